@@ -280,21 +280,6 @@ def test_scale_finite_and_random_words_on_a_device(driver: HostDriver) -> None:
             assert len(driver.launched) == 2
 
 
-def test_plans_of_packed_arrays(driver: HostDriver) -> None:
-    arrays = [PackedArray(upload(PackedArray.pack(values("INT4", n)).data), "INT4", (n,)) for n in (9, 0, 300)]
-    for to in ("UINT4", "FLOAT"):
-        wanted = [gpucast.cast(got(x), to) for x in arrays]
-        for _ in range(2):
-            out = [blank(x.shape, to) for x in arrays]
-            driver.launched.clear()
-            for result in (gpucast.cast_many(arrays, to), gpucast.cast_many(arrays, to, out=out)):
-                for y, codes in zip(result, wanted, strict=True):
-                    assert type(y) is type(out[0]) and y.shape == codes.shape
-                    assert_same(got(y), codes)
-            assert len(driver.launched) == 2
-    assert len(batch_plans()) == 4
-
-
 def test_a_call_of_a_plan_is_no_other_call(driver: HostDriver) -> None:
     """Other types, shapes, attributes, classes and numbers of arrays after warm calls."""
     x = np.where(np.isfinite(x := values("FLOAT", (4, 6))), x, 1)

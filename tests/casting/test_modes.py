@@ -135,18 +135,6 @@ def test_quantizing(modes: Modes, size: int) -> None:
         assert in_thread(both, modes)[1].tobytes() == back.tobytes()
 
 
-@MODES
-def test_texts(modes: Modes) -> None:
-    texts = np.array(["0.1", "5e-324", "1.4e-45", "-7.1e-46", "1e23", "2.98e-8", "nan", "-inf", "1e-400"] * 40, object)
-    for to in ("DOUBLE", "FLOAT", "FLOAT16", "FLOAT8E8M0", "FLOAT8E5M2"):
-        right = reference.cast(texts, to)
-        back = reference.cast(right, "STRING")
-        with under(modes):
-            got, shown = gpucast.cast(texts, to), gpucast.cast(right, "STRING")
-        assert_same(got, right)
-        assert shown.tolist() == back.tolist()
-
-
 def test_numpy_may_raise_and_warnings_may_be_errors() -> None:
     with np.errstate(all="raise"), warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -270,27 +270,6 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert not cache_folder.writable(str(tmp_path / "file" / "deep"))
 
 
-@pytest.mark.parametrize(
-    ("argv", "usage"),
-    [
-        (["dtypes", "--nonsense"], "dtypes"),
-        (["kernel", "FLOAT", "INT8", "more"], "kernel SRC DST"),
-        (["convert", "a", "b", "--to", "INT8", "--nonsense"], "convert --to T IN OUT"),
-    ],
-)
-def test_wrong_use_of_a_command_shows_its_usage(
-    argv: list[str], usage: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(argv)
-    assert left.value.code == 2
-    error = capsys.readouterr().err
-    assert error == (
-        f"usage: gpucast {usage} [options]\ngpucast {argv[0]}: error: unrecognized arguments: {argv[-1]}\n"
-        f"(see gpucast {argv[0]} --help)\n"
-    )
-
-
 def test_ctrl_c_says_how_far_it_got(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(*arguments: Any, on_result: Any, **options: Any) -> None:
         on_result(None)

@@ -105,18 +105,3 @@ def test_wrong_results_are_a_failure(
     monkeypatch.setattr(Ours, "codes", one_wrong)
     assert main(["bench", "--seconds", "1", "--elements", "64"]) == 1
     assert "DIFFERS from the reference: FLOAT to FLOAT16: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--seconds", "0"], "'0' is not a number of seconds"),
-        (["--elements", "0"], "'0' is not a whole number from 1 on"),
-        (["--pair", "FLOAT"], "'FLOAT' is not a pair"),
-        (["--quick", "--seconds", "3"], "not allowed with argument"),
-    ],
-)
-def test_wrong_use(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["bench", *options])
-    assert stopped.value.code == 2 and message in capsys.readouterr().err

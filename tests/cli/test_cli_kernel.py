@@ -105,29 +105,6 @@ def test_the_gpu_of_this_machine(capsysbinary: pytest.CaptureFixture[bytes], mon
     assert {task.arch for task in tasks([("FLOAT", "INT8")], None)} == {"sm_80", "sm_100a"}
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["FLOAT", "STRING"], "FLOAT to STRING has no kernel; STRING is cast on the host"),
-        (["FLOAT", "INT8", "--emit", "sass"], "there is no GPU here to compile for; give --arch, such as --arch sm_90"),
-        (
-            ["FLOAT", "INT8", "--emit", "ptx", "--arch", "sm_91"],
-            "'sm_91' is not an architecture that gpucast compiles for",
-        ),
-        (["FLOAT", "INT8", "--emit", "cubin", "--arch", "compute_90"], "compute_90 gives PTX"),
-        (["FLOAT", "INT8", "--opset", "99"], "opset=99"),
-        (["FLOAT", "INT8", "-o", "/no/such/folder/file"], "/no/such/folder/file: No such file or directory"),
-    ],
-)
-def test_wrong_use_of_kernel(capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
-    assert main(["kernel", *options]) == 1
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("gpucast kernel: ")
-    assert words in err
-    assert err.count("\n") == 1
-
-
 def test_without_a_disassembler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """nvdisasm is looked for in the wheel, on PATH and in a toolkit; the message says where to get it."""
     monkeypatch.setattr(sys, "path", [str(tmp_path / "packages")])
@@ -340,22 +317,3 @@ def test_a_warmup_that_keeps_nothing_fails(tmp_path: Path) -> None:
     done = command("--pair", "FLOAT:INT8", "--arch", "sm_90", GPUCAST_CACHE_SIZE="0")
     assert done.returncode == 1
     assert "GPUCAST_CACHE_SIZE=0 keeps nothing on disk" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--pair", "FLOAT"], "'FLOAT' is not a pair; expected SRC:DST such as FLOAT:INT8"),
-        (["--pair", "FLOAT:int7"], "int7"),
-        (["--pair", "FLOAT:8"], "'8' is cast on the host only; expected a numeric type"),
-        (["--types", "FLOAT", "STRING"], "'STRING' is cast on the host only; expected a numeric type"),
-        (["--types", "FLOAT", "--pair", "INT8:FLOAT"], "not allowed with argument --types"),
-        (["--jobs", "0"], "'0' is not a whole number from 1 on"),
-        (["--jobs", "-1"], "'-1' is not a whole number from 1 on"),
-    ],
-)
-def test_wrong_options_of_warmup(capsys: pytest.CaptureFixture[str], options: list[str], words: str) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["warmup", *options])
-    assert left.value.code == 2
-    assert words in capsys.readouterr().err

@@ -165,35 +165,6 @@ def test_a_sample(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     assert (asked["seconds"], asked["random"], asked["threads"], asked["share"]) == (None, 7, 1, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--pair", "FLOAT"], "'FLOAT' is not a pair; expected SRC:DST such as FLOAT:INT8"),
-        (["--pair", "FLOAT:FLOAT7"], "'FLOAT7' is not a dtype; did you mean FLOAT?"),
-        (["--pair", "STRING:INT8"], "'STRING' is cast on the host only; expected a numeric type"),
-        (["--pair", "FLOAT:INT8", "--full"], "leave out --pair"),
-        (["--pair", "FLOAT:INT8", "--seconds", "3"], "leave out one of them"),
-        (["--exhaustive"], "--exhaustive needs --pair"),
-        (["--exhaustive", "--pair", "DOUBLE:FLOAT"], "DOUBLE:FLOAT has 2^64 codes; expected a source of 32 bits"),
-        (["--exhaustive", "--full"], "not allowed with"),
-        (["--seconds", "0"], "'0' is not a number of seconds"),
-        (["--seconds", "soon"], "'soon' is not a number of seconds"),
-        (["--seed", "-1"], "'-1' is not a whole number from 0 on"),
-        (["--threads", "0"], "'0' is not a whole number from 1 on"),
-        (["--random", "many"], "'many' is not a whole number from 0 on"),
-        (["--backend", "cuda"], "invalid choice: 'cuda'"),
-        (["--json", "x", "--picture", "x"], "are the same file"),
-    ],
-)
-def test_wrong_usage(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["parity", *options])
-    out, err = capsys.readouterr()
-    assert (left.value.code, out) == (2, "")
-    assert message in err
-    assert not list(Path().iterdir())
-
-
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(host_compiler.shutil, "which", lambda name: None)
     monkeypatch.setattr(host_compiler, "package_folders", list)

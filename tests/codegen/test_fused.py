@@ -231,18 +231,12 @@ def every_float(dst: DType, scale: float) -> None:
         assert_codes(got, wanted, f"{rule} times {scale}", codes)
 
 
-def test_where_the_random_bits_come_from(driver: HostDriver) -> None:
-    """Element i of the row-major order takes word i, whatever the layout, on the host and in both kernels."""
-    x = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
-    keywords: dict[str, Any] = {"rounding": "stochastic", "seed": 3}
+def test_an_offset_continues_a_stream_on_a_device(driver: HostDriver) -> None:
+    x, keywords = (
+        np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32),
+        {"rounding": "stochastic", "seed": 3},
+    )
     wanted = gpucast.cast(x, "BFLOAT16", **keywords)
-    assert_same(wanted, reference.cast(x, "BFLOAT16", **keywords))
-    for there in (upload(x), upload(x.T.copy()).T, upload(np.repeat(x, 2, axis=1))[:, ::2]):
-        assert_same(download(gpucast.cast(there, "BFLOAT16", **keywords)), wanted)
-    for layout in (np.asfortranarray(x), np.repeat(x, 2, axis=1)[:, ::2], x.astype(">f4"), x[::-1][::-1]):
-        assert_same(gpucast.cast(layout, "BFLOAT16", **keywords), wanted)
-    parts = [gpucast.cast(part, "BFLOAT16", **keywords, offset=8 * i) for i, part in enumerate(x)]
-    assert_same(np.stack(parts), wanted)
     parts = [download(gpucast.cast(upload(x[i]), "BFLOAT16", **keywords, offset=8 * i)) for i in range(6)]
     assert_same(np.stack(parts), wanted)
 

@@ -30,16 +30,6 @@ def check(kernels: host_build.HostKernels, rule: CastRule, codes: np.ndarray) ->
     assert wrong.size == 0, f"{rule}: {wrong.size} wrong; first: {codes[first]} -> {got[first]}, wanted {wanted[first]}"
 
 
-@pytest.mark.parametrize("src", NUMERIC, ids=str)
-def test_every_rule(src: DType, exhaustive: bool) -> None:
-    of_pair = {dst: rules(src, dst) for dst in NUMERIC}
-    kernels = host_build.build((rule for group in of_pair.values() for rule in group), optimize=exhaustive)
-    for dst, group in of_pair.items():
-        codes = sample(src, dst, exhaustive)
-        for rule in group:
-            check(kernels, rule, codes)
-
-
 @pytest.mark.parametrize("arch", [75, 80])
 @pytest.mark.parametrize("src", [row for row in NUMERIC if row.bits == 16], ids=str)
 def test_older_architectures_take_other_shortcuts(src: DType, arch: int) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import os
@@ -25,7 +24,6 @@ from gpucast import mixed, reference
 from gpucast.arrays.packed import as_array
 from gpucast.casting.report import result_report
 from gpucast.core import checks
-from gpucast.core import text as strings
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.formats import FORMATS, Format, find
@@ -42,21 +40,17 @@ Array = np.ndarray[Any, Any]
 pytestmark = processor_modes.needed
 #: All at once, one of the processor's alone, and a rounding alone.
 FEW = (SOME[-1], Modes(daz=True), Modes(rounding="zero"))
-MODES = pytest.mark.parametrize("modes", FEW, ids=str)
 STRING, DOUBLE = gpucast.dtype("STRING"), gpucast.dtype("DOUBLE")
 TESTS = Path(__file__).parents[1]
 
 
 def image(x: Any) -> Any:
     """What a result says, to the last bit, without arithmetic."""
-    return pickle.dumps(x.tolist() if isinstance(x, np.ndarray) and x.dtype == object else x)
-
-
-def check(function: Callable[[], Any], modes: Modes) -> None:
-    """It gives the same under these modes as under the default ones, in this thread and in a new one."""
-    wanted = image(function())
-    for found in everywhere(lambda: image(function()), modes):
-        assert found == wanted
+    if isinstance(x, dict):
+        x = list(x.items())
+    if isinstance(x, list | tuple):
+        return [image(one) for one in x]
+    return x.tolist() if isinstance(x, np.ndarray) and x.dtype == object else pickle.dumps(x)
 
 
 # ---- the modes themselves ----
@@ -265,48 +259,16 @@ def test_modules_that_are_imported_later_have_no_constants_that_depend_on_modes(
     assert not wrong and tried > 20
 
 
-# ---- dtypes and formats ----
+# ---- what is computed ----
 
 
-@MODES
-def test_values_of_dtypes(modes: Modes) -> None:
-    rng = random.Random(5)
-
-    def codes(row: DType) -> list[int]:
-        if row.bits <= 8:
-            return list(range(row.code_mask + 1))
-        top, first = row.code_mask, 1 << row.mantissa_bits
-        chosen = [0, 1, 2, 3, first - 1, first, first + 1, top >> 1, top, row.sign_code, row.sign_code | 1, top - 1]
-        return (
-            chosen
-            + [rng.getrandbits(row.bits) for _ in range(50)]
-            + [rng.getrandbits(row.bits) % first for _ in "0123456789"]
-        )
-
-    chosen = {row: codes(row) for row in NUMERIC}
-    check(lambda: [[row.value(code) for code in chosen[row]] for row in NUMERIC], modes)
-    check(lambda: [vars(gpucast.finfo(row)) | {"dtype": 0} for row in NUMERIC if row.is_float], modes)
-    check(lambda: [(gpucast.iinfo(row).min, gpucast.iinfo(row).max) for row in NUMERIC if row.family == "int"], modes)
-
-
-@MODES
-def test_numbers_of_formats(modes: Modes) -> None:
-    def numbers() -> Any:
-        # New objects: the table's have kept theirs.
-        names = [*FORMATS, "mxfp8e5m2_even", "int8_64_full_range", "int4_axis_no_clipping"]
-        formats = [
-            Format(*(getattr(find(name, ""), column) for column in Format.__dataclass_fields__)) for name in names
-        ]
-        formats.append(Format("mine", "INT4", "FLOAT", (48,), "amax"))
-        return [
-            (one.divisor, one.smallest_scale, one.bits, one.negative_weight, source.format_struct(one, False, "F"))
-            for one in formats
-        ]
-
-    check(numbers, modes)
-
-
-# ---- the reference ----
+def _codes(row: DType) -> list[int]:
+    if row.bits <= 8:
+        return list(range(row.code_mask + 1))
+    rng, top, first = random.Random(5), row.code_mask, 1 << row.mantissa_bits
+    chosen = [0, 1, 2, 3, first - 1, first, first + 1, top >> 1, top, row.sign_code, row.sign_code | 1, top - 1]
+    some = [rng.getrandbits(row.bits) for _ in range(60)]
+    return chosen + some[:50] + [code % first for code in some[50:]]
 
 
 def _sources(src: DType, per: int = 40) -> Array:
@@ -328,30 +290,9 @@ def _sources(src: DType, per: int = 40) -> Array:
     return np.concatenate([*found, tiny, tiny | src.code_numpy.type(src.sign_code)]).view(src.numpy)
 
 
+CODES = {row: _codes(row) for row in NUMERIC}
 SOURCES = {src: _sources(src) for src in NUMERIC}
-
-
-def _all_casts() -> list[Any]:
-    found = []
-    for src, x in SOURCES.items():
-        for dst in NUMERIC:
-            found += [reference.cast(x, dst, **dict(case.attributes)).tobytes() for case in cases(src, dst)]
-    return found
-
-
-@pytest.fixture(scope="module")
-def wanted_casts() -> list[Any]:
-    return _all_casts()
-
-
-@MODES
-def test_casts_of_the_reference(modes: Modes, wanted_casts: list[Any]) -> None:
-    found = in_thread(_all_casts, modes) if modes.daz else None
-    with under(modes):
-        here = found or _all_casts()
-    assert here == wanted_casts
-
-
+FLOATS = [row for row in DTYPES if row.is_float]
 TEXTS = (
     "0 -0 1 -1.5 0.1 0.3 1e-5 1e22 1e23 8.5e15 5e-324 2.5e-324 2.4e-324 -5e-324 1e-310 2.2250738585072011e-308 1e-400 "
     "1.4e-45 7e-46 7.1e-46 1.17549435e-38 1.1754942e-38 9.2e-41 6e-8 2.98e-8 2.9802322387695313e-08 1e-30 5.9e-39 "
@@ -360,142 +301,123 @@ TEXTS = (
 ).split()
 
 
-@MODES
-def test_texts_both_ways(modes: Modes) -> None:
-    x = np.array(TEXTS, object)
-    floats = [row for row in DTYPES if row.is_float]
-    for dst in floats:
-        check(lambda dst=dst: reference.cast(x, dst), modes)
-        check(lambda dst=dst: host_text.parse(x, resolve(STRING, dst)), modes)
-        check(lambda dst=dst: host_text.parse(np.tile(x, 500), resolve(STRING, dst)), modes)
-    whole = np.array(
-        [text for text in TEXTS if text.lower().strip("-") not in ("nan", "inf") and "e" not in text], object
-    )
+def values_of_dtypes() -> Any:
+    infos = [vars(gpucast.finfo(row)) | {"dtype": 0} for row in NUMERIC if row.is_float]
+    ranges = [(gpucast.iinfo(row).min, gpucast.iinfo(row).max) for row in NUMERIC if row.family == "int"]
+    return [[row.value(code) for code in codes] for row, codes in CODES.items()], infos, ranges
+
+
+def numbers_of_formats() -> Any:
+    # New objects: the table's have kept theirs.
+    names = [*FORMATS, "mxfp8e5m2_even", "int8_64_full_range", "int4_axis_no_clipping"]
+    formats = [Format(*(getattr(find(name, ""), column) for column in Format.__dataclass_fields__)) for name in names]
+    formats.append(Format("mine", "INT4", "FLOAT", (48,), "amax"))
+    return [
+        (one.divisor, one.smallest_scale, one.bits, one.negative_weight, source.format_struct(one, False, "F"))
+        for one in formats
+    ]
+
+
+def casts_of_the_reference() -> Any:
+    return [
+        reference.cast(x, dst, **dict(case.attributes)).tobytes()
+        for src, x in SOURCES.items()
+        for dst in NUMERIC
+        for case in cases(src, dst)
+    ]
+
+
+def texts_to_numbers() -> Any:
+    x, found = np.array(TEXTS, object), []
+    for dst in FLOATS:
+        rule = resolve(STRING, dst)
+        found += [reference.cast(x, dst), host_text.parse(x, rule), host_text.parse(np.tile(x, 500), rule)]
+    plain = [text for text in TEXTS if text.lower().strip("-") not in ("nan", "inf") and "e" not in text]
     for dst in (gpucast.dtype("INT64"), gpucast.dtype("BOOL")):
-        check(lambda dst=dst: host_text.parse(whole, resolve(STRING, dst)), modes)
-        check(lambda dst=dst: reference.cast(whole, dst), modes)
-    for src in floats:
+        whole = np.array(plain, object)
+        found += [host_text.parse(whole, resolve(STRING, dst)), reference.cast(whole, dst)]
+    return found
+
+
+def numbers_to_texts() -> Any:
+    found = []
+    for src in FLOATS:
         y = SOURCES[src][:200]
-        check(lambda y=y: reference.cast(y, "STRING"), modes)
-        check(lambda y=y, src=src: host_text.format(y, resolve(src, STRING)), modes)
         long = np.tile(y, -(-5000 // y.size))
-        check(lambda long=long, src=src: host_text.format(long, resolve(src, STRING)), modes)
+        found += [host_text.format(some, resolve(src, STRING)) for some in (y, long)]
+        found.append(reference.cast(y, "STRING"))
+    return found
 
 
-def test_texts_of_doubles_are_those_of_repr() -> None:
-    rng = random.Random(3)
-    codes = [rng.getrandbits(63) for _ in range(2000)] + [rng.getrandbits(52) for _ in range(500)] + [1, 2, 3]
-    codes += (
-        [k << 52 for k in range(2046)] + [(k << 52) + 1 for k in range(2046)] + [(k << 52) - 1 for k in range(1, 2047)]
-    )
-    for code in codes:
-        value = DOUBLE.value(code)
-        if math.isfinite(value):
-            assert strings.format(value, DOUBLE) == repr(value)
-
-
-@MODES
-def test_quantizing_by_the_reference(modes: Modes) -> None:
-    rng = np.random.default_rng(4)
+def quantized_by_the_reference() -> Any:
+    rng, found = np.random.default_rng(4), []
     for name in ("FLOAT", "DOUBLE", "BFLOAT16", "FLOAT16"):
         row = gpucast.dtype(name)
         x = rng.choice(SOURCES[row], (4, 70))
-        x[~np.isfinite(reference.cast(x, "DOUBLE"))] = 0
+        x[(x.view(row.code_numpy) & row.inf_code) == row.inf_code] = 0
         x[0] = 0
         # Quotients are rounded here.
         x[3] = reference.cast(rng.standard_normal(70), row)
         for format in [*FORMATS.values(), find("mxfp4_even", ""), find("int8_64_no_clipping", "")]:
-            if format.element.bits == 2 and name != "FLOAT":
-                continue
-
-            def both(x: Array = x, format: Format = format, name: str = name) -> Any:
+            if format.element.bits > 2 or name == "FLOAT":
                 parts = quantizing.quantize(x, format, axis=1)
                 back = [quantizing.dequantize(parts, format, to, axis=1) for to in (name, "DOUBLE")]
-                return [image(one) for one in (parts.data, parts.scales, parts.zero_points, parts.global_scale, *back)]
-
-            wanted = both()
-            with under(modes):
-                found = both()
-            assert found == wanted, format
+                found.append((str(format), parts.data, parts.scales, parts.zero_points, parts.global_scale, *back))
+    return found
 
 
-# ---- reports, loss scales, keywords ----
-
-
-@MODES
-def test_reports(modes: Modes) -> None:
+def reports() -> Any:
+    found = [gpucast.cast_report(np.array(TEXTS, object), "FLOAT")]
     for src in (gpucast.dtype(name) for name in ("DOUBLE", "FLOAT", "BFLOAT16", "FLOAT8E8M0", "INT64")):
         x = SOURCES[src]
-        for dst in (
-            gpucast.dtype(name) for name in ("DOUBLE", "FLOAT", "FLOAT16", "FLOAT8E4M3FN", "FLOAT8E8M0", "INT8")
-        ):
-            for some in (x, np.tile(x, -(-9000 // x.size))):
-                check(lambda some=some, dst=dst: gpucast.cast_report(some, dst), modes)
-            y = reference.cast(x, dst)
-            check(lambda x=x, y=y, src=src, dst=dst: result_report(x, y, resolve(src, dst)), modes)
-    check(lambda: gpucast.cast_report(np.array(TEXTS, object), "FLOAT"), modes)
+        for to in ("DOUBLE", "FLOAT", "FLOAT16", "FLOAT8E4M3FN", "FLOAT8E8M0", "INT8"):
+            found += [gpucast.cast_report(some, to) for some in (x, np.tile(x, -(-9000 // x.size)))]
+            found.append(result_report(x, reference.cast(x, to), resolve(src, gpucast.dtype(to))))
+    return found
 
 
-@MODES
-def test_loss_scales(modes: Modes) -> None:
-    def state() -> Any:
-        # 2^127 has a subnormal inverse; products with 1.1 are rounded.
-        found: list[Any] = [mixed.StaticLossScale(scale)._factors(None) for scale in (2.0**127, 0.1, 3e38)]
-        scale = mixed.DynamicLossScale(0.7, factor=1.1, backoff=1.3, min_loss_scale=2.0**-120, period=1)
-        for finite in (True, True, False, True, False, False):
-            scale.adjust(finite)
-            found.append((scale.state_dict(), scale._state.tobytes()))
-        top = mixed.DynamicLossScale(2.0**127, period=1)
-        top.adjust(True)
-        other = mixed.DynamicLossScale()
-        other.load_state_dict(top.state_dict())
-        return [*found, top.state_dict(), top._state.tobytes(), other._state.tobytes()]
-
-    check(state, modes)
-
-
-@MODES
-def test_scaling_of_gradients(modes: Modes) -> None:
+def loss_scales() -> Any:
+    # 2^127 has a subnormal inverse; products with 1.1 are rounded.
+    found: list[Any] = [mixed.StaticLossScale(scale)._factors(None) for scale in (2.0**127, 0.1, 3e38)]
+    scale = mixed.DynamicLossScale(0.7, factor=1.1, backoff=1.3, min_loss_scale=2.0**-120, period=1)
+    for finite in (True, True, False, True, False, False):
+        scale.adjust(finite)
+        found.append((scale.state_dict(), scale._state.tobytes()))
+    top = mixed.DynamicLossScale(2.0**127, period=1)
+    top.adjust(True)
+    other = mixed.DynamicLossScale()
+    other.load_state_dict(top.state_dict())
     grads = {name: SOURCES[gpucast.dtype(name)][:50] for name in ("FLOAT", "BFLOAT16", "FLOAT16", "DOUBLE")}
-    for scale in (mixed.StaticLossScale(2.0**127), mixed.DynamicLossScale(7.7), mixed.NoOpLossScale()):
-        check(lambda scale=scale: scale.unscale(grads), modes)
-        check(lambda scale=scale: scale.scale(grads), modes)
+    for one in (mixed.StaticLossScale(2.0**127), mixed.DynamicLossScale(7.7), mixed.NoOpLossScale()):
+        found += [one.unscale(grads), one.scale(grads)]
+    return [*found, top.state_dict(), top._state.tobytes(), other._state.tobytes()]
 
 
-@MODES
-def test_keywords_that_are_numbers(modes: Modes) -> None:
-    for value in (np.float32(1e-45), np.float16(6e-8), 5e-324, 2**70 + 1, np.float64(1e-310), np.float32(0.1)):
-        check(lambda value=value: checks.as_double(value), modes)
-    with under(modes), pytest.raises(ValueError, match="not negative"):
-        gpucast.cast(np.ones(3, np.float32), "FLOAT16", scale=-5e-324)
+GIVEN = [np.float32(1e-45), 1.0, np.float16(6e-8)]
+NUMBERS = (np.float32(1e-45), np.float16(6e-8), 5e-324, 2**70 + 1, np.float64(1e-310), np.float32(0.1))
 
 
-def test_arithmetic_with_floats_that_is_kept_stands_within_exact() -> None:
-    """Each function of the core and the reference whose result is kept either computes within it or has no floats."""
-    package, without = Path(gpucast.__file__).parent, []
-    for folder in ("core", "reference", "mixed"):
-        for path in (package / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.FunctionDef):
-                    marks = [ast.unparse(one) for one in node.decorator_list]
-                    if any("cache" in mark for mark in marks) and "exact()" not in marks:
-                        without.append(node.name)
-    # Integers, dtypes of NumPy, texts of kernels.
-    assert sorted(without) == [
-        "_select_source",
-        "code_numpy",
-        "inf_code",
-        "max",
-        "max_code",
-        "min",
-        "nan_code",
-        "numpy",
-    ]
+def numbers_of_callers() -> Any:
+    """Keywords, and lists, of which NumPy makes one type by arithmetic of the processor."""
+    return [checks.as_double(value) for value in NUMBERS], as_array(GIVEN, "test"), reference.cast(GIVEN, "FLOAT")
 
 
-@MODES
-def test_lists_of_numbers(modes: Modes) -> None:
-    """NumPy makes one type of a list's elements, by arithmetic of the processor."""
-    given = [np.float32(1e-45), 1.0, np.float16(6e-8)]
-    check(lambda: as_array(given, "test"), modes)
-    check(lambda: reference.cast(given, "FLOAT"), modes)
+RESULTS: list[Callable[[], Any]] = [
+    values_of_dtypes, numbers_of_formats, casts_of_the_reference, texts_to_numbers, numbers_to_texts,
+    quantized_by_the_reference, reports, loss_scales, numbers_of_callers,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", RESULTS, ids=lambda function: function.__name__)
+def test_the_same_under_all_modes(function: Callable[[], Any]) -> None:
+    """In this thread and in new ones."""
+    wanted = image(function())
+    for modes in FEW:
+        for found in everywhere(lambda: image(function()), modes):
+            assert found == wanted, modes
+
+
+def test_a_tiny_scale_is_negative_under_all_modes() -> None:
+    for modes in FEW:
+        with under(modes), pytest.raises(ValueError, match="not negative"):
+            gpucast.cast(np.ones(3, np.float32), "FLOAT16", scale=-5e-324)

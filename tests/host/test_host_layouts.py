@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Casts of the host beside the reference: layouts, sizes, threads and memory. (Every code of the narrow types, and the
-hard values of the wide ones, are in test_exhaustive.py and test_wide.py.)"""
+hard values of the wide ones, are in tests/parity/test_matrix.py.)"""
 
 from __future__ import annotations
 

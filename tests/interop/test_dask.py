@@ -161,17 +161,6 @@ def test_equal_casts_have_equal_names() -> None:
     assert all(name.startswith("cast-") for name in names)
 
 
-def test_chunks_of_whole_blocks_are_quantized_one_by_one() -> None:
-    """As the page says."""
-    x = values((6, 64))
-    chunks = da.from_array(x, (4, 40)).rechunk({-1: -1}).to_delayed().ravel()
-    parts = dask.compute(*[dask.delayed(gpucast.quantize)(chunk, "mxfp4") for chunk in chunks])
-    assert [part.shape for part in parts] == [(4, 64), (2, 64)]
-    whole = gpucast.quantize(x, "mxfp4")
-    assert np.array_equal(np.concatenate([part.data.data for part in parts]), whole.data.data)
-    assert_same(np.concatenate([part.scales for part in parts]), whole.scales)
-
-
 # ---- chunks on a device ----
 
 

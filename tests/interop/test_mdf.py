@@ -122,15 +122,6 @@ def test_no_detour_through_float32(tmp_path: Path) -> None:
     assert run(cast_file(tmp_path, 12), np.array([2.0**32 - 1])).tolist() == [2**32 - 1]
 
 
-@pytest.mark.parametrize(("saturate", "code"), [({}, 0x7E), ({"saturate": 1}, 0x7E), ({"saturate": 0}, 0x7F)])
-def test_saturate_is_honoured(saturate: dict[str, int], code: int, tmp_path: Path) -> None:
-    path = cast_file(tmp_path, 17, **saturate)
-    with pytest.raises(NotImplementedError):
-        run(path, np.array([1e6]))
-    with mdf.installed():
-        assert codes(run(path, np.array([1e6]))) == [code]
-
-
 def test_round_mode_is_honoured(tmp_path: Path) -> None:
     mdf.install()
     for mode, code in (("up", 0x80), ("down", 0x7F)):

@@ -142,19 +142,6 @@ def test_round_mode_of_both_operators(opset: int, attributes: dict[str, str], co
     assert cast.view(np.uint8).tolist() == cast_like.view(np.uint8).tolist() == codes
 
 
-@pytest.mark.parametrize("opset", range(19, 29))
-@pytest.mark.parametrize("row", [row for row in DTYPES if row.specials == "fnuz"], ids=str)
-def test_infinity_to_fnuz_is_nan_until_24(opset: int, row: DType) -> None:
-    x = np.array([np.inf, -np.inf, 1e9], np.float32)
-    maximum = [row.max_code, row.max_code | row.sign_code]
-    expected = [*([row.nan_code] * 2 if opset < 24 else maximum), row.max_code]
-    for result in (
-        run_operator(cast_model(FLOAT, row, opset), x),
-        run_operator(cast_like_model(FLOAT, row, opset), x, zeros(row)),
-    ):
-        assert result.view(np.uint8).tolist() == expected
-
-
 @pytest.mark.parametrize("src", DTYPES, ids=str)
 def test_every_pair_is_what_gpucast_casts(src: DType) -> None:
     if src.family == "string":

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -120,17 +118,6 @@ def test_products_of_scales_below_the_normal_floats() -> None:
         check(x.astype(np.float32), ALL["nvfp4"], 1, scale=given)
 
 
-@pytest.mark.parametrize("block", ["tensor", "axis"])
-def test_many_pieces(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpucast.host import blocks
-
-    monkeypatch.setattr(blocks, "_PIECE", 64)
-    for element in ("float8e4m3fn", "uint4_zp"):
-        x = matrix(ALL[f"{element}_{block}"], "FLOAT")
-        for axis in (0, 1):
-            check_back(check(x, ALL[f"{element}_{block}"], axis), ALL[f"{element}_{block}"], axis)
-
-
 @pytest.mark.parametrize("name", [name for name, format in ALL.items() if format.element.is_float])
 def test_stochastic(name: str) -> None:
     format = ALL[name]
@@ -191,22 +178,3 @@ def test_scales_that_quantizing_never_gives(name: str, scale: float) -> None:
     if np.isinf(scale) and format.element.is_float:
         zeros = host.dequantize(parts, format, dtype("FLOAT"), axis=1).reshape(-1)[[0, format.element.sign_code]]
         assert (zeros.view(np.uint32) == 0x7FC00000).all()
-
-
-def test_the_reference_knows_the_rows_alone() -> None:
-
-    def imports(path: Path) -> set[str]:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        names = set()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        return {name for name in names if name.startswith("gpucast")}
-
-    assert imports(Path(reference.__file__)) == {
-        "gpucast.core.arithmetic.exact",
-        "gpucast.core.dtypes.dtype",
-        "gpucast.core.formats.Format",
-        "gpucast.core.formats.Parts",
-        "gpucast.reference.casting.cast",
-    }

@@ -58,10 +58,6 @@ def test_quantize_is_the_reference(name: str) -> None:
             assert same(dequantize(q, to), q.dequantize(to))
 
 
-def test_the_package_exports_them() -> None:
-    assert gpucast.quantize is quantize and gpucast.dequantize is dequantize and gpucast.Quantized is Quantized
-
-
 def test_what_becomes_an_array_is_taken() -> None:
     q = quantize([[1.0, 2.0], [3.0, 4.0]], "int8_tensor")
     assert q.dtype.name == "DOUBLE" and q.dequantize().tolist()[1][1] == 4

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every implementation of Cast against one oracle: all rules by their codes; calls by layout and by what they ask for.
+
+The oracle of codes is exact arithmetic (tests/exact.py), which judges the reference; the reference judges the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import exact
+import gpucast
+from codes import assert_codes, assert_same, codes_of, every_code, random_codes
+from fused_cases import CASES, RANDOM, in_use
+from gpucast import PackedArray
+from gpucast.casting import plans
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.rule import CastRule, resolve
+from gpucast.host import numbers
+from gpucast.parity import hard_values, host_build
+from gpucast.parity.cases import NUMERIC, rules
+from gpucast.reference import casting as reference
+from host_driver import HostDriver, both_shapes, download, upload
+from kernels_on_host import cast_codes
+
+# ---- codes: every rule of every pair ----
+
+
+def judged(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
+    """Codes for exact arithmetic, which takes its time: all of 8 bits, and hard ones or a share of the wider."""
+    if src.bits > 16:
+        share, random = (1.0, 20_000) if exhaustive else (1 / 512, 80)
+        return hard_values.codes(src, dst, seed=28, share=share, random=random)
+    every = every_code(src)
+    if exhaustive or src.bits <= 8:
+        return every
+    # Around the points where rounding to fewer bits changes, and of all others a part that the destination decides.
+    return every[np.isin(every % 16, (0, 1, 7, 8, 9, 15)) | (every % 29 == dst.bits % 29)]
+
+
+def compared(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
+    """Codes for the reference: all of 16 bits or fewer, hard and random ones of the wider."""
+    if src.bits <= 16:
+        return every_code(src)
+    share, random = (1.0, 500_000) if exhaustive else (1 / 16, 500)
+    return hard_values.codes(src, dst, seed=29, share=share, random=random)
+
+
+def by_reference(codes: np.ndarray, rule: CastRule) -> np.ndarray:
+    return codes_of(reference.apply(codes.view(rule.src.numpy), rule), rule.dst)
+
+
+def by_host(codes: np.ndarray, rule: CastRule) -> np.ndarray:
+    out = np.empty(codes.shape, rule.dst.numpy)
+    numbers.into(codes.view(rule.src.numpy), rule, out)
+    return codes_of(out, rule.dst)
+
+
+@pytest.mark.parametrize("src", NUMERIC, ids=str)
+def test_every_rule(src: DType, exhaustive: bool) -> None:
+    of_pair = {dst: rules(src, dst) for dst in NUMERIC}
+    kernels = host_build.build((rule for group in of_pair.values() for rule in group), optimize=exhaustive)
+    for dst, group in of_pair.items():
+        few, codes = judged(src, dst, exhaustive), compared(src, dst, exhaustive)
+        for rule in group:
+            model = np.array(exact.cast_codes(few, rule), dtype=dst.code_numpy)
+            for name, found in (("reference", by_reference(few, rule)), ("host", by_host(few, rule))):
+                assert_codes(found, model, (name, rule), few)
+            wanted = by_reference(codes, rule)
+            for name, found in (("host", by_host(codes, rule)), ("kernels", cast_codes(kernels, rule, codes))):
+                assert_codes(found, wanted, (name, rule), codes)
+
+
+def test_hard_values_include_double_rounding() -> None:
+    """The samples hold cases that a detour through float32 gets wrong; else wide sources would prove little."""
+    x = hard_values.codes(dtype("DOUBLE"), dtype("BFLOAT16"), seed=28, share=1 / 16, random=0).view(np.float64)
+    x = x[np.isfinite(x) & (np.abs(x) < 1e38)]
+    with np.errstate(under="ignore"):
+        twice = x.astype(np.float32).astype(dtype("BFLOAT16").numpy)
+    assert np.count_nonzero(twice.view(np.uint16) != reference.cast(x, "BFLOAT16").view(np.uint16)) > 100
+
+
+# ---- calls: layouts, out, scale, amax, seed ----
+
+FLOAT = dtype("FLOAT")
+
+#: Views of a matrix, of the host's as of a device's.
+LAYOUTS = {
+    "whole": lambda a: a,
+    "columns": lambda a: a[:, ::2],
+    "transposed": lambda a: a.T,
+    "rows": lambda a: a[1:4],
+    "reversed": lambda a: a[::-1, ::-1],
+    "behind the first": lambda a: a.reshape(-1)[1:],
+    "three dimensions": lambda a: a.reshape(2, -1, a.shape[1]).transpose(1, 2, 0),
+    "one": lambda a: a[2:3, 3:4].reshape(()),
+    "none": lambda a: a[:0],
+}
+#: `gpucast.cast` takes no flag of finiteness.
+CALLS = [case for case in CASES if not case[2].finite]
+
+
+@pytest.fixture(scope="module")
+def plain() -> None:
+    HostDriver().prepare(both_shapes(resolve(src, dst) for src, dst, _, _ in CALLS))
+
+
+@pytest.fixture
+def driver(plain: None) -> Iterator[HostDriver]:
+    with in_use() as ready:
+        yield ready
+
+
+def oracle(x: np.ndarray, dst: DType, scale: float | None = None, **attributes: Any) -> np.ndarray:
+    """By the reference: the product as DOUBLE, rounded once more."""
+    if scale is not None:
+        with np.errstate(all="ignore"):
+            x = reference.cast(x, "DOUBLE") * np.float64(scale)
+    return reference.cast(np.ascontiguousarray(x).reshape(x.shape), dst, **attributes)
+
+
+def largest(x: np.ndarray, src: DType) -> np.ndarray:
+    """That of the magnitudes as FLOAT, rounded once; NaN where there is one."""
+    if not src.is_float:
+        return reference.cast(np.array(max(map(abs, reference.cast(x, "INT64").flat), default=0), np.uint64), "FLOAT")
+    magnitudes = abs(reference.cast(x, "DOUBLE"))
+    nan = np.array(FLOAT.nan_code, np.uint32).view(np.float32)
+    return nan if np.isnan(magnitudes).any() else np.asarray(magnitudes.max(initial=0).astype(np.float32))
+
+
+def elements(y: Any) -> np.ndarray:
+    if isinstance(y, PackedArray):
+        return PackedArray(y.data if isinstance(y.data, np.ndarray) else download(y.data), y.dtype, y.shape).get()
+    return y if isinstance(y, np.ndarray) else download(y)
+
+
+def outs(y: Any) -> Iterator[Any]:
+    """Arrays that can take a result: one like it, and one with gaps."""
+    yield gpucast.empty_like(y)
+    if not isinstance(y, PackedArray) and y.ndim:
+        room = np.zeros((*y.shape[:-1], 2 * y.shape[-1]), y.dtype)
+        yield (room if isinstance(y, np.ndarray) else upload(room))[..., ::-2]
+
+
+def sources(base: np.ndarray, src: DType, take: Any, on_device: bool) -> Iterator[tuple[Any, np.ndarray]]:
+    """The view of an array, with its elements; of packed types the packed array, too."""
+    x = take(base)
+    yield (take(upload(base)) if on_device else x), x
+    if src.packed:
+        packed = PackedArray.pack(x)
+        yield (PackedArray(upload(packed.data, offset=1), src, x.shape) if on_device else packed), x
+    if not on_device and src.numpy.kind in "if" and src.bits > 8:
+        yield x.astype(src.numpy.newbyteorder(">")), x
+
+
+@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize("case", CALLS, ids=lambda case: " ".join(map(str, case)))
+def test_calls(case: Any, fused: bool, driver: HostDriver) -> None:
+    """The first call and later ones, which go by its plan, into new arrays and into given ones."""
+    src, dst, ops, random = case
+    attributes: dict[str, Any] = {"rounding": "stochastic", **RANDOM._asdict()} if fused and random else {}
+    number = {"none": None, "narrow": 0.375, "wide": 0.1}[ops.scaling] if fused else None
+    for shape, places in (((6, 8), (False, True)), ((60, 331), (False,))):
+        base = random_codes(src, shape, 3).view(src.numpy)
+        for on_device in places:
+            for take, given in itertools.product(LAYOUTS.values(), (False, True)):
+                keywords = dict(attributes)
+                if number is not None:
+                    scale = np.array([number], np.float32 if ops.scaling == "narrow" else np.float64)
+                    keywords["scale"] = (upload(scale) if on_device else scale) if given else number
+                for view, x in sources(base, src, take, on_device):
+                    wanted = oracle(x, dst, number, **attributes)
+                    amax = np.zeros((), np.float32)
+                    if fused and ops.amax:
+                        keywords["amax"] = amax = upload(amax) if on_device else amax
+                    plans.forget()
+                    results = [gpucast.cast(view, dst, **keywords) for _ in range(2)]
+                    for out in outs(results[0]):
+                        results += [gpucast.cast(view, dst, **keywords, out=out) for _ in range(2)]
+                        assert results[-1] is results[-2] is out
+                    for y in results:
+                        assert isinstance(y, PackedArray) == (
+                            dst.packed and (on_device or isinstance(view, PackedArray))
+                        )
+                        assert_same(elements(y), wanted)
+                    if fused and ops.amax:
+                        assert_same(elements(amax), largest(x, src))
+
+
+@pytest.mark.parametrize("dst", DTYPES, ids=str)
+@pytest.mark.parametrize("src", DTYPES, ids=str)
+def test_every_pair(src: DType, dst: DType) -> None:
+    x = reference.cast(np.array([0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0]), src)
+    for shape in ((7,), (7, 1)):
+        assert_same(gpucast.cast(x.reshape(shape), dst), reference.cast(x.reshape(shape), dst))
+    if src.packed:
+        result = gpucast.cast(PackedArray.pack(x), dst)
+        assert isinstance(result, PackedArray) == dst.packed
+        assert_same(elements(result), reference.cast(x, dst))

@@ -24,7 +24,7 @@ LAYERS = (
     ("casting", "files"),
     ("quantization", "mixed", "layers"),
     ("interop", "parity"),
-    ("checkpoints", "warmup", "benchmark"),
+    ("checkpoints", "warmup"),
     ("cli",),
 )
 #: Those of `checkpoints`, in the same way.

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpucast.benchmark import buffers, ceilings, check, contenders, latency, timing
 
+from bench.cases import buffers, check, contenders
 from bench.cases.buffers import CONTIGUOUS, LAYOUTS, make_sets, moved_bytes, sets_of, source_codes
 from bench.cases.contenders import Ours
 from bench.cases.pairs import Measurement, Pairs
+from bench.timing import ceilings, latency
+from bench.timing import times as timing
 from bench.timing.machine import HostMachine
 from bench.timing.times import Times, Work, measure, verdict
 from fake_machine import COPY_KERNEL, LAUNCH, MEMCPY, FakeMachine, FakeRival, TimedDriver, built_driver

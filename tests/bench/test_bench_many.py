@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from bench import gpu_many
+from bench.gpu import many as gpu_many
 from bench.gpu.many import CASES, MANY, ONE, Arrays, BatchCase, measure_case, shapes
 from fake_machine import LAUNCH, MANY_LAUNCH, NODE, FakeMachine, IdleRival, TimedDriver
 from gpucast import dtype

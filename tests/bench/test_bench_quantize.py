@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from bench import gpu_quantize
+from bench.gpu import quantize as gpu_quantize
 from bench.gpu.quantize import OURS, QuantizeCase, difference, filled, measure_case
 from fake_machine import FakeMachine, IdleRival, TimedDriver
 from gpucast import quantize

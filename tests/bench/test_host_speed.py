@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/host.py measures casts of the host for real; bench/host_tables.py says what that came to."""
+"""bench/host/casts.py measures casts of the host for real; bench/report/host_tables.py says what that came to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as command
-from bench import host_tables
+from bench.report import host_tables
 from bench.report.host_tables import HostMeasurement
 
 ROWS = [

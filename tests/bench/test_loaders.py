@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/loaders.py: the committed table has every family in every style, and says what the docs say of it."""
+"""bench/peers/loaders.py: the committed table has every family in every style, and says what the docs say of it."""
 
 from __future__ import annotations
 
 import json
 
-from bench import loaders
+from bench.peers import loaders
 
 ROWS = json.loads(loaders.RESULT.read_text(encoding="utf-8"))["rows"]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/quantization_error.py: the committed figures are those of the code, and the picture shows all of them."""
+"""bench/peers/quantization_error.py: the committed figures are those of the code, and the picture shows all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from bench import quantization_error as errors
+from bench.peers import quantization_error as errors
 from gpucast.quantization import FORMATS
 
 FIGURES = json.loads(errors.RESULT.read_text(encoding="utf-8"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/quantization_peers.py: the committed figures are those of the code, and say what the docs do of other tools."""
+"""bench/peers/quantization.py: the committed figures are those of the code, and say what the docs do of other tools."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from bench import quantization_peers as peers
+from bench.peers import quantization as peers
 from bench.peers.quantization_error import DATA
 
 FIGURES = json.loads(peers.RESULT.read_text(encoding="utf-8"))

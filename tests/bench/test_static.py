@@ -17,9 +17,12 @@ from pathlib import Path
 import matplotlib.image
 import pytest
 
-from bench import static, static_budget, static_layouts, static_published
 from bench.__main__ import main
 from bench.report.heatmap import heatmap
+from bench.static import budget as static_budget
+from bench.static import check as static
+from bench.static import layouts as static_layouts
+from bench.static import published as static_published
 from bench.static.budget import FULL, problems, verdict, widths
 from bench.static.kernels import BATCH, StaticKernel, facts, measure
 from bench.static.model import ATTAINABLE, GPUS, estimate, estimates, loaded, resident_threads, work

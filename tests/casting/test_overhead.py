@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import gpucast
-from bench import idle_cuda, overhead
+from bench import idle_cuda
+from bench.host import overhead
 from codes import assert_same, random_codes
 from fake_cuda import Cuda, arrays
 from gpucast import PackedArray

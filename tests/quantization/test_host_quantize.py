@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/host_quantize.py: the formulas do what gpucast does, and the committed figures are complete."""
+"""bench/host/quantize.py: the formulas do what gpucast does, and the committed figures are complete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench import host_quantize as bench
+from bench.host import quantize as bench
 from gpucast import cast, dtype
 from gpucast.quantization import FORMATS, host
 from quantization_cases import Array

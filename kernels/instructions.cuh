@@ -174,12 +174,8 @@ GPUCAST_INLINE u32 cvt_f16x2_e2m1(u32 a) {
     return d;
 }
 
-// Marks a rare branch where the static check of the machine code compiles (bench/static), and nothing elsewhere.
-#ifdef GPUCAST_MARK_RARE
+// Marks a rare branch for the static check of the machine code (bench/sass_paths.py); it has no effect otherwise.
 GPUCAST_INLINE void mark_rare() { asm volatile("pmevent 1;"); }
-#else
-GPUCAST_INLINE void mark_rare() {}
-#endif
 
 // The lane of a thread in its warp.
 GPUCAST_INLINE u32 lane() {

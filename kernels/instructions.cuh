@@ -174,7 +174,7 @@ GPUCAST_INLINE u32 cvt_f16x2_e2m1(u32 a) {
     return d;
 }
 
-// Marks a rare branch for the static check of the machine code (bench/sass_paths.py); it has no effect otherwise.
+// Marks a rare branch for the static check of the machine code (bench/static/paths.py); it has no effect otherwise.
 GPUCAST_INLINE void mark_rare() { asm volatile("pmevent 1;"); }
 
 // The lane of a thread in its warp.

@@ -188,6 +188,8 @@ class IdleRival:
 
     def __init__(self, machine: FakeMachine, name: str, lacks: str = "") -> None:
         self.machine, self.name, self.lacks = machine, name, lacks
+        #: Of quantization.
+        self.formats = ("mxfp4", "mxfp8e4m3")
 
     def prepare_many(self, *_: Any) -> Callable[[], None]:
         if self.lacks:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small models, converted in every style and loaded by transformers: ``python -m bench.peers.loaders``.
 
-For each family and style: of random weights, the cosine of the logits of the loaded model and those of the original, and their largest
-difference from the logits of the model that `gpucast convert` brought back to FLOAT, over the largest logit. Experts
-are stored one by one, as transformers saves them. It runs on a CPU where torch, transformers, accelerate and
-compressed-tensors are installed. The figures go to bench/results/loaders.json, which docs/checkpoints.md shows.
+For each family and style, with random weights: the cosine of the logits of the loaded model and those of the original,
+and their largest difference from the logits of the model that `gpucast convert` brought back to FLOAT, over the largest
+logit. Experts are stored one by one, as transformers saves them. It runs on a CPU where torch, transformers, accelerate
+and compressed-tensors are installed. The figures go to bench/results/loaders.json, which docs/checkpoints.md shows.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench`, and what talks to CUDA: all up to the GPU itself. tests/bench/test_gpu_run.py has bench/gpu.sh."""
+"""`python -m bench`, and what talks to CUDA: all up to the GPU itself."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gpucast.benchmark import gpu
 
 from bench import __main__ as command
 from bench.report.results import FOLDER
+from bench.timing import gpu_machine as gpu
 from gpucast.compile import cubin, disassembler
 from gpucast.gpu import devices
 
@@ -73,8 +73,8 @@ def test_results_that_cannot_be_written_are_known_before_the_work(
 
 def test_the_gpu_is_the_default(ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "unavailable", lambda: None)
-    assert command.main(["--budget-s", "30", "--json", str(tmp_path / "x.json")]) == 0
-    assert [(call.name, call.budget_s, call.results) for call in ran] == [("gpu", 30.0, FOLDER)]
+    assert command.main(["--seconds", "30", "--json", str(tmp_path / "x.json")]) == 0
+    assert [(call.name, call.seconds, call.results) for call in ran] == [("gpu", 30.0, FOLDER)]
     assert "device" not in json.loads((tmp_path / "x.json").read_text())
 
 

@@ -5,22 +5,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
+from bench.gpu import calls
 from bench.gpu import many as gpu_many
-from bench.gpu.many import CASES, MANY, ONE, Arrays, BatchCase, measure_case, shapes
+from bench.gpu.many import CASES, ONE, Arrays, BatchCase, measure_case, shapes
 from fake_machine import LAUNCH, MANY_LAUNCH, NODE, FakeMachine, IdleRival, TimedDriver
 from gpucast import dtype
 from host_driver import installed
+
+MANY = "gpucast.cast_many"
+
+
+def quickly(*arguments: Any, **keywords: Any) -> list[calls.Line]:
+    return calls.measure_calls(*arguments, **keywords | {"samples": 5})
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
     # The fake's clock is exact, and its kernels run on the host.
-    monkeypatch.setattr(gpu_many, "_SAMPLES", 5)
-    monkeypatch.setattr(gpu_many, "_CALLS", 2)
+    monkeypatch.setattr(gpu_many, "measure_calls", quickly)
+    monkeypatch.setattr(calls, "_CALLS", 2)
     fake = FakeMachine()
     with installed(TimedDriver(fake)):
         yield fake
@@ -52,13 +60,13 @@ def test_every_way_is_checked_and_timed(case: BatchCase, machine: FakeMachine) -
     many, one = lines[MANY], lines[ONE]
     assert many["median"] == pytest.approx(MANY_LAUNCH + LAUNCH)
     assert lines[MANY + ", in a graph"]["median"] == pytest.approx(MANY_LAUNCH + NODE)
-    assert many["share_of_one"] == pytest.approx(one["median"] / many["median"])
-    assert one["share_of_one"] == 1
+    assert many["share"] == pytest.approx(one["median"] / many["median"])
+    assert one["share"] == 1
     # Each cast of the loop is a launch.
     assert lines["gpucast.cast, a loop"]["median"] > 24 * LAUNCH
     size = sum(int(np.prod(shape)) for shape in shapes(2, 8))
     assert many["bytes"] == size * (dtype(case.src).bits + dtype(case.dst).bits) // 8
-    gpu_many.report(list(lines.values()))
+    assert MANY in calls.report(list(lines.values()))
 
 
 def test_wrong_results_of_ours_are_a_problem(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 import gpucast
-from bench import cubin, idle_cuda, static_budget, static_kernels
+from bench import cubin, idle_cuda
+from bench.static import budget as static_budget
+from bench.static import kernels as static_kernels
 from codes import assert_same, random_codes
 from gpucast import PackedArray, dtype
 from gpucast.casting import batch_plans as device_plans

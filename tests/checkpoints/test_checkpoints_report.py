@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import gpucast
-from bench import convert as benchmark
+from bench.peers import convert as benchmark
 from gpucast import files
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.losses.statistics import Errors, Histogram, Statistics

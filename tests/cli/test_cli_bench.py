@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpucast.benchmark import contenders, gpu, machine, quick
 
 from bench.cases.contenders import Ours
+from bench.gpu import quick
+from bench.timing.machine import HostMachine
 from fake_machine import FakeMachine, FakeRival, TimedDriver
-from gpucast.cli import main
+from gpucast.cli import bench, main
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices as device
@@ -35,8 +36,8 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
     driver.prepare(both_shapes(resolve(*pair) for pair in PAIRS))
     rivals = [FakeRival(made, "half", 0.5e9), FakeRival(made, "twin", 0.99e9, wrong=1)]
     monkeypatch.setattr(device, "unavailable", lambda: None)
-    monkeypatch.setattr(gpu, "GpuMachine", lambda: made)
-    monkeypatch.setattr(contenders, "contenders", lambda _: [Ours(made), Ours(made, allocates=True), *rivals])
+    monkeypatch.setattr(quick, "GpuMachine", lambda: made)
+    monkeypatch.setattr(quick, "contenders", lambda _: [Ours(made), Ours(made, allocates=True), *rivals])
     monkeypatch.setattr(quick, "PAIRS", PAIRS)
     monkeypatch.setattr(quick, "CALLS", 10)
     with installed(driver):
@@ -44,12 +45,19 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
 
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--quick"]) == 1
+    assert main(["bench"]) == main(["bench", "--quick"]) == 1
     output = capsys.readouterr()
     assert output.out == ""
-    assert output.err.splitlines() == [
-        "gpucast bench: no GPU to measure: there is no NVIDIA driver; run on the host, or measure the host: --allow-cpu"
-    ]
+    said = "bench: no GPU to measure: there is no NVIDIA driver; run on the host, or --allow-cpu"
+    assert output.err.splitlines() == [said, said]
+
+
+def test_without_a_checkout_it_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench, "_ROOT", tmp_path)
+    assert main(["bench"]) == 1
+    assert "the benchmark is no part of the installed package: in a checkout of gpucast run" in capsys.readouterr().err
 
 
 def test_the_host_is_marked_as_no_device(
@@ -57,15 +65,15 @@ def test_the_host_is_marked_as_no_device(
 ) -> None:
     path = tmp_path / "host.json"
     monkeypatch.setattr(quick, "CALLS", 20)
-    monkeypatch.setattr(machine.HostMachine, "free_bytes", lambda self: 1 << 24)
-    command = ["bench", "--allow-cpu", "--seconds", "0.5", "--elements", "1000", "--pair", "FLOAT:FLOAT16"]
+    monkeypatch.setattr(HostMachine, "free_bytes", lambda self: 1 << 30)
+    command = ["bench", "--allow-cpu", "--seconds", "0.5", "--elements", "1000", "--src", "FLOAT", "--dst", "FLOAT16"]
     assert main([*command, "--json", str(path)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("gpucast bench on the host (device: none): 1,000 elements")
     assert "memory is what limits" not in text
     assert "NumPy astype" in text and "FLOAT to FLOAT16" in text
     found = json.loads(path.read_text())
-    assert found["device"] == "none" and found["rows"][0]["wrong"] == 0
+    assert found["device"] == "none" and found["quick"]["rows"][0]["wrong"] == 0
 
 
 def test_a_gpu_beside_its_rivals(fake: FakeMachine, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -79,9 +87,8 @@ def test_a_gpu_beside_its_rivals(fake: FakeMachine, capsys: pytest.CaptureFixtur
     assert float(half) < float(ours) and twin.endswith("~*") and row.endswith(" 0")
     assert any(" x half (geometric mean of 2 pairs: 2 faster, 0 same, 0 slower)" in line for line in lines)
     assert any(" x twin (geometric mean of 2 pairs: 0 faster, 2 same, 0 slower)" in line for line in lines)
-    assert any(line.split()[0] == "gpucast" and "(" in line for line in lines[-4:])
-    found = json.loads(path.read_text())
-    assert found["device"] == found["facts"]["name"] == "NVIDIA Fake"
+    found = json.loads(path.read_text())["quick"]
+    assert found["facts"]["name"] == "NVIDIA Fake"
     assert {row["contender"] for row in found["rows"]} == {"gpucast", "gpucast allocating", "half", "twin"}
 
 

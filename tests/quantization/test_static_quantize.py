@@ -9,7 +9,8 @@ import random
 import pytest
 from test_quantization_device import kernels
 
-from bench import cubin, static_tiles
+from bench import cubin
+from bench.static import tiles as static_tiles
 from bench.static.quantize import CHOSEN, SOURCES, measure, problems, report, verdict
 from gpucast.codegen.cast import join
 from gpucast.compile import cubin as compiler

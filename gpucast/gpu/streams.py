@@ -39,6 +39,10 @@ def visit(x: Any, *others: Any, device: Any = None) -> Iterator[None]:
         return
     own, lent = owner(x), list(map(owner, others))
     places = {index for index in (None if own is None else own.device, _index(device)) if index is not None}
+    if not (places or any(lent)) or gpu.driver.unavailable() is not None:
+        # The call itself says why it cannot go to a device.
+        yield
+        return
     streams: dict[int, int] = {}
     if adapter is not None and places:
         home = adapter.home(x)
@@ -107,7 +111,8 @@ def owner(x: Any) -> Lent | None:
 
 def _adapter(x: Any) -> ArrayAdapter | None:
     if isinstance(x, Owned):
-        return None if x.library is None else adapters.of_library(x.library)
+        # The host has no streams, and the library need not be there.
+        return None if x.library is None or device_index(x.array) is None else adapters.of_library(x.library)
     return adapters.find(x)
 
 

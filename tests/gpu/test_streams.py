@@ -18,6 +18,7 @@ from delayed_driver import DelayedDriver, Memory
 from delayed_streams import CUPY, INTERFACE, LENDER, TORCH, Streams
 from gpucast import PackedArray, mixed
 from gpucast.core.dtypes import dtype
+from gpucast.gpu import driver
 from gpucast.quantization import Quantized
 
 ORDERS = tuple(itertools.permutations((CUPY, TORCH, INTERFACE, LENDER)))
@@ -191,3 +192,27 @@ def test_what_the_driver_finds(late: DelayedDriver) -> None:
     late.order = (CUPY, INTERFACE)
     late.drain()
     assert y.bytes.tobytes() != X.tobytes()
+
+
+def test_without_a_gpu_calls_say_why(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def sleeps(*_: Any) -> Any:
+        raise AssertionError("asked a GPU that is not there")
+
+    x = Streams(late).new("lender", X)
+    monkeypatch.setattr(late, "unavailable", lambda: ("the GPU sleeps", "wake it"))
+    monkeypatch.setattr(driver, "_available", False)
+    for name in ("on", "using", "stream", "synchronize"):
+        monkeypatch.setattr(late, name, sleeps)
+    for call in (
+        lambda: gpucast.cast(x, "FLOAT16"),
+        lambda: gpucast.cast(X, "FLOAT16", out=x),
+        lambda: gpucast.cast_many([x], "FLOAT16"),
+        lambda: gpucast.quantize(x, "mxfp4"),
+        lambda: gpucast.cast_report(x, "FLOAT16"),
+        lambda: PackedArray.pack(x),
+        lambda: gpucast.files.save(str(tmp_path / "x.npy"), {"x": x}),
+    ):
+        with pytest.raises(gpucast.DeviceUnavailable, match="the GPU sleeps; wake it"):
+            call()
+    # The memory is given back to a driver that works.
+    monkeypatch.undo()

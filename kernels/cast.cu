@@ -93,6 +93,9 @@ struct Arithmetic {
                 put_lanes<Dst::bits, 4>(out, i, low);
                 put_lanes<Dst::bits, 4>(out, i + 4, high);
             }
+        } else if constexpr (SrcBits == 4 && Src::is_int && has_nibble_halves<Dst>()) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 2; i += 4) halves_of_nibbles<Src, Dst>(in.word[i / 4], out.word + i);
         } else if constexpr (SrcBits == 8 && Src::is_int && Src::bits == 8 && is_float16<Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements / 2; i += 2) halves_of_bytes<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);

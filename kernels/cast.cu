@@ -272,6 +272,12 @@ GPUCAST_INLINE void cast_contiguous(
         }
         return;
     }
+    // All tiles are on their way from memory while the first is cast.
+#pragma unroll
+    for (u32 u = 0; u < Unroll; ++u) {
+        const i64 begin = block_begin + i64(u * width + threadIdx.x * Elements);
+        if (begin >= 0 && begin < n) ptx::prefetch(from + (u * Threads + threadIdx.x) * src_bytes);
+    }
     GPUCAST_FILL(converter);
     // Elements on either side that a shifted load may touch.
     const u32 margin = straight ? 0 : SrcTile::shift_margin * 8 / SrcBits + 1;

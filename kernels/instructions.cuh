@@ -226,6 +226,9 @@ GPUCAST_INLINE void st(u8* to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// Asks for the memory around an address, so that it is in the L2 cache when it is read.
+GPUCAST_INLINE void prefetch(const u8* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
+
 // Four bytes, numbered from i on, of which those with the `count` numbers from `begin` on are accessed: of a load the
 // others are zero, of a store the others are left alone. One piece of inline PTX each, because compilers take long over
 // so many branches.

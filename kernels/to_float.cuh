@@ -344,7 +344,7 @@ GPUCAST_INLINE void halves_of_nibbles(u32 nibbles, u32* halves) {
     constexpr bool is_signed = Src::sign_code != 0, wide = is_float16<Dst>();
     constexpr u32 exponent = repeated<16>(wide ? 0x6400 : 0x4300), one = repeated<16>(wide ? 0x3c00 : 0x3f80);
     constexpr u32 less = repeated<16>((wide ? 0xe400 : 0xc300) + (is_signed ? 8 : 0));
-    const u32 even = is_signed ? nibbles ^ repeated<4>(8) : nibbles, odd = even >> 4;
+    const u32 even = is_signed ? nibbles ^ repeated<8>(0x88) : nibbles, odd = even >> 4;
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
         // The byte of a pair, in both halves; of the upper one the higher nibble counts.

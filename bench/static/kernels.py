@@ -118,6 +118,7 @@ class InBatchSpec(KernelSpec[KernelSource]):
             structs=tuple(many.structs.items()),
             kernel=many.kernel,
             elements=tiles_of(self.cast) * one.tile,
+            threads=many.threads,
             more=many.more,
         )
 

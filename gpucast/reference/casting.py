@@ -22,9 +22,13 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.random import Random, resolve_random
-from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
+from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
 from gpucast.reference.rounding import (
     POWERS,
+    below_fraction,
+    below_in_table,
+    below_step,
+    directed,
     floor_log2,
     nearest_fraction,
     nearest_in_table,
@@ -191,6 +195,9 @@ def _to_float(x: Numbers, rule: CastRule, words: Array | None) -> Array:
     if rule.rounding == STOCHASTIC:
         assert words is not None and words.dtype == np.uint32 and words.size == finite.size
         code = random_in_table(finite, words.reshape(-1), dst)
+    elif rule.rounding in DIRECTED:
+        below = below_in_table(finite, dst) if dst.bits <= 16 else below_step(finite, dst)
+        code = directed(*below, x.negative, dst, rule.rounding)
     else:
         code = nearest_in_table(finite, dst) if dst.bits <= 16 else nearest_step(finite, dst)
     return _finish_float(code, x.negative, x.nan, x.infinite, rule)
@@ -289,7 +296,13 @@ def _from_strings(x: Array, rule: CastRule) -> Array:
         stand_ins = np.array([_between_powers(number.magnitude) for number in numbers], dtype=np.float64)
         stand_ins[infinite] = np.inf
         return _to_array(_to_e8m0(Numbers(stand_ins, negative, nan), rule), dst)
-    codes = np.array([nearest_fraction(number.magnitude, dst) for number in numbers], dtype=np.uint64)
+    if rule.rounding in DIRECTED:
+        pairs = [below_fraction(number.magnitude, dst) for number in numbers]
+        below = np.array([code for code, _ in pairs], dtype=np.uint64)
+        inexact = np.array([rest != 0 for _, rest in pairs], dtype=bool)
+        codes = directed(below, inexact, negative, dst, rule.rounding)
+    else:
+        codes = np.array([nearest_fraction(number.magnitude, dst) for number in numbers], dtype=np.uint64)
     return _to_array(_finish_float(codes, negative, nan, infinite, rule), dst)
 
 

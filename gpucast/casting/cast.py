@@ -17,8 +17,8 @@ from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.overlap import check_out
 from gpucast.arrays.packed import as_array, device_index, register_cast
 from gpucast.casting import dispatch, host_plans, plans
-from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import check_disjoint, resolve_fused
+from gpucast.casting.fused_rule import rule_of
 from gpucast.casting.keywords import CastKeywords, HostInput
 from gpucast.casting.plans import HITS
 from gpucast.core.arithmetic import exact
@@ -26,7 +26,7 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options, destination
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode
 from gpucast.gpu import devices, streams
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

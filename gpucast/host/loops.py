@@ -7,11 +7,11 @@ import ctypes
 from dataclasses import replace
 from functools import lru_cache
 
-from gpucast.codegen.cast import kernel_name
+from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import FusedInputs, Scaling
 from gpucast.core.rule import STOCHASTIC, CastRule, has_stochastic, resolve
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: `WorkKind` of ``kernels/host/work.hpp``.
@@ -70,7 +70,7 @@ def plain(rule: CastRule) -> bytes:
 
 def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
     """The work of a cast; with a scale the rule is that of products, but for its source
-    (`gpucast.casting.fused.fused_rule`)."""
+    (`gpucast.casting.fused_rule.fused_rule`)."""
     if fused is None or all(given is None for given in fused):
         return plain(rule)
     looks = fused.amax is not None, fused.finite is not None

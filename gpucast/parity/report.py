@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from gpucast.core.dtypes import DType
 from gpucast.core.version import __version__
+from gpucast.parity.case_choice import Pair
 from gpucast.parity.cases import NUMERIC, cases, stochastic_cases
 from gpucast.parity.compare import CaseResult, Mismatch, describe
-from gpucast.parity.plan import Pair
 
 #: "equal": for every rule; "equal in part": for the rules that were tried.
 State = Literal["equal", "equal in part", "differing", "not tried"]

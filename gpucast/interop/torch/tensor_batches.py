@@ -13,10 +13,10 @@ import torch
 from gpucast.arrays.adapters import BatchPlanner, one_class
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import host_lists
-from gpucast.casting.batch import cast_many
+from gpucast.casting.cast_many import cast_many
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 from gpucast.interop.torch import tensors
 
 #: Calls a function that torch.compile does not trace, but runs between two graphs.

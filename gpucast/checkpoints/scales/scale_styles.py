@@ -32,7 +32,7 @@ from gpucast.checkpoints.scales.stored import Packing, Stored, words
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SOURCES, Format
 from gpucast.files.tensor import Linear, Spec
-from gpucast.quantization import files as quantized_files
+from gpucast.quantization import quantized_files
 
 #: The values of --style; the first is the default.
 STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui", "qdq")

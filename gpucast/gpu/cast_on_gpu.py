@@ -11,8 +11,8 @@ import numpy as np
 
 from gpucast.arrays.operand import Operand, operand, result_like
 from gpucast.arrays.packed import PackedArray, device_index
-from gpucast.codegen.cast import Shape, square_side
-from gpucast.codegen.fused import FusedArguments, FusedOps
+from gpucast.codegen.cast_kernel import Shape, square_side
+from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
 from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
@@ -85,7 +85,7 @@ def address(x: Any) -> int:
 def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
     """Cast on the source's device, on its current stream, into `target`, which is there too, or a new array.
 
-    With `fused` more is done in the same pass, and `rule` is a `gpucast.casting.fused.fused_rule`.
+    With `fused` more is done in the same pass, and `rule` is a `gpucast.casting.fused_rule.fused_rule`.
 
     Allocates nothing with a target. RuntimeError for what a CUDA graph capture cannot take in.
     """

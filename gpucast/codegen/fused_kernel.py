@@ -7,7 +7,7 @@ import struct
 from dataclasses import replace
 from typing import NamedTuple
 
-from gpucast.codegen.cast import (
+from gpucast.codegen.cast_kernel import (
     MAX_DIMS,
     THREADS,
     KernelSource,
@@ -53,7 +53,7 @@ PLAIN = FusedOps()
 
 
 def fused_source(rule: CastRule, ops: FusedOps, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
-    """The kernel of a cast by a `gpucast.casting.fused.fused_rule`, with the operations `ops`.
+    """The kernel of a cast by a `gpucast.casting.fused_rule.fused_rule`, with the operations `ops`.
 
     Its last argument is a `FusedArguments`. ValueError for the shape "transposed" and where nothing is fused.
     """

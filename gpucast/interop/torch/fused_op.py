@@ -22,7 +22,7 @@ from gpucast.core.options import Options
 from gpucast.core.random import Random
 from gpucast.gpu import streams
 from gpucast.interop.torch import tensors
-from gpucast.layers.cast import times as array_times
+from gpucast.layers.cast_layer import times as array_times
 
 _SIZE = 2**64
 #: The arguments of an op after the tensors. Ops take only signed 64-bit integers, so seeds are passed as such.

@@ -7,9 +7,9 @@ import datetime
 from typing import Any
 
 from gpucast.casting.loss_counts import CastReport
-from gpucast.checkpoints.losses import limits as loss
+from gpucast.checkpoints.losses import loss_limit
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.planning.tensors import TensorPlan
+from gpucast.checkpoints.planning.tensor_plan import TensorPlan
 from gpucast.checkpoints.running.outcome import Outcome, Result
 from gpucast.core.version import __version__
 
@@ -73,7 +73,7 @@ def total(outcome: Outcome) -> dict[str, Any]:
         "bytes_in": sum(result.plan.bytes_in for result in results),
         "bytes_out": sum(result.bytes_out for result in results),
     }
-    return sizes | _known(loss.as_json(report), outcome.plan)
+    return sizes | _known(loss_limit.as_json(report), outcome.plan)
 
 
 def _tensor(plan: ConversionPlan, result: Result) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import numpy as np
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses.sample import runs_of_piece
 from gpucast.checkpoints.losses.scaled_counts import counted, largest_error
-from gpucast.checkpoints.scales import styles as scale_styles
-from gpucast.checkpoints.scales.fused import FusedGroup
+from gpucast.checkpoints.scales import scale_styles
+from gpucast.checkpoints.scales.joined_layers import FusedGroup
+from gpucast.checkpoints.scales.scale_styles import Unsuitable
 from gpucast.checkpoints.scales.stored import Stored
-from gpucast.checkpoints.scales.styles import Unsuitable
 from gpucast.checkpoints.streaming.pieces import (
     Engine,
     Quantizer,
@@ -35,7 +35,7 @@ from gpucast.core.formats import FORMATS, Format, Parts, ScaleRule
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files.tensor import Array, FileError, Spec, Tensor
-from gpucast.quantization import host
+from gpucast.quantization import quantize_on_host
 
 _BFLOAT16 = dtype("BFLOAT16")
 #: The values of --scale.
@@ -172,7 +172,7 @@ class Scaled:
         not with the number of elements.
         """
         stored, format, size = self.stored, self.stored.format, self.tensor.size
-        engine = host.quantize if device in (None, "cpu") else on_device(str(device))
+        engine = quantize_on_host.quantize if device in (None, "cpu") else on_device(str(device))
         quantize = self._quantizer(engine)
         scales: list[Parts] = []
 

@@ -22,7 +22,7 @@ from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import dispatch
 from gpucast.casting.cast import cast, cast_like, cast_with
-from gpucast.casting.fused import rule_of
+from gpucast.casting.fused_rule import rule_of
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype

@@ -12,22 +12,22 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
-from gpucast.host import numbers, text
+from gpucast.host import cast_numbers, text_on_host
 
 
 def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
     """Cast into `target`, which is returned, or into a new array of the source's kind. With a scale the rule is a
-    `gpucast.casting.fused.fused_rule`."""
+    `gpucast.casting.fused_rule.fused_rule`."""
     if "string" in (rule.src.family, rule.dst.family):
         # All of it before the target is touched: a text that is no number leaves that as it was.
         texts = source.array.get() if source.packed else source.data
-        convert = text.parse if rule.src.family == "string" else text.format
+        convert = text_on_host.parse if rule.src.family == "string" else text_on_host.format
         result = operand(convert(texts, rule), rule.dst)
     else:
         # Packed elements, which have equal layouts if they share memory, are read before they are written.
         direct = target is not None and (source.packed or not np.may_share_memory(source.data, target.data))
         result = target if target is not None and direct else empty_like(source, rule.dst)
-        numbers.into(source.plain, rule, result.plain, fused)
+        cast_numbers.into(source.plain, rule, result.plain, fused)
     if target is None or result is target:
         return result
     target.data[...] = result.data

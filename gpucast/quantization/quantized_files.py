@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
-from gpucast.files import FileError, TensorFile, limits
+from gpucast.files import FileError, TensorFile, file_limits
 from gpucast.files import save as save_tensors
 
 _ENTRY = "gpucast.quantized"
@@ -50,7 +50,7 @@ def entry(format: Format, axis: int, scale_layout: str, kind: DType) -> dict[str
 def parse_entry(text: str, path: str, name: str = _ENTRY) -> tuple[Format, dict[str, Any]]:
     """The format of a metadata entry, and its axis, scale_layout and dtype, unchecked. FileError for a bad entry."""
     try:
-        entry = limits.parsed_json(text)
+        entry = file_limits.parsed_json(text)
     except ValueError:
         entry = None
     if not isinstance(entry, dict) or entry.get("version") != _VERSION:

@@ -14,12 +14,12 @@ import numpy as np
 from gpucast import files, gpu
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
+from gpucast.casting.cast_report import cast_report, result_report
 from gpucast.casting.loss_counts import CastReport
-from gpucast.casting.report import cast_report, result_report
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.losses.sample import runs
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
-from gpucast.checkpoints.planning.tensors import Request
+from gpucast.checkpoints.planning.tensor_plan import Request
 from gpucast.checkpoints.streaming.checksums import ChecksumWriter, PositionedWriter
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.checkpoints.streaming.seeds import keywords, moved
@@ -31,7 +31,7 @@ from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor
 from gpucast.files.window import Window
 from gpucast.gpu import devices
-from gpucast.host import numbers
+from gpucast.host import cast_numbers
 from gpucast.host.files import CastStats, CountedCast, FilePosition, counted
 
 #: Elements that are read, cast, counted and written while they are in the second-level cache.
@@ -171,7 +171,7 @@ class Casting:
             y = np.empty(x.shape, rule.dst.numpy)
             if counting is not None:
                 return y, counting(x.view(rule.src.code_numpy), y.view(rule.dst.code_numpy))
-            numbers.into(x, rule, y)
+            cast_numbers.into(x, rule, y)
             return y, None
 
         return cast
@@ -201,5 +201,5 @@ def _cast_on(device: str | None, x: Array, dst: DType, attributes: dict[str, Any
     if place is None or place == "cpu" or "string" in (src.family, dst.family):
         return files.on_host(cast(x, dst, device=place, **attributes))
     devices.require("cast")
-    there = gpu.cast.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
+    there = gpu.cast_on_gpu.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
     return files.on_host(cast(there, dst, **attributes))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.host import loops
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 
 Array = npt.NDArray[Any]
 Triple = tuple[int, int, int]

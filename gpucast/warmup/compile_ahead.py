@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpucast import gpu
-from gpucast.casting.fused import fused_rule
-from gpucast.codegen.fused import FusedOps
+from gpucast.casting.fused_rule import fused_rule
+from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
@@ -23,8 +23,8 @@ from gpucast.gpu import devices
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from gpucast.codegen.batch import BatchSource
-    from gpucast.codegen.cast import KernelSource
+    from gpucast.codegen.batch_kernel import BatchSource
+    from gpucast.codegen.cast_kernel import KernelSource
 
 _CALLER = "warmup"
 #: NVRTC hardly lets more threads than these work at a time in one process.
@@ -200,18 +200,18 @@ def _formats(quantize: str | Iterable[Any]) -> list[Any]:
 
 
 def _architectures(arch: str | Sequence[str] | None) -> list[str]:
-    from gpucast.compile import cubin, nvidia
+    from gpucast.compile import compiler, nvidia
 
     if arch is None:
         machine = nvidia.find()
         if machine is None or not machine.capabilities:
             reason = "there is no NVIDIA driver" if machine is None else machine.problem
             raise DeviceUnavailable(f"{_CALLER}: no architecture is given, and {reason}; name one, such as 'sm_90'")
-        return list(dict.fromkeys(map(cubin.architecture, machine.capabilities)))
+        return list(dict.fromkeys(map(compiler.architecture, machine.capabilities)))
     names = [arch] if isinstance(arch, str) else arch
     if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"{_CALLER}: arch={arch!r} must be a text such as 'sm_90', or a list of such")
-    return [cubin.compiler().parse(name) for name in names]
+    return [compiler.compiler().parse(name) for name in names]
 
 
 def compile_all(
@@ -230,8 +230,8 @@ def compile_all(
 
 
 def _compile(task: CompileTask) -> str:
-    from gpucast.compile import cubin
+    from gpucast.compile import compiler
 
     source = task.spec.source()
-    cubin.compile(source.text, source.name, task.arch)
-    return cubin.compiler().cache.problem
+    compiler.compile(source.text, source.name, task.arch)
+    return compiler.compiler().cache.problem

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gpucast.codegen.cast import FILES, join, kernel_file, kernel_name, options, structs
+from gpucast.codegen.cast_kernel import FILES, join, kernel_file, kernel_name, options, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.formats import SOURCES
 from gpucast.core.options import DEFAULT_OPSET, Options

@@ -22,7 +22,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts
 from gpucast.core.random import Random
 from gpucast.core.rule import CastRule, resolve
-from gpucast.gpu import cast, driver
+from gpucast.gpu import cast_on_gpu, driver
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tile_source import TileResult
@@ -92,9 +92,11 @@ def _parts(shape: tuple[int, ...], format: Format, spec: ResultSpec) -> Parts:
     """Newly allocated parts of a result."""
     shape = _swap(shape) if spec.swapped else shape
     scales_shape = format.scales_shape(shape, spec.axis)
-    zero_points = None if format.zero_point is None else cast.new(scales_shape, format.zero_point)
-    global_scale = cast.new((), _FLOAT) if format.global_scale else None
-    return Parts(cast.new(shape, format.element), cast.new(scales_shape, format.scale), zero_points, global_scale)
+    zero_points = None if format.zero_point is None else cast_on_gpu.new(scales_shape, format.zero_point)
+    global_scale = cast_on_gpu.new((), _FLOAT) if format.global_scale else None
+    return Parts(
+        cast_on_gpu.new(shape, format.element), cast_on_gpu.new(scales_shape, format.scale), zero_points, global_scale
+    )
 
 
 def _fill(
@@ -153,7 +155,7 @@ def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = Fals
     assert device is not None
     with driver.driver().on(device):
         scales = _dense(scales, Workspace("swizzle"), "scales")
-        out = cast.new(shape if back else (size,), kind) if out is None else out
+        out = cast_on_gpu.new(shape if back else (size,), kind) if out is None else out
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
@@ -182,7 +184,7 @@ def dequantize(
         parts = Parts(*(None if part is None else _dense(part, workspace, name) for name, part in vars(parts).items()))
         if out is None:
             workspace.check_capture()
-            dense = out = cast.new(shape, to)
+            dense = out = cast_on_gpu.new(shape, to)
         else:
             dense = out if _is_dense(out) else workspace.array("result", shape, to)
         if out.size:
@@ -279,9 +281,9 @@ def _given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:
     if device_index(scale) != device:
         # From the host: of a graph the copy would read what is there when it runs.
         workspace.check_capture()
-        scale = cast.to_host(scale) if device_index(scale) is not None else scale
+        scale = cast_on_gpu.to_host(scale) if device_index(scale) is not None else scale
         scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), target.shape))
-        return cast.to_device(scale, device).reshape(target.shape)
+        return cast_on_gpu.to_device(scale, device).reshape(target.shape)
     import cupy
 
     _copy(cupy.broadcast_to(scale, target.shape), target)
@@ -304,7 +306,7 @@ def _dense(x: Any, workspace: Workspace, name: str) -> Any:
 
 def _copy(x: Any, target: Any) -> None:
     source, to = operand(x), operand(target)
-    cast.apply(source, resolve(source.dtype, to.dtype), to)
+    cast_on_gpu.apply(source, resolve(source.dtype, to.dtype), to)
 
 
 def _address(x: Any) -> int:

@@ -12,8 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.codegen.cast import KernelSource, choose, entries, join, kernel_file, options, prelude, without_table
-from gpucast.codegen.fused import FusedArguments, fused_prelude, template_options
+from gpucast.codegen.cast_kernel import (
+    KernelSource,
+    choose,
+    entries,
+    join,
+    kernel_file,
+    options,
+    prelude,
+    without_table,
+)
+from gpucast.codegen.fused_kernel import FusedArguments, fused_prelude, template_options
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.rule import resolve
 

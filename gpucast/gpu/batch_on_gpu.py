@@ -12,12 +12,11 @@ import numpy.typing as npt
 
 from gpucast.arrays.batch_item import BatchItem, Launch, Table
 from gpucast.arrays.operand import Operand
-from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource, BatchSpec, sorted_kinds
-from gpucast.codegen.fused import FusedOps
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec, sorted_kinds
+from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.gpu import cast as device_cast
-from gpucast.gpu import driver
+from gpucast.gpu import cast_on_gpu, driver
 
 #: Bytes of which the address of a destination is a multiple where its first tile begins with its first element.
 _ALIGNED = 16
@@ -51,13 +50,13 @@ def _target(item: BatchItem) -> Operand:
 
 
 def _alone(item: BatchItem) -> Callable[[], None]:
-    kernel, arguments = device_cast.launch_of(item.source, item.rule, _target(item), item.fused)
+    kernel, arguments = cast_on_gpu.launch_of(item.source, item.rule, _target(item), item.fused)
     return partial(kernel, *arguments)
 
 
 def is_flat(item: BatchItem) -> bool:
     """Whether both sides are contiguous in the same order."""
-    return device_cast.layout_of(item.source, _target(item), item.fused).shape == "contiguous"
+    return cast_on_gpu.layout_of(item.source, _target(item), item.fused).shape == "contiguous"
 
 
 def fused_of(items: Sequence[BatchItem]) -> FusedInputs:
@@ -88,7 +87,7 @@ def prepare(items: Sequence[BatchItem], device: int) -> Launch:
     def run(src: Table, dst: Table, fused: FusedInputs) -> None:
         given = {}
         if fuses:
-            given["given"] = device_cast.fused_kernel(fused, None)[1].to_bytes()
+            given["given"] = cast_on_gpu.fused_kernel(fused, None)[1].to_bytes()
         prepared.run({"src": src, "dst": dst}, given)
 
     return run

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpucast.codegen.batch import BatchSource
-from gpucast.codegen.cast import KernelSource
-from gpucast.codegen.fused import FusedArguments
+from gpucast.codegen.batch_kernel import BatchSource
+from gpucast.codegen.cast_kernel import KernelSource
+from gpucast.codegen.fused_kernel import FusedArguments
 from gpucast.core.rule import STOCHASTIC
 from gpucast.parity.proof import terms as t
+from gpucast.parity.proof.evaluation import Array, evaluate
 from gpucast.parity.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, is_cell, run, run_many, seed
 from gpucast.parity.proof.machine import Fault, Unknown
-from gpucast.parity.proof.numbers import Array, evaluate
 from gpucast.parity.proof.ptx import Kernel
 from gpucast.parity.proof.solvers import ask
 from gpucast.parity.proof.specification import largest, not_finite, random_word, scaled, specification

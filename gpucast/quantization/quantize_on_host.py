@@ -20,10 +20,10 @@ from gpucast.core.formats import Format, Parts
 from gpucast.core.options import Options
 from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, resolve
-from gpucast.host import blocks, loops, numbers
-from gpucast.host.module import MODULE, say_slow
+from gpucast.host import block_loops, cast_numbers, loops
+from gpucast.host.extension import MODULE, say_slow
 from gpucast.quantization.block_grid import BlockGrid
-from gpucast.reference import quantize as by_reference
+from gpucast.reference import exact_quantize
 
 Array = npt.NDArray[Any]
 
@@ -37,12 +37,12 @@ _COUNTS = 32
 
 @exact()
 def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None) -> Parts:
-    """As `gpucast.reference.quantize.quantize`. Extra memory grows with the number of blocks only, except that an array
-    that is not in C order is copied."""
+    """As `gpucast.reference.exact_quantize.quantize`. Extra memory grows with the number of blocks only, but an
+    array that is not in C order is copied."""
     if MODULE is None:
         say_slow()
         keywords = {} if random is None else {"rounding": STOCHASTIC, "seed": random.seed, "offset": random.offset}
-        return by_reference.quantize(x, format, axis=axis, scale=scale, **keywords)
+        return exact_quantize.quantize(x, format, axis=axis, scale=scale, **keywords)
     axis = axis % x.ndim if x.ndim else 0
     grid, shape = BlockGrid.of(format, x.shape, axis), format.scales_shape(x.shape, axis)
     source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(grid.shape)
@@ -73,12 +73,12 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
 def _cast(x: Any, dst: DType, **attributes: Any) -> Array:
     x = np.asarray(x)
     out = np.empty(x.shape, dst.numpy)
-    numbers.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
+    cast_numbers.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
     return out
 
 
-def _grid(grid: BlockGrid) -> blocks.Grid:
-    return blocks.Grid(grid.shape, grid.lengths, grid.counts)
+def _grid(grid: BlockGrid) -> block_loops.Grid:
+    return block_loops.Grid(grid.shape, grid.lengths, grid.counts)
 
 
 # ---- extremes ----
@@ -91,8 +91,8 @@ def _extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Ar
     found = _quick_extremes(source, grid, format)
     if found is not None:
         return *found, np.zeros(grid.counts, bool), True
-    every = np.zeros(grid.counts, blocks.EXTREMES)
-    blocks.each_run(blocks.find(f"find_extremes_{_name(source)}"), source, source, _grid(grid), every)
+    every = np.zeros(grid.counts, block_loops.EXTREMES)
+    block_loops.each_run(block_loops.find(f"find_extremes_{_name(source)}"), source, source, _grid(grid), every)
     low, high = every["lowest"].copy(), every["largest"].copy()
     lost = every["is_lost"] != 0 if format.nan_in_scale else np.zeros(grid.counts, bool)
     if not format.two_sided:
@@ -109,13 +109,13 @@ def _quick_extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Arr
     # The initial values: as unsigned integers negative numbers begin with -0; as signed ones the others with 0.
     if not format.two_sided:
         top = np.zeros(grid.counts, kind)
-        blocks.each_run(blocks.find(f"Largest_{src.name}"), source, source, _grid(grid), top)
+        block_loops.each_run(block_loops.find(f"Largest_{src.name}"), source, source, _grid(grid), top)
         if int(top.max(initial=0)) > src.max_code:
             return None
         return np.zeros(grid.counts), _cast(top.view(src.numpy), _DOUBLE)
     ends = np.zeros(grid.counts, [("lowest", kind), ("largest", kind)])
     ends["lowest"] = sign
-    blocks.each_run(blocks.find(f"Range_{src.name}"), source, source, _grid(grid), ends)
+    block_loops.each_run(block_loops.find(f"Range_{src.name}"), source, source, _grid(grid), ends)
     low, high = (np.ascontiguousarray(ends[name]) for name in ("lowest", "largest"))
     if max(int((codes & kind.type(sign - 1)).max(initial=0)) for codes in (low, high)) > src.max_code:
         return None
@@ -186,15 +186,15 @@ def _divide_quickly(
 ) -> None:
     element, more = format.element, None
     if element.family == "int":
-        of_blocks = np.empty(grid.counts, blocks.STEP)
+        of_blocks = np.empty(grid.counts, block_loops.STEP)
         of_blocks["d"], of_blocks["zero"] = d, zero
-        more = blocks.Integers(int(element.min), int(element.max), element.code_mask)
+        more = block_loops.Integers(int(element.min), int(element.max), element.code_mask)
     elif format.global_scale:
         of_blocks = np.ascontiguousarray(d)
     else:
         # Powers of two from 2^-127 to 2^127 have reciprocals that FLOAT holds.
         of_blocks = (1 / d if format.scale is _E8M0 else d).astype(np.float32)
-    blocks.each_run(blocks.find(run), source, data, _grid(grid), of_blocks, more)
+    block_loops.each_run(block_loops.find(run), source, data, _grid(grid), of_blocks, more)
 
 
 def _divide(
@@ -208,20 +208,20 @@ def _divide(
     data: Array,
 ) -> None:
     """Write the codes of all quotients as DOUBLE gives them."""
-    of_blocks = np.empty(grid.counts, blocks.DIVISOR)
+    of_blocks = np.empty(grid.counts, block_loops.DIVISOR)
     of_blocks["d"], of_blocks["zero"], of_blocks["is_lost"] = d, zero, lost
     element, cast = format.element, 0
     if element.family != "int":
         options = Options() if random is None else Options(rounding=STOCHASTIC)
         cast = loops.function_of(resolve(_DOUBLE, element, options))
-    how = blocks.Quotients(
+    how = block_loops.Quotients(
         cast if random is None else 0,
         0 if random is None else cast,
         source.ctypes.data,
         *((0, 0, 0) if random is None else (random.seed, *divmod(random.offset, 4))),
-        blocks.Integers(int(element.min), int(element.max), element.code_mask),
+        block_loops.Integers(int(element.min), int(element.max), element.code_mask),
     )
-    blocks.each_run(blocks.find(f"divide_{_name(source)}"), source, data, _grid(grid), of_blocks, how)
+    block_loops.each_run(block_loops.find(f"divide_{_name(source)}"), source, data, _grid(grid), of_blocks, how)
 
 
 # ---- back ----
@@ -229,25 +229,25 @@ def _divide(
 
 @exact()
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Array:
-    """As `gpucast.reference.quantize.dequantize`, to the floating type `to`."""
+    """As `gpucast.reference.exact_quantize.dequantize`, to the floating type `to`."""
     if MODULE is None:
         say_slow()
-        return by_reference.dequantize(parts, format, to, axis=axis)
+        return exact_quantize.dequantize(parts, format, to, axis=axis)
     shape: tuple[int, ...] = parts.data.shape
     grid = BlockGrid.of(format, shape, axis % len(shape) if shape else 0)
     data = np.ascontiguousarray(parts.data).reshape(grid.shape)
     out: Array = np.empty(grid.shape, to.numpy)
-    of_blocks = np.zeros(grid.counts, blocks.FACTOR)
+    of_blocks = np.zeros(grid.counts, block_loops.FACTOR)
     factor = _cast(parts.scales, _DOUBLE).reshape(grid.counts)
     of_blocks["factor"] = factor if parts.global_scale is None else factor * np.float64(parts.global_scale)
     if parts.zero_points is not None:
         of_blocks["zero"] = _cast(parts.zero_points, _DOUBLE).reshape(grid.counts)
     results = resolve(_DOUBLE, to)
-    how = blocks.Products(
+    how = block_loops.Products(
         loops.function_of(resolve(format.element, _DOUBLE)), 0 if to is _DOUBLE else loops.function_of(results),
         to.code_numpy.itemsize,
     )  # fmt: skip
-    blocks.each_run(blocks.find("multiply"), data, out, _grid(grid), of_blocks, how)
+    block_loops.each_run(block_loops.find("multiply"), data, out, _grid(grid), of_blocks, how)
     return out.reshape(shape)
 
 
@@ -265,7 +265,7 @@ def beyond(source: Array, grid: BlockGrid, limits: Array) -> int | None:
     # The largest FLOAT that does not exceed the limit.
     below = nearest.view(np.uint32) - (nearest > limits).astype(np.uint32)
     counts = np.zeros(_COUNTS, np.uint64)
-    blocks.each_run(blocks.find(f"Beyond_{src.name}"), source, source, _grid(grid), below, counts)
+    block_loops.each_run(block_loops.find(f"Beyond_{src.name}"), source, source, _grid(grid), below, counts)
     return int(counts.sum())
 
 
@@ -274,5 +274,7 @@ def equal(codes: Array, grid: BlockGrid, of_blocks: Array) -> int | None:
     if MODULE is None or grid.lengths[2] < _SHORTEST:
         return None
     count = np.zeros(1, np.uint64)
-    blocks.each_run(blocks.find("Equal_UINT8"), codes, codes, _grid(grid), np.ascontiguousarray(of_blocks), count)
+    block_loops.each_run(
+        block_loops.find("Equal_UINT8"), codes, codes, _grid(grid), np.ascontiguousarray(of_blocks), count
+    )
     return int(count[0])

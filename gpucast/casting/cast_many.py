@@ -220,7 +220,7 @@ def _allocate(item: BatchItem) -> None:
         item.target = operand(target, item.rule.dst)
     elif item.source.device is not None:
         with gpu.driver.driver().on(item.source.device):
-            item.target = gpu.cast.empty_like(item.source, item.rule.dst)
+            item.target = gpu.cast_on_gpu.empty_like(item.source, item.rule.dst)
         item.result = item.target.array
 
 
@@ -282,7 +282,7 @@ def _cast_on_devices(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
     ready = []
     for (device, stream), group in groups.items():
         with cuda.using(stream, device):
-            ready.append((device, stream, group, gpu.batch.launches(group, device)))
+            ready.append((device, stream, group, gpu.batch_on_gpu.launches(group, device)))
     # A kernel that cannot be loaded for one device leaves the others as they were.
     for device, stream, group, launches in ready:
         owners = map(streams.owner, (*shared, *(item.result for item in group)))

@@ -13,7 +13,7 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
 from gpucast.host import by_reference, loops
-from gpucast.host.module import MODULE, say_slow
+from gpucast.host.extension import MODULE, say_slow
 
 Array = npt.NDArray[Any]
 

@@ -18,8 +18,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
 from gpucast.gpu import devices, streams
-from gpucast.host import numbers
-from gpucast.host import text as host_strings
+from gpucast.host import cast_numbers, text_on_host
 
 Array = npt.NDArray[Any]
 
@@ -60,7 +59,7 @@ def _checked_report(given: Any, to: Any, options: Options) -> CastReport:
     if device_index(x) is not None:
         devices.require("cast_report")
         with streams.visit(given):
-            x = gpu.cast.to_host(x)
+            x = gpu.cast_on_gpu.to_host(x)
     if isinstance(x, PackedArray):
         x = x.get()
     return _report(x, rule)
@@ -78,12 +77,12 @@ def result_report(x: Array, y: Array, rule: CastRule) -> CastReport:
 
 def _report(x: Array, rule: CastRule) -> CastReport:
     if rule.src.family == "string":
-        y = host_strings.parse(x, rule)
+        y = text_on_host.parse(x, rule)
         if rule.dst.family in ("string", "bool"):
             return CastReport(elements=x.size)
         # "wide" is exact enough for the counts: thresholds are few-bit numbers.
         wide = dtype("DOUBLE")
-        return _compare(host_strings.parse(x, resolve(rule.src, wide)).reshape(-1), rule, wide, y.reshape(-1))
+        return _compare(text_on_host.parse(x, resolve(rule.src, wide)).reshape(-1), rule, wide, y.reshape(-1))
     if rule.src.bits <= 16 and x.size >= _COUNTED:
         return _by_code(x, rule)
     total = CastReport()
@@ -105,13 +104,13 @@ def _double(x: Array, row: DType) -> Array:
     if row.bits >= 16:
         return x.astype(np.float64, copy=False)
     values = np.empty(x.shape, np.float64)
-    numbers.into(x, resolve(row, dtype("DOUBLE")), values)
+    cast_numbers.into(x, resolve(row, dtype("DOUBLE")), values)
     return values
 
 
 def _cast(x: Array, rule: CastRule) -> Array:
     y = np.empty(x.shape, rule.dst.numpy)
-    numbers.into(x, rule, y)
+    cast_numbers.into(x, rule, y)
     return y
 
 

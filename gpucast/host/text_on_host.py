@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of text to numbers and back, quickly, with the results that `gpucast.core.text` defines.
+"""Arrays of text to numbers and back, quickly, with the results that `gpucast.core.strings` defines.
 
 Text to floats goes through float64, but without double rounding: where the double is on a boundary of the destination
 (such as the midpoint of two neighbours) and differs from the text's number, it is first moved by one ULP towards that
@@ -22,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.chunks import spans
-from gpucast.core import arithmetic, dtypes, packages
-from gpucast.core import text as strings
+from gpucast.core import arithmetic, dtypes, packages, strings
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
-from gpucast.host.numbers import into
+from gpucast.host.cast_numbers import into
 
 Array = npt.NDArray[Any]
 

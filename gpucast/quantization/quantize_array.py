@@ -240,7 +240,7 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
     if given.dtype.kind not in "fiu":
         raise TypeError(f"{_CALLER}: scale= has dtype {given.dtype}; expected numbers")
     if device_index(given) is not None and device_index(x) is None:
-        given = gpu.cast.to_host(given)
+        given = gpu.cast_on_gpu.to_host(given)
     if device_index(given) is None:
         given = given.astype(np.float32)
         if not (np.isfinite(given) & (given > 0)).all():

@@ -140,7 +140,7 @@ def _loaded(name: str, x: Any) -> LoadedTensor:
 def on_host(x: Any) -> Array:
     """An array or PackedArray of any device as an unpacked NumPy array."""
     if device_index(x) is not None:
-        x = gpu.cast.to_host(x)
+        x = gpu.cast_on_gpu.to_host(x)
     return np.asarray(x.get() if isinstance(x, PackedArray) else x)
 
 

@@ -9,13 +9,12 @@ from typing import Any, Literal
 
 from gpucast import files
 from gpucast.checkpoints.planning.selection import Choice, read_as
-from gpucast.checkpoints.scales import quantize as scaling
-from gpucast.checkpoints.scales import styles as scale_styles
+from gpucast.checkpoints.scales import scale_styles, scaling
 from gpucast.checkpoints.scales.dequantized import Dequantized
-from gpucast.checkpoints.scales.fused import FusedGroup
+from gpucast.checkpoints.scales.joined_layers import FusedGroup
 from gpucast.checkpoints.scales.per_file import FileScales, read_as_numbers
-from gpucast.checkpoints.scales.quantize import Scaled
 from gpucast.checkpoints.scales.repack import Repacked, keeps_values
+from gpucast.checkpoints.scales.scaling import Scaled
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.seeds import tensor_seed
 from gpucast.core.dtypes import DType
@@ -38,7 +37,7 @@ class Request:
     source_dtype: DType | None = None
     #: What is computed for each tensor: counts of losses, also the largest error, or everything that a report shows.
     detail: Detail = "counts"
-    #: How scales are stored: one of `gpucast.checkpoints.scales.styles.STYLES`; None where nobody said.
+    #: How scales are stored: one of `gpucast.checkpoints.scales.scale_styles.STYLES`; None where nobody said.
     asked_style: str | None = None
     #: For stochastic rounding. Each tensor gets its own seed, derived from this one.
     seed: int | None = None

@@ -76,7 +76,7 @@ import numpy.typing as npt
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format, Parts
-from gpucast.reference.casting import cast
+from gpucast.reference.exact_cast import cast
 
 Array = npt.NDArray[Any]
 

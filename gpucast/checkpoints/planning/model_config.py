@@ -10,10 +10,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from gpucast.checkpoints.planning.plan import FilePlan
-from gpucast.checkpoints.planning.tensors import Request, TensorPlan
-from gpucast.checkpoints.scales import json_numbers
-from gpucast.checkpoints.scales import quantize as scaling
-from gpucast.checkpoints.scales import styles as scale_styles
+from gpucast.checkpoints.planning.tensor_plan import Request, TensorPlan
+from gpucast.checkpoints.scales import json_numbers, scale_styles, scaling
 from gpucast.checkpoints.scales.config_json import ENTRIES, NAME, document_of
 from gpucast.files import FileError
 

@@ -74,7 +74,7 @@ def apply(x: Array, rule: CastRule, words: Array | None = None) -> Array:
     """
     src, dst = rule.src, rule.dst
     if src.family == "string":
-        return _from_strings(x, rule).reshape(x.shape)
+        return from_strings(x, rule).reshape(x.shape)
     codes = _codes_of(x, src)
     if dst.family == "string":
         texts = [strings.format(src.value(code), src) for code in codes.tolist()]
@@ -275,7 +275,8 @@ def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...
 # ---- text: one exact fraction at a time ----
 
 
-def _from_strings(x: Array, rule: CastRule) -> Array:
+def from_strings(x: Array, rule: CastRule, first: int = 0) -> Array:
+    """Text to the flat array that it stands for; errors count elements from `first`."""
     # An iterator, so that of two bad elements always the earlier one is reported.
     texts, dst = strings.texts(x), rule.dst
     if dst.family == "string":
@@ -283,11 +284,11 @@ def _from_strings(x: Array, rule: CastRule) -> Array:
         result[:] = list(texts)
         return result
     if dst.family == "bool":
-        return np.array([strings.to_bool(text, i) for i, text in enumerate(texts)], dtype=bool)
+        return np.array([strings.to_bool(text, i) for i, text in enumerate(texts, first)], dtype=bool)
     if dst.family == "int":
-        integers = [strings.to_integer(text, dst, i) & dst.code_mask for i, text in enumerate(texts)]
+        integers = [strings.to_integer(text, dst, i) & dst.code_mask for i, text in enumerate(texts, first)]
         return _to_array(np.array(integers, dtype=np.uint64), dst)
-    numbers = [strings.parse(text, i) for i, text in enumerate(texts)]
+    numbers = [strings.parse(text, i) for i, text in enumerate(texts, first)]
     negative = np.array([number.negative for number in numbers], dtype=bool)
     nan = np.array([number.kind == "nan" for number in numbers], dtype=bool)
     infinite = np.array([number.kind == "infinite" for number in numbers], dtype=bool)

@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 from gpucast.core.dtypes import DType
 from gpucast.core.version import __version__
-from gpucast.parity.case_choice import Pair
-from gpucast.parity.case_choice import all_cases
+from gpucast.parity.case_choice import Pair, all_cases
 from gpucast.parity.cases import NUMERIC
 from gpucast.parity.compare import CaseResult, Mismatch, describe
 

@@ -81,5 +81,6 @@ def rounded(number: Fraction, dst: DType, mode: str) -> int:
     exponent -= number < Fraction(2) ** exponent
     lowest = 1 - dst.bias - dst.mantissa_bits
     step = max(exponent - dst.mantissa_bits, lowest)
-    whole = {"rn": round, "rz": math.floor, "rp": math.ceil}[mode](number / Fraction(2) ** step)
+    steps = number / Fraction(2) ** step
+    whole = round(steps) if mode == "rn" else math.floor(steps) if mode == "rz" else math.ceil(steps)
     return min(((step - lowest) << dst.mantissa_bits) + whole, dst.inf_code - (mode == "rz"))

@@ -86,7 +86,7 @@ def directed(below: Array, inexact: Array, negative: Array, dst: DType, rounding
         code = below + (inexact & away).astype(np.uint64)
         if away.any():
             return np.asarray(np.where(away, code, np.minimum(code, np.uint64(dst.max_code))))
-    return np.minimum(code, np.uint64(dst.max_code))
+    return np.asarray(np.minimum(code, np.uint64(dst.max_code)))
 
 
 def below_in_table(magnitude: Array, dst: DType) -> tuple[Array, Array]:

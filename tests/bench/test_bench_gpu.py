@@ -212,9 +212,9 @@ def test_the_digest_is_of_what_a_cast_runs(tmp_path: Path, monkeypatch: pytest.M
     before = code_digest(tmp_path)
     (tmp_path / "tests" / "c.py").write_text("3")
     assert code_digest(tmp_path) == before
-    for name in ("kernels/b.cuh", "gpucast/a.py", "kernels/d.h", "kernels/module.cpp"):
+    for folder, name in (("kernels", "b.cuh"), ("gpucast", "a.py"), ("kernels", "d.h"), ("kernels", "e.cpp")):
         before = code_digest(tmp_path)
-        (tmp_path / name).write_text("5")
+        (tmp_path / folder / name).write_text("5")
         assert code_digest(tmp_path) != before, name
     monkeypatch.setenv(VARIABLE, "abc")
     assert commit() == "abc"

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -26,10 +24,12 @@ import gpucast
 from bench.host import strings
 from bench.report import host_tables
 from bench.report.host_tables import EVERYDAY, HostMeasurement
+from bench.timing.times import quickest
+from gpucast.cli.progress import progress_bar
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve
-from gpucast.host import module
-from gpucast.reference import casting as reference
+from gpucast.host import extension
+from gpucast.reference import exact_cast
 
 try:
     import torch
@@ -63,26 +63,20 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     all_types = not (arguments.src or arguments.dst)
     sizes = arguments.elements or SIZES
     rows: list[HostMeasurement] = []
-    for src, dst in _progress(list(itertools.product(sources, targets))):
-        everyday = {src.name, dst.name} <= set(EVERYDAY)
-        rows += _measured(src, dst, [n for n in sizes if n <= LONG or everyday or not all_types], arguments.repeats)
-        if everyday and src is not dst:
-            rows += _other_forms(src, dst, arguments.repeats, [LONG for n in sizes if n >= LONG][:1])
+    with progress_bar(len(sources) * len(targets), True, "pairs") as advance:
+        for src, dst in itertools.product(sources, targets):
+            everyday = {src.name, dst.name} <= set(EVERYDAY)
+            rows += _measured(src, dst, [n for n in sizes if n <= LONG or everyday or not all_types], arguments.repeats)
+            if everyday and src is not dst:
+                rows += _other_forms(src, dst, arguments.repeats, [LONG for n in sizes if n >= LONG][:1])
+            advance(1)
     for line in (host_tables.table(rows), "", *host_tables.all_pairs(rows)):
         print(line)
-    versions = {"level": module.status()} | ({} if torch is None else {"torch": torch.__version__})
+    versions = {"level": extension.status()} | ({} if torch is None else {"torch": torch.__version__})
     figures = {"repeats": arguments.repeats, **versions, "rows": [asdict(row) for row in rows]}
     if all_types:
         figures["strings"] = _strings(max(sizes))
     return figures
-
-
-def _progress(pairs: list[tuple[DType, DType]]) -> Iterable[tuple[DType, DType]]:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return pairs
-    return tqdm(pairs, unit="pair", leave=False)  # type: ignore[no-any-return]
 
 
 # ---- data ----
@@ -162,7 +156,7 @@ def _into(x: Array, dst: DType, out: Array) -> Sides:
 
 def _check(x: Array, rule: CastRule) -> None:
     result = np.asarray(gpucast.cast(x, rule.dst))
-    wanted = reference.apply(x, rule)
+    wanted = exact_cast.apply(x, rule)
     wrong = np.flatnonzero(result.view(rule.dst.code_numpy) != wanted.view(rule.dst.code_numpy))
     if wrong.size:
         i = wrong[0]
@@ -202,23 +196,7 @@ _TORCH = {
 
 def _best(sides: Sides, calls: int, repeats: int) -> dict[str, float]:
     """Microseconds of a call of each side."""
-    best = dict.fromkeys(sides, math.inf)
-    order, rng = list(sides), np.random.default_rng(3)
-    begin = time.perf_counter()
-    rounds = 0
-    with np.errstate(all="ignore"):
-        for call in sides.values():
-            call()
-        while rounds < repeats or time.perf_counter() - begin < SECONDS:
-            rounds += 1
-            # What ran before decides which memory is in the cache.
-            rng.shuffle(order)
-            for side in order:
-                call = sides[side]
-                start = time.perf_counter()
-                for _ in range(calls):
-                    call()
-                best[side] = min(best[side], (time.perf_counter() - start) / calls)
+    best = quickest(sides, repeats, calls=calls, least=SECONDS)
     return {side: round(seconds * 1e6, 3) for side, seconds in best.items()}
 
 

@@ -176,11 +176,13 @@ GPUCAST_INLINE u32 cvt_f16x2_e2m1(u32 a) {
 
 // Stands in a rare branch, which the compiler must not make a part of the usual way. The static check of the machine
 // code (bench/static) compiles it as an instruction that it finds again.
+GPUCAST_INLINE void mark_rare() {
 #ifdef GPUCAST_MARK_RARE
-GPUCAST_INLINE void mark_rare() { asm volatile("pmevent 1;"); }
+    asm volatile("pmevent 1;");
 #else
-GPUCAST_INLINE void mark_rare() { asm volatile(""); }
+    asm volatile("");
 #endif
+}
 
 // The lane of a thread in its warp.
 GPUCAST_INLINE u32 lane() {

@@ -10,11 +10,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from gpucast import files
-from scaled_files import convert, failure, numbers, save
+from scaled_files import convert, numbers, save
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -58,40 +57,6 @@ def test_the_type_is_that_of_most_numbers() -> None:
     assert written() == {"dtype": "bfloat16", "quantization_config": None}
 
 
-def test_a_plain_cast_to_few_bits_leaves_the_type() -> None:
-    model({"l.weight": numbers(8, 8)}, dtype="float32")
-    assert convert("in", "out", "--to", "FLOAT8E4M3FN", "--scale", "none") == 0
-    assert written() == {"dtype": "float32"}
-
-
-def test_weights_that_lose_their_scales_have_the_type_that_is_told() -> None:
-    model({"l.weight": numbers(128, 128)}, dtype="bfloat16")
-    assert convert("in", "out", *BLOCKS, "--style", "deepseek") == 0
-    assert written()["dtype"] == "bfloat16"
-    shutil.move("out", "middle")
-    assert convert("middle", "out", "--to", "FLOAT") == 0
-    assert written() == {"dtype": "float32"}
-
-
-def test_scales_beside_a_config_need_a_style(capsys: pytest.CaptureFixture[str]) -> None:
-    model({"l.weight": numbers(128, 128)})
-    message = failure(capsys, "in", "out", *BLOCKS)
-    assert "--style" in message
-    assert "deepseek (transformers, vLLM" in message
-    assert convert("in", "out", *BLOCKS, "--style", "gpucast") == 0
-    # A file by itself has no loader that could be misled.
-    assert convert("in/model.safetensors", "out.safetensors", *BLOCKS) == 0
-
-
-@pytest.mark.parametrize("style", ["gpucast", "deepseek", "compressed-tensors"])
-def test_unknown_codes_beside_a_config_that_tells_of_them(style: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tensors = {"l.weight": numbers(128, 128), "m.w_codes": np.ones((128, 64), np.uint8)}
-    model(tensors, quantization_config={"quant_method": "special"})
-    message = failure(capsys, "in", "out", *BLOCKS, "--style", style)
-    assert "says that weights are quantized (special), and 'm.w_codes' (UINT8)" in message
-    assert not Path("out").exists()
-
-
 def test_a_snapshot_in_the_cache_of_hugging_face() -> None:
     blobs, snapshot = Path("models--a--b/blobs"), Path("models--a--b/snapshots/0123")
     blobs.mkdir(parents=True)
@@ -104,14 +69,3 @@ def test_a_snapshot_in_the_cache_of_hugging_face() -> None:
     assert convert(str(snapshot), "out", "--to", "BFLOAT16", "--verify") == 0
     assert written() == {"dtype": "bfloat16"}
     assert files.load("out/model.safetensors")["l.weight"].dtype.name == "bfloat16"
-
-
-def test_other_links_out_of_a_snapshot_are_not_followed(capsys: pytest.CaptureFixture[str]) -> None:
-    snapshot = Path("models--a--b/snapshots/0123")
-    snapshot.mkdir(parents=True)
-    (snapshot.parent.parent / "blobs").mkdir()
-    save("in/model.safetensors", {"l.weight": numbers(4, 4)})
-    os.symlink("../../../in/model.safetensors", snapshot / "model.safetensors")
-    message = failure(capsys, str(snapshot), "out", "--to", "BFLOAT16")
-    assert "is a link that leads out of the folder" in message
-    assert "cp -rL" in message

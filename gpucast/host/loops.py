@@ -68,6 +68,13 @@ def plain(rule: CastRule) -> bytes:
     return bytes(Work(_PLAIN, function_of(rule)))
 
 
+@lru_cache(maxsize=4096)
+def fused(rule: CastRule, scaled: bool) -> bytes:
+    """The two works that a plan of fused casts chooses from, by any scale and by one that FLOAT has (`fused_rule`)."""
+    scalings: tuple[Scaling, ...] = ("wide", "narrow") if scaled else ("none", "none")
+    return b"".join(_template(rule, scaling, True, False) for scaling in scalings)
+
+
 def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
     """The work of a cast; with a scale the rule is that of products, but for its source
     (`gpucast.casting.fused.fused_rule`)."""

@@ -155,7 +155,7 @@ inline bool take_fused(const Plan* plan, const FusedKeywords& given, PyArrayObje
     u64 scale = 0;
     if (given.scale != Py_None && !read_scale(given.scale, &scale)) return false;
     *work = is_float(scale) ? plan->by_float : plan->work;
-    memcpy(&work->fused.scale, &scale, sizeof scale);
+    if (given.scale != Py_None) memcpy(&work->fused.scale, &scale, sizeof scale);
     work->wants_largest = given.amax != Py_None;
     if (given.amax != Py_None) {
         if (!PyArray_CheckExact(given.amax)) return false;

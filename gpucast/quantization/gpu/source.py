@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of the kernels that quantize and dequantize, as `gpucast.codegen.cast` has it for casts.
+"""The CUDA text of the kernels that quantize and dequantize, as `gpucast.codegen.cast_kernel` has it for casts.
 
 `kernels/quantize.cu` and `kernels/dequantize.cu` have a function for each kind of kernel. This module writes its
 arguments and the struct of the format.
@@ -14,8 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from gpucast.codegen.cast import THREADS, KernelSource, kernel_file, options, structs
-from gpucast.codegen.fused import fused_prelude
+from gpucast.codegen.cast_kernel import THREADS, KernelSource, kernel_file, options, structs
+from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype

@@ -19,8 +19,8 @@ import pytest
 
 from conversions import begun, planned, run
 from gpucast import checkpoints, files
-from gpucast.checkpoints.reporting import html
-from gpucast.checkpoints.running import locks, place, staging
+from gpucast.checkpoints.reporting import outcome_json
+from gpucast.checkpoints.running import partial, place, staging
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
 from gpucast.core import places, trusted_files
@@ -149,7 +149,7 @@ def test_an_error_of_the_report_does_not_hide_that_all_is_written(
     def full(document: Any) -> str:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(html, "page", full)
+    monkeypatch.setattr(outcome_json, "page", full)
     said = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16", "--report", "report.html")
     whole, error = said.splitlines()
     assert whole == "out.safetensors is written and whole"
@@ -310,22 +310,22 @@ def test_a_mounted_path_is_known_by_its_name(folder: Path, monkeypatch: pytest.M
 def test_locks_are_shared_or_held_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("lock").touch()
     with open("lock", "r+b") as one, open("lock", "r+b") as other:
-        assert locks.lock(one, wait=False, shared=True) and locks.lock(other, wait=False, shared=True)
-        assert not locks.lock(other, wait=False)
+        assert partial.lock(one, wait=False, shared=True) and partial.lock(other, wait=False, shared=True)
+        assert not partial.lock(other, wait=False)
         for number, expected in [(errno.ENOLCK, True), (errno.EOPNOTSUPP, True), (errno.EACCES, False)]:
             fails(monkeypatch, number)
-            assert locks.lock(one, wait=False) is expected
+            assert partial.lock(one, wait=False) is expected
         for number in (errno.EIO, errno.ESTALE):
             fails(monkeypatch, number)
             with pytest.raises(OSError, match=os.strerror(number)):
-                locks.lock(one, wait=False)
+                partial.lock(one, wait=False)
 
 
 def fails(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def flock(file: Any, how: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(locks.fcntl, "flock", flock)
+    monkeypatch.setattr(partial.fcntl, "flock", flock)
 
 
 def test_a_path_is_resolved_or_cannot_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

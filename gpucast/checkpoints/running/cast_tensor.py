@@ -17,19 +17,17 @@ from gpucast.casting.cast import cast
 from gpucast.casting.cast_report import cast_report, result_report
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import counts
-from gpucast.checkpoints.losses.sample import runs
-from gpucast.checkpoints.losses.statistics import Errors, Statistics
+from gpucast.checkpoints.losses.statistics import Errors, Statistics, runs
 from gpucast.checkpoints.planning.tensor_plan import Request
 from gpucast.checkpoints.streaming.checksums import ChecksumWriter, PositionedWriter
+from gpucast.checkpoints.streaming.pieces import keywords, moved
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
-from gpucast.checkpoints.streaming.seeds import keywords, moved
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import printable
 from gpucast.core.options import Options
 from gpucast.core.rule import CastRule, resolve
 from gpucast.files import Spec, Tensor
-from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor
-from gpucast.files.window import Window
+from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor, Window
 from gpucast.gpu import devices
 from gpucast.host import cast_numbers
 from gpucast.host.files import CastStats, CountedCast, FilePosition, counted
@@ -144,7 +142,7 @@ class Casting:
         if done is None:
             return None
         found, total = done
-        lost = counts.from_stats(found, part.size, rule.src, rule.dst, self.request.attributes)
+        lost = counts.of_stats(found, part.size, rule.src, rule.dst, self.request.attributes)
         if lost is not None:
             positioned.note(rule.dst.nbytes(part.size), total)
         return lost
@@ -155,7 +153,7 @@ class Casting:
 
     def _limit(self, part: Tensor) -> int:
         """Bytes of a part that are worked on at a time: all where that is quicker."""
-        quick = self.request.seed is None and counts.is_quick(self._rule.src, self.dtype)
+        quick = self.request.seed is None and self._rule.src.family == self.dtype.family == "float"
         # A limit that is no whole group of 4 elements would be cut down to one.
         return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
 
@@ -183,7 +181,7 @@ class Casting:
     def _lost(self, x: Array, y: Array, found: CastStats | None) -> CastReport:
         if self.request.seed is not None:
             return result_report(x, y, self._rule)
-        return counts.count(x, y, self._rule.src, self.dtype, self.request.attributes, found)
+        return counts.of_cast(x, y, self._rule.src, self.dtype, self.request.attributes, found)
 
     @cached_property
     def _rule(self) -> CastRule:

@@ -21,11 +21,48 @@ import stat
 from dataclasses import dataclass, field
 from typing import IO
 
-from gpucast.checkpoints.running.locks import HAS_LOCKS, lock, unlock
 from gpucast.checkpoints.running.place import is_mount_point
 from gpucast.core.places import replaced, status_of, sync_folder
 from gpucast.core.trusted_files import why_not_ours_alone
 from gpucast.files import FileError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+HAS_LOCKS = fcntl is not None
+#: What a file system says that knows no locks.
+_NONE = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+
+
+def lock(file: int | IO[bytes], wait: bool, shared: bool = False) -> bool:
+    """Whether the file could be locked: for this process alone, or `shared` with others that say so too.
+
+    True as well where the file system knows no locks. OSError where it cannot be told.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno == errno.EACCES:
+            # As NFS may say it.
+            return False
+        if error.errno not in _NONE:
+            raise
+    return True
+
+
+def unlock(file: int) -> None:
+    """Lift the lock on an open file, if there is one."""
+    if fcntl is not None:
+        # Closing lifts it as well.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
 
 SUFFIX = ".partial"
 FILES, WORK = "files", "work"

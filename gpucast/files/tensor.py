@@ -21,6 +21,9 @@ from gpucast.files import file_limits
 
 #: Windows has neither call.
 _CAN_READ, _CAN_WRITE = hasattr(os, "preadv"), hasattr(os, "pwrite")
+Array = np.ndarray[Any, Any]
+#: Bytes of one piece in memory. Pieces have a multiple of 4 elements, so that packed codes end on a byte.
+CHUNK_BYTES = 1 << 23
 
 
 class Window(io.RawIOBase):
@@ -62,12 +65,6 @@ def write(file: BinaryIO, position: int, data: memoryview) -> None:
     while data:
         done = os.pwrite(file.fileno(), data, position)
         position, data = position + done, data[done:]
-
-
-Array = np.ndarray[Any, Any]
-
-#: Bytes of one piece in memory. Pieces have a multiple of 4 elements, so that packed codes end on a byte.
-CHUNK_BYTES = 1 << 23
 
 
 class FileError(PrintableError, ValueError):

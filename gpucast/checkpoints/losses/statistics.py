@@ -30,6 +30,11 @@ _RUN, _OF = 1 << 10, 1 << 17
 _PIECES, _PIECE = 4, 1 << 20
 #: A multiplier that spreads the runs over all columns (of the golden ratio).
 _SPREAD = 2654435761
+#: Elements that are examined at a time, so that their float64 values stay in the processor's cache.
+_BLOCK = 1 << 15
+#: The exponent field of a DOUBLE is 0 for zero and magnitudes below 2^-1022, and `_SPECIAL` for infinity and NaN.
+_SPECIAL, _BIAS = 2047, 1023
+_SUMS = ("examined", "compared", "relative", "signal", "noise", "largest")
 
 
 def runs(total: int, start: int, size: int, share: int = 1) -> Iterator[slice]:
@@ -54,12 +59,6 @@ def runs_of_piece(total: int, start: int, size: int) -> list[slice]:
     if total > EXACT and start // _PIECE % _PIECES:
         return []
     return list(runs(total, start, size, _PIECES))
-
-
-#: Elements that are examined at a time, so that their float64 values stay in the processor's cache.
-_BLOCK = 1 << 15
-#: The exponent field of a DOUBLE is 0 for zero and magnitudes below 2^-1022, and `_SPECIAL` for infinity and NaN.
-_SPECIAL, _BIAS = 2047, 1023
 
 
 @dataclass
@@ -215,9 +214,6 @@ class Statistics:
             "sqnr_db": errors.sqnr_db,
             "log2_magnitudes": {"before": errors.before.as_json(), "after": errors.after.as_json()},
         }
-
-
-_SUMS = ("examined", "compared", "relative", "signal", "noise", "largest")
 
 
 def _finite(number: float) -> float | None:

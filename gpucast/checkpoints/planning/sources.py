@@ -19,6 +19,16 @@ from gpucast.files.inside import inside, open_regular, within
 from gpucast.files.tensor import FileError, checked_name
 
 SUFFIX = ".index.json"
+#: Files of a folder whose tensors are converted; all others are copied, .pb too, as it need not hold a tensor.
+SUFFIXES = (".safetensors", ".npz", ".npy", MODEL)
+#: The format of files that are split and merged.
+_MERGED = ".safetensors"
+#: Files of PyTorch, which may run a program when they are read.
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_ADVICE = (
+    "holds weights as PyTorch pickles them, which are not read here; save them as .safetensors first "
+    "(safetensors.torch.save_file, or save_pretrained of transformers)"
+)
 
 
 @dataclass(frozen=True)
@@ -58,20 +68,6 @@ def read_index(path: str) -> Index:
     for name in weight_map:
         checked_name(name, path)
     return Index(path, document, weight_map)
-
-
-#: Files of a folder whose tensors are converted; all others are copied, .pb too, as it need not hold a tensor.
-SUFFIXES = (".safetensors", ".npz", ".npy", MODEL)
-
-
-#: The format of files that are split and merged.
-_MERGED = ".safetensors"
-#: Files of PyTorch, which may run a program when they are read.
-_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-_ADVICE = (
-    "holds weights as PyTorch pickles them, which are not read here; save them as .safetensors first "
-    "(safetensors.torch.save_file, or save_pretrained of transformers)"
-)
 
 
 @dataclass(frozen=True)

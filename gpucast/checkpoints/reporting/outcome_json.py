@@ -21,6 +21,9 @@ from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.errors import printable
 from gpucast.core.version import __version__
 
+#: Tensors that a page shows at most: browsers cannot cope with the hundred thousand of a large model.
+_MOST = 2000
+
 
 def summary(outcome: Outcome) -> dict[str, Any]:
     """Every tensor that was cast or left alone, in the order of the files, and the totals."""
@@ -161,10 +164,6 @@ def planned(plan: ConversionPlan) -> dict[str, Any]:
             "bytes_out": None if None in sizes else copied + sum(size for size in sizes if size is not None),
         },
     }
-
-
-#: Tensors that a page shows at most: browsers cannot cope with the hundred thousand of a large model.
-_MOST = 2000
 
 
 def page(report: Mapping[str, Any]) -> str:

@@ -14,6 +14,8 @@ from gpucast.checkpoints.planning.tensor_plan import TensorPlan
 
 #: Where torchrun and Slurm tell a process its number, and how many there are.
 _VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+#: Takes bytes of the source that are done; 0 where `Outcome.stage` has changed.
+Advance = Callable[[int], object]
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,6 @@ def _share(number: str, count: str, said: str) -> Share:
     if not (number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         raise ValueError(f"{said} is no share of the work; expected I/N with I from 0 to N - 1")
     return Share(int(number), int(count))
-
-
-#: Takes bytes of the source that are done; 0 where `Outcome.stage` has changed.
-Advance = Callable[[int], object]
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ except ImportError:  # Windows
 HAS_LOCKS = fcntl is not None
 #: What a file system says that knows no locks.
 _NONE = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+SUFFIX = ".partial"
+FILES, WORK = "files", "work"
+_JOB, _LOCK = "job.json", "lock"
 
 
 def lock(file: int | IO[bytes], wait: bool, shared: bool = False) -> bool:
@@ -62,11 +65,6 @@ def unlock(file: int) -> None:
         # Closing lifts it as well.
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
-
-
-SUFFIX = ".partial"
-FILES, WORK = "files", "work"
-_JOB, _LOCK = "job.json", "lock"
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,10 @@ from typing import Any
 from gpucast.files import FileError, file_limits
 from gpucast.files.inside import open_regular
 
+NAME = "config.json"
+#: The entries that describe quantized weights; the second is the older name.
+ENTRIES = ("quantization_config", "compression_config")
+
 
 class Number(float):
     """A number with a fraction or an exponent, and its text."""
@@ -39,11 +43,6 @@ def dumps(document: Any) -> str:
 
     text = json.dumps(marked(document), indent=2)
     return re.sub(rf'"{mark}(\d+)"', lambda found: texts[int(found[1])], text)
-
-
-NAME = "config.json"
-#: The entries that describe quantized weights; the second is the older name.
-ENTRIES = ("quantization_config", "compression_config")
 
 
 def document_of(path: str) -> dict[str, Any] | None:

@@ -23,6 +23,10 @@ from gpucast.files import Spec, safetensors, tensor
 from gpucast.files.tensor import Array
 from gpucast.host.files import sum_words
 
+_WORD = 8
+#: Bytes that are summed at a time, so that they stay in the processor's cache.
+_BLOCK = 1 << 18
+
 
 class Journal:
     """A file that only grows. What a kill leaves of the last line is passed over."""
@@ -66,11 +70,6 @@ class Journal:
 
 def _line(record: dict[str, Any]) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
-
-
-_WORD = 8
-#: Bytes that are summed at a time, so that they stay in the processor's cache.
-_BLOCK = 1 << 18
 
 
 def checksum(data: Any, position: int = 0) -> int:

@@ -25,6 +25,15 @@ from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
 from gpucast.quantization import quantize_array, quantize_on_host
 from gpucast.reference import exact_quantize
 
+#: Called as `gpucast.quantization.quantize_on_host.quantize`: (x, format, *, axis, scale, random).
+Engine = Callable[..., Parts]
+#: Elements of a piece, about. With half as many a conversion takes a tenth longer: every piece has a fixed cost.
+_PIECE = 1 << 20
+#: This many elements of any packed type end on a byte boundary.
+_GROUP = 4
+#: This many codes of any type fill whole words.
+_WORD = 32
+
 
 def tensor_seed(seed: int, name: str) -> int:
     """The seed of one tensor: the first 8 bytes of SHA-256 over seed (8 bytes) and name (UTF-8), all little-endian.
@@ -51,17 +60,6 @@ def moved(random: Random | None, start: int) -> Random | None:
 def keywords(random: Random | None) -> dict[str, Any]:
     """The keywords of `gpucast.cast` and `gpucast.quantize` that select these random bits."""
     return {} if random is None else {"rounding": STOCHASTIC, **random._asdict()}
-
-
-#: Called as `gpucast.quantization.quantize_on_host.quantize`: (x, format, *, axis, scale, random).
-Engine = Callable[..., Parts]
-
-#: Elements of a piece, about. With half as many a conversion takes a tenth longer: every piece has a fixed cost.
-_PIECE = 1 << 20
-#: This many elements of any packed type end on a byte boundary.
-_GROUP = 4
-#: This many codes of any type fill whole words.
-_WORD = 32
 
 
 @dataclass(frozen=True)

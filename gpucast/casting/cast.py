@@ -17,14 +17,23 @@ from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.overlap import check_out
 from gpucast.arrays.packed import as_array, device_index, register_cast
 from gpucast.casting import dispatch, host_plans, plans
-from gpucast.casting.fused_options import check_disjoint, resolve_fused
-from gpucast.casting.fused_rule import rule_of
+from gpucast.casting.fused_options import check_disjoint, resolve_fused, rule_of
 from gpucast.casting.keywords import CastKeywords, HostInput
 from gpucast.casting.plans import HITS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
-from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options, destination
-from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode
+from gpucast.core.rule import (
+    CAST_VERSIONS,
+    CASTLIKE_VERSIONS,
+    DEFAULT_OPSET,
+    STOCHASTIC,
+    CastRule,
+    Options,
+    OverflowKeyword,
+    Rounding,
+    RoundMode,
+    destination,
+)
 from gpucast.gpu import devices, streams
 from gpucast.host.extension import MODULE
 

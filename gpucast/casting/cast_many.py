@@ -13,15 +13,14 @@ from gpucast import gpu
 from gpucast.arrays import adapters, tree
 from gpucast.arrays.adapters import BatchAdapter, untraced
 from gpucast.arrays.batch_item import BatchItem, Names
-from gpucast.arrays.leaves import floating, paths
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
+from gpucast.arrays.tree import floating
 from gpucast.casting import batch_items, batch_plans, dispatch, host_lists
 from gpucast.casting.cast import cast_with
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import DEFAULT_OPSET, Options
-from gpucast.core.rule import OverflowKeyword, Rounding, RoundMode
+from gpucast.core.rule import DEFAULT_OPSET, Options, OverflowKeyword, Rounding, RoundMode
 from gpucast.gpu import streams
 
 
@@ -111,7 +110,7 @@ def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, fl
     else:
         results = list(leaves)
         indices = floating(leaves, lambda: tree.paths(structure), f"{caller}: arrays")
-        names = Names("arrays", lambda: paths(structure, indices))
+        names = Names("arrays", lambda: tree.paths(structure, indices))
         given, targets = [leaves[i] for i in indices], None if outs is None else [outs[i] for i in indices]
         for i, result in zip(indices, _cast_arrays(given, targets, names, dst, options, finite), strict=True):
             results[i] = result

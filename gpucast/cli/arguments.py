@@ -13,8 +13,7 @@ from typing import Any, BinaryIO
 
 from gpucast.core import dtypes
 from gpucast.core.dtypes import DType
-from gpucast.core.options import ATTRIBUTES, DEFAULT_OPSET
-from gpucast.core.rule import ROUND_MODES, ROUNDINGS, STOCHASTIC
+from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, ROUND_MODES, ROUNDINGS, STOCHASTIC
 from gpucast.files.atomic import replacing
 
 

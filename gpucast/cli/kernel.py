@@ -11,8 +11,7 @@ from gpucast.cli import arguments
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import compiler, disassembler, nvidia
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 
 _DESCRIPTION = "Show the kernel that casts SRC to DST. No GPU is needed when --arch is given."
 _FORMS = ("source", "ptx", "cubin", "sass")

@@ -15,8 +15,17 @@ from functools import lru_cache
 from gpucast.codegen.cast_kernel import FILES, join, kernel_file, kernel_name, options, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.formats import SOURCES
-from gpucast.core.options import DEFAULT_OPSET, Options
-from gpucast.core.rule import ROUND_MODE_SINCE, ROUND_MODES, ROUNDINGS, STOCHASTIC, CastRule, has_stochastic, resolve
+from gpucast.core.rule import (
+    DEFAULT_OPSET,
+    ROUND_MODE_SINCE,
+    ROUND_MODES,
+    ROUNDINGS,
+    STOCHASTIC,
+    CastRule,
+    Options,
+    has_stochastic,
+    resolve,
+)
 
 #: How a quotient is computed, by the name of the struct of ``kernels/host/blocks.hpp`` that does.
 DIVISIONS = ("Divided", "Multiplied", "Near")

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 from gpucast.files.tensor import FileError, Linear
 
 #: The domains of ONNX's own operators.

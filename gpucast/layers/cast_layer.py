@@ -22,13 +22,20 @@ from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import dispatch
 from gpucast.casting.cast import cast, cast_like, cast_with
-from gpucast.casting.fused_rule import rule_of
+from gpucast.casting.fused_options import rule_of
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options
-from gpucast.core.rule import RoundMode, newest_version, resolve
+from gpucast.core.rule import (
+    CAST_VERSIONS,
+    CASTLIKE_VERSIONS,
+    DEFAULT_OPSET,
+    Options,
+    RoundMode,
+    newest_version,
+    resolve,
+)
 
 __all__ = ["Cast", "CastLike"]
 

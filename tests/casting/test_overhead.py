@@ -25,8 +25,7 @@ from gpucast import PackedArray
 from gpucast.casting import plans
 from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 from gpucast.gpu import driver
 from gpucast.reference import exact_cast
 

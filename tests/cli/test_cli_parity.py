@@ -17,7 +17,7 @@ from gpucast.compile import cxx
 from gpucast.parity import backends
 from gpucast.parity.backends import Array, CastCodes
 from gpucast.parity.cases import NUMERIC, Case
-from gpucast.parity.work import run
+from gpucast.parity.compare import run
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -19,13 +19,12 @@ from fused_cases import CASES, RANDOM, SOURCES, in_use, on_host, rule_of, to_dev
 from gpucast import PackedArray
 from gpucast.arrays.operand import operand
 from gpucast.casting import dispatch
-from gpucast.casting.fused_rule import fused_rule
+from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.fused_kernel import FusedArguments, FusedOps, fused_source
 from gpucast.compile import compiler
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.options import Options
-from gpucast.core.rule import STOCHASTIC, CastRule, has_stochastic
+from gpucast.core.rule import STOCHASTIC, CastRule, Options, has_stochastic
 from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC
 from gpucast.reference import exact_cast

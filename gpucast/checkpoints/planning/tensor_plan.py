@@ -19,9 +19,8 @@ from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.pieces import tensor_seed
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import ScaleRule
-from gpucast.core.options import Options
 from gpucast.core.random import Random, resolve_random
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 
 Detail = Literal["counts", "errors", "all"]

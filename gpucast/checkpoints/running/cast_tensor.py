@@ -24,8 +24,7 @@ from gpucast.checkpoints.streaming.pieces import keywords, moved
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import printable
-from gpucast.core.options import Options
-from gpucast.core.rule import CastRule, resolve
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor, Window
 from gpucast.gpu import devices

@@ -44,7 +44,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
     """Cast where the source is; on a device in one launch.
 
     The result is `target`, or a new array of the source's kind and in its memory order. With `fused` the rule is a
-    `gpucast.casting.fused_rule.fused_rule`.
+    `gpucast.casting.fused_options.fused_rule`.
     """
     if source.device is not None:
         return gpu.cast_on_gpu.apply(source, rule, target, fused)

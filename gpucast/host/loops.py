@@ -70,7 +70,7 @@ def plain(rule: CastRule) -> bytes:
 
 def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
     """The work of a cast; with a scale the rule is that of products, but for its source
-    (`gpucast.casting.fused_rule.fused_rule`)."""
+    (`gpucast.casting.fused_options.fused_rule`)."""
     if fused is None or all(given is None for given in fused):
         return plain(rule)
     looks = fused.amax is not None, fused.finite is not None

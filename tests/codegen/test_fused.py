@@ -42,7 +42,7 @@ WIDE = (0.1, 1 - 2**-53, 5e-324, -1.7e308)
 
 
 def scaled_exactly(code: int, rule: CastRule, scale: float | None, word: int | None) -> int:
-    """A product by rational arithmetic, from the words of gpucast.casting.fused_rule."""
+    """A product by rational arithmetic, from the words of gpucast.casting.fused_options."""
     if scale is None:
         if rule.src is rule.dst:
             return exact.cast_codes([code], rule)[0]

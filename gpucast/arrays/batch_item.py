@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.adapters import ArrayAdapter, BatchAdapter
-from gpucast.arrays.operand import Operand
-from gpucast.arrays.overlap import bounds, share_memory
+from gpucast.arrays.operand import Operand, bounds, share_memory
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
 
@@ -69,7 +68,7 @@ class Place:
 def check_disjoint(written: Sequence[Place], read: Sequence[Place], caller: str) -> None:
     """Raise a ValueError where an array that is written shares memory with another one, on any device.
 
-    `gpucast.arrays.overlap.check_out` looks at source and destination of one item, and at elements within one array.
+    `gpucast.arrays.operand.check_out` looks at source and destination of one item, and at elements within one array.
     """
     for device in {place.operand.device for place in written}:
         targets = _sorted(place for place in written if place.operand.device == device)

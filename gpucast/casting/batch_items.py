@@ -10,8 +10,7 @@ import numpy as np
 
 from gpucast.arrays import adapters
 from gpucast.arrays.batch_item import BatchItem, Names, Place, check_disjoint
-from gpucast.arrays.operand import Operand, operand
-from gpucast.arrays.overlap import check_out
+from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.fused_options import resolve_finite, resolve_scale, rule_of
 from gpucast.core.dtypes import DType, dtype

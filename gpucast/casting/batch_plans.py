@@ -19,7 +19,7 @@ from gpucast.arrays import adapters
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, one_class
 from gpucast.arrays.batch_item import BatchItem, Launch, Table, disjoint, is_clear
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.overlap import share_memory
+from gpucast.arrays.operand import share_memory
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
 from gpucast.casting.plans import is_lasting

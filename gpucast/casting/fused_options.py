@@ -12,8 +12,7 @@ import numpy as np
 
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import Operand
-from gpucast.arrays.overlap import share_memory
+from gpucast.arrays.operand import Operand, share_memory
 from gpucast.arrays.packed import device_index, unmasked
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real

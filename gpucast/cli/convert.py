@@ -24,8 +24,7 @@ from gpucast.core.errors import printable, printable_lines
 from gpucast.core.formats import ScaleRule
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files import FileError
-from gpucast.files.atomic import check_target
-from gpucast.files.inside import within
+from gpucast.files.atomic import check_target, within
 
 _DESCRIPTION = """\
 Cast the tensors of a file with the ONNX Cast operator. IN is a file, the *.index.json of a checkpoint in several files,

@@ -99,7 +99,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
 
 
 def _device(source: Operand) -> int:
-    assert source.device is not None, "casting.dispatch sends device arrays here"
+    assert source.device is not None, "`gpucast.casting.cast.apply` sends device arrays here"
     return source.device
 
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from gpucast.arrays import adapters, tree
 from gpucast.arrays.batch_item import Place, check_disjoint
-from gpucast.arrays.operand import operand
-from gpucast.arrays.overlap import check_out
+from gpucast.arrays.operand import check_out, operand
 from gpucast.arrays.packed import device_index
 from gpucast.arrays.tree import dtype_of
 from gpucast.casting.cast import cast

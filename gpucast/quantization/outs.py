@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.overlap import share_memory
+from gpucast.arrays.operand import share_memory
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format

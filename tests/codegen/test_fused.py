@@ -18,7 +18,7 @@ from codes import assert_codes, assert_same, every_code
 from fused_cases import CASES, RANDOM, SOURCES, in_use, on_host, rule_of, to_device
 from gpucast import PackedArray
 from gpucast.arrays.operand import operand
-from gpucast.casting import dispatch
+from gpucast.casting.cast import apply
 from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.fused_kernel import FusedArguments, FusedOps, fused_source
 from gpucast.compile import compiler
@@ -91,7 +91,7 @@ def finite_codes(codes: np.ndarray, src: DType) -> np.ndarray:
 
 
 def cast(x: Any, rule: CastRule, inputs: FusedInputs) -> Any:
-    return dispatch.apply(operand(x), rule, fused=inputs).array
+    return apply(operand(x), rule, fused=inputs).array
 
 
 @pytest.mark.parametrize("src", NUMERIC, ids=str)

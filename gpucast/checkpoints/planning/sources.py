@@ -15,7 +15,7 @@ from typing import Any
 
 from gpucast.checkpoints.scales import config_json
 from gpucast.files import MODEL, file_limits
-from gpucast.files.inside import inside, open_regular, within
+from gpucast.files.atomic import inside, open_regular, within
 from gpucast.files.tensor import FileError, checked_name
 
 SUFFIX = ".index.json"

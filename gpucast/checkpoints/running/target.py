@@ -17,8 +17,7 @@ from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running.partial import FILES, Job, Partial, is_mount_point
 from gpucast.core.places import durable, status_of, sync_folder
 from gpucast.files import FileError, file_limits
-from gpucast.files.atomic import check_target
-from gpucast.files.inside import open_regular
+from gpucast.files.atomic import check_target, open_regular
 
 #: In a written folder: which conversion it is of, by which a process that comes late knows that nothing is left to do.
 _DONE = ".gpucast.json"

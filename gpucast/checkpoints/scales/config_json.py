@@ -11,7 +11,7 @@ import secrets
 from typing import Any
 
 from gpucast.files import FileError, file_limits
-from gpucast.files.inside import open_regular
+from gpucast.files.atomic import open_regular
 
 NAME = "config.json"
 #: The entries that describe quantized weights; the second is the older name.

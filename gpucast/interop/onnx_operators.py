@@ -17,6 +17,7 @@ from onnx.reference.op_run import OpRun
 from gpucast.casting import cast as casting
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, ROUND_MODE_SINCE, SATURATE_SINCE, newest_version
+from gpucast.files.onnx_graph import inner_graphs
 
 Array = npt.NDArray[Any]
 #: The domain names of ONNX's own operators.
@@ -181,7 +182,7 @@ class _Folding:
         spent: set[str] = set()
         done = []
         for index, node in enumerate(graph.node):
-            for inner in _inner_graphs(node):
+            for inner in inner_graphs(node):
                 spent |= self.fold(inner, constants, types)
             value = self._constant(node, constants, types)
             if value is None:
@@ -262,13 +263,6 @@ def _dtype(number: int) -> np.dtype[Any]:
     return np.dtype(helper.tensor_dtype_to_np_dtype(number))
 
 
-def _inner_graphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
-
-
 def _used(graph: Any) -> Iterator[str]:
     """Every name that a graph or function, or a graph within it, reads or outputs."""
     if isinstance(graph, onnx.GraphProto):
@@ -280,7 +274,7 @@ def _used(graph: Any) -> Iterator[str]:
         yield from graph.output
     for node in graph.node:
         yield from node.input
-        for inner in _inner_graphs(node):
+        for inner in inner_graphs(node):
             yield from _used(inner)
 
 

@@ -28,7 +28,6 @@ from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor, Window
 from gpucast.gpu import devices
-from gpucast.host import cast_numbers
 from gpucast.host.files import CastStats, CountedCast, FilePosition, counted
 
 #: Elements that are read, cast, counted and written while they are in the second-level cache.
@@ -95,17 +94,16 @@ class Casting:
     ) -> tuple[int, Statistics, list[Array]]:
         """Cast a part. Its elements; what they lost; their casts, where these have not been written."""
         told, casts = Statistics(errors=Errors() if self.request.detail == "all" else None), list[Array]()
-        cast = self._caster(part)
         if positioned is not None and (lost := self._passed_on(start, part, positioned)) is not None:
             told.report = lost
             for run in self._examined(start, part.size):
                 some = part.part(run.start, run.stop - run.start)
                 assert some is not None, "the file was read at a place"
                 x = some.read()
-                self._examine(told, x, cast(x, start + run.start)[0])
+                self._examine(told, x, self._cast(x, start + run.start)[0])
             return part.size, told, casts
         for x in part.chunks(self._limit(part)):
-            y, found = cast(x, start)
+            y, found = self._cast(x, start)
             told.report += self._lost(x, y, found)
             for run in self._examined(start, x.size):
                 self._examine(told, x[run], y[run])
@@ -156,24 +154,12 @@ class Casting:
         # A limit that is no whole group of 4 elements would be cut down to one.
         return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
 
-    def _caster(self, part: Tensor) -> Callable[[Array, int], tuple[Array, CastStats | None]]:
-        """What casts flat elements of a part, told the number of the first one."""
-        rule = self._rule
-        if not self._on_host or self.request.seed is not None or "string" in (rule.src.family, rule.dst.family):
-            return self._cast
+    def _cast(self, x: Array, start: int) -> tuple[Array, CastStats | None]:
+        """Cast flat elements, of which the first has the number `start`."""
         counting = self._counted()
-
-        def cast(x: Array, start: int) -> tuple[Array, CastStats | None]:
-            # As `gpucast.cast` does, but for its questions.
-            y = np.empty(x.shape, rule.dst.numpy)
-            if counting is not None:
-                return y, counting(x.view(rule.src.code_numpy), y.view(rule.dst.code_numpy))
-            cast_numbers.into(x, rule, y)
-            return y, None
-
-        return cast
-
-    def _cast(self, x: Array, start: int) -> tuple[Array, None]:
+        if counting is not None:
+            y = np.empty(x.shape, self.dtype.numpy)
+            return y, counting(x.view(self._rule.src.code_numpy), y.view(self.dtype.code_numpy))
         random = keywords(moved(self.request.random(self.tensor.name), start))
         return _cast_on(self.device, x, self.dtype, {**self.request.attributes, **random}).reshape(-1), None
 

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from gpucast.core import dtypes
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, ROUND_MODES, ROUNDINGS, STOCHASTIC
+from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, DIRECTED, ROUND_MODES, ROUNDINGS, STOCHASTIC
 from gpucast.files.atomic import replacing
 
 
@@ -31,8 +31,9 @@ def add_attributes(parser: argparse.ArgumentParser, *, stochastic: bool = False)
     )
     parser.add_argument(
         "--rounding",
-        choices=(*ROUNDINGS, *[STOCHASTIC] * stochastic),
-        help="to integers (default: truncate)" + "; stochastic: to floats of 16 bits or fewer" * stochastic,
+        choices=(*ROUNDINGS, *DIRECTED, *[STOCHASTIC] * stochastic),
+        help="to integers: truncate (default) or nearest_even; to floats: toward_zero, upward, downward or odd"
+        + "; to floats of 16 bits or fewer: stochastic" * stochastic,
     )
     parser.add_argument(
         "--overflow", choices=("saturate", "wrap"), help="to integers (default: wrap) and to wide floats"

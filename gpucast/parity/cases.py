@@ -15,6 +15,7 @@ from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.random import Random, resolve_random
 from gpucast.core.rule import (
     DEFAULT_OPSET,
+    DIRECTED,
     ROUND_MODE_SINCE,
     ROUND_MODES,
     ROUNDINGS,
@@ -22,6 +23,7 @@ from gpucast.core.rule import (
     CastRule,
     Options,
     has_stochastic,
+    holds,
     resolve,
 )
 
@@ -89,6 +91,14 @@ def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> 
     ]
 
 
+def directed_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
+    """The cases of a pair that round to a float in a direction; none where there is nothing to round."""
+    if dst.family != "float" or holds(dst, src):
+        return []
+    every = itertools.product(cases(src, dst, opsets), DIRECTED)
+    return [Case(replace(one.rule, rounding=way), (*one.attributes, ("rounding", way))) for one, way in every]
+
+
 def rules(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[CastRule]:
     """The rules of `cases`."""
     return [case.rule for case in cases(src, dst, opsets)]
@@ -102,7 +112,7 @@ def all_cases(pairs: Iterable[Pair], defaults_only: bool = False) -> list[Case]:
     """The cases of some pairs: one for every rule, or only those of the default attributes."""
     if defaults_only:
         return [cases(*pair)[0] for pair in pairs]
-    return [case for pair in pairs for case in (*cases(*pair), *stochastic_cases(*pair))]
+    return [case for pair in pairs for case in (*cases(*pair), *directed_cases(*pair), *stochastic_cases(*pair))]
 
 
 def shuffled(chosen: Sequence[Case], seed: int) -> list[Case]:

@@ -151,7 +151,7 @@ def test_a_sample(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         asked.update(keywords, cases=cases)
         return run(backend, cases[:30], **(keywords | {"random": 10}))
 
-    monkeypatch.setattr("gpucast.parity.work.run", first_ones)
+    monkeypatch.setattr("gpucast.parity.compare.run", first_ones)
     tried = []
     for seed in ("3", "3", "4"):
         assert main(["parity", "--backend", "host", "--seed", seed, "--json", "x.json"]) == 0

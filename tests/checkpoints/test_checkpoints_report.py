@@ -45,7 +45,7 @@ def test_the_quick_counts_are_those_of_cast_report(src: DType) -> None:
             for x in (sample(src, (3000,)), some, some[:0]):
                 y = gpucast.cast(x, dst, saturate=saturate)
                 wanted = replace(gpucast.cast_report(x, dst, saturate=saturate), max_relative_error=0.0)
-                found = counts.count(x, y, src, dst, {"saturate": saturate})
+                found = counts.of_cast(x, y, src, dst, {"saturate": saturate})
                 assert replace(found, max_relative_error=0.0) == wanted, (src, dst, saturate)
 
 
@@ -183,7 +183,7 @@ def test_a_sample_of_a_large_tensor_is_near_the_whole(options: list[str], monkey
     x = np.tile(numbers(512, 512), (4, 4)) + np.linspace(0, 1, 2048, dtype=np.float32)
     sampled = report_of(x, *options)
     assert 0.005 < sampled["examined"] / x.size < 0.01
-    monkeypatch.setattr("gpucast.checkpoints.losses.sample.EXACT", x.size)
+    monkeypatch.setattr("gpucast.checkpoints.losses.statistics.EXACT", x.size)
     whole = report_of(x, *options)
     assert whole["examined"] == x.size
     # Counts are of all elements.

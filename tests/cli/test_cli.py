@@ -18,7 +18,7 @@ import pytest
 
 import gpucast
 from gpucast.cli import info, main
-from gpucast.compile import cache_folder, nvidia
+from gpucast.compile import cache, nvidia
 from gpucast.core.dtypes import DTYPES
 from tensors import leftovers
 
@@ -241,8 +241,8 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         if xdg:
             monkeypatch.setenv("XDG_CACHE_HOME", xdg)
-        assert cache_folder.cache_folder() == str(tmp_path / wanted)
+        assert cache.cache_folder() == str(tmp_path / wanted)
     (tmp_path / "file").write_text("")
-    assert cache_folder.writable(str(tmp_path / "new" / "deep"))
-    assert not cache_folder.writable(str(tmp_path / "file"))
-    assert not cache_folder.writable(str(tmp_path / "file" / "deep"))
+    assert cache.writable(str(tmp_path / "new" / "deep"))
+    assert not cache.writable(str(tmp_path / "file"))
+    assert not cache.writable(str(tmp_path / "file" / "deep"))

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gpucast import files
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
-from gpucast.files.inside import inside
+from gpucast.files.atomic import inside
 from tensors import full_disk, leftovers
 
 pytestmark = pytest.mark.usefixtures("folder")

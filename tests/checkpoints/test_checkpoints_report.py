@@ -170,7 +170,7 @@ def test_verify_compares_a_sample(options: list[str], compared: int, capsys: pyt
 def report_of(x: np.ndarray[Any, Any], *options: str) -> dict[str, Any]:
     files.save("in.safetensors", {"w": x})
     argv = ["convert", "in.safetensors", "out.safetensors", *options, "--quiet", "--overwrite"]
-    assert main([*argv, "--report_of", "r.json"]) == 0
+    assert main([*argv, "--report", "r.json"]) == 0
     (tensor,) = json.loads(Path("r.json").read_text())["tensors"]
     return dict(tensor)
 

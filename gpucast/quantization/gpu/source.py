@@ -25,9 +25,12 @@ from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 from gpucast.quantization.block_grid import BlockGrid
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
-#: blocks with NaN or infinity), then "elements". "top" and "global" compute the global scale. "back" dequantizes.
+#: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which
+#: vectors of `VECTOR` bytes have side by side. "top" and "global" compute the global scale. "back" dequantizes.
 #: "swizzle" and "unswizzle" reorder scales.
-Kind = Literal["rows", "extremes", "scales", "kept", "top", "global", "elements", "back", "swizzle", "unswizzle"]
+Kind = Literal[
+    "rows", "extremes", "columns", "scales", "kept", "top", "global", "elements", "back", "swizzle", "unswizzle"
+]
 
 #: The further files of these kernels, after those of fused kernels.
 FILES = ("quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantize.cu")
@@ -35,6 +38,8 @@ FILES = ("quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantiz
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Threads that work on a block together in the kinds that compute statistics.
 WARP = 32
+#: The bytes that a thread of the kind "columns" loads at a time.
+VECTOR = 16
 #: The block lengths of the kind "rows".
 ROW_BLOCKS = (16, 32, 64, 128)
 
@@ -76,6 +81,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         call = {
             "rows": f"quantize_rows<{own}, {other.name}, {both}, {of_blocks}, {THREADS}>{arrays}",
             "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
+            "columns": f"find_column_extremes<{value}, {other.name}, {index}, {two_sided}, {finite}, {THREADS}>(src, n, given)",
             "top": f"find_extremes<{value}, {other.name}, {index}, false, true, {WARP}, {THREADS}>(src, n, given)",
             "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
             "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",

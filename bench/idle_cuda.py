@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 
-from gpucast.compile import cubin, nvidia
+from gpucast.compile import compiler, nvidia
 from gpucast.gpu import driver as launch
 
 
@@ -106,7 +106,7 @@ def idle(
             (runtime, "streamIsCapturing", capturing),
             (cupy.cuda, "get_current_stream", stream or (lambda device=-1: null)),
             (cupy.cuda, "alloc", allocate or (lambda nbytes: room)),
-            (cubin, "compile_for", compile_for),
+            (compiler, "compile_for", compile_for),
             (launch.CupyDriver, "unavailable", lambda self: None),
             (launch.CupyDriver, "_capability", staticmethod(lambda device: (9, 0))),
         ):

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 import gpucast
-from gpucast.compile import cubin
+from gpucast.compile import compiler
 
 FUNCTION = gpucast.device_function("FLOAT", "FLOAT8E4M3FN")
 SCALED_CAST = "code = gpucast_float32_to_float8e4m3fn(x * scale)"
@@ -66,7 +66,7 @@ def run() -> int:
 
 def show(arch: str) -> int:
     try:
-        code = cubin.compile(FUNCTION + KERNEL, "scaled_cast", cubin.compiler().parse(arch)).code
+        code = compiler.compile(FUNCTION + KERNEL, "scaled_cast", compiler.compiler().parse(arch)).code
     except (gpucast.DeviceUnavailable, ValueError) as error:
         print(f"fused_cast: {error}", file=sys.stderr)
         return 1

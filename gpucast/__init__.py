@@ -17,18 +17,18 @@ with exact():
     from gpucast import layers, reference
     from gpucast.arrays import adapters
     from gpucast.arrays.packed import PackedArray
-    from gpucast.casting.batch import cast_many
     from gpucast.casting.cast import cast, cast_like
+    from gpucast.casting.cast_many import cast_many
+    from gpucast.casting.cast_report import cast_report
     from gpucast.casting.creation import empty, empty_like, from_bytes
     from gpucast.casting.loss_counts import CastReport
-    from gpucast.casting.report import cast_report
     from gpucast.codegen.device_function import device_function
     from gpucast.core import packages
     from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
     from gpucast.core.errors import DeviceUnavailable
     from gpucast.core.options import DEFAULT_OPSET
     from gpucast.core.version import __version__ as __version__
-    from gpucast.warmup.api import warmup
+    from gpucast.warmup.compile_ahead import warmup
 
 if TYPE_CHECKING:
     from gpucast import mixed, quantization

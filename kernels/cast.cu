@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of a plain cast: which elements a thread casts. gpucast/codegen/cast.py adds the dtypes of a
+// The kernels of a plain cast: which elements a thread casts. gpucast/codegen/cast_kernel.py adds the dtypes of a
 // pair, its rule, and one line that names its kernel.
 #ifndef GPUCAST_BARRIER
 #define GPUCAST_BARRIER() __syncthreads()
@@ -93,6 +93,10 @@ struct Arithmetic {
                 put_lanes<Dst::bits, 4>(out, i, low);
                 put_lanes<Dst::bits, 4>(out, i + 4, high);
             }
+        } else if constexpr (is_directed<Rule>()) {
+            // The fast paths below round to nearest.
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) put<Dst::bits>(out, i, cast_code<Src, Dst>(get<SrcBits, Word>(in, i), Rule()));
         } else if constexpr (SrcBits == 8 && Src::is_int && Src::bits == 8 && is_float16<Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements / 2; i += 2) halves_of_bytes<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);
@@ -532,7 +536,7 @@ GPUCAST_INLINE void cast_transposed(
 
 }  // namespace gpucast
 
-// Macros, because the name of a kernel is a pair's. codegen/cast.py defines NAME_rule, and for a look-up NAME_entry_rule.
+// Macros, because the name of a kernel is a pair's. codegen/cast_kernel.py defines NAME_rule, and for a look-up NAME_entry_rule.
 #define GPUCAST_CONTIGUOUS(NAME, SRC, DST, SRC_BITS, ELEMENTS, UNROLL, THREADS)                                         \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n) {                         \

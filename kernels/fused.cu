@@ -2,10 +2,10 @@
 // A cast with fused operations of a training step, in the same pass over memory: a multiplication by one number,
 // stochastic rounding, the largest magnitude of the source, and whether all of the source is finite.
 //
-// gpucast/codegen/fused.py puts philox.cuh, stochastic.cuh and this file after those that every kernel needs.
+// gpucast/codegen/fused_kernel.py puts philox.cuh, stochastic.cuh and this file after those that every kernel needs.
 namespace gpucast {
 
-// The last argument of a fused kernel; gpucast.codegen.fused.FusedArguments has the same fields. A field without its
+// The last argument of a fused kernel; gpucast.codegen.fused_kernel.FusedArguments has the same fields. A field without its
 // option is not read.
 struct FusedArguments {
     // The number, or its address on the device: of a FLOAT where the scaling is narrow, else of a DOUBLE.
@@ -107,7 +107,7 @@ struct Fused {
     enum : bool {
         observes = has_amax || has_finite,
         stochastic = Rule::rounding() == Rounding::stochastic,
-        by_float = scaling == Scaling::narrow && !stochastic && fits_float32<Src>() && takes_float32<Dst>()
+        by_float = scaling == Scaling::narrow && !stochastic && !is_directed<Rule>() && fits_float32<Src>() && takes_float32<Dst>()
     };
     const FusedArguments& given;
     double scale;
@@ -247,7 +247,7 @@ private:
 
 }  // namespace gpucast
 
-// Macros, because the name of a kernel is a pair's. gpucast/codegen/fused.py defines NAME_rule.
+// Macros, because the name of a kernel is a pair's. gpucast/codegen/fused_kernel.py defines NAME_rule.
 #define GPUCAST_FUSED(NAME, SRC, DST, SRC_BITS, SCALING, AMAX, FINITE)                                                 \
     gpucast::Fused<gpucast::SRC, gpucast::DST, gpucast::FLOAT, gpucast::DOUBLE, SRC_BITS, gpucast::NAME##_rule,        \
                    gpucast::Scaling::SCALING, AMAX, FINITE>

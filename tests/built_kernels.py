@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from gpucast.compile.cache import Cache
-from gpucast.compile.cubin import Compiler
+from gpucast.compile.compiler import Compiler
 from gpucast.compile.nvrtc import Nvrtc
 from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.compile.processes import Commands

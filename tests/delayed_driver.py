@@ -18,8 +18,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from gpucast.codegen.batch import BatchSource
-from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.batch_kernel import BatchSource
+from gpucast.codegen.cast_kernel import KernelSource
 from host_driver import HostDriver
 
 _ALIGNMENT = 256

@@ -13,7 +13,7 @@ import gpucast
 from codes import assert_same, random_codes
 from gpucast import PackedArray
 from gpucast.core.dtypes import DType
-from gpucast.gpu import cast
+from gpucast.gpu import cast_on_gpu
 
 SIZES = (1, 7, 4099, 100_003)
 
@@ -25,7 +25,7 @@ def on_device(host: np.ndarray) -> Any:
 
 def on_host(x: Any) -> np.ndarray:
     """A copy of the bytes as they lie there; a view that is not contiguous is copied by a kernel first."""
-    result = cast.to_host(x)
+    result = cast_on_gpu.to_host(x)
     return result.get() if isinstance(result, PackedArray) else np.asarray(result)
 
 

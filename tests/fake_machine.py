@@ -13,8 +13,8 @@ import numpy as np
 
 from bench.cases.buffers import Sets
 from bench.cases.contenders import Run
-from gpucast.codegen.batch import BatchSource
-from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.batch_kernel import BatchSource
+from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
 from gpucast.parity.compare import wanted_codes

@@ -13,8 +13,8 @@ import numpy as np
 
 import gpucast
 from gpucast import PackedArray
-from gpucast.casting.fused import fused_rule
-from gpucast.codegen.fused import FusedOps, fused_source
+from gpucast.casting.fused_rule import fused_rule
+from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.random import Random

@@ -15,8 +15,8 @@ from typing import Any
 import cupy
 import numpy as np
 
-from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource
-from gpucast.codegen.cast import KernelSource, kernel_source
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource
+from gpucast.codegen.cast_kernel import KernelSource, kernel_source
 from gpucast.core.rule import CastRule
 from gpucast.gpu import driver as launch
 from gpucast.parity import host_build

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, find
-from gpucast.reference import quantize as reference
+from gpucast.reference import exact_quantize
 
 Array = npt.NDArray[Any]
 
@@ -95,7 +95,7 @@ def beside_midpoints(format: Format, axis: int) -> tuple[Array, Array]:
     wrong side; the scales, which are those of some extremes that it has too."""
     rng = np.random.default_rng(17)
     x = rng.standard_normal((64, 128)).astype(np.float32)
-    first = reference.quantize(x, format, axis=axis)
+    first = exact_quantize.quantize(x, format, axis=axis)
     lengths, grid = format.lengths(x.shape, axis), format.grid(x.shape, axis)
     rows_, cols = (index // length for index, length in zip(np.indices(x.shape), lengths, strict=True))
     d = first.scales.astype(np.float64).reshape(grid)[rows_, cols]

@@ -12,7 +12,7 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
-from gpucast.quantization import FORMATS, Quantized, host, quantize
+from gpucast.quantization import FORMATS, Quantized, quantize, quantize_on_host
 from quantization_cases import same
 
 Array = npt.NDArray[Any]
@@ -116,7 +116,9 @@ def check_device(name: str, source: str, count: int) -> None:
     parts = Parts(data, scales)
     there = (cast(part, part_row, device="cuda") for part, part_row in ((data, format.element), (scales, "FLOAT")))
     on_device = Quantized(*there, format, axis=0)
-    assert same(cast(on_device.dequantize(row), row, device="cpu"), host.dequantize(parts, format, row, axis=0))
+    assert same(
+        cast(on_device.dequantize(row), row, device="cpu"), quantize_on_host.dequantize(parts, format, row, axis=0)
+    )
 
 
 def check_device_blocks(source: str, count: int) -> None:

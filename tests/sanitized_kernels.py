@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 from codes import every_code, random_codes
-from gpucast.codegen.cast import kernel_source
+from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.core.dtypes import DType
 from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC, SMALL, rules

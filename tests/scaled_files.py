@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 import gpucast
 from gpucast import files
-from gpucast.checkpoints.scales import quantize as scaling
+from gpucast.checkpoints.scales import scaling
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,22 +46,22 @@ NARROW = {
     "core.options": {"core.dtypes"},
     "core.version": set(),
     "core.rule": {"core.checks", "core.dtypes", "core.options"},
-    "core.text": {"core.dtypes"},
+    "core.strings": {"core.dtypes"},
     "core.random": {"core.checks", "core.rule"},
-    "reference.rounding": {"core.arithmetic", "core.dtypes"},
-    "reference.casting": {
+    "reference.rounding": {"core.arithmetic", "core.dtypes", "core.rule"},
+    "reference.exact_cast": {
         "core.arithmetic",
         "core.dtypes",
         "core.options",
         "core.random",
         "core.rule",
-        "core.text",
+        "core.strings",
         "reference.rounding",
     },
-    "reference.quantize": {"core.arithmetic", "core.dtypes", "core.formats", "reference.casting"},
+    "reference.exact_quantize": {"core.arithmetic", "core.dtypes", "core.formats", "reference.exact_cast"},
     "arrays.bitpacking": set(),
-    "codegen.cast": {"core.dtypes", "core.options", "core.rule"},
-    "codegen.strides": {"codegen.cast"},
+    "codegen.cast_kernel": {"core.dtypes", "core.options", "core.rule"},
+    "codegen.strides": {"codegen.cast_kernel"},
     "gpu.devices": {"core.errors", "gpu", "gpu.driver"},
 }
 #: The extension module, which imports nothing of ours.
@@ -77,16 +78,16 @@ SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
 OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm", "z3"}
 #: The other imports inside functions, and why.
 INSIDE = {
-    ("host.module", "_host"): "the extension module, which may be missing",
+    ("host.extension", "_host"): "the extension module, which may be missing",
     ("host.build", "numpy"): "its headers, which only a build needs",
     ("host.hatch_hook", "host.build"): "found in the folder that is being installed",
     ("core.dtypes.lookup", "difflib"): "slow, and needed for one message",
     ("compile.nvrtc_search", "importlib.metadata"): "the same",
-    ("warmup.api", "concurrent.futures"): "`import gpucast` loads warmup.api, and stays quick without it",
-    ("warmup.api", "compile.cubin"): "the same; no cast on the host needs a compiler",
-    ("warmup.api", "compile.nvidia"): "the same",
-    ("warmup.api", "core.formats"): "the same; no cast needs the formats of quantization",
-    ("warmup.api", "warmup.kinds"): "the same; it knows the kernels of quantization and of mixed precision",
+    ("warmup.compile_ahead", "concurrent.futures"): "`import gpucast` loads it, and stays quick without it",
+    ("warmup.compile_ahead", "compile.compiler"): "the same; no cast on the host needs a compiler",
+    ("warmup.compile_ahead", "compile.nvidia"): "the same",
+    ("warmup.compile_ahead", "core.formats"): "the same; no cast needs the formats of quantization",
+    ("warmup.compile_ahead", "warmup.kinds"): "the same; it knows the kernels of quantization and of mixed precision",
     ("cli.fold", "interop.onnx"): "it imports onnx, which is optional",
     ("parity.self_test", "parity.backends"): "slow to import, and of use only where casts can run on a GPU",
     ("parity.self_test", "parity.cases"): "the same",
@@ -249,8 +250,8 @@ def test_import_brings_no_optional_package() -> None:
     loaded = python("import gpucast, sys; print(' '.join(sys.modules))").split()
     heavy = {
         "gpucast.gpu.driver",
-        "gpucast.gpu.cast",
-        "gpucast.compile.cubin",
+        "gpucast.gpu.cast_on_gpu",
+        "gpucast.compile.compiler",
         "cupy",
         "gpucast.interop",
         "torch",
@@ -266,3 +267,10 @@ def test_import_brings_no_optional_package() -> None:
     }
     assert "gpucast" in loaded
     assert heavy.isdisjoint(loaded)
+
+
+def test_file_names_are_unique() -> None:
+    """A name says which file it is. Commands of the command line and public names may repeat one."""
+    names = Counter(path.name for module, path in MODULES.items() if not module.startswith("gpucast.cli."))
+    shared = {path.name for module, path in MODULES.items() if module in PUBLIC} | {"__init__.py"}
+    assert {name for name, count in names.items() if count > 1} <= shared

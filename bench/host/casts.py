@@ -28,8 +28,8 @@ from bench.report import host_tables
 from bench.report.host_tables import EVERYDAY, HostMeasurement
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve
-from gpucast.host import module
-from gpucast.reference import casting as reference
+from gpucast.host import extension
+from gpucast.reference import exact_cast
 
 try:
     import torch
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             rows += _other_forms(src, dst, arguments.repeats, [LONG for n in sizes if n >= LONG][:1])
     for line in (host_tables.table(rows), "", *host_tables.all_pairs(rows)):
         print(line)
-    versions = {"level": module.status()} | ({} if torch is None else {"torch": torch.__version__})
+    versions = {"level": extension.status()} | ({} if torch is None else {"torch": torch.__version__})
     figures = {"repeats": arguments.repeats, **versions, "rows": [asdict(row) for row in rows]}
     if all_types:
         figures["strings"] = _strings(max(sizes))
@@ -162,7 +162,7 @@ def _into(x: Array, dst: DType, out: Array) -> Sides:
 
 def _check(x: Array, rule: CastRule) -> None:
     result = np.asarray(gpucast.cast(x, rule.dst))
-    wanted = reference.apply(x, rule)
+    wanted = exact_cast.apply(x, rule)
     wrong = np.flatnonzero(result.view(rule.dst.code_numpy) != wanted.view(rule.dst.code_numpy))
     if wrong.size:
         i = wrong[0]

@@ -24,10 +24,10 @@ import numpy as np
 import gpucast
 from bench import idle_cuda
 from bench.timing.times import Times
-from gpucast.codegen.cast import SHAPES, kernel_source
+from gpucast.codegen.cast_kernel import SHAPES, kernel_source
 from gpucast.compile import nvrtc, nvrtc_search
 from gpucast.compile.cache import Cache
-from gpucast.compile.cubin import Compiler
+from gpucast.compile.compiler import Compiler
 from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve

@@ -28,7 +28,7 @@ from bench.timing.machine import processor
 from gpucast import cast
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Parts
-from gpucast.quantization import FORMATS, Format, host
+from gpucast.quantization import FORMATS, Format, quantize_on_host
 
 Array = npt.NDArray[Any]
 
@@ -83,7 +83,7 @@ def measured(
     for name, format in formats.items():
         for row in map(dtype, types):
             x = cast(normal, row)
-            parts = host.quantize(x, format)
+            parts = quantize_on_host.quantize(x, format)
             yield _row(name, row, DIRECTIONS[0], _quantizers(x, format), x.size, repeats)
             yield _row(name, row, DIRECTIONS[1], _dequantizers(parts, format, row), x.size, repeats)
 
@@ -103,11 +103,11 @@ def _row(
 
 
 def _quantizers(x: Array, format: Format) -> list[Callable[[], Any]]:
-    return [lambda: host.quantize(x, format), lambda: quantize_formula(x, format)]
+    return [lambda: quantize_on_host.quantize(x, format), lambda: quantize_formula(x, format)]
 
 
 def _dequantizers(parts: Parts, format: Format, to: DType) -> list[Callable[[], Any]]:
-    return [lambda: host.dequantize(parts, format, to), lambda: dequantize_formula(parts, format, to)]
+    return [lambda: quantize_on_host.dequantize(parts, format, to), lambda: dequantize_formula(parts, format, to)]
 
 
 # ---- the formulas ----

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
-from gpucast.host import text
+from gpucast.host import text_on_host
 
 ROUNDS = 5
 #: Type -> kind of data: numbers as weights have them.
@@ -30,17 +30,17 @@ def rows(elements: int) -> list[tuple[str, float]]:
     """(what, elements per second) of arrays of `elements`; the fastest of interleaved rounds."""
     string = dtype("STRING")
     data = {name: _data(name, elements) for name in SOURCES}
-    texts = {name: text.format(x, resolve(dtype(name), string)) for name, x in data.items()}
+    texts = {name: text_on_host.format(x, resolve(dtype(name), string)) for name, x in data.items()}
     jobs: dict[str, tuple[Any, Any, Any]] = {}
     for name, x in data.items():
-        jobs[f"format {name}"] = (text.format, x, resolve(dtype(name), string))
+        jobs[f"format {name}"] = (text_on_host.format, x, resolve(dtype(name), string))
     for name, to in PARSED:
         what = f"parse {to}" if name == to else f"parse {to} from texts of {name}"
-        jobs[what] = (text.parse, texts[name], resolve(string, dtype(to)))
+        jobs[what] = (text_on_host.parse, texts[name], resolve(string, dtype(to)))
     for kind, x in (("str", texts["FLOAT"].astype("U")), ("bytes", texts["FLOAT"].astype("S"))):
-        jobs[f"parse FLOAT from {kind} array"] = (text.parse, x, resolve(string, dtype("FLOAT")))
+        jobs[f"parse FLOAT from {kind} array"] = (text_on_host.parse, x, resolve(string, dtype("FLOAT")))
 
-    found = text.fast_library
+    found = text_on_host.fast_library
     finders: dict[str, Any] = {"base": lambda: None}
     if found() is not None:
         finders["fast"] = found
@@ -49,13 +49,13 @@ def rows(elements: int) -> list[tuple[str, float]]:
         for _ in range(ROUNDS):
             for what, (convert, x, rule) in jobs.items():
                 for kind, finder in finders.items():
-                    text.fast_library = finder
+                    text_on_host.fast_library = finder
                     begin = time.perf_counter()
                     convert(x, rule)
                     seconds = time.perf_counter() - begin
                     best[f"{what}, {kind}"] = min(best.get(f"{what}, {kind}", seconds), seconds)
     finally:
-        text.fast_library = found
+        text_on_host.fast_library = found
     return [(name, elements / seconds) for name, seconds in best.items()]
 
 

@@ -30,7 +30,7 @@ from bench.static.budget import FULL, KNOWN, KNOWN_MANY, fullest, problems, verd
 from bench.static.kernels import StaticKernel, measure
 from bench.static.model import GPUS, JUDGE, estimates, judged
 from gpucast.cli.progress import progress_bar
-from gpucast.compile import cubin
+from gpucast.compile import compiler
 from gpucast.core.rule import CastRule, resolve
 from gpucast.parity.cases import NUMERIC, rules
 
@@ -60,9 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     chosen = list(_rules(arguments.src, arguments.dst, arguments.all_rules))
-    compiler = "NVRTC {}.{}".format(*cubin.compiler().version)
-    print(compiler)
-    figures: dict[str, Any] = {"compiler": compiler, "shape": arguments.shape, "architectures": {}, "failures": []}
+    made_by = "NVRTC {}.{}".format(*compiler.compiler().version)
+    print(made_by)
+    figures: dict[str, Any] = {"compiler": made_by, "shape": arguments.shape, "architectures": {}, "failures": []}
     for arch in arguments.arch or architectures():
         with progress_bar(len(chosen), wanted=True, unit=" kernels") as advance:
             kernels = measure(chosen, arch, arguments.shape, advance)
@@ -103,12 +103,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def architectures() -> list[str]:
     """The architectures that gpucast compiles for, for the devices of the check."""
-    return [cubin.architecture(capability) for capability in CAPABILITIES]
+    return [compiler.architecture(capability) for capability in CAPABILITIES]
 
 
 def _architecture(text: str) -> str:
     try:
-        name = cubin.compiler().parse(text)
+        name = compiler.compiler().parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     if name.startswith("compute_"):
@@ -228,7 +228,7 @@ def picture(path: Path, arch: str, kernels: Sequence[StaticKernel]) -> None:
         row, column = values[place[kernel.rule.src.name]], place[kernel.rule.dst.name]
         value = kernel.per_element / kernel.moved if gpu is None else fullest(kernel)
         row[column] = value if math.isnan(row[column]) else max(row[column], value)
-    version = "NVRTC {}.{}".format(*cubin.compiler().version)
+    version = "NVRTC {}.{}".format(*compiler.compiler().version)
     origin = f"estimate from the machine code of {version}, {time.strftime('%Y-%m-%d')}, commit {commit() or 'unknown'}"
     if gpu is not None:
         title = f"gpucast: the busiest unit at the speed of a copy, {arch} on {gpu.name}\n{origin}; no GPU was used"

@@ -13,11 +13,10 @@ from typing import Literal
 from bench import cubin
 from bench.static.paths import Path, full_tile, reach
 from bench.static.sass import Instruction, blocks, parse
-from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, tiles_of
-from gpucast.codegen.cast import KernelSource, Shape, join
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSpec, tiles_of
+from gpucast.codegen.cast_kernel import KernelSource, Shape, join
 from gpucast.codegen.spec import CastSpec, KernelSpec
-from gpucast.compile import cubin as compiler
-from gpucast.compile import disassembler
+from gpucast.compile import compiler, disassembler
 from gpucast.core.rule import CastRule, resolve
 
 #: Kernels per program. They share the prelude and the start of the disassembler, which take most of the time.

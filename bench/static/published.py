@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from bench.static.kernels import StaticKernel, facts
 from bench.static.model import GPUS, Estimate, estimate
-from gpucast.codegen.cast import kernel_source
+from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 

@@ -12,9 +12,8 @@ from bench.static.kernels import StaticKernel, kernel
 from bench.static.model import Estimate, judged
 from bench.static.paths import full_tile, reach
 from bench.static.sass import Instruction, blocks, parse
-from gpucast.codegen.cast import join
-from gpucast.compile import cubin as compiler
-from gpucast.compile import disassembler
+from gpucast.codegen.cast_kernel import join
+from gpucast.compile import compiler, disassembler
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.rule import CastRule

@@ -7,9 +7,8 @@ from bench import cubin
 from bench.static.kernels import kernel
 from bench.static.quantize import StaticMeasurement
 from bench.static.sass import parse
-from gpucast.codegen.cast import join
-from gpucast.compile import cubin as compiler
-from gpucast.compile import disassembler
+from gpucast.codegen.cast_kernel import join
+from gpucast.compile import compiler, disassembler
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.rule import CastRule

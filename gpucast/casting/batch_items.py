@@ -14,8 +14,8 @@ from gpucast.arrays.batch_overlap import Place, check_disjoint
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.overlap import check_out
 from gpucast.arrays.packed import PackedArray, as_array, device_index
-from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
+from gpucast.casting.fused_rule import rule_of
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.options import Options

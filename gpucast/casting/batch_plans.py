@@ -49,8 +49,8 @@ class CupyPlanner(BatchPlanner):
 
     def allocator(self, arrays: Sequence[Any], dst: DType) -> Callable[[Sequence[Any]], list[Any]]:
         def allocate(arrays: Sequence[Any]) -> list[Any]:
-            gpu.cast.check_allocation()
-            return [gpu.cast.new(x.shape, dst) for x in arrays]
+            gpu.cast_on_gpu.check_allocation()
+            return [gpu.cast_on_gpu.new(x.shape, dst) for x in arrays]
 
         return allocate
 
@@ -228,7 +228,7 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
         None if len(used) == len(items) else used,
         np.array([item.source.data.nbytes for item, _ in live], np.uint64),
         np.array([target.data.nbytes for _, target in live], np.uint64),
-        gpu.batch.prepare([item for item, _ in live], device),
+        gpu.batch_on_gpu.prepare([item for item, _ in live], device),
     )
     if len(_PLANS) >= _KEPT:
         _PLANS.clear()

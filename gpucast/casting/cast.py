@@ -17,8 +17,8 @@ from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.overlap import check_out
 from gpucast.arrays.packed import as_array, device_index, register_cast
 from gpucast.casting import dispatch, host_plans, plans
-from gpucast.casting.fused import rule_of
 from gpucast.casting.fused_options import check_disjoint, resolve_fused
+from gpucast.casting.fused_rule import rule_of
 from gpucast.casting.keywords import CastKeywords, HostInput
 from gpucast.casting.plans import HITS
 from gpucast.core.arithmetic import exact
@@ -26,7 +26,7 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options, destination
 from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode
 from gpucast.gpu import devices, streams
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -110,9 +110,10 @@ def cast(
     opset
         1 to 28: the newest Cast version up to it, with its types, attributes and rules.
     rounding
-        To integers: "truncate" (what None means) or "nearest_even". To floats of 16 bits or fewer: None (to nearest,
-        ties to even) or "stochastic": up or down at random, the nearer of both the more likely, so that the mean is
-        the number; this needs a `seed`.
+        To integers: "truncate" (what None means) or "nearest_even". To floats: None (to nearest, ties to even),
+        "toward_zero", "upward", "downward", or "odd" (where it is not exact, to the neighbour whose last bit is 1). To
+        floats of 16 bits or fewer also "stochastic": up or down at random, the nearer of both the more likely, so that
+        the mean is the number; this needs a `seed`.
     overflow
         To integers: "wrap" (what None means: the low bits are kept) or "saturate". To FLOAT16, BFLOAT16, FLOAT and
         DOUBLE: None (infinity) or "saturate" (the largest finite value, of infinities too; but a type is never

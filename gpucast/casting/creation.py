@@ -82,7 +82,7 @@ def _empty_on(index: int, shape: tuple[int, ...], kind: DType) -> Any:
     if kind.family == "string":
         raise ValueError("empty: a device cannot hold STRING; expected device=None or 'cpu'")
     with gpu.driver.driver().on(index):
-        return gpu.cast.new(shape, kind)
+        return gpu.cast_on_gpu.new(shape, kind)
 
 
 def _kind(given: Any, caller: str) -> DType:

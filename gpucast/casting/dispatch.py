@@ -9,7 +9,7 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import devices
-from gpucast.host import cast as host_cast
+from gpucast.host import cast_on_host
 
 
 def cast(
@@ -36,7 +36,7 @@ def cast(
         return apply(source, rule, target, fused)
     if fused is not None or rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
         return _moved(apply(source, rule, None, fused), device, source.packed, target)
-    x = gpu.cast.to_host(source.array) if device is None else gpu.cast.to_device(source.array, device)
+    x = gpu.cast_on_gpu.to_host(source.array) if device is None else gpu.cast_on_gpu.to_device(source.array, device)
     return apply(operand(x, rule.src), rule, target)
 
 
@@ -44,11 +44,11 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
     """Cast where the source is; on a device in one launch.
 
     The result is `target`, or a new array of the source's kind and in its memory order. With `fused` the rule is a
-    `gpucast.casting.fused.fused_rule`.
+    `gpucast.casting.fused_rule.fused_rule`.
     """
     if source.device is not None:
-        return gpu.cast.apply(source, rule, target, fused)
-    return host_cast.apply(source, rule, target, fused)
+        return gpu.cast_on_gpu.apply(source, rule, target, fused)
+    return cast_on_host.apply(source, rule, target, fused)
 
 
 def _device_of_result(source: Operand, rule: CastRule, place: str | None, caller: str) -> int | None:
@@ -64,12 +64,12 @@ def _moved(y: Operand, device: int | None, packed: bool, target: Operand | None)
     """Move a finished result to the other side. On the host only PackedArrays give PackedArrays, on a device all arrays
     do."""
     if device is None:
-        x = gpu.cast.to_host(y.array)
+        x = gpu.cast_on_gpu.to_host(y.array)
         y = operand(x.get() if isinstance(x, PackedArray) and not packed else x, y.dtype)
         if target is None:
             return y
         target.data[...] = y.data
         return target
     x = PackedArray.pack(y.array) if y.dtype.packed and not y.packed and y.device is None else y.array
-    y = operand(gpu.cast.to_device(x, device), y.dtype)
-    return y if target is None else gpu.cast.apply(y, resolve(y.dtype, y.dtype), target)
+    y = operand(gpu.cast_on_gpu.to_device(x, device), y.dtype)
+    return y if target is None else gpu.cast_on_gpu.apply(y, resolve(y.dtype, y.dtype), target)

@@ -18,7 +18,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.options import Options
 from gpucast.host import loops
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 
 #: The most kinds of call.
 _KEPT = 256

@@ -14,7 +14,7 @@ from gpucast.arrays.overlap import shares_within
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.random import resolve_random
 from gpucast.core.rule import STOCHASTIC, CastRule
-from gpucast.host import numbers
+from gpucast.host import cast_numbers
 
 _FLOAT = np.dtype(np.float32)
 #: The dtypes of arrays whose element, of any value, is a scale, and the largest number that is one.
@@ -56,7 +56,7 @@ def fused(rule: CastRule) -> Callable[[Any, Any, Any, Any, Any, Any], Any]:
             or (amax is not None and np.may_share_memory(amax, out))
         ):
             return None
-        numbers.into(x, rule, out, FusedInputs(scale, amax, random=random))
+        cast_numbers.into(x, rule, out, FusedInputs(scale, amax, random=random))
         return out
 
     return run

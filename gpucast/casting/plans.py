@@ -17,7 +17,7 @@ from gpucast.core.dtypes import DTYPES, DType, is_foreign
 from gpucast.core.options import CAST_VERSIONS, Options
 from gpucast.core.rule import CastRule
 from gpucast.host import loops
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 
 #: The most plans of a cache in Python.
 _KEPT = 2048

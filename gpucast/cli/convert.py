@@ -12,13 +12,10 @@ from typing import Any, get_args
 
 from gpucast import checkpoints
 from gpucast.checkpoints import Choice, ConversionPlan, Detail, Options, Outcome, Request, SelectionRule
-from gpucast.checkpoints.reporting import html
-from gpucast.checkpoints.reporting import summary as report
-from gpucast.checkpoints.running import cluster
-from gpucast.checkpoints.running import shard as share
+from gpucast.checkpoints.reporting import html, outcome_json
+from gpucast.checkpoints.running import cluster, share
 from gpucast.checkpoints.running.staging import Staging
-from gpucast.checkpoints.scales import quantize as scaling
-from gpucast.checkpoints.scales import styles as scale_styles
+from gpucast.checkpoints.scales import scale_styles, scaling
 from gpucast.cli import arguments, attributes
 from gpucast.cli.convert_text import outcome_text, plan_table
 from gpucast.cli.progress import progress_bar
@@ -201,7 +198,7 @@ def run(args: argparse.Namespace) -> int:
         _check_report(args.report, plan)
     if args.dry_run:
         Staging(plan).check(args.restart)
-        print(json.dumps(report.planned(plan)) if args.json else plan_table(plan))
+        print(json.dumps(outcome_json.planned(plan)) if args.json else plan_table(plan))
         return 0
     options = Options(args.device, args.allow_loss, args.verify, args.shard, args.restart)
     outcome = Outcome(plan)
@@ -226,7 +223,7 @@ def run(args: argparse.Namespace) -> int:
             print(printable(f"{plan.target} is written and whole"), file=sys.stderr)
             raise
     if args.json:
-        print(json.dumps(report.summary(outcome)))
+        print(json.dumps(outcome_json.summary(outcome)))
     elif not args.quiet:
         print(printable_lines(outcome_text(outcome, bool(options.files_of(plan)))))
     return 0
@@ -236,7 +233,7 @@ def _write_report(path: str | None, outcome: Outcome) -> None:
     with arguments.created(path) as file:
         if path is None or file is None:
             return
-        document = report.report(outcome)
+        document = outcome_json.report(outcome)
         page = html.page(document) if path.lower().endswith(".html") else json.dumps(document, indent=1) + "\n"
         file.write(page.encode())
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints import ConversionPlan, Outcome
-from gpucast.checkpoints.losses import limits as loss
-from gpucast.checkpoints.reporting import summary as report
+from gpucast.checkpoints.losses import loss_limit
+from gpucast.checkpoints.reporting import outcome_json
 from gpucast.core.errors import printable
 
 #: At most this many names of tensors are printed for each reason.
@@ -52,9 +52,10 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     bytes_in, bytes_out = sum(r.plan.bytes_in for r in results), sum(r.bytes_out for r in results)
     types = dict.fromkeys(result.plan.dtype.name for result in results if result.plan.dtype is not None)
     files = "" if plan.single else f" of {_count(len({result.file.name for result in results}), 'file')}"
+    losses = loss_limit.words(counts, zeros=False) or "none lost"
     lines.append(
         f"{plan.target}: {_count(len(results), 'tensor')}{files} cast to {', '.join(types) or 'nothing'}, "
-        f"{counts.elements:,} elements, {_sizes(bytes_in, bytes_out)}; {loss.words(counts, zeros=False) or 'none lost'}"
+        f"{counts.elements:,} elements, {_sizes(bytes_in, bytes_out)}; {losses}"
     )
     if outcome.waiting:
         lines.append(f"not written yet: other shares have {_count(outcome.waiting, 'file')} to finish")
@@ -97,7 +98,7 @@ def plan_table(plan: ConversionPlan) -> str:
             becomes = "?" if tensor.bytes_out is None else f"{tensor.bytes_out:,}"
             shape = "x".join(map(str, tensor.shape)) or "scalar"
             lines.append((file.name, tensor.name, tensor.kind, target, shape, f"{tensor.bytes_in:,}", becomes))
-    sizes = report.planned(plan)["total"]
+    sizes = outcome_json.planned(plan)["total"]
     becomes = "?" if sizes["bytes_out"] is None else f"{sizes['bytes_out']:,}"
     lines.append(("total", _count(sizes["tensors"], "tensor") + " cast", "", "", "", f"{sizes['bytes_in']:,}", becomes))
     # The name of a single file says nothing new.

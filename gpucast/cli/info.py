@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from gpucast.compile import cxx
-from gpucast.compile import nvidia as driver
+from gpucast.compile import cxx, nvidia
 from gpucast.compile.cache_folder import cache_folder, writable
 from gpucast.compile.cache_folder import problem as cache_problem
 from gpucast.core.version import __version__
 from gpucast.gpu import devices as device
-from gpucast.host import module as host_module
+from gpucast.host import extension
 from gpucast.parity import self_test
 from gpucast.parity.self_test import Comparison, Compilation, Problem
 
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 def collect() -> dict[str, Any]:
     """Everything that the command prints, for JSON."""
-    found = driver.find()
+    found = nvidia.find()
     cupy = {name: version for name in ("cupy", *_CUPY) if (version := _version(name)) is not None}
     folder = cache_folder()
     compiled = self_test.compilation(() if found is None else found.capabilities)
@@ -72,7 +71,7 @@ def collect() -> dict[str, Any]:
         "host_compiler": _host_compiler(),
         "self_test": _facts(compared),
         "cache": {"folder": folder, "exists": os.path.isdir(folder), "writable": writable(folder)},
-        "host_casts": host_module.status(),
+        "host_casts": extension.status(),
         "advice": [*_cupy_advice(cupy, found), *_package_advice()],
         "gpu_casts": problem is None,
         "verdict": _verdict(problem),
@@ -94,9 +93,9 @@ def _host_compiler() -> str | None:
         return None
 
 
-def _cupy_advice(cupy: Mapping[str, str], found: driver.DriverInfo | None) -> list[str]:
+def _cupy_advice(cupy: Mapping[str, str], found: nvidia.DriverInfo | None) -> list[str]:
     """Advice on CuPy. Each extra is for one CUDA major version, as both CuPy wheels install the same files."""
-    extra = driver.extra(None if found is None else found.cuda)
+    extra = nvidia.extra(None if found is None else found.cuda)
     wheels = [name for name in _CUPY if name in cupy]
     if len(wheels) > 1:
         both = " and ".join(wheels)
@@ -122,7 +121,7 @@ def _package_advice() -> list[str]:
     ]
 
 
-def _test_cast(found: driver.DriverInfo | None, compiled: Compilation) -> tuple[Comparison | None, Problem | None]:
+def _test_cast(found: nvidia.DriverInfo | None, compiled: Compilation) -> tuple[Comparison | None, Problem | None]:
     """The result of a test cast on the GPU, if one can run, and why casts cannot run on a GPU."""
     try:
         unavailable = device.unavailable()

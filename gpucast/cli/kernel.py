@@ -8,11 +8,9 @@ import sys
 from typing import Any
 
 from gpucast.cli import arguments, attributes
-from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.codegen.spec import CastSpec
-from gpucast.compile import cubin as compiler
-from gpucast.compile import disassembler
-from gpucast.compile import nvidia as driver
+from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 
@@ -67,7 +65,7 @@ def _compiled(source: KernelSource, form: str, arch: str | None) -> bytes:
 
 
 def _own_architecture() -> str:
-    found = driver.find()
+    found = nvidia.find()
     if found is None or not found.capabilities:
         raise ValueError("there is no GPU here to compile for; give --arch, such as --arch sm_90")
     return compiler.architecture(found.capabilities[0])

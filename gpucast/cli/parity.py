@@ -16,7 +16,7 @@ from typing import Any
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.compile.cxx import CompilerMissing
-from gpucast.parity import picture, plan, work
+from gpucast.parity import case_choice, picture, work
 from gpucast.parity.backends import CastBackend, backend
 from gpucast.parity.cases import Case
 from gpucast.parity.compare import CaseResult
@@ -124,10 +124,10 @@ def _check(args: argparse.Namespace) -> None:
 def _compare(args: argparse.Namespace, chosen: CastBackend) -> ParityReport:
     sample = not (args.full or args.exhaustive or args.pair)
     mode: Mode = "sample" if sample else "exhaustive" if args.exhaustive else "all"
-    pairs = list(dict.fromkeys(args.pair)) if args.pair else plan.all_pairs()
-    cases = plan.all_cases(pairs, args.defaults_only)
+    pairs = list(dict.fromkeys(args.pair)) if args.pair else case_choice.all_pairs()
+    cases = case_choice.all_cases(pairs, args.defaults_only)
     if sample:
-        cases = plan.shuffled(cases, args.seed)
+        cases = case_choice.shuffled(cases, args.seed)
     random, share = _SAMPLE if sample else _ALL
     random = random if args.random is None else args.random
     begin = time.monotonic()

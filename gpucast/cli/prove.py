@@ -14,8 +14,8 @@ from typing import Any
 
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
-from gpucast.compile import cubin
-from gpucast.parity import plan
+from gpucast.compile import compiler
+from gpucast.parity import case_choice
 from gpucast.parity.cases import Case
 from gpucast.parity.proof import certificate, solvers
 from gpucast.parity.proof.certificate import Proof
@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
     missing = [name for name in (asked if args.second is None else solvers.SOLVERS) if name not in solvers.versions()]
     if missing:
         raise ValueError(f"prove: {' and '.join(missing)} not installed; pip install 'gpucast[proof]'")
-    arch = cubin.compiler().parse(args.arch)
+    arch = compiler.compiler().parse(args.arch)
     before = certificate.opened(args.json, arch, args.paths)
     others = [json.loads(Path(path).read_text(encoding="utf-8")) for path in args.known]
     known = certificate.proved([before, *others], args.paths)
-    cases = plan.all_cases(list(dict.fromkeys(args.pairs)) or plan.all_pairs(), args.rule == "default")
-    order = _first(plan.shuffled(cases, seed=0), args.share)
+    cases = case_choice.all_cases(list(dict.fromkeys(args.pairs)) or case_choice.all_pairs(), args.rule == "default")
+    order = _first(case_choice.shuffled(cases, seed=0), args.share)
     second = () if args.second is None else set(_first(order, args.second))
     chosen, proofs, mutants = set(order), list[Proof](), Counter[str]()
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from gpucast.cli import arguments, attributes
 from gpucast.cli.progress import progress_bar
-from gpucast.compile import cubin as compiler
-from gpucast.warmup.api import WarmupRequest, compile_all, tasks
+from gpucast.compile import compiler
+from gpucast.warmup.compile_ahead import WarmupRequest, compile_all, tasks
 
 _DESCRIPTION = """\
 Compile the kernels of casts into the cache (GPUCAST_CACHE_DIR), so that no cast waits for the compiler later.

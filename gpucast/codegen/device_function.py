@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpucast.codegen.cast import join, kernel_file, kernel_name, options, prelude, structs
+from gpucast.codegen.cast_kernel import join, kernel_file, kernel_name, options, prelude, structs
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import STOCHASTIC, OverflowKeyword, Rounding, RoundMode, resolve

@@ -3,8 +3,8 @@
 
 Being immutable values, they serve as cache keys and compile tasks, and can be sent to other processes. `KernelSpec` is
 the interface. Each subclass stands in the module that writes its text: `CastSpec` below, `BatchSpec` in
-`gpucast.codegen.batch`, `QuantizeSpec` in `gpucast.quantization.gpu.source`, `TileSpec` in `tile_source` beside it,
-`AdjustSpec` and `SelectSpec` in `gpucast.mixed.gpu.kernels`.
+`gpucast.codegen.batch_kernel`, `QuantizeSpec` in `gpucast.quantization.gpu.source`, `TileSpec` in `tile_source` beside
+it, `AdjustSpec` and `SelectSpec` in `gpucast.mixed.gpu.kernels`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from gpucast.codegen.cast import KernelSource, Shape, kernel_source
-from gpucast.codegen.fused import PLAIN, FusedOps, fused_source
+from gpucast.codegen.cast_kernel import KernelSource, Shape, kernel_source
+from gpucast.codegen.fused_kernel import PLAIN, FusedOps, fused_source
 from gpucast.core.rule import CastRule
 
-#: A `gpucast.codegen.cast.KernelSource`, or a `gpucast.codegen.batch.BatchSource` for a kernel that casts many arrays.
+#: A `gpucast.codegen.cast_kernel.KernelSource`, or, for a kernel that casts many arrays, a
+#: `gpucast.codegen.batch_kernel.BatchSource`.
 Source_co = TypeVar("Source_co", covariant=True)
 
 
@@ -39,7 +40,7 @@ class KernelSpec(ABC, Generic[Source_co]):
 class CastSpec(KernelSpec[KernelSource]):
     """The kernel of a cast of one array."""
 
-    #: For a fused cast the rule that `gpucast.casting.fused.fused_rule` returns.
+    #: For a fused cast the rule that `gpucast.casting.fused_rule.fused_rule` returns.
     rule: CastRule
     shape: Shape = "contiguous"
     #: Whether a source below one byte has one element per byte. Ignored for other sources.

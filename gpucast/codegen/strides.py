@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from gpucast.codegen.cast import MAX_DIMS
+from gpucast.codegen.cast_kernel import MAX_DIMS
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ Each format holds those of the 26 types that it can represent.
 """
 
 from gpucast.core import packages
-from gpucast.files.formats import MODEL, SUFFIXES, TensorFile, check, create, kept, load, on_host, save, writing
 from gpucast.files.tensor import FileError, Spec, Tensor, Writer
+from gpucast.files.tensor_file import MODEL, SUFFIXES, TensorFile, check, create, kept, load, on_host, save, writing
 
 __all__ = [
     "MODEL",

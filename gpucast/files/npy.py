@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpucast.core import text as strings
+from gpucast.core import strings
 from gpucast.files import npy_header, raw_data
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.files import limits
+from gpucast.files import file_limits
 from gpucast.files.tensor import FileError, checked_lengths
 
 _BYTE_ORDERS = "<>=|"
@@ -78,9 +78,9 @@ def read(stream: BinaryIO, path: str, name: str) -> Header:
         raise FileError(f"{path}: tensor {name!r}: .npy version {version[0]}.{version[1]} is unknown")
     field = take(2 if version == (1, 0) else 4)
     length = int.from_bytes(field, "little")
-    if length > limits.NPY_HEADER:
+    if length > file_limits.NPY_HEADER:
         raise FileError(
-            f"{path}: tensor {name!r}: the .npy header claims {length} bytes; expected at most {limits.NPY_HEADER}"
+            f"{path}: tensor {name!r}: the .npy header claims {length} bytes; expected at most {file_limits.NPY_HEADER}"
         )
     text = take(length)
     descr, fortran, shape = _fields(text, "utf-8" if version == (3, 0) else "latin-1", path, name)

@@ -18,12 +18,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast.core.dtypes import dtype
-from gpucast.files import limits, npy, npy_header, raw_data
+from gpucast.files import file_limits, npy, npy_header, raw_data
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_name
 
 _METADATA = "__gpucast__"
 #: The compression methods that NumPy writes, and their largest possible compression ratios.
-_RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: limits.DEFLATED}
+_RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: file_limits.DEFLATED}
 
 
 def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
@@ -63,10 +63,11 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, held: int, path: st
         header = npy_header.read(stream, path, name)  # type: ignore[arg-type]
         start = stream.tell()
     check_bytes(path, name, header.nbytes, info.file_size - start)
-    if header.fortran and header.nbytes > max(limits.SMALL_FORTRAN, limits.FORTRAN * info.compress_size):
+    if header.fortran and header.nbytes > max(file_limits.SMALL_FORTRAN, file_limits.FORTRAN * info.compress_size):
         raise FileError(
             f"{path}: tensor {name!r} is in Fortran order, which is read as a whole, and has {header.nbytes} bytes in "
-            f"{info.compress_size} compressed ones; expected at most {limits.FORTRAN} times as many; save it in C order"
+            f"{info.compress_size} compressed ones; expected at most {file_limits.FORTRAN} times as many; "
+            "save it in C order"
         )
 
     def data() -> Any:
@@ -110,10 +111,10 @@ def _metadata(tensor: StoredTensor | None, path: str) -> dict[str, dict[str, Any
     if tensor is None:
         return {}
     wrong = FileError(f"{path}: the member {_METADATA!r} is not the text that gpucast writes")
-    if tensor.dtype is not dtype("STRING") or tensor.shape != () or tensor.nbytes > limits.HEADER:
+    if tensor.dtype is not dtype("STRING") or tensor.shape != () or tensor.nbytes > file_limits.HEADER:
         raise wrong
     try:
-        types = limits.parsed_json(str(tensor.read()[()]))
+        types = file_limits.parsed_json(str(tensor.read()[()]))
     except ValueError:
         raise wrong from None
     if not isinstance(types, dict) or not all(isinstance(entry, dict) for entry in types.values()):

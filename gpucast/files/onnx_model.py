@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.places import close_quietly
-from gpucast.files import limits, onnx_graph, onnx_pb, raw_data
+from gpucast.files import file_limits, onnx_graph, onnx_pb, raw_data
 from gpucast.files.inside import inside, open_regular
 from gpucast.files.tensor import (
     Array,
@@ -30,7 +30,7 @@ from gpucast.files.tensor import (
 )
 
 #: A protocol buffer holds less than 2 GiB; the rest is reserved for the graph.
-_LARGEST = limits.PROTOBUF - (1 << 28)
+_LARGEST = file_limits.PROTOBUF - (1 << 28)
 #: Tensors of fewer bytes always stay inside the model: shape inference needs their values.
 _SMALL = 1 << 10
 #: The fields of TensorProto that hold elements or say where they are.
@@ -48,7 +48,7 @@ class Model:
     def __init__(self, file: BinaryIO, path: str) -> None:
         onnx = onnx_pb.imported(path)
         size = os.fstat(file.fileno()).st_size
-        if size >= limits.PROTOBUF:
+        if size >= file_limits.PROTOBUF:
             raise FileError(f"{path}: has {size} bytes; a model file holds less than 2 GiB")
         self.proto = onnx.ModelProto()
         try:
@@ -148,7 +148,7 @@ def _dtype(onnx: Any, number: int) -> tuple[DType | None, str]:
 
 
 def _number(text: str, path: str, name: str) -> int:
-    if not text.isdecimal() or len(text) > limits.DIGITS:
+    if not text.isdecimal() or len(text) > file_limits.DIGITS:
         raise FileError(f"{path}: tensor {name!r}: {text!r} is no offset or length of external data")
     return int(text)
 

@@ -14,7 +14,7 @@ import numpy as np
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.files import limits, npy, raw_data
+from gpucast.files import file_limits, npy, raw_data
 from gpucast.files.tensor import (
     Array,
     FileError,
@@ -27,7 +27,7 @@ from gpucast.files.tensor import (
 )
 
 #: A protocol buffer holds less than 2 GiB; the rest is reserved for name and shape.
-_LARGEST = limits.PROTOBUF - (1 << 16)
+_LARGEST = file_limits.PROTOBUF - (1 << 16)
 #: The fields of TensorProto for elements that are not in raw_data, and their types; other types use int32_data.
 _FIELDS = {
     "FLOAT": ("float_data", "float32"),
@@ -41,7 +41,7 @@ _FIELDS = {
 def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
     onnx = imported(path)
     size = os.fstat(file.fileno()).st_size
-    if size >= limits.PROTOBUF:
+    if size >= file_limits.PROTOBUF:
         raise FileError(f"{path}: has {size} bytes; a .pb file holds less than 2 GiB")
     proto = onnx.TensorProto()
     try:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.files import limits, raw_data
+from gpucast.files import file_limits, raw_data
 from gpucast.files.tensor import (
     CHUNK_BYTES,
     Array,
@@ -64,15 +64,15 @@ def _header(file: BinaryIO, path: str) -> tuple[dict[str, Any], int]:
     length = int.from_bytes(file.read(8), "little")
     if size < 8:
         raise FileError(f"{path}: has {size} bytes; a .safetensors file begins with 8 bytes of header length")
-    if length > min(size - 8, limits.HEADER):
-        limit = f"the file holds {size - 8}" if length > size - 8 else f"expected at most {limits.HEADER}"
+    if length > min(size - 8, file_limits.HEADER):
+        limit = f"the file holds {size - 8}" if length > size - 8 else f"expected at most {file_limits.HEADER}"
         raise FileError(f"{path}: the .safetensors header claims {length} bytes; {limit}")
     text = file.read(length)
     try:
-        header = limits.parsed_json(text, _unique) if text[:1] == b"{" else None
+        header = file_limits.parsed_json(text, _unique) if text[:1] == b"{" else None
     except _Duplicate as duplicate:
         raise FileError(f"{path}: the .safetensors header has {duplicate.args[0]!r} twice") from None
-    except limits.OverLimit as error:
+    except file_limits.OverLimit as error:
         raise FileError(f"{path}: the .safetensors header {error}") from None
     except ValueError:
         header = None
@@ -107,9 +107,9 @@ def _tensor(file: BinaryIO, start: int, name: str, entry: Any, path: str) -> tup
     code, shape, offsets = fields.get("dtype"), fields.get("shape"), _offsets(fields.get("data_offsets"))
     if not isinstance(code, str) or not isinstance(shape, list) or offsets is None:
         raise FileError(f"{path}: tensor {name!r} needs dtype (text), shape (list) and data_offsets ([begin, end])")
-    if len(code) > limits.KIND:
+    if len(code) > file_limits.KIND:
         raise FileError(
-            f"{path}: tensor {name!r}: the dtype has {len(code)} characters; expected at most {limits.KIND}"
+            f"{path}: tensor {name!r}: the dtype has {len(code)} characters; expected at most {file_limits.KIND}"
         )
     lengths = checked_lengths(shape, path, name)
     begin, end = offsets
@@ -158,7 +158,7 @@ def _raw_data(tensor: StoredTensor, entry: tuple[str, str | None], path: str) ->
         # Another program wrote other data and kept the metadata.
         return tensor
     try:
-        lengths = limits.parsed_json(shape or "")
+        lengths = file_limits.parsed_json(shape or "")
     except ValueError:
         lengths = shape
     described = raw_data.described(kind, lengths, tensor.nbytes, path, tensor.name)
@@ -203,9 +203,9 @@ class Writer:
             position += entry.nbytes
         text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
         text += b" " * (-len(text) % 8)
-        if len(text) > limits.HEADER:
+        if len(text) > file_limits.HEADER:
             raise FileError(
-                f"{path}: a .safetensors header has at most {limits.HEADER} bytes; this one would have {len(text)}"
+                f"{path}: a .safetensors header has at most {file_limits.HEADER} bytes; this one would have {len(text)}"
             )
         file.write(len(text).to_bytes(8, "little") + text)
         self._start = 8 + len(text)

@@ -15,7 +15,7 @@ import numpy as np
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.core.dtypes import DType
 from gpucast.core.errors import PrintableError
-from gpucast.files import limits, window
+from gpucast.files import file_limits, window
 from gpucast.files.window import Window
 
 Array = np.ndarray[Any, Any]
@@ -285,12 +285,13 @@ def _counts(size: int, itemsize: int, limit: int) -> Iterator[int]:
 def checked_name(name: object, path: str) -> str:
     """The name of a tensor; FileError unless every format can write it."""
     try:
-        if isinstance(name, str) and "\0" not in name and len(name.encode("utf-8")) <= limits.NAME:
+        if isinstance(name, str) and "\0" not in name and len(name.encode("utf-8")) <= file_limits.NAME:
             return name
     except UnicodeEncodeError:
         pass
     raise FileError(
-        f"{path}: {_short(name)} is not a tensor name; expected Unicode text without NUL of at most {limits.NAME} bytes"
+        f"{path}: {_short(name)} is not a tensor name; expected Unicode text without NUL "
+        f"of at most {file_limits.NAME} bytes"
     )
 
 
@@ -299,14 +300,14 @@ def checked_lengths(shape: object, path: str, name: str) -> tuple[int, ...]:
 
     Where a length is 0, the product of the others is under 2^59.
     """
-    if isinstance(shape, (list, tuple)) and len(shape) <= limits.NDIM:
+    if isinstance(shape, (list, tuple)) and len(shape) <= file_limits.NDIM:
         lengths = tuple(shape)
-        most = limits.BESIDE_ZERO if 0 in lengths else limits.ELEMENTS
+        most = file_limits.BESIDE_ZERO if 0 in lengths else file_limits.ELEMENTS
         if all(type(n) is int and n >= 0 for n in lengths) and math.prod(n for n in lengths if n) < most:
             return lengths
     raise FileError(
-        f"{path}: tensor {name!r} has shape {_short(shape)}; expected up to {limits.NDIM} lengths, fewer than 2^63 "
-        "elements, and beside a length of 0 others with a product under 2^59"
+        f"{path}: tensor {name!r} has shape {_short(shape)}; expected up to {file_limits.NDIM} lengths, fewer than "
+        "2^63 elements, and beside a length of 0 others with a product under 2^59"
     )
 
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from gpucast.core import packages
 
 if TYPE_CHECKING:
-    from gpucast.gpu import batch as batch
-    from gpucast.gpu import cast as cast
+    from gpucast.gpu import batch_on_gpu as batch_on_gpu
+    from gpucast.gpu import cast_on_gpu as cast_on_gpu
     from gpucast.gpu import driver as driver
     from gpucast.gpu import fast_path as fast_path
 else:
-    __getattr__ = packages.submodules(__name__, "batch", "cast", "driver", "fast_path")
+    __getattr__ = packages.submodules(__name__, "batch_on_gpu", "cast_on_gpu", "driver", "fast_path")
 
 #: Called when another driver takes the place of the one in use: what was worked out with that one no longer holds.
 ON_NEW_DRIVER: list[Callable[[], None]] = []

@@ -18,15 +18,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpucast import gpu
-from gpucast.codegen.batch import ARGUMENT_BYTES, LARGE_ARGUMENTS, BatchSource
-from gpucast.codegen.cast import KernelSource, Shape
-from gpucast.codegen.fused import FusedOps
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, LARGE_ARGUMENTS, BatchSource
+from gpucast.codegen.cast_kernel import KernelSource, Shape
+from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
-from gpucast.compile import cubin as compiler
-from gpucast.compile import nvidia
+from gpucast.compile import compiler, nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import CastRule
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 
 #: CUDA_ERROR_INVALID_CONTEXT.
 _NO_CONTEXT = 201

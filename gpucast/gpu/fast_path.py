@@ -18,13 +18,12 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand
 from gpucast.arrays.overlap import disjoint
 from gpucast.arrays.packed import PackedArray
-from gpucast.codegen.fused import FusedArguments, FusedOps
+from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.fused_ops import Scaling, scaling_of
 from gpucast.core.random import resolve_random
 from gpucast.core.rule import STOCHASTIC, CastRule
-from gpucast.gpu import cast as device_cast
-from gpucast.gpu import driver
+from gpucast.gpu import cast_on_gpu, driver
 
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 
@@ -59,10 +58,10 @@ def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Kernel]) ->
             if capturing():
                 return None
             if to_packed:
-                out = device_cast.new(x.shape, kind)
+                out = cast_on_gpu.new(x.shape, kind)
                 dst = out.data
             else:
-                out = dst = empty(x.shape, tag) if flat else device_cast.new_strided(x.shape, x.strides, kind)
+                out = dst = empty(x.shape, tag) if flat else cast_on_gpu.new_strided(x.shape, x.strides, kind)
             target, given = dst.data.ptr, False
         else:
             if to_packed:
@@ -88,7 +87,7 @@ def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Kernel]) ->
         if not flat:
             if given and not disjoint(src, dst):
                 return None
-            shape, dims, n = device_cast.strided_layout(
+            shape, dims, n = cast_on_gpu.strided_layout(
                 x.shape,
                 None if from_packed else x.strides,
                 None if to_packed else dst.strides,
@@ -160,7 +159,7 @@ def fused(source: Operand, rule: CastRule) -> Callable[[Any, Any, Any, Any, Any,
         if out is None:
             if capturing():
                 return None
-            out = device_cast.new(x.shape, kind)
+            out = cast_on_gpu.new(x.shape, kind)
             target = (out.data if kind.packed else out).data.ptr
         elif (
             type(out) is not array

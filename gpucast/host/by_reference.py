@@ -14,7 +14,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
-from gpucast.reference.casting import apply, random_words
+from gpucast.reference.exact_cast import apply, random_words
 
 Array = npt.NDArray[Any]
 
@@ -25,7 +25,7 @@ _CHUNK = 1 << 16
 
 @exact()
 def into(x: Any, rule: CastRule, out: Any, fused: FusedInputs | None = None) -> None:
-    """As `gpucast.host.numbers.into`."""
+    """As `gpucast.host.cast_numbers.into`."""
     fused = fused or FusedInputs()
     # In row-major order, to which random words belong.
     elements = (x.get() if isinstance(x, PackedArray) else x).reshape(-1)

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.codegen.cast import kernel_name
-from gpucast.codegen.host import is_counted
+from gpucast.codegen.cast_kernel import kernel_name
+from gpucast.codegen.host_units import is_counted
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
 from gpucast.host import loops
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 
 Array = npt.NDArray[Any]
 

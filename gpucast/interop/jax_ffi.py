@@ -10,12 +10,12 @@ from typing import Any
 import jax
 
 from gpucast import gpu
-from gpucast.codegen.cast import kernel_name
+from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import nvidia
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.host import loops
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 
 _TARGET = "gpucast_cast"
 #: The rules of programs, by the names of their kernels.

@@ -9,7 +9,7 @@ Example::
 """
 
 from gpucast.core import packages
-from gpucast.layers.cast import Cast, CastLike
+from gpucast.layers.cast_layer import Cast, CastLike
 
 __all__ = ["Cast", "CastLike"]
 

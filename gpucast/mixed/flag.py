@@ -35,7 +35,7 @@ def new_flag(device: int | None) -> Any:
     flag = np.asarray(True)
     if device is None:
         return flag
-    return gpu.cast.to_device(flag, device)
+    return gpu.cast_on_gpu.to_device(flag, device)
 
 
 def flag_on(flag: Any, device: int) -> Any:

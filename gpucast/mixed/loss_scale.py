@@ -22,8 +22,8 @@ from gpucast.arrays import tree as trees
 from gpucast.arrays.batch_item import Names
 from gpucast.arrays.leaves import all_floating, floating, is_floating, paths
 from gpucast.arrays.packed import as_array, device_index
-from gpucast.casting.batch import cast_arrays
 from gpucast.casting.cast import cast
+from gpucast.casting.cast_many import cast_arrays
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, integer, is_real
 from gpucast.core.dtypes import dtype

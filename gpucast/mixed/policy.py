@@ -9,7 +9,7 @@ from typing import Any
 from gpucast.arrays import tree as trees
 from gpucast.arrays.batch_item import Names
 from gpucast.arrays.leaves import dtype_of, floating, paths
-from gpucast.casting.batch import cast_arrays
+from gpucast.casting.cast_many import cast_arrays
 from gpucast.core.dtypes import DType, dtype
 
 #: The short names of jmp; "half" is float16 everywhere except on a TPU. NumPy's codes ("f4") are not accepted.

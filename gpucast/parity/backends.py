@@ -17,14 +17,13 @@ from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as gpucast_cast
-from gpucast.codegen.fused import FusedArguments
+from gpucast.codegen.fused_kernel import FusedArguments
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.gpu import devices as device
-from gpucast.host import cast as host_cast
-from gpucast.host import module as host_module
+from gpucast.host import cast_on_host, extension
 from gpucast.parity import host_build
 from gpucast.parity.cases import Case
 
@@ -53,13 +52,13 @@ class HostBackend:
     batch = 8
 
     def __init__(self) -> None:
-        self.device = f"{host_module.status()}, {platform.machine()}"
+        self.device = f"{extension.status()}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
         def cast(case: Case, codes: Array) -> Array:
             source = operand(codes.view(case.rule.src.numpy), case.rule.src)
             fused = None if case.random is None else FusedInputs(random=case.random)
-            result = host_cast.apply(source, case.rule, None, fused)
+            result = cast_on_host.apply(source, case.rule, None, fused)
             return np.asarray(result.data.view(case.rule.dst.code_numpy))
 
         return cast
@@ -119,8 +118,8 @@ class GpuBackend:
         def cast(case: Case, codes: Array) -> Array:
             src, dst = case.rule.src, case.rule.dst
             x = codes.view(src.numpy)
-            there = gpu.cast.to_device(PackedArray.pack(x) if src.packed else x, self._index)
-            y = gpu.cast.to_host(gpucast_cast(there, dst, **dict(case.attributes)))
+            there = gpu.cast_on_gpu.to_device(PackedArray.pack(x) if src.packed else x, self._index)
+            y = gpu.cast_on_gpu.to_host(gpucast_cast(there, dst, **dict(case.attributes)))
             return np.asarray(y.get() if dst.packed else y).view(dst.code_numpy)
 
         return cast

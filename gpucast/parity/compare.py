@@ -13,7 +13,7 @@ from gpucast.core.rule import CastRule
 from gpucast.parity import hard_values
 from gpucast.parity.backends import Array, CastCodes
 from gpucast.parity.cases import Case
-from gpucast.reference import casting as reference
+from gpucast.reference import exact_cast
 
 #: Elements of a block, so few that the reference's scratch arrays stay in the cache.
 BLOCK = 1 << 16
@@ -73,8 +73,8 @@ def wanted_codes(rule: CastRule, codes: Array, random: Random | None = None, sta
     """The reference's result for codes; with stochastic rounding, for the elements from `start` on of an array."""
     words = None
     if random is not None:
-        words = reference.random_words(random._replace(offset=random.offset + start), codes.size)
-    return np.asarray(reference.apply(codes.view(rule.src.numpy), rule, words).view(rule.dst.code_numpy))
+        words = exact_cast.random_words(random._replace(offset=random.offset + start), codes.size)
+    return np.asarray(exact_cast.apply(codes.view(rule.src.numpy), rule, words).view(rule.dst.code_numpy))
 
 
 def compare(cast: CastCodes, case: Case, codes: Array) -> CaseResult:

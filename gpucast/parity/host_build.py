@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels compiled as host code, for the parity harness and the tests; `gpucast.cast` never uses them.
 
-The text of `gpucast.codegen.cast` is compiled unchanged by a C++ compiler, with a shim that provides what is built into
-CUDA. A launch is a loop over blocks and threads. So rules, tiles, tails and launch geometry are tested without a GPU.
+A C++ compiler compiles the text of `gpucast.codegen.cast_kernel` unchanged, with a shim that provides what is built
+into CUDA. A launch is a loop over blocks and threads. So rules, tiles, tails and launch geometry are tested without
+a GPU.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.codegen.batch import BatchSource
-from gpucast.codegen.cast import KernelSource, Shape, join, kernel_source
+from gpucast.codegen.batch_kernel import BatchSource
+from gpucast.codegen.cast_kernel import KernelSource, Shape, join, kernel_source
 from gpucast.compile import cxx
 from gpucast.compile.processes import Commands
 from gpucast.core.rule import CastRule

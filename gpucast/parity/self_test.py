@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from gpucast import gpu
-from gpucast.codegen.cast import kernel_source
-from gpucast.compile import nvidia as driver
-from gpucast.compile import nvrtc_search
+from gpucast.codegen.cast_kernel import kernel_source
+from gpucast.compile import nvidia, nvrtc_search
 from gpucast.compile.cache import Cache
-from gpucast.compile.cubin import Compiler
+from gpucast.compile.compiler import Compiler
 from gpucast.core.dtypes import dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
@@ -75,7 +74,7 @@ def compilation(capabilities: Iterable[tuple[int, int]]) -> Compilation:
     except DeviceUnavailable as error:
         problem = Problem(_line(error))
     except Exception as error:
-        problem = broken(error, driver.cuda_version() if known.version is None else known.version)
+        problem = broken(error, nvidia.cuda_version() if known.version is None else known.version)
     else:
         return Compilation(known.version, known.path, known.architectures, compiled)
     return Compilation(known.version, known.path, known.architectures, (), problem)
@@ -115,7 +114,7 @@ def _compared(index: int, codes: npt.NDArray[Any]) -> tuple[int, Problem | None]
 
 def broken(error: Exception, cuda: tuple[int, int] | None) -> Problem:
     """The problem if an installed package fails unexpectedly. The remedy reinstalls it for CUDA version `cuda`."""
-    extra = driver.extra(cuda)
+    extra = nvidia.extra(cuda)
     return Problem(_line(error), f"run: pip install --upgrade --force-reinstall 'gpucast[{extra}]'")
 
 

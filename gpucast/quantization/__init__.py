@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantization: arrays as narrow codes with scales, in the formats of `gpucast.core.formats`.
 
-The public functions are `gpucast.quantize` and `gpucast.dequantize`. `gpucast.reference.quantize` defines every result.
+The public functions are `gpucast.quantize` and `gpucast.dequantize`. `gpucast.reference.exact_quantize` defines every
+result.
 """
 
 from gpucast.core import packages
 from gpucast.core.formats import FORMATS, Format
-from gpucast.quantization.api import dequantize, quantize
+from gpucast.quantization.quantize_array import dequantize, quantize
 from gpucast.quantization.quantized import Quantized
 
 __all__ = ["FORMATS", "Format", "Quantized", "dequantize", "quantize"]

@@ -10,7 +10,7 @@ from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts
 from gpucast.core.random import Random
-from gpucast.quantization import gpu, host
+from gpucast.quantization import gpu, quantize_on_host
 
 
 def quantize(
@@ -29,13 +29,15 @@ def quantize(
     """
     if device_index(x) is not None:
         wanted = [gpu.tiles.ResultSpec(*one) for one in result_specs]
-        return gpu.quantize.quantize(x, format, wanted, random=random, targets=targets, workspace=workspace, amax=amax)
+        return gpu.quantize_on_gpu.quantize(
+            x, format, wanted, random=random, targets=targets, workspace=workspace, amax=amax
+        )
     results: list[Parts] = []
     for swapped, axis, given in result_specs:
         # The plain and the transposed result have the same global scale.
         given = results[0].global_scale if format.global_scale and results else given
         view = x.swapaxes(-1, -2) if swapped else x
-        parts = host.quantize(view, format, axis=axis, scale=given, random=random)
+        parts = quantize_on_host.quantize(view, format, axis=axis, scale=given, random=random)
         if format.element.packed:
             parts = replace(parts, data=PackedArray.pack(parts.data))
         results.append(parts)
@@ -49,9 +51,9 @@ def quantize(
 def dequantize(parts: Parts, format: Format, to: DType, axis: int, out: Any = None, workspace: Any = None) -> Any:
     """The numbers that parts stand for, each rounded once to `to`; written to `out`, if there is one."""
     if device_index(parts.data) is not None:
-        return gpu.quantize.dequantize(parts, format, to, axis=axis, out=out, workspace=workspace)
+        return gpu.quantize_on_gpu.dequantize(parts, format, to, axis=axis, out=out, workspace=workspace)
     data = parts.data.get() if isinstance(parts.data, PackedArray) else parts.data
-    numbers = host.dequantize(replace(parts, data=data), format, to, axis=axis)
+    numbers = quantize_on_host.dequantize(replace(parts, data=data), format, to, axis=axis)
     if out is None:
         return numbers
     out[...] = numbers

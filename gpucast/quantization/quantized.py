@@ -23,7 +23,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SOURCES, Format, Parts, find
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
-from gpucast.quantization import engine, files, swizzle
+from gpucast.quantization import engine, quantized_files, swizzle
 from gpucast.quantization import gpu as on_device
 
 ScaleLayout = Literal["linear", "128x4"]
@@ -152,7 +152,7 @@ class Quantized:
         if device_index(self.data) is None:
             return self
         with self._visit():
-            return replace(self, **{name: gpu.cast.to_host(part) for name, part in self.parts().items()})
+            return replace(self, **{name: gpu.cast_on_gpu.to_host(part) for name, part in self.parts().items()})
 
     def dequantize(self, to: Any = "FLOAT", *, out: Any = None) -> Any:
         """The numbers that it represents: `gpucast.dequantize`."""
@@ -188,13 +188,13 @@ class Quantized:
 
     def save(self, path: str) -> None:
         """Write a .safetensors file atomically; ``gpucast.files.FileError`` for another suffix."""
-        entry = files.entry(self.format, self.axis, self.scale_layout, self.dtype)
-        files.save(path, self.get().parts(), entry)
+        entry = quantized_files.entry(self.format, self.axis, self.scale_layout, self.dtype)
+        quantized_files.save(path, self.get().parts(), entry)
 
     @classmethod
     def load(cls, path: str) -> Quantized:
         """Read what `save` wrote; ``gpucast.files.FileError`` (a ValueError) for any other file."""
-        return files.load(path, cls)
+        return quantized_files.load(path, cls)
 
     @exact()
     def __repr__(self) -> str:

@@ -52,7 +52,7 @@ def swizzle(scales: Any, *, out: Any = None) -> Any:
     if not scales.ndim:
         raise ValueError("swizzle: scales has shape (); expected rows of scales")
     if namespace(scales) is not np:
-        return gpu.quantize.swizzle(scales, scales.shape, size(scales.shape), out=out)
+        return gpu.quantize_on_gpu.swizzle(scales, scales.shape, size(scales.shape), out=out)
     rows, cols = _matrix(scales.shape)
     padded_scales = np.zeros(padded(rows, cols), dtype=np.uint8)
     padded_scales[:rows, :cols] = scales.view(np.uint8).reshape(rows, cols)
@@ -76,7 +76,7 @@ def unswizzle(scales: Any, shape: tuple[int, ...], *, out: Any = None) -> Any:
             f"scales of shape {shape} in the order '128x4' have shape ({size(shape)},)"
         )
     if namespace(scales) is not np:
-        return gpu.quantize.swizzle(scales, shape, scales.size, back=True, out=out)
+        return gpu.quantize_on_gpu.swizzle(scales, shape, scales.size, back=True, out=out)
     rows, cols = _matrix(shape)
     padded_rows, padded_cols = padded(rows, cols)
     tiles = scales.view(np.uint8).reshape(padded_rows // _ROWS, padded_cols // _COLS, 32, 4, _COLS)

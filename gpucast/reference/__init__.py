@@ -2,11 +2,11 @@
 """The specification of record: what every cast means, literally, exactly and slowly.
 
 It works on values, not on bits, and shares only the dtype table with the host path and the kernels, so that agreement
-is evidence. `gpucast.reference.casting` explains how it works.
+is evidence. `gpucast.reference.exact_cast` explains how it works.
 """
 
 from gpucast.core import packages
-from gpucast.reference.casting import cast
+from gpucast.reference.exact_cast import cast
 
 __all__ = ["cast"]
 

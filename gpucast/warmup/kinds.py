@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from gpucast.casting.fused import fused_rule
-from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource, BatchSpec
-from gpucast.codegen.cast import KernelSource, Shape
-from gpucast.codegen.fused import FusedOps
+from gpucast.casting.fused_rule import fused_rule
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec
+from gpucast.codegen.cast_kernel import KernelSource, Shape
+from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
@@ -17,7 +17,7 @@ from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec
 from gpucast.quantization.block_grid import BlockGrid
-from gpucast.quantization.gpu.quantize import swizzle_spec
+from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.quantization.gpu.tiles import ResultSpec, plan

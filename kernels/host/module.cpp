@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpucast._host: casts of the host, and launches on devices, as functions of Python. The loops are those of units that gpucast/codegen/host.py writes
+// gpucast._host: casts of the host, and launches on devices, as functions of Python. The loops are those of units that gpucast/codegen/host_units.py writes
 // of the kernels' own text, for several levels of the processor; gpucast/host is what the rest of the package sees of it.
 #include "python.hpp"
 
@@ -102,7 +102,7 @@ PyCFunction as_method(Fast* function) {
     return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
 }
 
-// Counts the changes of the functions below: `gpucast.host.module` knows by it whether this was built from its sources.
+// Counts the changes of the functions below: `gpucast.host.extension` knows by it whether this was built from its sources.
 enum : long { interface = 1 };
 
 static PyMethodDef methods[] = {

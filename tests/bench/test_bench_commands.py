@@ -19,7 +19,7 @@ import pytest
 from bench import __main__ as command
 from bench.report.results import FOLDER
 from bench.timing import gpu_machine as gpu
-from gpucast.compile import cubin, disassembler
+from gpucast.compile import compiler, disassembler
 from gpucast.gpu import devices
 
 # ---- python -m bench ----
@@ -108,7 +108,7 @@ def test_a_report_of_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=str)
 def test_the_copy_kernel_moves_16_bytes_at_a_time(unroll: int, capability: tuple[int, int]) -> None:
     name, text = gpu.copy_source(unroll)
-    code = cubin.compile(text, name, f"sm_{capability[0]}{capability[1]}").code
+    code = compiler.compile(text, name, f"sm_{capability[0]}{capability[1]}").code
     sass = disassembler.disassemble(code).decode()
     loads, stores = (re.findall(rf"\b{word}\.E\S*", sass) for word in ("LDG", "STG"))
     assert len(loads) >= unroll and all(".128" in access for access in loads + stores), (loads, stores)

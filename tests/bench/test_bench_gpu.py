@@ -32,7 +32,7 @@ from bench.timing import ceilings, latency
 from bench.timing import times as timing
 from fake_machine import COPY_KERNEL, LAUNCH, FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import driver as launch
+from gpucast.gpu import driver
 from gpucast.parity.cases import NUMERIC
 from host_driver import installed
 
@@ -415,7 +415,7 @@ def test_first_calls_are_timed_one_after_the_other(machine: FakeMachine, built: 
     names = (("FLOAT", "FLOAT16"), ("FLOAT", "INT4"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gpu_first_call, "PAIRS", names)
-        launch.use(built)  # Forgets what is loaded.
+        driver.use(built)  # Forgets what is loaded.
         built.loaded.clear()
         found = gpu_first_call.in_this_process(machine.now, lambda: None, lambda src: made.source_arrays()[0])
     assert list(found) == ["first", "second pair", "again"]

@@ -9,7 +9,7 @@ import pytest
 
 from bench.static.paths import Path, full_tile
 from bench.static.sass import Access, Block, Instruction, UnknownCode, blocks, parse
-from gpucast.compile import cubin, disassembler
+from gpucast.compile import compiler, disassembler
 
 
 def instructions(text: str) -> list[Instruction]:
@@ -314,7 +314,7 @@ extern "C" __global__ void __launch_bounds__(256) k(const uint4* src, uint4* dst
 
 
 def compiled(work: str = "", check: str = "", arch: str = "sm_90") -> str:
-    code = cubin.compile(_KERNEL.format(work=work, check=check), "k", arch).code
+    code = compiler.compile(_KERNEL.format(work=work, check=check), "k", arch).code
     return disassembler.disassemble(code).decode()
 
 

@@ -28,10 +28,10 @@ from bench.static.kernels import BATCH, StaticKernel, facts, measure
 from bench.static.model import ATTAINABLE, GPUS, estimate, estimates, loaded, resident_threads, work
 from bench.static.sass import Instruction
 from gpucast import dtype
-from gpucast.casting.fused import fused_rule
-from gpucast.codegen.cast import kernel_source
-from gpucast.codegen.fused import FusedOps, fused_source
-from gpucast.compile import cubin
+from gpucast.casting.fused_rule import fused_rule
+from gpucast.codegen.cast_kernel import kernel_source
+from gpucast.codegen.fused_kernel import FusedOps, fused_source
+from gpucast.compile import compiler
 from gpucast.core.dtypes import DType
 from gpucast.core.options import Options
 from gpucast.core.rule import STOCHASTIC, CastRule, resolve
@@ -55,7 +55,7 @@ def test_no_pair_fills_a_unit(src: DType) -> None:
 
 @pytest.mark.parametrize("capability", [one for one in static.CAPABILITIES if one != (9, 0)])
 def test_every_pair_is_well_formed_elsewhere(capability: tuple[int, int], exhaustive: bool) -> None:
-    arch = cubin.architecture(capability)
+    arch = compiler.architecture(capability)
     chosen = DEFAULTS if exhaustive else random.Random(arch).sample(DEFAULTS, BATCH)
     assert verdict(measure(chosen, arch)) == []
 

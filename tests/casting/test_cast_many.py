@@ -22,9 +22,9 @@ from bench.static import kernels as static_kernels
 from codes import assert_same, random_codes
 from gpucast import PackedArray, dtype
 from gpucast.casting import batch_plans as device_plans
-from gpucast.casting.fused import fused_rule
-from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSpec, sorted_kinds
-from gpucast.codegen.fused import FusedOps
+from gpucast.casting.fused_rule import fused_rule
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSpec, sorted_kinds
+from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve

@@ -7,11 +7,11 @@ import pytest
 import gpucast
 from codes import every_code
 from gpucast import CastReport, PackedArray, cast_report
-from gpucast.casting import report
+from gpucast.casting.cast_report import _COMPARED, _compare
 from gpucast.core.dtypes import DType
 from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, cases
-from gpucast.reference import casting as reference
+from gpucast.reference import exact_cast
 
 NAN, INF = np.nan, np.inf
 
@@ -60,17 +60,17 @@ def test_it_does_not_depend_on_layout_size_or_chunks() -> None:
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
 def test_quick_ways_report_what_comparing_each_element_does(src: DType) -> None:
     """Counted by code, within the limits and beyond them: hard values alone, and few or many among ordinary ones."""
-    ordinary = reference.cast(np.random.default_rng(6).standard_normal(5000), src.name).view(src.code_numpy)
+    ordinary = exact_cast.cast(np.random.default_rng(6).standard_normal(5000), src.name).view(src.code_numpy)
     for dst in NUMERIC:
         wide = src.bits > 16
         codes = hard_values.codes(src, dst, seed=5, share=1 / 64, random=100) if wide else every_code(src)
-        few = np.resize(ordinary, 3 * report._COMPARED)
+        few = np.resize(ordinary, 3 * _COMPARED)
         few[::30] = np.resize(codes, few[::30].size)
-        for x in (codes, ordinary, few, np.concatenate([np.resize(codes, report._COMPARED), ordinary])):
+        for x in (codes, ordinary, few, np.concatenate([np.resize(codes, _COMPARED), ordinary])):
             x = x.view(src.numpy)
             for case in cases(src, dst, [28]):
                 with np.errstate(all="ignore"):
-                    wanted = report._compare(x, case.rule, src)
+                    wanted = _compare(x, case.rule, src)
                 assert cast_report(x, dst, **dict(case.attributes)) == wanted, case
 
 

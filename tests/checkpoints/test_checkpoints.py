@@ -20,7 +20,7 @@ import gpucast
 from codes import assert_same
 from conversions import begun, contents
 from gpucast import checkpoints, files
-from gpucast.checkpoints.running import shard as share
+from gpucast.checkpoints.running import share
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.checkpoints.streaming import checksums, prefetch
 from gpucast.cli import main

@@ -15,12 +15,11 @@ import pytest
 
 from conversions import contents, planned
 from gpucast import checkpoints, files
-from gpucast.checkpoints.running import cast as running_cast
-from gpucast.checkpoints.running import staging
+from gpucast.checkpoints.running import cast_tensor, staging
 from gpucast.cli import main
 from gpucast.core.rule import CastRule
-from gpucast.files import formats
-from gpucast.host import numbers
+from gpucast.files import tensor_file
+from gpucast.host import cast_numbers
 from onnx_models import save_external
 from scaled_files import convert
 from tensors import full_disk, leftovers
@@ -131,7 +130,7 @@ def test_an_error_of_the_system(
         file.limit = 1_200_000
         return io.BufferedReader(file, 1 << 12)
 
-    monkeypatch.setattr(formats, "open_regular", opened)
+    monkeypatch.setattr(tensor_file, "open_regular", opened)
     message = failure(capsys, "in", "out", "--to", "FLOAT16")
     assert "in/a.safetensors: tensor 'a1' cannot be read: Input/output error" in message
     assert contents(folder) == before
@@ -158,7 +157,7 @@ def test_an_error_of_the_system_in_a_thread(
         return read(file, buffers, position)
 
     # The module reads and writes by the system's own functions.
-    monkeypatch.setattr(running_cast, "counted", lambda rule: None)
+    monkeypatch.setattr(cast_tensor, "counted", lambda rule: None)
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
         message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
@@ -266,20 +265,22 @@ def test_a_wrong_result_is_not_given_a_name(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint(folder / "in")
-    into = numbers.into
+    into = cast_numbers.into
 
     def wrong(x: Any, rule: CastRule, out: Any, fused: Any = None) -> None:
         into(x, rule, out, fused)
         if out.size > 17:
             out.view(rule.dst.code_numpy)[17] += 1
 
-    monkeypatch.setattr(running_cast, "counted", lambda rule: None)
-    monkeypatch.setattr(numbers, "into", wrong)
+    monkeypatch.setattr(cast_tensor, "counted", lambda rule: None)
+    monkeypatch.setattr(cast_numbers, "into", wrong)
     message = failure(capsys, "in", "out", "--to", "FLOAT16", "--verify")
     assert "out/a.safetensors: verify: tensor 'a0': element 17 is" in message
     assert leftovers(folder, "in") == []
     # Among many elements some are looked at.
     files.save("in.npy", {"x": np.ones(5000, np.float32)})
-    monkeypatch.setattr(numbers, "into", lambda x, rule, out, fused=None: into(x + np.float32(1), rule, out, fused))
+    monkeypatch.setattr(
+        cast_numbers, "into", lambda x, rule, out, fused=None: into(x + np.float32(1), rule, out, fused)
+    )
     assert "element" in failure(capsys, "in.npy", "out.npy", "--to", "FLOAT16", "--verify")
     assert convert("in.npy", "out.npy", "--to", "FLOAT16") == 0

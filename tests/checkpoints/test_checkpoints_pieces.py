@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from gpucast import files
-from gpucast.checkpoints.scales import quantize as scaling
-from gpucast.checkpoints.scales import stored
+from gpucast.checkpoints.scales import scaling, stored
 from gpucast.checkpoints.streaming import pieces
 from gpucast.checkpoints.streaming.pieces import Cut
 from gpucast.core.dtypes import dtype

@@ -17,8 +17,8 @@ import gpucast
 from codes import assert_same
 from gpucast import checkpoints, files
 from gpucast.arrays.packed import PackedArray
-from gpucast.checkpoints.scales import quantize as scaling
-from gpucast.checkpoints.scales.quantize import Scaled
+from gpucast.checkpoints.scales import scaling
+from gpucast.checkpoints.scales.scaling import Scaled
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming import pieces
 from gpucast.cli import main

@@ -15,13 +15,13 @@ from codes import assert_same
 from gpucast import checkpoints, files
 from gpucast.checkpoints import tensor_seed
 from gpucast.checkpoints.running import staging
-from gpucast.checkpoints.scales import quantize as scaling
+from gpucast.checkpoints.scales import scaling
 from gpucast.checkpoints.streaming import pieces
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from gpucast.core.random import Random
 from gpucast.files.tensor import StoredTensor
-from gpucast.reference import casting as reference
+from gpucast.reference import exact_cast
 from host_driver import HostDriver, installed
 from scaled_files import convert, failure, numbers
 from tensors import leftovers
@@ -61,8 +61,8 @@ def test_the_seed_of_a_tensor_is_fixed() -> None:
 def test_the_words_of_some_elements_are_those_of_all() -> None:
     for offset in (0, 3, 2**33 + 2):
         random, places = Random(SEED, offset), np.array([0, 1, 2, 3, 4, 777, 778, 1023])
-        assert_same(reference.random_words_at(random, places), reference.random_words(random, 1024)[places])
-    assert reference.random_words_at(Random(1), places[:0]).size == 0
+        assert_same(exact_cast.random_words_at(random, places), exact_cast.random_words(random, 1024)[places])
+    assert exact_cast.random_words_at(Random(1), places[:0]).size == 0
 
 
 def test_plain_casts_round_as_the_whole_tensor_would(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_a_sample_is_verified_with_the_same_bits(
     def one_further(x: Any, to: Any, **keywords: Any) -> Any:
         return cast(x, to, **keywords | ({"offset": 1} if keywords.get("offset") == 0 else {}))
 
-    monkeypatch.setattr("gpucast.checkpoints.running.cast.cast", one_further)
+    monkeypatch.setattr("gpucast.checkpoints.running.cast_tensor.cast", one_further)
     assert "verify: tensor 'x': element" in failure(capsys, *options)
 
 

@@ -18,8 +18,7 @@ import pytest
 
 import gpucast
 from gpucast.cli import info, main
-from gpucast.compile import cache_folder
-from gpucast.compile import nvidia as driver
+from gpucast.compile import cache_folder, nvidia
 from gpucast.core.dtypes import DTYPES
 from gpucast.parity import work
 from tensors import leftovers
@@ -181,7 +180,7 @@ def test_info_names_what_is_missing_and_how_to_get_it(monkeypatch: pytest.Monkey
 
 
 def test_cupy_and_the_driver_must_fit() -> None:
-    new, old = driver.DriverInfo((13, 0), ("cuda:0 H200",)), driver.DriverInfo((12, 4), ("cuda:0 H200",))
+    new, old = nvidia.DriverInfo((13, 0), ("cuda:0 H200",)), nvidia.DriverInfo((12, 4), ("cuda:0 H200",))
     both = {"cupy-cuda12x": "14.2", "cupy-cuda13x": "14.2"}
     for cupy, found, words in [
         (both, None, ["both installed", "pip uninstall -y cupy-cuda12x cupy-cuda13x", "gpucast[cuda12]"]),
@@ -195,7 +194,7 @@ def test_cupy_and_the_driver_must_fit() -> None:
         assert all(word in line for word in words), line
     for cupy, found in [
         ({"cupy-cuda12x": "14.2"}, old), ({"cupy-cuda12x": "14.2"}, new), ({"cupy-cuda13x": "14.2"}, new), ({}, None),
-        ({}, driver.DriverInfo((12, 4), (), "no device")),
+        ({}, nvidia.DriverInfo((12, 4), (), "no device")),
     ]:  # fmt: skip
         assert info._cupy_advice(cupy, found) == []
 
@@ -231,17 +230,17 @@ class FakeDriver:
 
 
 def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = driver.describe(FakeDriver(12040, ["NVIDIA H200", "NVIDIA H200"]))
+    found = nvidia.describe(FakeDriver(12040, ["NVIDIA H200", "NVIDIA H200"]))
     devices = ("cuda:0 NVIDIA H200 (sm_90)", "cuda:1 NVIDIA H200 (sm_90)")
-    assert found == driver.DriverInfo((12, 4), devices, capabilities=((9, 0), (9, 0)))
-    assert driver.describe(FakeDriver(13000, [])).problem == "the driver finds no device"
-    assert "CUDA error 100" in driver.describe(FakeDriver(13000, [], error=100)).problem
+    assert found == nvidia.DriverInfo((12, 4), devices, capabilities=((9, 0), (9, 0)))
+    assert nvidia.describe(FakeDriver(13000, [])).problem == "the driver finds no device"
+    assert "CUDA error 100" in nvidia.describe(FakeDriver(13000, [], error=100)).problem
 
     # Whether casts work is tested elsewhere; with this driver CuPy would be asked next.
     monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("it sleeps", "run wake"))
     machine = None
-    monkeypatch.setattr(driver, "_load", lambda: machine)
-    assert driver.find() is None
+    monkeypatch.setattr(nvidia, "_load", lambda: machine)
+    assert nvidia.find() is None
     assert "no NVIDIA driver" in info._as_text(info.collect())
     machine = FakeDriver(13010, ["NVIDIA B200"])
     text = info._as_text(info.collect())

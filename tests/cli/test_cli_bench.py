@@ -17,7 +17,7 @@ from fake_machine import FakeMachine, FakeRival, TimedDriver
 from gpucast.cli import bench, main
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
-from gpucast.gpu import devices as device
+from gpucast.gpu import devices
 from host_driver import both_shapes, installed
 
 PAIRS = [(dtype("FLOAT"), dtype("FLOAT16")), (dtype("INT8"), dtype("UINT8"))]
@@ -25,7 +25,7 @@ PAIRS = [(dtype("FLOAT"), dtype("FLOAT16")), (dtype("INT8"), dtype("UINT8"))]
 
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
+    monkeypatch.setattr(devices, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
     driver = TimedDriver(made)
     driver.prepare(both_shapes(resolve(*pair) for pair in PAIRS))
     rivals = [FakeRival(made, "half", 0.5e9), FakeRival(made, "twin", 0.99e9, wrong=1)]
-    monkeypatch.setattr(device, "unavailable", lambda: None)
+    monkeypatch.setattr(devices, "unavailable", lambda: None)
     monkeypatch.setattr(quick, "GpuMachine", lambda: made)
     monkeypatch.setattr(quick, "contenders", lambda _: [Ours(made), Ours(made, allocates=True), *rivals])
     monkeypatch.setattr(quick, "PAIRS", PAIRS)

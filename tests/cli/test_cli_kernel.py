@@ -16,18 +16,16 @@ import gpucast
 from bench import cubin
 from gpucast import dtype
 from gpucast.cli import main
-from gpucast.codegen.batch import BatchSource
-from gpucast.codegen.cast import KernelSource, kernel_source
-from gpucast.codegen.fused import FusedOps, fused_source
-from gpucast.compile import cubin as compiler
-from gpucast.compile import disassembler
-from gpucast.compile import nvidia as driver
+from gpucast.codegen.batch_kernel import BatchSource
+from gpucast.codegen.cast_kernel import KernelSource, kernel_source
+from gpucast.codegen.fused_kernel import FusedOps, fused_source
+from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.mixed import DynamicLossScale, select_tree
-from gpucast.warmup.api import CompileTask, WarmupRequest, warmup
-from gpucast.warmup.api import tasks as listed_tasks
+from gpucast.warmup.compile_ahead import CompileTask, WarmupRequest, warmup
+from gpucast.warmup.compile_ahead import tasks as listed_tasks
 from host_driver import HostDriver, installed, upload
 from nvrtc_wheels import INSTALLED, load
 
@@ -46,7 +44,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine without a GPU, with an empty cache; the folder of its kernels."""
     load(INSTALLED[0])
     monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(driver, "find", lambda: None)
+    monkeypatch.setattr(nvidia, "find", lambda: None)
     compiler._compiler.cache_clear()
     return tmp_path / "cache" / "kernels"
 
@@ -99,8 +97,8 @@ def test_ptx_cubin_and_machine_code(capsysbinary: pytest.CaptureFixture[bytes], 
 
 
 def test_the_gpu_of_this_machine(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    found = driver.DriverInfo((13, 0), ("cuda:0 A100", "cuda:1 B200"), capabilities=((8, 0), (10, 0)))
-    monkeypatch.setattr(driver, "find", lambda: found)
+    found = nvidia.DriverInfo((13, 0), ("cuda:0 A100", "cuda:1 B200"), capabilities=((8, 0), (10, 0)))
+    monkeypatch.setattr(nvidia, "find", lambda: found)
     assert b".target sm_80\n" in kernel(capsysbinary, "--emit", "ptx")
     assert {task.arch for task in tasks([("FLOAT", "INT8")], None)} == {"sm_80", "sm_100a"}
 

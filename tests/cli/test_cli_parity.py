@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gpucast.cli import main
-from gpucast.compile import cxx as host_compiler
+from gpucast.compile import cxx
 from gpucast.parity import backends
 from gpucast.parity.backends import Array, CastCodes
 from gpucast.parity.cases import NUMERIC, Case
@@ -166,8 +166,8 @@ def test_a_sample(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(host_compiler.shutil, "which", lambda name: None)
-    monkeypatch.setattr(host_compiler, "package_folders", list)
+    monkeypatch.setattr(cxx.shutil, "which", lambda name: None)
+    monkeypatch.setattr(cxx, "package_folders", list)
     monkeypatch.delenv("CXX", raising=False)
     assert main(["parity", "--backend", "kernels", "--json", "x.json"]) == 1
     out, err = capsys.readouterr()

@@ -13,20 +13,19 @@ import pytest
 
 from fake_cuda import Cuda
 from gpucast.cli import main
-from gpucast.codegen.cast import KernelSource
-from gpucast.compile import nvidia as driver
-from gpucast.compile import nvrtc_search
+from gpucast.codegen.cast_kernel import KernelSource
+from gpucast.compile import nvidia, nvrtc_search
 from gpucast.compile.nvrtc import CompileError, Nvrtc
 from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.gpu import devices as device
+from gpucast.gpu import devices
 from gpucast.gpu import driver as launch
 from host_driver import HostDriver, installed
 from nvrtc_wheels import INSTALLED, load, wheels
 
 PAIR = "FLOAT to FLOAT8E4M3FN"
 KERNEL = "gpucast_float32_to_float8e4m3fn"
-H200 = driver.DriverInfo((13, 0), ("cuda:0 NVIDIA H200 (sm_90)",), capabilities=((9, 0),))
+H200 = nvidia.DriverInfo((13, 0), ("cuda:0 NVIDIA H200 (sm_90)",), capabilities=((9, 0),))
 
 
 class Wrong(HostDriver):
@@ -59,7 +58,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A driver of an H200 that runs the host builds of the kernels."""
     load(INSTALLED[-1])
     monkeypatch.setattr(nvrtc_search, "find", lambda: NvrtcCopy(wheels()[INSTALLED[-1]]))
-    monkeypatch.setattr(driver, "find", lambda: H200)
+    monkeypatch.setattr(nvidia, "find", lambda: H200)
     monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path))
     with installed(HostDriver()):
         yield
@@ -104,7 +103,7 @@ def test_yes_after_a_cast_that_is_right(capsys: pytest.CaptureFixture[str], tmp_
 
 def test_one_device_of_each_kind_is_tried(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     kinds = (9, 0), (9, 0), (8, 0), (9, 0)
-    monkeypatch.setattr(driver, "find", lambda: driver.DriverInfo((13, 0), ("",) * 4, capabilities=kinds))
+    monkeypatch.setattr(nvidia, "find", lambda: nvidia.DriverInfo((13, 0), ("",) * 4, capabilities=kinds))
     launch.use(HostDriver(4))
     launch.driver().streams = dict.fromkeys(range(4), 0)  # type: ignore[attr-defined]
     facts, lines = info(capsys)
@@ -144,7 +143,7 @@ def test_no_where_the_cast_raises(capsys: pytest.CaptureFixture[str], error: Exc
 
 def test_no_where_cuda_itself_raises(capsys: pytest.CaptureFixture[str]) -> None:
     """With the real driver object, whose copies to the device fail as there is no device here."""
-    if driver._load() is not None:
+    if nvidia._load() is not None:
         pytest.skip("there is a driver")
     with Cuda().in_use():
         facts, _ = info(capsys)
@@ -176,15 +175,15 @@ def test_no_where_the_kernel_does_not_compile(
     assert facts["compiler"]["version"] == list(load(INSTALLED[-1]).version)
     assert (facts["compiler"]["compiled"], facts["self_test"]) == ([], None)
     # The driver itself asks for the architecture, and its error refers to this very command.
-    monkeypatch.setattr(device, "unavailable", lambda: ("compile: the same at more length", "run gpucast info"))
+    monkeypatch.setattr(devices, "unavailable", lambda: ("compile: the same at more length", "run gpucast info"))
     assert info(capsys)[0]["verdict"] == f"GPU casts: no, because {reason}"
 
 
 def test_without_a_gpu_the_compiler_is_tried_for_the_oldest(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "find", lambda: None)
-    monkeypatch.setattr(device, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
+    monkeypatch.setattr(nvidia, "find", lambda: None)
+    monkeypatch.setattr(devices, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
     facts, lines = info(capsys)
     assert facts["compiler"]["compiled"] == ["sm_75"]
     assert facts["self_test"] is None

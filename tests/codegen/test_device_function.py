@@ -12,9 +12,9 @@ import pytest
 import functions_on_host
 import gpucast
 from codes import assert_codes, codes_of, every_code
-from gpucast.codegen.cast import kernel_name
+from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.codegen.device_function import _type
-from gpucast.compile import cubin as compiler
+from gpucast.compile import compiler
 from gpucast.core.rule import resolve
 from gpucast.parity import hard_values
 

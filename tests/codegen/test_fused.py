@@ -19,16 +19,16 @@ from fused_cases import CASES, RANDOM, SOURCES, in_use, on_host, rule_of, to_dev
 from gpucast import PackedArray
 from gpucast.arrays.operand import operand
 from gpucast.casting import dispatch
-from gpucast.casting.fused import fused_rule
-from gpucast.codegen.fused import FusedArguments, FusedOps, fused_source
-from gpucast.compile import cubin as compiler
+from gpucast.casting.fused_rule import fused_rule
+from gpucast.codegen.fused_kernel import FusedArguments, FusedOps, fused_source
+from gpucast.compile import compiler
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.options import Options
 from gpucast.core.rule import STOCHASTIC, CastRule, has_stochastic
 from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC
-from gpucast.reference import casting as reference
+from gpucast.reference import exact_cast
 from host_driver import HostDriver, download, upload
 
 FLOAT, DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
@@ -43,7 +43,7 @@ WIDE = (0.1, 1 - 2**-53, 5e-324, -1.7e308)
 
 
 def scaled_exactly(code: int, rule: CastRule, scale: float | None, word: int | None) -> int:
-    """A product by rational arithmetic, from the words of gpucast.casting.fused."""
+    """A product by rational arithmetic, from the words of gpucast.casting.fused_rule."""
     if scale is None:
         if rule.src is rule.dst:
             return exact.cast_codes([code], rule)[0]
@@ -107,7 +107,7 @@ def test_the_host_is_the_exact_model(src: DType) -> None:
                 amax, finite = np.zeros((), np.float32), np.ones(1, bool)
                 inputs = FusedInputs(scale, amax, finite, random)
                 got = cast(case.view(src.numpy), rule, inputs).view(dst.code_numpy)
-                words = [None] * case.size if random is None else reference.random_words(random, case.size)
+                words = [None] * case.size if random is None else exact_cast.random_words(random, case.size)
                 wanted = [
                     scaled_exactly(int(code), rule, scale, None if word is None else int(word))
                     for code, word in zip(case, words, strict=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from gpucast.codegen.fused import FusedOps
+from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
-from gpucast.warmup.api import WarmupRequest, tasks
+from gpucast.warmup.compile_ahead import WarmupRequest, tasks
 
 REQUEST = WarmupRequest(
     [("FLOAT", "FLOAT16"), ("INT4", "FLOAT")],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from codes import EXTRA, every_code, random_codes
-from gpucast.codegen.cast import kernel_source
+from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
 from gpucast.parity import hard_values, host_build

@@ -16,7 +16,7 @@ import pytest
 
 from bench import cubin
 from built_kernels import cubins
-from gpucast.codegen.cast import KernelSource, join, kernel_source, prelude
+from gpucast.codegen.cast_kernel import KernelSource, join, kernel_source, prelude
 from gpucast.core.dtypes import DType
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load

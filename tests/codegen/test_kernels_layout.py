@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from codes import random_codes
-from gpucast.codegen.cast import kernel_source, square_side
+from gpucast.codegen.cast_kernel import kernel_source, square_side
 from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.compile import cxx
 from gpucast.core.dtypes import DType, dtype

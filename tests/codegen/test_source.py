@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpucast.codegen.cast import kernel_source, prelude, tile_elements
+from gpucast.codegen.cast_kernel import kernel_source, prelude, tile_elements
 from gpucast.core.dtypes import dtype
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
@@ -82,7 +82,7 @@ def test_every_instruction_has_a_model() -> None:
 def test_the_text_is_the_same_in_every_process() -> None:
     code = (
         "import hashlib; from gpucast.dtypes import DTYPES; from gpucast.core.rule import resolve\n"
-        "from gpucast.codegen.cast import kernel_source as k\n"
+        "from gpucast.codegen.cast_kernel import kernel_source as k\n"
         "rows = [row for row in DTYPES if row.family != 'string']\n"
         "text = ''.join(k(resolve(s, d)).text[-1500:] for s in rows for d in rows)\n"
         "print(hashlib.sha256(text.encode()).hexdigest())"

@@ -11,11 +11,10 @@ import pytest
 
 from bench import cubin
 from gpucast import dtype
-from gpucast.codegen.cast import KernelSource, kernel_source
-from gpucast.compile import cubin as compiler
-from gpucast.compile import nvrtc
+from gpucast.codegen.cast_kernel import KernelSource, kernel_source
+from gpucast.compile import compiler, nvrtc
 from gpucast.compile.cache import Cache
-from gpucast.compile.cubin import CompileError, Compiler
+from gpucast.compile.compiler import CompileError, Compiler
 from gpucast.compile.nvrtc import Compiled
 from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.errors import DeviceUnavailable

@@ -22,17 +22,17 @@ import gpucast
 import processor_modes
 from gpucast import mixed, reference
 from gpucast.arrays.packed import as_array
-from gpucast.casting.report import result_report
+from gpucast.casting.cast_report import result_report
 from gpucast.core import checks
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.formats import FORMATS, Format, find
 from gpucast.core.rule import resolve
-from gpucast.host import text as host_text
+from gpucast.host import text_on_host
 from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, cases
 from gpucast.quantization.gpu import source
-from gpucast.reference import quantize as quantizing
+from gpucast.reference import exact_quantize
 from processor_modes import ALL, DEFAULT, SOME, Modes, current, everywhere, in_thread, under
 
 Array = np.ndarray[Any, Any]
@@ -173,9 +173,9 @@ import numpy as np
 from gpucast import mixed
 from gpucast.core.dtypes import DTYPES
 from gpucast.core.formats import FORMATS, find
-from gpucast.host import text
+from gpucast.host import text_on_host
 from gpucast.quantization.gpu import source
-from gpucast.reference import casting, rounding
+from gpucast.reference import exact_cast, rounding
 from gpucast.parity.cases import SMALL
 
 def bits(x):
@@ -203,10 +203,10 @@ for name in [*FORMATS, "mxfp4_even", "int8_64_full_range", "int4_axis_no_clippin
 for row in SMALL:
     if row.family == "float":
         found[f"{row} tables"] = bits([*rounding._midpoints(row), *rounding._table_of_values(row)])
-        found[f"{row} texts"] = text._table(row).tolist()
-found["e8m0"] = bits(casting._e8m0_table(gpucast.dtype("FLOAT8E8M0")))
-found["powers"] = bits(text._POWERS_OF_TEN)
-found["e8m0 texts"] = text._table(gpucast.dtype("FLOAT8E8M0")).tolist()
+        found[f"{row} texts"] = text_on_host._table(row).tolist()
+found["e8m0"] = bits(exact_cast._e8m0_table(gpucast.dtype("FLOAT8E8M0")))
+found["powers"] = bits(text_on_host._POWERS_OF_TEN)
+found["e8m0 texts"] = text_on_host._table(gpucast.dtype("FLOAT8E8M0")).tolist()
 scale = mixed.StaticLossScale(2.0**127)
 found["scale"] = [bits(part) for part in scale._factors(None)]
 import hashlib
@@ -331,11 +331,11 @@ def texts_to_numbers() -> Any:
     x, found = np.array(TEXTS, object), []
     for dst in FLOATS:
         rule = resolve(STRING, dst)
-        found += [reference.cast(x, dst), host_text.parse(x, rule), host_text.parse(np.tile(x, 500), rule)]
+        found += [reference.cast(x, dst), text_on_host.parse(x, rule), text_on_host.parse(np.tile(x, 500), rule)]
     plain = [text for text in TEXTS if text.lower().strip("-") not in ("nan", "inf") and "e" not in text]
     for dst in (gpucast.dtype("INT64"), gpucast.dtype("BOOL")):
         whole = np.array(plain, object)
-        found += [host_text.parse(whole, resolve(STRING, dst)), reference.cast(whole, dst)]
+        found += [text_on_host.parse(whole, resolve(STRING, dst)), reference.cast(whole, dst)]
     return found
 
 
@@ -344,7 +344,7 @@ def numbers_to_texts() -> Any:
     for src in FLOATS:
         y = SOURCES[src][:200]
         long = np.tile(y, -(-5000 // y.size))
-        found += [host_text.format(some, resolve(src, STRING)) for some in (y, long)]
+        found += [text_on_host.format(some, resolve(src, STRING)) for some in (y, long)]
         found.append(reference.cast(y, "STRING"))
     return found
 
@@ -360,8 +360,8 @@ def quantized_by_the_reference() -> Any:
         x[3] = reference.cast(rng.standard_normal(70), row)
         for format in [*FORMATS.values(), find("mxfp4_even", ""), find("int8_64_no_clipping", "")]:
             if format.element.bits > 2 or name == "FLOAT":
-                parts = quantizing.quantize(x, format, axis=1)
-                back = [quantizing.dequantize(parts, format, to, axis=1) for to in (name, "DOUBLE")]
+                parts = exact_quantize.quantize(x, format, axis=1)
+                back = [exact_quantize.dequantize(parts, format, to, axis=1) for to in (name, "DOUBLE")]
                 found.append((str(format), parts.data, parts.scales, parts.zero_points, parts.global_scale, *back))
     return found
 

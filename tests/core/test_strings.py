@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast.core.text`, the exact meaning of text, judged by plain fractions."""
+"""`gpucast.core.strings`, the exact meaning of text, judged by plain fractions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.dtypes import StringDType
 
 import exact
 from decimals import boundaries, text_of
-from gpucast.core import text as strings
+from gpucast.core import strings
 from gpucast.core.dtypes import DTYPES, DType, dtype
 
 FLOATS = [row for row in DTYPES if row.is_float]

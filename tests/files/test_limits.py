@@ -20,7 +20,7 @@ from onnx import TensorProto
 import gpucast
 from gpucast import files
 from gpucast.checkpoints.scales import config_json
-from gpucast.files import limits
+from gpucast.files import file_limits
 
 HERE = Path(__file__).parents[2]
 
@@ -69,35 +69,35 @@ def safetensors(header: bytes, data: bytes = b"") -> bytes:
 )
 @pytest.mark.parametrize("piece", [1, 7, 1 << 20])
 def test_values_of_json_are_counted(text: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_PIECE", piece)
-    monkeypatch.setattr(limits, "VALUES", 0)
+    monkeypatch.setattr(file_limits, "_PIECE", piece)
+    monkeypatch.setattr(file_limits, "VALUES", 0)
     bare, is_inside, is_escaped = "", False, False
     for letter in text:
         if not is_inside or (letter == '"' and not is_escaped):
             bare += letter
         is_inside ^= letter == '"' and not is_escaped
         is_escaped = letter == "\\" and not is_escaped
-    assert limits._marks(text.encode()) == sum(bare.count(mark) for mark in ",:[{")
+    assert file_limits._marks(text.encode()) == sum(bare.count(mark) for mark in ",:[{")
 
 
 def test_json_is_read_as_json_reads_it() -> None:
     for text in ('{"a": [1, "é"]}', "[" * 900 + "]" * 900, "3", '"\ud800"'):
-        assert limits.parsed_json(text) == json.loads(text)
-    assert limits.parsed_json('{"é": 1}'.encode(), list) == [("é", 1)]
+        assert file_limits.parsed_json(text) == json.loads(text)
+    assert file_limits.parsed_json('{"é": 1}'.encode(), list) == [("é", 1)]
     for text in ("[" * 100_000 + "]" * 100_000, "", "{", "1" * 5000):
         with pytest.raises(ValueError, match=r".+"):
-            limits.parsed_json(text)
+            file_limits.parsed_json(text)
     with pytest.raises(ValueError, match="utf-8"):
-        limits.parsed_json(b'"\xff"')
+        file_limits.parsed_json(b'"\xff"')
 
 
 def test_text_with_many_marks_is_no_list_of_many_values() -> None:
     text = json.dumps({"chat_template": "[,]{:}" * 1_000_000})
-    assert limits.parsed_json(text) == json.loads(text)
-    values = [0] * (limits.VALUES - 2)
-    assert limits.parsed_json(json.dumps(values)) == values
-    with pytest.raises(limits.OverLimit, match="holds more than 4194304 values"):
-        limits.parsed_json(json.dumps([*values, 1, 2, 3]))
+    assert file_limits.parsed_json(text) == json.loads(text)
+    values = [0] * (file_limits.VALUES - 2)
+    assert file_limits.parsed_json(json.dumps(values)) == values
+    with pytest.raises(file_limits.OverLimit, match="holds more than 4194304 values"):
+        file_limits.parsed_json(json.dumps([*values, 1, 2, 3]))
 
 
 @pytest.mark.parametrize("value", ["{}", '"ab":0', "256"])
@@ -242,23 +242,23 @@ def test_texts_that_numpy_does_not_take_are_a_file_error(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("suffix", files.SUFFIXES)
 def test_the_largest_shape_without_elements(suffix: str, tmp_path: Path) -> None:
-    x = np.empty((0, limits.BESIDE_ZERO - 1), np.float64)
+    x = np.empty((0, file_limits.BESIDE_ZERO - 1), np.float64)
     files.save(str(tmp_path / f"x{suffix}"), {"x": x})
     assert files.load(str(tmp_path / f"x{suffix}"))["x"].shape == x.shape
 
 
 def test_names_have_a_length_that_every_format_holds(tmp_path: Path) -> None:
-    for name in ("é" * (limits.NAME // 2), "x" * limits.NAME):
+    for name in ("é" * (file_limits.NAME // 2), "x" * file_limits.NAME):
         for suffix in (".npz", ".safetensors"):
             files.save(str(tmp_path / f"x{suffix}"), {name: np.zeros(1)})
             assert list(files.load(str(tmp_path / f"x{suffix}"))) == [name]
-    for name in ("é" * (limits.NAME // 2 + 1), "x" * (limits.NAME + 1)):
+    for name in ("é" * (file_limits.NAME // 2 + 1), "x" * (file_limits.NAME + 1)):
         with pytest.raises(
             files.FileError, match=r"'\S{79,85} is not a tensor name; .* of at most 65531 bytes"
         ) as refused:
             files.save(str(tmp_path / "x.npz"), {name: np.zeros(1)})
         assert len(str(refused.value)) < 300
-    header = {"x" * (limits.NAME + 1): {"dtype": "U8", "shape": [], "data_offsets": [0, 1]}}
+    header = {"x" * (file_limits.NAME + 1): {"dtype": "U8", "shape": [], "data_offsets": [0, 1]}}
     (tmp_path / "x.safetensors").write_bytes(safetensors(json.dumps(header).encode(), b"\0"))
     with pytest.raises(files.FileError, match="is not a tensor name"):
         files.load(str(tmp_path / "x.safetensors"))
@@ -266,8 +266,8 @@ def test_names_have_a_length_that_every_format_holds(tmp_path: Path) -> None:
 
 def test_an_unknown_type_has_a_short_name(tmp_path: Path) -> None:
     for length, message in (
-        (limits.KIND, "which Cast does not take"),
-        (limits.KIND + 1, "the dtype has 101 characters"),
+        (file_limits.KIND, "which Cast does not take"),
+        (file_limits.KIND + 1, "the dtype has 101 characters"),
     ):
         header = {"x": {"dtype": "Z" * length, "shape": [1], "data_offsets": [0, 1]}}
         (tmp_path / "x.safetensors").write_bytes(safetensors(json.dumps(header).encode(), b"\0"))

@@ -14,7 +14,7 @@ from delayed_driver import DelayedDriver
 from delayed_streams import CUPY, TORCH, Streams
 from fake_cuda import Cuda
 from gpucast.gpu.driver import CupyDriver
-from gpucast.warmup import api
+from gpucast.warmup import compile_ahead
 
 X = np.linspace(-3, 5, 256, dtype=np.float32).reshape(4, 64)
 Y = np.random.default_rng(0).standard_normal(X.shape).astype(np.float32)
@@ -109,7 +109,7 @@ def test_the_capture_of_another_stream_does_not_count(late: DelayedDriver) -> No
 
 
 def test_warm_up_capture_replay(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "_architectures", lambda arch: ["sm_90"])
+    monkeypatch.setattr(compile_ahead, "_architectures", lambda arch: ["sm_90"])
     kernels = gpucast.warmup([("FLOAT", "BFLOAT16")], load=True)
     assert len(late.loaded) == kernels * late.count()
     x, y = (Streams(late).new("cupy", np.zeros(X.shape, kind)) for kind in (X.dtype, gpucast.dtype("BFLOAT16").numpy))

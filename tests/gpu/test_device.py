@@ -17,10 +17,10 @@ import pytest
 import device_views
 import gpucast
 from gpucast import PackedArray
-from gpucast.codegen.cast import kernel_source
+from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve
-from gpucast.gpu import cast as device_cast
+from gpucast.gpu import cast_on_gpu
 from gpucast.parity.cases import NUMERIC
 from host_driver import HostDriver, both_shapes, device_array, download, installed, upload
 
@@ -397,7 +397,7 @@ def test_two_threads(driver: HostDriver) -> None:
 
 def test_a_strided_tagged_array_keeps_its_type_when_it_moves(driver: HostDriver) -> None:
     host = codes(dtype("INT4"), (6, 4))
-    for moved in (device_cast.to_host(upload(host)[::2]), download(device_cast.to_device(upload(host)[::2], 1))):
+    for moved in (cast_on_gpu.to_host(upload(host)[::2]), download(cast_on_gpu.to_device(upload(host)[::2], 1))):
         assert same(moved, host[::2])
 
 

@@ -18,11 +18,11 @@ import pytest
 import gpucast
 from bench import idle_cuda
 from fake_cuda import Cuda, arrays
-from gpucast.codegen.cast import kernel_source
+from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver
-from gpucast.host.module import WHY_NOT
+from gpucast.host.extension import WHY_NOT
 
 
 @pytest.fixture(params=["by the module", "by CuPy"])

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpucast.codegen.cast import kernel_name
-from gpucast.codegen.host import cast_unit, every_rule, units
+from gpucast.codegen.cast_kernel import kernel_name
+from gpucast.codegen.host_units import cast_unit, every_rule, units
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.host import build
 from gpucast.parity.cases import NUMERIC, rules
-from gpucast.reference import casting as reference
+from gpucast.reference import exact_cast
 
 ZIG = importlib.util.find_spec("ziglang")
 COMPILERS = {name: [name] for name in ("g++", "clang++") if shutil.which(name)}
@@ -54,7 +54,7 @@ def test_every_compiler_builds_a_unit_without_a_warning(compiler: str, tmp_path:
     x = np.random.default_rng(1).integers(0, 1 << 32, 5000, np.uint32)
     out = np.empty(x.size, np.uint8)
     ctypes.CDLL(str(made)).f(ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(out.ctypes.data), ctypes.c_uint64(x.size))
-    assert np.array_equal(out, reference.apply(x.view(np.float32), rule).view(np.uint8))
+    assert np.array_equal(out, exact_cast.apply(x.view(np.float32), rule).view(np.uint8))
 
 
 def test_a_build_that_fails_says_why(

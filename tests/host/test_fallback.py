@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gpucast
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = """
@@ -58,13 +58,13 @@ def test_the_reference_does_the_work_and_says_so_once() -> None:
 
 
 def test_info_says_why() -> None:
-    (line,) = run("from gpucast.host import module; print(module.status())", GPUCAST_NO_HOST="1")
+    (line,) = run("from gpucast.host import extension; print(extension.status())", GPUCAST_NO_HOST="1")
     assert line == "slow, by the reference: GPUCAST_NO_HOST=1 is set; unset it"
 
 
 @pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
 def test_levels_that_are_not_there() -> None:
-    code = "from gpucast.host import module; print(module.status())"
+    code = "from gpucast.host import extension; print(extension.status())"
     (line,) = run(code, GPUCAST_HOST_LEVEL="x86-64-v9")
     assert "GPUCAST_HOST_LEVEL=x86-64-v9 is not a level that is built and that this processor has" in line
     assert "-m gpucast.host.build" in line
@@ -88,7 +88,7 @@ module = types.ModuleType("gpucast._host")
 sys.modules["gpucast._host"] = module
 import gpucast
 gpucast._host = module
-from gpucast.host.module import MODULE, status
+from gpucast.host.extension import MODULE, status
 assert MODULE is None
 print(status())
 """

@@ -14,10 +14,10 @@ import pytest
 from codes import assert_codes, codes_of
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve
-from gpucast.host import numbers
+from gpucast.host import cast_numbers
 from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, WIDE, rules
-from gpucast.reference import casting as reference
+from gpucast.reference import exact_cast
 
 ROWS = {row.name: row for row in DTYPES}
 #: Elements that walks bring together at a time, as kernels/host/walk.hpp has them, times 4.
@@ -43,7 +43,7 @@ def sample(src: DType, size: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng([seed, src.number or 0, size])
     x = rng.integers(0, int(np.iinfo(src.code_numpy).max), size, dtype=src.code_numpy, endpoint=True)
     values = rng.standard_normal(size) * 2.0 ** rng.integers(-8, 8, size)
-    common = reference.cast(values, src.name).view(src.code_numpy)
+    common = exact_cast.cast(values, src.name).view(src.code_numpy)
     special = [0, 1, src.sign_code, src.max_code, src.max_code | src.sign_code]
     if src.has_nan:
         special += [src.nan_code, src.nan_code | src.sign_code, src.code_mask]
@@ -59,11 +59,11 @@ def check(x: np.ndarray, rule: CastRule, out: np.ndarray | None = None) -> None:
     if out is None:
         out = np.empty(x.shape, rule.dst.numpy)
     before = x.tobytes()
-    numbers.into(x, rule, out)
+    cast_numbers.into(x, rule, out)
     assert x.tobytes() == before
     # `out` may be of swapped bytes.
     got = np.array(out).astype(rule.dst.numpy, copy=False)
-    assert_codes(codes_of(got, rule.dst), codes_of(reference.apply(x, rule), rule.dst), rule)
+    assert_codes(codes_of(got, rule.dst), codes_of(exact_cast.apply(x, rule), rule.dst), rule)
 
 
 @pytest.fixture(params=PAIRS, ids="-".join)
@@ -126,12 +126,12 @@ def test_unaligned_out(rule: CastRule) -> None:
 def test_chunk_boundaries(rule: CastRule, extra: int) -> None:
     # The same codes at every place of a chunk; those of the whole array come from one chunk's.
     part = sample(rule.src, BLOCK // 4)
-    wanted = reference.apply(part, rule).view(rule.dst.code_numpy)
+    wanted = exact_cast.apply(part, rule).view(rule.dst.code_numpy)
     for size in (BLOCK + extra, 4 * BLOCK + extra):
         x = np.resize(part.view(rule.src.code_numpy), size).view(rule.src.numpy)
         for source in (x, np.repeat(x, 2)[::2]):
             out = np.empty(size, rule.dst.numpy)
-            numbers.into(source, rule, out)
+            cast_numbers.into(source, rule, out)
             assert np.array_equal(out.view(rule.dst.code_numpy), np.resize(wanted, size))
 
 
@@ -145,7 +145,7 @@ def test_sizes_around_the_tables(rule: CastRule, size: int) -> None:
 def test_wide_sources_in_whole_chunks(src: DType, dst: DType, exhaustive: bool) -> None:
     """Long enough for tables, and mixed: chunks of hard values, of ordinary ones, and of few hard among ordinary."""
     codes = hard_values.codes(src, dst, seed=2, share=1.0 if exhaustive else 1 / 16, random=2000)
-    ordinary = reference.cast(np.random.default_rng(3).standard_normal(2048) * 100, src.name).view(src.code_numpy)
+    ordinary = exact_cast.cast(np.random.default_rng(3).standard_normal(2048) * 100, src.name).view(src.code_numpy)
     few = np.resize(ordinary, 20 * min(codes.size, 2000))
     few[::20] = codes[: few.size // 20]
     x = np.concatenate([codes, np.resize(ordinary, BLOCK), few]).view(src.numpy)
@@ -166,8 +166,8 @@ def test_callers_errstate_is_left_alone(rule: CastRule) -> None:
         for size in (7, 5000):
             x = sample(rule.src, size)
             out = np.empty(size, rule.dst.numpy)
-            numbers.into(x, rule, out)
-            numbers.into(x[::2], rule, out[::2])
+            cast_numbers.into(x, rule, out)
+            cast_numbers.into(x[::2], rule, out[::2])
         assert np.geterr() == state
 
 
@@ -183,7 +183,7 @@ def test_threads() -> None:
     def run(first: int) -> None:
         barrier.wait()
         for x, rule, out in work[first::8]:
-            numbers.into(x, rule, out)
+            cast_numbers.into(x, rule, out)
 
     threads = [threading.Thread(target=run, args=(first,)) for first in range(8)]
     for thread in threads:
@@ -191,17 +191,17 @@ def test_threads() -> None:
     for thread in threads:
         thread.join()
     for x, rule, out in work:
-        assert np.array_equal(out.view(rule.dst.code_numpy), reference.apply(x, rule).view(rule.dst.code_numpy)), rule
+        assert np.array_equal(out.view(rule.dst.code_numpy), exact_cast.apply(x, rule).view(rule.dst.code_numpy)), rule
 
 
 def test_extra_memory_is_bounded(rule: CastRule) -> None:
     x = np.resize(sample(rule.src, 5000).view(rule.src.code_numpy), 1 << 20).view(rule.src.numpy)
     out = np.empty(x.shape, rule.dst.numpy)
     for source, result in ((x, out), (x[::-1], out)):
-        numbers.into(source, rule, result)
+        cast_numbers.into(source, rule, result)
         tracemalloc.start()
         try:
-            numbers.into(source, rule, result)
+            cast_numbers.into(source, rule, result)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

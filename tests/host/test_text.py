@@ -16,11 +16,11 @@ import exact
 from codes import every_code, random_codes
 from decimals import boundaries, text_of
 from gpucast.arrays.chunks import CHUNK
-from gpucast.core import text as strings
+from gpucast.core import strings
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
-from gpucast.host import text as host_strings
+from gpucast.host import text_on_host
 from gpucast.parity.cases import NUMERIC, SMALL, rules
 
 FLOATS = [row for row in NUMERIC if row.is_float]
@@ -33,7 +33,7 @@ FLOAT, DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test runs without the optional library and with it."""
     if request.param == "base":
-        monkeypatch.setattr(host_strings, "fast_library", lambda: None)
+        monkeypatch.setattr(text_on_host, "fast_library", lambda: None)
     else:
         pytest.importorskip("orjson")
     return str(request.param)
@@ -46,11 +46,11 @@ def objects(texts: Any) -> np.ndarray:
 
 
 def parse(texts: Any, to: DType, **attributes: Any) -> np.ndarray:
-    return host_strings.parse(objects(texts), resolve(STRING, to, Options(**attributes)))
+    return text_on_host.parse(objects(texts), resolve(STRING, to, Options(**attributes)))
 
 
 def show(x: np.ndarray) -> np.ndarray:
-    return host_strings.format(x, resolve(dtype(x.dtype), STRING))
+    return text_on_host.format(x, resolve(dtype(x.dtype), STRING))
 
 
 def exact_number(text: str) -> exact.ExactNumber:
@@ -70,7 +70,7 @@ def test_one_rounding_at_every_boundary(dst: DType) -> None:
     texts += ["0", "-0", "-0.0", "1e-999", "-1e-999", "1e400", "-1e400", "INF", "-inf", "nan", "-NaN", "1e" + "9" * 50]
     numbers = [exact_number(text) for text in texts]
     for rule in rules(STRING, dst):
-        got = host_strings.parse(objects(texts), rule).view(dst.code_numpy)
+        got = text_on_host.parse(objects(texts), rule).view(dst.code_numpy)
         wanted = np.array([exact.cast(number, rule) for number in numbers], dtype=dst.code_numpy)
         for text, mine, right in zip(texts, got.tolist(), wanted.tolist(), strict=True):
             assert mine == right, (rule, text[:60], hex(mine), hex(right))
@@ -85,7 +85,7 @@ def test_random_decimals(dst: DType) -> None:
     ]
     rule = resolve(STRING, dst)
     wanted = [exact.cast(exact_number(text), rule) for text in texts]
-    assert host_strings.parse(objects(texts), rule).view(dst.code_numpy).tolist() == wanted
+    assert text_on_host.parse(objects(texts), rule).view(dst.code_numpy).tolist() == wanted
 
 
 @pytest.mark.parametrize("src", [row for row in SMALL if row.is_float], ids=str)
@@ -196,7 +196,7 @@ def test_booleans() -> None:
 
 def test_text_to_text() -> None:
     x = np.array([["a", ""], ["\u00e9", "1"]], dtype=StringDType())
-    for convert in (host_strings.parse, host_strings.format):
+    for convert in (text_on_host.parse, text_on_host.format):
         got = convert(x, resolve(STRING, STRING))
         assert got.dtype == object
         assert got.tolist() == x.tolist()
@@ -229,7 +229,7 @@ def test_kinds_shapes_and_strides(make: Callable[[list[str]], np.ndarray], shape
     wanted = np.array([float(word) for word in WORDS], dtype=np.float32).reshape(shape)
     rule = resolve(STRING, FLOAT)
     for view in VIEWS:
-        got = host_strings.parse(view(x), rule)
+        got = text_on_host.parse(view(x), rule)
         assert got.flags.c_contiguous
         np.testing.assert_array_equal(got, view(wanted), strict=True)
 
@@ -241,14 +241,14 @@ def test_format_follows_shape_strides_and_byte_order(src: DType) -> None:
     texts = objects([strings.format(src.value(code), src) for code in codes.reshape(-1).tolist()]).reshape(x.shape)
     rule = resolve(src, STRING)
     for view in VIEWS:
-        got = host_strings.format(view(x), rule)
+        got = text_on_host.format(view(x), rule)
         assert got.dtype == object
         assert got.flags.c_contiguous
         assert got.shape == view(texts).shape
         assert got.tolist() == view(texts).tolist()
     if src.bits >= 16 and not src.numpy.isbuiltin == 2:
         swapped = x.astype(src.numpy.newbyteorder())
-        assert host_strings.format(swapped, rule).tolist() == texts.tolist()
+        assert text_on_host.format(swapped, rule).tolist() == texts.tolist()
 
 
 def test_only_the_low_bits_of_a_code_count() -> None:
@@ -379,18 +379,18 @@ def test_errors_name_the_first_bad_element(before: int) -> None:
 def test_errors_of_other_arrays() -> None:
     rule = resolve(STRING, FLOAT)
     with pytest.raises(ValueError, match="cast: element 2 is b'.xff', which is not ASCII"):
-        host_strings.parse(np.array([b"1", b"2", b"\xff"]), rule)
+        text_on_host.parse(np.array([b"1", b"2", b"\xff"]), rule)
     with pytest.raises(ValueError, match="cast: element 1 is 'x', which is no number"):
-        host_strings.parse(np.array([b"1", b"x", b"\xff"]), rule)
+        text_on_host.parse(np.array([b"1", b"x", b"\xff"]), rule)
     with pytest.raises(TypeError, match="cast: element 3 is None"):
-        host_strings.parse(np.array([["1", "2"], ["3", None]], dtype=StringDType(na_object=None)), rule)
+        text_on_host.parse(np.array([["1", "2"], ["3", None]], dtype=StringDType(na_object=None)), rule)
     codes = np.array([0x31, 0x78, 0x110000], np.uint32)
     with pytest.raises(ValueError, match="cast: element 2 has the code 0x110000, which is no character"):
-        host_strings.parse(codes[[0, 0, 2]].view("U1"), rule)
+        text_on_host.parse(codes[[0, 0, 2]].view("U1"), rule)
     with pytest.raises(ValueError, match="cast: element 1 is 'x', which is no number"):
-        host_strings.parse(codes.view("U1"), rule)
+        text_on_host.parse(codes.view("U1"), rule)
     with pytest.raises(ValueError, match="cast: element 1 is 'y'"):
-        host_strings.parse(np.array([["1", "2"], ["x", "y"], ["3", "4"]]).T[::-1], rule)
+        text_on_host.parse(np.array([["1", "2"], ["x", "y"], ["3", "4"]]).T[::-1], rule)
 
 
 # ---- the reference and the host agree on mixtures ----

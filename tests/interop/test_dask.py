@@ -17,7 +17,7 @@ import pytest
 import gpucast
 from codes import assert_same
 from gpucast import DeviceUnavailable, PackedArray
-from gpucast.codegen.cast import kernel_source
+from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices

@@ -14,11 +14,11 @@ import pytest
 import gpucast
 from codes import assert_same
 from fake_cuda import Cuda, arrays
-from gpucast.codegen.cast import kernel_name
+from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.compile import nvidia
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 import jax.numpy as jnp  # noqa: E402

@@ -16,9 +16,9 @@ import pytest
 import gpucast
 from bench import cubin
 from gpucast import PackedArray
-from gpucast.codegen.batch import ARGUMENT_BYTES
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES
 from gpucast.compile.cache import Cache
-from gpucast.compile.cubin import Compiler
+from gpucast.compile.compiler import Compiler
 from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.mixed import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, select_tree
 from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from codes import every_code
-from gpucast.codegen import cast as source
-from gpucast.codegen import fused
+from gpucast.codegen import cast_kernel, fused_kernel
 from gpucast.core.options import Options
-from gpucast.gpu import devices as device
-from gpucast.parity import backends, compare, plan, sweep, work
+from gpucast.gpu import devices
+from gpucast.parity import backends, case_choice, compare, sweep, work
 from gpucast.parity.backends import Array, CastCodes
 from gpucast.parity.cases import NUMERIC, SMALL, Case, cases, stochastic_cases
 
@@ -74,9 +73,9 @@ def test_hard_and_random_codes_of_wide_sources() -> None:
 
 
 def test_the_sample_is_seeded_and_spread_over_the_pairs() -> None:
-    everything = plan.all_cases(plan.all_pairs())
-    order = plan.shuffled(everything, 7)
-    assert order == plan.shuffled(everything, 7) != plan.shuffled(everything, 8)
+    everything = case_choice.all_cases(case_choice.all_pairs())
+    order = case_choice.shuffled(everything, 7)
+    assert order == case_choice.shuffled(everything, 7) != case_choice.shuffled(everything, 8)
     assert len(set(order)) == len(order) == len(everything) and set(order) == set(everything)
     assert len({(one.rule.src, one.rule.dst) for one in order[:625]}) == 625
     # Not the default attributes first.
@@ -86,13 +85,13 @@ def test_the_sample_is_seeded_and_spread_over_the_pairs() -> None:
 def test_attributes_of_a_case_ask_for_its_rule() -> None:
     from gpucast.core.rule import resolve
 
-    for one in plan.all_cases(plan.all_pairs()):
+    for one in case_choice.all_cases(case_choice.all_pairs()):
         attributes = dict(one.attributes)
         random = attributes.pop("seed", None), attributes.pop("offset", None)
         assert resolve(one.rule.src, one.rule.dst, Options(**attributes)) == one.rule
         assert random == ((None, None) if one.random is None else one.random)
         assert (one.random is not None) == (one.rule.rounding == "stochastic")
-    assert plan.all_cases([(ROWS["FLOAT"], ROWS["INT8"])], defaults_only=True) == [case("FLOAT", "INT8")]
+    assert case_choice.all_cases([(ROWS["FLOAT"], ROWS["INT8"])], defaults_only=True) == [case("FLOAT", "INT8")]
     assert str(case("FLOAT", "INT8", 3)) == "FLOAT to INT8 (rounding='nearest_even', overflow='saturate')"
 
 
@@ -102,7 +101,7 @@ def test_attributes_of_a_case_ask_for_its_rule() -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("src", "bits"), [("FLOAT8E5M2", 0x3F), ("UINT2", 3), ("FLOAT", 0x3F800000)])
 def test_one_flipped_bit_is_found(src: str, bits: int, threads: int) -> None:
-    chosen = plan.all_cases((ROWS[name], dst) for name in ("INT4", src) for dst in NUMERIC[:8])
+    chosen = case_choice.all_cases((ROWS[name], dst) for name in ("INT4", src) for dst in NUMERIC[:8])
     outcomes = run(Faulty((src, "INT8"), bits), chosen, threads)
     assert [outcome.case for outcome in outcomes] == chosen
     for outcome in outcomes:
@@ -143,7 +142,7 @@ def test_small_pairs_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     # One compiler for all.
     monkeypatch.setattr(backends.KernelsBackend, "batch", 200)
     rows = [ROWS[row] for row in ("INT4", "FLOAT6E3M2", "BOOL", "FLOAT8E8M0", "INT32")]
-    chosen = plan.all_cases((src, dst) for src in rows for dst in rows)
+    chosen = case_choice.all_cases((src, dst) for src in rows for dst in rows)
     for outcome in run(backends.backend(name), chosen):
         assert outcome.first is None, str(outcome.first)
         assert outcome.elements >= 500
@@ -162,19 +161,19 @@ def test_small_pairs_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_fault_in_the_kernels_text_is_found(
     text: str, other: str, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = source.prelude()
+    kernels = cast_kernel.prelude()
     assert text in kernels
-    monkeypatch.setattr(source, "prelude", lambda: kernels.replace(text, other))
+    monkeypatch.setattr(cast_kernel, "prelude", lambda: kernels.replace(text, other))
     (outcome,) = run(backends.KernelsBackend(), [case(*pair)])
     assert outcome.first is not None
     assert outcome.first.wanted != outcome.first.got
 
 
 def test_a_fault_in_stochastic_rounding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = fused.fused_prelude()
+    text = fused_kernel.fused_prelude()
     faulty = text.replace("key += 0x9e3779b9;", "key += 0x9e3779b8;")
     assert faulty != text
-    monkeypatch.setattr(fused, "fused_prelude", lambda: faulty)
+    monkeypatch.setattr(fused_kernel, "fused_prelude", lambda: faulty)
     (one,) = stochastic_cases(ROWS["FLOAT6E3M2"], ROWS["FLOAT4E2M1"])
     (outcome,) = run(backends.KernelsBackend(), [one])
     assert outcome.first is not None and 0 < outcome.wrong < outcome.elements
@@ -187,7 +186,7 @@ def test_the_gpu_backend_goes_the_whole_device_path() -> None:
     driver = host_driver.HostDriver()
     chosen = [one for src in ("INT4", "FLOAT8E5M2", "FLOAT") for dst in ("FLOAT6E2M3", "BOOL", "FLOAT8E4M3FNUZ")
               for one in cases(ROWS[src], ROWS[dst])]  # fmt: skip
-    driver.prepare(source.kernel_source(one.rule) for one in chosen)
+    driver.prepare(cast_kernel.kernel_source(one.rule) for one in chosen)
     chosen += [stochastic_cases(ROWS["FLOAT"], ROWS[dst])[0] for dst in ("FLOAT6E2M3", "FLOAT8E4M3FNUZ")]
     with host_driver.installed(driver):
         gpu = backends.backend(None)
@@ -198,9 +197,9 @@ def test_the_gpu_backend_goes_the_whole_device_path() -> None:
 
 
 def test_the_gpu_is_compared_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "unavailable", lambda: ("there is no NVIDIA driver", "cast on the host"))
+    monkeypatch.setattr(devices, "unavailable", lambda: ("there is no NVIDIA driver", "cast on the host"))
     assert backends.backend(None).name == "kernels"
-    monkeypatch.setattr(device, "unavailable", lambda: None)
+    monkeypatch.setattr(devices, "unavailable", lambda: None)
     monkeypatch.setitem(backends.BACKENDS, "gpu", lambda: Faulty(("", ""), 0))
     assert backends.backend(None).name == "faulty"
 
@@ -209,7 +208,7 @@ def test_the_gpu_is_compared_where_there_is_one(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_time_means_the_first_batch() -> None:
-    chosen = plan.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
+    chosen = case_choice.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
     backend = Faulty(("", ""), 0)
     outcomes = run(backend, chosen, threads=1, seconds=1e-9)
     assert [outcome.case for outcome in outcomes] == chosen[:3] == backend.prepared
@@ -225,14 +224,14 @@ def test_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
             now[0] += len(chosen)
             return super().prepare(chosen, optimize)
 
-    chosen = plan.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
+    chosen = case_choice.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
     assert len(run(Slow(("", ""), 0), chosen, threads=1, seconds=8.5)) == 8
     assert len(run(Slow(("", ""), 0), chosen, threads=1, seconds=6.5)) == 6
     assert len(run(Slow(("", ""), 0), chosen, threads=1)) == len(chosen)
 
 
 def test_every_result_is_handed_on() -> None:
-    chosen = plan.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
+    chosen = case_choice.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
     done: list[compare.CaseResult] = []
     results = work.run(Faulty(("", ""), 0), chosen, seed=1, share=0, random=0, threads=2, on_result=done.append)
     assert len(done) == len(chosen) and set(map(id, done)) == set(map(id, results))
@@ -245,7 +244,7 @@ def test_an_error_in_a_thread_ends_the_run() -> None:
                 raise RuntimeError("no such kernel")
             return super().prepare(chosen, optimize)
 
-    chosen = plan.all_cases([(src, dst) for src in (ROWS["BOOL"], ROWS["INT4"], *SMALL) for dst in NUMERIC])
+    chosen = case_choice.all_cases([(src, dst) for src in (ROWS["BOOL"], ROWS["INT4"], *SMALL) for dst in NUMERIC])
     backend = Broken(("", ""), 0)
     with pytest.raises(RuntimeError, match="no such kernel"):
         run(backend, chosen)
@@ -260,7 +259,7 @@ def test_intervals_say_what_the_reference_says(src: str) -> None:
     row = ROWS[src]
     codes = every_code(row)
     found = 0
-    for one in plan.all_cases((row, dst) for dst in NUMERIC):
+    for one in case_choice.all_cases((row, dst) for dst in NUMERIC):
         if sweep.piecewise_constant(one.rule):
             intervals, wanted = sweep.intervals(one.rule), compare.wanted_codes(one.rule, codes)
             half, odd = codes.size // 2, codes.size // 2 - 3
@@ -278,7 +277,7 @@ def test_intervals_say_what_the_reference_says(src: str) -> None:
 def test_stairs_say_what_the_reference_says(src: str) -> None:
     row = ROWS[src]
     codes = every_code(row)
-    found = {one: sweep.stairs(one.rule) for one in plan.all_cases((row, dst) for dst in NUMERIC)
+    found = {one: sweep.stairs(one.rule) for one in case_choice.all_cases((row, dst) for dst in NUMERIC)
              if sweep.has_stairs(one.rule)}  # fmt: skip
     for one, stairs in found.items():
         wanted = compare.wanted_codes(one.rule, codes)

@@ -16,8 +16,8 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Parts
 from gpucast.core.random import Random
-from gpucast.quantization import Quantized, host, quantize
-from gpucast.reference import quantize as reference
+from gpucast.quantization import Quantized, quantize, quantize_on_host
+from gpucast.reference import exact_quantize
 from quantization_cases import ALL, same
 
 PROBLEM = gpucast.gpu.devices.unavailable()
@@ -40,17 +40,17 @@ def test_edges_of_blocks(name: str, exhaustive: bool) -> None:
     for row in calls.sources(name, exhaustive):
         for x, keywords, back in calls.edges(name, row):
             q = quantize(x, name, device="cuda", **keywords)
-            expected = reference.quantize(x, format, **keywords)
+            expected = exact_quantize.quantize(x, format, **keywords)
             compare(q, expected)
             on_host = gpucast.cast(q.dequantize(back), back, device="cpu")
-            assert same(on_host, reference.dequantize(expected, format, row, **keywords))
+            assert same(on_host, exact_quantize.dequantize(expected, format, row, **keywords))
 
 
 @pytest.mark.parametrize("name", calls.RANDOM_DATA)
 @pytest.mark.parametrize("source", calls.USUAL)
 def test_much_random_data(name: str, source: str) -> None:
     for x, keywords, _ in calls.random_data(name, source):
-        compare(quantize(x, name, device="cuda", **keywords), host.quantize(x, ALL[name]))
+        compare(quantize(x, name, device="cuda", **keywords), quantize_on_host.quantize(x, ALL[name]))
 
 
 @pytest.mark.parametrize("source", calls.QUOTIENT_SOURCES)
@@ -76,7 +76,7 @@ def test_both_ways_and_the_other_axis(name: str, exhaustive: bool) -> None:
             made = quantize(x, name, device="cuda", **keywords)
             results = made if isinstance(made, tuple) else (made,)
             for q, view in zip(results, views[keywords["transpose"]], strict=True):
-                compare(q, host.quantize(view, format, axis=keywords["axis"]))
+                compare(q, quantize_on_host.quantize(view, format, axis=keywords["axis"]))
 
 
 @pytest.mark.parametrize("name", calls.MANY_TILES)
@@ -86,21 +86,21 @@ def test_many_tiles(name: str, source: str) -> None:
     for x, keywords, _ in calls.tiles(name, source):
         made = quantize(x, name, device="cuda", **keywords)
         if "transpose" not in keywords:
-            compare(made, host.quantize(x, format, **keywords))
+            compare(made, quantize_on_host.quantize(x, format, **keywords))
             continue
         random = Random(keywords["seed"], keywords["offset"]) if "rounding" in keywords else None
         for q, view in zip(made, (x, np.ascontiguousarray(x.swapaxes(-1, -2))), strict=True):
-            compare(q, host.quantize(view, format, random=random))
+            compare(q, quantize_on_host.quantize(view, format, random=random))
 
 
 def test_rounding_at_random_layouts_and_transposes() -> None:
     x = np.random.default_rng(2).standard_normal((130, 256)).astype(np.float32)
     for name in calls.AT_RANDOM:
         q = quantize(x, name, device="cuda", rounding="stochastic", seed=3, offset=5)
-        compare(q, host.quantize(x, ALL[name], random=Random(3, 5)))
+        compare(q, quantize_on_host.quantize(x, ALL[name], random=Random(3, 5)))
     one, other = quantize(x, "mxfp4", device="cuda", scale_layout="linear", transpose="both")
-    compare(one, host.quantize(x, ALL["mxfp4"]))
-    compare(other, host.quantize(np.ascontiguousarray(x.T), ALL["mxfp4"]))
+    compare(one, quantize_on_host.quantize(x, ALL["mxfp4"]))
+    compare(other, quantize_on_host.quantize(np.ascontiguousarray(x.T), ALL["mxfp4"]))
     swizzled = quantize(x, "mxfp4", device="cuda", scale_layout="128x4").get()
     assert same(swizzled.scales, quantize(x, "mxfp4", scale_layout="128x4").scales)
     assert swizzled.dtype is dtype("FLOAT")
@@ -109,12 +109,12 @@ def test_rounding_at_random_layouts_and_transposes() -> None:
 def test_elements_at_odd_addresses() -> None:
     """A device stops at them, so they are copied first."""
     x = np.random.default_rng(4).standard_normal((20, 64)).astype(np.float32)
-    expected = host.quantize(x, ALL["nvfp4"])
+    expected = quantize_on_host.quantize(x, ALL["nvfp4"])
     q = quantize(at_odd_address(x), "nvfp4")
     compare(q, expected)
     moved = Quantized(q.data, q.scales, q.format, global_scale=at_odd_address(expected.global_scale))
     back = gpucast.cast(moved.dequantize(), "FLOAT", device="cpu")
-    assert same(back, reference.dequantize(expected, ALL["nvfp4"]))
+    assert same(back, exact_quantize.dequantize(expected, ALL["nvfp4"]))
 
 
 def at_odd_address(x: np.ndarray) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from bench.host import quantize as bench
 from gpucast import cast, dtype
-from gpucast.quantization import FORMATS, host
+from gpucast.quantization import FORMATS, quantize_on_host
 from quantization_cases import Array
 
 
@@ -21,7 +21,7 @@ def test_the_formulas_are_those_of_the_formats(name: str) -> None:
     x: Array = np.random.default_rng(5).standard_normal((128, 256)).astype(np.float32)
     for kind in bench.TYPES:
         given = cast(x, kind)
-        parts = host.quantize(given, format)
+        parts = quantize_on_host.quantize(given, format)
         codes, scale, zero = bench.quantize_formula(given, format)
         assert codes.dtype == parts.data.dtype
         # A quotient rounded to FLOAT may be a midpoint, and so may many of numbers of few bits.
@@ -31,7 +31,7 @@ def test_the_formulas_are_those_of_the_formats(name: str) -> None:
         assert np.isclose(*scales).mean() > 0.99
         assert (zero is None) == (parts.zero_points is None)
         assert zero is None or np.mean(zero.reshape(parts.scales.shape) == parts.zero_points) > 0.98
-        one, other = (f(parts, format, dtype(kind)) for f in (bench.dequantize_formula, host.dequantize))
+        one, other = (f(parts, format, dtype(kind)) for f in (bench.dequantize_formula, quantize_on_host.dequantize))
         assert one.dtype == other.dtype and np.allclose(one.astype(float), other.astype(float), rtol=2.0**-7)
 
 

@@ -12,8 +12,8 @@ import pytest
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.random import Random
-from gpucast.quantization import host
-from gpucast.reference import quantize as reference
+from gpucast.quantization import quantize_on_host
+from gpucast.reference import exact_quantize
 from quantization_cases import ALL, LENGTH, Array, beside_midpoints, matrix, rows, same
 
 NAMES = [row.name for row in SOURCES]
@@ -23,9 +23,9 @@ SHAPED = {(row.block, row.element.family, row.scale, row.zero_points): name for 
 
 
 def check(x: Array, format: Format, axis: int, **keywords: Any) -> Parts:
-    expected = reference.quantize(x, format, axis=axis, **keywords)
+    expected = exact_quantize.quantize(x, format, axis=axis, **keywords)
     with np.errstate(all="raise"):
-        found = host.quantize(x, format, axis=axis, **keywords)
+        found = quantize_on_host.quantize(x, format, axis=axis, **keywords)
     for part in ("scales", "zero_points", "global_scale", "data"):
         one, other = getattr(expected, part), getattr(found, part)
         if not same(one, other):
@@ -35,9 +35,9 @@ def check(x: Array, format: Format, axis: int, **keywords: Any) -> Parts:
 
 
 def check_back(parts: Parts, format: Format, axis: int, to: str = "FLOAT") -> None:
-    expected = reference.dequantize(parts, format, to, axis=axis)
+    expected = exact_quantize.dequantize(parts, format, to, axis=axis)
     with np.errstate(all="raise"):
-        found = host.dequantize(parts, format, dtype(to), axis=axis)
+        found = quantize_on_host.dequantize(parts, format, dtype(to), axis=axis)
     assert same(expected, found), (format, axis, to)
 
 
@@ -75,16 +75,16 @@ def test_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", ["float8e4m3fn_128x128", "float8e5m2_1x128", "mxfp4", "nvfp4", "int4_zp_128"])
 def test_blocks_longer_than_a_piece(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Calls for a few elements cut blocks, along rows and across them."""
-    from gpucast.host import blocks
+    from gpucast.host import block_loops
 
     format = ALL[name]
     x = np.random.default_rng(2).standard_normal((131, 150)).astype(np.float32)
     x[7, 9], x[130, 149] = np.nan, np.inf
-    expected = [host.quantize(x, format, axis=axis) for axis in (0, 1)]
+    expected = [quantize_on_host.quantize(x, format, axis=axis) for axis in (0, 1)]
     check(x, format, 1)
-    monkeypatch.setattr(blocks, "_PIECE", 50)
+    monkeypatch.setattr(block_loops, "_PIECE", 50)
     for axis in (0, 1):
-        found = host.quantize(x, format, axis=axis)
+        found = quantize_on_host.quantize(x, format, axis=axis)
         for part in ("data", "scales", "zero_points", "global_scale"):
             assert same(getattr(found, part), getattr(expected[axis], part))
 
@@ -125,8 +125,8 @@ def test_stochastic(name: str) -> None:
         x = matrix(format, source)[:, :70]
         for axis in (0, 1):
             seed, offset = 2**63 + axis, 2**64 - 3
-            expected = reference.quantize(x, format, axis=axis, rounding="stochastic", seed=seed, offset=offset)
-            found = host.quantize(x, format, axis=axis, random=Random(seed, offset))
+            expected = exact_quantize.quantize(x, format, axis=axis, rounding="stochastic", seed=seed, offset=offset)
+            found = quantize_on_host.quantize(x, format, axis=axis, random=Random(seed, offset))
             assert same(expected.data, found.data)
             assert same(expected.scales, found.scales)
 
@@ -167,7 +167,7 @@ def test_scales_that_quantizing_never_gives(name: str, scale: float) -> None:
     """Parts from elsewhere: the NaN that comes of them has no processor's sign."""
     format = ALL[name]
     codes = np.arange(256, dtype=np.uint8).reshape(1, 256) & format.element.code_mask
-    parts = host.quantize(np.ones((1, 256), np.float32), format, axis=1)
+    parts = quantize_on_host.quantize(np.ones((1, 256), np.float32), format, axis=1)
     if format.global_scale:
         parts = replace(parts, global_scale=np.asarray(scale, np.float32))
     else:
@@ -176,5 +176,7 @@ def test_scales_that_quantizing_never_gives(name: str, scale: float) -> None:
     for to in NAMES:
         check_back(parts, format, 1, to)
     if np.isinf(scale) and format.element.is_float:
-        zeros = host.dequantize(parts, format, dtype("FLOAT"), axis=1).reshape(-1)[[0, format.element.sign_code]]
+        zeros = quantize_on_host.dequantize(parts, format, dtype("FLOAT"), axis=1).reshape(-1)[
+            [0, format.element.sign_code]
+        ]
         assert (zeros.view(np.uint32) == 0x7FC00000).all()

@@ -14,7 +14,7 @@ import gpucast
 import host_driver
 import quotient_cases
 from gpucast import PackedArray
-from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.rule import CastRule
@@ -22,7 +22,7 @@ from gpucast.parity import host_build
 from gpucast.quantization import Quantized, quantize, swizzle
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import TileSpec
-from gpucast.reference import quantize as reference
+from gpucast.reference import exact_quantize
 from host_driver import HostDriver, device_array, download, installed, upload
 from quantization_cases import ALL, LENGTH, matrix, same
 
@@ -107,12 +107,16 @@ def check(
 def check_view(given: Any, x: np.ndarray, name: str, axis: int = -1, *, back: str = "", **keywords: Any) -> Quantized:
     """`given`, on a device, has the numbers of x."""
     format = ALL[name]
-    expected = reference.quantize(x, format, axis=axis, **keywords)
+    expected = exact_quantize.quantize(x, format, axis=axis, **keywords)
     q = quantize(given, format, axis=axis, **keywords)
     assert all(isinstance(part, (cupy.ndarray, PackedArray)) for part in q.parts().values())
     compare(q, expected, f"{name} {x.dtype} {x.shape} axis={axis}")
     to = back or q.dtype.name
-    assert same(download(q.dequantize(to)), reference.dequantize(expected, format, to, axis=axis)), (name, to, axis)
+    assert same(download(q.dequantize(to)), exact_quantize.dequantize(expected, format, to, axis=axis)), (
+        name,
+        to,
+        axis,
+    )
     return q
 
 
@@ -205,23 +209,23 @@ def test_blocks_longer_than_the_array(driver: HostDriver) -> None:
     for length in (2**32 + 7, 2**64):
         format = Format("mine", "INT8", "FLOAT", (length,), "amax")
         for axis in (0, 1):
-            expected = reference.quantize(x, format, axis=axis)
+            expected = exact_quantize.quantize(x, format, axis=axis)
             q = quantize(upload(x), format, axis=axis)
             compare(q, expected, f"{length} {axis}")
-            assert same(download(q.dequantize()), reference.dequantize(expected, format, axis=axis))
+            assert same(download(q.dequantize()), exact_quantize.dequantize(expected, format, axis=axis))
 
 
 def test_elements_at_odd_addresses(driver: HostDriver) -> None:
     """As in a file that was read in one piece: what a device would stop at is copied first."""
     x = np.random.default_rng(7).standard_normal((4, 64)).astype(np.float32)
-    expected = reference.quantize(x, ALL["nvfp4"])
+    expected = exact_quantize.quantize(x, ALL["nvfp4"])
     q = quantize(upload(x, offset=1), "nvfp4")
     assert kinds(driver)[1:] == ["top", "global", "rows"]
     compare(q, expected, "odd")
     parts = q.parts() | {"global_scale": upload(expected.global_scale, offset=2)}
     back = Quantized(parts["data"], parts["scales"], "nvfp4", global_scale=parts["global_scale"]).dequantize()
     assert len(kinds(driver)) == 2
-    assert same(download(back), reference.dequantize(expected, ALL["nvfp4"]))
+    assert same(download(back), exact_quantize.dequantize(expected, ALL["nvfp4"]))
 
 
 @pytest.mark.parametrize("name", STOCHASTIC)
@@ -277,12 +281,12 @@ def test_given_scales(driver: HostDriver) -> None:
     ):  # fmt: skip
         check(x, name, scale=scale)
         on_device = upload(np.array(scale))
-        expected = reference.quantize(x, ALL[name], scale=scale)
+        expected = exact_quantize.quantize(x, ALL[name], scale=scale)
         compare(quantize(upload(x), name, scale=on_device), expected, name)
         # What is given is not written to.
         assert same(download(on_device), np.array(scale))
     for amax in np.float32([0, 2.0**-149, 7, 3e38]):
-        expected = reference.quantize(x, ALL["nvfp4"], amax=amax)
+        expected = exact_quantize.quantize(x, ALL["nvfp4"], amax=amax)
         for given in (amax, float(amax), upload(amax)):
             compare(quantize(upload(x), "nvfp4", amax=given), expected, f"amax {amax}")
             compare(on_host_as_device(quantize(x, "nvfp4", amax=given)), expected, f"host, amax {amax}")
@@ -291,7 +295,7 @@ def test_given_scales(driver: HostDriver) -> None:
     with pytest.raises(ValueError, match="finite and above 0"):
         quantize(upload(x), "int8_64", scale=-1.0)
     on_host = quantize(x, "int8_64", scale=upload(per_block))
-    compare(on_host_as_device(on_host), reference.quantize(x, ALL["int8_64"], scale=per_block), "host")
+    compare(on_host_as_device(on_host), exact_quantize.quantize(x, ALL["int8_64"], scale=per_block), "host")
 
 
 def on_host_as_device(q: Quantized) -> Quantized:
@@ -304,10 +308,10 @@ def on_host_as_device(q: Quantized) -> Quantized:
 def test_the_order_of_scales(driver: HostDriver, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
     q = quantize(upload(x), "mxfp4", scale_layout="128x4")
-    expected = reference.quantize(x, ALL["mxfp4"])
+    expected = exact_quantize.quantize(x, ALL["mxfp4"])
     assert same(download(q.scales), swizzle.swizzle(expected.scales))
     assert same(download(q.linear_scales()), expected.scales)
-    assert same(download(q.dequantize()), reference.dequantize(expected, ALL["mxfp4"]))
+    assert same(download(q.dequantize()), exact_quantize.dequantize(expected, ALL["mxfp4"]))
     assert same(download(q.with_layout("linear").with_layout("128x4").scales), download(q.scales))
 
 
@@ -316,14 +320,14 @@ def test_transposed(driver: HostDriver, name: str) -> None:
     x = matrix(ALL[name], "FLOAT")
     swapped = np.ascontiguousarray(x.T)
     both = quantize(upload(x), name, transpose="both")
-    compare(both[0], reference.quantize(x, ALL[name]), name)
+    compare(both[0], exact_quantize.quantize(x, ALL[name]), name)
     for q in (both[1], quantize(upload(x), name, transpose=True)):
-        compare(q, reference.quantize(swapped, ALL[name]), name)
+        compare(q, exact_quantize.quantize(swapped, ALL[name]), name)
 
 
 def test_places(driver: HostDriver) -> None:
     x = np.random.default_rng(5).standard_normal((4, 64)).astype(np.float32)
-    expected = reference.quantize(x, ALL["mxfp4"])
+    expected = exact_quantize.quantize(x, ALL["mxfp4"])
     q = quantize(x, "mxfp4", device="cuda")
     compare(q, expected, "to the device")
     there = q.get()
@@ -332,7 +336,7 @@ def test_places(driver: HostDriver) -> None:
     on_second = quantize(upload(x, device=1), "mxfp4")
     assert on_second.data.data.device.id == 1
     compare(on_second, expected, "the second device")
-    assert same(download(on_second.dequantize()), reference.dequantize(expected, ALL["mxfp4"]))
+    assert same(download(on_second.dequantize()), exact_quantize.dequantize(expected, ALL["mxfp4"]))
 
 
 def test_quotients_beside_midpoints(driver: HostDriver) -> None:
@@ -370,7 +374,7 @@ def test_scales_that_quantizing_never_gives(driver: HostDriver, to: str) -> None
     scales = np.array([np.inf, -np.inf, np.nan, -np.nan, 0.0, -0.0, 1e-45, 3e38, -2.0], np.float32)
     data = np.tile(np.arange(256, dtype=np.uint8), (len(scales), 1)).view(format.element.numpy)
     found = gpucast.dequantize(Quantized(upload(data), upload(scales), format, axis=0), to)
-    assert same(download(found), reference.dequantize(Parts(data, scales), format, to, axis=0))
+    assert same(download(found), exact_quantize.dequantize(Parts(data, scales), format, to, axis=0))
 
 
 @pytest.mark.parametrize("toward", ["0.0f", "INFINITY * a"])

@@ -11,8 +11,8 @@ import pytest
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS, Format
-from gpucast.quantization import host
-from gpucast.reference import quantize as reference
+from gpucast.quantization import quantize_on_host
+from gpucast.reference import exact_quantize
 from quantization_cases import matrix, same
 
 FLOAT = dtype("FLOAT")
@@ -39,7 +39,7 @@ def test_rounds_the_exact_quotient_once(name: str) -> None:
     format = FORMATS[name]
     x = matrix(format, "FLOAT")
     x = x[np.isfinite(x).all(axis=1)]
-    parts = host.quantize(x, format)
+    parts = quantize_on_host.quantize(x, format)
     codes = of_type(format.element.name)
     length = format.block[-1]
     assert isinstance(length, int)
@@ -56,7 +56,7 @@ def test_rounds_the_exact_quotient_once(name: str) -> None:
 def test_nvfp4_scales_are_rounded_once() -> None:
     x = np.random.default_rng(0).standard_normal((40, 64)).astype(np.float32)
     format = FORMATS["nvfp4"]
-    parts = host.quantize(x, format)
+    parts = quantize_on_host.quantize(x, format)
     g = Fraction(float(parts.global_scale))
     top = Fraction(float(np.abs(x).max())) / 2688
     assert abs(g - top) <= top / 2**24
@@ -70,7 +70,7 @@ def test_float_scales_are_the_nearest_float() -> None:
     """fl(amax / M): no float lies nearer to the quotient."""
     x = np.random.default_rng(0).standard_normal((300, 32))
     for name in ("float8e4m3fn_1x128", "int8_32", "int4_32"):
-        scales = host.quantize(x, FORMATS[name]).scales.ravel()
+        scales = quantize_on_host.quantize(x, FORMATS[name]).scales.ravel()
         for s, amax in zip(scales, np.abs(x).max(axis=1), strict=True):
             exact = Fraction(float(amax)) / Fraction(FORMATS[name].divisor)
             neighbours = [np.nextafter(s, np.float32(side)) for side in (0, np.inf)]
@@ -100,17 +100,17 @@ def test_ocp_mx(name: str) -> None:
     # then beyond the largest element are clamped to it, with their sign.
     for amax, exponent in ((1.0, 0), (1.999, 0), (2.0, 1), (0.75, -1), (largest, emax)):
         x = np.array([-amax] + [0.0] * 31, np.float32)
-        parts = host.quantize(x, format)
+        parts = quantize_on_host.quantize(x, format)
         assert float(parts.scales[0]) == 2.0 ** (exponent - emax)
         if amax != 1.999:
             assert float(parts.data[0]) * float(parts.scales[0]) == -amax
         assert abs(float(parts.data[0])) <= largest
     # Section 5.4.1: E8M0 has bias 127, exponents -127 to 127, no zero, NaN 0xff.
-    assert host.quantize(np.zeros(32, np.float32), format).scales.view(np.uint8)[0] == 0
-    assert host.quantize(np.full(32, np.nan, np.float32), format).scales.view(np.uint8)[0] == 0xFF
+    assert quantize_on_host.quantize(np.zeros(32, np.float32), format).scales.view(np.uint8)[0] == 0
+    assert quantize_on_host.quantize(np.full(32, np.nan, np.float32), format).scales.view(np.uint8)[0] == 0xFF
     # Section 5.1: a block whose scale is NaN is NaN.
-    parts = host.quantize(np.array([np.nan] + [1.0] * 31, np.float32), format)
-    assert np.isnan(host.dequantize(parts, format, FLOAT)).all()
+    parts = quantize_on_host.quantize(np.array([np.nan] + [1.0] * 31, np.float32), format)
+    assert np.isnan(quantize_on_host.dequantize(parts, format, FLOAT)).all()
 
 
 #: torchao's test_to_mx_rceil (test/prototype/mx_formats/test_mx_tensor.py; BSD-3-Clause, Meta Platforms; also in
@@ -172,7 +172,7 @@ def test_torchao_rceil(case: str) -> None:
     source, bits, scale, codes = TORCHAO_RCEIL[case]
     row = dtype(source)
     x = np.array(bits, row.code_numpy).view(row.numpy)
-    parts = host.quantize(x, FORMATS["mxfp8e4m3_up"])
+    parts = quantize_on_host.quantize(x, FORMATS["mxfp8e4m3_up"])
     assert parts.scales.view(np.uint8).tolist() == [scale]
     assert parts.data.view(np.uint8).tolist() == codes
 
@@ -180,7 +180,7 @@ def test_torchao_rceil(case: str) -> None:
 def test_floor_clips_what_up_rounds() -> None:
     """quack's tests/test_mx_quantize (Tri Dao): a block with the largest number 500."""
     x = np.array([500.0] + [1.0] * 31, np.float32)
-    floor, up = (host.quantize(x, FORMATS[name]) for name in ("mxfp8e4m3", "mxfp8e4m3_up"))
+    floor, up = (quantize_on_host.quantize(x, FORMATS[name]) for name in ("mxfp8e4m3", "mxfp8e4m3_up"))
     assert (float(floor.scales[0]), float(floor.data[0])) == (1, 448)
     assert (float(up.scales[0]), float(up.data[0])) == (2, 256)
 
@@ -220,7 +220,7 @@ def test_onnx_reference_evaluator(name: str) -> None:
     format = FORMATS[name]
     x = np.random.default_rng(11).standard_normal((6, 256)).astype(np.float32)
     x[0, :3] = 0, -0.0, 1e-30
-    parts = host.quantize(x, format, axis=1)
+    parts = quantize_on_host.quantize(x, format, axis=1)
     zero = np.zeros(parts.scales.shape) if parts.zero_points is None else parts.zero_points
     zero = zero.astype(format.element.numpy)
     number = format.element.number
@@ -231,15 +231,15 @@ def test_onnx_reference_evaluator(name: str) -> None:
     assert same(np.asarray(codes).view(np.uint8), parts.data.view(np.uint8))
     model = onnx_model("DequantizeLinear", [number, 1, number], 1, 21, **attributes)
     (back,) = ReferenceEvaluator(model).run(None, {"x": parts.data, "scale": parts.scales, "zero": zero})
-    assert same(np.asarray(back), host.dequantize(parts, format, FLOAT, axis=1))
+    assert same(np.asarray(back), quantize_on_host.dequantize(parts, format, FLOAT, axis=1))
 
 
 def test_onnx_node_examples() -> None:
     """The examples of QuantizeLinear in the operator's documentation that have one scale."""
     x = np.array([0.0, 1.0, 2.0, 100000.0, 200.0], np.float32)
     scale = np.asarray(2, np.float32)
-    e4m3 = host.quantize(x, FORMATS["float8e4m3fn_tensor"], scale=scale).data
-    e5m2 = host.quantize(x, FORMATS["float8e5m2_tensor"], scale=scale).data
+    e4m3 = quantize_on_host.quantize(x, FORMATS["float8e4m3fn_tensor"], scale=scale).data
+    e5m2 = quantize_on_host.quantize(x, FORMATS["float8e5m2_tensor"], scale=scale).data
     assert e4m3.astype(np.float32).tolist() == [0, 0.5, 1, 448, 96]
     assert e5m2.astype(np.float32).tolist() == [0, 0.5, 1, 49152, 96]
 
@@ -258,7 +258,7 @@ def test_dynamic_quantize_linear(case: int) -> None:
     """uint8_zp_tensor is DynamicQuantizeLinear, except that it rounds the true quotient: ONNX divides as FLOAT, which
     makes 25.5 of 0.5 / 0.0196078438 = 25.49999992, and then 26."""
     numbers, scale, zero, codes = DYNAMIC[case]
-    parts = host.quantize(np.array(numbers, np.float32), FORMATS["uint8_zp_tensor"])
+    parts = quantize_on_host.quantize(np.array(numbers, np.float32), FORMATS["uint8_zp_tensor"])
     assert parts.scales == np.float32(scale) and parts.zero_points == zero
     differ = [
         (x, ours, onnx) for x, ours, onnx in zip(numbers, parts.data.tolist(), codes, strict=True) if ours != onnx
@@ -275,8 +275,8 @@ def test_errors_are_bounded(name: str) -> None:
     format = FORMATS[name]
     element = format.element
     x = np.random.default_rng(21).standard_normal((37, 130)).astype(np.float32)
-    parts = host.quantize(x, format)
-    error = np.abs(host.dequantize(parts, format, dtype("DOUBLE")) - x)
+    parts = quantize_on_host.quantize(x, format)
+    error = np.abs(quantize_on_host.dequantize(parts, format, dtype("DOUBLE")) - x)
     rows, cols = (
         index // length for index, length in zip(np.indices(x.shape), format.lengths(x.shape, 1), strict=True)
     )
@@ -311,7 +311,10 @@ def test_other_formats(format: Format) -> None:
     for source in ("FLOAT", "DOUBLE"):
         x = matrix(format, source)
         for axis in (0, 1):
-            expected, found = reference.quantize(x, format, axis=axis), host.quantize(x, format, axis=axis)
+            expected, found = (
+                exact_quantize.quantize(x, format, axis=axis),
+                quantize_on_host.quantize(x, format, axis=axis),
+            )
             assert same(expected.scales, found.scales) and same(expected.data, found.data)
-            back = reference.dequantize(expected, format, "FLOAT16", axis=axis)
-            assert same(back, host.dequantize(found, format, dtype("FLOAT16"), axis=axis))
+            back = exact_quantize.dequantize(expected, format, "FLOAT16", axis=axis)
+            assert same(back, quantize_on_host.dequantize(found, format, dtype("FLOAT16"), axis=axis))

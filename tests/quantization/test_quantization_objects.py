@@ -17,10 +17,10 @@ from gpucast import PackedArray
 from gpucast.core.dtypes import dtype
 from gpucast.files import FileError
 from gpucast.files import save as save_tensors
-from gpucast.gpu import driver as launch
+from gpucast.gpu import driver
 from gpucast.interop.dlpack import take as taken
 from gpucast.quantization import FORMATS, Format, Quantized, dequantize, quantize, swizzle
-from gpucast.reference import quantize as reference
+from gpucast.reference import exact_quantize
 from quantization_cases import same
 
 X = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
@@ -48,13 +48,13 @@ def test_quantize_is_the_reference(name: str) -> None:
     format = FORMATS[name]
     for x in (X, X.astype(ml_dtypes.bfloat16)):
         q = quantize(x, name.upper())
-        expected = reference.quantize(x, format)
+        expected = exact_quantize.quantize(x, format)
         data = q.data.get() if isinstance(q.data, PackedArray) else q.data
         assert same(data, expected.data) and same(q.scales, expected.scales)
         assert isinstance(q.data, PackedArray) == format.element.packed
         assert q.shape == x.shape and q.dtype is dtype(x.dtype) and q.axis == 1 and q.device == "cpu"
         for to in ("FLOAT", "BFLOAT16"):
-            assert same(q.dequantize(to), reference.dequantize(expected, format, to))
+            assert same(q.dequantize(to), exact_quantize.dequantize(expected, format, to))
             assert same(dequantize(q, to), q.dequantize(to))
 
 
@@ -81,7 +81,7 @@ def test_stochastic() -> None:
     x = np.full((64, 64), 0.3, np.float32)
     x[:, 0] = 6
     q = quantize(x, "mxfp4", rounding="stochastic", seed=7)
-    expected = reference.quantize(x, FORMATS["mxfp4"], rounding="stochastic", seed=7)
+    expected = exact_quantize.quantize(x, FORMATS["mxfp4"], rounding="stochastic", seed=7)
     assert same(q.data.get(), expected.data)
     assert abs(float(q.dequantize()[:, 1:].mean()) - 0.3) < 0.02
     again = quantize(x, "mxfp4", rounding="stochastic", seed=7, offset=5)
@@ -172,7 +172,7 @@ def test_bad_calls(keywords: dict[str, Any], error: type[Exception], message: st
 
 
 def test_without_a_gpu_the_caller_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "unavailable", lambda: ("there is none", "buy one"))
+    monkeypatch.setattr(driver, "unavailable", lambda: ("there is none", "buy one"))
     with pytest.raises(gpucast.DeviceUnavailable, match="^quantize: no cast on a GPU: there is none"):
         quantize(X, "mxfp4", device="cuda")
 
@@ -217,7 +217,7 @@ def test_a_format_of_ones_own() -> None:
     assert Format("mine", "int4", 1, (3, 7), "amax") == mine  # type: ignore[arg-type]
     q = quantize(X, mine)
     assert q.scales.shape == (2, 10) and q.format is mine
-    assert same(q.data.get(), reference.quantize(X, mine).data)
+    assert same(q.data.get(), exact_quantize.quantize(X, mine).data)
 
 
 # ---- the object ----

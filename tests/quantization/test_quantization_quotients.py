@@ -13,7 +13,7 @@ import pytest
 import quotient_cases as cases
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.casting.cast import cast
-from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import CastRule

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from gpucast import quantize
-from gpucast.quantization import Format, host
-from gpucast.reference import casting as reference
+from gpucast.quantization import Format, quantize_on_host
+from gpucast.reference import exact_cast
 from host_driver import HostDriver, download, installed, upload
 from quantization_cases import ALL, Array
 
@@ -53,8 +53,8 @@ def scales(amax: Array, format: Format) -> Array:
     """The rule, as the reference states it."""
     wanted = amax.astype(np.float64) / format.divisor
     mode = {"round_mode": "down" if format.rounds_down else "up"} if format.scale.family == "e8m0" else {}
-    found = reference.cast(wanted, format.scale, **mode)
-    least = reference.cast(np.array(format.smallest_scale), format.scale)
+    found = exact_cast.cast(wanted, format.scale, **mode)
+    least = exact_cast.cast(np.array(format.smallest_scale), format.scale)
     return np.maximum(found.view(format.scale.code_numpy), least.view(format.scale.code_numpy))
 
 
@@ -62,7 +62,7 @@ def scales(amax: Array, format: Format) -> Array:
 def test_host(format: Format, exhaustive: bool) -> None:
     for part in codes(format, exhaustive):
         x = part.view(np.float32)
-        found = host.quantize(x, format)
+        found = quantize_on_host.quantize(x, format)
         assert np.array_equal(found.scales.view(format.scale.code_numpy), scales(x, format))
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from test_quantization_device import compare, kinds
 
-from gpucast.codegen.cast import SHAPES, KernelSource, kernel_source
+from gpucast.codegen.cast_kernel import SHAPES, KernelSource, kernel_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SOURCES
 from gpucast.core.rule import CastRule, resolve
 from gpucast.quantization import Format, quantize, swizzle
 from gpucast.quantization.gpu.source import Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileSpec
-from gpucast.reference import quantize as reference
+from gpucast.reference import exact_quantize
 from host_driver import HostDriver, download, installed, upload
 from quantization_cases import ALL, LENGTH, matrix, same
 
@@ -117,7 +117,7 @@ def check(x: np.ndarray, name: str, way: tuple[int, bool | str], *, given: Any =
     turned = np.ascontiguousarray(x.swapaxes(-1, -2))
     views = {False: [x], True: [turned], "both": [x, turned]}[transpose]
     for q, view in zip(made if transpose == "both" else [made], views, strict=True):
-        expected = reference.quantize(view, format, axis=axis, **keywords)
+        expected = exact_quantize.quantize(view, format, axis=axis, **keywords)
         compare(q, expected, f"{name} {x.dtype} {x.shape} {way} {keywords}")
 
 
@@ -198,7 +198,7 @@ def test_what_is_no_tile(driver: HostDriver) -> None:
     mine = Format("mine", "INT4", "FLOAT", (24,), "amax")
     x = rng.standard_normal((48, 96)).astype(np.float32)
     for q, view in zip(quantize(upload(x), mine, transpose="both"), (x, np.ascontiguousarray(x.T)), strict=True):
-        compare(q, reference.quantize(view, mine), "24")
+        compare(q, exact_quantize.quantize(view, mine), "24")
     assert "tiles" not in kinds(driver)
     deep = rng.standard_normal((33, 4, 6)).astype(np.float32)
     check(deep, "mxfp8e4m3", (-1, "both"), given=upload(np.tile(deep, 2))[:, :, :6])
@@ -206,7 +206,7 @@ def test_what_is_no_tile(driver: HostDriver) -> None:
     for q, view in zip(
         quantize(upload(deep), "mxfp8e4m3", axis=0, transpose="both"), (deep, deep.swapaxes(1, 2)), strict=True
     ):
-        compare(q, reference.quantize(np.ascontiguousarray(view), ALL["mxfp8e4m3"], axis=0), "0")
+        compare(q, exact_quantize.quantize(np.ascontiguousarray(view), ALL["mxfp8e4m3"], axis=0), "0")
     odd = rng.standard_normal((34, 33)).astype(np.float32)
     driver.launched.clear()
     check(odd, "mxfp4", (-1, "both"))
@@ -224,7 +224,7 @@ def test_given_scales(driver: HostDriver, exhaustive: bool) -> None:
         for name in ("int8_64", "float8e4m3fn_1x128")[: 2 - axis]:
             compare(
                 quantize(upload(x), name, axis=axis, scale=upload(per_block)),
-                reference.quantize(x, ALL[name], axis=axis, scale=per_block),
+                exact_quantize.quantize(x, ALL[name], axis=axis, scale=per_block),
                 f"{name} {axis}",
             )
     for name in ("int8_64", "float8e4m3fn_128x128", "int8_tensor")[: 3 if exhaustive else 1]:
@@ -238,6 +238,6 @@ def test_the_order_of_scales(driver: HostDriver) -> None:
         (x, np.ascontiguousarray(x.T)),
         strict=True,
     ):
-        expected = reference.quantize(view, ALL["mxfp8e4m3"])
+        expected = exact_quantize.quantize(view, ALL["mxfp8e4m3"])
         assert same(download(q.scales), swizzle.swizzle(expected.scales))
         assert same(download(q.data), expected.data)

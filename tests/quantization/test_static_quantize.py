@@ -12,8 +12,8 @@ from test_quantization_device import kernels
 from bench import cubin
 from bench.static import tiles as static_tiles
 from bench.static.quantize import CHOSEN, SOURCES, measure, problems, report, verdict
-from gpucast.codegen.cast import join
-from gpucast.compile import cubin as compiler
+from gpucast.codegen.cast_kernel import join
+from gpucast.compile import compiler
 from gpucast.core.formats import SOURCES as EVERY_SOURCE
 from gpucast.quantization import FORMATS
 

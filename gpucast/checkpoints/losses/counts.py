@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays.chunks import spans
+from gpucast.casting.cast_report import cast_report
 from gpucast.casting.loss_counts import CastReport, magnitudes, nonzero_codes
-from gpucast.casting.report import cast_report
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
 from gpucast.files.tensor import Array

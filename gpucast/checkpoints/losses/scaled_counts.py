@@ -15,7 +15,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.files.tensor import Array
 from gpucast.host.files import look
-from gpucast.quantization import host
+from gpucast.quantization import quantize_on_host
 from gpucast.quantization.block_grid import BlockGrid
 
 _FLOAT = dtype("FLOAT")
@@ -65,7 +65,7 @@ def _not_zero_points(parts: Parts, format: Format) -> int:
     grid = BlockGrid.of(format, parts.data.shape, axis(format) % 2)
     codes = parts.data.view(np.uint8).reshape(grid.shape)
     zero = (parts.zero_points.view(np.uint8) & mask).reshape(grid.counts)
-    equal = host.equal(codes, grid, zero)
+    equal = quantize_on_host.equal(codes, grid, zero)
     if equal is None:
         own = zero.reshape(-1)[grid.block_of(np.arange(codes.size))]
         equal = int(np.count_nonzero(codes.reshape(-1) == own))
@@ -92,7 +92,7 @@ def _saturated(x: Array, parts: Parts, format: Format, scales: Array) -> int:
     grid = BlockGrid.of(format, x.shape, axis(format) % 2)
     source = x.reshape(grid.shape)
     # Every value beyond the limit has the largest code, however it was rounded.
-    beyond = host.beyond(source, grid, limits.reshape(grid.counts))
+    beyond = quantize_on_host.beyond(source, grid, limits.reshape(grid.counts))
     if beyond is not None:
         return beyond
     edge = np.flatnonzero(_at_largest(parts.data, format.element))

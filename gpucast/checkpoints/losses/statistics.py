@@ -14,7 +14,7 @@ import numpy as np
 from gpucast.arrays.chunks import spans
 from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport, relative
-from gpucast.checkpoints.losses import limits as loss
+from gpucast.checkpoints.losses import loss_limit
 from gpucast.core.dtypes import dtype
 from gpucast.files.tensor import Array
 
@@ -166,7 +166,7 @@ class Statistics:
 
     def as_json(self) -> dict[str, Any]:
         """The statistics for users' programs; infinite and unknown values are null."""
-        counts = loss.as_json(self.report)
+        counts = loss_limit.as_json(self.report)
         if self.errors is None:
             return counts
         errors = self.errors

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gpucast.checkpoints.planning.plan import FilePlan
-from gpucast.checkpoints.planning.tensors import Request, TensorPlan, TensorPlanner
+from gpucast.checkpoints.planning.tensor_plan import Request, TensorPlan, TensorPlanner
 from gpucast.checkpoints.scales import comfyui
-from gpucast.checkpoints.scales.styles import ENTRY, described_by
+from gpucast.checkpoints.scales.scale_styles import ENTRY, described_by
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.onnx_model import Model
 

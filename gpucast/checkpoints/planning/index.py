@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.checkpoints.scales import json_numbers
-from gpucast.files import limits
+from gpucast.files import file_limits
 from gpucast.files.inside import open_regular
 from gpucast.files.tensor import FileError, checked_name
 
@@ -41,11 +41,11 @@ def read(path: str) -> Index:
     """Read an index. FileError if it is not one. The file names in it are not checked here."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > limits.HEADER:
-            raise FileError(f"{path}: has {size} bytes; expected an index of at most {limits.HEADER}")
-        raw = file.read(limits.HEADER)
+        if size > file_limits.HEADER:
+            raise FileError(f"{path}: has {size} bytes; expected an index of at most {file_limits.HEADER}")
+        raw = file.read(file_limits.HEADER)
     try:
-        document = limits.parsed_json(raw, number=json_numbers.Number)
+        document = file_limits.parsed_json(raw, number=json_numbers.Number)
     except ValueError:
         document = None
     weight_map = document.get("weight_map") if isinstance(document, dict) else None

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any
 
 from gpucast.checkpoints.planning.identity import Identity
-from gpucast.checkpoints.planning.tensors import Request, TensorPlan
-from gpucast.checkpoints.scales.fused import FusedGroup
+from gpucast.checkpoints.planning.tensor_plan import Request, TensorPlan
+from gpucast.checkpoints.scales.joined_layers import FusedGroup
 from gpucast.checkpoints.scales.per_file import FileScales
 from gpucast.core.version import __version__
 

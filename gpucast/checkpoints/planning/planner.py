@@ -8,15 +8,13 @@ import os
 from collections.abc import Mapping, Sequence
 
 from gpucast import files
-from gpucast.checkpoints.planning import config_json as model_config
-from gpucast.checkpoints.planning import gathering
+from gpucast.checkpoints.planning import gathering, model_config
 from gpucast.checkpoints.planning.identity import Identity
 from gpucast.checkpoints.planning.index import SUFFIX, Index
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.sources import Source, SourceFile, find
-from gpucast.checkpoints.planning.tensors import Request, TensorPlanner, into_model, scaled_storage
-from gpucast.checkpoints.scales import fused
-from gpucast.checkpoints.scales import styles as scale_styles
+from gpucast.checkpoints.planning.tensor_plan import Request, TensorPlanner, into_model, scaled_storage
+from gpucast.checkpoints.scales import joined_layers, scale_styles
 from gpucast.checkpoints.scales.detect import Catalogue
 from gpucast.checkpoints.scales.per_file import FileScales, scales_by_file
 from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
@@ -152,10 +150,10 @@ def _grouped(planned: Sequence[FilePlan], request: Request) -> list[FilePlan]:
             for tensor in file.tensors or ()
             if len(tensor.names) > 1
         }
-        for names in fused.groups(places):
+        for names in joined_layers.groups(places):
             of_group = {index: planned[index] for name in names for index in [places[name]]}
             scales = {file.path: file.scales for file in of_group.values()}
-            group = fused.FusedGroup({name: planned[places[name]].path for name in names}, scales)
+            group = joined_layers.FusedGroup({name: planned[places[name]].path for name in names}, scales)
             read = dict.fromkeys(known for file in of_group.values() for known in file.identity)
             for index in of_group:
                 file = result[index]

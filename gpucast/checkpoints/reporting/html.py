@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
-from gpucast.checkpoints.losses import limits as loss
+from gpucast.checkpoints.losses import loss_limit
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.errors import printable
 
@@ -20,12 +20,12 @@ _MOST = 2000
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """The page for the result of `gpucast.checkpoints.reporting.summary.report`."""
+    """The page for the result of `gpucast.checkpoints.reporting.outcome_json.report`."""
     shown = {key: report[key][:_MOST] for key in ("tensors", "left_alone")}
     data = {
         "report": _visible({**report, **shown}),
         "limits": {row.name: _limits(row) for row in DTYPES},
-        "loss": loss.LIMIT,
+        "loss": loss_limit.LIMIT,
         "types": list(dict.fromkeys(tensor["to"] for tensor in report["tensors"])),
         "kept_bytes": sum(tensor["bytes"] for tensor in report["left_alone"]),
         **{key: len(report[key]) for key in shown},

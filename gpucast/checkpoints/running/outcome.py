@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from gpucast.checkpoints.losses.statistics import Statistics
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.planning.tensors import TensorPlan
-from gpucast.checkpoints.running.shard import Share
+from gpucast.checkpoints.planning.tensor_plan import TensorPlan
+from gpucast.checkpoints.running.share import Share
 
 #: Takes bytes of the source that are done; 0 where `Outcome.stage` has changed.
 Advance = Callable[[int], object]

@@ -11,17 +11,17 @@ from typing import Any, BinaryIO
 
 from gpucast import files
 from gpucast.casting.loss_counts import CastReport
-from gpucast.checkpoints.losses import limits as loss
+from gpucast.checkpoints.losses import loss_limit
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
 from gpucast.checkpoints.planning.gathering import Opened, opened
 from gpucast.checkpoints.planning.identity import Stamp
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.planning.tensors import TensorPlan, TensorPlanner
-from gpucast.checkpoints.running.cast import Casting
+from gpucast.checkpoints.planning.tensor_plan import TensorPlan, TensorPlanner
+from gpucast.checkpoints.running.cast_tensor import Casting
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.checkpoints.running.verify import verify
-from gpucast.checkpoints.scales import quantize as scaling
+from gpucast.checkpoints.scales import scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.core.places import durable
@@ -66,7 +66,7 @@ class Stream:
             return
         scaled = len(tensor.names) > 1
         report = scaling.unexpected(statistics.report) if scaled else statistics.report
-        loss.check(f"{file.origins[tensor.name]}: tensor {tensor.name!r}", tensor.kind, tensor.dtype.name, report)
+        loss_limit.check(f"{file.origins[tensor.name]}: tensor {tensor.name!r}", tensor.kind, tensor.dtype.name, report)
 
     def begin(self, stage: str) -> None:
         """Tell what is done from now on."""

@@ -15,7 +15,7 @@ from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running.partial import FILES, Job, Partial
 from gpucast.checkpoints.running.place import check_place, check_space
 from gpucast.core.places import durable, status_of, sync_folder
-from gpucast.files import FileError, limits
+from gpucast.files import FileError, file_limits
 from gpucast.files.atomic import check_target
 from gpucast.files.inside import open_regular
 
@@ -137,6 +137,6 @@ def _done_mark(folder: str) -> str | None:
     try:
         with open_regular(os.path.join(folder, _DONE)) as file:
             # Anybody may have made it.
-            return str(limits.parsed_json(file.read(limits.CONFIG).decode())["fingerprint"])
+            return str(file_limits.parsed_json(file.read(file_limits.CONFIG).decode())["fingerprint"])
     except (FileNotFoundError, NotADirectoryError, FileError, ValueError, KeyError, TypeError):
         return None

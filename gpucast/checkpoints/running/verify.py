@@ -10,12 +10,12 @@ import numpy as np
 
 from gpucast.checkpoints.planning.gathering import opened
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.planning.tensors import Request, TensorPlan
+from gpucast.checkpoints.planning.tensor_plan import Request, TensorPlan
 from gpucast.core.options import Options
 from gpucast.core.rule import resolve
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import Array, StoredTensor
-from gpucast.reference import casting as reference
+from gpucast.reference import exact_cast
 
 #: Elements of a piece, and those of it that are compared when not all are: what a tensor of any size can afford.
 _PIECE, _SAMPLE = 1 << 20, 1 << 10
@@ -71,8 +71,8 @@ def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request,
     for start, x, y in _pieces(source, target, everything or rule is None):
         wanted = x
         if rule is not None:
-            words = None if random is None else reference.random_words_at(random, start + np.arange(x.size))
-            wanted = reference.apply(x, rule, words)
+            words = None if random is None else exact_cast.random_words_at(random, start + np.arange(x.size))
+            wanted = exact_cast.apply(x, rule, words)
         different = _differences(np.asarray(wanted), y)
         if different.size:
             place = int(different[0])

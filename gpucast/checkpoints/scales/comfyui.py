@@ -14,7 +14,7 @@ from typing import Any
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS
-from gpucast.files import Spec, Tensor, limits
+from gpucast.files import Spec, Tensor, file_limits
 from gpucast.quantization import swizzle
 
 #: The last part of the tensor's name (X.comfy_quant describes X.weight), and the key of the metadata entry.
@@ -123,7 +123,7 @@ def _object(value: object) -> dict[str, Any]:
     """The JSON object in a text; a dict is returned as it is; anything else gives an empty dict."""
     if isinstance(value, str | bytes):
         try:
-            value = limits.parsed_json(value)
+            value = file_limits.parsed_json(value)
         except ValueError:
             return {}
     return value if isinstance(value, dict) else {}

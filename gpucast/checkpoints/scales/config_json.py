@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from gpucast.checkpoints.scales.json_numbers import Number
-from gpucast.files import FileError, limits
+from gpucast.files import FileError, file_limits
 from gpucast.files.inside import open_regular
 
 NAME = "config.json"
@@ -18,11 +18,11 @@ ENTRIES = ("quantization_config", "compression_config")
 def document_of(path: str) -> dict[str, Any] | None:
     """The JSON object in a file; None if the file holds anything else. FileError if it is too large to be read."""
     with open_regular(path) as file:
-        text = file.read(limits.CONFIG + 1)
-    if len(text) > limits.CONFIG:
-        raise FileError(f"{path}: expected at most {limits.CONFIG} bytes of {NAME}")
+        text = file.read(file_limits.CONFIG + 1)
+    if len(text) > file_limits.CONFIG:
+        raise FileError(f"{path}: expected at most {file_limits.CONFIG} bytes of {NAME}")
     try:
-        document = limits.parsed_json(text, number=Number)
+        document = file_limits.parsed_json(text, number=Number)
     except ValueError:
         return None
     return document if isinstance(document, dict) else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Detects the tensors of a checkpoint that are codes with scales, by the names that the styles give them.
 
-The names are those of `gpucast.checkpoints.scales.styles`, and of NVIDIA's ModelOpt for NVFP4: X.weight UINT8 (two
-codes to a byte), X.weight_scale FLOAT8E4M3FN, X.weight_scale_2 FLOAT, which multiplies (vLLM,
+The names are those of `gpucast.checkpoints.scales.scale_styles`, and of NVIDIA's ModelOpt for NVFP4: X.weight UINT8
+(two codes to a byte), X.weight_scale FLOAT8E4M3FN, X.weight_scale_2 FLOAT, which multiplies (vLLM,
 quantization/modelopt.py).
 """
 
@@ -17,7 +17,7 @@ from gpucast.checkpoints.scales import comfyui, config_json
 from gpucast.checkpoints.scales.dequantized import DetectedTensor
 from gpucast.checkpoints.scales.families import deepseek_v4, gpt_oss
 from gpucast.checkpoints.scales.forms import Candidate, is_narrow, stored_by_gpucast, stored_by_others
-from gpucast.checkpoints.scales.styles import ENTRY
+from gpucast.checkpoints.scales.scale_styles import ENTRY
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import LoadedTensor
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucast.checkpoints.scales import comfyui
-from gpucast.checkpoints.scales.blocks import detect_format
+from gpucast.checkpoints.scales.block_detection import detect_format
+from gpucast.checkpoints.scales.scale_styles import ENTRY, stored
 from gpucast.checkpoints.scales.stored import Packing, Stored, words
-from gpucast.checkpoints.scales.styles import ENTRY, stored
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import Spec, Tensor
-from gpucast.quantization import files as quantized_files
+from gpucast.quantization import quantized_files
 
 _FLOAT, _E4M3, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E4M3FN"), dtype("FLOAT8E8M0")
 _EXACT = (_FLOAT, dtype("FLOAT16"), dtype("BFLOAT16"))

@@ -11,7 +11,7 @@ import numpy as np
 from gpucast.checkpoints.scales import comfyui
 from gpucast.checkpoints.scales.dequantized import Dequantized, DetectedTensor
 from gpucast.checkpoints.scales.detect import Catalogue
-from gpucast.checkpoints.scales.styles import ENTRY
+from gpucast.checkpoints.scales.scale_styles import ENTRY
 from gpucast.core.dtypes import dtype
 from gpucast.files import FileError, Tensor
 from gpucast.files.tensor import LoadedTensor

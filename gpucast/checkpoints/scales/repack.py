@@ -17,7 +17,7 @@ from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses.sample import runs_of_piece
 from gpucast.checkpoints.scales.dequantized import Dequantized
-from gpucast.checkpoints.scales.quantize import Observe, Scaled, Write
+from gpucast.checkpoints.scales.scaling import Observe, Scaled, Write
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.pieces import dequantized, regroup, shaped, sliced
 from gpucast.checkpoints.streaming.prefetch import Prefetcher

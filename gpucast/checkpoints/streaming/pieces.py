@@ -19,10 +19,10 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.random import Random
 from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
-from gpucast.quantization import api, host
-from gpucast.reference import quantize as reference
+from gpucast.quantization import quantize_array, quantize_on_host
+from gpucast.reference import exact_quantize
 
-#: Called as `gpucast.quantization.host.quantize`: (x, format, *, axis, scale, random).
+#: Called as `gpucast.quantization.quantize_on_host.quantize`: (x, format, *, axis, scale, random).
 Engine = Callable[..., Parts]
 
 #: Elements of a piece, about. With half as many a conversion takes a tenth longer: every piece has a fixed cost.
@@ -139,7 +139,7 @@ class Quantizer:
         self,
         tensor: Tensor,
         format: Format,
-        engine: Engine = host.quantize,
+        engine: Engine = quantize_on_host.quantize,
         random: Random | None = None,
         among: Callable[[], Array] | None = None,
     ) -> None:
@@ -183,7 +183,7 @@ def on_device(device: str) -> Engine:
     """An engine that quantizes on `device` and returns arrays of the host."""
 
     def quantize(x: Array, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
-        q = api.quantize(x, format, axis=axis, scale=scale, device=device, **keywords(random)).get()
+        q = quantize_array.quantize(x, format, axis=axis, scale=scale, device=device, **keywords(random)).get()
         data = q.data.get() if format.element.packed else q.data
         return Parts(data, q.scales, q.zero_points, q.global_scale)
 
@@ -192,7 +192,7 @@ def on_device(device: str) -> Engine:
 
 def by_reference(x: Array, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
     """The engine that uses the reference, which is slow."""
-    return reference.quantize(x, format, axis=axis, scale=scale, **keywords(random))
+    return exact_quantize.quantize(x, format, axis=axis, scale=scale, **keywords(random))
 
 
 def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:
@@ -224,4 +224,4 @@ def sliced(format: Format, cut: Cut, parts: Parts) -> Iterator[Parts]:
 
 def dequantized(parts: Parts, format: Format) -> Array:
     """The values of a piece, as DOUBLE."""
-    return host.dequantize(parts, format, dtype("DOUBLE"), axis=axis(format))
+    return quantize_on_host.dequantize(parts, format, dtype("DOUBLE"), axis=axis(format))

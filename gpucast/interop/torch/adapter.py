@@ -16,7 +16,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.options import CAST_VERSIONS, Options, destination
 from gpucast.core.random import resolve_random
 from gpucast.gpu import devices, streams
-from gpucast.interop.torch import batch, fused, plain, tensors
+from gpucast.interop.torch import fused_op, plain, tensor_batches, tensors
 from gpucast.interop.torch.op import cast_op, cast_out_op
 from gpucast.interop.torch.tensors import DEFAULTS, named
 
@@ -58,7 +58,7 @@ class TorchAdapter(BatchAdapter):
         random = resolve_random(options.rounding, options.seed, options.offset, caller)
         is_fused = random is not None or options.scale is not None or options.amax is not None or slope is not None
         if is_fused or tensors.transformed():
-            return fused.cast(x, dst, attributes, random, options, target, slope)
+            return fused_op.cast(x, dst, attributes, random, options, target, slope)
         if out is not None:
             return _cast_into(x if target == x.device else x.to(target), dst, attributes, out, caller)
         shape = tensors.shape_of(x)
@@ -81,7 +81,7 @@ class TorchAdapter(BatchAdapter):
         caller = options.caller
         src, dst = tensors.dtype_of(x, caller), destination(to, caller)
         tensors.check_attributes(src, dst, options[: len(DEFAULTS)], options.versions, caller)
-        return fused.times(x, dst, options)
+        return fused_op.times(x, dst, options)
 
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
         return tuple(tensors.shape_of(x))
@@ -110,7 +110,7 @@ class TorchAdapter(BatchAdapter):
         return tensors.transformed()
 
     def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return batch.untraced(function, *arguments)
+        return tensor_batches.untraced(function, *arguments)
 
     def empty_like(self, x: torch.Tensor, dst: DType, caller: str) -> tuple[Any, Any]:
         shape = tensors.shape_of(x)
@@ -125,14 +125,14 @@ class TorchAdapter(BatchAdapter):
         return tensors.stream(device)
 
     def attach(self, sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
-        return batch.attach(sources, results, scale)
+        return tensor_batches.attach(sources, results, scale)
 
     def planner(self, kind: type) -> BatchPlanner | None:
         # A subclass may redefine any method.
         return _PLANNER if kind in (torch.Tensor, torch.nn.Parameter) else None
 
 
-_PLANNER = batch.TensorPlanner()
+_PLANNER = tensor_batches.TensorPlanner()
 
 
 def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:

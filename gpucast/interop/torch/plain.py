@@ -17,7 +17,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.options import Options, destination
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import loops
-from gpucast.host.module import MODULE
+from gpucast.host.extension import MODULE
 from gpucast.interop.torch import tensors
 
 _DEFAULT = Options()

@@ -14,14 +14,14 @@ import numpy as np
 from gpucast.arrays.packed import device_index
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty_like
-from gpucast.codegen.batch import BatchSource, Field, capacity_of, source_of, table_of, tiles_of
-from gpucast.codegen.cast import KernelSource, kernel_file, kernel_source, options, prelude
+from gpucast.codegen.batch_kernel import BatchSource, Field, capacity_of, source_of, table_of, tiles_of
+from gpucast.codegen.cast_kernel import KernelSource, kernel_file, kernel_source, options, prelude
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver
-from gpucast.gpu.batch import Prepared
-from gpucast.gpu.cast import address, is_contiguous
+from gpucast.gpu.batch_on_gpu import Prepared
+from gpucast.gpu.cast_on_gpu import address, is_contiguous
 
 #: The types that the kernel of `adjust` reads and writes.
 FLAG_TO_WORDS = resolve(dtype("BOOL"), dtype("UINT32"))
@@ -99,7 +99,7 @@ class AdjustSpec(KernelSpec[KernelSource]):
 class SelectSpec(KernelSpec[BatchSource]):
     """The kernel of `select`; its elements are bytes."""
 
-    #: As in a `gpucast.codegen.batch.BatchSpec`.
+    #: As in a `gpucast.codegen.batch_kernel.BatchSpec`.
     argument_bytes: int
 
     def source(self) -> BatchSource:

@@ -2,5 +2,5 @@
 """Proofs that kernels cast every input as specified, from the PTX that NVRTC makes of them.
 
 `ptx` reads it, `machine` executes it on `terms` of unknown inputs with the meaning that `instructions` gives, and
-`prove` compares what is written with the `specification`: for all inputs with `numbers`, or with `solvers`.
+`prover` compares what is written with the `specification`: for all inputs by `evaluation`, or with `solvers`.
 """

@@ -14,24 +14,24 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from gpucast.casting.fused import fused_rule
-from gpucast.codegen.batch import ARGUMENT_BYTES, BatchSource, BatchSpec
-from gpucast.codegen.cast import KernelSource, Shape
-from gpucast.codegen.fused import FusedOps
+from gpucast.casting.fused_rule import fused_rule
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec
+from gpucast.codegen.cast_kernel import KernelSource, Shape
+from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec
-from gpucast.compile import cubin
+from gpucast.compile import compiler
 from gpucast.compile.cxx import CompilerMissing
 from gpucast.core.options import Options
 from gpucast.core.version import __version__
 from gpucast.parity.backends import KernelsBackend
+from gpucast.parity.case_choice import all_cases, all_pairs
 from gpucast.parity.cases import Case
 from gpucast.parity.compare import describe, wanted_codes
-from gpucast.parity.plan import all_cases, all_pairs
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.launches import Launch, edges, full_tile, fused, strided, tables
 from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.mutants import judge
-from gpucast.parity.proof.prove import Prover, Verdict
+from gpucast.parity.proof.prover import Prover, Verdict
 from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.solvers import SOLVERS, versions
 
@@ -72,7 +72,7 @@ class Proof:
 
 def ptx(source: KernelSource | BatchSource, arch: str) -> str:
     """The PTX of a kernel, as NVRTC makes it for an architecture such as sm_90."""
-    compiled = cubin.compile(source.text, source.name, arch.replace("sm_", "compute_"))
+    compiled = compiler.compile(source.text, source.name, arch.replace("sm_", "compute_"))
     return compiled.code.rstrip(b"\0").decode()
 
 
@@ -201,7 +201,7 @@ def certificate(before: Mapping[str, Any], proofs: Sequence[Proof], mutants: Map
         "gpucast": __version__,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "arch": before["arch"],
-        "nvrtc": ".".join(map(str, cubin.compiler().version)),
+        "nvrtc": ".".join(map(str, compiler.compiler().version)),
         "solvers": {name: version for name, version in {**before["solvers"], **versions()}.items() if counts[name]},
         "paths": before["paths"],
         "rules": len(every),

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from gpucast.codegen.batch import BatchSource, source_of
-from gpucast.codegen.cast import KernelSource, square_side
-from gpucast.codegen.fused import FusedArguments, FusedOps
+from gpucast.codegen.batch_kernel import BatchSource, source_of
+from gpucast.codegen.cast_kernel import KernelSource, square_side
+from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
 from gpucast.codegen.strides import Dims, squares
 from gpucast.core.rule import STOCHASTIC
 from gpucast.parity.cases import RANDOM
@@ -33,7 +33,7 @@ _SLOT = 1 << 24
 #: magnitude so far, a byte that says whether all was finite.
 NARROW, WIDE, AMAX, FINITE = range(0x7200_0000_0000, 0x7200_0000_0400, 0x100)
 _CELLS = {NARROW: 32, WIDE: 64, AMAX: 32, FINITE: 8}
-#: Where the seed of random rounding lies in a `gpucast.codegen.fused.FusedArguments`.
+#: Where the seed of random rounding lies in a `gpucast.codegen.fused_kernel.FusedArguments`.
 _SEED = 32
 
 

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from gpucast.codegen.cast import KernelSource
+from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.parity.proof.instructions import OPERATIONS
 from gpucast.parity.proof.launches import Launch, run
 from gpucast.parity.proof.machine import Unknown
-from gpucast.parity.proof.prove import Prover
+from gpucast.parity.proof.prover import Prover
 from gpucast.parity.proof.ptx import Instruction, Kernel
 
 #: Words of opcodes that stand in for each other.

@@ -2,7 +2,7 @@
 """Terms over bit-vectors: what a register holds when the input is unknown.
 
 Equal terms are one object, constants are computed at once, and words that are put together from fields fall apart into
-them again: so an element of a tile depends on its own input alone wherever that is so. `numbers` computes a term for
+them again: so an element of a tile depends on its own input alone wherever that is so. `evaluation` computes a term for
 arrays of inputs, `smt` writes it as SMT-LIB. Floating-point values are bit-vectors in their IEEE 754 encoding.
 """
 
@@ -384,7 +384,7 @@ def less(a: Term, b: Term) -> Term:
 
 
 def arithmetic(op: str, width: int, args: tuple[Term, ...], *param: Any) -> Term:
-    """An operation of floating-point arithmetic; `gpucast.parity.proof.numbers` and `smt` say what each one means:
+    """An operation of floating-point arithmetic; `gpucast.parity.proof.evaluation` and `smt` say what each one means:
 
     - "fma", "fadd", "fmul" (form, mode) and "integral" (form, mode): rounded once; a NaN result is any NaN.
     - "convert" (from, to, mode): from one format to another.

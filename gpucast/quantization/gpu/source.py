@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of the kernels that quantize and dequantize, as `gpucast.codegen.cast` has it for casts.
+"""The CUDA text of the kernels that quantize and dequantize, as `gpucast.codegen.cast_kernel` has it for casts.
 
 `kernels/quantize.cu` and `kernels/dequantize.cu` have a function for each kind of kernel. This module writes its
 arguments and the struct of the format.
@@ -14,8 +14,8 @@ from typing import Literal
 
 import numpy as np
 
-from gpucast.codegen.cast import THREADS, KernelSource, kernel_file, options, structs
-from gpucast.codegen.fused import fused_prelude
+from gpucast.codegen.cast_kernel import THREADS, KernelSource, kernel_file, options, structs
+from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
@@ -73,7 +73,8 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         own, index = f"{name}_format", "u64" if self.large else "u32"
         two_sided, finite = (_bool(flag) for flag in (format.two_sided, not format.nan_in_scale))
         arrays, both = "(src, dst, n, given)", "FLOAT, DOUBLE"
-        extremes = f"{index}, {two_sided}, {finite}, {self.lanes}"
+        by_column = f"{index}, {two_sided}, {finite}"
+        extremes = f"{by_column}, {self.lanes}"
         place, of_blocks = f"{index}, {_bool(self.single)}, {elements}", f"{elements}, {self.block}"
         back_by = f"elements<{own}, {other.name}, {both}, {place}"
         if self.block:
@@ -81,7 +82,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         call = {
             "rows": f"quantize_rows<{own}, {other.name}, {both}, {of_blocks}, {THREADS}>{arrays}",
             "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
-            "columns": f"find_column_extremes<{value}, {other.name}, {index}, {two_sided}, {finite}, {THREADS}>(src, n, given)",
+            "columns": f"find_column_extremes<{value}, {other.name}, {by_column}, {THREADS}>(src, n, given)",
             "top": f"find_extremes<{value}, {other.name}, {index}, false, true, {WARP}, {THREADS}>(src, n, given)",
             "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
             "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",

@@ -10,8 +10,8 @@ import struct
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpucast.codegen.cast import KernelSource, kernel_file, structs
-from gpucast.codegen.fused import fused_prelude
+from gpucast.codegen.cast_kernel import KernelSource, kernel_file, structs
+from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format

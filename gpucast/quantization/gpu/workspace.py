@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpucast.core.dtypes import DType
-from gpucast.gpu import cast, driver
+from gpucast.gpu import cast_on_gpu, driver
 
 
 class Workspace:
@@ -22,7 +22,7 @@ class Workspace:
         key = (name, shape, kind, driver.driver().current())
         if key not in self._arrays:
             self.check_capture()
-            self._arrays[key] = cast.new(shape, kind)
+            self._arrays[key] = cast_on_gpu.new(shape, kind)
         return self._arrays[key]
 
     def check_capture(self) -> None:

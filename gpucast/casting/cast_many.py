@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public cast of many arrays: all are checked first, then those of each device are cast in one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpucast import gpu
+from gpucast.arrays import adapters, tree
+from gpucast.arrays.adapters import BatchAdapter, untraced
+from gpucast.arrays.batch_item import BatchItem, Names
+from gpucast.arrays.leaves import floating, paths
+from gpucast.arrays.operand import Operand, operand
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting import batch_items, batch_plans, dispatch, host_lists
+from gpucast.casting.cast import cast_with
+from gpucast.core.arithmetic import exact
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.options import DEFAULT_OPSET, Options
+from gpucast.core.rule import OverflowKeyword, Rounding, RoundMode
+from gpucast.gpu import streams
+
+
+def cast_many(
+    arrays: Any,
+    to: Any,
+    *,
+    saturate: bool = True,
+    round_mode: RoundMode = "up",
+    opset: int = DEFAULT_OPSET,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: Any = None,
+    finite: Any = None,
+    out: Any = None,
+    floating_only: bool = False,
+) -> Any:
+    """Cast all arrays of a tree to the type `to`, those of each device in one launch.
+
+    Parameters
+    ----------
+    arrays
+        A dict, list, tuple or named tuple of arrays, nested in any way, None included; or one array. The arrays are
+        what `gpucast.cast` takes, in any mix of types, shapes, libraries and devices; each stays where it is. A list of
+        numbers is as many arrays of shape ().
+    to, saturate, round_mode, opset, rounding, overflow
+        As for `gpucast.cast`, the same for all arrays.
+    seed, offset
+        For ``rounding="stochastic"``, as for `gpucast.cast`: the random bits of each array, in the tree's order (a
+        dict's keys as they were inserted), go on where those of the one before end. The next call goes on at `offset`
+        plus the number of all elements.
+    scale
+        As for `gpucast.cast`: every value is multiplied with it before it is rounded. An array of one element is on the
+        host, or on the device of all arrays.
+    finite
+        An array of one BOOL or UINT8 element where the arrays are: it becomes 0 if a value of a source is infinite or
+        NaN, and is left as it is otherwise. Nothing waits for it.
+    out
+        A tree of the same structure (dicts in any order): its arrays are written, each as the `out` of a
+        `gpucast.cast`, and it is returned. They are disjoint from each other and from all other sources.
+    floating_only
+        True, for the state dicts of models: only arrays of types with an exponent are cast. Other arrays, numbers and
+        texts are returned as they are, and left as they are in an `out`; what is neither is a TypeError.
+
+    Returns
+    -------
+    A tree of the same structure with the results, which are those of `gpucast.cast`.
+
+    Contiguous arrays on a device (row-major, or with the same order of axes on both sides) share one launch for every
+    800 or more of them, with a CUDA before 12.1 for every 100, whatever their types. Arrays with other strides take a
+    launch each, and so do those of JAX and of other libraries but PyTorch, and all of them within a transform of
+    ``torch.func``. CuPy arrays are cast on CuPy's current stream, tensors on torch's. With `out` nothing is allocated
+    or copied, so that a call that has been made before can be captured in a CUDA graph.
+
+    Raises
+    ------
+    As `gpucast.cast`, with the path of the array, such as ``arrays['encoder'][3]``; ValueError for an `out` of another
+    structure, or whose arrays share memory. Nothing is written then.
+    """
+    options = Options(
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, caller="cast_many"
+    )  # fmt: skip
+    if not isinstance(floating_only, (bool, np.bool_)):
+        raise TypeError(f"cast_many: floating_only={floating_only!r} must be True or False")
+    return untraced(_cast_tree, arrays, to, options, finite, out, floating_only)
+
+
+def cast_arrays(
+    arrays: list[Any], to: Any, names: Names, caller: str, *, scale: Any = None, finite: Any = None, out: Any = None
+) -> Any:
+    """`cast_many` of a list, under another name in errors; `names` are the names of its arrays."""
+    dst = dtype(to, caller=f"{caller}: to=")
+    return untraced(_cast_arrays, arrays, out, names, dst, Options(scale=scale, caller=caller), finite)
+
+
+@exact()
+def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, floating_only: bool) -> Any:
+    caller = options.caller
+    leaves, structure = tree.flatten(arrays, f"{caller}: arrays")
+    outs = None if out is None else tree.leaves_like(structure, out, f"{caller}: out")
+    dst = dtype(to, caller=f"{caller}: to=")
+    if not floating_only:
+        names = Names("arrays", lambda: tree.paths(structure))
+        results = _cast_arrays(leaves, outs, names, dst, options, finite)
+    else:
+        results = list(leaves)
+        indices = floating(leaves, lambda: tree.paths(structure), f"{caller}: arrays")
+        names = Names("arrays", lambda: paths(structure, indices))
+        given, targets = [leaves[i] for i in indices], None if outs is None else [outs[i] for i in indices]
+        for i, result in zip(indices, _cast_arrays(given, targets, names, dst, options, finite), strict=True):
+            results[i] = result
+    return tree.unflatten(structure, results) if out is None else out
+
+
+@exact()
+def _cast_arrays(
+    given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
+) -> Sequence[Any]:
+    if options.scale is not None:
+        _check_scale(given, options)
+    results = host_lists.run(given, outs, dst, options, finite)
+    if results is None:
+        results = batch_plans.run(given, outs, dst, options, finite)
+    if results is None and _is_transforming(given):
+        results = _one_by_one(given, outs, names, dst, options, finite)
+    if results is None:
+        items = batch_items.checked(given, outs, names, dst, options, finite)
+        _run(items, (options.scale, finite))
+        if items:
+            host_lists.keep(items, dst, options, finite)
+            batch_plans.keep(items, outs, dst, options, finite)
+        if outs is None:
+            _attach(items, options.scale)
+        results = [item.result for item in items]
+    return results
+
+
+def _check_scale(given: list[Any], options: Options) -> None:
+    """ValueError for a scale that its library would not cast its own arrays with."""
+    adapter = adapters.find(options.scale)
+    if adapter is not None and any(adapters.find(x) is adapter for x in given):
+        adapter.check_scale(options.scale, options.caller)
+
+
+def _is_transforming(given: list[Any]) -> bool:
+    """Tell whether some arrays have no values yet: their library transforms a function, or is lazy."""
+    found = ((adapters.find(x), x) for x in given)
+    return any(adapter is not None and adapter.is_transforming(x) for adapter, x in found)
+
+
+def _one_by_one(
+    given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
+) -> list[Any]:
+    """Cast arrays that have no memory one by one: within a transform of ``torch.func`` or JAX, or lazily."""
+    if finite is not None:
+        raise ValueError(
+            f"{options.caller}: finite= cannot be told within a transform of torch.func or JAX, nor of lazy arrays; "
+            "call it outside"
+        )
+    results: list[Any] = []
+    for x, out, path in zip(given, outs or [None] * len(given), names.paths(), strict=True):
+        caller = f"{options.caller}: {names.parameter}{path}"
+        results.append(cast_with(x, dst, options._replace(out=out, caller=caller)))
+        if options.seed is not None:
+            adapter = adapters.find(x)
+            shape = np.shape(x) if adapter is None else adapter.shape(x)
+            options = options._replace(offset=options.offset + math.prod(shape))
+    return results
+
+
+def _run(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
+    texts = [item for item in items if "string" in (item.rule.src.family, item.rule.dst.family)]
+    numbers = [item for item in items if "string" not in (item.rule.src.family, item.rule.dst.family)]
+    alone = [item for item in numbers if item.is_alone]
+    together = [item for item in numbers if not item.is_alone]
+    # What may fail comes first: text that is no number, what another library does not take, memory.
+    read = [_cast_text(item) for item in texts]
+    for item in alone:
+        if item.target is None:
+            _cast_alone(item, shared)
+    for item in together:
+        if item.target is None:
+            _allocate(item)
+    # Devices work while the host does; kernels that cannot be loaded are found before the host writes.
+    _cast_on_devices([item for item in together if item.source.device is not None], shared)
+    for item in alone:
+        if item.target is not None:
+            _cast_alone(item, shared)
+    for item, text in zip(texts, read, strict=True):
+        if item.target is None:
+            item.result = text.array
+        else:
+            item.target.data[...] = text.data
+    for item in together:
+        if item.source.device is None:
+            _cast_on_host(item)
+
+
+def _attach(items: Sequence[BatchItem], scale: Any) -> None:
+    """Let libraries differentiate through the cast."""
+    by_adapter: dict[BatchAdapter, list[BatchItem]] = {}
+    for item in items:
+        if isinstance(item.adapter, BatchAdapter):
+            by_adapter.setdefault(item.adapter, []).append(item)
+    for adapter, own in by_adapter.items():
+        results = adapter.attach([item.given for item in own], [item.result for item in own], scale)
+        for item, result in zip(own, results, strict=True):
+            item.result = result
+
+
+def _allocate(item: BatchItem) -> None:
+    if isinstance(item.adapter, BatchAdapter):
+        item.result, target = item.adapter.empty_like(item.given, item.rule.dst, item.caller)
+        item.target = operand(target, item.rule.dst)
+    elif item.source.device is not None:
+        with gpu.driver.driver().on(item.source.device):
+            item.target = gpu.cast_on_gpu.empty_like(item.source, item.rule.dst)
+        item.result = item.target.array
+
+
+def _cast_alone(item: BatchItem, shared: Sequence[Any]) -> None:
+    """Cast an array of another library, which makes its own result."""
+
+    def cast(x: Any, to: Any, options: Options) -> Any:
+        target = item.target
+        if target is None and options.out is not None:
+            target = operand(options.out, item.rule.dst)
+        return _cast(item, operand(x, item.rule.src), target).array
+
+    assert item.adapter is not None
+    with streams.visit(item.given, *shared):
+        item.result = item.adapter.cast(cast, item.given, item.rule.dst, Options(out=item.result, caller=item.caller))
+
+
+def _cast(item: BatchItem, source: Operand, target: Operand | None) -> Operand:
+    """Cast the array of one item alone, into a target if there is one."""
+    return dispatch.cast(source, item.rule, None, target, item.caller, item.fused)
+
+
+def _cast_text(item: BatchItem) -> Operand:
+    try:
+        with streams.visit(item.given):
+            return _cast(item, item.source, None)
+    except (TypeError, ValueError, OverflowError) as error:
+        # The error of a text that is no number, which begins with "cast: ".
+        raise type(error)(f"{item.caller}: {str(error).removeprefix('cast: ')}") from None
+
+
+def _cast_on_host(item: BatchItem) -> None:
+    target = item.target
+    # The result of an array with one element per byte is such an array too; that of a tensor is packed.
+    if target is not None and target.packed and not item.source.packed:
+        target.data[...] = PackedArray.pack(dispatch.apply(item.source, item.rule, None, item.fused).array).data
+        return
+    y = dispatch.apply(item.source, item.rule, target, item.fused)
+    if target is None:
+        item.result = y.array
+
+
+def _cast_on_devices(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
+    """Cast arrays on devices, those of a stream together. `shared`: the scale and the flag, as the caller has them."""
+    if not items:
+        return
+    cuda = gpu.driver.driver()
+    groups: dict[tuple[int, int], list[BatchItem]] = {}
+    found: dict[tuple[int, Any], int] = {}
+    for item in items:
+        device = item.source.device
+        assert device is not None
+        key = (device, item.adapter)
+        if key not in found:
+            stream = None if item.adapter is None else item.adapter.stream(device)
+            with cuda.on(device):
+                found[key] = cuda.stream() if stream is None else stream
+        groups.setdefault((device, found[key]), []).append(item)
+    ready = []
+    for (device, stream), group in groups.items():
+        with cuda.using(stream, device):
+            ready.append((device, stream, group, gpu.batch_on_gpu.launches(group, device)))
+    # A kernel that cannot be loaded for one device leaves the others as they were.
+    for device, stream, group, launches in ready:
+        owners = map(streams.owner, (*shared, *(item.result for item in group)))
+        with streams.on({device: stream}, owners), cuda.on(device):
+            for run in launches:
+                run()

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the user requests, and what it means for each tensor of an open file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpucast import files
+from gpucast.checkpoints.planning.selection import Choice, read_as
+from gpucast.checkpoints.scales import scale_styles, scaling
+from gpucast.checkpoints.scales.dequantized import Dequantized
+from gpucast.checkpoints.scales.joined_layers import FusedGroup
+from gpucast.checkpoints.scales.per_file import FileScales, read_as_numbers
+from gpucast.checkpoints.scales.repack import Repacked, keeps_values
+from gpucast.checkpoints.scales.scaling import Scaled
+from gpucast.checkpoints.scales.stored import Stored
+from gpucast.checkpoints.streaming.seeds import tensor_seed
+from gpucast.core.dtypes import DType
+from gpucast.core.formats import ScaleRule
+from gpucast.core.options import Options
+from gpucast.core.random import Random, resolve_random
+from gpucast.core.rule import resolve
+from gpucast.files import FileError, Spec, Tensor, TensorFile
+
+Detail = Literal["counts", "errors", "all"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user requests. `attributes` are keywords of `gpucast.cast`; raw elements are read as `source_dtype`."""
+
+    choice: Choice
+    attributes: Mapping[str, Any]
+    scale: str | None = None
+    source_dtype: DType | None = None
+    #: What is computed for each tensor: counts of losses, also the largest error, or everything that a report shows.
+    detail: Detail = "counts"
+    #: How scales are stored: one of `gpucast.checkpoints.scales.scale_styles.STYLES`; None where nobody said.
+    asked_style: str | None = None
+    #: For stochastic rounding. Each tensor gets its own seed, derived from this one.
+    seed: int | None = None
+    #: How the scales are found; None: as the style's own tool does.
+    scale_rule: ScaleRule | None = None
+    #: Checkpoints are written in files of at most so many bytes of tensors; None: in those that they have.
+    shard_size: int | None = None
+
+    def __post_init__(self) -> None:
+        resolve_random(self.attributes.get("rounding"), self.seed, None, "convert")
+
+    @property
+    def style(self) -> str:
+        """How scales are stored."""
+        return self.asked_style or scale_styles.STYLES[0]
+
+    def random(self, name: str) -> Random | None:
+        """The random bits for the tensor `name`; None without stochastic rounding."""
+        return None if self.seed is None else Random(tensor_seed(self.seed, name))
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """What becomes of one tensor: it is cast to `dtype`, or kept if that is None; `bytes_out` is None for text."""
+
+    name: str
+    kind: str
+    dtype: DType | None
+    shape: tuple[int, ...]
+    bytes_in: int
+    bytes_out: int | None
+    #: The names of the tensors that replace it: itself and its scales.
+    names: tuple[str, ...]
+    #: Why the tensor is kept although it was chosen to be cast.
+    why: str = ""
+    #: Whether every value is kept: its codes stay, and its scales are stored in another way.
+    lossless: bool = False
+
+
+class TensorPlanner:
+    """Plans the tensors of an open file; `tensors` are read as the request asks."""
+
+    def __init__(
+        self,
+        file: TensorFile,
+        request: Request,
+        alone: bool,
+        scales: FileScales,
+        groups: Mapping[str, FusedGroup] | None = None,
+    ) -> None:
+        """`groups`: the weights that share a global scale, by each of their names."""
+        self._path, self._request, self._scales, self._groups = file.path, request, scales, groups or {}
+        self.tensors: list[Tensor] = file.tensors
+        if request.source_dtype is not None:
+            self.tensors = read_as(file.tensors, request.source_dtype, request.choice, file.path)
+        self.tensors = read_as_numbers(self.tensors, scales, file.path)
+        self._alone = alone and len(self.tensors) == 1
+        self._fixed = file.model.inputs if file.model is not None else set()
+        self._metadata = file.metadata
+        self._stored: dict[str, Stored] | None = None
+        #: Whether a tensor keeps all its values, where that has been found out.
+        self._repacked: dict[str, bool] = {}
+
+    def plan(self, tensor: Tensor, out: str) -> tuple[TensorPlan, Sequence[Spec]]:
+        """The plan of a tensor, and the tensors to write to the file `out` for it."""
+        dtype, why = self._checked_target(tensor, out)
+        lossless = False
+        if dtype is None:
+            specs: list[Spec] = [files.kept(tensor, out)]
+        else:
+            if isinstance(tensor, Dequantized):
+                tensor.check_scales()
+            scaled = self.scaled(tensor)
+            if scaled is not None and into_model(out) != (self._request.style == "qdq"):
+                raise FileError(f"{out}: --style qdq is for models (.onnx), and they have no other with --scale")
+            if scaled is not None and not into_model(out) and not out.lower().endswith(".safetensors"):
+                raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")
+            specs = [Spec(tensor.name, dtype, tensor.shape)] if scaled is None else list(scaled.specs)
+            lossless = isinstance(scaled, Repacked)
+        sizes = [spec.source.nbytes if spec.source else _nbytes(spec) for spec in specs]
+        bytes_out = None if None in sizes else sum(size for size in sizes if size is not None)
+        kind = tensor.kind if tensor.dtype is None or isinstance(tensor, Dequantized) else tensor.dtype.name
+        names = tuple(spec.name for spec in specs)
+        plan = TensorPlan(tensor.name, kind, dtype, tensor.shape, tensor.nbytes, bytes_out, names, why, lossless)
+        return plan, specs
+
+    def scaled(self, tensor: Tensor) -> Scaled | None:
+        """How a tensor is quantized, if it gets scales; None if it gets none."""
+        stored = self._all_stored().get(tensor.name)
+        if stored is None:
+            return None
+        if tensor.name not in self._repacked:
+            self._repacked[tensor.name] = keeps_values(tensor, stored)
+        if self._repacked[tensor.name]:
+            return Repacked(tensor, stored)
+        return Scaled(tensor, stored, self._request.random(tensor.name), self._groups.get(tensor.name))
+
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the written file."""
+        kept = {key: text for key, text in self._metadata.items() if key not in self._scales.metadata}
+        return kept | dict(entry for stored in self._all_stored().values() for entry in stored.metadata)
+
+    def _all_stored(self) -> dict[str, Stored]:
+        """How each tensor that gets scales is stored, by name."""
+        if self._stored is None:
+            request, by_name = self._request, dict[str, Stored]()
+            for tensor in self.tensors:
+                dtype = self._target(tensor)
+                stored = None if dtype is None else scaled_storage(tensor, dtype, request, self._path)
+                if isinstance(stored, Stored):
+                    by_name[tensor.name] = stored
+            self._stored = by_name
+        return self._stored
+
+    def _target(self, tensor: Tensor) -> DType | None:
+        return None if tensor.name in self._scales.kept else self._request.choice.target(tensor, self._alone)
+
+    def _checked_target(self, tensor: Tensor, out: str) -> tuple[DType | None, str]:
+        """What a tensor is cast to. None if it is kept; the text says why, if it was chosen to be cast."""
+        choice = self._request.choice
+        dtype = self._target(tensor)
+        if dtype is None:
+            return None, ""
+        if into_model(out) and tensor.name in self._fixed and not choice.asked_for(tensor):
+            return None, ""
+        if tensor.dtype is None:
+            raise FileError(
+                f"{self._path}: tensor {tensor.name!r} has type {tensor.kind}, which Cast does not take; "
+                "give --from T if these are raw elements of a type T, or leave it out with --exclude"
+            )
+        resolve(
+            tensor.dtype, dtype, Options(**self._request.attributes, caller=f"{self._path}: tensor {tensor.name!r}")
+        )
+        stored = scaled_storage(tensor, dtype, self._request, self._path)
+        return (None, stored) if isinstance(stored, str) else (dtype, "")
+
+
+def into_model(out: str) -> bool:
+    return out.lower().endswith(files.MODEL)
+
+
+def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) -> Stored | str | None:
+    """As `scaling.scaled_storage`, with the options of the request."""
+    asked_for = request.choice.asked_for(tensor)
+    return scaling.scaled_storage(
+        tensor, dtype, request.scale, request.style, request.attributes, path, asked_for, request.scale_rule
+    )
+
+
+def _nbytes(spec: Spec) -> int | None:
+    return None if spec.dtype is None or spec.dtype.family == "string" else spec.dtype.nbytes(spec.size)

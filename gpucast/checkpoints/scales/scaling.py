@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizes tensors: they are divided by scales and rounded to few bits, and the scales are stored with the codes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gpucast.casting.loss_counts import CastReport
+from gpucast.checkpoints.losses.sample import runs_of_piece
+from gpucast.checkpoints.losses.scaled_counts import counted, largest_error
+from gpucast.checkpoints.scales import scale_styles
+from gpucast.checkpoints.scales.joined_layers import FusedGroup
+from gpucast.checkpoints.scales.scale_styles import Unsuitable
+from gpucast.checkpoints.scales.stored import Stored
+from gpucast.checkpoints.streaming.pieces import (
+    Engine,
+    Quantizer,
+    by_reference,
+    dequantized,
+    joined,
+    matrices,
+    on_device,
+    quantizable,
+    sliced,
+)
+from gpucast.checkpoints.streaming.prefetch import Prefetcher
+from gpucast.checkpoints.streaming.seeds import placed
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import FORMATS, Format, Parts, ScaleRule
+from gpucast.core.random import Random
+from gpucast.core.rule import STOCHASTIC
+from gpucast.files.tensor import Array, FileError, Spec, Tensor
+from gpucast.quantization import quantize_on_host
+
+_BFLOAT16 = dtype("BFLOAT16")
+#: The values of --scale.
+SCALES = ("none", "per-tensor", "per-channel", "block", "mx", "nvfp4")
+
+_BLOCKS = {"per-tensor": "tensor", "per-channel": "axis", "block": "128"}
+_MX = {
+    "FLOAT8E4M3FN": "mxfp8e4m3",
+    "FLOAT8E5M2": "mxfp8e5m2",
+    "FLOAT6E2M3": "mxfp6e2m3",
+    "FLOAT6E3M2": "mxfp6e3m2",
+    "FLOAT4E2M1": "mxfp4",
+}
+#: Elements of a piece that are compared when a sample is verified.
+_SAMPLE = 1 << 10
+
+#: Writes one tensor from flat pieces in order; returns the bytes written.
+Write = Callable[[Spec, Iterable[Array]], int]
+#: Called for each piece with its counts of losses, and with the elements of it that were examined: before (flat), as
+#: they will be read back (scales applied), and their largest relative error.
+Observe = Callable[[CastReport, list[tuple[Array, Array, float]]], None]
+
+
+def is_needed(src: DType | None, dst: DType) -> bool:
+    """Whether a cast needs the option --scale: it takes floating values to 8 bits or fewer."""
+    if src is None or src is dst or dst.family == "bool":
+        return False
+    return src.is_float and 0 < dst.bits <= 8
+
+
+def formats(dtype: DType) -> dict[str, Format]:
+    """The format that each value of --scale stands for, given the type of the codes."""
+    name = dtype.name.lower()
+    if dtype.family == "int" and dtype.bits <= 8:
+        base = name if dtype.signed else f"{name}_zp"
+        return {scale: FORMATS[f"{base}_{block}"] for scale, block in _BLOCKS.items()}
+    by_scale = {}
+    if name in ("float8e4m3fn", "float8e5m2"):
+        by_scale = {scale: FORMATS[f"{name}_{block}"] for scale, block in {**_BLOCKS, "block": "128x128"}.items()}
+    if dtype.name in _MX:
+        by_scale["mx"] = FORMATS[_MX[dtype.name]]
+    if dtype.name == "FLOAT4E2M1":
+        by_scale["nvfp4"] = FORMATS["nvfp4"]
+    return by_scale
+
+
+def default_rule(style: str, format: Format) -> ScaleRule:
+    """How the tool whose style it is finds the scales of a format."""
+    if style != "compressed-tensors" or format.zero_points:
+        return format.rule
+    if format.scale.family == "e8m0":
+        return "up" if format.element.bits == 8 else "even"
+    return "full_range" if format.element.family == "int" else format.rule
+
+
+def scaled_storage(
+    tensor: Tensor,
+    dtype: DType,
+    scale: str | None,
+    style: str,
+    attributes: Mapping[str, Any],
+    path: str,
+    asked_for: bool = True,
+    rule: ScaleRule | None = None,
+) -> Stored | str | None:
+    """How a tensor of the file `path` is stored when it is quantized to `dtype`.
+
+    None if it gets a plain cast without scales; a text if it is kept, which says why. `scale` is one of `SCALES`, or
+    None if the option was not given; it is ignored for tensors that need no scales. `rule`: how the scales are found;
+    None: as the style's own tool does. FileError if options do not fit.
+    """
+    if not is_needed(tensor.dtype, dtype) or scale == "none":
+        return None
+    caller = f"{path}: tensor {tensor.name!r}"
+    assert tensor.dtype is not None
+    known = formats(dtype)
+    accepted = ", ".join([*known, "none"])
+    if scale is None:
+        raise FileError(
+            f"{caller} from {tensor.dtype.name} to {dtype.name}: so few bits need a word about scales; "
+            f"give --scale {accepted} (none: a plain cast)"
+        )
+    format = known.get(scale)
+    if format is None:
+        raise FileError(f"{caller}: --scale {scale} is not for {dtype.name}; expected {accepted}")
+    rule = rule or default_rule(style, format)
+    if rule != format.rule:
+        try:
+            format = replace(format, name=f"{format}_{rule}", rule=rule)
+        except ValueError as error:
+            raise FileError(f"{caller}: --scale-rule {rule}: {error}") from None
+    if style == "compressed-tensors" and tensor.dtype is _BFLOAT16 and format.has_float_scales:
+        # As that style's own tool does: scales of the type of the weights.
+        format = replace(format, name=f"{format}_bfloat16", scale=_BFLOAT16)
+    refusal = scale_styles.refused(style, format)
+    if refusal is not None:
+        raise FileError(f"{caller}: --style {style} cannot hold {dtype.name} with --scale {scale}: {refusal}")
+    for option, default in (("saturate", True), ("round_mode", "up"), ("rounding", None), ("overflow", None)):
+        is_stochastic = (
+            option == "rounding" and attributes.get(option) == STOCHASTIC and format.element.family == "float"
+        )
+        if attributes.get(option, default) != default and not is_stochastic:
+            raise FileError(f"{caller}: --{option.replace('_', '-')} has no meaning with --scale {scale}; leave it out")
+    if len(tensor.shape) < 2:
+        return "fewer than 2 dimensions"
+    if not tensor.size:
+        return "no elements"
+    try:
+        return scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.dtype, asked_for)
+    except Unsuitable as reason:
+        return str(reason)
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A tensor that is quantized to codes and scales."""
+
+    tensor: Tensor
+    stored: Stored
+    #: The random bits for stochastic rounding.
+    random: Random | None = None
+    #: The weights that share its global scale, if there are more.
+    group: FusedGroup | None = None
+
+    @property
+    def specs(self) -> Sequence[Spec]:
+        """The tensors that replace it in the file, codes first."""
+        return list(self.stored.specs.values())
+
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None, detailed: bool) -> None:
+        """Write all of `specs` in their order, and call the observer once for each piece.
+
+        Unless `detailed`, the observer gets no values and no largest error. Memory use grows with the number of scales,
+        not with the number of elements.
+        """
+        stored, format, size = self.stored, self.stored.format, self.tensor.size
+        engine = quantize_on_host.quantize if device in (None, "cpu") else on_device(str(device))
+        quantize = self._quantizer(engine)
+        scales: list[Parts] = []
+
+        def work(piece: tuple[int, Array]) -> tuple[Array, CastReport, list[tuple[Array, Array, float]], Parts]:
+            start, x = piece
+            parts = quantize(x, start)
+            chosen = runs_of_piece(size, start, x.size) if detailed else []
+            values, examined = x.reshape(-1), []
+            if chosen:
+                restored = dequantized(parts, format).reshape(-1)
+                examined = [(values[run], restored[run], largest_error(values[run], restored[run])) for run in chosen]
+            return stored.pack(parts.data), counted(x, parts, format), examined, replace(parts, data=None)
+
+        def pieces() -> Iterator[Array]:
+            for packed, report, examined, parts in prefetcher.in_order(work, placed(matrices(self.tensor, stored.cut))):
+                scales.append(parts)
+                observe(report, examined)
+                yield packed
+
+        write(stored.specs["data"], stored.in_groups(pieces()))
+        arrays = stored.stored_parts(joined(format, stored.shape, scales))
+        for part, spec in stored.specs.items():
+            if part != "data":
+                write(spec, [arrays[part]])
+
+    def _quantizer(self, engine: Engine) -> Quantizer:
+        among = None if self.group is None else self.group.extremes
+        return Quantizer(self.tensor, self.stored.format, engine, self.random, among)
+
+    def verify(self, written: Mapping[str, Tensor], everything: bool, caller: str) -> int:
+        """Compare the written tensors (`written`, by name) with the reference; the number of compared elements.
+
+        Unless `everything`, only a sample of each piece is compared. FileError if anything differs.
+        """
+        stored, format = self.stored, self.stored.format
+        tensors = {part: written[spec.name] for part, spec in stored.specs.items()}
+        for part, spec in stored.specs.items():
+            if tensors[part].dtype is not spec.dtype or tensors[part].shape != spec.shape:
+                actual = f"{tensors[part].kind} {tensors[part].shape}"
+                raise FileError(f"{caller}: tensor {spec.name!r} is {actual}; expected {spec.dtype} {spec.shape}")
+        quantize = self._quantizer(by_reference)
+        # All but the codes is read now: the tensors of a file share its stream, in which the codes then go on.
+        loaded = stored.loaded_parts(tensors)
+        global_scale = tensors["global_scale"].read().reshape(-1) if "global_scale" in tensors else None
+        stored_pieces = zip(stored.codes(tensors["data"]), sliced(format, stored.cut, loaded), strict=True)
+        samples = _samples(stored, everything, whole_rows=self.random is not None)
+        compared = 0
+        for piece, (codes, parts) in zip(_chosen(self.tensor, stored, samples), stored_pieces, strict=True):
+            if piece is None:
+                continue
+            start, chosen, x = piece
+            wanted = quantize(x, start)
+            same = _same(wanted.data, codes[chosen.rows, chosen.columns]) and all(
+                _same(array.reshape(-1), getattr(parts, part).reshape(-1)[chosen.block :][: array.size])
+                for part, array in (("scales", wanted.scales), ("zero_points", wanted.zero_points))
+                if array is not None
+            )
+            if global_scale is not None:
+                # Compared as it is stored: a reciprocal is rounded.
+                known = stored.stored_parts(Parts(None, None, None, wanted.global_scale))
+                same &= _same(known["global_scale"], global_scale)
+            if not same:
+                raise FileError(f"{caller}: tensor {self.tensor.name!r} is not what the reference gives")
+            compared += wanted.data.size
+        return compared
+
+
+def unexpected(report: CastReport) -> CastReport:
+    """The losses that should not occur in quantized tensors.
+
+    That small values of a block become zero is normal, and so are saturated values: some formats clamp the largest.
+    """
+    return replace(report, saturated=0, underflowed=0)
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """What is compared of a piece: these rows and columns, whose scales begin with that of block `block`."""
+
+    rows: slice
+    columns: slice
+    block: int = 0
+
+
+def _samples(stored: Stored, everything: bool, whole_rows: bool) -> Iterator[_Sample | None]:
+    """For each piece what is compared of it, whole blocks always: about `_SAMPLE` elements, or all; None for nothing.
+
+    A block that is much larger is compared of so many fewer pieces, the first among them.
+    """
+    format, block = stored.format, stored.format.block
+    chance = np.random.default_rng(math.prod(stored.shape))
+    wait = 0
+    for rows, columns in stored.cut.shapes():
+        if everything:
+            yield _Sample(slice(rows), slice(columns))
+            continue
+        if format.min_ndim == 1 or isinstance(block, str):
+            yield _Sample(slice(min(rows, max(1, _SAMPLE // columns))), slice(columns))
+            continue
+        height, width = format.lengths((rows, columns), 1)
+        # Random bits go by whole rows.
+        width = columns if whole_rows else width
+        tiles = max(1, _SAMPLE // (height * width))
+        if wait:
+            wait -= 1
+            yield None
+            continue
+        wait = max(0, height * width // _SAMPLE - 1)
+        first = int(chance.integers(-(-columns // width)))
+        yield _Sample(slice(height), slice(first * width, (first + tiles) * width), first)
+
+
+def _chosen(
+    tensor: Tensor, stored: Stored, samples: Iterator[_Sample | None]
+) -> Iterator[tuple[int, _Sample, Array] | None]:
+    """For each piece the index of its first element, what is compared of it, and that part of the source; or None."""
+    cut, start = stored.cut, 0
+    placed = tensor.part(0, 1) is not None and not (tensor.dtype is not None and tensor.dtype.packed)
+    pieces = None if placed else matrices(tensor, cut)
+    for (rows, columns), sample in zip(cut.shapes(), samples, strict=True):
+        x = None if pieces is None else next(pieces)
+        if sample is None:
+            yield None
+        else:
+            if x is None:
+                part = tensor.part(start, len(range(rows)[sample.rows]) * columns)
+                assert part is not None
+                x = quantizable(part.read()).reshape(-1, columns)
+            yield start, sample, x[sample.rows, sample.columns]
+        start += rows * columns
+
+
+def _same(wanted: Array, actual: Array) -> bool:
+    return wanted.dtype == actual.dtype and wanted.tobytes() == actual.tobytes()

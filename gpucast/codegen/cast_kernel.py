@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA text of a kernel: a rule and a shape in, one string without includes out.
+
+The text is the files of ``kernels/`` (the prelude, the same for every kernel) and some twenty lines: the constants of
+the two types, and the kernel's name and options. It is a pure function of the rule and the shape.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, resolve
+
+Shape = Literal["contiguous", "strided", "transposed"]
+SHAPES: tuple[Shape, ...] = ("contiguous", "strided", "transposed")
+
+#: In dependency order: each file uses only those before it.
+FILES = (
+    "number.cuh",
+    "instructions.cuh",
+    "float32.cuh",
+    "to_bool.cuh",
+    "to_int.cuh",
+    "to_float.cuh",
+    "to_e8m0.cuh",
+    "element.cuh",
+    "layout.cuh",
+    "table.cuh",
+    "cast.cu",
+)
+
+THREADS = 128
+#: Bytes of one vector access.
+VECTOR = 16
+
+#: A result of 2^38 bytes, more than any GPU has, holds at most 2^40 elements. With every length at least 2 that is 40
+#: dimensions.
+MAX_DIMS = 40
+
+#: Bits, mantissa bits and bias of FLOAT8E4M3FN and FLOAT8E5M2, which instructions of newer GPUs know.
+_FLOAT8 = ((8, 3, 7), (8, 2, 15))
+#: The same of FLOAT4E2M1.
+_FLOAT4 = (4, 1, 1)
+
+_FAMILIES = {"bool": "BoolFamily", "int": "IntFamily", "float": "FloatFamily", "e8m0": "E8M0Family"}
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """The text of one kernel, and what a launch of it needs.
+
+    The arguments, in order: ``const void* src``, ``uint32 src_bit`` (0 to 7: where in the first byte a packed source
+    begins), ``void* dst``, ``int64 n`` (elements), and what `more` names.
+    """
+
+    #: The kernel's name, also that of its function (``extern "C"``).
+    name: str
+    rule: CastRule
+    shape: Shape
+    #: True where a source below one byte comes one element per byte.
+    unpacked: bool
+    prelude: str
+    #: The structs of the two types, by C++ name.
+    structs: tuple[tuple[str, str], ...]
+    #: The lines that make the kernel.
+    kernel: str
+    #: Elements of one tile and of one thread, and threads of one block.
+    tile: int
+    elements: int
+    threads: int
+    #: The C++ type of a further argument, passed by value. For a plain cast it is the struct that
+    #: `gpucast.codegen.strides.Dims` packs, or None where the shape is contiguous.
+    more: str | None = None
+
+    @property
+    def src_bits(self) -> int:
+        """Bits of a source element in memory."""
+        return 8 if self.unpacked else self.rule.src.bits
+
+    @property
+    def text(self) -> str:
+        return join(self.prelude, dict(self.structs), [self.kernel])
+
+    @property
+    def block(self) -> int:
+        """Elements of a block."""
+        return self.elements * self.threads
+
+    @property
+    def ahead(self) -> int:
+        """The most elements with which the first tile begins before the array: none where `dst` is a multiple of
+        `VECTOR`."""
+        return self.tile - 1 if self.shape == "contiguous" else 0
+
+    def blocks(self, n: int, dst: int = 1) -> int:
+        """Blocks to launch for n elements (0 for none) whose results begin at the address `dst`."""
+        ahead = self.ahead if dst % VECTOR else 0
+        return -(-(n + ahead) // self.block) if n else 0
+
+
+def join(prelude: str, structs: dict[str, str], kernels: list[str]) -> str:
+    """One translation unit of several kernels with the same prelude."""
+    types = "".join(structs.values())
+    return f"{prelude}\nnamespace gpucast {{\n{types}}}  // namespace gpucast\n{''.join(kernels)}"
+
+
+def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
+    """The kernel that casts as `rule` says.
+
+    `shape`: "contiguous" takes two contiguous arrays at any byte address; "strided" takes any strides on a side of
+    whole bytes, while a packed side is the row-major stream; "transposed" takes the dimensions that
+    `gpucast.codegen.strides.squares` returns. `unpacked`: a source below one byte has one element per byte, as in
+    ml_dtypes arrays.
+
+    ValueError for a rule from or to STRING, which only the host casts, and for an unknown shape.
+    """
+    src, dst = rule.src, rule.dst
+    if "string" in (src.family, dst.family):
+        raise ValueError(f"kernel_source: {src.name} to {dst.name} has no kernel; STRING is cast on the host")
+    if rule.rounding == STOCHASTIC:
+        raise ValueError(f"kernel_source: {src.name} to {dst.name} at random has only fused kernels")
+    if shape not in SHAPES:
+        raise ValueError(f"kernel_source: shape={shape!r} is not a kernel shape; expected one of {', '.join(SHAPES)}")
+    unpacked = unpacked and src.packed
+    src_bits = 8 if unpacked else src.bits
+    if shape == "transposed" and min(src_bits, dst.bits) < 8:
+        raise ValueError(
+            f"kernel_source: {src.name} to {dst.name} has no transposed kernel; a packed side has no strides"
+        )
+    name = kernel_name(rule, shape, unpacked)
+    head = f"{name}, {src.name}, {dst.name}"
+    names = {f"{name}_rule": rule}
+    types = [src, dst]
+    entry = entries(rule, src_bits) if shape == "contiguous" else None
+    if shape == "strided":
+        tile = elements = strided_elements(src_bits, dst.bits)
+        kernel = f"GPUCAST_STRIDED({head}, {src_bits}, {MAX_DIMS}, {elements}, {THREADS})\n"
+    elif shape == "transposed":
+        side = square_side(src_bits, dst.bits)
+        tile = elements = side * side // THREADS
+        kernel = f"GPUCAST_TRANSPOSED({head}, {src_bits}, {MAX_DIMS}, {side}, {THREADS})\n"
+    else:
+        tile = tile_elements(src_bits, dst.bits)
+        tiles = tiles_of_thread(src_bits, dst.bits, looks_up=entry is not None)
+        elements, sizes = tile * tiles, f"{src_bits}, {tile}, {tiles}, {THREADS}"
+        kernel = f"GPUCAST_CONTIGUOUS({head}, {sizes})\n"
+        if entry is not None:
+            look_up = f"GPUCAST_LOOKUP({head}, {entry.name}, {sizes})\n"
+            kernel = choose(without_table(rule), kernel, look_up)
+            names[f"{name}_entry_rule"] = rule if entry is dst else resolve(src, entry)
+            types.append(entry)
+    kernel = "".join(_rule(*item) for item in names.items()) + kernel
+    more = None if shape == "contiguous" else f"gpucast::Dims<{MAX_DIMS}>"
+    return KernelSource(name, rule, shape, unpacked, prelude(), structs(*types), kernel, tile, elements, THREADS, more)
+
+
+def entries(rule: CastRule, src_bits: int) -> DType | None:
+    """The type of the codes in the table of a contiguous kernel; None for one that computes.
+
+    Sources of 8 bits or fewer are looked up, unless the cast only truncates or sign-extends an integer, or the GPU has
+    an instruction for it. For results of more than 16 bits the table holds FLOATs, which represent all such sources
+    exactly, and the kernel converts these.
+    """
+    src, dst = rule.src, rule.dst
+    if src_bits > 8 or (dst.family == "bool" and src.bits == 8) or (src_bits == 4 and dst.bits < 8):
+        return None
+    if src.family in ("bool", "int"):
+        # Truncating or sign-extending a whole-byte integer is quicker without a table, and so are these words.
+        wraps = dst.family == "int" and rule.overflow == "wrap"
+        moves = wraps and (src_bits == 8 or src.bits == dst.bits or (src_bits, dst.bits) == (4, 8))
+        halves = src.family == "int" and src.bits == 8 and dst.bits == 16 and dst.mantissa_bits == 10
+        return None if dst.bits > 16 or moves or halves else dst
+    if dst.bits <= 16:
+        return None if src is dst else dst
+    # A table of FLOATs would hold an infinity where the rule saturates to the largest number.
+    return None if rule.overflow == "saturate" and dst.is_float else dtype("FLOAT")
+
+
+def without_table(rule: CastRule) -> str:
+    """The preprocessor's condition for an instruction that makes the table of `entries` needless; "" for none."""
+    src, dst = rule.src, rule.dst
+    if rule.rounding in DIRECTED:
+        return ""
+    known = src.is_float and src.has_negative_zero and (src.bits, src.mantissa_bits, src.bias) in _FLOAT8
+    wide = dst.is_float and (dst.bits == 32 or (dst.bits == 16 and dst.mantissa_bits in (7, 10)))
+    if known and wide:
+        return "GPUCAST_FLOAT8" if not (src.has_inf and rule.overflow == "saturate") else ""
+    tiny = src.is_float and (src.bits == 6 or (src.bits, src.mantissa_bits, src.bias) == _FLOAT4)
+    return "GPUCAST_SPECIFIC" if (tiny and wide) or _is_shorter(rule, known) else ""
+
+
+def _is_shorter(rule: CastRule, known: bool) -> bool:
+    """Whether conversions of the variants `a` and `f` of sm_100 and later take less than a look-up does. `known`: the
+    source is FLOAT8E4M3FN or FLOAT8E5M2."""
+    src, dst = rule.src, rule.dst
+    double = dst.bits == 64 and dst.is_float and rule.overflow != "saturate"
+    # What an instruction rounds to: FLOAT16 and BFLOAT16, float8, FLOAT4E2M1.
+    half = dst.bits == 16 and dst.is_float and rule.overflow == "infinity"
+    float8 = (dst.bits, dst.mantissa_bits, dst.bias) in _FLOAT8 and dst.has_negative_zero
+    float8 = float8 and rule.overflow == "saturate" and not rule.infinity_is_nan
+    float4 = dst.is_float and (dst.bits, dst.mantissa_bits, dst.bias) == _FLOAT4
+    power = dst.family == "e8m0" and rule.overflow == "saturate" and rule.round_mode != "nearest"
+    if known:
+        return double or power or float4 or (dst.family == "int" and dst.bits in (16, 32)) or (float8 and src.has_inf)
+    if src.family in ("bool", "int"):
+        if src.bits < 8:
+            return float8 and src.bits == 4
+        return half or float8 or power or (src.family == "int" and (float4 or dst.bits == 6))
+    if src.family == "e8m0":
+        return double or half or (dst.bits == 32 and dst.is_float)
+    return src.bits == 4 and double
+
+
+def choose(condition: str, text: str, other: str) -> str:
+    """CUDA text that is `text` under a condition of the preprocessor, else `other`."""
+    return f"#if {condition}\n{text}#else\n{other}#endif\n" if condition else other
+
+
+def _rule(name: str, rule: CastRule) -> str:
+    return f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name};\n}}\n"
+
+
+def options(rule: CastRule) -> str:
+    """The arguments of the template ``gpucast::CastRule``."""
+    return ", ".join(
+        (
+            f"gpucast::Overflow::{rule.overflow}",
+            "true" if rule.infinity_is_nan else "false",
+            f"gpucast::Rounding::{rule.rounding}",
+            f"gpucast::RoundMode::{rule.round_mode}",
+        )
+    )
+
+
+def structs(*types: DType) -> tuple[tuple[str, str], ...]:
+    """The structs of the types, by C++ name."""
+    return tuple((kind.name, _struct(kind)) for kind in dict.fromkeys(types))
+
+
+def tile_elements(src_bits: int, dst_bits: int) -> int:
+    """Elements of a tile: one vector of the wider side, and whole bytes of both (of 6-bit types 3 whole words)."""
+    widest = VECTOR * 8 // max(src_bits, dst_bits)
+    return max(1 << (widest.bit_length() - 1), *(16 if bits == 6 else _unit(bits) for bits in (src_bits, dst_bits)))
+
+
+def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
+    """Tiles that a thread of the contiguous shape casts, all of them loaded before the first is cast.
+
+    Two loads in flight are enough to keep memory busy. Small elements and kernels with a table take more tiles, because
+    that lowers the instructions per element.
+    """
+    if looks_up:
+        return 8 if dst_bits in (2, 64) else 4
+    if src_bits == dst_bits == 4:
+        return 2  # Sixteen codes and four tiles are more than 32 registers hold.
+    return 4 if src_bits + dst_bits <= (36 if min(src_bits, dst_bits) < 8 else 24) else 2
+
+
+def strided_elements(src_bits: int, dst_bits: int) -> int:
+    """Elements of a thread of the strided shape, a tile: few, because rows may be short, and enough to share the search
+    for their place."""
+    return 16 if 6 in (src_bits, dst_bits) or src_bits + dst_bits <= 24 else 8
+
+
+def square_side(src_bits: int, dst_bits: int) -> int:
+    """The side, in elements, of the square tiles of a transposed kernel: at least 64 bytes per row."""
+    return 64 if max(src_bits, dst_bits) <= 16 else 32
+
+
+def _unit(bits: int) -> int:
+    """The fewest elements that fill whole bytes together."""
+    return 8 // math.gcd(bits, 8)
+
+
+@lru_cache
+def prelude() -> str:
+    """The text of the files that every kernel needs."""
+    return "\n".join(kernel_file(name) for name in FILES)
+
+
+def kernel_file(name: str) -> str:
+    """The text of a file in ``kernels/``, from the installed package or from the checkout."""
+    here = Path(__file__).parents[1]
+    for folder in (here / "kernels", here.parent / "kernels"):
+        if (folder / name).is_file():
+            return (folder / name).read_text(encoding="utf-8")
+    raise FileNotFoundError(f"gpucast: the kernel {name} is missing from {here}; install gpucast again")
+
+
+def kernel_name(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = False) -> str:
+    """A name such as `gpucast_float32_to_float8e4m3fn`, with every attribute that differs from the default appended."""
+    default = resolve(rule.src, rule.dst)
+    parts = ["gpucast", rule.src.numpy_name.replace("_", ""), "to", rule.dst.numpy_name.replace("_", "")]
+    for chosen, usual in (
+        (rule.overflow, default.overflow),
+        (rule.rounding, default.rounding),
+        (rule.round_mode, default.round_mode),
+    ):
+        if chosen != usual:
+            parts.append(chosen)
+    parts += ["infinity_is_nan"] * rule.infinity_is_nan + ["unpacked"] * unpacked + [shape] * (shape != "contiguous")
+    return "_".join(parts)
+
+
+def _struct(kind: DType) -> str:
+    """A dtype as a C++ struct of constants. Enumerators, because static constants of a class would remain in the
+    compiled module as variables."""
+    lines = [
+        f"typedef {_FAMILIES[kind.family]} family;",
+        f"enum : u32 {{ bits = {kind.bits} }};",
+        f"enum : bool {{ is_bool = {kind.family == 'bool':d}, is_int = {kind.family == 'int':d} }};",
+        f"enum : bool {{ is_float = {kind.family == 'float':d}, is_e8m0 = {kind.family == 'e8m0':d} }};",
+        f"enum : bool {{ has_inf = {kind.has_inf:d}, has_nan = {kind.has_nan:d} }};",
+        f"enum : u64 {{ mask = {kind.code_mask:#x}, sign_code = {kind.sign_code:#x}, max_code = {kind.max_code:#x} }};",
+    ]
+    if kind.is_float:
+        lines += [
+            f"enum : int {{ mantissa_bits = {kind.mantissa_bits}, bias = {kind.bias} }};",
+            (
+                f"enum : bool {{ nan_is_signed = {kind.nan_is_signed:d}, "
+                f"has_negative_zero = {kind.has_negative_zero:d} }};"
+            ),
+        ]
+    if kind.has_nan:
+        lines.append(f"enum : u64 {{ nan_code = {kind.nan_code:#x} }};")
+    if kind.has_inf:
+        lines.append(f"enum : u64 {{ inf_code = {kind.inf_code:#x} }};")
+    return f"struct {kind.name} {{\n" + "".join(f"    {line}\n" for line in lines) + "};\n"

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The text of the host's loops: the rules of ``kernels/`` with plain loops around them (``kernels/host``).
+
+A unit is one translation unit. It has functions of one source, so that units are compiled in parallel, a second or two
+each. Its text is a pure function of the table of dtypes. `gpucast.host.build` makes the extension module of all units.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from gpucast.codegen.cast_kernel import FILES, join, kernel_file, kernel_name, options, structs
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.formats import SOURCES
+from gpucast.core.options import DEFAULT_OPSET, Options
+from gpucast.core.rule import (
+    DIRECTED,
+    ROUND_MODE_SINCE,
+    ROUND_MODES,
+    ROUNDINGS,
+    STOCHASTIC,
+    CastRule,
+    has_stochastic,
+    holds,
+    resolve,
+)
+
+#: How a quotient is computed, by the name of the struct of ``kernels/host/blocks.hpp`` that does.
+DIVISIONS = ("Divided", "Multiplied", "Near")
+_PTX = "instructions.cuh"
+#: What random rounding needs.
+_RANDOM = ("philox.cuh", "stochastic.cuh")
+_NUMERIC = tuple(kind for kind in DTYPES if kind.family != "string")
+_COUNTED = tuple(map(dtype, ("FLOAT", "BFLOAT16", "FLOAT16")))
+#: That the loops name.
+_FLOAT, _DOUBLE = _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
+#: The sources of which loops round in a direction: all numbers of the other types are DOUBLEs.
+DIRECTED_SOURCES = (_DOUBLE, dtype("INT64"), dtype("UINT64"))
+
+
+@dataclass(frozen=True)
+class HostUnit:
+    """A translation unit of C++17. It exports one table, GPUCAST_ENTRIES, of its functions by their names
+    (``kernels/host/types.hpp``)."""
+
+    name: str
+    text: str
+    functions: tuple[str, ...]
+
+
+def units() -> Iterator[HostUnit]:
+    """All units of the extension module."""
+    for src in _NUMERIC:
+        rules = every_rule(src)
+        usual = [rule for rule in rules if rule == resolve(src, rule.dst)]
+        yield cast_unit(f"cast_{src.name}", usual)
+        yield cast_unit(f"cast_{src.name}_by_keywords", [rule for rule in rules if rule not in usual])
+        yield stochastic_unit(
+            f"stochastic_{src.name}", [replace(rule, rounding=STOCHASTIC) for rule in rules if has_stochastic(rule.dst)]
+        )
+    for src in DIRECTED_SOURCES:
+        yield cast_unit(f"directed_{src.name}", directed_rules(src))
+    for src in _COUNTED:
+        yield counted_unit(f"counted_{src.name}", [rule for rule in every_rule(src) if is_counted(rule)])
+    for src in SOURCES:
+        yield quantization_unit(src)
+    yield _finished("fused", _COMPUTE, ["casts.hpp", "work.hpp", "fused.hpp"], [], ["cast_fused"])
+    yield _finished("files", (), ["files.hpp"], [], ["cast_file", "sum_words", "look8", "look16", "look32"], rules="")
+
+
+@lru_cache(maxsize=32)
+def every_rule(src: DType) -> tuple[CastRule, ...]:
+    """Every rule from a type to another, except random rounding."""
+    found = dict.fromkeys(resolve(src, dst) for dst in _NUMERIC)
+    # The last opset by whose rules infinity becomes NaN, and the newest.
+    opsets = (ROUND_MODE_SINCE - 1, DEFAULT_OPSET)
+    choices = itertools.product(_NUMERIC, (True, False), ROUND_MODES, opsets, (None, *ROUNDINGS), (None, "saturate"))
+    for dst, saturate, round_mode, opset, rounding, overflow in choices:
+        try:
+            rule = resolve(src, dst, Options(saturate, round_mode, opset, rounding, overflow))
+        except (TypeError, ValueError):
+            # These do not go together.
+            continue
+        found[rule] = None
+    return tuple(rule for rule in found if rule.src is not rule.dst)
+
+
+def directed_rules(src: DType) -> list[CastRule]:
+    """Every rule from a type that rounds in a direction."""
+    floats = [rule for rule in every_rule(src) if rule.dst.family == "float"]
+    asked = [replace(rule, rounding=rounding) for rule in floats for rounding in DIRECTED]
+    return [rule for rule in asked if not holds(rule.dst, src)]
+
+
+def is_counted(rule: CastRule) -> bool:
+    """Tell whether a rule has a cast that counts: from the types of checkpoints to any other float."""
+    is_plain = rule.src is not rule.dst and rule.rounding != STOCHASTIC
+    return is_plain and rule.src in _COUNTED and rule.dst.family == "float" and rule.dst.bits <= 32
+
+
+def cast_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
+    """For each rule ``void NAME(const void* from, void* to, uint64 n)``, NAME as `kernel_name` says."""
+    return _casts(name, "GPUCAST_CAST", {kernel_name(rule): rule for rule in rules})
+
+
+def counted_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
+    """For each rule, among floats of 32 bits or fewer, ``void NAME_counted(from, to, n, uint32* stats)``;
+    ``kernels/host/casts.hpp`` describes the statistics."""
+    return _casts(name, "GPUCAST_COUNTED_CAST", {f"{kernel_name(rule)}_counted": rule for rule in rules})
+
+
+def stochastic_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
+    """For each rule, with random rounding, ``void NAME(from, to, n, uint64 seed, uint64 first, uint64 skip)``
+    (``kernels/host/stochastic.hpp``)."""
+    functions = {kernel_name(rule): rule for rule in rules}
+    return _casts(name, "GPUCAST_STOCHASTIC_CAST", functions, ["casts.hpp", "stochastic.hpp"], _RANDOM)
+
+
+def quantization_unit(src: DType) -> HostUnit:
+    """The loops that quantize arrays of one source type (``kernels/host/blocks.hpp``)."""
+    runs: dict[str, str] = {}
+    rules = [resolve(_FLOAT, kind) for kind in DTYPES if kind.family == "float" and kind.bits <= 8]
+    if src is not _DOUBLE:
+        runs |= {
+            f"{name}_{src.name}": f"{name}<gpucast::{src.name}>" for name in ("Largest", "Range", "Beyond", "Whole")
+        }
+        for rule, division in itertools.product(rules, DIVISIONS):
+            arguments = f"gpucast::{src.name}, gpucast::{rule.dst.name}, {_rule(rule)}"
+            runs[f"{division}_{src.name}_{rule.dst.name}"] = f"{division}<{arguments}>"
+    lines = [f"GPUCAST_RUN({name}, {work})\n" for name, work in runs.items()]
+    others = [f"{function}_{src.name}" for function in ("find_extremes", "divide")]
+    lines += [f"GPUCAST_RUN_OF({name}, {name.removesuffix(f'_{src.name}')}, {src.name})\n" for name in others]
+    if src is _FLOAT:
+        lines.append("GPUCAST_RUN(Equal_UINT8, Equal)\n")
+        others += ["Equal_UINT8", "each_run", "multiply"]
+    types = (*_COMPUTE, src, *(rule.dst for rule in rules))
+    return _finished(
+        f"quantization_{src.name}", types, ["casts.hpp", "work.hpp", "blocks.hpp"], lines, [*runs, *others]
+    )
+
+
+def _casts(
+    name: str,
+    macro: str,
+    rules: dict[str, CastRule],
+    files: Sequence[str] = ("casts.hpp",),
+    more: Sequence[str] = (),
+) -> HostUnit:
+    lines = [f"{macro}({name}, {rule.src.name}, {rule.dst.name}, {_rule(rule)})\n" for name, rule in rules.items()]
+    types = (kind for rule in rules.values() for kind in (rule.src, rule.dst))
+    return _finished(name, (*_COMPUTE, *types), files, lines, rules, _rules(*more))
+
+
+def _finished(
+    name: str,
+    types: Iterable[DType],
+    files: Sequence[str],
+    lines: Sequence[str],
+    functions: Iterable[str],
+    rules: str | None = None,
+) -> HostUnit:
+    """A unit of loops with further lines after them. `rules` is the text before the loops; None means the rules of all
+    casts."""
+    functions = tuple(functions)
+    entries = "".join(f"    GPUCAST_ENTRY({function})\n" for function in functions)
+    table = (
+        f"namespace gpucast {{\nstatic const Entry entries[] = {{\n{entries}    {{nullptr, nullptr}},\n}};\n"
+        "}  // namespace gpucast\n"
+        'extern "C" {\nextern const gpucast::Entry* const GPUCAST_ENTRIES;\n'
+        "const gpucast::Entry* const GPUCAST_ENTRIES = gpucast::entries;\n}\n"
+    )
+    rest = [_loops("types.hpp", "modes.hpp", *files), *lines, table]
+    if not rules and rules is not None:
+        return HostUnit(name, "".join(rest), functions)
+    return HostUnit(name, join(_rules() if rules is None else rules, dict(structs(*types)), rest), functions)
+
+
+def _loops(*files: str) -> str:
+    """The text of files without the lines that include one from another."""
+    lines = "\n".join(kernel_file(f"host/{name}") for name in files).splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith(('#include "', "#pragma once")))
+
+
+def _rule(rule: CastRule) -> str:
+    return f"gpucast::CastRule<{options(rule)}>"
+
+
+@lru_cache(maxsize=2)
+def _rules(*more: str) -> str:
+    """The prelude up to the cast of one element, with the host's instructions in place of PTX, and further files."""
+    rules = (*FILES[: FILES.index("element.cuh") + 1], *more)
+    return "\n".join(map(kernel_file, ("host/instructions.hpp", *(name for name in rules if name != _PTX))))

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checked cast on one device: CuPy arrays (with the ml_dtypes dtype for types that CuPy lacks) and PackedArrays."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpucast.arrays.operand import Operand, operand, result_like
+from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.codegen.cast_kernel import Shape, square_side
+from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
+from gpucast.codegen.strides import Dims, collapse, squares
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.rule import CastRule, resolve
+from gpucast.gpu import driver
+
+_BYTE = np.dtype(np.uint8)
+_LAST = 2**64 - 1
+
+
+# ---- memory ----
+
+
+def new(shape: tuple[int, ...], kind: DType) -> Any:
+    """An array without set values on the current device: packed, or tagged with NumPy's dtype."""
+    if not kind.packed:
+        return driver.driver().empty(shape, kind.numpy)
+    # Past __init__, whose checks take longer than all else here.
+    array = object.__new__(PackedArray)
+    array.data = driver.driver().empty((kind.nbytes(math.prod(shape)),), _BYTE)
+    array.dtype, array.shape = kind, shape
+    return array
+
+
+def new_strided(shape: tuple[int, ...], strides: tuple[int, ...], kind: DType) -> Any:
+    """The same for whole bytes, without gaps, with the axes in the order in memory that `strides` have ("K")."""
+    dtype = kind.numpy
+    return driver.driver().empty(shape, dtype, _strides_like(shape, strides, dtype.itemsize))
+
+
+@lru_cache(maxsize=1024)
+def _strides_like(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Strides of an array without gaps whose axes follow each other in memory as those of another do."""
+    dense = [0] * len(shape)
+    slowest_first = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
+    for axis in slowest_first[::-1]:
+        dense[axis] = itemsize
+        itemsize *= shape[axis]
+    return tuple(dense)
+
+
+def empty_like(source: Operand, kind: DType) -> Operand:
+    """Memory on the current device for a cast of `source`: in the order of its memory, row-major where a side is
+    packed. Errors as for `check_allocation`."""
+    check_allocation()
+    if kind.packed or source.strides is None or source.contiguous:
+        return result_like(source, new(source.shape, kind), kind)
+    return result_like(source, new_strided(source.shape, source.strides, kind), kind)
+
+
+def check_allocation() -> None:
+    """RuntimeError while a CUDA graph is captured."""
+    if driver.driver().capturing():
+        raise RuntimeError("cast: a CUDA graph is being captured, and memory cannot be allocated then; pass out=")
+
+
+def is_contiguous(x: Any) -> bool:
+    """`Operand.contiguous` of an array on a device, for callers that need nothing else of it."""
+    return isinstance(x, PackedArray) or bool(x._c_contiguous)
+
+
+def address(x: Any) -> int:
+    """`Operand.address` of an array on a device, for callers that need nothing else of it."""
+    return int((x.data if isinstance(x, PackedArray) else x).data.ptr)
+
+
+# ---- casts ----
+
+
+def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
+    """Cast on the source's device, on its current stream, into `target`, which is there too, or a new array.
+
+    With `fused` more is done in the same pass, and `rule` is a `gpucast.casting.fused_rule.fused_rule`.
+
+    Allocates nothing with a target. RuntimeError for what a CUDA graph capture cannot take in.
+    """
+    with driver.driver().on(_device(source)):
+        if target is None:
+            target = empty_like(source, rule.dst)
+        if source.size:
+            kernel, arguments = launch_of(source, rule, target, fused)
+            kernel(*arguments)
+    return target
+
+
+def _device(source: Operand) -> int:
+    assert source.device is not None, "casting.dispatch sends device arrays here"
+    return source.device
+
+
+def launch_of(
+    source: Operand, rule: CastRule, target: Operand, fused: FusedInputs | None = None
+) -> tuple[driver.Kernel, tuple[Any, ...]]:
+    """The kernel, loaded, that casts an array with elements on the current device, and its arguments."""
+    layout = layout_of(source, target, fused)
+    ops: FusedOps | None = None
+    more: Dims | FusedArguments | None = layout.dims
+    if fused is not None:
+        ops, more = fused_kernel(fused, layout.dims)
+    unpacked = rule.src.packed and not source.packed
+    kernel = driver.cast_kernel(rule, layout.shape, unpacked, ops, _device(source))
+    return kernel, (source.address, target.address, layout.n, more)
+
+
+class Layout(NamedTuple):
+    """How a kernel walks over source and target."""
+
+    shape: Shape
+    #: None for the shape "contiguous".
+    dims: Dims | None
+    #: As kernels take it: elements, or those of all squares.
+    n: int
+
+
+def layout_of(source: Operand, target: Operand, fused: FusedInputs | None) -> Layout:
+    """The layout of a cast. It is contiguous where both sides are, in the same order of axes."""
+    if source.contiguous and target.contiguous:
+        return Layout("contiguous", None, source.size)
+    in_order = fused is not None and fused.random is not None
+    transposes = fused is None and not (source.packed or target.packed)
+    sizes = source.itemsize, target.itemsize
+    return strided_layout(source.shape, source.strides, target.strides, sizes, in_order, transposes)
+
+
+@lru_cache(maxsize=1024)
+def strided_layout(
+    shape: tuple[int, ...],
+    src_strides: tuple[int, ...] | None,
+    dst_strides: tuple[int, ...] | None,
+    itemsizes: tuple[int, int],
+    in_order: bool,
+    transposes: bool,
+) -> Layout:
+    """The layout where one side at least is not contiguous; it is "contiguous" all the same where both have their axes
+    in the same order, without gaps.
+
+    A packed side has no strides (None) and an itemsize of 1: as only the ratios of strides matter, it counts as bytes
+    in row-major order. `in_order`: elements are to be visited in row-major order, because random words belong to their
+    indices in it. `transposes`: there is a kernel of the shape "transposed".
+    """
+    axes = list(range(len(shape)))
+    if src_strides is not None and dst_strides is not None and not in_order:
+        # Any order will do, and the destination's makes long writes; a packed side is the row-major stream.
+        axes.sort(key=lambda axis: -abs(dst_strides[axis]))
+    row_major = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+    src, dst = ([(strides or row_major)[axis] for axis in axes] for strides in (src_strides, dst_strides))
+    dims = collapse([shape[axis] for axis in axes], src, dst)
+    n = math.prod(shape)
+    if not dims.lengths or (dims.src, dims.dst) == ((itemsizes[0],), (itemsizes[1],)):
+        return Layout("contiguous", None, n)
+    if transposes:
+        src_size, dst_size = itemsizes
+        transposed = squares(dims, src_size, dst_size, square_side(8 * src_size, 8 * dst_size))
+        if transposed is not None:
+            return Layout("transposed", *transposed)
+    return Layout("strided", dims, n)
+
+
+def fused_kernel(fused: FusedInputs, dims: Dims | None) -> tuple[FusedOps, FusedArguments]:
+    """The operations of a fused kernel, and its last argument."""
+    number, scale_at = 1.0, 0
+    if isinstance(fused.scale, float):
+        number = fused.scale
+    elif fused.scale is not None:
+        scale_at = fused.scale.data.ptr
+    amax, finite = (0 if array is None else array.data.ptr for array in (fused.amax, fused.finite))
+    seed, offset = fused.random or (0, 0)
+    # In `cast_many` the random words of one array follow those of the one before: the offset may be beyond 64 bits.
+    first = max(0, offset - _LAST)
+    ops = FusedOps(fused.scaling, fused.amax is not None, fused.finite is not None)
+    return ops, FusedArguments(number, scale_at, amax, finite, seed, offset - first, first, dims)
+
+
+# ---- copies over the bus, and from device to device ----
+
+
+def to_host(x: Any) -> Any:
+    """A copy in host memory: NumPy, with ml_dtypes where NumPy lacks the type, or a PackedArray."""
+    cuda = driver.driver()
+    with cuda.on(_index(x)):
+        if isinstance(x, PackedArray):
+            return PackedArray(cuda.to_host(x.data), x.dtype, x.shape)
+        if not x.flags.c_contiguous:
+            x = _copy(x)
+        kind = dtype(x.dtype)
+        return cuda.to_host(x.view(kind.code_numpy)).view(kind.numpy).reshape(x.shape)
+
+
+def to_device(x: Any, device: int) -> Any:
+    """A copy on a device of a host array or of an array on another device."""
+    cuda = driver.driver()
+    if isinstance(x, PackedArray):
+        return PackedArray(to_device(x.data, device), x.dtype, x.shape)
+    if not isinstance(x, np.ndarray) and not x.flags.c_contiguous:
+        with cuda.on(_index(x)):
+            x = _copy(x)
+    kind = dtype(x.dtype)
+    if isinstance(x, np.ndarray):
+        codes = np.ascontiguousarray(x, dtype=kind.numpy).reshape(-1).view(kind.code_numpy)
+        with cuda.on(device):
+            return cuda.to_device(codes).view(kind.numpy).reshape(x.shape)
+    source = _index(x)
+    with cuda.on(source):
+        written = cuda.stream()
+    with cuda.on(device):
+        # The copy waits for x, and what frees or changes x waits for the copy.
+        cuda.follow(written, source)
+        copy = cuda.to_device(x.view(kind.code_numpy))
+        copied = cuda.stream()
+    with cuda.on(source):
+        cuda.follow(copied, device)
+    return copy.view(kind.numpy).reshape(x.shape)
+
+
+def _copy(x: Any) -> Any:
+    """A C-contiguous copy on the same device. CuPy's own copy refuses dtypes that it does not know."""
+    # Types below one byte lie one element per byte here: as plain bytes they stay so.
+    kind = dtype("UINT8") if dtype(x.dtype).packed else dtype(x.dtype)
+    copy = new(x.shape, kind)
+    apply(operand(x.view(kind.numpy), kind), resolve(kind, kind), operand(copy, kind))
+    return copy.view(x.dtype)
+
+
+def _index(x: Any) -> int:
+    index = device_index(x)
+    assert index is not None, "only arrays on a device come here"
+    return index

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the extension module for all blocks of an array (``kernels/host/blocks.hpp``)."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.host import loops
+from gpucast.host.extension import MODULE
+
+Array = npt.NDArray[Any]
+Triple = tuple[int, int, int]
+
+#: Elements of a call: signals, such as Ctrl-C, are looked at between calls.
+_PIECE = 1 << 22
+
+#: What blocks have: `Extremes`, `Divisor`, `Factor` and `Step` of ``kernels/host/blocks.hpp``.
+EXTREMES = np.dtype([("lowest", np.float64), ("largest", np.float64), ("is_lost", np.uint64)])
+DIVISOR = np.dtype([("d", np.float64), ("zero", np.int32), ("is_lost", np.int32)])
+FACTOR = np.dtype([("factor", np.float64), ("zero", np.float64)])
+STEP = np.dtype([("d", np.float32), ("zero", np.int32)])
+
+
+class Grid(NamedTuple):
+    """`gpucast.quantization.block_grid.BlockGrid` as the module takes it."""
+
+    shape: Triple
+    lengths: Triple
+    counts: Triple
+
+
+class _Array(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_uint64), ("itemsize", ctypes.c_uint64))
+
+
+class _Blocks(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_uint64 * 3) for name in ("shape", "lengths", "grid")]
+
+
+class _EachRun(ctypes.Structure):
+    _fields_ = (
+        ("run", ctypes.c_uint64),
+        *((name, _Array) for name in ("src", "dst", "of")),
+        ("more", ctypes.c_uint64),
+        ("blocks", _Blocks),
+        *((name, ctypes.c_uint64) for name in ("first_row", "last_row", "first_column", "last_column")),
+    )
+
+
+class Integers(ctypes.Structure):
+    """The codes of an integer format, and the bits of one."""
+
+    _fields_ = (("least", ctypes.c_int32), ("most", ctypes.c_int32), ("mask", ctypes.c_uint32))
+
+
+class Quotients(ctypes.Structure):
+    """How quotients become codes. Functions are addresses, 0 for none."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("cast", "cast_at_random", "first", "seed", "first_block", "skip")),
+        ("to", Integers),
+    )
+
+
+class Products(ctypes.Structure):
+    """How codes become numbers, and numbers results."""
+
+    _fields_ = (("from_codes", ctypes.c_uint64), ("to", ctypes.c_uint64), ("itemsize", ctypes.c_uint64))
+
+
+find: Callable[[str], int] = lru_cache(maxsize=256)(loops.find)
+
+
+def each_run(run: int, src: Array, dst: Array, grid: Grid, of_blocks: Array, more: Any = None) -> None:
+    """Call a function for all elements of an array in C order: `src` is read and `dst`, which may be the same, written.
+
+    `of_blocks`: what belongs to each block, in C order. `more`: a structure or an array that belongs to all.
+    """
+    if not src.size:
+        return
+    shape, lengths, counts = grid
+    if lengths[:2] == (1, 1) and shape[2] % lengths[2] == 0:
+        # Rows consist of whole blocks: all of them are one row, so that short rows cost no calls.
+        shape, counts = (1, 1, math.prod(shape)), (1, 1, math.prod(counts))
+    at = 0 if more is None else more.ctypes.data if isinstance(more, np.ndarray) else ctypes.addressof(more)
+    call = _EachRun(
+        run, _Array(src.ctypes.data, src.itemsize), _Array(dst.ctypes.data, dst.itemsize),
+        _Array(of_blocks.ctypes.data, of_blocks.itemsize), at,
+        _Blocks(*((ctypes.c_uint64 * 3)(*three) for three in (shape, lengths, counts))),
+    )  # fmt: skip
+    function, address = find("each_run"), ctypes.addressof(call)
+    rows, columns = shape[0] * shape[1], shape[2]
+    step = max(1, _PIECE // columns)
+    for row in range(0, rows, step):
+        call.first_row, call.last_row = row, min(row + step, rows)
+        for column in range(0, columns, _PIECE):
+            call.first_column, call.last_column = column, min(column + _PIECE, columns)
+            MODULE.call(function, address)

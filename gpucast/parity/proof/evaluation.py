@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Computes terms for whole arrays of inputs, with NumPy: the proof by exhaustion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.parity.proof.terms import BRAIN, HALF, INTEGERS, TWICE, Format, Term, in_order, infinity
+
+Array = npt.NDArray[Any]
+
+
+def evaluate(root: Term, inputs: Mapping[Term, Array]) -> Array:
+    """The numbers of a term, given those of its variables. IndexError where a look-up is outside of its memory."""
+    done: dict[Term, Array] = {}
+    with np.errstate(all="ignore"):
+        for term in in_order(root):
+            if term.op == "var":
+                done[term] = np.asarray(inputs[term]).astype(_kind(term.width))
+            elif term.op == "const":
+                done[term] = np.array(term.param, _kind(term.width))
+            else:
+                found = _OPERATIONS[term.op](term, *(done[arg] for arg in term.args))
+                done[term] = _cut(np.asarray(found), term.width)
+    return done[root]
+
+
+def _kind(width: int) -> Any:
+    return np.uint64 if width <= 64 else object
+
+
+def _cut(found: Array, width: int) -> Array:
+    if width > 64:
+        return np.asarray(found.astype(object) & ((1 << width) - 1), object)
+    if found.dtype == object:
+        found = np.asarray(found & ((1 << width) - 1))
+    return np.asarray(found.astype(np.uint64) & np.uint64((1 << width) - 1))
+
+
+def _signed(a: Array, width: int) -> Array:
+    """Two's complement."""
+    if a.dtype == object:
+        return np.asarray(a - ((a >> (width - 1)) << width), object)
+    spare = np.uint64(64 - width)
+    return np.asarray((a << spare).view(np.int64) >> spare.astype(np.int64))
+
+
+def _join(term: Term, *parts: Array) -> Array:
+    found, at = np.zeros((), _kind(term.width)), 0
+    for piece, value in zip(term.args, parts, strict=True):
+        found = (
+            found | value.astype(_kind(term.width)) << _kind(term.width)(at)
+            if term.width <= 64
+            else (found | value.astype(object) << at)
+        )
+        at += piece.width
+    return np.asarray(found)
+
+
+def _shift(term: Term, a: Array, by: Array) -> Array:
+    width, top = term.width, term.width - 1
+    if width > 64:
+        a, by = a.astype(object), np.minimum(by.astype(object), width)
+        return np.asarray(a << by if term.op == "shl" else (a if term.op == "lshr" else _signed(a, width)) >> by)
+    out, by = by > top, np.minimum(by, np.uint64(top))
+    if term.op == "ashr":
+        return np.asarray(_signed(a, width) >> by.astype(np.int64))
+    return np.where(out, np.uint64(0), a << by if term.op == "shl" else a >> by)
+
+
+def _ite(_: Term, condition: Array, a: Array, b: Array) -> Array:
+    return np.where(condition != 0, a, b)
+
+
+def _udiv(term: Term, a: Array, b: Array) -> Array:
+    every = np.array((1 << term.width) - 1, a.dtype)
+    return np.where(b == 0, every, a // np.maximum(b, 1))
+
+
+def _look_up(term: Term, at: Array) -> Array:
+    base, memory = term.param
+    size = term.width // 8
+    offset = at.astype(np.int64) - base
+    if np.any((offset < 0) | (offset + size > len(memory)) | (offset % size != 0)):
+        raise IndexError("a look-up reads outside of its table, or across its entries")
+    return np.asarray(np.frombuffer(memory, f"<u{size}", len(memory) // size)[offset // size])
+
+
+def _search(term: Term, key: Array) -> Array:
+    bounds, values = term.param
+    found = np.searchsorted(np.array(bounds, np.uint64), key, side="right")
+    return np.array(values, _kind(term.width))[found]
+
+
+# ---- floating point, computed as float64 ----
+
+
+def decode(bits: Array, form: Format) -> Array:
+    """The numbers of codes: exact."""
+    if form == TWICE:
+        return bits.astype(np.uint64).view(np.float64)
+    if form == HALF:
+        return bits.astype(np.uint16).view(np.float16).astype(np.float64)
+    wide = bits << np.uint64(16) if form == BRAIN else bits
+    return wide.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+def encode(x: Array, form: Format, mode: str) -> Array:
+    """The codes of numbers, rounded to nearest even ("rn"), toward zero ("rz") or, where they are
+    not negative, upward ("rp"). NaN is the one of PTX's manual."""
+    if form == TWICE:
+        return np.where(np.isnan(x), np.uint64(0x7FF8 << 48), x.view(np.uint64))
+    bits, (exponent_bits, digits) = sum(form), form
+    bias = (1 << (exponent_bits - 1)) - 1
+    finite = np.where(np.isfinite(x), x, 0.0)
+    lowest = 2 - bias - digits
+    step = np.where(finite == 0, lowest, np.maximum(np.frexp(finite)[1] - digits, lowest))
+    whole = np.ldexp(np.abs(finite), -step)
+    whole = {"rn": np.rint, "rz": np.floor, "rp": np.ceil}[mode](whole)
+    # Steps of the format: a binade more is 2^(digits - 1) codes more, so that a carry goes where it belongs.
+    code = ((step + bias + digits - 2).astype(np.int64) << (digits - 1)) + whole.astype(np.int64)
+    most = infinity(form) - (mode == "rz")
+    code = np.where(np.isinf(x), infinity(form), np.minimum(code, most))
+    code = np.where(np.isnan(x), (1 << (bits - 1)) - 1, code | np.signbit(x).astype(np.int64) << (bits - 1))
+    return code.astype(np.uint64)
+
+
+def _to_odd(x: Array, rest: Array) -> Array:
+    """x, a sum of which `rest` was lost, rounded to odd instead: what rounds it again gives what once would have."""
+    with np.errstate(invalid="ignore"):
+        lost = np.isfinite(x) & (rest != 0)
+        bits = x.view(np.uint64) - (lost & ((rest < 0) != np.signbit(x)))
+    return np.asarray(np.where(lost, bits | np.uint64(1), bits)).view(np.float64)
+
+
+def _add(a: Array, b: Array) -> Array:
+    total = a + b
+    part = total - a
+    return _to_odd(total, (a - (total - part)) + (b - part))
+
+
+def _arithmetic(term: Term, *args: Array) -> Array:
+    form, mode = term.param
+    a, *others = (decode(arg, form) for arg in args)
+    # Products of two numbers of up to 24 digits are exact in float64.
+    if form == TWICE and (term.op, mode) not in (
+        ("fadd", "rn"),
+        ("fmul", "rn"),
+        ("integral", "rn"),
+        ("integral", "rz"),
+    ):
+        raise TypeError(f"proof: {term.op} of DOUBLEs is not computed")
+    if term.op == "integral":
+        found = np.rint(a) if mode == "rn" else np.trunc(a)
+    elif term.op == "fmul":
+        found = a * others[0]
+    elif form == TWICE:
+        found = a + others[0]
+    else:
+        found = _add(a, others[0]) if term.op == "fadd" else _add(a * others[0], others[1])
+    return encode(np.asarray(found), form, mode)
+
+
+def _from_int(term: Term, a: Array) -> Array:
+    signed, form, mode = term.param
+    width = term.args[0].width
+    negative = _signed(a, width) < 0 if signed else np.zeros(a.shape, bool)
+    size = np.where(negative, np.uint64(0) - np.asarray(_signed(a, width)).astype(np.uint64), a)
+    # The top 53 bits, and one that says whether anything lies below them.
+    low = size & np.uint64(2047)
+    far = np.ldexp((size >> np.uint64(11)).astype(np.float64), 11)
+    if form == TWICE:
+        return encode(np.where(negative, -size.astype(np.float64), size.astype(np.float64)), form, mode)
+    wide = np.where(size >> np.uint64(53) == 0, size.astype(np.float64), _to_odd(far, (low != 0).astype(np.float64)))
+    return encode(np.where(negative, -wide, wide), form, mode)
+
+
+def _to_int(term: Term, a: Array) -> Array:
+    form, signed, mode = term.param
+    x = decode(a, form)
+    nan = np.isnan(x)
+    x = np.where(nan, 0.0, np.rint(x) if mode == "rn" else np.trunc(x))
+    lowest, end = (-(2.0 ** (term.width - 1)), 2.0 ** (term.width - 1)) if signed else (0.0, 2.0**term.width)
+    found = np.where((x < end) & (x >= lowest), x, 0.0)
+    code = found.astype(np.int64).astype(np.uint64) if signed else found.astype(np.uint64)
+    code = np.where(x >= end, np.uint64(int(end) - 1), np.where(x < lowest, np.uint64(int(lowest) % 2**64), code))
+    return np.where(nan & (term.width == 64), np.uint64(1 << 63), code)
+
+
+_OPERATIONS: dict[str, Callable[..., Array]] = {
+    **{op: (lambda t, *args, compute=compute: compute(*args)) for op, compute in INTEGERS.items()},
+    "udiv": _udiv,
+    "eq": lambda t, a, b: a == b,
+    "ult": lambda t, a, b: a < b,
+    "slt": lambda t, a, b: _signed(a, t.args[0].width) < _signed(b, t.args[0].width),
+    "ite": _ite,
+    "sext": lambda t, a: _signed(a, t.args[0].width),
+    "part": lambda t, a: a >> (np.uint64(t.param) if a.dtype != object else t.param),
+    "join": _join,
+    **dict.fromkeys(("shl", "lshr", "ashr"), _shift),
+    "lookup": _look_up,
+    "search": _search,
+    **dict.fromkeys(("fma", "fadd", "fmul", "integral"), _arithmetic),
+    "convert": lambda t, a: encode(decode(a, t.param[0]), t.param[1], t.param[2]),
+    "from_int": _from_int,
+    "to_int": _to_int,
+}

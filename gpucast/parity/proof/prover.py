@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proves that a kernel gives what the specification says, for every input, from its PTX."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpucast.codegen.batch_kernel import BatchSource
+from gpucast.codegen.cast_kernel import KernelSource
+from gpucast.codegen.fused_kernel import FusedArguments
+from gpucast.core.rule import STOCHASTIC
+from gpucast.parity.proof import terms as t
+from gpucast.parity.proof.evaluation import Array, evaluate
+from gpucast.parity.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, is_cell, run, run_many, seed
+from gpucast.parity.proof.machine import Fault, Unknown
+from gpucast.parity.proof.ptx import Kernel
+from gpucast.parity.proof.solvers import ask
+from gpucast.parity.proof.specification import largest, not_finite, random_word, scaled, specification
+from gpucast.parity.proof.terms import Term
+
+#: Inputs of together so many bits are all tried; wider ones are left to a solver.
+EXHAUSTED = 16
+#: The source code, or the random word, of an element.
+_NUMBERED = re.compile(r"(x|word)(\d+)")
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """Source codes, by index, for which the element `index` differs; all that are not named may be anything."""
+
+    index: int
+    codes: dict[int, int]
+    got: int
+    wanted: int
+    launch: Launch
+
+
+@dataclass
+class Verdict:
+    """`seconds` of the processor are those of each method: "exhaustion", or the name of a solver. It is proved where
+    `problem` is ""."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    launches: int = 0
+    problem: str = ""
+    counterexample: Counterexample | None = None
+
+    @property
+    def proved(self) -> bool:
+        return not self.problem
+
+
+class Prover:
+    """The proof of one kernel. What it has compared it does not compare again: elements of different tiles, threads and
+    launches mostly have the same term."""
+
+    def __init__(
+        self,
+        source: KernelSource | BatchSource,
+        kernel: Kernel,
+        solvers: Sequence[str],
+        limit: float = 300,
+        verdict: Verdict | None = None,
+    ) -> None:
+        self.source, self.kernel, self.solvers, self.limit = source, kernel, solvers, limit
+        #: One may be given to go on with: that of a rule with several kernels.
+        self.verdict = Verdict() if verdict is None else verdict
+        self._done: set[tuple[Term, Term]] = set()
+        self._table: dict[int, Term] = {}
+
+    def prove(self, launches: Iterable[Launch | list[Launch]]) -> Verdict:
+        """Execute the launches and compare; ends at the first that fails. Unknown for instructions it does not know."""
+        for launch in launches:
+            try:
+                if isinstance(self.source, BatchSource):
+                    outcome = run_many(self.source, self.kernel, launch if isinstance(launch, list) else [launch])
+                else:
+                    assert isinstance(launch, Launch)
+                    outcome = run(self.source, self.kernel, launch, self._table)
+                    self._table = outcome.table if self.kernel.tables else {}
+                for source, array, parts in outcome.parts:
+                    for part in parts:
+                        self._part(part, source, array)
+            except Fault as fault:
+                self.verdict.problem = self.verdict.problem or f"{fault} ({launch})"
+            if self.verdict.problem:
+                break
+            self.verdict.launches += 1
+        return self.verdict
+
+    def _part(self, part: Part, source: KernelSource, launch: Launch) -> None:
+        for pad in part.pads:
+            if self._differ(self._with_words(None, pad, source, launch), t.const(0, pad.width)) is not None:
+                raise Fault("bits above the last element are not zero")
+        if part.elements:
+            wanted = self._specified(source, launch)
+            for index, got in part.elements.items():
+                self._element(index, self._with_words(index, got, source, launch), wanted, launch)
+                if self.verdict.problem:
+                    return
+        self._cells(part, source, launch)
+
+    def _specified(self, source: KernelSource, launch: Launch) -> Term:
+        code, word = t.part(t.var("x", source.src_bits), 0, source.rule.src.bits), t.var("word", 32)
+        at = 0 if launch.given is None else launch.given.scale_at
+        if at == 0:
+            return specification(source.rule, code, word)
+        scale = cell(at) if at == WIDE else t.arithmetic("convert", 64, (cell(at),), t.SINGLE, t.TWICE, "rn")
+        return scaled(source.rule, code, scale, word)
+
+    def _cells(self, part: Part, source: KernelSource, launch: Launch) -> None:
+        """What a thread does to the maximum and to the flag of a fused kernel. That an instruction gives the maximum of
+        a warp is trusted, so that it is an unknown here."""
+        src, given = source.rule.src, launch.given or FusedArguments()
+        codes = [t.part(element(index, source.src_bits), 0, src.bits) for index in sorted(part.elements)]
+        wanted = {at: cell(at) for at in part.cells}
+        if given.amax:
+            if part.observed is None or self._differ_anywhere(part, part.observed, largest(src, codes)):
+                raise Fault("a thread does not give its largest magnitude to its warp")
+            most, before = t.var("most", 32), cell(AMAX)
+            if part.lane == 31:
+                wanted[AMAX] = t.ite(t.slt(before, most), most, before)
+        if given.finite:
+            wanted[FINITE] = t.ite(not_finite(src, codes), t.const(0, 8), cell(FINITE))
+        for at, got in part.cells.items():
+            if self._differ_anywhere(part, got, wanted[at]):
+                raise Fault(f"a thread leaves another number at {at:#x} than it should")
+
+    def _differ_anywhere(self, part: Part, got: Term, wanted: Term) -> bool:
+        """Whether they do, for whatever elements of a part, or it is not known that they do not."""
+        got, wanted = (_from(min(part.elements, default=0), term) for term in (got, wanted))
+        if (got, wanted) in self._done:
+            return False
+        differ = self._differ(got, wanted) is not None or self.verdict.problem != ""
+        if not differ:
+            self._done.add((got, wanted))
+        return differ
+
+    def _with_words(self, index: int | None, got: Term, source: KernelSource, launch: Launch) -> Term:
+        """A result with unknowns in place of random words: its own, and those of elements that it is written with."""
+        if source.rule.rounding != STOCHASTIC or launch.given is None:
+            return got
+        near = {int(x.param[1:]) for x in t.variables(got) if x.param[0] == "x"}
+        if index is not None:
+            near.add(index)
+        words = {random_word(seed(), launch.given.offset + i): t.var(f"word{i}", 32) for i in near}
+        got = t.substitute(got, words)
+        if seed() in t.variables(got):
+            raise Fault("an element depends on another random word than its own")
+        return got
+
+    def _element(self, index: int, got: Term, wanted: Term, launch: Launch) -> None:
+        # Elements at the same place of other tiles have the same term when they are counted from their own.
+        got = _from(index, got)
+        if got is wanted or (got, wanted) in self._done:
+            return
+        alone = _alone(got)
+        if alone is not wanted and (alone, wanted) not in self._done:
+            if self._differ(alone, wanted) is None:
+                self._done.add((alone, wanted))
+            elif (model := self._differ(got, wanted)) is not None:
+                self._refuted(index, got, wanted, model, launch)
+        self._done.add((got, wanted))
+
+    def _refuted(self, index: int, got: Term, wanted: Term, model: Mapping[str, int], launch: Launch) -> None:
+        inputs = {x: np.array(model.get(x.param, 0)) for x in t.variables(got, wanted)}
+        codes = {index + int(name[1:] or 0): code for name, code in model.items() if name[0] == "x"}
+        results = int(evaluate(got, inputs)), int(evaluate(wanted, inputs))
+        self.verdict.problem = "an element differs from the specification"
+        self.verdict.counterexample = Counterexample(index, codes, *results, launch)
+
+    def _differ(self, got: Term, wanted: Term) -> dict[str, int] | None:
+        """Inputs for which two terms differ, by name; None if there are none, or with a problem, none are known."""
+        if got is wanted:
+            return None
+        with_product = self._of_product(got, wanted)
+        if with_product is not None and self._ask(with_product) is None:
+            return None
+        return self._ask(t.invert(t.eq(got, wanted)))
+
+    def _of_product(self, got: Term, wanted: Term) -> Term | None:
+        """That two terms differ which multiply the same two numbers, where any number may be their product: a stronger
+        question, without a multiplication. None where this is not their form.
+
+        Of FLOATs the product is exact in DOUBLE, with 48 digits, so that its roundings to FLOAT are those of the
+        DOUBLE; and so is what cutting it off leaves, which is not 0 beyond the largest FLOAT. A product that is no
+        number is PTX's NaN. 0 times anything is 0 or NaN, infinity times anything infinite or NaN, NaN always NaN.
+        """
+        products = [x for x in t.in_order(wanted) if x.op == "fmul" and x.param[0] == t.TWICE]
+        if len(products) != 1:
+            return None
+        [specified], new = products, dict[Term, Term]()
+        product, beyond, nan = t.var("product", 64), t.var("beyond", 32), t.const(0x7FFFFFFF, 32)
+        size, factor = t.magnitude(product), t.magnitude(specified.args[0])
+        zero, infinite = t.const(0, 63), t.const(t.infinity(t.TWICE), 63)
+        for x in t.in_order(got):
+            if x.op == "fmul" and x.width >= 32 and self._equal_numbers(x, specified):
+                rounded = t.arithmetic("convert", 32, (product,), t.TWICE, t.SINGLE, x.param[1])
+                new[x] = product if x.width == 64 else t.ite(t.is_nan(product, t.TWICE), nan, rounded)
+            elif x.op == "fma" and x.width == 32 and self._equal_numbers(x, specified):
+                sign = t.part(x.args[2], 31, 1)
+                cut = [y for y in new if y.width == 32 and t.magnitude(y) is t.magnitude(x.args[2])]
+                if len(cut) != 1 or cut[0].param[1] != "rz" or sign is not t.invert(t.part(cut[0], 31, 1)):
+                    return None
+                rest = t.arithmetic("convert", 64, (t.substitute(x.args[2], new),), t.SINGLE, t.TWICE, "rn")
+                rest = t.arithmetic("fadd", 64, (product, rest), t.TWICE, "rn")
+                rest = t.arithmetic("convert", 32, (rest,), t.TWICE, t.SINGLE, x.param[1])
+                far = t.conj(t.invert(t.ult(size, t.const((1023 + 128) << 52, 63))), t.ult(size, infinite))
+                new[x] = t.ite(far, beyond, rest)
+        if not new:
+            return None
+        differ = t.invert(t.eq(t.substitute(got, new), t.substitute(wanted, {specified: product})))
+        limits = [
+            t.invert(t.eq(t.magnitude(beyond), t.const(0, 31))),
+            t.invert(t.conj(t.eq(factor, zero), t.ult(zero, size), t.invert(t.ult(infinite, size)))),
+            t.invert(t.conj(t.eq(factor, infinite), t.ult(size, infinite))),
+            t.invert(t.conj(t.ult(infinite, factor), t.invert(t.ult(infinite, size)))),
+        ]
+        if any(x.width == 32 for x in new):
+            limits.append(t.bitwise("or", t.eq(t.part(product, 0, 5), t.const(0, 5)), t.is_nan(product, t.TWICE)))
+        return t.conj(differ, *limits)
+
+    def _equal_numbers(self, one: Term, other: Term) -> bool:
+        """Whether the first two operands are the same numbers, in either order."""
+        return any(
+            all(
+                self._ask(self._other_number(a, b)) is None and not self.verdict.problem
+                for a, b in zip(one.args, args, strict=False)
+            )
+            for args in (other.args, other.args[::-1])
+        )
+
+    def _other_number(self, a: Term, b: Term) -> Term:
+        if a.width == 32:
+            a = t.arithmetic("convert", 64, (a,), t.SINGLE, t.TWICE, "rn")
+        both = t.conj(t.is_nan(a, t.TWICE), t.is_nan(b, t.TWICE))
+        return t.conj(t.invert(both), t.invert(t.eq(a, b)))
+
+    def _ask(self, condition: Term) -> dict[str, int] | None:
+        """Inputs that make a condition true; None if there are none, or with a problem, none are known."""
+        if t.is_zero(condition):
+            return None
+        found = t.variables(condition)
+        if sum(x.width for x in found) <= EXHAUSTED:
+            begin = time.process_time()
+            model = exhaust(condition, found)
+            self._spent("exhaustion", begin)
+            return model
+        condition = without_look_ups(condition)
+        for solver in self.solvers:
+            begin = time.process_time()
+            try:
+                state, model = ask(solver, condition, self.limit)
+            except TypeError as error:
+                raise Unknown(str(error)) from error
+            self._spent(solver, begin)
+            if state == "sat":
+                return model
+            if state != "unsat":
+                self.verdict.problem = f"{solver} gave no answer within {self.limit:g} s"
+                return None
+        return None
+
+    def _spent(self, method: str, begin: float) -> None:
+        self.verdict.seconds[method] = self.verdict.seconds.get(method, 0.0) + time.process_time() - begin
+
+
+def _from(index: int, term: Term) -> Term:
+    """A term as the element `index` sees it: its own unknowns are x and word, the next element's x+1 and word+1."""
+    new = {}
+    for unknown in t.variables(term):
+        if known := _NUMBERED.fullmatch(unknown.param):
+            away = int(known[2]) - index
+            new[unknown] = t.var(f"{known[1]}{away:+}" if away else known[1], unknown.width)
+    return t.substitute(term, new)
+
+
+def _alone(got: Term) -> Term:
+    """A result of its own inputs. What depends on inputs of others alone, such as whether there is a NaN among them,
+    is an unknown of its own: so more is asked than must hold, of less. What all share, such as the scale, stays."""
+    mine, others, new = set[Term](), set[Term](), dict[Term, Term]()
+    for term in t.in_order(got):
+        own = term.op == "var" and term.param in ("x", "word")
+        if own or not mine.isdisjoint(term.args):
+            mine.add(term)
+            for arg in term.args:
+                if arg in others and arg not in mine and arg not in new:
+                    new[arg] = t.var(f"other{len(new)}", arg.width)
+        if (term.op == "var" and not own and not is_cell(term)) or not others.isdisjoint(term.args):
+            others.add(term)
+    return t.substitute(got, new)
+
+
+def _every(found: Sequence[Term]) -> dict[Term, Array]:
+    """All values of some unknowns together: those of the first vary fastest."""
+    numbers, low, inputs = np.arange(1 << sum(x.width for x in found), dtype=np.uint64), 0, {}
+    for x in found:
+        inputs[x] = numbers >> np.uint64(low) & np.uint64((1 << x.width) - 1)
+        low += x.width
+    return inputs
+
+
+def exhaust(condition: Term, found: Sequence[Term]) -> dict[str, int] | None:
+    """The first of all inputs that make a condition true. Fault where a look-up leaves its table."""
+    inputs = _every(found)
+    true = np.atleast_1d(_evaluate(condition, inputs))
+    at = int(true.argmax())
+    return {x.param: int(values[at]) for x, values in inputs.items()} if true[at] else None
+
+
+def _evaluate(term: Term, inputs: Mapping[Term, Array]) -> Array:
+    try:
+        return evaluate(term, inputs)
+    except IndexError as error:
+        raise Fault(str(error)) from None
+
+
+def without_look_ups(condition: Term) -> Term:
+    """The same with comparisons in place of look-ups, whose addresses come from a few narrow inputs."""
+    done: dict[Term, Term] = {}
+    for term in t.in_order(condition):
+        found = t.variables(term) if term.op == "lookup" else []
+        if found and sum(x.width for x in found) <= EXHAUSTED:
+            values = _evaluate(term, _every(found))
+            starts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()]
+            done[term] = t.search(t.join(found), starts[1:], values[starts].tolist(), term.width)
+        else:
+            done[term] = t.rebuild(term, tuple(done[arg] for arg in term.args))
+    return done[condition]

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantizing and dequantizing on the device that holds the array, on its current stream.
+
+Blocks of 16, 32, 64 or 128 elements along any axis, and squares of these sizes, take one launch that reads x once, for
+the plain result, the transposed one, or both (`gpucast.quantization.gpu.tiles`). Rows of whole blocks take one launch
+without tiles. NVFP4 without a given global scale or amax reads x once more before that. All other blocks read it twice
+(extremes, elements). An array that is neither in C order nor the transpose of such an array is copied first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gpucast.arrays.operand import operand
+from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import FORMATS, Format, Parts
+from gpucast.core.random import Random
+from gpucast.core.rule import CastRule, resolve
+from gpucast.gpu import cast_on_gpu, driver
+from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.gpu.source import ROW_BLOCKS, VECTOR, WARP, Kind, QuantizeArguments, QuantizeSpec, stats_bytes
+from gpucast.quantization.gpu.tile_source import TileResult
+from gpucast.quantization.gpu.tiles import ResultSpec, plan
+from gpucast.quantization.gpu.workspace import Workspace
+
+_FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
+#: The number of threads that keeps a device busy, and the elements that make a thread worth starting.
+_THREADS, _ELEMENTS = 1 << 17, 16
+#: The alignment in bytes that kernels of the kind "rows" need for their vector loads.
+_ALIGNMENT = 16
+#: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
+_LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "top", "elements")
+#: Stands for any format where scales are only moved.
+_ANY = FORMATS["mxfp4"]
+
+
+def quantize(
+    x: Any,
+    format: Format,
+    result_specs: Sequence[ResultSpec],
+    *,
+    random: Random | None = None,
+    targets: Sequence[Parts] | None = None,
+    workspace: Workspace | None = None,
+    amax: Any = None,
+) -> list[Parts]:
+    """The parts of each requested result of a checked CuPy array; all results have the same global scale. `amax`: a
+    FLOAT to find it from, in place of the largest magnitude in x.
+
+    `Parts.data` is a PackedArray where elements are below one byte. `targets`: parts to write. RuntimeError while a
+    CUDA graph is captured, for memory that is neither there nor in the workspace.
+    """
+    device, src = device_index(x), dtype(x.dtype)
+    assert device is not None
+    workspace = workspace or Workspace("quantize")
+    with driver.driver().on(device):
+        if targets is None:
+            workspace.check_capture()
+        if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
+            x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
+        x = _dense(x, workspace, "x")
+        wanted = list(targets or [_parts(x.shape, format, one) for one in result_specs])
+        if format.global_scale:
+            given = result_specs[0].scale
+            if given is None:
+                global_scale = wanted[0].global_scale
+                searched, kind = (x, src) if amax is None else (_dense(amax, workspace, "amax").reshape(1), _FLOAT)
+                _ArrayQuantizer(searched, kind, format, 0, device, random, workspace).find_global_scale(global_scale)
+            else:
+                global_scale = _given(given, device, wanted[0].global_scale, workspace)
+            result_specs = [replace(one, scale=None) for one in result_specs]
+            results = [replace(one, global_scale=global_scale) for one in wanted]
+        else:
+            results = [
+                one if spec.scale is None else replace(one, scales=_given(spec.scale, device, one.scales, workspace))
+                for spec, one in zip(result_specs, wanted, strict=True)
+            ]
+        results = _fill(x, src, format, result_specs, results, device, random, workspace)
+        for target, result in zip(targets or [], results, strict=False):
+            # Results share their scale, and the global one.
+            for name in ("scales", "zero_points", "global_scale"):
+                wanted, found = getattr(target, name), getattr(result, name)
+                if wanted is not None and wanted is not found:
+                    _copy(found, wanted)
+        return results
+
+
+def _parts(shape: tuple[int, ...], format: Format, spec: ResultSpec) -> Parts:
+    """Newly allocated parts of a result."""
+    shape = _swap(shape) if spec.swapped else shape
+    scales_shape = format.scales_shape(shape, spec.axis)
+    zero_points = None if format.zero_point is None else cast_on_gpu.new(scales_shape, format.zero_point)
+    global_scale = cast_on_gpu.new((), _FLOAT) if format.global_scale else None
+    return Parts(
+        cast_on_gpu.new(shape, format.element), cast_on_gpu.new(scales_shape, format.scale), zero_points, global_scale
+    )
+
+
+def _fill(
+    x: Any,
+    src: DType,
+    format: Format,
+    result_specs: Sequence[ResultSpec],
+    results: list[Parts],
+    device: int,
+    random: Random | None,
+    workspace: Workspace,
+) -> list[Parts]:
+    """Launch the kernels of the results: one kernel for all, or one after the other."""
+    given = result_specs[0].scale is not None
+    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random, workspace)
+    if not result_specs[0].swapped and len(result_specs) == 1 and not given and call.in_rows():
+        call.run(results[0], given=False)
+        return results
+    tile_plan = plan(x.shape, src, format, result_specs, random, given=given)
+    if tile_plan is not None:
+        if isinstance(format.block, str):
+            call.find_scales(results[0], given=given)
+            # The plain and the transposed result share the scale.
+            results = [replace(one, scales=results[0].scales, zero_points=results[0].zero_points) for one in results]
+        sides = sorted(zip(result_specs, results, strict=True), key=lambda side: side[0].swapped)
+        places = [TileResult(*map(_address, (one.data, one.scales, one.zero_points))) for _, one in sides]
+        tile_plan.run(_address(x), device, places, _address(results[0].global_scale), **_seed(random))
+        return results
+    if len(result_specs) > 1:
+        return [
+            parts
+            for one, result in zip(result_specs, results, strict=True)
+            for parts in _fill(x, src, format, [one], [result], device, random, workspace)
+        ]
+    if result_specs[0].swapped:
+        turned = _dense(x.swapaxes(-1, -2), workspace, "transposed x")
+        call = _ArrayQuantizer(turned, src, format, result_specs[0].axis, device, random, workspace)
+    call.run(results[0], given=given)
+    return results
+
+
+def _swap(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2])
+
+
+def _seed(random: Random | None) -> dict[str, int]:
+    return {} if random is None else {"seed": random.seed, "offset": random.offset}
+
+
+def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False, out: Any = None) -> Any:
+    """One-byte scales in the order "128x4", `size` of them, from linear scales of `shape`; `back`: the inverse.
+
+    `out`: a contiguous array for them.
+    """
+    device, kind = device_index(scales), dtype(scales.dtype)
+    assert device is not None
+    with driver.driver().on(device):
+        scales = _dense(scales, Workspace("swizzle"), "scales")
+        out = cast_on_gpu.new(shape if back else (size,), kind) if out is None else out
+        if size:
+            rows, columns = math.prod(shape[:-1]), shape[-1]
+            blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
+            kernel = driver.kernel(swizzle_spec(kind, back), device)
+            kernel(_address(scales), _address(out), size, QuantizeArguments(blocks))
+    return out
+
+
+def swizzle_spec(kind: DType, back: bool) -> QuantizeSpec:
+    """The kernel of `swizzle`, for scales of a type."""
+    return QuantizeSpec(CastRule(kind, kind), _ANY, "unswizzle" if back else "swizzle")
+
+
+def dequantize(
+    parts: Parts, format: Format, to: DType, *, axis: int, out: Any = None, workspace: Workspace | None = None
+) -> Any:
+    """The numbers that parts on a device represent; their scales are in the layout "linear". `out`: an array for them.
+
+    RuntimeError while a CUDA graph is captured, for memory that is neither there nor in the workspace.
+    """
+    device = device_index(parts.data)
+    assert device is not None
+    shape = parts.data.shape
+    workspace = workspace or Workspace("dequantize")
+    with driver.driver().on(device):
+        parts = Parts(*(None if part is None else _dense(part, workspace, name) for name, part in vars(parts).items()))
+        if out is None:
+            workspace.check_capture()
+            dense = out = cast_on_gpu.new(shape, to)
+        else:
+            dense = out if _is_dense(out) else workspace.array("result", shape, to)
+        if out.size:
+            blocks = BlockGrid.of(format, shape, axis)
+            arguments = QuantizeArguments(blocks, *map(_address, (parts.scales, parts.zero_points, parts.global_scale)))
+            rule = CastRule(format.element, to)
+            if _in_rows(blocks, parts.data):
+                spec = QuantizeSpec(rule, format, "back", block=blocks.lengths[2])
+            else:
+                spec = QuantizeSpec(rule, format, "back", single=format.block == "tensor", large=out.size > _LARGE)
+            kernel = driver.kernel(spec, device)
+            kernel(_address(parts.data), _address(dense), out.size, arguments)
+        if dense is not out:
+            _copy(dense, out)
+    return out
+
+
+class _ArrayQuantizer:
+    """Launches the kernels that quantize one array block by block, without tiles."""
+
+    def __init__(
+        self, x: Any, src: DType, format: Format, axis: int, device: int, random: Random | None, workspace: Workspace
+    ) -> None:
+        self.x, self.src, self.format, self.device, self.random = x, src, format, device, random
+        self.workspace = workspace
+        self.blocks = BlockGrid.of(format, x.shape, axis)
+        before, n, after = self.blocks.shape
+        if format.block == "axis" and after == 1:
+            # The same blocks, and their scales in the same order, as whole columns of one matrix.
+            self.blocks = BlockGrid((1, before, n), (1, max(before, 1), 1), (1, 1, n))
+
+    def find_global_scale(self, result: Any) -> None:
+        size = self.x.size
+        everything = BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)
+        self._launch("global", WARP, result, self._extremes("top", everything))
+
+    def run(self, result: Parts, *, given: bool) -> None:
+        """Fill the result; if `given`, its scales are there already."""
+        arguments = self._arguments(result)
+        if not given and self.in_rows():
+            self._launch("rows", self.x.size, result.data, arguments)
+            return
+        self.find_scales(result, given=given)
+        if self.x.size:
+            self._launch("elements", self.x.size, result.data, arguments)
+
+    def find_scales(self, result: Parts, *, given: bool) -> None:
+        """Fill the scales and zero points; if `given`, set only the scales of blocks with NaN or infinity to NaN."""
+        if self.blocks.size and not (given and not self.format.nan_in_scale):
+            arguments = self._extremes("extremes", self.blocks, self._arguments(result))
+            self._launch("kept" if given else "scales", self.blocks.size * WARP, result.data, arguments)
+
+    def in_rows(self) -> bool:
+        """Whether a single kernel of the kind "rows" can do it."""
+        return self.x.size > 0 and _in_rows(self.blocks, self.x)
+
+    def _arguments(self, result: Parts) -> QuantizeArguments:
+        places = map(_address, (result.scales, result.zero_points, result.global_scale))
+        return QuantizeArguments(self.blocks, *places, **_seed(self.random))
+
+    def _extremes(self, kind: Kind, blocks: BlockGrid, filled: QuantizeArguments | None = None) -> QuantizeArguments:
+        """Find the extremes of parts of blocks; returns the arguments of the kernels that read them."""
+        lanes = 1 if blocks.lengths[2] == 1 else WARP
+        teams = blocks.size * lanes
+        side_by_side = VECTOR // self.x.itemsize
+        in_vectors = blocks.counts[2] == blocks.shape[2] and blocks.shape[2] % side_by_side == 0
+        if lanes == 1 and blocks.splits_outer and in_vectors and _address(self.x) % VECTOR == 0:
+            kind, teams = "columns", teams // side_by_side
+        parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-_THREADS // teams)))
+        # A multiple of the elements that the lanes read together.
+        whole = lanes * _ELEMENTS
+        chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
+        stats = self.workspace.array(kind, (blocks.size * parts * stats_bytes(self.src),), _BYTE)
+        arguments = replace(filled or QuantizeArguments(blocks), stats=_address(stats), parts=parts, chunk=chunk)
+        self._launch(kind, teams * parts, stats, arguments, lanes)
+        return arguments
+
+    def _launch(self, kind: Kind, n: int, dst: Any, arguments: QuantizeArguments, lanes: int = 1) -> None:
+        random = self.random is not None and kind in ("rows", "elements")
+        block = self.blocks.lengths[2] if kind == "rows" else 0
+        single = kind == "elements" and self.format.block == "tensor"
+        large = kind in _COUNTING and self.x.size > _LARGE
+        rule = CastRule(self.src, self.format.element)
+        spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single)
+        kernel = driver.kernel(spec, self.device)
+        kernel(_address(self.x), _address(dst), n, arguments)
+
+
+def _in_rows(blocks: BlockGrid, x: Any) -> bool:
+    """Whether rows consist of whole blocks of a length in ROW_BLOCKS, and x is aligned for vector loads."""
+    return (
+        blocks.splits_outer
+        and blocks.lengths[1] == 1
+        and blocks.lengths[2] in ROW_BLOCKS
+        and blocks.shape[2] % blocks.lengths[2] == 0
+        and _address(x) % _ALIGNMENT == 0
+    )
+
+
+def _given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:
+    """The caller's scales as a FLOAT array on the device: in `target`, or new ones in its place."""
+    if device_index(scale) != device:
+        # From the host: of a graph the copy would read what is there when it runs.
+        workspace.check_capture()
+        scale = cast_on_gpu.to_host(scale) if device_index(scale) is not None else scale
+        scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), target.shape))
+        return cast_on_gpu.to_device(scale, device).reshape(target.shape)
+    import cupy
+
+    _copy(cupy.broadcast_to(scale, target.shape), target)
+    return target
+
+
+def _is_dense(x: Any) -> bool:
+    """Whether an array is in C order, and aligned to its element size."""
+    return isinstance(x, PackedArray) or bool(x.flags.c_contiguous and _address(x) % x.itemsize == 0)
+
+
+def _dense(x: Any, workspace: Workspace, name: str) -> Any:
+    """The array, or a dense copy of it."""
+    if _is_dense(x):
+        return x
+    copy = workspace.array(name, x.shape, dtype(x.dtype))
+    _copy(x, copy)
+    return copy
+
+
+def _copy(x: Any, target: Any) -> None:
+    source, to = operand(x), operand(target)
+    cast_on_gpu.apply(source, resolve(source.dtype, to.dtype), to)
+
+
+def _address(x: Any) -> int:
+    if x is None:
+        return 0
+    return int((x.data if isinstance(x, PackedArray) else x).data.ptr)

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public functions: they check the arguments and call the engine of the host or of a device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+
+import numpy as np
+
+from gpucast import gpu
+from gpucast.arrays import adapters
+from gpucast.arrays.adapters import untraced
+from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.casting.cast import cast
+from gpucast.core.arithmetic import exact
+from gpucast.core.dtypes import DType
+from gpucast.core.formats import Format, Parts, find
+from gpucast.core.random import Random, resolve_random
+from gpucast.gpu import devices, streams
+from gpucast.quantization import engine, quantize_on_host, swizzle
+from gpucast.quantization.outs import checked_outs
+from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_CALLER = "quantize"
+
+
+class QuantizeKeywords(TypedDict, total=False):
+    """The keywords of `quantize` but `transpose`, which decides on the number of results, for type checkers."""
+
+    axis: int
+    scale_layout: ScaleLayout
+    rounding: Literal["stochastic"] | None
+    seed: int | None
+    offset: int
+    scale: Any
+    amax: Any
+    device: Any
+    out: Any
+
+
+@overload
+def quantize(x: Any, format: Any, *, transpose: bool = False, **keywords: Unpack[QuantizeKeywords]) -> Quantized: ...
+@overload
+def quantize(
+    x: Any, format: Any, *, transpose: Literal["both"], **keywords: Unpack[QuantizeKeywords]
+) -> tuple[Quantized, Quantized]: ...
+
+
+def quantize(
+    x: Any,
+    format: Any,
+    *,
+    axis: int = -1,
+    scale_layout: ScaleLayout = "linear",
+    transpose: bool | Literal["both"] = False,
+    rounding: Literal["stochastic"] | None = None,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: Any = None,
+    amax: Any = None,
+    device: Any = None,
+    out: Any = None,
+) -> Any:
+    """Quantize an array: narrow codes, and a scale for each block of them.
+
+    `gpucast.quantization.reference` defines every step; the results have the same bits on the host and on devices.
+
+    Parameters
+    ----------
+    x
+        FLOAT, FLOAT16, BFLOAT16 or DOUBLE: whatever `gpucast.cast` takes as an array.
+    format
+        A name in ``gpucast.quantization.FORMATS`` ("mxfp4", "int4_128", ...), one with a further rule for its scales
+        ("mxfp4_even", "int4_128_full_range"), or a custom ``Format``.
+    axis
+        As in ONNX QuantizeLinear: the axis along which blocks run. In formats "..._axis" each index of this axis has a
+        scale. Ignored for "..._tensor".
+    scale_layout
+        "linear", or "128x4", the order that cuBLAS reads (``gpucast.quantization.swizzle``). The latter requires
+        one-byte scales and one-dimensional blocks along the last axis, whose length they must divide.
+    transpose
+        True: quantize ``swapaxes(x, -1, -2)``, with blocks along the former columns. "both": return two results, first
+        without and then with the transposition. For how often a device reads x see below.
+    rounding, seed, offset
+        For elements that are floats: ``rounding="stochastic"`` with a seed, as in `gpucast.cast`. None: to nearest,
+        ties to even.
+    scale
+        Scales to use instead of computing them, in formats with FLOAT scales and without zero points: a number, or an
+        array that broadcasts to the scales' shape. For NVFP4 the global scale. They must be finite and above 0, which
+        is not checked for an array on a device.
+    amax
+        For NVFP4: the magnitude to find the global scale from, in place of the largest one in x, such as that of an
+        earlier step. A number or an array of one element, on x's device of type FLOAT; used there without a wait. It
+        must be finite and not below 0, which is not checked for an array on a device.
+    device
+        "cpu", "cuda" or "cuda:N": where to quantize; None: where x is.
+    out
+        A `Quantized` like the result, such as that of an earlier call: its parts are written, and it is returned. With
+        transpose="both" a tuple of two. On a device it keeps the memory that the call needs besides, so that the same
+        call allocates nothing from the second time on, and can be captured in a CUDA graph.
+
+    Returns
+    -------
+    A `Quantized`; with transpose="both" a tuple of two.
+
+    Raises
+    ------
+    TypeError
+        For a type that cannot be quantized, and an `out` that is no `Quantized`.
+    ValueError
+        For an unknown format, for what the format or the layout does not allow, and for an `out` unlike the result, or
+        in memory that x has, too.
+    RuntimeError
+        When a CUDA graph is captured and memory would have to be allocated.
+
+    Notes
+    -----
+    A device reads x once for blocks of 16, 32, 64 or 128 elements and for squares of these sides, along any axis; with
+    transpose True or "both", along one of the last two. NVFP4 takes one more read for its global scale, unless `scale`
+    or `amax` is given. "..._tensor" takes two reads, also with transpose. "..._axis" and blocks of other lengths take
+    two reads for each result, and a transposed result reads a copy. The same holds for a result whose rows end inside a
+    byte (an odd number of 4-bit elements), and for many matrices that are far smaller than a tile of 64 x 128 elements.
+    An array that is neither in C order nor the transpose of such an array is copied first.
+    """
+    request = _QuantizeOptions(axis, scale_layout, transpose, rounding, seed, offset, scale, amax, device, out)
+    return untraced(_quantize, x, format, request)
+
+
+@dataclass(frozen=True)
+class _QuantizeOptions:
+    """The keywords of `quantize`, unchecked."""
+
+    axis: Any
+    scale_layout: Any
+    transpose: Any
+    rounding: Any
+    seed: Any
+    offset: Any
+    scale: Any
+    amax: Any
+    device: Any
+    out: Any
+
+
+@exact()
+def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
+    outs = request.out if isinstance(request.out, (tuple, list)) else [request.out]
+    owned = [streams.Owned(q.data, q.library) for q in outs if isinstance(q, Quantized)]
+    with streams.visit(x, request.scale, request.amax, *owned, device=request.device):
+        return _quantize_array(x, format, request)
+
+
+def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
+    axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
+    format = find(format, _CALLER)
+    array = as_array(x, _CALLER)
+    if isinstance(array, PackedArray):
+        raise TypeError(f"{_CALLER}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
+    src = source_dtype(array.dtype, f"{_CALLER}: x.dtype=")
+    if transpose not in (False, True, "both"):
+        raise ValueError(f"{_CALLER}: transpose={transpose!r} must be False, True or 'both'")
+    if transpose and array.ndim < 2:
+        raise ValueError(f"{_CALLER}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
+    random = _random(format, request.rounding, request.seed, request.offset)
+    target = devices.parse(request.device, _CALLER)
+    if target is not None and (target != "cpu" or device_index(array) is not None):
+        if target != "cpu":
+            devices.index(target, _CALLER)
+        array = cast(array, src, device=target, copy=False)
+    scale, amax = _global_scale(request, format, array)
+    result_specs = []
+    for swapped in (False, True) if transpose == "both" else (bool(transpose),):
+        shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
+        on = checked_axis(axis, shape, format, _CALLER)
+        check_layout(scale_layout, shape, on, format, _CALLER)
+        result_specs.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), array)))
+    if request.out is not None:
+        outs = checked_outs(request.out, array, format, src, result_specs, scale_layout)
+        workspace = outs[0].workspace(_CALLER)
+        targets = [q.linear_parts(workspace) for q in outs]
+        for q, parts in zip(
+            outs, engine.quantize(array, format, result_specs, random, targets, workspace, amax), strict=True
+        ):
+            if scale_layout == "128x4":
+                swizzle.swizzle(parts.scales, out=q.scales)
+        return request.out
+    results = [
+        _quantized(parts, format, src, on, scale_layout, adapters.library_of(x))
+        for parts, (_, on, _) in zip(
+            engine.quantize(array, format, result_specs, random, amax=amax), result_specs, strict=True
+        )
+    ]
+    return tuple(results) if transpose == "both" else results[0]
+
+
+def dequantize(q: Quantized, to: Any = "FLOAT", *, out: Any = None) -> Any:
+    """The numbers that a `Quantized` stands for, each rounded once to `to` (FLOAT, FLOAT16, BFLOAT16 or DOUBLE).
+
+    The result is an array of q's shape on q's device. Numbers out of the range of `to` become infinity, as in a cast.
+
+    `out`: an array of q's shape and of the type `to` on q's device: written and returned. The same call allocates
+    nothing from the second time on, and can be captured in a CUDA graph.
+
+    TypeError if q is no Quantized, and for an `out` of another type. ValueError for an `out` of another shape, on
+    another device, or that shares memory with q. RuntimeError when a CUDA graph is captured and memory would have to be
+    allocated.
+    """
+    if not isinstance(q, Quantized):
+        raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")
+    return q.dequantize(to, out=out)
+
+
+def _quantized(
+    parts: Parts, format: Format, src: DType, axis: int, scale_layout: Any, library: str | None
+) -> Quantized:
+    scales = swizzle.swizzle(parts.scales) if scale_layout == "128x4" else parts.scales
+    return Quantized(
+        parts.data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout, library
+    )
+
+
+def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:
+    random = resolve_random(rounding, seed, offset, _CALLER)
+    if rounding is not None and rounding != "stochastic":
+        raise ValueError(f"{_CALLER}: rounding={rounding!r} must be None or 'stochastic'")
+    if random is not None and format.element.family != "float":
+        raise ValueError(
+            f"{_CALLER}: rounding='stochastic' is for elements that are floats; {format} has {format.element}"
+        )
+    return random
+
+
+def _global_scale(request: _QuantizeOptions, format: Format, x: Any) -> tuple[Any, Any]:
+    """The caller's scales, among them a global scale from an `amax` on the host; and an `amax` on the device of x."""
+    if request.amax is None:
+        return request.scale, None
+    if not format.global_scale:
+        raise ValueError(f"{_CALLER}: amax= is for formats with a global scale, not for {format}")
+    if request.scale is not None:
+        raise ValueError(f"{_CALLER}: amax= and scale= both give the global scale; expected one of them")
+    amax = as_array(request.amax, _CALLER)
+    if isinstance(amax, PackedArray) or amax.dtype.kind not in "fiu":
+        raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected numbers")
+    if amax.size != 1:
+        raise ValueError(f"{_CALLER}: amax= has shape {amax.shape}; expected one element")
+    device = device_index(amax)
+    if device is not None and device == device_index(x):
+        if amax.dtype != np.float32:
+            raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected FLOAT on the device of x")
+        return None, amax
+    number = np.float32((amax if device is None else gpu.cast.to_host(amax)).reshape(()))
+    if not (np.isfinite(number) and number >= 0):
+        raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
+    return quantize_on_host.global_scale(number, format), None
+
+
+def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
+    """The caller's scales for x. Scales on the host, or for an x on the host, are converted to FLOAT and checked."""
+    if scale is None:
+        return None
+    if format.zero_points or not (format.global_scale or format.scale.name == "FLOAT"):
+        raise ValueError(
+            f"{_CALLER}: scale= is for formats with FLOAT scales and without zero points, not for {format}"
+        )
+    if format.global_scale:
+        shape = ()
+    given = scale if namespace(scale) is not None else np.asarray(scale)
+    if given.dtype.kind not in "fiu":
+        raise TypeError(f"{_CALLER}: scale= has dtype {given.dtype}; expected numbers")
+    if device_index(given) is not None and device_index(x) is None:
+        given = gpu.cast_on_gpu.to_host(given)
+    if device_index(given) is None:
+        given = given.astype(np.float32)
+        if not (np.isfinite(given) & (given > 0)).all():
+            raise ValueError(f"{_CALLER}: scale= must be finite and above 0 as FLOAT")
+    if math.prod(shape) == 1 and given.size == 1:
+        return given.reshape(shape)
+    try:
+        np.broadcast_to(np.empty(given.shape, bool), shape)
+    except ValueError:
+        raise ValueError(f"{_CALLER}: scale= has shape {given.shape}; the scales have {shape}") from None
+    return given

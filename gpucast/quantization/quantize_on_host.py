@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantization of NumPy arrays: by the extension module, or slowly by the reference where that is missing.
+
+There are two passes over the array: first the extremes of all blocks, then, with the scales, the codes. Where all
+numbers are finite and no DOUBLEs, and the rounding is to nearest, the codes come from FLOAT arithmetic, corrected where
+it may differ from that of DOUBLE (``kernels/host/blocks.hpp``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core.arithmetic import exact
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format, Parts
+from gpucast.core.options import Options
+from gpucast.core.random import Random
+from gpucast.core.rule import STOCHASTIC, resolve
+from gpucast.host import block_loops, cast_numbers, loops
+from gpucast.host.extension import MODULE, say_slow
+from gpucast.quantization.block_grid import BlockGrid
+from gpucast.reference import exact_quantize
+
+Array = npt.NDArray[Any]
+
+_FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
+_SMALLEST_FLOAT = math.ldexp(1.0, -126)
+#: The shortest blocks for which there are loops of their own.
+_SHORTEST = 16
+#: `short_block` of ``kernels/host/blocks.hpp``.
+_COUNTS = 32
+
+
+@exact()
+def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None) -> Parts:
+    """As `gpucast.reference.exact_quantize.quantize`. Extra memory grows with the number of blocks only, but an
+    array that is not in C order is copied."""
+    if MODULE is None:
+        say_slow()
+        keywords = {} if random is None else {"rounding": STOCHASTIC, "seed": random.seed, "offset": random.offset}
+        return exact_quantize.quantize(x, format, axis=axis, scale=scale, **keywords)
+    axis = axis % x.ndim if x.ndim else 0
+    grid, shape = BlockGrid.of(format, x.shape, axis), format.scales_shape(x.shape, axis)
+    source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(grid.shape)
+    low, high, lost, is_quick = _extremes(source, grid, format)
+    stored, g = _scales(low, high, format, scale, shape)
+    stored = stored.reshape(grid.counts)
+    s = _cast(stored, _DOUBLE)
+    d = s * g if format.global_scale else s
+    zero = _zero_points(low, s, format)
+    if lost.any():
+        zero[lost] = 0
+        stored[lost] = _cast(np.float64(np.nan), format.scale)
+    data = np.empty(grid.shape, format.element.numpy)
+    is_own = scale is None or format.global_scale
+    run = _quick_run(source, format) if is_quick and is_own and random is None else None
+    if run is None:
+        _divide(source, grid, format, d, zero, lost, random, data)
+    else:
+        _divide_quickly(run, source, grid, format, d, zero, data)
+    return Parts(
+        data.reshape(x.shape),
+        stored.reshape(shape),
+        None if format.zero_point is None else zero.astype(format.zero_point.numpy).reshape(shape),
+        np.asarray(g, np.float32) if format.global_scale else None,
+    )
+
+
+def _cast(x: Any, dst: DType, **attributes: Any) -> Array:
+    x = np.asarray(x)
+    out = np.empty(x.shape, dst.numpy)
+    cast_numbers.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
+    return out
+
+
+def _grid(grid: BlockGrid) -> block_loops.Grid:
+    return block_loops.Grid(grid.shape, grid.lengths, grid.counts)
+
+
+# ---- extremes ----
+
+
+def _extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Array, Array, bool]:
+    """Of each block the lowest and the largest finite number, 0 included (for formats that are not `two_sided` 0 and
+    the largest magnitude), and whether its scale is NaN; and whether all numbers are finite FLOATs or shorter, in
+    blocks for which there are quick loops."""
+    found = _quick_extremes(source, grid, format)
+    if found is not None:
+        return *found, np.zeros(grid.counts, bool), True
+    every = np.zeros(grid.counts, block_loops.EXTREMES)
+    block_loops.each_run(block_loops.find(f"find_extremes_{_name(source)}"), source, source, _grid(grid), every)
+    low, high = every["lowest"].copy(), every["largest"].copy()
+    lost = every["is_lost"] != 0 if format.nan_in_scale else np.zeros(grid.counts, bool)
+    if not format.two_sided:
+        low, high = np.zeros(grid.counts), np.maximum(-low, high)
+    return low, high, lost, False
+
+
+def _quick_extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Array] | None:
+    """None for DOUBLE, short blocks, and arrays with an infinity or NaN."""
+    src = dtype(source.dtype)
+    if src is _DOUBLE or grid.lengths[2] < _SHORTEST:
+        return None
+    kind, sign = src.code_numpy, src.sign_code
+    # The initial values: as unsigned integers negative numbers begin with -0; as signed ones the others with 0.
+    if not format.two_sided:
+        top = np.zeros(grid.counts, kind)
+        block_loops.each_run(block_loops.find(f"Largest_{src.name}"), source, source, _grid(grid), top)
+        if int(top.max(initial=0)) > src.max_code:
+            return None
+        return np.zeros(grid.counts), _cast(top.view(src.numpy), _DOUBLE)
+    ends = np.zeros(grid.counts, [("lowest", kind), ("largest", kind)])
+    ends["lowest"] = sign
+    block_loops.each_run(block_loops.find(f"Range_{src.name}"), source, source, _grid(grid), ends)
+    low, high = (np.ascontiguousarray(ends[name]) for name in ("lowest", "largest"))
+    if max(int((codes & kind.type(sign - 1)).max(initial=0)) for codes in (low, high)) > src.max_code:
+        return None
+    return _cast(low.view(src.numpy), _DOUBLE), _cast(high.view(src.numpy), _DOUBLE)
+
+
+def _name(source: Array) -> str:
+    return dtype(source.dtype).name
+
+
+# ---- scales ----
+
+
+@exact()
+def global_scale(amax: Any, format: Format) -> np.float32:
+    """The global scale of numbers up to `amax`, in formats that have it."""
+    found = _float(np.float64(amax) / (format.divisor * float(format.scale.max)))
+    return np.float32(max(float(found), _SMALLEST_FLOAT))
+
+
+def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[int, ...]) -> tuple[Array, np.float64]:
+    """The scales of all blocks as they are stored, and the global scale as DOUBLE."""
+    g = np.float64(1)
+    if format.global_scale:
+        g = np.float64(global_scale(high.max(initial=0.0), format) if scale is None else np.float32(scale))
+    elif scale is not None:
+        return np.broadcast_to(np.asarray(scale, np.float32), shape).copy(), g
+    if format.scale is _E8M0:
+        return _powers(high / format.divisor, up=not format.rounds_down), g
+    if format.has_float_scales:
+        steps = format.element.max - format.element.min
+        amax = np.maximum(-low * format.negative_weight, high)
+        quotients = (high - low) / steps if format.zero_points else amax / format.divisor
+        s = _cast(quotients, format.scale, overflow="saturate")
+        return np.maximum(s, format.scale.numpy.type(format.smallest_scale)), g
+    # The codes of positive numbers are ordered as the numbers are; the smallest is 1.
+    codes = _cast(high / (format.divisor * g), format.scale).view(np.uint8)
+    return np.maximum(codes, 1).view(format.scale.numpy), g
+
+
+def _powers(x: Array, up: bool) -> Array:
+    """Finite, nonnegative DOUBLE numbers rounded to FLOAT8E8M0: to the next power of two, up or down."""
+    return _cast(x, _E8M0, round_mode="up" if up else "down")
+
+
+def _float(x: Any) -> Array:
+    return _cast(x, _FLOAT, overflow="saturate")
+
+
+def _zero_points(low: Array, s: Array, format: Format) -> Array:
+    if not format.zero_points:
+        return np.zeros(s.shape, np.int32)
+    lowest, largest = format.element.min, format.element.max
+    return np.clip(lowest - np.rint(low / s), lowest, largest).astype(np.int32)
+
+
+# ---- codes ----
+
+
+def _quick_run(source: Array, format: Format) -> str | None:
+    """The name of the loop that works with FLOATs; None where there is none."""
+    src, element = dtype(source.dtype), format.element
+    if element.family == "int":
+        # Other scales may give quotients that are too large for that loop's integers.
+        return f"Whole_{src.name}" if format.has_float_scales or format.scale is _E8M0 else None
+    # With a global scale the divisor is a product, which is rounded when it becomes a FLOAT.
+    division = "Multiplied" if format.scale is _E8M0 else "Near" if format.global_scale else "Divided"
+    name = f"{division}_{src.name}_{element.name}"
+    return name if MODULE.find(name) else None
+
+
+def _divide_quickly(
+    run: str, source: Array, grid: BlockGrid, format: Format, d: Array, zero: Array, data: Array
+) -> None:
+    element, more = format.element, None
+    if element.family == "int":
+        of_blocks = np.empty(grid.counts, block_loops.STEP)
+        of_blocks["d"], of_blocks["zero"] = d, zero
+        more = block_loops.Integers(int(element.min), int(element.max), element.code_mask)
+    elif format.global_scale:
+        of_blocks = np.ascontiguousarray(d)
+    else:
+        # Powers of two from 2^-127 to 2^127 have reciprocals that FLOAT holds.
+        of_blocks = (1 / d if format.scale is _E8M0 else d).astype(np.float32)
+    block_loops.each_run(block_loops.find(run), source, data, _grid(grid), of_blocks, more)
+
+
+def _divide(
+    source: Array,
+    grid: BlockGrid,
+    format: Format,
+    d: Array,
+    zero: Array,
+    lost: Array,
+    random: Random | None,
+    data: Array,
+) -> None:
+    """Write the codes of all quotients as DOUBLE gives them."""
+    of_blocks = np.empty(grid.counts, block_loops.DIVISOR)
+    of_blocks["d"], of_blocks["zero"], of_blocks["is_lost"] = d, zero, lost
+    element, cast = format.element, 0
+    if element.family != "int":
+        options = Options() if random is None else Options(rounding=STOCHASTIC)
+        cast = loops.function_of(resolve(_DOUBLE, element, options))
+    how = block_loops.Quotients(
+        cast if random is None else 0,
+        0 if random is None else cast,
+        source.ctypes.data,
+        *((0, 0, 0) if random is None else (random.seed, *divmod(random.offset, 4))),
+        block_loops.Integers(int(element.min), int(element.max), element.code_mask),
+    )
+    block_loops.each_run(block_loops.find(f"divide_{_name(source)}"), source, data, _grid(grid), of_blocks, how)
+
+
+# ---- back ----
+
+
+@exact()
+def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Array:
+    """As `gpucast.reference.exact_quantize.dequantize`, to the floating type `to`."""
+    if MODULE is None:
+        say_slow()
+        return exact_quantize.dequantize(parts, format, to, axis=axis)
+    shape: tuple[int, ...] = parts.data.shape
+    grid = BlockGrid.of(format, shape, axis % len(shape) if shape else 0)
+    data = np.ascontiguousarray(parts.data).reshape(grid.shape)
+    out: Array = np.empty(grid.shape, to.numpy)
+    of_blocks = np.zeros(grid.counts, block_loops.FACTOR)
+    factor = _cast(parts.scales, _DOUBLE).reshape(grid.counts)
+    of_blocks["factor"] = factor if parts.global_scale is None else factor * np.float64(parts.global_scale)
+    if parts.zero_points is not None:
+        of_blocks["zero"] = _cast(parts.zero_points, _DOUBLE).reshape(grid.counts)
+    results = resolve(_DOUBLE, to)
+    how = block_loops.Products(
+        loops.function_of(resolve(format.element, _DOUBLE)), 0 if to is _DOUBLE else loops.function_of(results),
+        to.code_numpy.itemsize,
+    )  # fmt: skip
+    block_loops.each_run(block_loops.find("multiply"), data, out, _grid(grid), of_blocks, how)
+    return out.reshape(shape)
+
+
+# ---- counts, for conversions of files ----
+
+
+@exact()
+def beyond(source: Array, grid: BlockGrid, limits: Array) -> int | None:
+    """How many magnitudes of a native array in C order, without NaN, exceed the limits of their blocks (DOUBLE, not
+    negative); None where there is no loop for that."""
+    src = dtype(source.dtype)
+    if MODULE is None or src is _DOUBLE or grid.lengths[2] < _SHORTEST:
+        return None
+    nearest = limits.astype(np.float32)
+    # The largest FLOAT that does not exceed the limit.
+    below = nearest.view(np.uint32) - (nearest > limits).astype(np.uint32)
+    counts = np.zeros(_COUNTS, np.uint64)
+    block_loops.each_run(block_loops.find(f"Beyond_{src.name}"), source, source, _grid(grid), below, counts)
+    return int(counts.sum())
+
+
+def equal(codes: Array, grid: BlockGrid, of_blocks: Array) -> int | None:
+    """How many codes of a UINT8 array in C order equal `of_blocks` of their block; None where there is no loop."""
+    if MODULE is None or grid.lengths[2] < _SHORTEST:
+        return None
+    count = np.zeros(1, np.uint64)
+    block_loops.each_run(
+        block_loops.find("Equal_UINT8"), codes, codes, _grid(grid), np.ascontiguousarray(of_blocks), count
+    )
+    return int(count[0])

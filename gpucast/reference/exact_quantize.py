@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The specification of record of `gpucast.quantize` and `gpucast.dequantize`: literal, exact and slow.
+
+Rounding to a type is always `gpucast.reference.cast`; there is no second copy of its rules. All else is IEEE 754 DOUBLE
+arithmetic, each operation rounded once to nearest even. It shares only the tables of dtypes and formats with the host
+path and the kernels.
+
+**Quantizing.** x is FLOAT, FLOAT16, BFLOAT16 or DOUBLE; its values become DOUBLE exactly. Element i belongs to block
+i // length (in each dimension, `Format.lengths`); the last block of a dimension may be ragged, that is, have fewer
+elements.
+
+1.  *Largest magnitude.* amax is the largest magnitude of the block's finite values, before any rounding; 0 where there
+    are none. -0 counts as 0.
+2.  *Scale*, by `Format.rule`:
+
+    - "amax" with FLOAT scales (DeepSeek-V3 report, section 3.3): s = cast(amax / M, FLOAT, overflow="saturate"); M is
+      the element's largest value (448, 57344, 127, 7, 1; the lowest integer is not used).
+    - "full_range" (torchao's SYMMETRIC, compressed-tensors), for integers P..Q: as "amax", with M = (Q - P) / 2 (127.5,
+      7.5, 1.5): P is used, and the largest positive numbers clamp.
+    - "no_clipping" (torchao's SYMMETRIC_NO_CLIPPING_ERR): as "amax", after the magnitudes of negative numbers were
+      multiplied by Q / -P (7 / 8), which is exact but for DOUBLE: P is used, and nothing clamps.
+    - "amax" with FLOAT8E4M3FN scales (NVIDIA's NVFP4): g = cast(largest amax / (6 * 448), FLOAT, overflow="saturate"),
+      at least 2^-126, one for the whole array (or the caller's); s = cast(amax / (6 * g), FLOAT8E4M3FN). Without a
+      global scale g is 1.
+    - "floor" (OCP MX v1.0, section 6.3): s = 2^(floor(log2 amax) - emax), emax the exponent of the element's largest
+      value (8, 15, 2, 4, 2), that is cast(amax / 2^emax, FLOAT8E8M0, round_mode="down"), clamped to 2^-127..2^127.
+    - "up" (cuBLAS, TransformerEngine; torchao's RCEIL): s = cast(amax / M, FLOAT8E8M0, round_mode="up"), clamped alike:
+      the smallest power of two with which nothing clamps.
+    - "even" (torchao's EVEN; compressed-tensors for FLOAT4E2M1 and FLOAT6E2M3): as "floor", after amax was rounded to
+      the significant bits of an element, halves up: with m mantissa bits the scale is one power larger where amax is at
+      least (2 - 2^-(m + 1)) times a power of two, that is cast(amax / (2^emax (1 - 2^-(m + 2))), FLOAT8E8M0,
+      round_mode="down").
+    - zero points (ONNX DynamicQuantizeLinear): lo and hi are the lowest and largest finite value of the block, 0
+      included; s = cast((hi - lo) / (Q - P), FLOAT, overflow="saturate") for codes P..Q.
+
+    Scales of BFLOAT16 (a `Format` of one's own) are as those of FLOAT, cast to BFLOAT16 in place of FLOAT.
+
+    No scale is 0: s is at least `Format.smallest_scale` (2^-126 for FLOAT, whose reciprocal is finite; 2^-9 for
+    FLOAT8E4M3FN, whose subnormals are valid scales; 2^-127 for FLOAT8E8M0). So an all-zero block is no special case:
+    its scale is the smallest, its elements are zeros.
+3.  *Zero point.* z = P - t clamped to P..Q, t = lo / s rounded to the nearest integer, ties to even.
+4.  *Elements.* q = x / (s * g); s * g is exact, the quotient is rounded once to DOUBLE. Floats: cast(q, element), which
+    saturates; -0 stays -0. Integers: q is rounded to the nearest integer, ties to even (as INT16, clamped); the zero
+    point is added; the sum is clamped to the element's range.
+
+    This is a true division. The code is the same as if the exact quotient were rounded once to the element: DOUBLE's
+    rounding never moves a quotient x / d onto the midpoint m of two codes unless it is m, because m * d is a DOUBLE
+    (a few bits times at most 28). The same holds for the scales. Where others divide as FLOAT (ONNX, torchao's NVFP4)
+    or multiply with a rounded reciprocal (TransformerEngine, DeepGEMM), a quotient near a midpoint may give the
+    neighbouring code. With scales of FLOAT8E8M0 all of them are exact, and equal.
+5.  *NaN and infinity.* With FLOAT scales and elements that have a NaN (float8), they stay in their elements: NaN is NaN
+    with its sign, infinities clamp to the largest value (as the cast and ONNX QuantizeLinear saturate); the scale is
+    computed from the other elements. In all other formats a block with a NaN or an infinity gets the scale NaN (0xff,
+    0x7f, 0x7fc00000), and its codes and zero point are 0, so that it dequantizes to NaN. OCP MX leaves the conversion
+    of NaN and infinity open (section 6.3) and says that a block whose scale is NaN is NaN (5.1); torchao and
+    microxcaling do the same (torchao's codes are then NaN where E4M3 or E5M2 has it). The global scale ignores NaN and
+    infinity.
+6.  *Given scales.* Formats with FLOAT scales without zero points take them from the caller in place of step 2, NVFP4
+    the global one. They must be finite and positive, and are used as they are; values that are then out of range clamp.
+    A given `amax`, a FLOAT, finite and not negative, stands for NVFP4's largest amax in the formula of g.
+7.  *Stochastic rounding* (float elements): step 4 casts q with ``rounding="stochastic"``; the random number is that of
+    the element's row-major index. Scales and zero points are rounded as above.
+
+**Dequantizing.** (code - zero point) * s * g, in DOUBLE, where it is exact, then one cast to the destination (out of
+range: infinity). Where s * g is NaN the result is the positive NaN, whatever the code; a NaN element keeps its sign.
+Zero times infinity, which quantizing never gives, is the positive NaN, whichever of them is the scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core.arithmetic import exact
+from gpucast.core.dtypes import dtype
+from gpucast.core.formats import Format, Parts
+from gpucast.reference.exact_cast import cast
+
+Array = npt.NDArray[Any]
+
+
+@exact()
+def quantize(
+    x: Array, format: Format, *, axis: int = -1, scale: Any = None, amax: Any = None, **stochastic: Any
+) -> Parts:
+    """Quantize a NumPy array, as described above. `scale`, `amax`: see step 6; `stochastic`: the keywords of step 7."""
+    if x.ndim == 0:
+        parts = quantize(x.reshape(1), format, scale=scale, amax=amax, **stochastic)
+        return replace(parts, data=parts.data.reshape(()))
+    axis %= x.ndim
+    value = cast(x, "DOUBLE")
+    block, grid = _blocks(x.shape, format, axis)
+    finite, nan = np.isfinite(value), np.isnan(value)
+
+    low, high = np.zeros(grid), np.zeros(grid)
+    np.minimum.at(low, _at(block, finite), value[finite])
+    np.maximum.at(high, _at(block, finite), value[finite])
+    largest = np.maximum(-low * format.negative_weight, high)
+
+    g = np.float64(1)
+    if format.global_scale:
+        if scale is None:
+            most = largest.max(initial=0.0) if amax is None else cast(cast(amax, "FLOAT"), "DOUBLE")
+            top = most / (format.divisor * float(format.scale.max))
+            g = np.maximum(cast(cast(top, "FLOAT", overflow="saturate"), "DOUBLE"), np.ldexp(1.0, -126))
+        else:
+            g = cast(cast(scale, "FLOAT"), "DOUBLE")
+    spread = high - low
+
+    if scale is not None and not format.global_scale:
+        given = np.broadcast_to(cast(scale, "FLOAT"), format.scales_shape(x.shape, axis))
+        s = cast(given, "DOUBLE").reshape(grid)
+    else:
+        if format.zero_points:
+            scales = cast(spread / float(format.element.max - format.element.min), format.scale, overflow="saturate")
+        elif format.has_float_scales:
+            scales = cast(largest / format.divisor, format.scale, overflow="saturate")
+        elif format.scale is dtype("FLOAT8E4M3FN"):
+            scales = cast(largest / (format.divisor * g), "FLOAT8E4M3FN")
+        else:
+            mode: Literal["down", "up"] = "down" if format.rounds_down else "up"
+            scales = cast(largest / format.divisor, "FLOAT8E8M0", round_mode=mode)
+        s = np.maximum(cast(scales, "DOUBLE"), format.smallest_scale)
+
+    lost = np.zeros(grid, bool)
+    if format.nan_in_scale:
+        lost[_at(block, ~finite)] = True
+
+    zero = np.zeros(grid, np.int32)
+    if format.zero_points:
+        first, last = int(format.element.min), int(format.element.max)
+        zero = np.where(lost, 0, np.clip(first - _integers(low / s), first, last))
+
+    gone = lost[_at(block)]
+    q = np.where(nan, value, value / (s * g)[_at(block)])
+    q = np.where(gone, 0.0, q)
+    if format.element.family == "int":
+        data = cast(_integers(q) + zero[_at(block)], format.element, overflow="saturate")
+    else:
+        data = cast(q, format.element, **stochastic)
+
+    shape = format.scales_shape(x.shape, axis)
+    return Parts(
+        data,
+        cast(np.where(lost, np.nan, s), format.scale).reshape(shape),
+        None if format.zero_point is None else cast(zero, format.zero_point).reshape(shape),
+        cast(g, "FLOAT") if format.global_scale else None,
+    )
+
+
+@exact()
+def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -1) -> Array:
+    """The numbers that the parts stand for, cast to the type `to`."""
+    shape = parts.data.shape
+    if not shape:
+        return dequantize(replace(parts, data=parts.data.reshape(1)), format, to).reshape(())
+    axis %= len(shape)
+    block, grid = _blocks(shape, format, axis)
+    value = cast(parts.data, "DOUBLE")
+    if parts.zero_points is not None:
+        value = value - cast(parts.zero_points, "DOUBLE").reshape(grid)[_at(block)]
+    s = cast(parts.scales, "DOUBLE").reshape(grid)[_at(block)]
+    g = np.float64(1 if parts.global_scale is None else parts.global_scale)
+    factor = s * g
+    product = value * factor
+    # Which NaN an invalid operation returns depends on the processor.
+    product = np.where(np.isnan(value), value, np.where(np.isnan(product), np.nan, product))
+    return cast(np.where(np.isnan(factor), np.nan, product), to)
+
+
+def _blocks(shape: tuple[int, ...], format: Format, axis: int) -> tuple[tuple[Array, ...], tuple[int, ...]]:
+    """For each dimension the block index of every element, and the number of blocks."""
+    lengths = format.lengths(shape, axis)
+    block = tuple(index // length for index, length in zip(np.indices(shape), lengths, strict=True))
+    return block, format.grid(shape, axis)
+
+
+def _at(block: tuple[Array, ...], where: Any = ...) -> tuple[Array, ...]:
+    """The index, into an array over all blocks, of the blocks of the elements selected by `where`."""
+    return tuple(index[where] for index in block)
+
+
+def _integers(q: Array) -> Array:
+    """To the nearest integer, ties to even, clamped to INT16: wider than any element, so that sums are exact."""
+    return cast(cast(q, "INT16", rounding="nearest_even", overflow="saturate"), "INT32")

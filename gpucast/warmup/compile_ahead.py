@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile kernels ahead of time, into the cache. Needs no GPU when the architecture is named."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gpucast import gpu
+from gpucast.casting.fused_rule import fused_rule
+from gpucast.codegen.fused_kernel import FusedOps
+from gpucast.codegen.spec import CastSpec, KernelSpec
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.fused_ops import Scaling
+from gpucast.core.options import ATTRIBUTES, Options
+from gpucast.core.rule import STOCHASTIC, has_stochastic
+from gpucast.gpu import devices
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from gpucast.codegen.batch_kernel import BatchSource
+    from gpucast.codegen.cast_kernel import KernelSource
+
+_CALLER = "warmup"
+#: NVRTC hardly lets more threads than these work at a time in one process.
+_THREADS = 4
+#: The usual types of weights, activations and gradients.
+_USUAL = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
+
+
+class CompileTask(NamedTuple):
+    """A kernel to compile, and its architecture."""
+
+    spec: KernelSpec[KernelSource | BatchSource]
+    arch: str
+
+
+@dataclass(frozen=True)
+class WarmupRequest:
+    """The arguments of `warmup`, except the architectures."""
+
+    pairs: Iterable[tuple[Any, Any]] | None = None
+    scale: bool = False
+    amax: bool = False
+    transposed: bool = False
+    fused: bool = False
+    many: bool = False
+    mixed: bool = False
+    quantize: str | Iterable[Any] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def warmup(
+    pairs: Iterable[tuple[Any, Any]] | None = None,
+    arch: str | Sequence[str] | None = None,
+    *,
+    scale: bool = False,
+    amax: bool = False,
+    transposed: bool = False,
+    fused: bool = False,
+    many: bool = False,
+    mixed: bool = False,
+    quantize: str | Iterable[Any] = (),
+    load: bool = False,
+    **attributes: Any,
+) -> int:
+    """Compile the kernels of casts ahead of time, so that none of them waits for the compiler later.
+
+    `pairs`: (source, destination) types as `gpucast.dtype` takes them; None means all 625 pairs of numeric types, or
+    none of them where `quantize` or `mixed` is asked for.
+    `arch`: one or several of "sm_90", "sm_100a", ...; None means those of this machine's GPUs.
+    `scale`, `amax`: True means casts with these keywords, and no others; `scale` numbers and arrays of any kind.
+    `transposed`: also plain casts of transposed arrays, as ``x.T`` into an array in C order.
+    `fused`: also casts with a scale, with `amax`, with both, and with random rounding where the destination has it.
+    `many`: also `gpucast.cast_many` of trees whose arrays have one type, with a scale (and so for the gradients of
+    `gpucast.mixed`'s loss scales) where casts with a scale are asked for.
+    `mixed`: `gpucast.mixed`: loss scales, with losses and gradients of FLOAT, FLOAT16 or BFLOAT16 that are unscaled to
+    FLOAT, in trees of one type, and `select_tree`.
+    `quantize`: one or several formats as `gpucast.quantize` takes them: quantizing FLOAT, FLOAT16 and BFLOAT16 along
+    the last axis, transposed or not or both, and dequantizing.
+    `load`: also load them on every GPU of this machine, for this process: a CUDA graph can capture their first calls.
+    `attributes`: saturate, round_mode, opset, rounding and overflow, as `gpucast.cast` takes them. Seeds need no kernel
+    of their own.
+
+    Returns the number of kernels; those that are already in the cache take no time.
+    Raises what `gpucast.cast` and `gpucast.quantize` raise for types, formats and attributes, DeviceUnavailable without
+    NVRTC, or without a GPU where `arch` is None, ValueError for an architecture that this NVRTC does not know, and for
+    one beside `load`, and TypeError for a flag that is neither True nor False, what is no pair, and an unknown
+    attribute.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    _check_flag("load", load)
+    if load:
+        if arch is not None:
+            raise ValueError(f"{_CALLER}: load=True is for the GPUs of this machine; expected no arch, got {arch!r}")
+        devices.require(_CALLER)
+    work = tasks(WarmupRequest(pairs, scale, amax, transposed, fused, many, mixed, quantize, attributes), arch)
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
+        compile_all(executor, work)
+    if load:
+        gpu.driver.load_everywhere(dict.fromkeys(task.spec for task in work))
+    return len(work)
+
+
+def _check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{_CALLER}: {name}={value!r} must be True or False")
+
+
+def every_pair() -> Iterator[tuple[DType, DType]]:
+    """All pairs of types that have kernels."""
+    numeric = [kind for kind in DTYPES if kind.family != "string"]
+    return ((src, dst) for src in numeric for dst in numeric)
+
+
+def tasks(request: WarmupRequest, arch: str | Sequence[str] | None) -> list[CompileTask]:
+    """Every kernel that a request covers, for every architecture, without duplicates. Errors as for `warmup`."""
+    specs = dict.fromkeys(_specs(request))
+    architectures = _architectures(arch)
+    return [CompileTask(spec, name) for spec in specs for name in architectures]
+
+
+def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
+    flags = {name: getattr(request, name) for name in ("scale", "amax", "transposed", "fused", "many", "mixed")}
+    for name, value in flags.items():
+        _check_flag(name, value)
+    attributes = request.attributes
+    unknown = [name for name in attributes if name not in ATTRIBUTES]
+    if unknown:
+        raise TypeError(
+            f"{_CALLER}: {unknown[0]}= is not known here; expected one of {', '.join((*flags, 'load', *ATTRIBUTES))}"
+        )
+    formats, pairs = _formats(request.quantize), request.pairs
+    if pairs is None:
+        pairs = () if formats or request.mixed else every_pair()
+    for pair in pairs:
+        yield from _of_pair(pair, request)
+    if formats:
+        from gpucast.core.formats import find
+        from gpucast.warmup import kinds
+
+        rounding = attributes.get("rounding")
+        for format, src in itertools.product([find(name, _CALLER) for name in formats], _USUAL):
+            if rounding == STOCHASTIC:
+                fused_rule(src, format.element, Options(caller=_CALLER, rounding=rounding), scaled=False)
+            yield from kinds.of_quantize(format, src, rounding)
+    if request.mixed:
+        from gpucast.warmup import kinds
+
+        yield from kinds.of_mixed(_USUAL)
+
+
+def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
+    """The kernels of the casts of one pair."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(f"{_CALLER}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
+    src, dst = (dtype(name, caller=f"{_CALLER}: ") for name in pair)
+    # (with a scale, with amax, with stochastic rounding)
+    asked = {(request.scale, request.amax, False)}
+    if request.fused:
+        asked |= {(True, False, False), (False, True, False), (True, True, False)}
+        asked |= {(False, False, True)} if has_stochastic(dst) and src.family != "string" else set()
+    for scaled, amax, random in sorted(asked):
+        given = {**request.attributes, **({"rounding": STOCHASTIC} if random else {})}
+        rule = fused_rule(src, dst, Options(caller=_CALLER, **given), scaled=scaled)
+        for unpacked in (False, True) if rule.src.packed else (False,):
+            yield from _of_cast(CastSpec(rule, unpacked=unpacked), scaled, amax, request)
+
+
+def _of_cast(
+    cast: CastSpec, scaled: bool, amax: bool, request: WarmupRequest
+) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
+    """The kernels of one cast with the requested operations, in all shapes."""
+    rule, unpacked = cast.rule, cast.unpacked
+    if "string" in (rule.src.family, rule.dst.family):
+        raise ValueError(f"{_CALLER}: {rule.src.name} to {rule.dst.name} has no kernel; STRING is cast on the host")
+    scalings: tuple[Scaling, ...] = ("narrow", "wide") if scaled else ("none",)
+    for scaling in scalings:
+        ops = FusedOps(scaling, amax)
+        yield CastSpec.of(rule, "contiguous", unpacked, ops)
+        yield CastSpec.of(rule, "strided", unpacked, ops)
+        if request.transposed and not ops.fuses(rule):
+            # Packed arrays cannot be transposed.
+            if not (rule.dst.packed or (rule.src.packed and not unpacked)):
+                yield CastSpec(rule, "transposed", unpacked)
+        if request.many and not amax:
+            from gpucast.warmup import kinds
+
+            yield from kinds.of_many(rule, unpacked, ops)
+
+
+def _formats(quantize: str | Iterable[Any]) -> list[Any]:
+    return [quantize] if isinstance(quantize, str) else list(quantize)
+
+
+def _architectures(arch: str | Sequence[str] | None) -> list[str]:
+    from gpucast.compile import compiler, nvidia
+
+    if arch is None:
+        machine = nvidia.find()
+        if machine is None or not machine.capabilities:
+            reason = "there is no NVIDIA driver" if machine is None else machine.problem
+            raise DeviceUnavailable(f"{_CALLER}: no architecture is given, and {reason}; name one, such as 'sm_90'")
+        return list(dict.fromkeys(map(compiler.architecture, machine.capabilities)))
+    names = [arch] if isinstance(arch, str) else arch
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{_CALLER}: arch={arch!r} must be a text such as 'sm_90', or a list of such")
+    return [compiler.compiler().parse(name) for name in names]
+
+
+def compile_all(
+    executor: Executor, work: Sequence[CompileTask], advance: Callable[[int], object] = lambda done: None
+) -> str:
+    """Compile `work`; returns why a kernel could not be written to the cache on disk, or ""."""
+    problem = ""
+    try:
+        for one in executor.map(_compile, work, chunksize=4):
+            problem = one or problem
+            advance(1)
+    except BaseException:
+        executor.shutdown(cancel_futures=True)
+        raise
+    return problem
+
+
+def _compile(task: CompileTask) -> str:
+    from gpucast.compile import compiler
+
+    source = task.spec.source()
+    compiler.compile(source.text, source.name, task.arch)
+    return compiler.compiler().cache.problem

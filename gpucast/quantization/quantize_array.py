@@ -254,8 +254,8 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any) -> tuple[An
         if amax.dtype != np.float32:
             raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected FLOAT on the device of x")
         return None, amax
-    number = np.float32((amax if device is None else gpu.cast.to_host(amax)).reshape(()))
-    if not (np.isfinite(number) and number >= 0):
+    number = float(np.float32((amax if device is None else gpu.cast_on_gpu.to_host(amax)).reshape(())))
+    if not 0 <= number < math.inf:
         raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
     return quantize_on_host.global_scale(number, format), None
 

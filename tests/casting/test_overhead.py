@@ -253,12 +253,10 @@ def test_another_driver_has_no_plans(cuda: Cuda) -> None:
 
 def test_the_benchmark_runs_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(overhead, "CALLS", 3)
-    monkeypatch.setattr(overhead, "ROWS", 2)
+    monkeypatch.setattr(overhead, "ROUNDS", 2)
     monkeypatch.setattr(overhead, "COMPILED", 2)
-    monkeypatch.setattr(overhead, "devices", SimpleNamespace(unavailable=lambda: ("there is no NVIDIA driver", "")))
     figures = overhead.run(SimpleNamespace())
-    assert figures["device"] == "none"
     assert {row["where"] for row in figures["rows"]} == {"host", "device, our own part", "NVRTC"}
-    assert all(times["median"] > 0 for row in figures["rows"] for times in row["times"].values())
+    assert all(spent >= 0 for row in figures["rows"] for spent in row["microseconds"].values())
     printed = capsys.readouterr().out
-    assert "device: none" in printed and "FLOAT to FLOAT16, out=: gpucast" in printed
+    assert "device, our own part: FLOAT to FLOAT16, out=: gpucast" in printed

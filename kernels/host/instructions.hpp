@@ -113,11 +113,15 @@ GPUCAST_INSTRUCTION i64 cvt_rzi_s64(float a) {
 // The low bits of an integer part; of NaN they are 0. C++ does not say what becomes of numbers out of an integer's range,
 // but x86's instructions make its lowest integer of them. Choices would take longer.
 #define GPUCAST_UNCHECKED __attribute__((no_sanitize("float-cast-overflow"))) GPUCAST_INSTRUCTION
-// Those below bit 31.
+// Those below bit 31; and those below bit 32 of numbers that are at most 2^31.
 #if defined(__SSE2__)
 GPUCAST_UNCHECKED u32 low_bits(float a) { return u32(int(a)); }
+GPUCAST_UNCHECKED u32 all_low_bits(float a) { return u32(int(a == a ? a : 0.0f)); }
 #else
 GPUCAST_INSTRUCTION u32 low_bits(float a) { return u32(int(abs(a) < 0x1p31f ? a : 0.0f)); }
+GPUCAST_INSTRUCTION u32 all_low_bits(float a) {
+    return u32(int(a < 0x1p31f ? a : 0.0f)) | (a == 0x1p31f ? u32(1) << 31 : 0);
+}
 #endif
 // Those below bit 32; not of numbers from 2^51 on, unless GPUCAST_ALL_HAVE_LOW_BITS.
 #if defined(__AVX512DQ__)
@@ -197,7 +201,8 @@ GPUCAST_INSTRUCTION u32 prmt(u32 a, u32 b, u32 selector) {
 
 // Named in the rules, but never called for GPUCAST_ARCH.
 u32 min_f16x2(u32, u32), max_f16x2(u32, u32), fma_rn_f16x2(u32, u32, u32), abs_f16x2(u32);
-u32 min_bf16x2(u32, u32), max_bf16x2(u32, u32), fma_rn_bf16x2(u32, u32, u32);
+u32 min_nan_f16x2(u32, u32), max_nan_f16x2(u32, u32), min_nan_bf16x2(u32, u32), max_nan_bf16x2(u32, u32);
+u32 min_bf16x2(u32, u32), max_bf16x2(u32, u32), fma_rn_bf16x2(u32, u32, u32), abs_bf16x2(u32);
 u32 min_s16x2(u32, u32), max_s16x2(u32, u32), min_u16x2(u32, u32), max_u16x2(u32, u32);
 u32 cvt_rn_f16x2(float, float), cvt_rn_bf16x2(float, float);
 u32 cvt_e4m3x4(float, float, float, float), cvt_e5m2x4(float, float, float, float);
@@ -206,7 +211,7 @@ u32 cvt_rp_ue8m0x4(float, float, float, float), cvt_rz_ue8m0x4(float, float, flo
 u32 cvt_f16x2_e4m3(u32), cvt_f16x2_e2m1(u32);
 void cvt_f16x4_e4m3(u32, u32&, u32&), cvt_f16x4_e5m2(u32, u32&, u32&), cvt_f32_f16x2(u32, float&, float&);
 void cvt_f16x4_e2m3(u32, u32&, u32&), cvt_f16x4_e3m2(u32, u32&, u32&), cvt_bf16x4_ue8m0(u32, u32&, u32&);
-float max_nan(float, float);
+float min_nan(float, float), max_nan(float, float);
 void mark_rare(), prefetch(const unsigned char*);
 
 }  // namespace ptx

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Looked up once: `cast` counts nanoseconds.
 _ndarray, _hit = np.ndarray, plans.hit
+#: Stands for a second argument that was not given, as in ``cast(x, dtype="float16")``.
+_MISSING = object()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -41,7 +43,7 @@ def _by_plan(checked: _Function) -> _Function:
 
     # Keywords that are not given cost nothing: so a call takes half as long as with a parameter for each.
     @functools.wraps(checked)
-    def cast(x: Any, to: Any, **keywords: Any) -> Any:
+    def cast(x: Any, to: Any = _MISSING, **keywords: Any) -> Any:
         if type(x) is _ndarray:
             result = _hit(x, to, keywords)
             if result is not None:
@@ -50,6 +52,8 @@ def _by_plan(checked: _Function) -> _Function:
             result = HITS[type(x)](x, to, keywords)
             if result is not None:
                 return result
+        if to is _MISSING:
+            raise TypeError("cast: the type is missing; the second argument is `to`: gpucast.cast(x, 'FLOAT16')")
         return checked(x, to, **keywords)
 
     return cast  # type: ignore[return-value]

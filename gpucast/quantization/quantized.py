@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,6 +20,7 @@ from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.errors import no_attribute
 from gpucast.core.formats import SOURCES, Format, Parts, find
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
@@ -29,8 +30,13 @@ from gpucast.quantization import gpu as on_device
 ScaleLayout = Literal["linear", "128x4"]
 _FLOAT = dtype("FLOAT")
 SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("linear", "128x4")
-
-
+#: What to write for the methods of other libraries' arrays.
+_NUMBERS = "q.dequantize('FLOAT') gives its numbers"
+_INSTEAD = {
+    **dict.fromkeys(("to", "cuda"), "gpucast.quantize(x, format, device='cuda') quantizes on the device"),
+    **dict.fromkeys(("cpu", "numpy"), "q.get() is a copy on the host, and q.dequantize() its numbers"),
+    **dict.fromkeys(("float", "half", "double", "bfloat16", "astype"), _NUMBERS),
+}
 #: The memory that results on devices keep between calls.
 _WORKSPACES: WeakKeyDictionary[Quantized, Any] = WeakKeyDictionary()
 
@@ -197,13 +203,24 @@ class Quantized:
         return quantized_files.load(path, cls)
 
     @exact()
+    def __str__(self) -> str:
+        return f"{self._head()})"
+
     def __repr__(self) -> str:
+        values = "".join(f",\n  {name}={_shown(part, f'  {name}=')}" for name, part in self.get().parts().items())
+        return f"{self._head()}{values})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name, _INSTEAD)
+
+    def _head(self) -> str:
         where = "" if self.device == "cpu" else f", device={self.device}"
         layout = "" if self.scale_layout == "linear" else f", scale_layout={self.scale_layout!r}"
-        values = "".join(f",\n  {name}={_shown(part, f'  {name}=')}" for name, part in self.get().parts().items())
         return (
             f"Quantized(format={self.format.name!r}, shape={self.shape}, dtype={self.dtype.name}, axis={self.axis}"
-            f"{layout}, nbytes={self.nbytes}{where}{values})"
+            f"{layout}, nbytes={self.nbytes}{where}"
         )
 
 

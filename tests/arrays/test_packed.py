@@ -299,3 +299,19 @@ def test_from_bytes_refuses() -> None:
     assert gpucast.empty_like([1, 2]).dtype == np.int64 and gpucast.empty_like(1.0).shape == ()
     with pytest.raises(ValueError, match="not contiguous"):
         gpucast.from_bytes(np.zeros(6, np.uint8)[::2], "UINT8", 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("to", "device='cuda'"),
+        ("cpu", r"p\.get\(\)"),
+        ("float", r"gpucast\.cast\(p, 'FLOAT'\)"),
+        ("nonsense", "'nonsense'$"),
+    ],
+)
+def test_methods_of_other_libraries_say_what_to_call(name: str, advice: str) -> None:
+    p = PackedArray.pack(gpucast.cast([1, 2], "INT4"))
+    assert not hasattr(p, name)
+    with pytest.raises(AttributeError, match=advice):
+        getattr(p, name)

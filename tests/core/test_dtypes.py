@@ -13,6 +13,7 @@ import exact
 import gpucast
 from codes import EXTRA, every_code
 from gpucast.core.dtypes import DTYPES, DType
+from gpucast.core.formats import FORMATS
 from gpucast.parity.cases import NUMERIC, SMALL
 
 FLOATS = [row for row in NUMERIC if row.is_float]
@@ -192,7 +193,6 @@ def test_the_readings_of_two_faced_text() -> None:
         ("FP8", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ, FLOAT8E8M0"),
         ("float8", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ, FLOAT8E8M0"),
         ("fp6", "FLOAT6E2M3, FLOAT6E3M2"),
-        ("fp4", "FLOAT4E2M1"),
         ("e4m3", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ"),
         ("fp8_e4m3", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ"),
         ("torch.e5m2", "FLOAT8E5M2, FLOAT8E5M2FNUZ"),
@@ -201,6 +201,43 @@ def test_the_readings_of_two_faced_text() -> None:
 def test_a_family_is_refused_with_its_members(text: str, members: str) -> None:
     with pytest.raises(TypeError, match=f"is a family of types; write one of them: {members}$"):
         gpucast.dtype(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("fp4", "FLOAT4E2M1"), ("float4", "FLOAT4E2M1"), ("E2M1", "FLOAT4E2M1"), ("e8m0", "FLOAT8E8M0"),
+     ("torch.e2m3", "FLOAT6E2M3")],
+)  # fmt: skip
+def test_a_family_of_one_is_that_type(text: str, name: str) -> None:
+    assert gpucast.dtype(text) is gpucast.dtype(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [("mxfp4", r"gpucast.quantize\(x, 'mxfp4'\), or `gpucast convert` with --to FLOAT4E2M1 --scale mx$"),
+     ("NVFP4", r"gpucast.quantize\(x, 'nvfp4'\), or `gpucast convert` with --to FLOAT4E2M1 --scale nvfp4$"),
+     ("int4_32", r"gpucast.quantize\(x, 'int4_32'\)$"), ("float8e4m3fn_tensor", r"gpucast.quantize\(x, "),
+     ("uint8_zp_tensor", r"gpucast.quantize\(x, "), ("nf4", r"gpucast.quantize\(x, 'nvfp4'\).*NF4 itself")],
+)  # fmt: skip
+def test_a_format_of_quantization_names_the_call_that_takes_it(text: str, call: str) -> None:
+    with pytest.raises(TypeError, match=f"^cast: to='{text}' is a format of quantization, .*{call}"):
+        gpucast.cast([1.0], text)
+
+
+def test_every_format_of_quantization_is_known_as_one() -> None:
+    for name in FORMATS:
+        with pytest.raises(TypeError, match="is a format of quantization"):
+            gpucast.dtype(name)
+
+
+def test_swapped_and_misnamed_arguments_say_so() -> None:
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(TypeError, match=r"^cast: to=ndarray is no dtype: the array is the first argument"):
+        gpucast.cast("FLOAT16", x)
+    with pytest.raises(TypeError, match=r"^cast: x is the type float16; the array is the first argument"):
+        gpucast.cast(np.float16, "FLOAT16")
+    with pytest.raises(TypeError, match=r"the second argument is `to`"):
+        gpucast.cast(x, dtype="FLOAT16")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,12 @@ def test_given_scale() -> None:
 @pytest.mark.parametrize(
     ("keywords", "error", "message"),
     [
-        ({"format": "mxfp5"}, ValueError, "quantize: format='mxfp5' is not known; expected one of float8e4m3fn_tensor"),
+        ({"format": "mxfp5"}, ValueError, "quantize: format='mxfp5' is not known; did you mean one of mxfp4, "),
+        ({"format": "int4"}, ValueError, "did you mean one of int4_tensor, int4_axis, int4_32, .*int4_zp_128"),
+        ({"format": "fp8"}, ValueError, "did you mean one of float8e4m3fn_tensor, .*float8e5m2_128x128"),
+        ({"format": "NF4"}, ValueError, "did you mean one of nvfp4, mxfp4, int4_32"),
+        ({"format": "gguf"}, ValueError, "format='gguf' is not known; expected one of float8e4m3fn_tensor"),
+        ({"format": X}, TypeError, "quantize: the array is the first argument, and the format the second$"),
         ({"format": 8}, TypeError, "quantize: format=8 must be a name or a gpucast.quantization.Format$"),
         ({"x": X.astype(np.int8)}, TypeError, "quantize: x.dtype=INT8 is no type to quantize; expected one of FLOAT"),
         ({"x": X.astype(complex)}, TypeError, "quantize: x.dtype=.*complex"),
@@ -423,3 +428,25 @@ def test_metadata_is_checked(tmp_path: Path) -> None:
         load(GOOD, {"data": q.data})
     with pytest.raises(FileError, match="scales has shape"):
         load(GOOD, {"data": q.data, "scales": q.scales[:4]})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("to", "device='cuda'"),
+        ("cpu", r"q\.get\(\)"),
+        ("float", r"q\.dequantize\('FLOAT'\)"),
+        ("nonsense", "'nonsense'$"),
+    ],
+)
+def test_methods_of_other_libraries_say_what_to_call(name: str, advice: str) -> None:
+    q = quantize(X, "mxfp4")
+    assert not hasattr(q, name)
+    with pytest.raises(AttributeError, match=advice):
+        getattr(q, name)
+
+
+def test_print_shows_one_line() -> None:
+    q = quantize(X, "mxfp4")
+    assert str(q) == f"Quantized(format='mxfp4', shape={X.shape}, dtype=FLOAT, axis=1, nbytes={q.nbytes})"
+    assert repr(q).startswith(str(q)[:-1])

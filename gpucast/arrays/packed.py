@@ -25,7 +25,7 @@ from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, to_numpy,
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
-from gpucast.core.options import Options
+from gpucast.core.rule import Options
 
 _Result = TypeVar("_Result")
 #: `gpucast.cast`, which stands above and puts itself here.

@@ -159,12 +159,12 @@ def checked_shape(shape: Any, caller: str) -> tuple[int, ...]:
 class PackedArray:
     """An array of a 2-, 4- or 6-bit type, packed as ONNX raw_data.
 
-    ``PackedArray(data, dtype, shape)`` aliases `data`, a flat contiguous uint8 array (NumPy or CuPy, any byte
-    alignment) of exactly ``ceil(size * bits / 8)`` bytes. ``PackedArray.pack(x)`` copies from an ml_dtypes array.
+    ``PackedArray.pack(x)`` packs a copy of an ml_dtypes array. ``PackedArray(data, dtype, shape)`` uses `data` without
+    a copy: a flat contiguous uint8 array of NumPy or CuPy with exactly ``ceil(size * bits / 8)`` bytes.
 
-    Attributes: `data`, `dtype` (the gpucast row), `shape`, and as on any array `ndim`, `size`, `nbytes`, `device`.
-    Indexing copies and gives a PackedArray (of shape () for one element). There are no strides, so a transpose raises.
-    `astype` is `gpucast.cast`; ``==`` compares values element by element, as NumPy does, where the data is.
+    Attributes: `data`, `dtype` (the gpucast row), `shape`, `ndim`, `size`, `nbytes` and `device`. Indexing copies and
+    gives a PackedArray (of shape () for one element). There are no strides, so a transpose raises. `astype` is
+    `gpucast.cast`. ``==`` compares values element by element, as in NumPy, on the array's own device.
     """
 
     __slots__ = ("data", "dtype", "shape")
@@ -192,8 +192,8 @@ class PackedArray:
     def pack(cls, x: Any, dtype: Any = None) -> PackedArray:
         """Pack an unpacked array: ml_dtypes elements, or uint8 / int8 codes together with `dtype`.
 
-        `x` is a NumPy array (or a CuPy array tagged with the ml_dtypes dtype) of any shape and strides, one element
-        per byte of which the low bits count. The codes are copied.
+        `x` is a NumPy array, or a CuPy array tagged with the ml_dtypes dtype, of any shape and strides. Each element is
+        one byte, whose low bits count. The codes are copied.
         """
         if isinstance(x, PackedArray):
             raise TypeError("PackedArray.pack: x is packed already; expected an unpacked array")

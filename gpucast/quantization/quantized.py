@@ -42,11 +42,13 @@ _WORKSPACES: WeakKeyDictionary[Quantized, Any] = WeakKeyDictionary()
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Quantized:
-    """The result of `gpucast.quantize`. It can also be made from existing parts, which are checked:
-    ``Quantized(data, scales, "mxfp4")``. TypeError for wrong types, ValueError for wrong shapes.
+    """An array as narrow codes with scales: the result of `gpucast.quantize`.
 
-    Code i represents the number ``(data[i] - zero_points[b]) * scales[b] * global_scale``, where b is its block.
-    ``numpy.asarray(q)`` is ``q.dequantize()`` (of one on the host; with a dtype, to that).
+    Code i stands for ``(data[i] - zero_points[b]) * scales[b] * global_scale``, where b is its block. On the host
+    ``numpy.asarray(q)`` is ``q.dequantize()``.
+
+    ``Quantized(data, scales, "mxfp4")`` makes one of existing parts and checks them: TypeError for wrong types,
+    ValueError for wrong shapes.
     """
 
     #: The codes: an array of `shape` of the format's element type, or a PackedArray of a type below one byte.
@@ -144,7 +146,7 @@ class Quantized:
             return swizzle.unswizzle(self.scales, self.scales_shape)
 
     def with_layout(self, scale_layout: ScaleLayout) -> Quantized:
-        """The same with the scales in another layout. ValueError if the scales cannot have the layout "128x4"."""
+        """A copy with the scales in another layout. ValueError if these scales cannot have the layout "128x4"."""
         check_layout(scale_layout, self.shape, self.axis, self.format, "with_layout")
         with self._visit():
             scales = self.linear_scales()
@@ -153,14 +155,14 @@ class Quantized:
         return replace(self, scales=scales, scale_layout=scale_layout)
 
     def get(self) -> Quantized:
-        """The same on the host."""
+        """A copy on the host; q itself if it is there."""
         if device_index(self.data) is None:
             return self
         with self._visit():
             return replace(self, **{name: gpu.cast_on_gpu.to_host(part) for name, part in self.parts().items()})
 
     def dequantize(self, to: Any = "FLOAT", *, out: Any = None) -> Any:
-        """The numbers that it represents: `gpucast.dequantize`."""
+        """The numbers: `gpucast.dequantize` of this."""
         return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="), out)
 
     def workspace(self, caller: str) -> Any:

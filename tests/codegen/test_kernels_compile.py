@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
 from bench import cubin
 from built_kernels import cubins
+from fused_cases import SOURCES
+from gpucast.casting.fused_rule import fused_rule
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec, sorted_kinds
 from gpucast.codegen.cast_kernel import KernelSource, join, kernel_source, prelude
-from gpucast.core.dtypes import DType
+from gpucast.codegen.fused_kernel import FusedOps
+from gpucast.codegen.spec import CastSpec
+from gpucast.core.dtypes import DType, dtype
+from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load
 
@@ -62,6 +68,28 @@ def compiled(major: int, sources: Iterable[KernelSource], arch: str) -> dict[str
     facts = cubin.kernels(result.code)
     assert sorted(facts) == sorted(source.name for source in sources)
     return facts
+
+
+def others() -> Iterator[KernelSource | BatchSource]:
+    """Kernels of fused casts, of many casts, and of mixed precision."""
+    yield from SOURCES[::5]
+    for names, to, ops in (
+        (("FLOAT8E4M3FN", "INT4", "FLOAT"), "FLOAT16", FusedOps()),
+        (("FLOAT16", "BFLOAT16"), "FLOAT", FusedOps("narrow", finite=True)),
+    ):
+        scaled = ops.scaling != "none"
+        kinds = [CastSpec.of(fused_rule(dtype(name), dtype(to), scaled=scaled), ops=ops) for name in names]
+        yield BatchSpec(sorted_kinds(kinds), ARGUMENT_BYTES[1]).source()
+    yield AdjustSpec().source()
+    yield SelectSpec(ARGUMENT_BYTES[0]).source()
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100a"])
+def test_other_kernels(arch: str) -> None:
+    for source in others():
+        result = cubins(load(INSTALLED[0])).compile(source.text, source.name, arch)
+        assert result.log == ""
+        assert cubin.kernels(result.code)[source.name].local == 0
 
 
 TRIED = [(arch, major) for number, major in enumerate(INSTALLED) for arch in ARCHITECTURES[number :: 1 + number]]

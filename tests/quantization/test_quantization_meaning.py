@@ -66,17 +66,6 @@ def test_nvfp4_scales_are_rounded_once() -> None:
         assert found == nearest(Fraction(float(largest)) / 6 / g, codes)
 
 
-def test_float_scales_are_the_nearest_float() -> None:
-    """fl(amax / M): no float lies nearer to the quotient."""
-    x = np.random.default_rng(0).standard_normal((300, 32))
-    for name in ("float8e4m3fn_1x128", "int8_32", "int4_32"):
-        scales = quantize_on_host.quantize(x, FORMATS[name]).scales.ravel()
-        for s, amax in zip(scales, np.abs(x).max(axis=1), strict=True):
-            exact = Fraction(float(amax)) / Fraction(FORMATS[name].divisor)
-            neighbours = [np.nextafter(s, np.float32(side)) for side in (0, np.inf)]
-            assert all(abs(Fraction(float(s)) - exact) <= abs(Fraction(float(b)) - exact) for b in neighbours)
-
-
 # ---- published numbers ----
 
 
@@ -177,14 +166,6 @@ def test_torchao_rceil(case: str) -> None:
     assert parts.data.view(np.uint8).tolist() == codes
 
 
-def test_floor_clips_what_up_rounds() -> None:
-    """quack's tests/test_mx_quantize (Tri Dao): a block with the largest number 500."""
-    x = np.array([500.0] + [1.0] * 31, np.float32)
-    floor, up = (quantize_on_host.quantize(x, FORMATS[name]) for name in ("mxfp8e4m3", "mxfp8e4m3_up"))
-    assert (float(floor.scales[0]), float(floor.data[0])) == (1, 448)
-    assert (float(up.scales[0]), float(up.data[0])) == (2, 256)
-
-
 # ---- ONNX ----
 
 
@@ -232,16 +213,6 @@ def test_onnx_reference_evaluator(name: str) -> None:
     model = onnx_model("DequantizeLinear", [number, 1, number], 1, 21, **attributes)
     (back,) = ReferenceEvaluator(model).run(None, {"x": parts.data, "scale": parts.scales, "zero": zero})
     assert same(np.asarray(back), quantize_on_host.dequantize(parts, format, FLOAT, axis=1))
-
-
-def test_onnx_node_examples() -> None:
-    """The examples of QuantizeLinear in the operator's documentation that have one scale."""
-    x = np.array([0.0, 1.0, 2.0, 100000.0, 200.0], np.float32)
-    scale = np.asarray(2, np.float32)
-    e4m3 = quantize_on_host.quantize(x, FORMATS["float8e4m3fn_tensor"], scale=scale).data
-    e5m2 = quantize_on_host.quantize(x, FORMATS["float8e5m2_tensor"], scale=scale).data
-    assert e4m3.astype(np.float32).tolist() == [0, 0.5, 1, 448, 96]
-    assert e5m2.astype(np.float32).tolist() == [0, 0.5, 1, 49152, 96]
 
 
 #: The node examples of DynamicQuantizeLinear in ONNX: numbers, scale, zero point, codes.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the README's tables from the code and from the committed results: ``python -m bench.readme [--check]``."""
+"""Write tables of the pages from the code and from the committed results: ``python -m bench.readme [--check]``."""
 
 from __future__ import annotations
 
@@ -19,32 +19,40 @@ from bench.revision import ROOT
 from gpucast.cli import dtypes
 from gpucast.core.dtypes import DTYPES
 
-README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+#: The page of each table.
+PAGES = {
+    "dtypes": DOCS / "dtypes" / "index.md",
+    "gpu": DOCS / "performance.md",
+    "speed": DOCS / "performance.md",
+}
 #: Of a GPU's results: the end of a picture's name, and what it shows.
 PICTURES = {"ceiling": "share of a copy's speed", "sizes": "speed by size", "speed-up": "speed-up over each rival"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.readme", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the README is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is out of date")
     check = parser.parse_args().check
-    old = README.read_text(encoding="utf-8")
-    new = rendered(old)
+    outdated = {page: text for page, text in rendered().items() if text != page.read_text(encoding="utf-8")}
     if check:
-        return int(new != old)
-    README.write_text(new, encoding="utf-8")
+        return int(bool(outdated))
+    for page, text in outdated.items():
+        page.write_text(text, encoding="utf-8")
     return 0
 
 
-def rendered(text: str) -> str:
-    """The README with every table written anew."""
+def rendered() -> dict[Path, str]:
+    """The pages with every table written anew."""
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES.values()}
     for name, table in (("dtypes", dtype_table()), ("speed", speed_table()), ("gpu", gpu_section())):
-        places = re.findall(rf"<!-- {name}: [^\n]*-->\n.*?<!-- end -->", text, flags=re.DOTALL)
+        page = PAGES[name]
+        places = re.findall(rf"<!-- {name}: [^\n]*-->\n.*?<!-- end -->", texts[page], flags=re.DOTALL)
         if len(places) != 1:
-            raise SystemExit(f"bench.readme: README.md has {len(places)} places for the {name} table; expected one")
+            raise SystemExit(f"bench.readme: {page} has {len(places)} places for the {name} table; expected one")
         head, _, _ = places[0].partition("\n")
-        text = text.replace(places[0], f"{head}\n{table}<!-- end -->")
-    return text
+        texts[page] = texts[page].replace(places[0], f"{head}\n\n{table}\n<!-- end -->")
+    return texts
 
 
 def dtype_table() -> str:
@@ -64,9 +72,10 @@ def speed_table() -> str:
     lines = [
         f"`python -m bench --host`, {machine['date']}, commit {machine['commit']}, {machine['processor']},",
         f"default settings, NumPy {machine['numpy']}, ml_dtypes {machine['ml_dtypes']}{torch}",
-        f"([all pairs](bench/results/{path.name})).",
-        f"Our time over that of others, the quickest of {host['repeats']} or more runs: the median of the pairs of",
-        f"{len(host_tables.EVERYDAY)} everyday types, and the slowest pair; below 1 is quicker.",
+        f"({_link('all pairs', path)}).",
+        "Each cell: the time of gpucast divided by the time of the other library, as the median over all pairs of",
+        f"{len(host_tables.EVERYDAY)} everyday types, then for the slowest pair. Below 1 gpucast is quicker.",
+        f"The quickest of {host['repeats']} or more runs counts.",
         "",
         host_tables.table(host_rows(figures)),
     ]
@@ -110,7 +119,7 @@ def gpu_section(folder: Path = FOLDER) -> str:
 
 
 def _link(text: str, path: Path) -> str:
-    return f"[{text}]({Path(os.path.relpath(path, ROOT)).as_posix()})"
+    return f"[{text}]({Path(os.path.relpath(path, DOCS)).as_posix()})"
 
 
 def strings_line(rows: Any) -> str:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -13,7 +15,8 @@ import gpucast
 from gpucast.core.dtypes import dtype
 
 FOLDER = Path(__file__).resolve().parent / "static"
-INK, SOFT, BLUE, ORANGE = "#222222", "#8a8f98", "#2b7a9e", "#c2500c"
+#: The colours are seen on white and on black; the ink changes with the page.
+SOFT, BLUE, ORANGE = "#8a8f98", "#3a93bb", "#d9691f"
 
 
 def number_lines() -> str:
@@ -83,7 +86,10 @@ def block() -> str:
     step = wide / 32
     levels = sorted({value * scale for value in finite("FLOAT4E2M1")})
     parts = [text(16, 28, f"A block of 32 numbers in FLOAT4E2M1 with one scale, {scale:g}", "title")]
-    parts += [f'<line x1="{left}" y1="{y(v)}" x2="{left + wide}" y2="{y(v)}" stroke="#d7dbe0"/>' for v in levels]
+    parts += [
+        f'<line x1="{left}" y1="{y(v)}" x2="{left + wide}" y2="{y(v)}" stroke="{SOFT}" stroke-opacity="0.4"/>'
+        for v in levels
+    ]
     parts += [text(left - 8, y(v) + 4, f"{v / scale + 0:g}", "end note") for v in levels if v / scale % 1 == 0]
     for i, (value, coded) in enumerate(zip(x[0], back[0], strict=True)):
         at = round(left + step * (i + 0.5), 1)
@@ -101,7 +107,34 @@ def block() -> str:
     )
 
 
-PICTURES = {"number-lines.svg": number_lines, "saturation.svg": saturation, "block.svg": block}
+def digits() -> str:
+    """What ``examples/digits.py`` finds: the accuracy of a small network, by the type of its weights."""
+    sys.path.insert(0, str(FOLDER.parents[1] / "examples"))
+    import digits as demo
+
+    weights, test = demo.trained()
+    with tempfile.TemporaryDirectory() as folder:
+        plain, _, _ = demo.cast_plainly(weights, test, Path(folder), "cpu")
+    scaled = [demo.quantized(name, weights, test) for name in demo.SCALED]
+    left, wide, top, row = 160, 430, 64, 26
+    parts = [text(16, 28, "How many of 540 digits a small network reads, by the type of its weights", "title")]
+    for line, (name, size, accuracy, _) in enumerate([*plain, *scaled]):
+        y = top + line * row + (14 if line >= len(plain) else 0)
+        share = float(accuracy.rstrip("%")) / 100
+        colour = BLUE if line >= len(plain) else ORANGE if share < 0.95 else SOFT
+        parts += [
+            text(left - 12, y + 5, name, "end"),
+            f'<rect x="{left}" y="{y - 9}" width="{wide * share:.1f}" height="18" rx="2" fill="{colour}"/>',
+            text(left + wide + 52, y + 5, accuracy, "end"),
+            text(left + wide + 150, y + 5, f"{size} bytes", "end note"),
+        ]
+    bottom = top + (len(plain) + len(scaled)) * row + 30
+    parts += [text(left, bottom, "grey, orange: a plain cast", "note")]
+    parts += [text(left + 175, bottom, "blue: 4 bits with a scale for each block of weights", "note", BLUE)]
+    return svg(760, bottom + 16, "Bars: the accuracy of a network in ten types, and in 4 bits with scales", parts)
+
+
+PICTURES = {"number-lines.svg": number_lines, "saturation.svg": saturation, "block.svg": block, "digits.svg": digits}
 
 
 def finite(name: str) -> Iterable[float]:
@@ -115,16 +148,16 @@ def text(x: float, y: float, words: str, classes: str = "", colour: str = "") ->
 
 
 def svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
-    """A picture on white, so that it can be read on dark pages, too."""
+    """A picture without a background, whose text is dark on light pages and light on dark ones."""
     style = (
-        f"text {{ font: 14px system-ui, 'DejaVu Sans', sans-serif; fill: {INK} }} .title {{ font-size: 18px; "
-        "font-weight: 600 } .note { font-size: 12.5px } .end { text-anchor: end } .middle { text-anchor: middle }"
+        "text { font: 14px system-ui, 'DejaVu Sans', sans-serif; fill: #222222 } .title { font-size: 18px; "
+        "font-weight: 600 } .note { font-size: 12.5px } .end { text-anchor: end } .middle { text-anchor: middle } "
+        "@media (prefers-color-scheme: dark) { text { fill: #dddddd } }"
     )
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">',
         f"<title>{escape(title)}</title>",
         f"<style>{style}</style>",
-        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         *parts,
         "</svg>\n",
     ])  # fmt: skip

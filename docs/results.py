@@ -6,7 +6,6 @@ from __future__ import annotations
 import atexit
 import json
 import math
-import re
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -54,26 +53,12 @@ def host_heatmap(path: Path) -> None:
     )
 
 
-def host() -> str:
-    return from_readme(f"{readme.speed_table()}\n{readme.host_details()}")
-
-
-def gpu() -> str:
-    return from_readme(readme.gpu_section())
-
-
-def from_readme(text: str) -> str:
-    """Text of the README for a page here: its pictures are found, and its other links are downloads."""
-    text = text.replace("](bench/", "](../bench/")
-    return re.sub(r"(?<!!)\[([^]]+)]\((\.\./bench/[^)]+)\)", r"{download}`\1 <\2>`", text)
-
-
 def parity() -> str:
     """The newest comparison of the kernels as host code with the reference."""
     newest = max(FOLDER.glob("parity-kernels-*.json"))
     found = json.loads(newest.read_text(encoding="utf-8"))
-    link, picture = (f"bench/results/{newest.with_suffix(suffix).name}" for suffix in (".json", ".svg"))
-    return from_readme(
+    link, picture = (f"../bench/results/{newest.with_suffix(suffix).name}" for suffix in (".json", ".svg"))
+    return (
         f"{found['rules']:,} rules (pairs of types with their attributes), {found['elements']:,} elements,"
         f" {found['wrong']:,} wrong, {found['date']} ([figures]({link})).\n\n![Grid of all pairs of types]({picture})"
     )
@@ -96,22 +81,21 @@ def proofs() -> str:
         lines.append(
             f"- {found['arch']}, paths {found['paths']}: {found['proved']:,} of {found['rules']:,} rules proved"
             f" ({times}{agreed}; NVRTC {found['nvrtc']},"
-            f" {found['date']}; [certificate](bench/results/{path.name})){mutants}"
+            f" {found['date']}; [certificate](../bench/results/{path.name})){mutants}"
         )
-    return from_readme("\n".join(lines))
+    return "\n".join(lines)
 
 
 def files() -> str:
     """A list of the committed results."""
     kinds = {".json": "figures", ".csv": "figures", ".md": "tables", ".svg": "picture", ".png": "picture"}
     found = [path for path in sorted(FOLDER.iterdir()) if path.suffix in kinds]
-    lines = [f"- [{path.name}](bench/results/{path.name}): {kinds[path.suffix]}" for path in found]
-    return from_readme("\n".join(lines))
+    lines = [f"- [{path.name}](../bench/results/{path.name}): {kinds[path.suffix]}" for path in found]
+    return "\n".join(lines)
 
 
 TEXTS: dict[str, Callable[..., str]] = {
-    "host-speed": host,
-    "gpu-speed": gpu,
+    "host-details": readme.host_details,
     "parity": parity,
     "proofs": proofs,
     "result-files": files,

@@ -65,19 +65,7 @@ def main() -> None:
     device = "cpu" if gpucast.device.unavailable() else "cuda"
     size = sum(x.size for x in weights.values())
     print(f"\n2. A network of {size:,} weights, {test.labels.size} test images; casts run on device {device!r}\n")
-    source = folder / "digits.safetensors"
-    save_file(weights, source)
-    plain, differing, count = [], 0, 0
-    for name in TYPES:
-        target = folder / f"digits.{name.lower()}.safetensors"
-        summary = convert(source, target, name, device)
-        codes = files.load(str(target))
-        back = {key: gpucast.cast(x, "FLOAT") for key, x in codes.items()}
-        plain.append(measured(name, summary["bytes_out"], weights, back, test))
-        for key, x in weights.items():
-            wanted = reference.cast(x, name)
-            differing += int(np.count_nonzero(codes[key].view(np.uint8) != wanted.view(np.uint8)))
-            count += x.size
+    plain, differing, count = cast_plainly(weights, test, folder, device)
     heads = ("type", "bytes", "accuracy", "median error")
     print_rows(heads, plain)
 
@@ -90,6 +78,24 @@ def main() -> None:
     page = folder / "demo.html"
     page.write_text(demo_page.page(compared, heads, plain, scaled, exact), encoding="utf-8")
     print(f"\nThe page with pictures: {page}")
+
+
+def cast_plainly(weights: Weights, test: Images, folder: Path, device: str) -> tuple[list[tuple[str, ...]], int, int]:
+    """A row for each type; how many values differ from the reference; how many there are."""
+    source = folder / "digits.safetensors"
+    save_file(weights, source)
+    rows, differing, count = [], 0, 0
+    for name in TYPES:
+        target = folder / f"digits.{name.lower()}.safetensors"
+        summary = convert(source, target, name, device)
+        codes = files.load(str(target))
+        back = {key: gpucast.cast(x, "FLOAT") for key, x in codes.items()}
+        rows.append(measured(name, summary["bytes_out"], weights, back, test))
+        for key, x in weights.items():
+            wanted = reference.cast(x, name)
+            differing += int(np.count_nonzero(codes[key].view(np.uint8) != wanted.view(np.uint8)))
+            count += x.size
+    return rows, differing, count
 
 
 def three_casts() -> list[tuple[str, ...]]:

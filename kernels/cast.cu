@@ -93,6 +93,10 @@ struct Arithmetic {
                 put_lanes<Dst::bits, 4>(out, i, low);
                 put_lanes<Dst::bits, 4>(out, i + 4, high);
             }
+        } else if constexpr (is_directed<Rule>()) {
+            // The fast paths below round to nearest.
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) put<Dst::bits>(out, i, cast_code<Src, Dst>(get<SrcBits, Word>(in, i), Rule()));
         } else if constexpr (SrcBits == 8 && Src::is_int && Src::bits == 8 && is_float16<Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements / 2; i += 2) halves_of_bytes<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);

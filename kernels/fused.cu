@@ -107,7 +107,7 @@ struct Fused {
     enum : bool {
         observes = has_amax || has_finite,
         stochastic = Rule::rounding() == Rounding::stochastic,
-        by_float = scaling == Scaling::narrow && !stochastic && fits_float32<Src>() && takes_float32<Dst>()
+        by_float = scaling == Scaling::narrow && !stochastic && !is_directed<Rule>() && fits_float32<Src>() && takes_float32<Dst>()
     };
     const FusedArguments& given;
     double scale;

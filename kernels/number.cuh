@@ -48,7 +48,7 @@ struct E8M0Family {};
 // parameter `Rule` and reads the options that matter to it. They are functions, because constants of class scope would
 // stay in the compiled module as variables.
 enum class Overflow { wrap, saturate, infinity, nan };
-enum class Rounding { truncate, nearest_even, stochastic };
+enum class Rounding { truncate, nearest_even, stochastic, toward_zero, upward, downward, odd };
 enum class RoundMode { up, down, nearest };
 template <Overflow on_overflow, bool infinity_becomes_nan, Rounding of_fractions, RoundMode of_powers>
 struct CastRule {
@@ -56,7 +56,7 @@ struct CastRule {
     static GPUCAST_CONSTANT Overflow overflow() { return on_overflow; }
     // Whether an infinity becomes NaN, although other numbers out of range become something else.
     static GPUCAST_CONSTANT bool infinity_is_nan() { return infinity_becomes_nan; }
-    // How a number is rounded to an integer; `stochastic`: how it is rounded to a float.
+    // How a number is rounded to an integer; from `stochastic` on: how it is rounded to a float.
     static GPUCAST_CONSTANT Rounding rounding() { return of_fractions; }
     // Which power of two FLOAT8E8M0 takes.
     static GPUCAST_CONSTANT RoundMode round_mode() { return of_powers; }
@@ -109,6 +109,24 @@ template <typename Word>
 GPUCAST_CONSTANT Number<Word> normalised(bool negative, Word significand, int exponent) {
     const int zeros = leading_zeros(significand | Word(1));
     return {Kind::finite, negative, significand << zeros, significand == 0 ? exponent_of_zero : exponent - zeros};
+}
+
+// Whether a rule rounds to a float in a direction, which a number's nearest neighbour does not tell.
+template <typename Rule>
+GPUCAST_CONSTANT bool is_directed() {
+    return Rule::rounding() > Rounding::stochastic;
+}
+
+// significand / 2^drop in the rule's direction; drop is 1 or more, and the significand has its top bit set or is zero.
+template <typename Rule, typename Word>
+GPUCAST_CONSTANT Word round_directed(Word significand, int drop, bool negative) {
+    const int bits = Width<Word>::bits;
+    const Word kept = drop > bits ? 0 : significand >> 1 >> (drop - 1);
+    const bool inexact = drop > bits ? significand != 0 : Word(significand << (bits - drop)) != 0;
+    if constexpr (Rule::rounding() == Rounding::odd) return kept | Word(inexact);
+    if constexpr (Rule::rounding() == Rounding::upward) return kept + Word(inexact && !negative);
+    if constexpr (Rule::rounding() == Rounding::downward) return kept + Word(inexact && negative);
+    return kept;
 }
 
 // significand / 2^drop to the nearest integer, ties to even; drop is 1 or more.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any number to a floating type of any layout: one rounding, to nearest, ties to even.
+// Any number to a floating type of any layout: one rounding, to nearest with ties to even, or in a direction.
 namespace gpucast {
 
 template <typename DType, typename Word>
@@ -55,7 +55,16 @@ GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule rule, FloatFamily) {
     const int above = field > 1 ? field - 1 : 0;
     const int below = field < 1 ? 1 - field : 0;
     const int drop = Width<Word>::bits - 1 - int(DType::mantissa_bits) + below;
-    return finish_float<DType>((Word(above) << DType::mantissa_bits) + round_nearest_even(x.significand, drop), x, rule);
+    Word code = Word(above) << DType::mantissa_bits;
+    if constexpr (is_directed<Rule>()) {
+        code += round_directed<Rule>(x.significand, drop, x.negative);
+        // Beyond the largest number lies only the direction away from zero.
+        const bool away = Rule::rounding() == (x.negative ? Rounding::downward : Rounding::upward);
+        if (!away && code > Word(DType::max_code)) code = Word(DType::max_code);
+    } else {
+        code += round_nearest_even(x.significand, drop);
+    }
+    return finish_float<DType>(code, x, rule);
 }
 
 // ---- fast paths ----
@@ -525,7 +534,10 @@ GPUCAST_INLINE u64 to_double(Word code) {
 
 template <typename Src, typename Dst, typename Word, typename Rule, typename Family>
 GPUCAST_INLINE Word convert(Word code, Rule rule, Family family, FloatFamily destination) {
-    if constexpr (has_float32<Src>() && is_small<Dst>()) {
+    if constexpr (is_directed<Rule>()) {
+        // The fast paths round to nearest.
+        return encode<Dst>(decode<Src>(code, family), rule, destination);
+    } else if constexpr (has_float32<Src>() && is_small<Dst>()) {
         return small_lanes<Src, Dst>({code}, rule);
     } else if constexpr (has_float32<Src>() && is_upper_half<Dst>()) {
         return upper_half<Src, Dst>(code, rule) >> 16;

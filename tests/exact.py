@@ -150,6 +150,21 @@ def round_magnitude(magnitude: Fraction, dtype: DType) -> int:
     return ((exponent - lowest) << dtype.mantissa_bits) + steps
 
 
+def round_directed(x: ExactNumber, dtype: DType, rounding: str, largest: int) -> int:
+    """The neighbour in a direction as a code; only away from zero is there one beyond the largest number."""
+    if x.magnitude == 0:
+        return 0
+    lowest = 1 - dtype.bias
+    exponent = max(floor_log2(x.magnitude), lowest)
+    steps = x.magnitude / Fraction(2) ** (exponent - dtype.mantissa_bits)
+    away = rounding == ("downward" if x.negative else "upward")
+    whole = math.ceil(steps) if away else math.floor(steps)
+    if rounding == "odd" and whole != steps and whole % 2 == 0:
+        whole += 1
+    code = ((exponent - lowest) << dtype.mantissa_bits) + whole
+    return code if away else min(code, largest)
+
+
 def round_at_random(magnitude: Fraction, dtype: DType, word: int) -> int:
     """The value below or above as a code, with no upper limit on the exponent."""
     if magnitude == 0:
@@ -179,6 +194,8 @@ def to_float(x: ExactNumber, rule: CastRule, word: int | None = None) -> int:
         code = largest + 1
     elif word is not None:
         code = round_at_random(x.magnitude, dtype, word)
+    elif rule.rounding != "truncate":
+        code = round_directed(x, dtype, rule.rounding, largest)
     else:
         cached = x.memo.get(dtype)
         if cached is None:

@@ -48,7 +48,7 @@ NARROW = {
     "core.rule": {"core.checks", "core.dtypes", "core.options"},
     "core.strings": {"core.dtypes"},
     "core.random": {"core.checks", "core.rule"},
-    "reference.rounding": {"core.arithmetic", "core.dtypes"},
+    "reference.rounding": {"core.arithmetic", "core.dtypes", "core.rule"},
     "reference.exact_cast": {
         "core.arithmetic",
         "core.dtypes",

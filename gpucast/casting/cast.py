@@ -110,9 +110,10 @@ def cast(
     opset
         1 to 28: the newest Cast version up to it, with its types, attributes and rules.
     rounding
-        To integers: "truncate" (what None means) or "nearest_even". To floats of 16 bits or fewer: None (to nearest,
-        ties to even) or "stochastic": up or down at random, the nearer of both the more likely, so that the mean is
-        the number; this needs a `seed`.
+        To integers: "truncate" (what None means) or "nearest_even". To floats: None (to nearest, ties to even),
+        "toward_zero", "upward", "downward", or "odd" (where it is not exact, to the neighbour whose last bit is 1). To
+        floats of 16 bits or fewer also "stochastic": up or down at random, the nearer of both the more likely, so that
+        the mean is the number; this needs a `seed`.
     overflow
         To integers: "wrap" (what None means: the low bits are kept) or "saturate". To FLOAT16, BFLOAT16, FLOAT and
         DOUBLE: None (infinity) or "saturate" (the largest finite value, of infinities too; but a type is never

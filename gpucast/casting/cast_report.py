@@ -16,7 +16,7 @@ from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
-from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
+from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
 from gpucast.gpu import devices, streams
 from gpucast.host import cast_numbers, text_on_host
 
@@ -175,7 +175,9 @@ def _compare(x: Array, rule: CastRule, src: DType, y: Array | None = None, weigh
     after = _double(_cast(x, rule) if y is None else y, dst)
     outside = _outside(x, before, src, rule)
     difference = _difference(x, before, after, outside, src, dst)
-    return count(before, after, outside, overflow=rule.overflow, difference=difference, weights=weights)
+    # In a direction that does not lead away from zero, the largest number is the last.
+    overflow = "saturate" if rule.rounding in DIRECTED else rule.overflow
+    return count(before, after, outside, overflow=overflow, difference=difference, weights=weights)
 
 
 def _outside(x: Array, before: Array, src: DType, rule: CastRule) -> Array:
@@ -190,6 +192,8 @@ def _outside(x: Array, before: Array, src: DType, rule: CastRule) -> Array:
         return np.asarray((whole >= float(int(dst.max) + 1)) | (whole < float(dst.min)))
     if dst.family == "e8m0":
         return np.asarray((before != 0) & ((before < dst.min) | (before > dst.max)))
+    if rule.rounding in DIRECTED:
+        return np.abs(before) > float(dst.max)
     # The midpoint to where the next value would be; a tie stays with an even last code.
     step = float(dst.max) - float(dst.value(dst.max_code - 1))
     limit = float(dst.max) + step / 2

@@ -9,7 +9,7 @@ from typing import Any
 from gpucast.core import dtypes
 from gpucast.core.dtypes import DType
 from gpucast.core.options import ATTRIBUTES, DEFAULT_OPSET
-from gpucast.core.rule import ROUND_MODES, ROUNDINGS, STOCHASTIC
+from gpucast.core.rule import DIRECTED, ROUND_MODES, ROUNDINGS, STOCHASTIC
 
 
 def add(parser: argparse.ArgumentParser, *, stochastic: bool = False) -> None:
@@ -26,8 +26,9 @@ def add(parser: argparse.ArgumentParser, *, stochastic: bool = False) -> None:
     )
     parser.add_argument(
         "--rounding",
-        choices=(*ROUNDINGS, *[STOCHASTIC] * stochastic),
-        help="to integers (default: truncate)" + "; stochastic: to floats of 16 bits or fewer" * stochastic,
+        choices=(*ROUNDINGS, *DIRECTED, *[STOCHASTIC] * stochastic),
+        help="to integers: truncate (default) or nearest_even; to floats: toward_zero, upward, downward or odd"
+        + "; to floats of 16 bits or fewer: stochastic" * stochastic,
     )
     parser.add_argument(
         "--overflow", choices=("saturate", "wrap"), help="to integers (default: wrap) and to wide floats"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import STOCHASTIC, CastRule, resolve
+from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, resolve
 
 Shape = Literal["contiguous", "strided", "transposed"]
 SHAPES: tuple[Shape, ...] = ("contiguous", "strided", "transposed")
@@ -184,6 +184,8 @@ def entries(rule: CastRule, src_bits: int) -> DType | None:
 def without_table(rule: CastRule) -> str:
     """The preprocessor's condition for an instruction that makes the table of `entries` needless; "" for none."""
     src, dst = rule.src, rule.dst
+    if rule.rounding in DIRECTED:
+        return ""
     known = src.is_float and src.has_negative_zero and (src.bits, src.mantissa_bits, src.bias) in _FLOAT8
     wide = dst.is_float and (dst.bits == 32 or (dst.bits == 16 and dst.mantissa_bits in (7, 10)))
     if known and wide:

@@ -16,7 +16,17 @@ from gpucast.codegen.cast_kernel import FILES, join, kernel_file, kernel_name, o
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.formats import SOURCES
 from gpucast.core.options import DEFAULT_OPSET, Options
-from gpucast.core.rule import ROUND_MODE_SINCE, ROUND_MODES, ROUNDINGS, STOCHASTIC, CastRule, has_stochastic, resolve
+from gpucast.core.rule import (
+    DIRECTED,
+    ROUND_MODE_SINCE,
+    ROUND_MODES,
+    ROUNDINGS,
+    STOCHASTIC,
+    CastRule,
+    has_stochastic,
+    holds,
+    resolve,
+)
 
 #: How a quotient is computed, by the name of the struct of ``kernels/host/blocks.hpp`` that does.
 DIVISIONS = ("Divided", "Multiplied", "Near")
@@ -27,6 +37,8 @@ _NUMERIC = tuple(kind for kind in DTYPES if kind.family != "string")
 _COUNTED = tuple(map(dtype, ("FLOAT", "BFLOAT16", "FLOAT16")))
 #: That the loops name.
 _FLOAT, _DOUBLE = _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
+#: The sources of which loops round in a direction: all numbers of the other types are DOUBLEs.
+DIRECTED_SOURCES = (_DOUBLE, dtype("INT64"), dtype("UINT64"))
 
 
 @dataclass(frozen=True)
@@ -49,6 +61,8 @@ def units() -> Iterator[HostUnit]:
         yield stochastic_unit(
             f"stochastic_{src.name}", [replace(rule, rounding=STOCHASTIC) for rule in rules if has_stochastic(rule.dst)]
         )
+    for src in DIRECTED_SOURCES:
+        yield cast_unit(f"directed_{src.name}", directed_rules(src))
     for src in _COUNTED:
         yield counted_unit(f"counted_{src.name}", [rule for rule in every_rule(src) if is_counted(rule)])
     for src in SOURCES:
@@ -72,6 +86,13 @@ def every_rule(src: DType) -> tuple[CastRule, ...]:
             continue
         found[rule] = None
     return tuple(rule for rule in found if rule.src is not rule.dst)
+
+
+def directed_rules(src: DType) -> list[CastRule]:
+    """Every rule from a type that rounds in a direction."""
+    floats = [rule for rule in every_rule(src) if rule.dst.family == "float"]
+    asked = [replace(rule, rounding=rounding) for rule in floats for rounding in DIRECTED]
+    return [rule for rule in asked if not holds(rule.dst, src)]
 
 
 def is_counted(rule: CastRule) -> bool:

@@ -21,7 +21,7 @@ SATURATE_SINCE = 19
 ROUND_MODE_SINCE = 24
 
 RoundMode = Literal["up", "down", "nearest"]
-Rounding = Literal["truncate", "nearest_even", "stochastic"]
+Rounding = Literal["truncate", "nearest_even", "stochastic", "toward_zero", "upward", "downward", "odd"]
 #: The treatment of a number out of the destination's range.
 Overflow = Literal["wrap", "saturate", "infinity", "nan"]
 
@@ -32,6 +32,8 @@ ROUND_MODES: tuple[RoundMode, ...] = ("up", "down", "nearest")
 #: Values of the `rounding` keyword: for integers, and for the floats of 16 bits or fewer.
 ROUNDINGS: tuple[Rounding, ...] = ("truncate", "nearest_even")
 STOCHASTIC: Rounding = "stochastic"
+#: For floats: to the neighbour in a direction, or to the one whose last bit is 1.
+DIRECTED: tuple[Rounding, ...] = ("toward_zero", "upward", "downward", "odd")
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class CastRule:
       have a NaN (float8, FLOAT8E8M0) "saturate", or else "infinity" where the type has one and "nan" where not; to the
       types with neither (float4, float6) "saturate". To BOOL and STRING it has no meaning and is "wrap".
     - `infinity_is_nan`: with overflow "saturate" a source infinity gives NaN (FNUZ types, opsets 19 to 23).
-    - `rounding`: to integers "truncate" or "nearest_even"; to floats of 16 bits or fewer "stochastic". Every other
-      destination rounds as its family does, and so do these floats by default; then it is "truncate".
+    - `rounding`: to integers "truncate" or "nearest_even"; to floats one of `DIRECTED`, and to those of 16 bits or
+      fewer "stochastic". By default a destination rounds as its family does, and so does every cast that rounds
+      nothing; then it is "truncate".
     - `round_mode`: to FLOAT8E8M0 only.
     """
 
@@ -94,8 +97,8 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
         raise ValueError(
             f"{caller}: round_mode={round_mode!r} needs opset {ROUND_MODE_SINCE}; opset={opset} has version {version}"
         )
-    _check_choice(caller, "rounding", rounding, _roundings(dst), src, dst)
-    _check_choice(caller, "overflow", overflow, _overflows(dst), src, dst)
+    _check_choice(caller, "rounding", rounding, _roundings(src, dst), src, dst)
+    _check_choice(caller, "overflow", overflow, _overflows(src, dst), src, dst)
 
     if src is dst:
         return CastRule(src, dst)
@@ -103,7 +106,8 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
         return CastRule(src, dst, overflow=overflow or "wrap", rounding=rounding or "truncate")
     if dst.family in ("bool", "string"):
         return CastRule(src, dst)
-    rounding = rounding or "truncate"
+    if rounding is None or (rounding in DIRECTED and holds(dst, src)):
+        rounding = "truncate"
     if not dst.has_nan:
         return CastRule(src, dst, overflow="saturate", rounding=rounding)
     if not dst.saturate_applies:
@@ -130,17 +134,30 @@ def has_stochastic(dst: DType) -> bool:
     return dst.family == "float" and dst.bits <= 16
 
 
-def _roundings(dst: DType) -> tuple[Rounding, ...]:
-    """The values of the `rounding` keyword that have a meaning for a destination."""
-    if dst.family == "int":
-        return ROUNDINGS
-    return (STOCHASTIC,) if has_stochastic(dst) else ()
+def holds(dst: DType, src: DType) -> bool:
+    """Tell whether a float type has every finite number of another numeric type."""
+    if src.family in ("bool", "int"):
+        return src.bits - src.sign_bits <= dst.mantissa_bits + 1 and max(src.max, -src.min) <= dst.max
+    if src.family == "string":
+        return False
+    # The exponent of the last bit of the smallest number.
+    lowest = [1 - (kind.family == "e8m0") - kind.bias - kind.mantissa_bits for kind in (src, dst)]
+    return src.mantissa_bits <= dst.mantissa_bits and lowest[0] >= lowest[1] and src.max <= dst.max
 
 
-def _overflows(dst: DType) -> tuple[Overflow, ...]:
-    """The values of the `overflow` keyword that have a meaning for a destination."""
+def _roundings(src: DType, dst: DType) -> tuple[Rounding, ...]:
+    """The values of the `rounding` keyword that have a meaning for a pair."""
     if dst.family == "int":
-        return ("wrap", "saturate")
+        return ROUNDINGS if src.family != "string" else ()
+    if dst.family != "float":
+        return ()
+    return DIRECTED if src.family == "string" or not has_stochastic(dst) else (*DIRECTED, STOCHASTIC)
+
+
+def _overflows(src: DType, dst: DType) -> tuple[Overflow, ...]:
+    """The values of the `overflow` keyword that have a meaning for a pair."""
+    if dst.family == "int":
+        return ("wrap", "saturate") if src.family != "string" else ()
     if dst.has_nan and not dst.saturate_applies:
         return ("saturate",)
     return ()
@@ -149,8 +166,11 @@ def _overflows(dst: DType) -> tuple[Overflow, ...]:
 def _check_choice(caller: str, name: str, value: Any, legal: tuple[str, ...], src: DType, dst: DType) -> None:
     if value is None:
         return
-    if src.family == "string" and (dst.family == "int" or name == "rounding"):
-        raise ValueError(f"{caller}: {name}={value!r} does not apply to text; expected None from STRING to {dst.name}")
-    if not isinstance(value, str) or value not in legal:
-        expected = " or ".join(["None", *map(repr, legal)])
-        raise ValueError(f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}")
+    if isinstance(value, str) and value in legal:
+        return
+    expected = " or ".join(["None", *map(repr, legal)])
+    if src.family == "string":
+        raise ValueError(
+            f"{caller}: {name}={value!r} does not apply to text; expected {expected} from STRING to {dst.name}"
+        )
+    raise ValueError(f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}")

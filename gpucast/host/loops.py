@@ -8,9 +8,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gpucast.codegen.cast_kernel import kernel_name
+from gpucast.codegen.host_units import DIRECTED_SOURCES
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import FusedInputs, Scaling
-from gpucast.core.rule import STOCHASTIC, CastRule, has_stochastic, resolve
+from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, has_stochastic, resolve
 from gpucast.host.extension import MODULE
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
@@ -65,7 +66,14 @@ def function_of(rule: CastRule) -> int:
 @lru_cache(maxsize=4096)
 def plain(rule: CastRule) -> bytes:
     """The work of a cast that fuses nothing."""
+    if _is_product(rule):
+        return work(rule, FusedInputs(scale=1.0))
     return bytes(Work(_PLAIN, function_of(rule)))
+
+
+def _is_product(rule: CastRule) -> bool:
+    """Whether a cast rounds in a direction for which its source has no loop: then its DOUBLEs are rounded, times 1."""
+    return rule.rounding in DIRECTED and rule.src not in DIRECTED_SOURCES
 
 
 def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
@@ -73,6 +81,8 @@ def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
     (`gpucast.casting.fused_rule.fused_rule`)."""
     if fused is None or all(given is None for given in fused):
         return plain(rule)
+    if fused.scale is None and _is_product(rule):
+        fused = fused._replace(scale=1.0)
     looks = fused.amax is not None, fused.finite is not None
     made = Work.from_buffer_copy(_template(rule, fused.scaling, *looks))
     if fused.scale is not None:
@@ -89,16 +99,16 @@ def _template(rule: CastRule, scaling: Scaling, amax: bool, finite: bool) -> byt
     """The work of a fused cast but for its numbers."""
     if scaling == "none" and not amax and not finite:
         return bytes(Work(_AT_RANDOM, function_of(rule)))
-    src, is_random = rule.src, rule.rounding == STOCHASTIC
+    src, is_random, is_directed = rule.src, rule.rounding == STOCHASTIC, rule.rounding in DIRECTED
     product, last = _NONE, rule
     if scaling != "none":
         # Short floats take products that are rounded to odd; there infinity and numbers beyond FLOAT's are the same.
-        is_odd = has_stochastic(rule.dst) and not (is_random or rule.infinity_is_nan)
+        is_odd = has_stochastic(rule.dst) and not (is_random or is_directed or rule.infinity_is_nan)
         product, last = (_ODD_FLOATS, replace(rule, src=_FLOAT)) if is_odd else (_DOUBLES, replace(rule, src=_DOUBLE))
     is_exact = src is _FLOAT or src.bits <= 16
     floats, doubles = _unless_same(resolve(src, _FLOAT)), 0 if is_exact else _unless_same(resolve(src, _DOUBLE))
     cast = _unless_same(last) if scaling != "none" else function_of(last)
-    if is_exact and scaling == "narrow" and rule.dst is _FLOAT and rule.overflow == "infinity":
+    if is_exact and scaling == "narrow" and rule.dst is _FLOAT and rule.overflow == "infinity" and not is_directed:
         # The product of two FLOATs is rounded once.
         product, cast = _FLOATS, 0
     return bytes(
@@ -122,6 +132,7 @@ def _unless_same(rule: CastRule) -> int:
 def has(rule: CastRule) -> bool:
     """Whether the module has a loop for a rule. It has none for dtypes that came after it was built."""
     try:
-        return function_of(rule) != 0
+        plain(rule)
     except LookupError:
         return False
+    return True

@@ -24,8 +24,9 @@ import numpy.typing as npt
 from gpucast.arrays.chunks import spans
 from gpucast.core import arithmetic, dtypes, packages, strings
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import CastRule
+from gpucast.core.rule import DIRECTED, CastRule
 from gpucast.host.cast_numbers import into
+from gpucast.reference.exact_cast import from_strings
 
 Array = npt.NDArray[Any]
 
@@ -107,6 +108,8 @@ def _read_strings(texts: list[str], first: int, rule: CastRule) -> list[str]:
 
 def _read_floats(texts: list[str], first: int, rule: CastRule) -> Array:
     dst = rule.dst
+    if rule.rounding in DIRECTED:
+        return from_strings(np.array(texts, object), rule, first)
     numbers = _doubles(texts, first)
     if dst.numpy == np.float64:
         return np.clip(numbers, dst.min, dst.max) if rule.overflow == "saturate" else numbers

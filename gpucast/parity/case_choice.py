@@ -8,7 +8,7 @@ import random
 from collections.abc import Iterable, Sequence
 
 from gpucast.core.dtypes import DType
-from gpucast.parity.cases import NUMERIC, Case, cases, stochastic_cases
+from gpucast.parity.cases import NUMERIC, Case, cases, directed_cases, stochastic_cases
 
 Pair = tuple[DType, DType]
 
@@ -21,7 +21,7 @@ def all_cases(pairs: Iterable[Pair], defaults_only: bool = False) -> list[Case]:
     """The cases of some pairs: one for every rule, or only those of the default attributes."""
     if defaults_only:
         return [cases(*pair)[0] for pair in pairs]
-    return [case for pair in pairs for case in (*cases(*pair), *stochastic_cases(*pair))]
+    return [case for pair in pairs for case in (*cases(*pair), *directed_cases(*pair), *stochastic_cases(*pair))]
 
 
 def shuffled(chosen: Sequence[Case], seed: int) -> list[Case]:

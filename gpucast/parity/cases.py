@@ -12,7 +12,17 @@ from typing import Any
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.random import Random, resolve_random
-from gpucast.core.rule import ROUND_MODE_SINCE, ROUND_MODES, ROUNDINGS, STOCHASTIC, CastRule, has_stochastic, resolve
+from gpucast.core.rule import (
+    DIRECTED,
+    ROUND_MODE_SINCE,
+    ROUND_MODES,
+    ROUNDINGS,
+    STOCHASTIC,
+    CastRule,
+    has_stochastic,
+    holds,
+    resolve,
+)
 
 NUMERIC = tuple(dtype for dtype in DTYPES if dtype.family != "string")
 SMALL = tuple(dtype for dtype in NUMERIC if dtype.bits <= 16)
@@ -75,6 +85,14 @@ def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> 
     return [
         Case(replace(case.rule, rounding=STOCHASTIC), (*case.attributes, *asked)) for case in cases(src, dst, opsets)
     ]
+
+
+def directed_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
+    """The cases of a pair that round to a float in a direction; none where there is nothing to round."""
+    if dst.family != "float" or holds(dst, src):
+        return []
+    every = itertools.product(cases(src, dst, opsets), DIRECTED)
+    return [Case(replace(one.rule, rounding=way), (*one.attributes, ("rounding", way))) for one, way in every]
 
 
 def rules(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[CastRule]:

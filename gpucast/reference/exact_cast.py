@@ -22,9 +22,13 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.random import Random, resolve_random
-from gpucast.core.rule import STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
+from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
 from gpucast.reference.rounding import (
     POWERS,
+    below_fraction,
+    below_in_table,
+    below_step,
+    directed,
     floor_log2,
     nearest_fraction,
     nearest_in_table,
@@ -70,7 +74,7 @@ def apply(x: Array, rule: CastRule, words: Array | None = None) -> Array:
     """
     src, dst = rule.src, rule.dst
     if src.family == "string":
-        return _from_strings(x, rule).reshape(x.shape)
+        return from_strings(x, rule).reshape(x.shape)
     codes = _codes_of(x, src)
     if dst.family == "string":
         texts = [strings.format(src.value(code), src) for code in codes.tolist()]
@@ -191,6 +195,9 @@ def _to_float(x: Numbers, rule: CastRule, words: Array | None) -> Array:
     if rule.rounding == STOCHASTIC:
         assert words is not None and words.dtype == np.uint32 and words.size == finite.size
         code = random_in_table(finite, words.reshape(-1), dst)
+    elif rule.rounding in DIRECTED:
+        below = below_in_table(finite, dst) if dst.bits <= 16 else below_step(finite, dst)
+        code = directed(*below, x.negative, dst, rule.rounding)
     else:
         code = nearest_in_table(finite, dst) if dst.bits <= 16 else nearest_step(finite, dst)
     return _finish_float(code, x.negative, x.nan, x.infinite, rule)
@@ -268,7 +275,8 @@ def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...
 # ---- text: one exact fraction at a time ----
 
 
-def _from_strings(x: Array, rule: CastRule) -> Array:
+def from_strings(x: Array, rule: CastRule, first: int = 0) -> Array:
+    """Text to the flat array that it stands for; errors count elements from `first`."""
     # An iterator, so that of two bad elements always the earlier one is reported.
     texts, dst = strings.texts(x), rule.dst
     if dst.family == "string":
@@ -276,11 +284,11 @@ def _from_strings(x: Array, rule: CastRule) -> Array:
         result[:] = list(texts)
         return result
     if dst.family == "bool":
-        return np.array([strings.to_bool(text, i) for i, text in enumerate(texts)], dtype=bool)
+        return np.array([strings.to_bool(text, i) for i, text in enumerate(texts, first)], dtype=bool)
     if dst.family == "int":
-        integers = [strings.to_integer(text, dst, i) & dst.code_mask for i, text in enumerate(texts)]
+        integers = [strings.to_integer(text, dst, i) & dst.code_mask for i, text in enumerate(texts, first)]
         return _to_array(np.array(integers, dtype=np.uint64), dst)
-    numbers = [strings.parse(text, i) for i, text in enumerate(texts)]
+    numbers = [strings.parse(text, i) for i, text in enumerate(texts, first)]
     negative = np.array([number.negative for number in numbers], dtype=bool)
     nan = np.array([number.kind == "nan" for number in numbers], dtype=bool)
     infinite = np.array([number.kind == "infinite" for number in numbers], dtype=bool)
@@ -289,7 +297,13 @@ def _from_strings(x: Array, rule: CastRule) -> Array:
         stand_ins = np.array([_between_powers(number.magnitude) for number in numbers], dtype=np.float64)
         stand_ins[infinite] = np.inf
         return _to_array(_to_e8m0(Numbers(stand_ins, negative, nan), rule), dst)
-    codes = np.array([nearest_fraction(number.magnitude, dst) for number in numbers], dtype=np.uint64)
+    if rule.rounding in DIRECTED:
+        pairs = [below_fraction(number.magnitude, dst) for number in numbers]
+        below = np.array([code for code, _ in pairs], dtype=np.uint64)
+        inexact = np.array([rest != 0 for _, rest in pairs], dtype=bool)
+        codes = directed(below, inexact, negative, dst, rule.rounding)
+    else:
+        codes = np.array([nearest_fraction(number.magnitude, dst) for number in numbers], dtype=np.uint64)
     return _to_array(_finish_float(codes, negative, nan, infinite, rule), dst)
 
 

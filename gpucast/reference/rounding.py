@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
+from gpucast.core.rule import Rounding
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +39,20 @@ def nearest_in_table(magnitude: Array, dst: DType) -> Array:
 
 
 def nearest_step(magnitude: Array, dst: DType) -> Array:
-    """Round to FLOAT or DOUBLE: to a whole number of ULPs, ties to even.
+    """Round to FLOAT or DOUBLE: to a whole number of ULPs, ties to even."""
+    code, rest, half = _steps(magnitude, dst)
+    up = (rest > half) | ((rest == half) & (code % np.uint64(2) == 1))
+    return np.asarray(code + up.astype(np.uint64))
+
+
+def below_step(magnitude: Array, dst: DType) -> tuple[Array, Array]:
+    """The code of the value of FLOAT or DOUBLE at or below a magnitude, and whether the value is below."""
+    code, rest, _ = _steps(magnitude, dst)
+    return code, rest != 0
+
+
+def _steps(magnitude: Array, dst: DType) -> tuple[Array, Array, Any]:
+    """The code of the value at or below a magnitude; the rest, and half an ULP in the same unit.
 
     Up to the first normal number, codes count ULPs of 2^(1 - bias - mantissa_bits). Each further binade adds
     2^mantissa_bits codes and doubles the ULP. So (binade << mantissa_bits) + steps is the code, also after a carry.
@@ -57,10 +71,32 @@ def nearest_step(magnitude: Array, dst: DType) -> Array:
         scaled = np.ldexp(magnitude, (-step).astype(np.intc))
         whole = np.floor(scaled)
         steps, rest, half = whole.astype(np.uint64), scaled - whole, np.float64(0.5)
-    up = (rest > half) | ((rest == half) & (steps % np.uint64(2) == 1))
     binade = (step - lowest).astype(np.uint64)
-    code = (binade << np.uint64(dst.mantissa_bits)) + steps + up.astype(np.uint64)
-    return np.asarray(np.where(magnitude == 0, np.uint64(0), code))
+    code = (binade << np.uint64(dst.mantissa_bits)) + steps
+    return np.asarray(np.where(magnitude == 0, np.uint64(0), code)), rest, half
+
+
+def directed(below: Array, inexact: Array, negative: Array, dst: DType, rounding: Rounding) -> Array:
+    """From the codes at or below magnitudes to those in a direction. Only away from zero is there one beyond the
+    largest; in every other direction the largest is the last."""
+    if rounding == "odd":
+        code = below | inexact.astype(np.uint64)
+    else:
+        away = {"toward_zero": np.zeros_like(negative), "upward": ~negative, "downward": negative}[rounding]
+        code = below + (inexact & away).astype(np.uint64)
+        if away.any():
+            return np.asarray(np.where(away, code, np.minimum(code, np.uint64(dst.max_code))))
+    return np.asarray(np.minimum(code, np.uint64(dst.max_code)))
+
+
+def below_in_table(magnitude: Array, dst: DType) -> tuple[Array, Array]:
+    """The code of the value at or below a magnitude, in a type of 16 bits or fewer, and whether the value is below."""
+    values, integers = _table_of_values(dst)
+    if magnitude.dtype == np.float64:
+        code = np.searchsorted(values, magnitude, side="right") - 1
+        return code.astype(np.uint64), values[code] != magnitude
+    code = np.searchsorted(integers, magnitude, side="right") - 1
+    return code.astype(np.uint64), (integers[code] != magnitude) | (np.floor(values[code]) != values[code])
 
 
 def random_in_table(magnitude: Array, words: Array, dst: DType) -> Array:
@@ -90,13 +126,21 @@ def random_in_table(magnitude: Array, words: Array, dst: DType) -> Array:
 
 def nearest_fraction(magnitude: Fraction, dst: DType) -> int:
     """As `nearest_step`, for a fraction, which Python's `round` rounds to the nearest integer, ties to even."""
+    code, rest = below_fraction(magnitude, dst)
+    return code + round(code % 2 + rest) - code % 2
+
+
+def below_fraction(magnitude: Fraction, dst: DType) -> tuple[int, Fraction]:
+    """The code of the value at or below a fraction, and the rest in ULPs."""
     if magnitude == 0:
-        return 0
+        return 0, magnitude
     lowest = 1 - dst.bias - dst.mantissa_bits
     step = max(floor_log2(magnitude) - dst.mantissa_bits, lowest)
     # Limited, because the code has to fit in 64 bits; all such magnitudes are far out of range.
     binade = min(step - lowest, 1 << (dst.exponent_bits + 1))
-    return (binade << dst.mantissa_bits) + round(magnitude / Fraction(2) ** step)
+    steps = magnitude / Fraction(2) ** step
+    whole = math.floor(steps)
+    return (binade << dst.mantissa_bits) + whole, steps - whole
 
 
 def floor_log2(magnitude: Fraction) -> int:

@@ -184,7 +184,9 @@ GPUCAST_INLINE float with_quiet_nan(float x) {
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
     typedef WordFor<Src, Dst> Word;
-    if constexpr (Src::is_bool) {
+    if constexpr (is_directed<Rule>()) {
+        return Stored<Dst>(cast_code<Src, Dst>(Word(code), Rule()));
+    } else if constexpr (Src::is_bool) {
         // A choice is a vector instruction where the conversion of a comparison is none.
         const Stored<Dst> no = cast_code<Src, Dst>(Word(0), Rule()), yes = cast_code<Src, Dst>(Word(1), Rule());
         return code != 0 ? yes : no;
@@ -322,7 +324,7 @@ static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ 
         if constexpr (Dst::is_int && sizeof(*src) == sizeof(*dst)) asm("" : "+r"(none));
 #pragma omp simd simdlen(32 / (sizeof(*src) < sizeof(*dst) ? sizeof(*src) : sizeof(*dst)))
         for (u64 i = 0; i < n; ++i) dst[i] = cast_element<Src, Dst, Rule>(src[i]) | none;
-    } else if constexpr (has_instructions<Dst>() && has_float32<Src>()) {
+    } else if constexpr (has_instructions<Dst>() && has_float32<Src>() && !is_directed<Rule>()) {
         round_halves<Src, Dst, Rule>(src, dst, n);
     } else {
         cast_directly<Src, Dst, Rule>(src, dst, n);

@@ -85,13 +85,13 @@ def test_a_file_system_that_maps_owners_is_told_by_a_new_file(folder: Path, monk
 def test_a_description_that_many_weights_share_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """1 MB of it for 10,000 weights took minutes, and its text in as many errors 10 GB."""
     parsed: list[object] = []
-    parse = comfyui.limits.parsed_json
+    parse = comfyui.file_limits.parsed_json
 
     def counted(text: Any) -> Any:
         parsed.append(text)
         return parse(text)
 
-    monkeypatch.setattr(comfyui.limits, "parsed_json", counted)
+    monkeypatch.setattr(comfyui.file_limits, "parsed_json", counted)
     layers = comfyui.Layers({"a": json.dumps({"format": "int8"})})
     for number in range(100):
         assert comfyui.layer_of(f"{number}.a.weight", None, layers) == {"format": "int8"}

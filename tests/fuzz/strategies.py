@@ -95,7 +95,7 @@ ATTRIBUTES = st.fixed_dictionaries(
         "saturate": st.booleans(),
         "round_mode": st.sampled_from(["up", "down", "nearest"]),
         "opset": st.integers(1, 28),
-        "rounding": st.sampled_from([None, "truncate", "nearest_even", "stochastic"]),
+        "rounding": st.sampled_from([None, "truncate", "nearest_even", "stochastic", "toward_zero", "odd"]),
         "overflow": st.sampled_from([None, "wrap", "saturate"]),
         "seed": st.none() | st.integers(0, 2**64 - 1),
         "offset": st.integers(0, 2**64 - 1),

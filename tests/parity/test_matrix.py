@@ -24,7 +24,7 @@ from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import cast_numbers
 from gpucast.parity import hard_values, host_build
-from gpucast.parity.cases import NUMERIC, rules
+from gpucast.parity.cases import NUMERIC, directed_cases, rules
 from gpucast.reference import exact_cast
 from host_driver import DEVICES, HostDriver, both_shapes, elements, on_gpu, upload
 from kernels_on_host import cast_codes
@@ -62,12 +62,19 @@ def by_host(codes: np.ndarray, rule: CastRule) -> np.ndarray:
     return codes_of(out, rule.dst)
 
 
+def directed(src: DType, dst: DType, exhaustive: bool) -> list[CastRule]:
+    """The rules that round in a direction, all of which share one path; of these one for each overflow, each pair
+    another."""
+    every = [case.rule for case in directed_cases(src, dst)]
+    return every if exhaustive else every[(src.number + dst.number) % 4 :: 4]
+
+
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
 def test_reference_and_host(src: DType, exhaustive: bool) -> None:
     for dst in NUMERIC:
         few, codes = judged(src, dst, exhaustive), compared(src, dst, exhaustive)
         decoded = [exact.decode(src, code) for code in few.tolist()] if src.bits > 16 and src is not dst else None
-        for rule in rules(src, dst):
+        for rule in (*rules(src, dst), *directed(src, dst, exhaustive)):
             every = exact.cast_codes(few, rule) if decoded is None else [exact.cast(one, rule) for one in decoded]
             model = np.array(every, dtype=dst.code_numpy)
             for name, found in (("reference", by_reference(few, rule)), ("host", by_host(few, rule))):
@@ -92,6 +99,7 @@ ARCHITECTURES = {
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_kernels(arch: int, src: DType, exhaustive: bool) -> None:
     group = [rule for dst in NUMERIC if ARCHITECTURES[arch](src, dst) for rule in rules(src, dst)]
+    group += [rule for dst in NUMERIC if arch == 90 for rule in directed(src, dst, exhaustive)]
     kernels = host_build.build(group, optimize=exhaustive, arch=arch)
     for rule in group:
         codes = compared(src, rule.dst, exhaustive)

@@ -13,7 +13,7 @@ from endings import HANGS
 from gpucast.core.dtypes import DType
 from gpucast.core.random import Random
 from gpucast.parity import hard_values
-from gpucast.parity.cases import NUMERIC, SMALL, WIDE, Case, cases, stochastic_cases
+from gpucast.parity.cases import NUMERIC, SMALL, WIDE, Case, cases, directed_cases, stochastic_cases
 from gpucast.parity.compare import wanted_codes
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.evaluation import evaluate
@@ -41,7 +41,7 @@ def specified(case: Case, codes: Array, words: Array | None = None) -> Array:
 def test_it_is_the_reference_for_every_code_of_16_bits_or_fewer(src: DType) -> None:
     codes = np.arange(1 << src.bits, dtype=src.code_numpy)
     for dst in NUMERIC:
-        for case in cases(src, dst):
+        for case in (*cases(src, dst), *directed_cases(src, dst)):
             t.forget()
             np.testing.assert_array_equal(specified(case, codes), wanted_codes(case.rule, codes), err_msg=str(case))
 
@@ -50,7 +50,7 @@ def test_it_is_the_reference_for_every_code_of_16_bits_or_fewer(src: DType) -> N
 def test_it_is_the_reference_for_hard_values_of_wide_sources(src: DType) -> None:
     for dst in NUMERIC:
         codes = hard_values.codes(src, dst, 0, 1 / 256, 200)
-        for case in cases(src, dst):
+        for case in (*cases(src, dst), *directed_cases(src, dst)):
             t.forget()
             found = specified(case, codes).astype(np.uint64)
             np.testing.assert_array_equal(found, wanted_codes(case.rule, codes), err_msg=str(case))

@@ -88,7 +88,7 @@ def test_snippets(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def check_claims(names: dict[str, Any], text: str) -> None:
     """The README's comments say what its lines give."""
     claims = re.findall(r"^(\w) = .*#.*?(\[[^\]]*\])$", text, re.MULTILINE)
-    assert {"y", "z", "i"} <= {name for name, _ in claims}
+    assert {"y", "i"} <= {name for name, _ in claims}
     for name, claim in claims:
         wanted = [float(number) for number in claim.strip("[]").split(",")]
         assert np.array_equal(names[name].astype(np.float64), wanted, equal_nan=True), (name, names[name])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README tells the truth: its tables are the code's, its links lead somewhere. (Its example: see test_docs.)"""
+"""The README tells the truth: its links lead somewhere, its commands are real. (Its examples: see test_docs.)"""
 
 from __future__ import annotations
 
@@ -18,7 +18,22 @@ def test_tables_are_what_the_code_writes(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.syspath_prepend(str(ROOT))
     from bench import readme
 
-    assert readme.rendered(README) == README, "run python -m bench.readme"
+    for page, text in readme.rendered().items():
+        assert page.read_text(encoding="utf-8") == text, "run python -m bench.readme"
+
+
+def test_whether_a_gpu_has_run_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from bench import readme
+
+    nothing = readme.gpu_section().startswith("No run on a GPU is recorded yet")
+    assert ("**No run on a GPU is recorded yet" in README) == nothing
+
+
+def test_the_first_screen_has_no_table_and_no_wide_code() -> None:
+    assert README.index("## Read on") < README.index("\n|")
+    for block in re.findall(r"^```\w*\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
+        assert max(map(len, block.splitlines())) <= 88, block
 
 
 def test_links_lead_somewhere() -> None:

@@ -110,7 +110,8 @@ def decode(bits: Array, form: Format) -> Array:
 
 
 def encode(x: Array, form: Format, mode: str) -> Array:
-    """The codes of numbers, rounded to nearest even ("rn") or toward zero ("rz"). NaN is the one of PTX's manual."""
+    """The codes of numbers, rounded to nearest even ("rn"), toward zero ("rz") or, where they are
+    not negative, upward ("rp"). NaN is the one of PTX's manual."""
     if form == TWICE:
         return np.where(np.isnan(x), np.uint64(0x7FF8 << 48), x.view(np.uint64))
     bits, (exponent_bits, digits) = sum(form), form
@@ -119,7 +120,7 @@ def encode(x: Array, form: Format, mode: str) -> Array:
     lowest = 2 - bias - digits
     step = np.where(finite == 0, lowest, np.maximum(np.frexp(finite)[1] - digits, lowest))
     whole = np.ldexp(np.abs(finite), -step)
-    whole = np.rint(whole) if mode == "rn" else np.floor(whole)
+    whole = {"rn": np.rint, "rz": np.floor, "rp": np.ceil}[mode](whole)
     # Steps of the format: a binade more is 2^(digits - 1) codes more, so that a carry goes where it belongs.
     code = ((step + bias + digits - 2).astype(np.int64) << (digits - 1)) + whole.astype(np.int64)
     most = infinity(form) - (mode == "rz")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from functools import lru_cache
 
@@ -49,6 +50,20 @@ def nearest(size: Term, src: DType, dst: DType, over: int, width: int) -> Term:
 
 
 @lru_cache(maxsize=256)
+def _values(src: DType, dst: DType, above: bool) -> tuple[int, ...]:
+    """For each code of a float: the lowest magnitude that is at, or above, its value."""
+    start = 0 if above else 1
+    return tuple(first(src, Fraction(dst.value(code)), above) for code in range(start, dst.max_code + 1))
+
+
+def neighbours(size: Term, src: DType, dst: DType, over: int, width: int) -> tuple[Term, Term]:
+    """The codes, of `width` bits, at or below a magnitude and at or above it; `over` stands above the largest."""
+    every = list(range(dst.max_code + 1))
+    below = search(size, _values(src, dst, above=False), every, width)
+    return below, search(size, _values(src, dst, above=True), [*every, over], width)
+
+
+@lru_cache(maxsize=256)
 def powers(src: DType, dst: DType, mode: RoundMode) -> tuple[int, ...]:
     """The same for FLOAT8E8M0 and its modes, preceded by the lowest magnitude that is not below its lowest number."""
     values = [Fraction(dst.value(code)) for code in range(dst.max_code + 1)]
@@ -57,12 +72,15 @@ def powers(src: DType, dst: DType, mode: RoundMode) -> tuple[int, ...]:
     return (first(src, values[0], above=False), *steps, first(src, values[-1], above=True))
 
 
-def rounded(number: Fraction, dst: DType) -> int:
-    """The code of a magnitude in an IEEE type: to nearest even, infinity if it is too large."""
+def rounded(number: Fraction, dst: DType, mode: str) -> int:
+    """The code of a magnitude in an IEEE type, to nearest even ("rn"), toward zero ("rz") or upward ("rp"). What is too
+    large is infinite, or toward zero the largest number."""
     if number == 0:
         return 0
     exponent = number.numerator.bit_length() - number.denominator.bit_length()
     exponent -= number < Fraction(2) ** exponent
     lowest = 1 - dst.bias - dst.mantissa_bits
     step = max(exponent - dst.mantissa_bits, lowest)
-    return min(((step - lowest) << dst.mantissa_bits) + round(number / Fraction(2) ** step), dst.inf_code)
+    steps = number / Fraction(2) ** step
+    whole = round(steps) if mode == "rn" else math.floor(steps) if mode == "rz" else math.ceil(steps)
+    return min(((step - lowest) << dst.mantissa_bits) + whole, dst.inf_code - (mode == "rz"))

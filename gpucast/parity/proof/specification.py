@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import STOCHASTIC, CastRule, resolve
+from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, resolve
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.nearest import nearest, powers, rounded, value
+from gpucast.parity.proof.nearest import nearest, neighbours, powers, rounded, value
 from gpucast.parity.proof.terms import SINGLE, TWICE, Format, Term, const, part
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
@@ -184,10 +184,13 @@ def _to_float(x: Number, rule: CastRule, word: Term | None) -> Term:
     if rule.rounding == STOCHASTIC:
         assert word is not None
         size = _at_random(x, dst, word)
+    elif rule.rounding in DIRECTED:
+        size = _directed(x, rule)
+        past = past if dst.bits <= 8 else const(dst.inf_code, dst.bits)
     elif dst.bits <= 8:
         size = nearest(x.size, x.src, dst, 1 << width, dst.bits)
     else:
-        size = t.zext(_ieee(x, dst), dst.bits)
+        size = t.zext(_ieee(x, dst, "rn"), dst.bits)
         past = const(dst.inf_code, dst.bits)
     too_large = t.bitwise("or", t.invert(t.ult(size, past)), x.infinite)
     sign = x.negative
@@ -207,27 +210,42 @@ def _to_float(x: Number, rule: CastRule, word: Term | None) -> Term:
     return t.ite(x.nan, nan, code)
 
 
-def _ieee(x: Number, dst: DType) -> Term:
-    """The magnitude in FLOAT16, BFLOAT16, FLOAT or DOUBLE, without its sign; infinity where it is too large."""
+def _directed(x: Number, rule: CastRule) -> Term:
+    """One of the two neighbours of a magnitude."""
+    dst = rule.dst
+    if dst.bits <= 8:
+        below, above = neighbours(x.size, x.src, dst, 1 << (dst.bits - 1), dst.bits)
+    else:
+        below, above = (t.zext(_ieee(x, dst, mode), dst.bits) for mode in ("rz", "rp"))
+    if rule.rounding == "odd":
+        # Beyond the largest number there is none, whatever its last bit.
+        inside = t.invert(t.eq(below, const(dst.max_code, dst.bits)))
+        return t.bitwise("or", below, t.zext(t.conj(inside, t.invert(t.eq(below, above))), dst.bits))
+    away = {"toward_zero": const(0, 1), "upward": t.invert(x.negative), "downward": x.negative}[rule.rounding]
+    return t.ite(away, above, below)
+
+
+def _ieee(x: Number, dst: DType, mode: str) -> Term:
+    """The magnitude in FLOAT16, BFLOAT16, FLOAT or DOUBLE, without its sign, rounded as SMT-LIB's `mode` does."""
     src, to = x.src, (dst.exponent_bits, dst.mantissa_bits + 1)
     if src.is_float and src.bits <= 8:
-        memory = _codes(src, dst)
+        memory = _codes(src, dst, mode)
         bytes_of = (dst.bits // 8).bit_length() - 1
         at = t.zext(t.join((const(0, bytes_of), x.size)), 32)
         return part(t.arithmetic("lookup", dst.bits, (at,), 0, memory), 0, dst.bits - 1)
     if not src.is_float:
-        found = t.arithmetic("from_int", dst.bits, (x.size,), False, to, "rn")
+        found = t.arithmetic("from_int", dst.bits, (x.size,), False, to, mode)
     else:
         source: Format = (src.exponent_bits, src.mantissa_bits + 1)
-        found = t.arithmetic("convert", dst.bits, (t.zext(x.size, src.bits),), source, to, "rn")
+        found = t.arithmetic("convert", dst.bits, (t.zext(x.size, src.bits),), source, to, mode)
     return part(found, 0, dst.bits - 1)
 
 
 @lru_cache(maxsize=64)
-def _codes(src: DType, dst: DType) -> bytes:
+def _codes(src: DType, dst: DType, mode: str) -> bytes:
     """The codes in an IEEE type of all magnitudes of a narrow float."""
     numbers = (value(src, size) for size in range(1 << (src.bits - src.sign_bits)))
-    codes = (0 if number is None else rounded(number, dst) for number in numbers)
+    codes = (0 if number is None else rounded(number, dst, mode) for number in numbers)
     return b"".join(code.to_bytes(dst.bits // 8, "little") for code in codes)
 
 

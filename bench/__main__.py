@@ -11,7 +11,6 @@ import argparse
 import functools
 import itertools
 import json
-import platform
 import re
 import sys
 import tempfile
@@ -20,16 +19,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
-import numpy as np
-
-from bench.gpu import casts as gpu
-from bench.gpu import quick
+from bench.gpu import run as gpu
 from bench.host import casts as host
 from bench.host import overhead
-from bench.revision import code_digest, commit
+from bench.revision import FOLDER, code_digest, machine
 from bench.static import check as static
-from bench.timing.machine import processor
+from gpucast.cli.arguments import positive
 from gpucast.gpu import devices
 
 #: Option -> (what it does, the benchmark).
@@ -45,38 +40,44 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]]]
     ),
     "quantize": (
         "of --gpu: scaled and block formats, beside copies of as many bytes and other libraries",
-        functools.partial(gpu.run, stages=("ceilings", "quantize")),
+        functools.partial(gpu.run, stages=("copies", "quantize")),
     ),
-    "quick": ("a few pairs on the GPU in 20 seconds, as a table", quick.run),
+    "quick": ("a few pairs on the GPU in 20 seconds, as a table", gpu.quick),
     "host": ("casts of NumPy arrays and CPU tensors beside astype and PyTorch, and strings", host.run),
-    "overhead": ("what a call costs for one element, with and without a GPU", overhead.run),
+    "overhead": ("what a call costs in Python for one element, and what a first call compiles", overhead.run),
     "static": ("what the machine code of every kernel says about its speed; needs no GPU", static.run),
 }
 #: What needs a GPU, and what keeps files of its results; the elements of arrays with --allow-cpu.
 ON_GPU, KEPT, FEW = {"gpu", "users", "many", "quantize", "quick"}, {"gpu", "users", "many", "quantize"}, 1 << 18
+#: The types that --quick measures on the host.
+_QUICK_TYPES = ["FLOAT", "FLOAT16", "FLOAT8E4M3FN", "INT8"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     chosen = [name for name in BENCHMARKS if getattr(arguments, name)] or ["gpu"]
-    figures: dict[str, Any] = {"machine": _machine()}
+    figures: dict[str, Any] = {"machine": machine()}
     problem = devices.unavailable() if ON_GPU.intersection(chosen) and not arguments.report_only else None
     if problem is not None:
         if not arguments.allow_cpu:
             print(f"bench: no GPU to measure: {problem[0]}; {problem[1]}, or --allow-cpu", file=sys.stderr)
             return 1
         print(f"bench: no GPU to measure: {problem[0]}; what follows is of the host (device: none)", file=sys.stderr)
-        if chosen != ["quick"]:
+        arguments.elements = arguments.elements or [FEW]
+        if chosen == ["quick"]:
+            chosen = ["host"]
+            arguments.src, arguments.dst = arguments.src or _QUICK_TYPES, arguments.dst or _QUICK_TYPES
+        else:
             chosen = ["static", "host"]
-            arguments.elements = arguments.elements or [FEW]
-            if arguments.json is None:
-                arguments.json = _unused(arguments.results, f"none-{figures['machine']['date']}-{code_digest()}")
+            arguments.json = arguments.json or _unused(
+                arguments.results, f"none-{figures['machine']['date']}-{code_digest()}"
+            )
     folders = [arguments.results] if KEPT.intersection(chosen) else []
     problems = [_unwritable(folder) for folder in [*folders, *([arguments.json.parent] if arguments.json else [])]]
     if any(problems):
         print(f"bench: results cannot be written: {next(filter(None, problems))}", file=sys.stderr)
         return 1
-    if problem is not None or not {*ON_GPU, "overhead"}.intersection(chosen):
+    if not ON_GPU.intersection(chosen):
         figures["device"] = "none"
     for name in chosen:
         begin = time.perf_counter()
@@ -105,13 +106,19 @@ def _parser() -> argparse.ArgumentParser:
         type=_count,
         nargs="+",
         metavar="N",
-        help=f"elements of arrays: of --quick (default: {quick.ELEMENTS}), and on the host (default: "
+        help=f"elements of arrays: of --quick (default: {gpu.ELEMENTS}), and on the host (default: "
         f"{', '.join(map(str, host.SIZES))}; {FEW} with --allow-cpu)",
     )
     parser.add_argument("--repeats", type=_count, default=5, help="interleaved runs; the fastest counts (default: 5)")
     parser.add_argument("--src", nargs="+", default=[], metavar="TYPE", help="only these source types")
     parser.add_argument("--dst", nargs="+", default=[], metavar="TYPE", help="only these destination types")
-    gpu.add_arguments(parser)
+    group = parser.add_argument_group("on a GPU")
+    folder = {"type": Path, "default": FOLDER, "metavar": "FOLDER"}
+    group.add_argument("--results", **folder, help="where results are (default: bench/results)")  # type: ignore[arg-type]
+    seconds = "begin nothing after S; a later run goes on"
+    group.add_argument("--seconds", type=positive, default=float("inf"), metavar="S", help=seconds)
+    newest = "measure nothing: write tables and pictures of the newest results"
+    group.add_argument("--report-only", action="store_true", help=newest)
     static.add_arguments(parser)
     return parser
 
@@ -139,17 +146,6 @@ def _unwritable(folder: Path) -> str:
     except OSError as error:
         return f"{folder}: {error.strerror}"
     return ""
-
-
-def _machine() -> dict[str, str]:
-    return {
-        "processor": processor(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "ml_dtypes": ml_dtypes.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit(),
-    }
 
 
 if __name__ == "__main__":

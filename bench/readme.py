@@ -11,11 +11,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench.report import host_tables
+from bench.cases.pairs import LARGE
+from bench.report import gpu_tables, host_tables
 from bench.report import results as gpu_results
-from bench.report import tables as gpu_tables
-from bench.report.results import FOLDER
-from bench.revision import ROOT
+from bench.report.markdown import table
+from bench.revision import FOLDER, ROOT
 from gpucast.cli import dtypes
 from gpucast.core.dtypes import DTYPES
 
@@ -27,7 +27,7 @@ PAGES = {
     "speed": DOCS / "performance.md",
 }
 #: Of a GPU's results: the end of a picture's name, and what it shows.
-PICTURES = {"ceiling": "share of a copy's speed", "sizes": "speed by size", "speed-up": "speed-up over each rival"}
+PICTURES = {"share": "share of a copy's speed", "sizes": "speed by size"}
 
 
 def main() -> int:
@@ -45,23 +45,21 @@ def main() -> int:
 def rendered() -> dict[Path, str]:
     """The pages with every table written anew."""
     texts = {page: page.read_text(encoding="utf-8") for page in PAGES.values()}
-    for name, table in (("dtypes", dtype_table()), ("speed", speed_table()), ("gpu", gpu_section())):
+    for name, made in (("dtypes", dtype_table()), ("speed", speed_table()), ("gpu", gpu_section())):
         page = PAGES[name]
         places = re.findall(rf"<!-- {name}: [^\n]*-->\n.*?<!-- end -->", texts[page], flags=re.DOTALL)
         if len(places) != 1:
             raise SystemExit(f"bench.readme: {page} has {len(places)} places for the {name} table; expected one")
         head, _, _ = places[0].partition("\n")
-        texts[page] = texts[page].replace(places[0], f"{head}\n\n{table}\n<!-- end -->")
+        texts[page] = texts[page].replace(places[0], f"{head}\n\n{made}\n<!-- end -->")
     return texts
 
 
 def dtype_table() -> str:
     """What tells the types apart. `gpucast dtypes` has twelve columns."""
-    rows = [
-        f"| {row['name']} | {row['bits'] or ''} | {dtypes.range_text(row)} | {row['opset']} |"
-        for row in map(dtypes.describe, DTYPES)
-    ]
-    return "\n".join(["| Type | Bits | Range | First opset |", "| --- | --- | --- | --- |", *rows]) + "\n"
+    rows = map(dtypes.describe, DTYPES)
+    cells = ([row["name"], str(row["bits"] or ""), dtypes.range_text(row), str(row["opset"])] for row in rows)
+    return table(["Type", "Bits", "Range", "First opset"], cells) + "\n"
 
 
 def speed_table() -> str:
@@ -102,14 +100,14 @@ def gpu_section(folder: Path = FOLDER) -> str:
     results = gpu_results.newest(folder)
     if results is None:
         return "No run on a GPU is recorded yet.\n"
-    lines = [*gpu_tables.pair_lines(results), *gpu_tables.rival_lines(results)]
     path = results.path
-    tables, figures = (_link(text, path.with_suffix(end)) for text, end in (("tables", ".md"), ("figures", ".csv")))
+    assert path is not None
+    tables, figures = (_link(text, path.with_suffix(end)) for text, end in (("tables", ".md"), ("figures", ".jsonl")))
     parts = [
         f"`python -m bench` on {results.label} (all {tables} and {figures}).",
-        gpu_tables.common_table(results),
-        "\n".join(f"- {line}" for line in lines),
-        gpu_tables.call_table(results),
+        gpu_tables.common_table(results, LARGE),
+        "\n".join(f"- {line}" for line in [*gpu_tables.pair_lines(results), *gpu_tables.rival_lines(results, LARGE)]),
+        gpu_tables.case_table(results, "calls"),
     ]
     for name, what in PICTURES.items():
         picture = path.with_name(f"{path.stem}-{name}.png")

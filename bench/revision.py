@@ -1,14 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Identifies the code that is measured."""
+"""Says what is measured, and where: the code, the processor, the versions."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import subprocess
+import time
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
+
 ROOT = Path(__file__).resolve().parent.parent
+#: Where results are kept.
+FOLDER = ROOT / "bench" / "results"
 #: Names the commit where git cannot: in a copy of the files without their history.
 VARIABLE = "GPUCAST_COMMIT"
 
@@ -31,7 +38,28 @@ def code_digest(root: Path = ROOT) -> str:
     hashed = hashlib.sha256()
     for folder in ("gpucast", "kernels"):
         for path in sorted((root / folder).rglob("*")):
-            if path.suffix in (".py", ".cuh", ".cu", ".c", ".h", ".hpp"):
+            if path.suffix in (".py", ".cuh", ".cu", ".c", ".h", ".hpp", ".cpp"):
                 hashed.update(f"{path.relative_to(root).as_posix()}\0".encode())
                 hashed.update(path.read_bytes().replace(b"\r\n", b"\n"))
     return hashed.hexdigest()[:8]
+
+
+def machine() -> dict[str, str]:
+    """What every file of results names."""
+    return {
+        "processor": processor(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "ml_dtypes": ml_dtypes.__version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "commit": commit(),
+    }
+
+
+def processor() -> str:
+    """The model of the host's processor."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

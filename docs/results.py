@@ -16,11 +16,9 @@ from sphinx.config import Config
 
 from bench import readme
 from bench.report import host_tables
-from bench.report import results as gpu_results
 from bench.report.heatmap import heatmap
+from bench.revision import FOLDER
 from gpucast.core.dtypes import DTYPES
-
-FOLDER = gpu_results.FOLDER
 
 
 def add_figures(app: Sphinx, config: Config) -> None:
@@ -36,7 +34,7 @@ def host_heatmap(path: Path) -> None:
     _, figures = readme.newest_host()
     machine, size = figures["machine"], 1_000_000
     rows = (row for row in readme.host_rows(figures) if row.elements == size)
-    ratios = host_tables.worst_ratios(rows, ("library", "astype"))
+    ratios = host_tables.worst_ratios(rows, ("cast", "astype"))
     names = [row.name for row in DTYPES if row.family != "string"]
     heatmap(
         path,
@@ -88,7 +86,7 @@ def proofs() -> str:
 
 def files() -> str:
     """A list of the committed results."""
-    kinds = {".json": "figures", ".csv": "figures", ".md": "tables", ".svg": "picture", ".png": "picture"}
+    kinds = {".json": "figures", ".jsonl": "figures", ".md": "tables", ".svg": "picture", ".png": "picture"}
     found = [path for path in sorted(FOLDER.iterdir()) if path.suffix in kinds]
     lines = [f"- [{path.name}](../bench/results/{path.name}): {kinds[path.suffix]}" for path in found]
     return "\n".join(lines)

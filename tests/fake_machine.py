@@ -78,14 +78,13 @@ class FakeMachine:
     def copy(self, dst: Any, src: Any) -> None:
         self._copy("memcpy", MEMCPY, dst, src)
 
-    def copy_kernels(self) -> dict[str, Callable[[Any, Any], object]]:
-        return {"copy kernel": lambda dst, src: self._copy("copy kernel", COPY_KERNEL, dst, src)}
+    def copy_kernel(self, read: int, write: int) -> Callable[[Any, Any], object]:
+        return lambda dst, src: self._copy(f"{read}:{write}", COPY_KERNEL, dst, src)
 
     def _copy(self, name: str, speed: float, dst: Any, src: Any) -> None:
-        assert dst.nbytes == src.nbytes
-        ctypes.memmove(dst.data.ptr, src.data.ptr, dst.nbytes)
+        ctypes.memmove(dst.data.ptr, src.data.ptr, min(dst.nbytes, src.nbytes))
         self.copies.append((name, src.data.ptr, dst.data.ptr, dst.nbytes))
-        self.spend(2 * dst.nbytes / speed)
+        self.spend((dst.nbytes + src.nbytes) / speed)
 
     def fill(self, x: Any, byte: int) -> None:
         ctypes.memset(x.data.ptr, byte, x.nbytes)
@@ -102,7 +101,7 @@ class FakeMachine:
     def now(self) -> float:
         return self.time + self.clock()
 
-    def capture(self, work: Callable[[], object]) -> Callable[[], object] | None:
+    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
         begin, self.capturing = self.time, True
         work()
         taken, self.time, self.capturing = self.time - begin, begin, False
@@ -179,21 +178,5 @@ class FakeRival:
     def wait(self, result: Any) -> None:
         pass
 
-    def codes(self, result: Any, dst: DType, count: int) -> np.ndarray:
-        return np.asarray(result[:count])
-
-
-class IdleRival:
-    """Does nothing for a while, or cannot even that, for the reason that it `lacks`."""
-
-    def __init__(self, machine: FakeMachine, name: str, lacks: str = "") -> None:
-        self.machine, self.name, self.lacks = machine, name, lacks
-        #: Of quantization.
-        self.formats = ("mxfp4", "mxfp8e4m3")
-
-    def prepare_many(self, *_: Any) -> Callable[[], None]:
-        if self.lacks:
-            raise NotImplementedError(self.lacks)
-        return lambda: self.machine.spend(1e-3)
-
-    prepare_quantize = prepare_many
+    def codes(self, result: Any, dst: DType, start: int, stop: int) -> np.ndarray:
+        return np.asarray(result[start:stop])

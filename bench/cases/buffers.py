@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.timing.machine import ALIGNMENT, CACHES, Array, Machine, rotation
+from bench.timing.machine import ALIGNMENT, Array, Machine
 from gpucast.arrays.bitpacking import pack_codes
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
@@ -20,10 +20,9 @@ from gpucast.parity.cases import NUMERIC
 BLOCK = 1 << 20
 #: The share of the free memory that the arrays of one cast may take.
 MEMORY_SHARE = 0.4
-
-
-class TooLarge(Exception):
-    """The arrays do not fit into the memory."""
+#: Sets of arrays together have so many times the size of the cache, but there are no more than MOST_SETS: enough for
+#: 2^14 elements of 6 bytes beside a cache of 100 MB.
+CACHES, MOST_SETS = 4, 1 << 12
 
 
 @dataclass(frozen=True)
@@ -82,11 +81,6 @@ LAYOUTS = {
 }
 
 
-def moved_bytes(src: DType, dst: DType, n: int) -> float:
-    """Bytes that a cast reads and writes: those of its elements, at bits / 8 each."""
-    return n * (src.bits + dst.bits) / 8
-
-
 @lru_cache(maxsize=len(NUMERIC))
 def source_codes(dtype: DType) -> Array:
     """BLOCK codes of a type, one element each: floats distributed like weights, 1 % random codes; random integers."""
@@ -133,6 +127,11 @@ class Sets:
         """Whether a set has been evicted from the cache when its turn comes again."""
         return self.footprint >= CACHES * self.machine.cache_bytes
 
+    @property
+    def moved(self) -> float:
+        """Bytes that a cast reads and writes: those of its elements, at bits / 8 each."""
+        return self.n * (self.src.bits + self.dst.bits) / 8
+
     def source_arrays(self) -> list[Any]:
         """For `gpucast.cast`: the views of the layout."""
         held = self.layout.held(self.n)
@@ -147,8 +146,13 @@ class Sets:
         return np.asarray(self.codes[self.layout.places(elements, self.n) % self.codes.size])
 
 
+def rotation(machine: Machine, each: int) -> int:
+    """How many sets of `each` bytes to rotate through, so that none is in the cache when its turn comes again."""
+    return min(max(2, -(-CACHES * machine.cache_bytes // each)), MOST_SETS)
+
+
 def make_sets(machine: Machine, src: DType, dst: DType, n: int, layout: Layout = CONTIGUOUS) -> Sets:
-    """Sets with CACHES times the size of the cache, at most MOST_SETS. TooLarge where they do not fit."""
+    """Sets with CACHES times the size of the cache, at most MOST_SETS. MemoryError where they do not fit."""
     each = src.nbytes(layout.held(n)) + dst.nbytes(n)
     free = int(MEMORY_SHARE * machine.free_bytes())
     wanted = rotation(machine, each)
@@ -156,7 +160,7 @@ def make_sets(machine: Machine, src: DType, dst: DType, n: int, layout: Layout =
         # Fewer sets will do if they are larger than the cache.
         wanted = free // each
         if wanted * each < CACHES * machine.cache_bytes:
-            raise TooLarge(f"{each:,} bytes for each of {max(wanted, 1)} sets, but {free:,} may be used")
+            raise MemoryError(f"{each:,} bytes for each of {max(wanted, 1)} sets, but {free:,} may be used")
     return sets_of(machine, src, dst, n, layout, source_codes(src), wanted)
 
 
@@ -164,7 +168,9 @@ def sets_of(machine: Machine, src: DType, dst: DType, n: int, layout: Layout, co
     """`count` sets whose sources repeat `codes`, a whole number of bytes of them."""
     sources = tuple(_arena(machine, src, layout.held(n), layout.src_shift, count))
     outs = tuple(_arena(machine, dst, n, layout.dst_shift, count))
-    _fill(machine, sources, raw(codes[: -(-layout.held(n) // 8) * 8], src))
+    repeat(machine, sources[0], raw(codes[: -(-layout.held(n) // 8) * 8], src))
+    for other in sources[1:]:
+        machine.copy(other, sources[0])
     for out in outs:
         # So that no element of the result is right by chance.
         machine.fill(out, 0xA5)
@@ -179,14 +185,11 @@ def _arena(machine: Machine, dtype: DType, n: int, shift: int, count: int) -> It
         yield arena[i * step + offset : i * step + offset + nbytes]
 
 
-def _fill(machine: Machine, sources: tuple[Any, ...], data: Array) -> None:
-    """Repeat the bytes over the first source, then copy that to the others."""
-    first = sources[0]
-    filled = min(data.size, first.nbytes)
-    machine.upload(first[:filled], data[:filled])
-    while filled < first.nbytes:
-        more = min(filled, first.nbytes - filled)
-        machine.copy(first[filled : filled + more], first[:more])
+def repeat(machine: Machine, into: Any, data: Array) -> None:
+    """Fill an array with bytes, again and again."""
+    filled = min(data.size, into.nbytes)
+    machine.upload(into[:filled], data[:filled])
+    while filled < into.nbytes:
+        more = min(filled, into.nbytes - filled)
+        machine.copy(into[filled : filled + more], into[:more])
         filled += more
-    for other in sources[1:]:
-        machine.copy(other, first)

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.cases.buffers import CONTIGUOUS, Sets, as_array, sets_of
-from bench.cases.contenders import Contender, array_codes
+from bench.cases.buffers import CONTIGUOUS, Sets, sets_of
 from bench.timing.machine import Array, Machine
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule, resolve
@@ -26,58 +25,45 @@ WINDOW = 4096
 class Check:
     """How many results were compared, how many differ, and a description of the first that differs."""
 
-    checked: int
-    wrong: int
+    checked: int = 0
+    wrong: int = 0
     first: str = ""
 
     def __add__(self, other: Check) -> Check:
         return Check(self.checked + other.checked, self.wrong + other.wrong, self.first or other.first)
 
 
-def check_sample(machine: Machine, contender: Contender, src: DType, dst: DType, exact: bool) -> Check:
-    """Check every code of a source of 16 bits or fewer, or hard values and random ones of a wider source.
+def hard_sets(machine: Machine, src: DType, dst: DType) -> Sets:
+    """One set with every code of a source of 16 bits or fewer, or hard values and random ones of a wider source."""
+    codes = _hard_codes(resolve(src, dst))
+    return sets_of(machine, src, dst, codes.size, CONTIGUOUS, codes, 1)
+
+
+def check_windows(contender: Any, sets: Sets, result: Any, exact: bool) -> Check:
+    """Check the beginning, the middle and the end of a contender's result, or all of a short one.
 
     `exact`: NaNs are compared by their bits; otherwise all NaNs count as equal.
     """
-    codes, wanted = _sample(resolve(src, dst))
-    sets = sets_of(machine, src, dst, codes.size, CONTIGUOUS, codes, 1)
-    result = contender.prepare(sets)(0)
     contender.wait(result)
-    return compare(contender.codes(result, dst, codes.size), codes, wanted, src, dst, exact)
-
-
-def check_head(contender: Contender, sets: Sets, result: Any) -> Check:
-    """Check the first results of a rival that takes too long to prepare for a separate sample."""
-    elements = np.arange(min(sets.n, 16 * WINDOW))
-    codes = sets.taken(elements)
-    contender.wait(result)
-    got = contender.codes(result, sets.dst, elements.size)
-    return compare(got, codes, wanted_codes(resolve(sets.src, sets.dst), codes), sets.src, sets.dst, False)
-
-
-def check_windows(contender: Contender, sets: Sets) -> Check:
-    """Check the beginning, the middle and the end of the destination that a contender writes to."""
-    out, dst, n = sets.outs[0], sets.dst, sets.n
-    sets.machine.fill(out, 0xA5)
-    contender.wait(contender.prepare(sets)(0))
-    total = Check(0, 0)
+    src, dst, n = sets.src, sets.dst, sets.n
     # Multiples of 8, so that windows of types below one byte begin at a byte.
-    for begin in sorted({0, n // 2 // 8 * 8, max(0, n - WINDOW) // 8 * 8}):
-        count = min(WINDOW, n - begin)
-        data = out[begin * dst.bits // 8 : dst.nbytes(begin + count)]
-        got = array_codes(sets.machine, as_array(data, dst, count), dst, count)
-        codes = sets.taken(np.arange(begin, begin + count))
-        total += compare(got, codes, wanted_codes(resolve(sets.src, dst), codes), sets.src, dst, True)
+    starts = sorted({0, n // 2 // 8 * 8, max(0, n - WINDOW) // 8 * 8})
+    total = Check()
+    for start, stop in [(0, n)] if sets.codes.size == n else [(start, min(n, start + WINDOW)) for start in starts]:
+        codes = sets.taken(np.arange(start, stop))
+        got = contender.codes(result, dst, start, stop)
+        total += compare(got, codes, wanted_codes(resolve(src, dst), codes), src, dst, exact)
     return total
 
 
 def compare(got: Array, codes: Array, wanted: Array, src: DType, dst: DType, exact: bool) -> Check:
+    """How the codes of a result differ from those that are wanted, which `codes` were cast to."""
     differs = got != wanted
     if dst.has_nan and not exact:
         differs &= ~(_is_nan(got, dst) & _is_nan(wanted, dst))
     wrong = int(np.count_nonzero(differs))
     if not wrong:
-        return Check(got.size, 0)
+        return Check(got.size)
     i = int(differs.argmax())
     first = (
         f"{describe(src, int(codes[i]))} gives {describe(dst, int(got[i]))}, "
@@ -93,6 +79,5 @@ def _is_nan(codes: Array, dtype: DType) -> Array:
 
 
 @lru_cache(maxsize=2)
-def _sample(rule: CastRule) -> tuple[Array, Array]:
-    codes = codes_of(rule, 0, _SHARE, _RANDOM)
-    return codes, wanted_codes(rule, codes)
+def _hard_codes(rule: CastRule) -> Array:
+    return codes_of(rule, 0, _SHARE, _RANDOM)

@@ -3,176 +3,113 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
-from bench.cases.buffers import Sets, TooLarge, moved_bytes
-from bench.timing.machine import ALIGNMENT, Array, Machine
+import gpucast
+from bench.cases.buffers import Sets
+from bench.timing.machine import ALIGNMENT, Array, Copy, Machine
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.arrays.packed import PackedArray
-from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType
 
 Run = Callable[[int], Any]
 
 #: The prefix of the names of our own contenders, and the full name of the one that writes to `out`.
 OURS = "gpucast"
-#: A copy of as many bytes by our own kernel, measured in turn with the casts as their yardstick. It is no rival.
-COPY = "copy kernel"
+#: Yardsticks, which are no rivals: a copy of as many bytes, and one that reads and writes them in the cast's ratio.
+COPY, SAME_RATIO = "copy kernel", "copy of the same ratio"
+#: The vectors that a thread of the copy kernel has in flight.
+UNROLLS = (1, 2, 4)
 
 
-class Contender(Protocol):
-    """An implementation of casts."""
+class Contender:
+    """An implementation of casts, for NumPy-like arrays on the machine's stream unless a class says otherwise."""
 
-    def __init__(self, machine: Machine) -> None: ...
-
-    name: str
+    name: ClassVar[str]
     #: Whether its results are new arrays.
-    allocates: bool
+    allocates = False
     #: Whether it compiles for seconds before the first cast of a pair.
-    heavy: bool
-    #: Whether it launches on the machine's stream, so that events there measure its time and its calls can be captured.
-    streamed: bool
-
-    def supports(self, src: DType, dst: DType) -> bool:
-        """Whether it supports the pair on its machine."""
-
-    def prepare(self, sets: Sets) -> Run:
-        """The function that casts the i-th set and returns the result. May raise any error of its library."""
-
-    def wait(self, result: Any) -> None:
-        """Wait until a result is complete."""
-
-    def codes(self, result: Any, dst: DType, count: int) -> Array:
-        """The first codes of a result, one element each, on the host."""
-
-
-class _Streamed:
-    """The base of contenders that cast NumPy or CuPy arrays on the machine's stream."""
-
     heavy = False
+    #: Whether it works on the machine's stream, so that events there measure its time and its calls can be captured.
     streamed = True
 
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
 
+    def supports(self, src: DType, dst: DType) -> bool:
+        """Whether it supports the pair."""
+        return True
+
+    def prepare(self, sets: Sets) -> Run:
+        """The function that casts the i-th set and returns the result. May raise any error of its library."""
+        raise NotImplementedError
+
     def wait(self, result: Any) -> None:
+        """Wait until a result is complete."""
         self.machine.synchronize()
 
-    def codes(self, result: Any, dst: DType, count: int) -> Array:
-        return array_codes(self.machine, result, dst, count)
+    def codes(self, result: Any, dst: DType, start: int, stop: int) -> Array:
+        """Some codes of a result in row-major order, one element each, on the host; `start` is a multiple of 8."""
+        if isinstance(result, PackedArray):
+            data = self.machine.download(result.data[start * dst.bits // 8 : dst.nbytes(stop)])
+            return np.asarray(unpack_codes(data, dst.bits, stop - start))
+        return self.machine.download(result.view(dst.code_numpy).reshape(-1)[start:stop])
 
 
-class Ours(_Streamed):
-    """`gpucast.cast`, into `out` or allocating."""
+class Ours(Contender):
+    """`gpucast.cast` into `out`."""
 
-    def __init__(self, machine: Machine, allocates: bool = False) -> None:
-        super().__init__(machine)
-        self.allocates = allocates
-        self.name = f"{OURS} allocating" if allocates else OURS
+    name = OURS
 
-    def supports(self, src: DType, dst: DType) -> bool:
-        # On the host types below one byte take a byte per element, and need other arrays than the packed ones here.
-        return self.machine.stream is not None or not (src.packed or dst.packed)
+    def prepare(self, sets: Sets) -> Run:
+        dst, xs, outs = sets.dst, sets.source_arrays(), sets.out_arrays()
+        return lambda i: gpucast.cast(xs[i], dst, out=outs[i])
+
+
+class OursAllocating(Contender):
+    """`gpucast.cast` with a new result."""
+
+    name = f"{OURS} allocating"
+    allocates = True
 
     def prepare(self, sets: Sets) -> Run:
         dst, xs = sets.dst, sets.source_arrays()
-        if self.allocates:
-            return lambda i: cast(xs[i], dst)
-        outs = sets.out_arrays()
-        return lambda i: cast(xs[i], dst, out=outs[i])
+        return lambda i: gpucast.cast(xs[i], dst)
 
 
-class CopyKernel(_Streamed):
-    """Reads half as many bytes as a cast moves and writes as many, in its own arrays, which rotate like the casts'.
-
-    `choose` returns the copy function for a number of bytes: the quickest copy kernel at that size.
-    """
-
-    name = COPY
-    allocates = False
-
-    def __init__(self, machine: Machine, choose: Callable[[float], Callable[[Any, Any], object]]) -> None:
-        super().__init__(machine)
-        self.choose = choose
-
-    def supports(self, src: DType, dst: DType) -> bool:
-        return True
-
-    def prepare(self, sets: Sets) -> Run:
-        moved = moved_bytes(sets.src, sets.dst, sets.n)
-        # Whole vectors.
-        half, count = int(moved) // 32 * 16, len(sets.sources)
-        if not half:
-            raise ValueError(f"{moved:g} bytes are too few for the copy kernel")
-        step = -(-half // ALIGNMENT) * ALIGNMENT
-        if 2 * step * count > self.machine.free_bytes():
-            raise TooLarge(f"{2 * step * count:,} bytes beside those of the casts")
-        arena = self.machine.empty(2 * step * count)
-        # Not zeros, which may be quicker to move.
-        self.machine.fill(arena, 0x5A)
-        sides = [(arena[2 * i * step :][:half], arena[(2 * i + 1) * step :][:half]) for i in range(count)]
-        copy = self.choose(moved)
-        return lambda i: copy(sides[i][1], sides[i][0])
+def copies(machine: Machine, sets: Sets, read: float, write: float, copy: Copy) -> Run:
+    """Copies of so many bytes in arrays of their own, which rotate as the sets of a cast do."""
+    # Whole vectors.
+    sides, count = [max(1, int(size) // 16) * 16 for size in (read, write)], len(sets.sources)
+    places = [-(-size // ALIGNMENT) * ALIGNMENT for size in sides]
+    if sum(places) * count > machine.free_bytes():
+        raise MemoryError(f"{sum(places) * count:,} bytes beside those of the casts")
+    arena = machine.empty(sum(places) * count)
+    # Not zeros, which may be quicker to move.
+    machine.fill(arena, 0x5A)
+    pairs = []
+    for i in range(count):
+        src = arena[i * sum(places) :]
+        pairs.append((src[places[0] :][: sides[1]], src[: sides[0]]))
+    return lambda i: copy(*pairs[i])
 
 
-def array_codes(machine: Machine, result: Any, dst: DType, count: int) -> Array:
-    """The first codes of a NumPy or CuPy array, or of a PackedArray, in row-major order."""
-    if isinstance(result, PackedArray):
-        data = machine.download(result.data[: dst.nbytes(count)])
-        return np.asarray(unpack_codes(data, dst.bits, count))
-    return machine.download(result.view(dst.code_numpy).reshape(-1)[:count])
+def same_ratio(machine: Machine, sets: Sets) -> Run:
+    """Copies that read and write as many bytes as the casts."""
+    bits = sets.src.bits, sets.dst.bits
+    least = np.gcd(*bits)
+    # At least four vectors on the wider side, so that enough is under way.
+    times = max(1, 4 * int(least) // max(bits))
+    read, write = (times * side // int(least) for side in bits)
+    return copies(machine, sets, sets.n * bits[0] / 8, sets.n * bits[1] / 8, machine.copy_kernel(read, write))
 
 
-def _astype(sets: Sets) -> Run:
-    kind, xs = sets.dst.numpy, sets.source_arrays()
-    return lambda i: xs[i].astype(kind)
-
-
-def _copyto(copyto: Callable[..., None], sets: Sets) -> Run:
-    xs, outs = sets.source_arrays(), sets.out_arrays()
-
-    def run(i: int) -> Any:
-        copyto(outs[i], xs[i], casting="unsafe")
-        return outs[i]
-
-    return run
-
-
-class NumpyAstype(_Streamed):
-    """``x.astype(dtype)`` on the host."""
-
-    name = "NumPy astype"
-    allocates = True
-
-    def supports(self, src: DType, dst: DType) -> bool:
-        if src.packed or dst.packed:
-            return False
-        try:
-            with np.errstate(all="ignore"):
-                np.zeros(1, src.numpy).astype(dst.numpy)
-        except TypeError:  # ml_dtypes lacks the pair.
-            return False
-        return True
-
-    def prepare(self, sets: Sets) -> Run:
-        return _astype(sets)
-
-
-class NumpyCopyto(NumpyAstype):
-    """``numpy.copyto(out, x)`` on the host."""
-
-    name = "NumPy copyto"
-    allocates = False
-
-    def prepare(self, sets: Sets) -> Run:
-        return _copyto(np.copyto, sets)
-
-
-class CupyAstype(_Streamed):
+class CupyAstype(Contender):
     """``x.astype(dtype)`` of CuPy."""
 
     name = "CuPy astype"
@@ -188,7 +125,8 @@ class CupyAstype(_Streamed):
         return {src.numpy_name, dst.numpy_name} <= CUPY_TYPES
 
     def prepare(self, sets: Sets) -> Run:
-        return _astype(sets)
+        kind, xs = sets.dst.numpy, sets.source_arrays()
+        return lambda i: xs[i].astype(kind)
 
 
 class CupyCopyto(CupyAstype):
@@ -198,7 +136,13 @@ class CupyCopyto(CupyAstype):
     allocates = False
 
     def prepare(self, sets: Sets) -> Run:
-        return _copyto(self.cupy.copyto, sets)
+        copyto, xs, outs = self.cupy.copyto, sets.source_arrays(), sets.out_arrays()
+
+        def run(i: int) -> Any:
+            copyto(outs[i], xs[i], casting="unsafe")
+            return outs[i]
+
+        return run
 
 
 #: The types that CuPy casts. Arrays of other types it can hold at best, with ml_dtypes dtypes.
@@ -207,8 +151,8 @@ CUPY_TYPES = {"bool", "float16", "float32", "float64", "bfloat16"} | {
 }
 
 
-class TorchTo(_Streamed):
-    """``x.to(dtype, copy=True)`` of PyTorch, on the machine's device and stream."""
+class TorchTo(Contender):
+    """``x.to(dtype, copy=True)`` of PyTorch, on the machine's stream."""
 
     name = "torch .to"
     allocates = True
@@ -218,10 +162,9 @@ class TorchTo(_Streamed):
 
         super().__init__(machine)
         self.torch = torch
-        if machine.stream is not None:
-            if not torch.cuda.is_available():
-                raise ImportError("torch cannot use the GPU")
-            torch.cuda.set_stream(torch.cuda.ExternalStream(machine.stream))
+        if not torch.cuda.is_available():
+            raise ImportError("torch cannot use the GPU")
+        torch.cuda.set_stream(torch.cuda.ExternalStream(machine.stream))
 
     def supports(self, src: DType, dst: DType) -> bool:
         return all(not dtype.packed and hasattr(self.torch, dtype.numpy_name) for dtype in (src, dst))
@@ -232,15 +175,14 @@ class TorchTo(_Streamed):
 
     def flat(self, data: Any, dtype: DType) -> Any:
         """A flat tensor over the memory of bytes."""
-        device = "cpu" if self.machine.stream is None else "cuda"
-        return self.torch.as_tensor(data, device=device).view(getattr(self.torch, dtype.numpy_name))
+        return self.torch.as_tensor(data, device="cuda").view(getattr(self.torch, dtype.numpy_name))
 
     def prepare(self, sets: Sets) -> Run:
         kind, xs = getattr(self.torch, sets.dst.numpy_name), self.tensors(sets)
         return lambda i: xs[i].to(kind, copy=True)
 
-    def codes(self, result: Any, dst: DType, count: int) -> Array:
-        data = result.contiguous().reshape(-1)[:count].view(self.torch.uint8).cpu().numpy()
+    def codes(self, result: Any, dst: DType, start: int, stop: int) -> Array:
+        data = result.contiguous().reshape(-1)[start:stop].view(self.torch.uint8).cpu().numpy()
         return np.asarray(data).view(dst.code_numpy)
 
 
@@ -256,16 +198,78 @@ class TorchCopy(TorchTo):
         return lambda i: copies[i](xs[i])
 
 
-def contenders(machine: Machine) -> list[Contender]:
-    """Our contenders, then the rivals that can be imported."""
-    kinds = (NumpyAstype, NumpyCopyto) if machine.stream is None else (CupyAstype, CupyCopyto)
-    return [Ours(machine), Ours(machine, allocates=True), *available([*kinds, TorchTo, TorchCopy], machine)]
+class TorchCompile(TorchTo):
+    """``torch.compile`` of a function that casts."""
+
+    name = "torch.compile"
+    heavy = True
+
+    def prepare(self, sets: Sets) -> Run:
+        kind, xs = getattr(self.torch, sets.dst.numpy_name), self.tensors(sets)
+        # Otherwise the limit of compiled functions, which includes earlier pairs, may make it fall back to eager mode.
+        self.torch._dynamo.reset()
+        compiled = self.torch.compile(lambda x: x.to(kind, copy=True), fullgraph=True, dynamic=False)
+        return lambda i: compiled(xs[i])
 
 
-def available(kinds: Sequence[type[Contender]], machine: Machine) -> list[Contender]:
-    """The rivals whose packages are installed. One that is installed but fails to start is reported on stderr."""
-    found = []
-    for kind in kinds:
+class JaxJit(Contender):
+    """``jax.jit`` of ``x.astype(dtype)``. It runs on a stream of its own, so that the host's clock times it."""
+
+    name = "jax.jit"
+    allocates = True
+    heavy = True
+    streamed = False
+
+    def __init__(self, machine: Machine) -> None:
+        # Otherwise XLA takes most of the memory when it starts.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        import jax
+
+        super().__init__(machine)
+        # JAX is only partly typed.
+        self.jax: Any = jax
+        self.jax.config.update("jax_enable_x64", True)
+        if jax.default_backend() != "gpu":
+            raise ImportError("jax cannot use the GPU")
+
+    def supports(self, src: DType, dst: DType) -> bool:
+        return all(not dtype.packed and hasattr(self.jax.numpy, _jax_name(dtype)) for dtype in (src, dst))
+
+    def arrays(self, sets: Sets) -> list[Any]:
+        """Copies of the sources, because DLPack does not support every type."""
+        jax, codes, view = self.jax, sets.src.code_numpy, sets.layout.view
+        kind = getattr(jax.numpy, _jax_name(sets.src))
+        self.machine.synchronize()
+        made = (jax.dlpack.from_dlpack(data.view(codes)) for data in sets.sources)
+        return [
+            view(flat != 0 if sets.src.family == "bool" else jax.lax.bitcast_convert_type(flat, kind)) for flat in made
+        ]
+
+    def prepare(self, sets: Sets) -> Run:
+        xs, kind = self.arrays(sets), getattr(self.jax.numpy, _jax_name(sets.dst))
+        compiled = self.jax.jit(lambda x: x.astype(kind))
+        return lambda i: compiled(xs[i])
+
+    def wait(self, result: Any) -> None:
+        self.jax.block_until_ready(result)
+
+    def codes(self, result: Any, dst: DType, start: int, stop: int) -> Array:
+        return np.asarray(result.reshape(-1)[start:stop]).view(dst.code_numpy)
+
+
+def _jax_name(dtype: DType) -> str:
+    return "bool_" if dtype.family == "bool" else dtype.numpy_name
+
+
+#: The rivals that need no compilation, and all.
+QUICK: tuple[type[Contender], ...] = (CupyAstype, CupyCopyto, TorchTo, TorchCopy)
+RIVALS: tuple[type[Contender], ...] = (*QUICK, TorchCompile, JaxJit)
+
+
+def contenders(machine: Machine, rivals: Sequence[type[Contender]] = RIVALS) -> list[Contender]:
+    """Our contenders, then the rivals whose packages are installed. One that fails to start is told on stderr."""
+    found: list[Contender] = [Ours(machine), OursAllocating(machine)]
+    for kind in rivals:
         try:
             found.append(kind(machine))
         except ImportError:  # noqa: PERF203 (a handful of packages)

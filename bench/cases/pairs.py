@@ -1,190 +1,169 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures one pair of types at one size: checks every contender, then times all of them in turn."""
+"""Plain casts as cases: the pairs of types, sizes and layouts that are measured, the most valuable first."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 
-from bench.cases.buffers import CONTIGUOUS, Layout, Sets, TooLarge, make_sets, moved_bytes
-from bench.cases.check import Check, check_head, check_sample, check_windows
-from bench.cases.contenders import OURS, Contender, CopyKernel, Ours, Run
-from bench.timing.machine import Machine
-from bench.timing.times import Times, Work, measure
+from bench.cases.buffers import CONTIGUOUS, LAYOUTS, MEMORY_SHARE, Layout, Sets, make_sets
+from bench.cases.case import Call, Case
+from bench.cases.check import Check, check_windows, hard_sets
+from bench.cases.contenders import COPY, OURS, SAME_RATIO, Contender, copies, same_ratio
+from bench.timing.machine import Copy, Machine
 from gpucast.core.dtypes import DType, dtype
+from gpucast.parity.cases import NUMERIC
 
-#: How calls reach the GPU: one by one, or as nodes of a CUDA graph, which excludes the cost of a call on the host.
-Via = Literal["calls", "graph"]
-#: The fewest nodes of a graph.
-_NODES = 20
+Pair = tuple[DType, DType]
+#: Given a number of bytes, the copy kernel that is quickest.
+ChooseCopy = Callable[[float], Copy]
+
+
+def _pairs(text: str) -> tuple[Pair, ...]:
+    """Pairs from lines such as "FLOAT to FLOAT16 INT8"."""
+    lines = (line.split(" to ") for line in text.strip().splitlines())
+    return tuple((dtype(src.strip()), dtype(dst)) for src, names in lines for dst in names.split())
+
 
 #: Commonly used pairs: storage to arithmetic and back, quantising, images, indices; and a pair of each two widths.
-COMMON = tuple(
-    (dtype(src), dtype(dst))
-    for src, dst in (
-        ("FLOAT", "FLOAT16"),
-        ("FLOAT16", "FLOAT"),
-        ("FLOAT", "BFLOAT16"),
-        ("BFLOAT16", "FLOAT"),
-        ("FLOAT16", "BFLOAT16"),
-        ("FLOAT", "FLOAT8E4M3FN"),
-        ("FLOAT8E4M3FN", "FLOAT"),
-        ("BFLOAT16", "FLOAT8E5M2"),
-        ("FLOAT8E4M3FN", "FLOAT16"),
-        ("FLOAT8E5M2", "FLOAT8E4M3FN"),
-        ("FLOAT", "INT8"),
-        ("INT8", "FLOAT"),
-        ("UINT8", "FLOAT16"),
-        ("UINT8", "BOOL"),
-        ("INT8", "UINT8"),
-        ("INT64", "INT32"),
-        ("INT32", "FLOAT"),
-        ("DOUBLE", "FLOAT"),
-        ("FLOAT", "DOUBLE"),
-        ("INT4", "FLOAT16"),
-        ("FLOAT", "INT4"),
-        ("BFLOAT16", "FLOAT4E2M1"),
-    )
-)
+COMMON = _pairs("""
+    FLOAT to FLOAT16 BFLOAT16 FLOAT8E4M3FN INT8 DOUBLE INT4
+    FLOAT16 to FLOAT BFLOAT16
+    BFLOAT16 to FLOAT FLOAT8E5M2 FLOAT4E2M1
+    FLOAT8E4M3FN to FLOAT FLOAT16
+    FLOAT8E5M2 to FLOAT8E4M3FN
+    INT8 to FLOAT UINT8
+    UINT8 to FLOAT16 BOOL
+    INT64 to INT32
+    INT32 to FLOAT
+    DOUBLE to FLOAT
+    INT4 to FLOAT16
+""")
+LARGE, HUGE = 1 << 28, 1 << 30
+#: Sizes of the common pairs besides LARGE: arrays beyond the cache, around it, in it, and calls.
+SIZES = (1 << 24, 1 << 20, 1 << 16, 1 << 13, 1 << 10)
+#: The largest size that is measured in graphs, too: there a call takes longer than the work.
+GRAPHS = 1 << 20
+#: Lengths that are no multiple of a tile.
+ODD = (LARGE - 1, LARGE + 13)
+#: Sizes at which every pair that a rival has is compared with it.
+SHARED = (1 << 17, 1 << 20, 1 << 24)
+#: Sizes at which rivals that compile are measured.
+COMPILED = (LARGE, 1 << 10, 1 << 24)
+#: The elements of the layouts that are not contiguous.
+LAYOUT_SIZE = 1 << 26
+#: The contenders measured for all pairs: ours, copies, and the rival of all whole-byte pairs.
+FIRST = (OURS, COPY, SAME_RATIO, "CuPy copyto")
+#: The contenders that represent their libraries if not all are timed: those that write to a given array.
+MAIN = (*FIRST, "torch copy_")
 
 
 @dataclass(frozen=True)
-class Measurement:
-    """One contender's figures for a pair, a size and a layout."""
+class PairCase:
+    """A cast of one size and layout. `only`: names of contenders; None means all, `compiled` ones only where it says
+    so."""
 
-    src: str
-    dst: str
+    stage: str
+    pair: Pair
     n: int
-    layout: str
-    via: Via
-    contender: str
-    #: Bytes read and written.
-    bytes: float
-    #: Results compared with the reference, how many differ, and a description of the first that differs.
-    checked: int = 0
-    wrong: int = 0
-    first: str = ""
-    #: Sets of arrays that the calls rotated through, and whether they exceed the cache.
-    sets: int = 0
-    cold: bool = False
-    times: Times | None = None
-    #: Why there are no times.
-    problem: str = ""
+    layout: Layout = CONTIGUOUS
+    only: Sequence[str] | None = None
+    compiled: bool = False
+    samples: int = 40
+    limit: float = 0.06
 
-    @property
-    def speed(self) -> float:
-        """Bytes per second; 0 without times."""
-        return self.bytes / self.times.median if self.times else 0.0
+    def fits(self, free_bytes: int) -> bool:
+        src, dst = self.pair
+        return 2 * (src.nbytes(self.layout.held(self.n)) + dst.nbytes(self.n)) <= MEMORY_SHARE * free_bytes
 
-    @property
-    def is_ours(self) -> bool:
-        return self.contender.startswith(OURS)
+    def takes(self, name: str, heavy: bool) -> bool:
+        """Whether a contender is measured."""
+        return name in self.only if self.only is not None else self.compiled or not heavy
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def case(self, contenders: Sequence[Contender], choose: ChooseCopy) -> Case:
+        (src, dst), layout = self.pair, self.layout.name
+        name = f"{self.stage}: {src} to {dst}, {self.n:,}{'' if self.layout is CONTIGUOUS else f', {layout}'}"
 
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> Measurement:
-        times = fields.get("times")
-        return cls(**{**fields, "times": None if times is None else Times(**times)})
+        def ways(machine: Machine) -> tuple[float, Mapping[str, Callable[[], Call]]]:
+            sets = make_sets(machine, src, dst, self.n, self.layout)
+            chosen = [one for one in contenders if one.supports(src, dst) and self.takes(one.name, one.heavy)]
+            found = {one.name: _prepare(one, sets, self.n <= GRAPHS) for one in chosen}
+            half = sets.moved / 2
+            count, graph = len(sets.sources), self.n <= GRAPHS
+            found[COPY] = lambda: Call(copies(machine, sets, half, half, choose(sets.moved)), count, graph=graph)
+            if src.bits != dst.bits:
+                found[SAME_RATIO] = lambda: Call(same_ratio(machine, sets), count, graph=graph)
+            return sets.moved, found
+
+        return Case(
+            self.stage, name, ways, samples=self.samples, limit=self.limit, src=src.name, dst=dst.name, n=self.n,
+            layout=layout,
+        )  # fmt: skip
 
 
-class Pairs:
-    """Measures pairs on one machine, and checks each contender only once per pair."""
-
-    def __init__(self, machine: Machine, contenders: Sequence[Contender]) -> None:
-        self.machine = machine
-        self.contenders = contenders
-        self._checks: dict[tuple[str, str, str], Check] = {}
-
-    def supporting(self, src: DType, dst: DType) -> list[Contender]:
-        return [contender for contender in self.contenders if contender.supports(src, dst)]
-
-    def measure(
-        self,
-        pair: tuple[DType, DType],
-        n: int,
-        layout: Layout = CONTIGUOUS,
-        via: Via = "calls",
-        *,
-        only: Sequence[str] | None = None,
-        samples: int = 100,
-        limit: float = math.inf,
-    ) -> list[Measurement]:
-        """The measurements of the contenders that support the pair (source, destination), ours first; `only`: the names
-        of those to measure."""
-        src, dst = pair
-        chosen = [one for one in self.supporting(src, dst) if only is None or one.name in only]
-        if via == "graph":
-            chosen = [one for one in chosen if one.streamed and not (one.allocates or one.heavy)]
-        blank = {
-            one.name: Measurement(src.name, dst.name, n, layout.name, via, one.name, moved_bytes(src, dst, n))
-            for one in chosen
-        }
-        try:
-            sets = self._sets(src, dst, n, layout)
-        except (TooLarge, MemoryError) as error:
-            return [replace(measurement, problem=str(error)) for measurement in blank.values()]
-        rows, works = dict[str, Measurement](), dict[str, Work]()
-        for contender in chosen:
-            measurement = replace(blank[contender.name], sets=len(sets.sources), cold=sets.cold)
-            try:
-                check, work = self._ready(contender, sets, via)
-            except Exception as error:  # A rival may raise anything, and the others go on.
-                rows[contender.name] = replace(measurement, problem=_first_line(error))
-                continue
-            rows[contender.name] = replace(measurement, checked=check.checked, wrong=check.wrong, first=check.first)
-            if work is not None:
-                works[contender.name] = work
-        try:
-            timed = measure(self.machine, list(works.values()), samples=samples, limit=limit)
-        except Exception as error:  # As above; whose fault it was is not known.
-            return [
-                replace(measurement, problem=measurement.problem or _first_line(error)) for measurement in rows.values()
-            ]
-        for name, times in zip(works, timed, strict=True):
-            rows[name] = replace(rows[name], times=times)
-        return list(rows.values())
-
-    def _sets(self, src: DType, dst: DType, n: int, layout: Layout) -> Sets:
-        try:
-            return make_sets(self.machine, src, dst, n, layout)
-        except (TooLarge, MemoryError):
-            self.machine.release()
-            return make_sets(self.machine, src, dst, n, layout)
-
-    def _ready(self, contender: Contender, sets: Sets, via: Via) -> tuple[Check, Work | None]:
-        """The result of the check, and the work to time; no work if the machine has no graphs."""
-        check = self._checked(contender, sets)
+def _prepare(contender: Contender, sets: Sets, graphs: bool) -> Callable[[], Call]:
+    def prepared() -> Call:
+        exact = contender.name.startswith(OURS)
+        # Compiling for another size takes seconds.
+        check = Check() if contender.heavy else _hard_values(contender, sets.src, sets.dst)
         run = contender.prepare(sets)
-        if contender.heavy:
-            check += check_head(contender, sets, run(0))
-        if isinstance(contender, Ours) and not contender.allocates:
-            check += check_windows(contender, sets)
-        if via == "calls":
-            wait = None if contender.streamed else contender.wait
-            return check, Work(contender.name, run, len(sets.sources), wait)
-        return check, self._graph(contender.name, run, len(sets.sources))
+        return Call(
+            run,
+            len(sets.sources),
+            lambda result: check + check_windows(contender, sets, result, exact),
+            None if contender.streamed else contender.wait,
+            graphs and contender.streamed and not contender.allocates,
+        )
 
-    def _checked(self, contender: Contender, sets: Sets) -> Check:
-        # Copies have no results to compare.
-        if contender.heavy or isinstance(contender, CopyKernel):
-            return Check(0, 0)
-        key = contender.name, sets.src.name, sets.dst.name
-        if key not in self._checks:
-            exact = isinstance(contender, Ours)
-            self._checks[key] = check_sample(self.machine, contender, sets.src, sets.dst, exact)
-        return self._checks[key]
-
-    def _graph(self, name: str, run: Run, sets: int) -> Work | None:
-        # The first call loads what cannot be loaded during a capture.
-        run(0)
-        nodes = sets * -(-_NODES // sets)
-        launch = self.machine.capture(lambda: [run(i % sets) for i in range(nodes)])
-        return None if launch is None else Work(name, lambda i: launch(), 1, calls=nodes)
+    return prepared
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+@cache
+def _hard_values(contender: Contender, src: DType, dst: DType) -> Check:
+    """How a contender casts hard values: once for a pair."""
+    sets = hard_sets(contender.machine, src, dst)
+    return check_windows(contender, sets, contender.prepare(sets)(0), contender.name.startswith(OURS))
+
+
+def large() -> Iterator[PairCase]:
+    """The common pairs from large arrays to small ones."""
+    for n in (LARGE, *SIZES):
+        for pair in COMMON:
+            yield PairCase("common pairs", pair, n, samples=60, limit=0.1)
+
+
+def calls() -> Iterator[PairCase]:
+    """What a call costs: single elements."""
+    for src, dst in (("FLOAT", "FLOAT16"), ("UINT8", "FLOAT"), ("FLOAT", "FLOAT8E4M3FN")):
+        yield PairCase("calls", (dtype(src), dtype(dst)), 1, limit=math.inf)
+
+
+def all_pairs() -> Iterator[PairCase]:
+    for src in NUMERIC:
+        for dst in NUMERIC:
+            if (src, dst) not in COMMON:
+                yield PairCase("all pairs", (src, dst), LARGE, only=FIRST)
+
+
+def others(has: Callable[[DType, DType], Collection[str]]) -> Iterator[PairCase]:
+    """Layouts, odd lengths, huge arrays, all pairs of rivals, rivals that compile. `has`: who supports a pair."""
+    for pair in COMMON:
+        for layout in LAYOUTS.values():
+            if layout.applies(pair[0], LAYOUT_SIZE):
+                yield PairCase("layouts", pair, LAYOUT_SIZE, layout, MAIN)
+    for pair in COMMON:
+        for n in ODD:
+            yield PairCase("odd lengths", pair, n, only=MAIN)
+    for pair in COMMON:
+        yield PairCase("huge", pair, HUGE, only=MAIN, limit=0.2)
+    for n in SHARED:
+        for src in NUMERIC:
+            for dst in NUMERIC:
+                # Common pairs have more rivals at these sizes already.
+                if {*MAIN, OURS} & {*has(src, dst)} > {OURS} and not ((src, dst) in COMMON and n in SIZES):
+                    yield PairCase("shared pairs", (src, dst), n, only=MAIN, samples=20, limit=0.03)
+    for n in COMPILED:
+        for pair in COMMON:
+            yield PairCase("rivals that compile", pair, n, compiled=True, samples=60, limit=0.1)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of a process's first call: with an empty kernel cache, with a full one, and after everything is loaded.
+"""The cost of a process's first call: with an empty kernel cache, and with a full one.
 
-Each state of the cache is measured in a process of its own; ``python -m bench.gpu.first_call`` prints its times as
-JSON.
+Each is measured in a process of its own; ``python -m bench.gpu.first_call`` prints its seconds as JSON.
 """
 
 from __future__ import annotations
@@ -14,63 +13,61 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from bench.cases.case import Case, Row
 from bench.revision import ROOT
+from bench.timing.machine import Machine
+from bench.timing.times import Times
 
-#: Two pairs that are cast one after the other: the second finds the compiler loaded.
-PAIRS = (("FLOAT", "FLOAT16"), ("FLOAT", "FLOAT8E4M3FN"))
+#: Two types that FLOAT is cast to, one after the other: the second finds the compiler loaded.
+TYPES = ("FLOAT16", "FLOAT8E4M3FN")
 _ELEMENTS = 1 << 10
 _SECONDS = 60
 
 
-def measure(run: Callable[[dict[str, str]], dict[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """Times with an empty and then with the full cache. `run` starts a process with an environment."""
-    run = run or _process
-    with tempfile.TemporaryDirectory() as folder:
-        caches = {"GPUCAST_CACHE_DIR": str(Path(folder, "gpucast")), "CUPY_CACHE_DIR": str(Path(folder, "cupy"))}
-        # A container's image may have kernels there.
-        caches["GPUCAST_CACHE_READ"] = ""
-        return [{"cache": cache, **run(caches)} for cache in ("empty", "full")]
+class FirstCall(Case):
+    """Its times are those of other processes, one for each row."""
+
+    def measure(self, machine: Machine) -> list[Row]:
+        with tempfile.TemporaryDirectory() as folder:
+            caches = {"GPUCAST_CACHE_DIR": f"{folder}/gpucast", "CUPY_CACHE_DIR": f"{folder}/cupy"}
+            # A container's image may have kernels there.
+            caches["GPUCAST_CACHE_READ"] = ""
+            return [
+                Row(f"{what}, {cache} cache", 0, times=Times.of([seconds], 1))
+                for cache in ("empty", "full")
+                for what, seconds in in_a_process(caches).items()
+            ]
 
 
-def _process(variables: dict[str, str]) -> dict[str, Any]:
-    paths = (str(ROOT), os.environ.get("PYTHONPATH"))
-    environment = {**os.environ, **variables, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+def case() -> Case:
+    return FirstCall("first call", "first call: a process, after its CUDA context is made", lambda machine: (0, {}))
+
+
+def in_a_process(variables: dict[str, str]) -> dict[str, float]:
+    """The seconds of each call of a new process. RuntimeError with the last line that it says, where it fails."""
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, **variables, "PYTHONPATH": paths}
     command = [sys.executable, "-m", "bench.gpu.first_call"]
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=_SECONDS
-        )
-    except subprocess.CalledProcessError as error:
-        return {"problem": (error.stderr.strip() or str(error)).splitlines()[-1][:200]}
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return {"problem": str(error)[:200]}
-    found: dict[str, Any] = json.loads(done.stdout)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=_SECONDS
+    )
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1][:200])
+    found: dict[str, float] = json.loads(done.stdout)
     return found
 
 
-def in_this_process(now: Callable[[], float], wait: Callable[[], object], make: Callable[[str], Any]) -> dict[str, Any]:
-    """Seconds of the first, the second and a later cast. `make` gives a source array of a type on the device."""
-    import gpucast
-
-    sources = {src: make(src) for src, _ in PAIRS}
-    wait()
-    seconds = []
-    for src, dst in (*PAIRS, PAIRS[0]):
-        begin = now()
-        gpucast.cast(sources[src], dst)
+def timed(calls: dict[str, Callable[[], Any]], wait: Callable[[], object]) -> dict[str, float]:
+    """Seconds of each call, one after the other."""
+    seconds = {}
+    for name, call in calls.items():
+        begin = time.perf_counter()
+        call()
         wait()
-        seconds.append(now() - begin)
-    return dict(zip(("first", "second pair", "again"), seconds, strict=True))
-
-
-def _cupy_first(now: Callable[[], float], wait: Callable[[], object], x: Any) -> float:
-    begin = now()
-    x.astype("float16")
-    wait()
-    return now() - begin
+        seconds[name] = time.perf_counter() - begin
+    return seconds
 
 
 def main() -> int:
@@ -79,17 +76,18 @@ def main() -> int:
 
     import gpucast
 
-    def make(src: str) -> Any:
-        return cupy.zeros(_ELEMENTS, gpucast.dtype(src).numpy)
-
-    def wait() -> None:
-        cupy.cuda.Device().synchronize()
-
     # The context is created before the measurement, because every program on the GPU needs one.
     x = cupy.asarray(np.zeros(_ELEMENTS, np.float32))
+    wait = cupy.cuda.Device().synchronize
     wait()
-    found = in_this_process(time.perf_counter, wait, make)
-    print(json.dumps({**found, "CuPy astype": _cupy_first(time.perf_counter, wait, x)}))
+    first, second = TYPES
+    calls: dict[str, Callable[[], Any]] = {
+        f"gpucast, FLOAT to {first}": lambda: gpucast.cast(x, first),
+        f"gpucast, then to {second}": lambda: gpucast.cast(x, second),
+        f"gpucast, to {first} again": lambda: gpucast.cast(x, first),
+        "CuPy astype": lambda: x.astype("float16"),
+    }
+    print(json.dumps(timed(calls, wait)))
     return 0
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import gpucast
 from bench.cases.buffers import LAYOUTS, as_array, raw, source_codes
 from bench.cases.check import Check, compare
-from bench.cases.contenders import array_codes
+from bench.cases.contenders import Contender
 from bench.timing.machine import Machine
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
@@ -36,7 +36,6 @@ SIZES = 4100
 KERNELS = len(NUMERIC) ** 2 + len(NUMERIC) * sum(not dtype.packed for dtype in NUMERIC)
 #: The number of offsets of an array, in elements (of packed types in bytes).
 SHIFTS = 17
-_STRIDED = LAYOUTS["strided"]
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class SweepCase:
     n: int
     src_shift: int
     dst_shift: int
-    strided: bool
+    strided: bool = False
 
     def __str__(self) -> str:
         way = ", strided" if self.strided else ""
@@ -61,15 +60,13 @@ def cases(pairs: Sequence[tuple[DType, DType]]) -> Iterator[SweepCase]:
     First each contiguous kernel has a launch, then each strided one, so that a short run misses sizes and not kernels.
     """
     order = random.Random(0)
-    sizes = list(range(SIZES))
-    pairs = list(pairs)
+    sizes, pairs = list(range(SIZES)), list(pairs)
     order.shuffle(pairs)
     order.shuffle(sizes)
-    shifts = itertools.cycle(itertools.product(range(SHIFTS), repeat=2))
+    shifts = itertools.cycle(itertools.product(range(SHIFTS), range(SHIFTS)))
     flat = []
-    for turn, n in enumerate(sizes):
-        (src, dst), (src_shift, dst_shift) = pairs[turn % len(pairs)], next(shifts)
-        flat.append(SweepCase(src, dst, n, src_shift, dst_shift, False))
+    for (src, dst), n, (src_shift, dst_shift) in zip(itertools.cycle(pairs), sizes, shifts, strict=False):
+        flat.append(SweepCase(src, dst, n, src_shift, dst_shift))
     yield from flat[: len(pairs)]
     for number, (src, dst) in enumerate(pairs):
         if not src.packed:
@@ -98,11 +95,11 @@ def _run(machine: Machine, case: SweepCase) -> Check:
         machine.upload(source, raw(codes, src))
     x, y = as_array(source, src, held), as_array(out, dst, n)
     if case.strided:
-        x, codes = _STRIDED.view(x), _STRIDED.view(codes)
+        x, codes = LAYOUTS["strided"].view(x), LAYOUTS["strided"].view(codes)
     gpucast.cast(x, dst, out=y)
     machine.synchronize()
     codes = np.ascontiguousarray(codes)
-    got = array_codes(machine, y, dst, n) if n else codes[:0].astype(dst.code_numpy)
+    got = Contender(machine).codes(y, dst, 0, n) if n else codes[:0].astype(dst.code_numpy)
     return compare(got, codes, wanted_codes(resolve(src, dst), codes), src, dst, True)
 
 
@@ -113,9 +110,10 @@ def _side(machine: Machine, dtype: DType, n: int, shift: int) -> Any:
 
 def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.sweep", description=__doc__.splitlines()[0])
-    parser.add_argument("--launches", type=int, metavar="N", help=f"try the first N alone ({KERNELS}: every kernel)")
-    arguments = parser.parse_args(argv)
-    chosen = list(cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))[: arguments.launches]
+    parser.add_argument("--kernels", action="store_true", help="one launch of every kernel alone")
+    chosen = list(cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))
+    if parser.parse_args(argv).kernels:
+        chosen = chosen[:KERNELS]
     wrong = sweep(machine or _gpu(), chosen)
     print("\n".join([*wrong[:20], f"{len(chosen):,} launches; {len(wrong)} differ"]))
     return int(bool(wrong))
@@ -124,11 +122,9 @@ def main(argv: Sequence[str] | None = None, machine: Machine | None = None) -> i
 def _gpu() -> Machine:
     import cupy
 
-    from bench.timing.gpu_machine import GpuMachine
-
     # A pool would place arrays next to each other, so that accesses beyond their ends would not be detected.
     cupy.cuda.set_allocator(None)
-    return GpuMachine()
+    return Machine()
 
 
 if __name__ == "__main__":

@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -26,6 +24,8 @@ import gpucast
 from bench.host import strings
 from bench.report import host_tables
 from bench.report.host_tables import EVERYDAY, HostMeasurement
+from bench.timing.times import quickest
+from gpucast.cli.progress import progress_bar
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import extension
@@ -63,11 +63,13 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     all_types = not (arguments.src or arguments.dst)
     sizes = arguments.elements or SIZES
     rows: list[HostMeasurement] = []
-    for src, dst in _progress(list(itertools.product(sources, targets))):
-        everyday = {src.name, dst.name} <= set(EVERYDAY)
-        rows += _measured(src, dst, [n for n in sizes if n <= LONG or everyday or not all_types], arguments.repeats)
-        if everyday and src is not dst:
-            rows += _other_forms(src, dst, arguments.repeats, [LONG for n in sizes if n >= LONG][:1])
+    with progress_bar(len(sources) * len(targets), True, "pairs") as advance:
+        for src, dst in itertools.product(sources, targets):
+            everyday = {src.name, dst.name} <= set(EVERYDAY)
+            rows += _measured(src, dst, [n for n in sizes if n <= LONG or everyday or not all_types], arguments.repeats)
+            if everyday and src is not dst:
+                rows += _other_forms(src, dst, arguments.repeats, [LONG for n in sizes if n >= LONG][:1])
+            advance(1)
     for line in (host_tables.table(rows), "", *host_tables.all_pairs(rows)):
         print(line)
     versions = {"level": extension.status()} | ({} if torch is None else {"torch": torch.__version__})
@@ -75,14 +77,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if all_types:
         figures["strings"] = _strings(max(sizes))
     return figures
-
-
-def _progress(pairs: list[tuple[DType, DType]]) -> Iterable[tuple[DType, DType]]:
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return pairs
-    return tqdm(pairs, unit="pair", leave=False)  # type: ignore[no-any-return]
 
 
 # ---- data ----
@@ -202,23 +196,7 @@ _TORCH = {
 
 def _best(sides: Sides, calls: int, repeats: int) -> dict[str, float]:
     """Microseconds of a call of each side."""
-    best = dict.fromkeys(sides, math.inf)
-    order, rng = list(sides), np.random.default_rng(3)
-    begin = time.perf_counter()
-    rounds = 0
-    with np.errstate(all="ignore"):
-        for call in sides.values():
-            call()
-        while rounds < repeats or time.perf_counter() - begin < SECONDS:
-            rounds += 1
-            # What ran before decides which memory is in the cache.
-            rng.shuffle(order)
-            for side in order:
-                call = sides[side]
-                start = time.perf_counter()
-                for _ in range(calls):
-                    call()
-                best[side] = min(best[side], (time.perf_counter() - start) / calls)
+    best = quickest(sides, repeats, calls=calls, least=SECONDS)
     return {side: round(seconds * 1e6, 3) for side, seconds in best.items()}
 
 

@@ -23,8 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from bench.revision import ROOT, commit
-from bench.timing.machine import processor
+from bench.report import markdown
+from bench.revision import FOLDER, machine
+from bench.timing.times import quickest
 from gpucast import cast
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Parts
@@ -32,7 +33,6 @@ from gpucast.quantization import FORMATS, Format, quantize_on_host
 
 Array = npt.NDArray[Any]
 
-FOLDER = ROOT / "bench" / "results"
 #: More than the caches of a core hold.
 SHAPE = (1024, 4096)
 TYPES = ("FLOAT", "BFLOAT16", "FLOAT16")
@@ -83,31 +83,19 @@ def measured(
     for name, format in formats.items():
         for row in map(dtype, types):
             x = cast(normal, row)
-            parts = quantize_on_host.quantize(x, format)
-            yield _row(name, row, DIRECTIONS[0], _quantizers(x, format), x.size, repeats)
-            yield _row(name, row, DIRECTIONS[1], _dequantizers(parts, format, row), x.size, repeats)
+            for direction, sides in zip(DIRECTIONS, _sides(x, format, row), strict=True):
+                best = quickest(sides, repeats, clock=time.thread_time)
+                ours, formula = (round(x.size / best[side] / 1e6, 1) for side in ("ours", "formula"))
+                yield QuantizeMeasurement(name, row.name, direction, ours, formula)
 
 
-def _row(
-    name: str, row: DType, direction: str, sides: Sequence[Callable[[], Any]], size: int, repeats: int
-) -> QuantizeMeasurement:
-    best = [float("inf")] * len(sides)
-    with np.errstate(all="ignore"):
-        for _ in range(repeats):
-            for i, side in enumerate(sides):
-                begin = time.thread_time()
-                side()
-                best[i] = min(best[i], time.thread_time() - begin)
-    ours, formula = (round(size / seconds / 1e6, 1) for seconds in best)
-    return QuantizeMeasurement(name, row.name, direction, ours, formula)
-
-
-def _quantizers(x: Array, format: Format) -> list[Callable[[], Any]]:
-    return [lambda: quantize_on_host.quantize(x, format), lambda: quantize_formula(x, format)]
-
-
-def _dequantizers(parts: Parts, format: Format, to: DType) -> list[Callable[[], Any]]:
-    return [lambda: quantize_on_host.dequantize(parts, format, to), lambda: dequantize_formula(parts, format, to)]
+def _sides(x: Array, format: Format, to: DType) -> Iterator[dict[str, Callable[[], object]]]:
+    parts = quantize_on_host.quantize(x, format)
+    yield {"ours": lambda: quantize_on_host.quantize(x, format), "formula": lambda: quantize_formula(x, format)}
+    yield {
+        "ours": lambda: quantize_on_host.dequantize(parts, format, to),
+        "formula": lambda: dequantize_formula(parts, format, to),
+    }
 
 
 # ---- the formulas ----
@@ -188,7 +176,7 @@ def table(figures: dict[str, Any]) -> str:
     """Markdown: a line for the formats of one element and scale, with the slowest and the quickest of them; and all
     that are slower than the formula."""
     rows = [QuantizeMeasurement(**row) for row in figures["rows"]]
-    machine, shape = figures["machine"], " x ".join(map(str, figures["shape"]))
+    where, shape = figures["machine"], " x ".join(map(str, figures["shape"]))
     columns = [(direction, kind) for direction in DIRECTIONS for kind in TYPES]
     titles = [f"{'from' if direction == DIRECTIONS[0] else 'to'} {kind}" for direction, kind in columns]
     cells: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
@@ -196,23 +184,22 @@ def table(figures: dict[str, Any]) -> str:
         format = FORMATS[row.format]
         line = format.element.name, format.scale.name + (", zero points" if format.zero_points else "")
         cells.setdefault(line, {}).setdefault((row.direction, row.type), []).append(row.ratio)
-    lines = [
+    spans = (
+        [*line, *(f"{min(of[column]):.1f} to {max(of[column]):.1f}" for column in columns)]
+        for line, of in cells.items()
+    )
+    note = [
         f"Times as quick as the plain NumPy formula, slowest to quickest format; {shape} numbers, one core of",
-        f"{machine['processor']}, NumPy {machine['numpy']}, {machine['date']} (`python -m bench.host.quantize`):",
-        "",
-        f"| Element | Scale | {' | '.join(titles)} |",
-        f"| --- | --- |{' --- |' * len(columns)}",
+        f"{where['processor']}, NumPy {where['numpy']}, {where['date']} (`python -m bench.host.quantize`):",
     ]
-    for (element, scale), found in cells.items():
-        spans = [f"{min(found[column]):.1f} to {max(found[column]):.1f}" for column in columns]
-        lines.append(f"| {element} | {scale} | {' | '.join(spans)} |")
     slow = [f"`{row.format}` {row.direction} {row.type} {row.ratio:.2f}" for row in rows if row.ratio < 1]
+    lines = [*note, "", markdown.table(["Element", "Scale", *titles], spans)]
     return "\n".join([*lines, "", f"Slower than the formula: {', '.join(slow) or 'none'}."])
 
 
 def figures(rows: Sequence[QuantizeMeasurement], repeats: int) -> dict[str, Any]:
-    machine = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "processor": processor(), "numpy": np.__version__}
-    return {"machine": machine, "shape": SHAPE, "repeats": repeats, "rows": [asdict(row) for row in rows]}
+    """What is kept."""
+    return {"machine": machine(), "shape": SHAPE, "repeats": repeats, "rows": [asdict(row) for row in rows]}
 
 
 if __name__ == "__main__":

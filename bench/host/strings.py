@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.timing.times import quickest
 from gpucast.core.dtypes import dtype
-from gpucast.core.rule import resolve
+from gpucast.core.rule import CastRule, resolve
 from gpucast.host import text_on_host
 
 ROUNDS = 5
@@ -41,22 +42,22 @@ def rows(elements: int) -> list[tuple[str, float]]:
         jobs[f"parse FLOAT from {kind} array"] = (text_on_host.parse, x, resolve(string, dtype("FLOAT")))
 
     found = text_on_host.fast_library
-    finders: dict[str, Any] = {"base": lambda: None}
-    if found() is not None:
-        finders["fast"] = found
-    best: dict[str, float] = {}
+    sides: dict[str, Callable[[], object]] = {}
+    for what, job in jobs.items():
+        sides[f"{what}, base"] = lambda job=job: _with(lambda: None, *job)  # type: ignore[misc]
+        if found() is not None:
+            sides[f"{what}, fast"] = lambda job=job: _with(found, *job)  # type: ignore[misc]
     try:
-        for _ in range(ROUNDS):
-            for what, (convert, x, rule) in jobs.items():
-                for kind, finder in finders.items():
-                    text_on_host.fast_library = finder
-                    begin = time.perf_counter()
-                    convert(x, rule)
-                    seconds = time.perf_counter() - begin
-                    best[f"{what}, {kind}"] = min(best.get(f"{what}, {kind}", seconds), seconds)
+        best = quickest(sides, ROUNDS)
     finally:
         text_on_host.fast_library = found
     return [(name, elements / seconds) for name, seconds in best.items()]
+
+
+def _with(finder: Any, convert: Callable[..., object], x: Any, rule: CastRule) -> None:
+    """Convert with the library that a function finds."""
+    text_on_host.fast_library = finder
+    convert(x, rule)
 
 
 def _data(name: str, elements: int) -> npt.NDArray[Any]:

@@ -34,8 +34,7 @@ import numpy as np
 from tqdm import tqdm
 
 import gpucast
-from bench.revision import ROOT, commit
-from bench.timing.machine import processor
+from bench.revision import ROOT, commit, processor
 from gpucast import files
 from gpucast.arrays.bitpacking import pack_codes
 

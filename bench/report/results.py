@@ -1,54 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results of the benchmark on a GPU: one file of JSON lines per GPU, date and code, which later runs continue.
 
-A line is a session (the machine, the code, the time), a figure of it (a ceiling, the measurements of a case, a latency,
-a first call, a state of the GPU, the calls of users), or the name of a task that begins or
-ends. Lines are only appended.
+A line is a session (the machine, the code, the time), a state of the GPU, the name of a case that begins, or the rows
+of a case that ended. Lines are only appended.
 """
 
 from __future__ import annotations
 
-import csv
 import datetime
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.cases.pairs import Measurement
-from bench.revision import ROOT, code_digest, commit
-from bench.timing.ceilings import Ceiling
-from bench.timing.times import Times
-
-FOLDER = ROOT / "bench" / "results"
-#: Identifies a case: source, destination, elements, layout, and whether by calls or by a graph.
-Key = tuple[str, str, int, str, str]
-#: Kinds of lines that are kept as they are.
-KINDS = ("latency", "first call", "state", "call")
+from bench.cases.case import Case, Row
+from bench.revision import FOLDER, code_digest, commit
 
 
 @dataclass
 class Results:
-    """The contents of a file."""
+    """The contents of a file; without a path they are kept in memory alone."""
 
-    path: Path
+    path: Path | None = None
     sessions: list[dict[str, Any]] = field(default_factory=list)
-    ceilings: list[Ceiling] = field(default_factory=list)
-    #: By kind, as written: {"src", "dst", "n", "contender", "times", "p99"}, {"cache", "first", ...}, ...
-    lines: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
-    #: Tasks that need not be done again, and why others failed.
+    states: list[dict[str, Any]] = field(default_factory=list)
+    #: By stage and name: the rows of the cases that ended. A later measurement replaces an earlier one.
+    cases: dict[tuple[str, str], list[Row]] = field(default_factory=dict)
+    #: Cases that need not be measured again, and why others failed.
     done: set[str] = field(default_factory=set)
     failed: dict[str, str] = field(default_factory=dict)
-    #: Tasks that were begun, and are not known to have ended: they may have ended the process.
+    #: Cases that were begun, and are not known to have ended: they may have ended the process.
     begun: set[str] = field(default_factory=set)
-    #: By case and contender; a later measurement replaces an earlier one.
-    _rows: dict[tuple[Key, str], Measurement] = field(default_factory=dict)
 
-    @property
-    def rows(self) -> list[Measurement]:
-        return list(self._rows.values())
+    def rows(self, stage: str | None = None) -> list[Row]:
+        """The rows of a stage, or of all."""
+        return [row for (of, _), rows in self.cases.items() if stage in (None, of) for row in rows]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -61,75 +49,47 @@ class Results:
         last = self.sessions[-1]
         return f"{last['facts']['name']}, {last['date']}, commit {last['commit'] or last['code']}"
 
-    def begin(self, facts: dict[str, Any]) -> None:
-        """Open a session."""
-        self._write("session", {"date": _today(), "commit": commit(), "code": code_digest(), "facts": facts})
+    def open_session(self, facts: dict[str, Any]) -> None:
+        """A run begins."""
+        self._write({"kind": "session", "date": _today(), "commit": commit(), "code": code_digest(), "facts": facts})
 
-    def add_ceilings(self, ceilings: Iterable[Ceiling]) -> None:
-        for one in ceilings:
-            self._write("ceiling", asdict(one))
+    def add_state(self, state: dict[str, Any]) -> None:
+        """Readings of the GPU."""
+        self._write({"kind": "state", **state})
 
-    def add_rows(self, rows: Iterable[Measurement]) -> None:
-        """Add all measurements of one case as one line, so that they are stored together or not at all."""
-        self._write("rows", {"rows": [measurement.as_json() for measurement in rows]})
+    def begin(self, case: Case) -> None:
+        """A case begins."""
+        self._write({"kind": "begin", "case": case.name})
 
-    def add(self, kind: str, lines: Iterable[dict[str, Any]]) -> None:
-        """Lines of one of `KINDS`."""
-        for line in lines:
-            self._write(kind, line)
+    def end(self, case: Case, rows: Sequence[Row], failed: str = "") -> None:
+        """A case has ended. One that failed, for the reason that is given, is measured again by the next run."""
+        made = [row.as_json() for row in rows]
+        self._write({"kind": "case", "stage": case.stage, "case": case.name, "failed": failed, "rows": made})
 
-    def start(self, task: str) -> None:
-        self._write("begin", {"task": task})
+    def _write(self, entry: dict[str, Any]) -> None:
+        text = json.dumps(entry, separators=(",", ":"))
+        self._keep(json.loads(text))
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
 
-    def end(self, task: str, failed: str = "") -> None:
-        """A task is done, or failed for a reason: then it is tried again by the next run."""
-        self._write("done", {"task": task, "failed": failed})
-
-    def _write(self, kind: str, entry: dict[str, Any]) -> None:
-        text = json.dumps({"kind": kind, **entry}, separators=(",", ":"))
-        self._keep(kind, json.loads(text))
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
-
-    def _keep(self, kind: str, entry: dict[str, Any]) -> None:
-        entry.pop("kind")
+    def _keep(self, entry: dict[str, Any]) -> None:
+        kind = entry.pop("kind")
         if kind == "session":
             self.sessions.append(entry)
-        elif kind == "ceiling":
-            self.ceilings.append(Ceiling(entry["name"], entry["bytes"], Times(**entry["times"])))
-        elif kind == "rows":
-            for measurement in map(Measurement.from_json, entry["rows"]):
-                self._rows[key(measurement), measurement.contender] = measurement
+        elif kind == "state":
+            self.states.append(entry)
         elif kind == "begin":
-            self.begun.add(entry["task"])
-        elif kind == "done":
-            self.begun.discard(entry["task"])
-            self.failed.pop(entry["task"], None)
-            if entry["failed"]:
-                self.failed[entry["task"]] = entry["failed"]
-            else:
-                self.done.add(entry["task"])
+            self.begun.add(entry["case"])
         else:
-            self.lines[kind].append(entry)
-
-    def write_csv(self, path: Path) -> None:
-        """Write the measurements as a CSV table, with seconds and bytes."""
-        columns = ("src", "dst", "n", "layout", "via", "contender", "bytes", "checked", "wrong", "sets", "cold")
-        times = ("median", "p5", "p95", "samples", "calls")
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow([*columns, *times, "problem", "device", "date", "commit"])
-            last = self.sessions[-1]
-            end = [last["facts"]["name"], last["date"], last["commit"]]
-            for measurement in self.rows:
-                measured = [getattr(measurement.times, name) if measurement.times else "" for name in times]
-                writer.writerow(
-                    [*(getattr(measurement, name) for name in columns), *measured, measurement.problem, *end]
-                )
-
-
-def key(measurement: Measurement) -> Key:
-    return measurement.src, measurement.dst, measurement.n, measurement.layout, measurement.via
+            name = entry["case"]
+            self.cases[entry["stage"], name] = [Row.from_json(row) for row in entry["rows"]]
+            self.begun.discard(name)
+            self.failed.pop(name, None)
+            if entry["failed"]:
+                self.failed[name] = entry["failed"]
+            else:
+                self.done.add(name)
 
 
 def read(path: Path) -> Results:
@@ -140,7 +100,7 @@ def read(path: Path) -> Results:
             entry = json.loads(line)
         except ValueError:
             continue
-        results._keep(entry["kind"], entry)
+        results._keep(entry)
     return results
 
 
@@ -169,5 +129,5 @@ def _today() -> str:
 
 def newest(folder: Path = FOLDER) -> Results | None:
     """The latest results that contain measurements; None if there are none."""
-    found = [results for results in map(read, folder.glob("gpu-*.jsonl")) if results.sessions and results.rows]
-    return max(found, key=lambda results: (results.sessions[-1]["date"], results.path.name), default=None)
+    found = [results for results in map(read, folder.glob("gpu-*.jsonl")) if results.sessions and results.cases]
+    return max(found, key=lambda results: (results.sessions[-1]["date"], str(results.path)), default=None)

@@ -1,167 +1,275 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine that casts are measured on. All device access goes through this object, which tests can replace."""
+"""The GPU that is measured, through CuPy, on one stream of its own. All device access of the benchmark goes through
+this object, which tests can replace."""
 
 from __future__ import annotations
 
-import os
+import contextlib
+import hashlib
+import importlib.metadata
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.revision import processor
+
 Array = npt.NDArray[Any]
+#: Copies one array into another: `copy(dst, src)`.
+Copy = Callable[[Any, Any], object]
 
 #: The alignment in bytes of arrays from `Machine.empty`.
 ALIGNMENT = 256
-#: Sets of arrays together have so many times the size of the cache, but there are no more than MOST_SETS: enough for
-#: 2^14 elements of 6 bytes beside a cache of 100 MB.
-CACHES, MOST_SETS = 4, 1 << 12
+#: The vendor's peak memory bandwidth in TB/s, by a part of the device's name; the first match counts.
+_PEAKS = (
+    ("B300", 8.0),
+    ("B200", 7.67),
+    ("GH200", 4.9),
+    ("H200", 4.8),
+    ("H100 PCIe", 2.0),
+    ("H100 NVL", 3.9),
+    ("H100", 3.35),
+    ("A100-SXM4-40GB", 1.555),
+    ("A100-PCIE-40GB", 1.555),
+    ("A100", 2.04),
+)
+#: nvidia-smi's name of a reading -> ours.
+_READINGS = {
+    "clocks.sm": "sm_mhz",
+    "clocks.mem": "memory_mhz",
+    "power.draw": "watts",
+    "temperature.gpu": "celsius",
+    "clocks_event_reasons.active": "throttle",
+}
+_FIXED = {
+    "driver_version": "driver",
+    "clocks.max.sm": "sm_max_mhz",
+    "clocks.max.mem": "memory_max_mhz",
+    "power.limit": "watts_limit",
+    "ecc.mode.current": "ecc",
+    "uuid": "uuid",
+}
+_PACKAGES = ("numpy", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "torch", "triton", "jax", "transformer-engine")
+
+_THREADS = 256
+#: A thread reads READ vectors of 16 bytes and writes WRITE, so that a copy moves as many bytes to and from memory as a
+#: cast. Every warp reads and writes 512 contiguous bytes; indices within a block have 32 bits.
+COPY_KERNEL = r"""
+struct alignas(16) Vector { unsigned int word[4]; };
+
+template <bool Whole>
+static __device__ __forceinline__ void copy(const Vector* src, Vector* dst, long long reads, long long writes) {
+    Vector held[READ];
+#pragma unroll
+    for (unsigned int i = 0; i < READ; ++i) {
+        const unsigned int at = threadIdx.x + i * THREADS;
+        if (Whole || at < reads) held[i] = src[at];
+        else held[i] = Vector{};
+    }
+#pragma unroll
+    for (unsigned int i = 0; i < WRITE; ++i) {
+        Vector made = held[i * READ / WRITE];
+#pragma unroll
+        for (unsigned int j = i * READ / WRITE + 1; j < (i + 1) * READ / WRITE; ++j)
+            for (unsigned int k = 0; k < 4; ++k) made.word[k] ^= held[j].word[k];
+        const unsigned int at = threadIdx.x + i * THREADS;
+        if (Whole || at < writes) dst[at] = made;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+gpucast_copy_READ_WRITE(const Vector* __restrict__ src, Vector* __restrict__ dst, long long reads, long long writes) {
+    src += blockIdx.x * (long long)(THREADS * READ);
+    dst += blockIdx.x * (long long)(THREADS * WRITE);
+    reads -= blockIdx.x * (long long)(THREADS * READ);
+    writes -= blockIdx.x * (long long)(THREADS * WRITE);
+    if (reads >= THREADS * READ && writes >= THREADS * WRITE) copy<true>(src, dst, reads, writes);
+    else copy<false>(src, dst, reads, writes);
+}
+"""
 
 
-class Machine(Protocol):
-    """A GPU, or the host. Arrays are flat uint8 arrays unless stated otherwise; times are in seconds."""
+def copy_source(read: int, write: int) -> tuple[str, str]:
+    """The name and the CUDA text of a copy kernel."""
+    text = COPY_KERNEL.replace("READ_WRITE", f"{read}_{write}")
+    for name, value in (("THREADS", _THREADS), ("READ", read), ("WRITE", write)):
+        text = text.replace(name, str(value))
+    return f"gpucast_copy_{read}_{write}", text
 
-    #: The GPU's name; "none" for the host.
-    device: str
-    #: The bytes that have to be moved between two uses of an array to evict it from the cache.
-    cache_bytes: int
-    #: The vendor's peak bandwidth of the memory in bytes per second; 0 if it is not known.
-    peak: float
-    #: The handle of the stream that gets all work; None on the host.
-    stream: int | None
+
+def peak_of(name: str, properties: dict[str, Any]) -> float:
+    """The vendor's peak in bytes per second: from the table, else from the memory's clock and width, else 0."""
+    for part, peak in _PEAKS:
+        if part in name:
+            return peak * 1e12
+    kilohertz, bits = properties.get("memoryClockRate", 0), properties.get("memoryBusWidth", 0)
+    return float(2e3 * kilohertz * bits / 8)
+
+
+class Machine:
+    """The current device. It uses a stream of its own, because the default stream cannot be captured."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+        index = int(cupy.cuda.runtime.getDevice())
+        self._properties: dict[str, Any] = cupy.cuda.runtime.getDeviceProperties(index)
+        # nvidia-smi may number the devices in another order.
+        self._bus = str(cupy.cuda.runtime.deviceGetPCIBusId(index))
+        self._stream = cupy.cuda.Stream(non_blocking=True)
+        self.stream: int | None = int(self._stream.ptr)
+        self.device = self._properties["name"].decode(errors="replace")
+        self.cache_bytes = int(self._properties["l2CacheSize"])
+        self.peak = peak_of(self.device, self._properties)
 
     def facts(self) -> dict[str, Any]:
         """What a reader needs to judge the figures: names, versions, sizes; serialisable as JSON."""
-
-    def state(self) -> dict[str, Any]:
-        """Current clocks, power, temperature and throttling, serialisable as JSON; {} if they are not available."""
-
-    def current(self) -> AbstractContextManager[None]:
-        """Work inside the ``with`` block goes to the machine's stream."""
-
-    def free_bytes(self) -> int:
-        """Bytes that can be allocated."""
-
-    def release(self) -> None:
-        """Return cached memory to the system."""
-
-    def empty(self, nbytes: int) -> Any:
-        """An uninitialised array at a multiple of ALIGNMENT."""
-
-    def upload(self, into: Any, data: Array) -> None:
-        """Copy a host array of as many bytes into an array."""
-
-    def download(self, x: Any) -> Array:
-        """A host copy of a contiguous array of any dtype; waits for the stream."""
-
-    def copy(self, dst: Any, src: Any) -> None:
-        """Copy an array into another of equal size by the system's own copy; does not wait."""
-
-    def copy_kernels(self) -> dict[str, Callable[[Any, Any], object]]:
-        """Our own 16-byte copy kernels by name, with the signature of `copy`; none on the host."""
-
-    def fill(self, x: Any, byte: int) -> None:
-        """Set every byte of an array."""
-
-    def record(self) -> Any:
-        """An event after all work that was enqueued so far."""
-
-    def seconds(self, start: Any, end: Any) -> float:
-        """The time between two events, which have both occurred."""
-
-    def synchronize(self) -> None:
-        """Wait until all work is done."""
-
-    def now(self) -> float:
-        """The host's clock."""
-
-    def capture(self, work: Callable[[], object]) -> Callable[[], object] | None:
-        """A graph of the work that `work` enqueues, which can be launched many times; None if there are no graphs."""
-
-
-class HostMachine:
-    """The host: NumPy arrays, and events that are readings of the clock."""
-
-    device = "none"
-    stream: int | None = None
-    peak = 0.0
-
-    def __init__(self, cache_bytes: int = 16 << 20) -> None:
-        self.cache_bytes = cache_bytes
-
-    def facts(self) -> dict[str, Any]:
+        runtime, properties = self._cupy.cuda.runtime, self._properties
+        fixed = _nvidia_smi(_FIXED, self._bus)
+        # A hash: it shows whether runs used the same board without revealing its UUID.
+        uuid = fixed.pop("uuid", "")
         return {
-            "name": "none",
+            "name": self.device,
+            "board": hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else "",
+            "capability": f"{properties['major']}.{properties['minor']}",
+            "sm_count": int(properties["multiProcessorCount"]),
+            "memory_bytes": int(properties["totalGlobalMem"]),
+            "l2_bytes": self.cache_bytes,
+            "peak_bytes_per_second": self.peak,
+            "cuda_driver": runtime.driverGetVersion(),
+            "cuda_runtime": runtime.runtimeGetVersion(),
             "processor": processor(),
-            "processors": os.cpu_count(),
             "python": platform.python_version(),
+            "packages": _versions(),
+            **fixed,
         }
 
     def state(self) -> dict[str, Any]:
-        return {}
+        """Clocks, power, temperature and throttling, serialisable as JSON; {} without nvidia-smi."""
+        return _nvidia_smi(_READINGS, self._bus)
 
-    @contextmanager
+    @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        # NumPy would warn of overflow, which is intended here.
-        with np.errstate(all="ignore"):
+        """Work inside the ``with`` block goes to the machine's stream."""
+        with self._stream:
             yield
 
     def free_bytes(self) -> int:
-        # Small enough for any machine; the host's figures are only a rough guide.
-        return 2 << 30
+        """Bytes that can be allocated."""
+        kept = self._cupy.get_default_memory_pool().free_bytes()
+        return int(self._cupy.cuda.runtime.memGetInfo()[0]) + int(kept)
 
     def release(self) -> None:
-        pass
+        """Return cached memory to the system."""
+        self.synchronize()
+        self._cupy.get_default_memory_pool().free_all_blocks()
 
     def empty(self, nbytes: int) -> Any:
-        space = np.empty(nbytes + ALIGNMENT, np.uint8)
-        begin = -space.ctypes.data % ALIGNMENT
-        return space[begin : begin + nbytes]
+        """An uninitialised array of bytes at a multiple of ALIGNMENT."""
+        return self._cupy.empty(nbytes, np.uint8)
 
     def upload(self, into: Any, data: Array) -> None:
-        into[...] = data.reshape(-1).view(np.uint8)
+        """Copy a host array of as many bytes into an array."""
+        # Waits, because the data may be pageable and be freed.
+        into.set(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
+        self.synchronize()
 
     def download(self, x: Any) -> Array:
-        return np.array(x, order="C")
+        """A host copy of a contiguous array of any dtype; waits for the stream."""
+        codes = x.view(np.dtype(f"u{x.dtype.itemsize}"))
+        return np.asarray(codes.get()).view(x.dtype)
 
     def copy(self, dst: Any, src: Any) -> None:
-        np.copyto(dst, src)
+        """Copy an array into another of equal size by the system's own copy; does not wait."""
+        runtime = self._cupy.cuda.runtime
+        runtime.memcpyAsync(dst.data.ptr, src.data.ptr, dst.nbytes, runtime.memcpyDeviceToDevice, self.stream)
 
-    def copy_kernels(self) -> dict[str, Callable[[Any, Any], object]]:
-        return {}
+    def copy_kernel(self, read: int, write: int) -> Copy:
+        """A kernel of ours that writes `write` bytes for every `read` bytes that it reads, 16 at a time."""
+        name, text = copy_source(read, write)
+        kernel = self._cupy.RawKernel(text, name)
+
+        def copy(dst: Any, src: Any) -> object:
+            assert src.nbytes % 16 == dst.nbytes % 16 == 0, "the copy kernel moves whole vectors"
+            reads, writes = src.nbytes // 16, dst.nbytes // 16
+            blocks = max(-(-reads // (_THREADS * read)), -(-writes // (_THREADS * write)))
+            return kernel((blocks,), (_THREADS,), (src, dst, np.int64(reads), np.int64(writes)))
+
+        return copy
 
     def fill(self, x: Any, byte: int) -> None:
-        x[...] = byte
+        """Set every byte of an array."""
+        x.fill(byte)
 
     def record(self) -> Any:
-        return self.now()
+        """An event after all work that was given so far."""
+        event = self._cupy.cuda.Event()
+        event.record(self._stream)
+        return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        return float(end - start)
+        """The time between two events, which have both occurred."""
+        return float(self._cupy.cuda.get_elapsed_time(start, end)) / 1e3
 
     def synchronize(self) -> None:
-        pass
+        """Wait until all work is done."""
+        self._stream.synchronize()
 
     def now(self) -> float:
+        """The host's clock, in seconds."""
         return time.perf_counter()
 
-    def capture(self, work: Callable[[], object]) -> Callable[[], object] | None:
-        return None
+    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
+        """A graph of the work that `work` gives, which can be launched many times."""
+        self._stream.begin_capture()
+        try:
+            work()
+        except BaseException:
+            # The stream is unusable until the capture ends.
+            with contextlib.suppress(Exception):
+                self._stream.end_capture()
+            raise
+        graph = self._stream.end_capture()
+        return lambda: graph.launch(self._stream)
 
 
-def rotation(machine: Machine, each: int) -> int:
-    """How many sets of `each` bytes to rotate through, so that none is in the cache when its turn comes again."""
-    return min(max(2, -(-CACHES * machine.cache_bytes // each)), MOST_SETS)
-
-
-def processor() -> str:
-    """The model of the host's processor."""
+def _nvidia_smi(fields: dict[str, str], bus: str) -> dict[str, Any]:
+    """Readings by our names, as far as nvidia-smi has them; {} without nvidia-smi. It changes nothing."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+        return _query(fields, bus)
+    except subprocess.CalledProcessError:
+        # A single field that this version does not know fails the whole query, so query each field.
+        found: dict[str, Any] = {}
+        for name, ours in fields.items():
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                found |= _query({name: ours}, bus)
+        return found
+    except (OSError, subprocess.SubprocessError):
+        return {}
+
+
+def _query(fields: dict[str, str], bus: str) -> dict[str, Any]:
+    command = ["nvidia-smi", f"--id={bus}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+    values = [value.strip() for value in done.stdout.strip().split(",")]
+    return dict(zip(fields.values(), map(_number, values), strict=True))
+
+
+def _number(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.overlap import shares_within
+from gpucast.arrays.operand import shares_within
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.random import resolve_random
 from gpucast.core.rule import STOCHASTIC, CastRule

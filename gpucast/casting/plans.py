@@ -14,8 +14,7 @@ import numpy as np
 
 from gpucast import gpu
 from gpucast.core.dtypes import DTYPES, DType, is_foreign
-from gpucast.core.options import CAST_VERSIONS, Options
-from gpucast.core.rule import CastRule
+from gpucast.core.rule import CAST_VERSIONS, CastRule, Options
 from gpucast.host import loops
 from gpucast.host.extension import MODULE
 

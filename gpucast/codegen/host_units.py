@@ -15,14 +15,15 @@ from functools import lru_cache
 from gpucast.codegen.cast_kernel import FILES, join, kernel_file, kernel_name, options, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.formats import SOURCES
-from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import (
+    DEFAULT_OPSET,
     DIRECTED,
     ROUND_MODE_SINCE,
     ROUND_MODES,
     ROUNDINGS,
     STOCHASTIC,
     CastRule,
+    Options,
     has_stochastic,
     holds,
     resolve,

@@ -78,7 +78,7 @@ def _is_product(rule: CastRule) -> bool:
 
 def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
     """The work of a cast; with a scale the rule is that of products, but for its source
-    (`gpucast.casting.fused_rule.fused_rule`)."""
+    (`gpucast.casting.fused_options.fused_rule`)."""
     if fused is None or all(given is None for given in fused):
         return plain(rule)
     if fused.scale is None and _is_product(rule):

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from bench import __main__ as command
-from bench.report.results import FOLDER
-from bench.timing import gpu_machine as gpu
+from bench.revision import FOLDER
+from bench.timing import machine as gpu
 from gpucast.compile import compiler, disassembler
 from gpucast.gpu import devices
 
@@ -104,22 +104,22 @@ def test_a_report_of_no_results(tmp_path: Path, capsys: pytest.CaptureFixture[st
 # ---- what talks to CUDA ----
 
 
-@pytest.mark.parametrize("unroll", gpu.UNROLLS)
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)], ids=str)
-def test_the_copy_kernel_moves_16_bytes_at_a_time(unroll: int, capability: tuple[int, int]) -> None:
-    name, text = gpu.copy_source(unroll)
-    code = compiler.compile(text, name, f"sm_{capability[0]}{capability[1]}").code
-    sass = disassembler.disassemble(code).decode()
-    loads, stores = (re.findall(rf"\b{word}\.E\S*", sass) for word in ("LDG", "STG"))
-    assert len(loads) >= unroll and all(".128" in access for access in loads + stores), (loads, stores)
+@pytest.mark.parametrize(("read", "write"), [(1, 1), (4, 4), (4, 2), (1, 8), (8, 1), (3, 4)])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_the_copy_kernel_moves_16_bytes_at_a_time(read: int, write: int, arch: str) -> None:
+    name, text = gpu.copy_source(read, write)
+    sass = disassembler.disassemble(compiler.compile(text, name, arch).code).decode()
+    order, wide = (re.findall(rf"\b(LDG|STG)\.E\S*{end}", sass) for end in ("", r"\.128"))
+    assert order == wide
     # All loads of the whole tile are in flight before its first store.
-    order, whole = re.findall(r"\b(LDG|STG)\.E", sass), ["LDG"] * unroll + ["STG"] * unroll
-    assert whole in (order[: 2 * unroll], order[-2 * unroll :])
+    whole = read * ["LDG"] + write * ["STG"]
+    assert whole in (order[: read + write], order[-read - write :])
 
 
 def test_peaks_are_those_of_the_vendors() -> None:
     assert gpu.peak_of("NVIDIA H200", {}) == 4.8e12
     assert gpu.peak_of("NVIDIA GH200 480GB", {}) == 4.9e12
+    assert gpu.peak_of("NVIDIA H100 NVL", {}) == 3.9e12
     assert gpu.peak_of("NVIDIA H100 PCIe", {}) == 2.0e12 and gpu.peak_of("NVIDIA H100 80GB HBM3", {}) == 3.35e12
     # Of an RTX 4090: 10501 MHz, 384 bits.
     assert gpu.peak_of("other", {"memoryClockRate": 10_501_000, "memoryBusWidth": 384}) == pytest.approx(
@@ -184,7 +184,7 @@ class FakeStream:
 
 
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[gpu.GpuMachine, list[Any]]:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[gpu.Machine, list[Any]]:
     """A Gpu over a CuPy that notes what it is asked."""
     log: list[Any] = []
     properties = {
@@ -207,32 +207,30 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> tuple[gpu.GpuMachine, list[Any]]:
     raw = lambda text, name: lambda grid, block, arguments: log.append((name, grid, block, arguments))  # noqa: E731
     fake = SimpleNamespace(cuda=cuda, get_default_memory_pool=lambda: pool, RawKernel=raw, empty=np.empty)
     monkeypatch.setitem(sys.modules, "cupy", fake)
-    return gpu.GpuMachine(), log
+    return gpu.Machine(), log
 
 
 def flat(nbytes: int, address: int) -> Any:
     return SimpleNamespace(nbytes=nbytes, data=SimpleNamespace(ptr=address))
 
 
-def test_copies_on_the_gpu(cuda: tuple[gpu.GpuMachine, list[Any]]) -> None:
+def test_copies_on_the_gpu(cuda: tuple[gpu.Machine, list[Any]]) -> None:
     machine, log = cuda
     assert (machine.device, machine.cache_bytes, machine.peak, machine.stream) == ("NVIDIA H200", 60 << 20, 4.8e12, 77)
     src, dst = flat(1 << 20, 1000), flat(1 << 20, 5000)
     machine.copy(dst, src)
     assert log == [(5000, 1000, 1 << 20, 3, 77)]
     log.clear()
-    for kernel in machine.copy_kernels().values():
-        kernel(dst, src)
+    machine.copy_kernel(4, 2)(flat(1 << 19, 5000), src)
     vectors = (1 << 20) // 16
-    assert [(name, grid, block) for name, grid, block, _ in log] == [
-        (f"gpucast_copy_{unroll}", (vectors // 256 // unroll,), (256,)) for unroll in gpu.UNROLLS
-    ]
-    assert log[0][3] == (src, dst, vectors) and log[0][3][2].dtype == np.int64
+    ((name, grid, block, arguments),) = log
+    assert (name, grid, block) == ("gpucast_copy_4_2", (vectors // 256 // 4,), (256,))
+    assert arguments[2:] == (vectors, vectors // 2) and {one.dtype for one in arguments[2:]} == {np.dtype("int64")}
     with pytest.raises(AssertionError, match="whole vectors"):
-        machine.copy_kernels().popitem()[1](flat(8, 0), flat(8, 0))
+        machine.copy_kernel(1, 1)(flat(8, 0), flat(8, 0))
 
 
-def test_time_memory_and_streams_of_the_gpu(cuda: tuple[gpu.GpuMachine, list[Any]]) -> None:
+def test_time_memory_and_streams_of_the_gpu(cuda: tuple[gpu.Machine, list[Any]]) -> None:
     machine, log = cuda
     assert machine.seconds(None, None) == 0.25 and machine.free_bytes() == 1024
     with machine.current():
@@ -243,7 +241,7 @@ def test_time_memory_and_streams_of_the_gpu(cuda: tuple[gpu.GpuMachine, list[Any
     assert json.loads(json.dumps(facts)) == facts
 
 
-def test_a_capture_ends_whatever_happens(cuda: tuple[gpu.GpuMachine, list[Any]]) -> None:
+def test_a_capture_ends_whatever_happens(cuda: tuple[gpu.Machine, list[Any]]) -> None:
     machine, log = cuda
     graph = machine.capture(lambda: log.append("work"))
     assert graph is not None

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole benchmark on a fake GPU (see fake_machine): what it plans, keeps, goes on with, and makes of it."""
+"""The whole benchmark on a fake GPU (see fake_machine): what it measures, keeps, goes on with, and makes of it."""
 
 from __future__ import annotations
 
-import csv
-import functools
+import contextlib
 import json
-import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,131 +14,124 @@ import numpy as np
 import pytest
 
 from bench import readme
-from bench.cases import buffers, check
-from bench.cases.contenders import Ours
-from bench.gpu import casts as gpu
-from bench.gpu import first_call as gpu_first_call
-from bench.gpu import plan as gpu_plan
-from bench.gpu import sweep as gpu_sweep
-from bench.peers import rivals as gpu_rivals
-from bench.report import figures as gpu_figures
-from bench.report import plots as gpu_plots
-from bench.report import results as gpu_results
-from bench.report import tables as gpu_tables
+from bench.cases import buffers, check, pairs
+from bench.cases import case as one_case
+from bench.cases.case import Row
+from bench.cases.contenders import COPY, SAME_RATIO, Ours, OursAllocating
+from bench.cases.pairs import PairCase
+from bench.gpu import first_call, many_cases, run, sweep, user_cases
+from bench.gpu.quantize_cases import OURS as QUANTIZE
+from bench.gpu.quantize_cases import Quantizing, difference
+from bench.report import gpu_tables, plots
+from bench.report import results as kept
 from bench.report.results import Results
-from bench.timing import ceilings, latency
+from bench.revision import VARIABLE, code_digest, commit
 from bench.timing import times as timing
-from fake_machine import COPY_KERNEL, LAUNCH, FakeMachine, FakeRival, TimedDriver, built_driver
+from fake_machine import COPY_KERNEL, LAUNCH, MANY_LAUNCH, NODE, FakeMachine, FakeRival, TimedDriver, built_driver
+from gpucast import quantize
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import driver
 from gpucast.parity.cases import NUMERIC
 from host_driver import installed
 
 FLOAT, HALF, INT4 = (dtype(name) for name in ("FLOAT", "FLOAT16", "INT4"))
-PAIRS = [(src, dst) for src in (FLOAT, HALF, INT4) for dst in (FLOAT, HALF, INT4)]
 COMMON = ((FLOAT, HALF), (INT4, HALF))
-FOREVER = 1e6
-#: What other files test takes arrays of its own.
-STAGES = tuple(stage for stage in gpu_plan.STAGES if stage not in ("users", "quantize", "many"))
+LARGE = 1 << 12
 
 
 @pytest.fixture(scope="module")
 def built() -> TimedDriver:
-    return built_driver(PAIRS)
+    return built_driver([(src, dst) for src in (FLOAT, HALF, INT4) for dst in (FLOAT, HALF, INT4)])
+
+
+def few_samples(machine: FakeMachine, works: list[Any], **limits: float) -> list[timing.Times]:
+    """The fake's clock is exact, and its kernels run on the host."""
+    return timing.measure(machine, works, samples=3)
+
+
+@contextlib.contextmanager
+def fake_gpu(built: TimedDriver) -> Iterator[FakeMachine]:
+    """A fake GPU, and cases of its size: three types, two common pairs, small arrays, short batches."""
+    sizes = {"LARGE": LARGE, "HUGE": 1 << 13, "LAYOUT_SIZE": 1 << 11, "SIZES": (1 << 10,), "ODD": (LARGE - 1,)}
+    changed: dict[Any, dict[str, Any]] = {
+        pairs: {**sizes, "NUMERIC": (FLOAT, HALF, INT4), "COMMON": COMMON, "SHARED": (1 << 17,), "COMPILED": (LARGE,)},
+        gpu_tables: {"COMMON": COMMON, "LARGE": LARGE, "LAYOUT_SIZE": 1 << 11},
+        plots: {"LARGE": LARGE, "_PANELS": ("FLOAT to FLOAT16", "INT4 to FLOAT16")},
+        run: {"COPY_SIZES": (1 << 12, 1 << 16), "CLOCK_WARM_UP": 1e-3},
+        timing: {"BATCH": 1e-6},
+        one_case: {"measure": few_samples, "_CALLS": 2, "_NODES": 2},
+        readme: {"LARGE": LARGE},
+        check: {"_SHARE": 1 / 1024},
+        buffers: {"BLOCK": 1 << 14, "MOST_SETS": 64},
+        first_call: {"in_a_process": lambda variables: {"gpucast": 0.25}},
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for module, values in changed.items():
+            for name, value in values.items():
+                patch.setattr(module, name, value)
+        # What takes arrays of its own has tests of its own.
+        for module in (user_cases, many_cases, run.quantize_cases):
+            patch.setattr(module, "cases", lambda: iter(()))
+        buffers.source_codes.cache_clear()
+        built.machine = FakeMachine()
+        with installed(built):
+            yield built.machine
+    buffers.source_codes.cache_clear()
 
 
 @pytest.fixture
-def machine(built: TimedDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
-    yield from fake_gpu(built, monkeypatch)
-
-
-def fake_gpu(built: TimedDriver, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
-    """A fake GPU, and a plan of its size: three types, two common pairs, small arrays, short batches."""
-    monkeypatch.setattr(gpu_plan, "NUMERIC", (FLOAT, HALF, INT4))
-    for module in (gpu_plan, gpu_tables):
-        monkeypatch.setattr(module, "COMMON", COMMON)
-    sizes = {"LARGE": 1 << 12, "HUGE": 1 << 13, "LAYOUT_SIZE": 1 << 11}
-    lists = {
-        "SIZES": (1, 1 << 10),
-        "ODD": ((1 << 12) - 1,),
-        "GRAPH_SIZES": (1 << 10,),
-        "SHARED": (1 << 17,),
-        "COMPILED": (1 << 10,),
-    }
-    for name, value in {**sizes, **lists}.items():
-        monkeypatch.setattr(gpu_plan, name, value)
-    monkeypatch.setattr(timing, "BATCH", 1e-6)
-    monkeypatch.setattr(check, "_SHARE", 1 / 1024)
-    monkeypatch.setattr(gpu, "measure_latency", functools.partial(latency.measure_latency, loops=3, calls=10))
-    monkeypatch.setattr(gpu_plots, "_PANELS", tuple((str(src), str(dst)) for src, dst in COMMON))
-    monkeypatch.setattr(gpu, "CEILING_SIZES", (1 << 12, 1 << 16, 1 << 20))
-    monkeypatch.setattr(gpu, "CALLS", ((FLOAT, HALF, 1),))
-    monkeypatch.setattr(ceilings, "CLOCK_WARM_UP", 1e-3)
-    monkeypatch.setattr(gpu_first_call, "measure", first_calls)
-    monkeypatch.setattr(buffers, "BLOCK", 1 << 14)
-    buffers.source_codes.cache_clear()
-    machine = FakeMachine()
-    built.machine = machine
-    with installed(built):
-        yield machine
-    buffers.source_codes.cache_clear()
+def machine(built: TimedDriver) -> Iterator[FakeMachine]:
+    with fake_gpu(built) as made:
+        yield made
 
 
 def contenders(machine: FakeMachine) -> list[Any]:
     rivals = [FakeRival(machine, "CuPy copyto", 0.3e9), FakeRival(machine, "torch copy_", 1.2e9, wrong=2)]
-    return [Ours(machine), Ours(machine, allocates=True), *rivals]
+    return [Ours(machine), OursAllocating(machine), *rivals]
 
 
-def first_calls() -> list[dict[str, Any]]:
-    return [{"cache": "empty", "first": 0.25, "again": 1e-5}, {"cache": "full", "problem": "no room"}]
-
-
-def measured(machine: FakeMachine, folder: Path, seconds: float = FOREVER) -> tuple[Results, int]:
-    results = gpu_results.open_for(machine.device, folder)
-    return results, gpu.measure(machine, contenders(machine), results, seconds, STAGES)
+def measured(machine: FakeMachine, folder: Path, seconds: float = 1e6) -> tuple[Results, int]:
+    results = kept.open_for(machine.device, folder)
+    return results, run.measure(machine, run.cases(machine, contenders(machine), results), results, seconds)
 
 
 @pytest.fixture(scope="module")
 def recorded(built: TimedDriver, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        for machine in fake_gpu(built, patch):
-            path = measured(machine, tmp_path_factory.mktemp("results"))[0].path
+    with fake_gpu(built) as machine:
+        path = measured(machine, tmp_path_factory.mktemp("results"))[0].path
+    assert path is not None
     return path
 
 
 @pytest.fixture
 def results(recorded: Path, machine: FakeMachine, tmp_path: Path) -> Results:
     """A whole run's."""
-    return gpu_results.read(Path(shutil.copy(recorded, tmp_path)))
+    return kept.read(Path(shutil.copy(recorded, tmp_path)))
 
 
 # ---- measuring ----
 
 
 def test_everything_is_measured_and_kept(results: Results) -> None:
-    planned = gpu_plan.plan(lambda src, dst: [], 1 << 40)
-    assert {str(task) for task in planned} <= results.done and not results.begun
-    names = {"gpucast", "gpucast allocating", "CuPy copyto", "torch copy_", "copy kernel"}
-    assert {row.contender for row in results.rows} == names
-    assert all(row.wrong == 0 and not row.problem for row in results.rows if row.contender.startswith("gpucast"))
-    assert {row.via for row in results.rows} == {"calls", "graph"}
-    stages = [state["stage"] for state in results.lines["state"]]
-    assert stages == [*sorted(stages[:-1], key=STAGES.index), "end"] and stages[0] == "ceilings"
-    assert gpu_results.read(results.path) == results
+    assert not results.begun and not results.failed
+    stages = list(dict.fromkeys(stage for stage, _ in results.cases))
+    assert stages == [
+        "copies", "common pairs", "calls", "all pairs", "first call", "layouts", "odd lengths", "huge", "shared pairs",
+        "rivals that compile",
+    ]  # fmt: skip
+    assert [state["stage"] for state in results.states] == [*stages, "end"]
+    assert all(row.wrong == 0 and not row.problem for row in results.rows() if row.is_ours)
+    assert kept.read(results.path) == results  # type: ignore[arg-type]
 
 
 def test_a_later_run_goes_on(machine: FakeMachine, tmp_path: Path) -> None:
-    some, left = measured(machine, tmp_path, seconds=0.25)
-    assert left > 0 and some.rows
+    some, left = measured(machine, tmp_path, seconds=0.05)
+    assert left > 0 and some.cases
     again, still_left = measured(machine, tmp_path)
     assert still_left == 0 and again.path == some.path and len(again.sessions) == 2
-    assert again.rows[: len(some.rows)] == some.rows
-    keys = [(gpu_results.key(row), row.contender) for row in again.rows]
-    assert len(keys) == len(set(keys)), "nothing is measured twice"
-    rows = len(again.rows)
-    done, left = measured(machine, tmp_path)
-    assert left == 0 and len(done.rows) == rows and len(done.sessions) == 3
-    assert len(done.lines["latency"]) == len(again.lines["latency"]) and len(done.lines["first call"]) == 2
+    tasks = [json.loads(line) for line in again.path.read_text().splitlines()]  # type: ignore[union-attr]
+    begun = [one["case"] for one in tasks if one["kind"] == "begin"]
+    assert len(begun) == len(set(begun)) == len(again.cases), "nothing is measured twice"
+    assert measured(machine, tmp_path)[1] == 0
 
 
 def test_what_ended_the_process_comes_last(
@@ -149,321 +140,289 @@ def test_what_ended_the_process_comes_last(
     def ends(self: FakeRival, sets: Any) -> Any:
         raise SystemExit
 
-    monkeypatch.setattr(gpu, "measure_latency", lambda machine, works: [])
-    monkeypatch.setattr(gpu, "works_of", lambda contenders, sets: [])
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(FakeRival, "prepare", ends)
-        with pytest.raises(SystemExit):
-            measured(machine, tmp_path)
-    (task,) = gpu_results.open_for(machine.device, tmp_path).begun
+        measured(machine, tmp_path)
+    (task,) = kept.open_for(machine.device, tmp_path).begun
     assert task == "common pairs: FLOAT to FLOAT16, 4,096"
     again, left = measured(machine, tmp_path)
-    assert left == 0 and not again.begun
-    tasks = [json.loads(line) for line in again.path.read_text().splitlines()]
-    assert [one["task"] for one in tasks if one["kind"] == "begin"][-1] == task
+    assert left == 0 and not again.begun and [*again.cases][-1] == ("common pairs", task)
 
 
 def test_a_line_that_was_cut_off_is_measured_again(machine: FakeMachine, tmp_path: Path) -> None:
     whole, _ = measured(machine, tmp_path)
+    assert whole.path is not None
     lines = whole.path.read_text().splitlines(keepends=True)
-    number = max(i for i, line in enumerate(lines) if '"kind":"rows"' in line)
+    number = max(i for i, line in enumerate(lines) if '"kind":"case"' in line)
     whole.path.write_text("".join(lines[:number]) + lines[number][:200])
     again, left = measured(machine, tmp_path)
-    assert left == 0 and again.done == whole.done and again.path == whole.path
-    assert gpu_results.read(again.path).done == whole.done
+    assert left == 0 and again.done == whole.done and kept.read(whole.path).done == whole.done
 
 
-def test_what_failed_is_measured_again(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_failed_is_told_and_measured_again(
+    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     good = Ours.prepare
-    monkeypatch.setattr(gpu_plots, "draw", lambda results: [])
+    monkeypatch.setattr(plots, "draw", lambda results: [])
 
     def broken(self: Ours, sets: Any) -> Any:
-        if sets.n == gpu_plan.HUGE:
+        if sets.n == pairs.HUGE:
             raise RuntimeError("too hot")
         return good(self, sets)
 
     monkeypatch.setattr(Ours, "prepare", broken)
     first, left = measured(machine, tmp_path)
-    assert left == 0 and gpu.report(first)["failures"][0].endswith("RuntimeError: too hot")
+    assert left == 0
+    assert run.report(first)["failures"][0] == "huge: FLOAT to FLOAT16, 8,192: gpucast: RuntimeError: too hot"
     monkeypatch.setattr(Ours, "prepare", good)
-    second, _ = measured(machine, tmp_path)
-    assert len(second.rows) == len(first.rows) and gpu.report(second)["failures"] == []
-    assert gpu_results.read(second.path) == second
+    assert run.report(measured(machine, tmp_path)[0])["failures"] == []
 
 
 def test_a_broken_device_ends_the_run(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any, **keywords: Any) -> Any:
+    def broken(*arguments: Any) -> Any:
         raise RuntimeError("an illegal memory access was encountered")
 
-    monkeypatch.setattr("bench.cases.pairs.measure", broken)
-    monkeypatch.setattr(gpu, "_GIVE_UP", 3)
+    monkeypatch.setattr("bench.cases.case.measure_case", broken)
+    monkeypatch.setattr(run, "_GIVE_UP", 3)
     with pytest.raises(RuntimeError, match="nothing works any more: RuntimeError: an illegal memory access"):
         measured(machine, tmp_path)
-    assert gpu_results.open_for(machine.device, tmp_path).done == {"ceilings"}
+
+
+def test_wrong_results_are_failures(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = Ours.codes
+    monkeypatch.setattr(Ours, "codes", lambda self, *arguments: good(self, *arguments) ^ 1)
+    pairs._hard_values.cache_clear()
+    results = Results()
+    case = PairCase("stage", COMMON[0], LARGE).case([Ours(machine)], lambda moved: machine.copy)
+    run.measure(machine, [case], results)
+    assert " gives " in results.failed[case.name]
 
 
 def test_other_code_has_another_file(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = measured(machine, tmp_path, seconds=1.0)
-    monkeypatch.setattr(gpu_results, "code_digest", lambda: "0123abcd")
-    second = gpu_results.open_for(machine.device, tmp_path)
-    assert second.path != first.path and not second.rows
-    assert gpu_results.open_for("NVIDIA Other", tmp_path).path.name.startswith("gpu-nvidia-other-20")
+    first, _ = measured(machine, tmp_path, seconds=0.01)
+    monkeypatch.setattr(kept, "code_digest", lambda: "0123abcd")
+    second = kept.open_for(machine.device, tmp_path)
+    assert second.path != first.path and not second.cases
+    assert kept.open_for("NVIDIA Other", tmp_path).path.name.startswith("gpu-nvidia-other-20")  # type: ignore[union-attr]
 
 
-def test_the_digest_is_of_what_a_cast_runs(tmp_path: Path) -> None:
-    from bench.revision import code_digest
-
+def test_the_digest_is_of_what_a_cast_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("gpucast", "kernels", "tests"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "gpucast" / "a.py").write_text("1")
-    (tmp_path / "kernels" / "b.cuh").write_text("2")
     before = code_digest(tmp_path)
     (tmp_path / "tests" / "c.py").write_text("3")
     assert code_digest(tmp_path) == before
-    (tmp_path / "kernels" / "b.cuh").write_text("4")
-    assert code_digest(tmp_path) != before
-    # What the C library and the host build are made of, too.
-    for name in ("d.c", "d.h", "d.hpp"):
+    for folder, name in (("kernels", "b.cuh"), ("gpucast", "a.py"), ("kernels", "d.h"), ("kernels", "e.cpp")):
         before = code_digest(tmp_path)
-        (tmp_path / "gpucast" / name).write_text("5")
+        (tmp_path / folder / name).write_text("5")
         assert code_digest(tmp_path) != before, name
-
-
-def test_the_commit_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.revision import VARIABLE, commit
-
     monkeypatch.setenv(VARIABLE, "abc")
     assert commit() == "abc"
 
 
-# ---- planning ----
+# ---- what is measured ----
 
 
-def has(src: Any, dst: Any) -> list[str]:
-    return ["gpucast"] if src.packed or dst.packed else ["gpucast", "CuPy copyto", "torch copy_"]
-
-
-def test_the_plan_has_what_was_asked_for() -> None:
-    tasks = gpu_plan.plan(has, 140 << 30)
-    assert len(set(map(str, tasks))) == len(tasks)
-    assert [task.stage for task in tasks] == sorted((task.stage for task in tasks), key=gpu_plan.STAGES.index)
-    large = {
-        (task.src, task.dst)
-        for task in tasks
-        if task.stage in ("common pairs", "all pairs") and task.n == gpu_plan.LARGE
-    }
+def test_every_pair_size_and_layout_is_planned() -> None:
+    everyone = ["gpucast", "CuPy copyto", "torch copy_"]
+    planned = [*pairs.large(), *pairs.all_pairs(), *pairs.others(lambda src, dst: everyone)]
+    large = {case.pair for case in planned if case.stage in ("common pairs", "all pairs") and case.n == pairs.LARGE}
     assert len(large) == len(NUMERIC) ** 2
-    for src, dst in gpu_plan.COMMON:
-        sizes = {task.n for task in tasks if (task.src, task.dst) == (src, dst)}
-        assert sizes >= {1 << 10, 1 << 13, 1 << 16, 1 << 20, 1 << 24, 1 << 28, 1 << 30, (1 << 28) - 1}
-        layouts = {task.layout.name for task in tasks if (task.src, task.dst) == (src, dst)}
+    for src, dst in pairs.COMMON:
+        of = [case for case in planned if case.pair == (src, dst)]
+        assert {case.n for case in of} >= {1 << 10, 1 << 13, 1 << 16, 1 << 20, 1 << 24, 1 << 28, 1 << 30, (1 << 28) - 1}
+        layouts = {case.layout.name for case in of}
         assert layouts >= {"source off by one", "destination off by one", "both off by one"}
         assert ("transposed" in layouts) == (not src.packed)
-    shared = {(task.src, task.dst) for task in tasks if task.stage == "shared pairs"}
-    assert shared and all("CuPy copyto" in has(*pair) for pair in shared)
-    small = gpu_plan.plan(has, 1 << 30)
-    assert small and {task.n for task in small} < {task.n for task in tasks}
+    # What is measured again has more contenders, so that the rows of a cast are always all of one time.
+    names: dict[Any, set[str]] = {}
+    for case in planned:
+        taken = {name for name in [*everyone, COPY, SAME_RATIO, "torch.compile"] if case.takes(name, "compile" in name)}
+        assert names.setdefault((case.pair, case.n, case.layout), taken) <= taken, case
+        names[case.pair, case.n, case.layout] = taken
 
 
-def test_what_is_measured_again_has_more_contenders() -> None:
-    """So the rows of a measurement are always all of one time."""
-    everyone = ["gpucast", "copy kernel", "CuPy copyto", "CuPy astype", "torch copy_", "torch.compile"]
-    heavy = ["torch.compile"]
-    measured: dict[Any, set[str]] = {}
-    twice = 0
-    for task in gpu_plan.plan(lambda src, dst: everyone, 140 << 30):
-        names = set(task.names(everyone, heavy))
-        assert {"gpucast", "copy kernel"} <= names
-        case = task.src, task.dst, task.n, task.layout, task.via
-        before = measured.setdefault(case, names)
-        twice += before is not names
-        assert before <= names, task
-        measured[case] = names
-    assert twice
+def test_users_are_measured_from_small_to_large_arrays_in_three_libraries() -> None:
+    names = [case.name for case in user_cases.cases()]
+    assert len(names) == len(set(names)) == 3 * len(user_cases.SIZES) * len(user_cases.PAIRS)
+    assert {1 << 10, 1 << 28} <= set(user_cases.SIZES)
+    for library in ("PyTorch", "CuPy", "JAX"):
+        assert any(name.startswith(f"users: {library}: ") for name in names)
+
+
+def by_name(machine: FakeMachine, case: Any) -> dict[str, Row]:
+    return {row.name: row for row in case.measure(machine)}
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_many_arrays_beside_one(machine: FakeMachine, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    src, dst, _ = many_cases.PAIRS[number]
+    shapes = many_cases.shapes(2, 8)
+    with installed(TimedDriver(machine)):
+        made = [*_cases_of_many(2, 8)][number]
+        rows = by_name(machine, made)
+    many, one = rows["gpucast.cast_many"], rows[many_cases.ONE]
+    assert many.wrong == 0 < many.checked and "torch" in rows["torch._foreach_copy_"].problem
+    assert many.times is not None and many.times.median == pytest.approx(MANY_LAUNCH + LAUNCH)
+    in_graph = rows["gpucast.cast_many, in a graph"].times
+    assert in_graph is not None and in_graph.median == pytest.approx(MANY_LAUNCH + NODE)
+    assert one.share == 1 and many.share == pytest.approx(one.times.median / many.times.median)  # type: ignore[union-attr]
+    # Each cast of the loop is a launch.
+    assert rows["gpucast.cast, a loop"].times.median > 24 * LAUNCH  # type: ignore[union-attr]
+    size = sum(int(np.prod(shape)) for shape in shapes)
+    assert many.bytes == size * (dtype(src).bits + dtype(dst).bits) // 8
+    monkeypatch.setattr(many_cases.gpucast, "cast_many", lambda *arguments, **keywords: machine.spend(1e-3))
+    with installed(TimedDriver(machine)):
+        assert by_name(machine, made)["gpucast.cast_many"].wrong > 0
+
+
+_cases_of_many = many_cases.cases
+
+
+def test_a_transformer_has_300_tensors_of_315_million_elements() -> None:
+    of = many_cases.shapes(many_cases.LAYERS, many_cases.WIDTH)
+    assert len(of) == 300
+    assert sum(int(np.prod(shape)) for shape in of) == 25 * (12 * 1024**2 + 13 * 1024)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Quantizing("BFLOAT16", "mxfp4", rows=4, columns=256),
+        Quantizing("FLOAT", "mxfp8e4m3", transpose="both", rows=64, columns=64),
+        Quantizing("FLOAT", "int8_axis", 0, rows=64, columns=64),
+    ],
+    ids=str,
+)
+def test_quantizing_beside_copies(case: Quantizing, machine: FakeMachine) -> None:
+    with installed(TimedDriver(machine)):
+        rows = by_name(machine, case.case())
+    ours, size = rows[QUANTIZE], case.rows * case.columns
+    assert ours.wrong == 0 < ours.checked and ours.times is not None
+    stored = {"mxfp4": size // 2 + size // 32, "mxfp8e4m3": 2 * (size + size // 32), "int8_axis": size + 64 * 4}
+    assert ours.bytes == size * dtype(case.src).bits // 8 + stored[case.format]
+    copied = next(row for name, row in rows.items() if name.startswith(COPY))
+    assert copied.times is not None and copied.times.median == pytest.approx(
+        ours.bytes / COPY_KERNEL + LAUNCH, rel=0.01
+    )
+    assert ("gpucast, two calls" in rows) == (case.transpose == "both")
+    assert any("both reads" in name for name in rows) == (case.format == "int8_axis")
+
+
+def test_a_wrong_result_of_quantizing_is_told() -> None:
+    x = np.ones((4, 64), np.float32)
+    assert difference(quantize(x, "mxfp4"), quantize(x, "mxfp4")).wrong == 0
+    assert difference(quantize(2 * x, "mxfp4"), quantize(x, "mxfp4")).first == "scales are not the host's"
+    assert difference(quantize(-x, "mxfp4"), quantize(x, "mxfp4")).first == "data are not the host's"
 
 
 # ---- what is made of it ----
 
 
 def test_the_table_of_common_pairs(results: Results) -> None:
-    table = gpu_tables.common_table(results)
+    table = gpu_tables.common_table(results, LARGE)
     row = next(line for line in table.splitlines() if line.startswith("| FLOAT | FLOAT16 |"))
     cells = [cell.strip() for cell in row.strip("|").split("|")]
-    ours = next(g for g in gpu_figures.groups(results, 1 << 12) if g.name == "FLOAT to FLOAT16")
-    assert ours.copy_kernel == ours.rows["copy kernel"].speed != 0
-    assert cells[3] == f"{ours.ours.speed / 1e9:,.0f}" and cells[6] == f"{ours.ours.speed / 2e9:.0%}"
-    assert (
-        cells[7] == "torch copy_ *"
-        and cells[9] == f"{(24576 / 1.2e9 + LAUNCH) / (24576 / 0.99e9 + LAUNCH):.2f}"
-        and cells[10].startswith("0 of ")
-    )
-    assert "its results differ" in table
-    assert "| INT4 | FLOAT16 |" in table and "none has it" in table
+    (group,) = (g for g in gpu_tables.groups(results, LARGE) if g.name == "FLOAT to FLOAT16")
+    assert cells[3] == f"{group.ours.speed / 1e9:,.0f}" and cells[6] == f"{group.ours.speed / 2e9:.0%}"
+    assert group.share == pytest.approx(group.ours.speed / group.rows[COPY].speed)
+    assert cells[4] == f"{group.share:.0%}"
+    assert cells[7] == "torch copy_ *" and cells[10].startswith("0 of ")
+    assert cells[9] == f"{(24576 / 1.2e9 + LAUNCH) / (24576 / 0.99e9 + LAUNCH):.2f}"
+    assert "its results differ" in table and "none has it" in table
+    assert group.goal == 0.95 and all(g.goal == 0.9 for g in gpu_tables.groups(results) if "INT4" in g.name)
 
 
-def test_shares_are_of_the_copy_of_the_same_measurement(results: Results) -> None:
-    (group,) = (g for g in gpu_figures.groups(results, 1 << 12) if g.name == "FLOAT to FLOAT16")
-    assert group.copy_kernel == group.rows["copy kernel"].speed and group.memcpy
-    assert group.share == pytest.approx(group.ours.speed / group.copy_kernel)
-    assert "copy kernel" not in gpu_figures.rivals(results) and all(
-        row.contender != "copy kernel" for row in group.rivals()
-    )
-    # As many bytes as the cast moves, in the same time and again and again through arrays of its own.
-    copy = group.rows["copy kernel"]
-    assert (copy.bytes, copy.sets, copy.checked) == (group.ours.bytes, group.ours.sets, 0)
-    assert copy.times is not None and copy.times.median == pytest.approx(copy.bytes / COPY_KERNEL + LAUNCH, rel=0.01)
-    # Results that have no such row are measured by the nearest ceiling.
-    del results._rows[gpu_results.key(copy), "copy kernel"]
-    (group,) = (g for g in gpu_figures.groups(results, 1 << 12) if g.name == "FLOAT to FLOAT16")
-    assert group.copy_kernel == ceilings.nearest(results.ceilings, group.ours.bytes, False) != copy.speed
-    assert group.goal == 0.95 and all(g.goal == 0.9 for g in gpu_figures.groups(results) if "INT4" in g.name)
-
-
-def test_losses_are_told(results: Results) -> None:
-    lines = gpu_tables.rival_lines(results)
+def test_losses_and_short_pairs_are_told(results: Results) -> None:
+    lines = gpu_tables.rival_lines(results, LARGE)
     cupy, torch = (next(line for line in lines if name in line) for name in ("CuPy copyto", "torch copy_"))
     assert 2.5 < float(cupy.split(" x ")[0]) < 3.3 and "slower in 0" in cupy
     assert torch.startswith("0.8") and "FLOAT to FLOAT16 at 131,072 (1.21 x)" in torch
-    assert "results that differ from the reference: 0 of" in "\n".join(gpu_tables.pair_lines(results))
-
-
-def test_short_pairs_and_mismatches_are_named(results: Results) -> None:
-    lines = "\n".join(gpu_tables.pair_lines(results))
+    text = "\n".join(gpu_tables.pair_lines(results))
     # The fake's kernels reach 90 % of its copy kernel.
-    assert "0 of 4" in lines and "short are" in lines
+    assert "0 of 4" in text and "short are" in text and "results that differ from the reference: 0 of" in text
 
 
 def test_the_report_is_written_beside_the_results(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = gpu.report(results)
-    text = results.path.with_suffix(".md").read_text()
-    assert text in capsys.readouterr().out
-    for heading in ("Ceilings", "Common pairs", "All pairs", "Sizes", "Layouts", "Calls", "First calls"):
-        assert f"## {heading}\n\n" in text, heading
-    assert results.label in text and "NVIDIA Fake" in results.label and results.sessions[-1]["date"] in results.label
-    assert "| source off by one | " in text and "| empty | 250 | 0.01 |" in text and "no room" in text
-    assert figures["failures"] == [] and len(figures["pictures"]) == 3
-    with results.path.with_suffix(".csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == len(results.rows)
-    assert float(rows[0]["median"]) == results.rows[0].times.median  # type: ignore[union-attr]
-
-
-def test_wrong_results_are_failures(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = Ours.codes
-    monkeypatch.setattr(gpu_plots, "draw", lambda results: [])
-    monkeypatch.setattr(Ours, "codes", lambda self, *arguments: good(self, *arguments) ^ 1)
-    results = gpu_results.open_for(machine.device, tmp_path)
-    gpu.measure(machine, contenders(machine), results, FOREVER, ("common pairs",))
-    first = gpu.report(results)["failures"][0]
-    assert first.startswith("common pairs: FLOAT to FLOAT16, 4,096: ") and " gives " in first
-
-
-def test_pictures_show_something(results: Results) -> None:
     from matplotlib.image import imread
 
-    pictures = gpu_plots.draw(results)
-    assert [path.name.rsplit("-", 1)[-1] for path in pictures] == ["ceiling.png", "sizes.png", "up.png"]
-    for path in pictures:
-        image = imread(path)
-        assert min(image.shape[:2]) > 300 and len(np.unique(image[..., 0])) > 20, path
+    figures = run.report(results)
+    assert results.path is not None
+    text = results.path.with_suffix(".md").read_text()
+    assert text in capsys.readouterr().out
+    for heading in ("Copies", "Common pairs", "All pairs", "Sizes", "Layouts", "Calls", "First call"):
+        assert f"## {heading}\n\n" in text, heading
+    assert results.label in text and "NVIDIA Fake" in results.label and results.sessions[-1]["date"] in results.label
+    assert "| source off by one | " in text and "| gpucast, empty cache | 250,000.00 |" in text
+    assert figures["failures"] == [] and len(figures["pictures"]) == 2
+    for name in figures["pictures"]:
+        image = imread(results.path.with_name(name))
+        assert min(image.shape[:2]) > 300 and len(np.unique(image[..., 0])) > 20, name
+    section = readme.gpu_section(results.path.parent)
+    assert results.label in section and gpu_tables.common_table(results, LARGE) in section
+    assert section.count("![") == 2
 
 
-def test_no_picture_without_figures(tmp_path: Path) -> None:
+def test_without_figures_there_is_nothing_to_show(tmp_path: Path) -> None:
     results = Results(tmp_path / "gpu-x.jsonl")
-    results.begin({"name": "x"})
-    assert gpu_plots.draw(results) == [] and list(tmp_path.glob("*.png")) == []
+    results.open_session({"name": "x"})
+    assert plots.draw(results) == [] and list(tmp_path.glob("*.png")) == []
     assert gpu_tables.markdown(results).startswith("# gpucast on x, ")
-
-
-def test_the_readme_shows_the_newest_results(results: Results, tmp_path: Path) -> None:
-    assert readme.gpu_section(tmp_path / "nothing").startswith("No run on a GPU is recorded yet")
-    text = readme.gpu_section(tmp_path)
-    assert results.label in text and gpu_tables.common_table(results) in text
-    assert "](bench/results/" not in text or "-ceiling.png" in text
-    gpu_plots.draw(results)
-    assert readme.gpu_section(tmp_path).count("![") == 3
-
-
-def test_results_of_no_device_never_count(tmp_path: Path) -> None:
     (tmp_path / "none-2026-01-01-00000000.json").write_text(json.dumps({"device": "none"}))
-    assert gpu_results.newest(tmp_path) is None
+    assert kept.newest(tmp_path) is None
+    assert readme.gpu_section(tmp_path).startswith("No run on a GPU is recorded yet")
 
 
-# ---- rivals, first calls, the sweep for sanitizers ----
+# ---- first calls, the sweep for sanitizers ----
 
 
-def test_rivals_are_optional(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    class Missing:
-        def __init__(self, machine: Any) -> None:
-            raise ModuleNotFoundError("No module named 'jax'")
-
-    class Broken:
-        def __init__(self, machine: Any) -> None:
-            raise RuntimeError("no driver for it")
-
-    for name in ("TorchCompile", "TransformerEngine", "OnnxRuntime"):
-        monkeypatch.setattr(gpu_rivals, name, Missing)
-    monkeypatch.setattr(gpu_rivals, "JaxJit", Broken)
-    monkeypatch.setattr(gpu_rivals, "contenders", lambda machine: [])
-    found = gpu_rivals.all_contenders(FakeMachine())
-    assert [one.name for one in found] == ["CuPy ElementwiseKernel"]
-    assert "Broken is left out: RuntimeError: no driver for it" in capsys.readouterr().err
-
-
-def test_first_calls_are_timed_one_after_the_other(machine: FakeMachine, built: TimedDriver) -> None:
-    made = buffers.make_sets(machine, FLOAT, HALF, 64)
-    names = (("FLOAT", "FLOAT16"), ("FLOAT", "INT4"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gpu_first_call, "PAIRS", names)
-        driver.use(built)  # Forgets what is loaded.
-        built.loaded.clear()
-        found = gpu_first_call.in_this_process(machine.now, lambda: None, lambda src: made.source_arrays()[0])
-    assert list(found) == ["first", "second pair", "again"]
-    assert len(built.loaded) == 2 and all(math.isfinite(value) and value > 0 for value in found.values())
-
-
-def test_first_calls_have_an_empty_and_then_the_full_cache() -> None:
+def test_first_calls_have_an_empty_and_then_the_full_cache(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: list[tuple[str, bool]] = []
 
-    def run(variables: dict[str, str]) -> dict[str, Any]:
+    def call(variables: dict[str, str]) -> dict[str, float]:
         folder = Path(variables["GPUCAST_CACHE_DIR"])
         seen.append((str(folder), folder.exists()))
         folder.mkdir(exist_ok=True)
         return {"first": 1.0}
 
-    assert [line["cache"] for line in gpu_first_call.measure(run)] == ["empty", "full"]
+    monkeypatch.setattr(first_call, "in_a_process", call)
+    assert [row.name for row in first_call.case().measure(machine)] == ["first, empty cache", "first, full cache"]
     assert seen[0][0] == seen[1][0] and [there for _, there in seen] == [False, True]
     assert not Path(seen[0][0]).exists()
 
 
-def test_a_first_call_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
+def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(RuntimeError, match="Error"):
+        first_call.in_a_process({})
+    passed: list[str] = []
+    calls: dict[str, Callable[[], Any]] = {name: lambda name=name: passed.append(name) for name in "ab"}  # type: ignore[misc]
+    found = first_call.timed(calls, lambda: None)
+    assert passed == ["a", "b"] and all(seconds >= 0 for seconds in found.values())
 
-    monkeypatch.setattr(sys, "executable", "no-such-python")
-    assert "no-such-python" in gpu_first_call._process({})["problem"]
 
-
-def test_the_sweep_has_every_size_and_pair() -> None:
-    chosen = list(gpu_sweep.cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))
+def test_the_sweep_has_every_size_and_kernel() -> None:
+    chosen = list(sweep.cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))
     flat = [case for case in chosen if not case.strided]
-    assert sorted(case.n for case in flat) == list(range(gpu_sweep.SIZES))
-    assert {(case.src, case.dst) for case in flat} == {(src, dst) for src in NUMERIC for dst in NUMERIC}
-    shifts = {(case.src_shift, case.dst_shift) for case in flat}
-    assert len(shifts) == gpu_sweep.SHIFTS**2
+    assert sorted(case.n for case in flat) == list(range(sweep.SIZES))
+    assert len({(case.src_shift, case.dst_shift) for case in flat}) == sweep.SHIFTS**2
     assert all(not case.src.packed for case in chosen if case.strided)
     kernels = {(case.src, case.dst, case.strided) for case in chosen}
-    first = {(case.src, case.dst, case.strided) for case in chosen[: gpu_sweep.KERNELS]}
-    assert len(first) == gpu_sweep.KERNELS and first == kernels
-    assert len(set(map(str, chosen))) == len(chosen)
+    first = {(case.src, case.dst, case.strided) for case in chosen[: sweep.KERNELS]}
+    assert len(first) == sweep.KERNELS and first == kernels
 
 
 def test_the_sweep_compares_with_the_reference(
-    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu_sweep, "NUMERIC", (FLOAT, HALF, INT4))
-    monkeypatch.setattr(gpu_sweep, "SIZES", 120)
-    assert gpu_sweep.main([], machine) == 0
+    monkeypatch.setattr(sweep, "NUMERIC", (FLOAT, HALF, INT4))
+    monkeypatch.setattr(sweep, "SIZES", 120)
+    assert sweep.main([], machine) == 0
     assert "126" in capsys.readouterr().out
-    monkeypatch.setattr(gpu_sweep, "wanted_codes", lambda rule, codes: np.zeros(codes.shape, rule.dst.code_numpy))
-    assert gpu_sweep.main(["--launches", "20"], machine) == 1
+    monkeypatch.setattr(sweep, "wanted_codes", lambda rule, codes: np.zeros(codes.shape, rule.dst.code_numpy))
+    monkeypatch.setattr(sweep, "KERNELS", 20)
+    assert sweep.main(["--kernels"], machine) == 1
     assert "differ" in capsys.readouterr().out

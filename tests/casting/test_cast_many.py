@@ -18,7 +18,7 @@ from bench import idle_cuda
 from codes import assert_same, values
 from gpucast import PackedArray, dtype
 from gpucast.casting import batch_plans as device_plans
-from gpucast.casting.fused_rule import fused_rule
+from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSpec, sorted_kinds
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from bench.cases.contenders import Ours
-from bench.gpu import quick
-from bench.timing.machine import HostMachine
+from bench.cases import case, check, pairs
+from bench.cases.contenders import Ours, OursAllocating
+from bench.gpu import run
+from bench.timing import times
 from fake_machine import FakeMachine, FakeRival, TimedDriver
 from gpucast.cli import bench, main
 from gpucast.core.dtypes import dtype
@@ -36,10 +37,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeMachine]:
     driver.prepare(both_shapes(resolve(*pair) for pair in PAIRS))
     rivals = [FakeRival(made, "half", 0.5e9), FakeRival(made, "twin", 0.99e9, wrong=1)]
     monkeypatch.setattr(devices, "unavailable", lambda: None)
-    monkeypatch.setattr(quick, "GpuMachine", lambda: made)
-    monkeypatch.setattr(quick, "contenders", lambda _: [Ours(made), Ours(made, allocates=True), *rivals])
-    monkeypatch.setattr(quick, "PAIRS", PAIRS)
-    monkeypatch.setattr(quick, "CALLS", 10)
+    monkeypatch.setattr(run, "Machine", lambda: made)
+    monkeypatch.setattr(run, "contenders", lambda *_: [Ours(made), OursAllocating(made), *rivals])
+    monkeypatch.setattr(run, "QUICK_PAIRS", PAIRS)
+    monkeypatch.setattr(pairs, "_hard_values", pairs._hard_values.__wrapped__)
+    monkeypatch.setattr(check, "_SHARE", 1 / 1024)
+    # The fake's clock is exact, and its kernels run on the host.
+    monkeypatch.setattr(case, "measure", lambda machine, works, **_: times.measure(machine, works, samples=3))
     with installed(driver):
         yield made
 
@@ -60,42 +64,35 @@ def test_without_a_checkout_it_says_so(
     assert "the benchmark is no part of the installed package: in a checkout of gpucast run" in capsys.readouterr().err
 
 
-def test_the_host_is_marked_as_no_device(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_host_is_marked_as_no_device(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "host.json"
-    monkeypatch.setattr(quick, "CALLS", 20)
-    monkeypatch.setattr(HostMachine, "free_bytes", lambda self: 1 << 30)
-    command = ["bench", "--allow-cpu", "--seconds", "0.5", "--elements", "1000", "--src", "FLOAT", "--dst", "FLOAT16"]
+    command = ["bench", "--allow-cpu", "--elements", "1000", "--src", "FLOAT", "--dst", "FLOAT16", "--repeats", "1"]
     assert main([*command, "--json", str(path)]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("gpucast bench on the host (device: none): 1,000 elements")
-    assert "memory is what limits" not in text
-    assert "NumPy astype" in text and "FLOAT to FLOAT16" in text
+    output = capsys.readouterr()
+    assert "what follows is of the host (device: none)" in output.err and "| 1,000 | " in output.out
     found = json.loads(path.read_text())
-    assert found["device"] == "none" and found["quick"]["rows"][0]["wrong"] == 0
+    assert found["device"] == "none" and found["host"]["rows"][0]["src"] == "FLOAT" and "quick" not in found
 
 
 def test_a_gpu_beside_its_rivals(fake: FakeMachine, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "gpu.json"
-    assert main(["bench", "--seconds", "1", "--elements", "4096", "--json", str(path)]) == 0
+    assert main(["bench", "--seconds", "1e6", "--elements", "4096", "--json", str(path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("gpucast bench on NVIDIA Fake: 4,096 elements")
-    assert sum("memory is what limits a cast" in line for line in lines) == 1
-    (row,) = [line for line in lines if line.startswith("FLOAT to FLOAT16")]
-    ours, half, twin = row.split()[4:7]
-    assert float(half) < float(ours) and twin.endswith("~*") and row.endswith(" 0")
-    assert any(" x half (geometric mean of 2 pairs: 2 faster, 0 same, 0 slower)" in line for line in lines)
-    assert any(" x twin (geometric mean of 2 pairs: 0 faster, 2 same, 0 slower)" in line for line in lines)
+    assert lines[0].startswith("gpucast on NVIDIA Fake") and any(line.startswith("4,096 elements") for line in lines)
+    (row,) = [line for line in lines if line.startswith("| FLOAT | FLOAT16 | 29.8 | 1 |")]
+    # The twin is as quick, and has a wrong result.
+    assert "| twin * | 1 | (1.00) | 0 of " in row
+    assert any(" x half over its pairs (geometric mean); faster in 2 of 2 measurements" in line for line in lines)
     found = json.loads(path.read_text())["quick"]
     assert found["facts"]["name"] == "NVIDIA Fake"
-    assert {row["contender"] for row in found["rows"]} == {"gpucast", "gpucast allocating", "half", "twin"}
+    timed = {row["name"] for row in found["rows"] if row.get("src")}
+    assert {"gpucast", "gpucast allocating", "half", "twin", "copy kernel", "copy of the same ratio"} <= timed
 
 
 def test_the_time_is_kept(fake: FakeMachine, capsys: pytest.CaptureFixture[str]) -> None:
     begin = fake.now()
     assert main(["bench", "--seconds", "0.0001", "--elements", "4096"]) == 0
-    assert "1 pairs left out for want of time" in capsys.readouterr().out
+    assert "3 cases left out for want of time" in capsys.readouterr().out
     assert fake.now() - begin < 1
 
 
@@ -104,11 +101,11 @@ def test_wrong_results_are_a_failure(
 ) -> None:
     good = Ours.codes
 
-    def one_wrong(self: Any, result: Any, dst: Any, count: int) -> Any:
-        codes = good(self, result, dst, count).copy()
+    def one_wrong(self: Any, result: Any, *arguments: Any) -> Any:
+        codes = good(self, result, *arguments).copy()
         codes[0] ^= codes.dtype.type(1)
         return codes
 
     monkeypatch.setattr(Ours, "codes", one_wrong)
-    assert main(["bench", "--seconds", "1", "--elements", "64"]) == 1
-    assert "DIFFERS from the reference: FLOAT to FLOAT16: " in capsys.readouterr().out
+    assert main(["bench", "--seconds", "1e6", "--elements", "64"]) == 1
+    assert "| FLOAT | FLOAT16 |" in capsys.readouterr().out

@@ -17,7 +17,7 @@ import pytest
 from bench import cubin
 from built_kernels import cubins
 from fused_cases import SOURCES
-from gpucast.casting.fused_rule import fused_rule
+from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec, sorted_kinds
 from gpucast.codegen.cast_kernel import KernelSource, join, kernel_source, prelude
 from gpucast.codegen.fused_kernel import FusedOps

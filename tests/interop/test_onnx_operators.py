@@ -11,7 +11,7 @@ import pytest
 
 import gpucast
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS
+from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS
 from onnx_models import ROWS, cast_like_model, cast_model, run_operator, zeros
 
 FLOAT, STRING, E4M3FN, E8M0 = (ROWS[name] for name in ("FLOAT", "STRING", "FLOAT8E4M3FN", "FLOAT8E8M0"))

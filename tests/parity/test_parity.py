@@ -10,11 +10,11 @@ import pytest
 
 from codes import every_code
 from gpucast.codegen import cast_kernel
-from gpucast.core.options import Options
+from gpucast.core.rule import Options
 from gpucast.gpu import devices
-from gpucast.parity import backends, case_choice, compare, sweep, work
+from gpucast.parity import backends, compare, sweep
 from gpucast.parity.backends import Array, CastCodes
-from gpucast.parity.cases import NUMERIC, SMALL, Case, cases, stochastic_cases
+from gpucast.parity.cases import NUMERIC, SMALL, Case, all_cases, all_pairs, cases, shuffled, stochastic_cases
 
 ROWS = {row.name: row for row in NUMERIC}
 
@@ -46,7 +46,7 @@ class Faulty:
 
 
 def run(backend: backends.CastBackend, chosen: Sequence[Case], threads: int = 2, seconds: float | None = None) -> list:
-    return work.run(backend, chosen, seed=1, share=0.0, random=100, threads=threads, seconds=seconds)
+    return compare.run(backend, chosen, seed=1, share=0.0, random=100, threads=threads, seconds=seconds)
 
 
 # ---- what is tried ----
@@ -60,9 +60,9 @@ def test_all_codes_of_small_sources(row: object) -> None:
 
 
 def test_the_sample_is_seeded_and_spread_over_the_pairs() -> None:
-    everything = case_choice.all_cases(case_choice.all_pairs())
-    order = case_choice.shuffled(everything, 7)
-    assert order == case_choice.shuffled(everything, 7) != case_choice.shuffled(everything, 8)
+    everything = all_cases(all_pairs())
+    order = shuffled(everything, 7)
+    assert order == shuffled(everything, 7) != shuffled(everything, 8)
     assert len(set(order)) == len(order) == len(everything) and set(order) == set(everything)
     assert len({(one.rule.src, one.rule.dst) for one in order[:625]}) == 625
     # Not the default attributes first.
@@ -72,13 +72,13 @@ def test_the_sample_is_seeded_and_spread_over_the_pairs() -> None:
 def test_attributes_of_a_case_ask_for_its_rule() -> None:
     from gpucast.core.rule import resolve
 
-    for one in case_choice.all_cases(case_choice.all_pairs()):
+    for one in all_cases(all_pairs()):
         attributes = dict(one.attributes)
         random = attributes.pop("seed", None), attributes.pop("offset", None)
         assert resolve(one.rule.src, one.rule.dst, Options(**attributes)) == one.rule
         assert random == ((None, None) if one.random is None else one.random)
         assert (one.random is not None) == (one.rule.rounding == "stochastic")
-    assert case_choice.all_cases([(ROWS["FLOAT"], ROWS["INT8"])], defaults_only=True) == [case("FLOAT", "INT8")]
+    assert all_cases([(ROWS["FLOAT"], ROWS["INT8"])], defaults_only=True) == [case("FLOAT", "INT8")]
     assert str(case("FLOAT", "INT8", 3)) == "FLOAT to INT8 (rounding='nearest_even', overflow='saturate')"
 
 
@@ -88,7 +88,7 @@ def test_attributes_of_a_case_ask_for_its_rule() -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("src", "bits"), [("FLOAT8E5M2", 0x3F), ("UINT2", 3), ("FLOAT", 0x3F800000)])
 def test_one_flipped_bit_is_found(src: str, bits: int, threads: int) -> None:
-    chosen = case_choice.all_cases((ROWS[name], dst) for name in ("INT4", src) for dst in NUMERIC[:8])
+    chosen = all_cases((ROWS[name], dst) for name in ("INT4", src) for dst in NUMERIC[:8])
     outcomes = run(Faulty((src, "INT8"), bits), chosen, threads)
     assert [outcome.case for outcome in outcomes] == chosen
     for outcome in outcomes:
@@ -167,14 +167,14 @@ def test_the_gpu_is_compared_where_there_is_one(monkeypatch: pytest.MonkeyPatch)
 def test_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of three take three seconds each: the second one fits whole, of the third only two cases."""
     now = [100.0]
-    monkeypatch.setattr(work.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(compare.time, "monotonic", lambda: now[0])
 
     class Slow(Faulty):
         def prepare(self, chosen: Sequence[Case], optimize: bool) -> CastCodes:
             now[0] += len(chosen)
             return super().prepare(chosen, optimize)
 
-    chosen = case_choice.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
+    chosen = all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
     assert len(run(Slow(("", ""), 0), chosen, threads=1, seconds=8.5)) == 8
     assert len(run(Slow(("", ""), 0), chosen, threads=1, seconds=6.5)) == 6
     assert len(run(Slow(("", ""), 0), chosen, threads=1)) == len(chosen)
@@ -187,7 +187,7 @@ def test_an_error_in_a_thread_ends_the_run() -> None:
                 raise RuntimeError("no such kernel")
             return super().prepare(chosen, optimize)
 
-    chosen = case_choice.all_cases([(src, dst) for src in (ROWS["BOOL"], ROWS["INT4"], *SMALL) for dst in NUMERIC])
+    chosen = all_cases([(src, dst) for src in (ROWS["BOOL"], ROWS["INT4"], *SMALL) for dst in NUMERIC])
     backend = Broken(("", ""), 0)
     with pytest.raises(RuntimeError, match="no such kernel"):
         run(backend, chosen)
@@ -202,7 +202,7 @@ def test_intervals_say_what_the_reference_says(src: str) -> None:
     row = ROWS[src]
     codes = every_code(row)
     found = 0
-    for one in case_choice.all_cases((row, dst) for dst in NUMERIC):
+    for one in all_cases((row, dst) for dst in NUMERIC):
         if sweep.piecewise_constant(one.rule):
             intervals, wanted = sweep.intervals(one.rule), compare.wanted_codes(one.rule, codes)
             half, odd = codes.size // 2, codes.size // 2 - 3
@@ -220,7 +220,7 @@ def test_intervals_say_what_the_reference_says(src: str) -> None:
 def test_stairs_say_what_the_reference_says(src: str) -> None:
     row = ROWS[src]
     codes = every_code(row)
-    found = {one: sweep.stairs(one.rule) for one in case_choice.all_cases((row, dst) for dst in NUMERIC)
+    found = {one: sweep.stairs(one.rule) for one in all_cases((row, dst) for dst in NUMERIC)
              if sweep.has_stairs(one.rule)}  # fmt: skip
     for one, stairs in found.items():
         wanted = compare.wanted_codes(one.rule, codes)

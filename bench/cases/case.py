@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A case: several ways to do the same work, each checked, then all timed in turn."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from bench.cases.check import Check
+from bench.cases.contenders import COPY, OURS, SAME_RATIO
+from bench.timing.machine import Machine
+from bench.timing.times import Times, Work, measure
+
+IN_GRAPH = ", in a graph"
+#: The fewest calls in a graph.
+_NODES = 20
+#: Calls whose cost on the host is measured one by one.
+_CALLS = 10
+
+
+@dataclass(frozen=True)
+class Call:
+    """One way to do the work; `run(i)` does it on the i-th of `sets` sets of arrays."""
+
+    run: Callable[[int], Any]
+    sets: int = 1
+    #: Compares a result of run(0).
+    check: Callable[[Any], Check] = lambda result: Check()
+    #: Waits for a result, where it is not computed on the machine's stream.
+    wait: Callable[[Any], object] | None = None
+    #: Whether it is captured and measured as a graph, too.
+    graph: bool = False
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured side by side. `name` is unique."""
+
+    stage: str
+    name: str
+    #: Makes the arrays, and returns the bytes that the work moves at least, and the ways by name: each is a function
+    #: that prepares a call, whose errors are those of this way alone.
+    ways: Callable[[Machine], tuple[float, Mapping[str, Callable[[], Call]]]]
+    #: The names of the ways, the quickest of which is 100 %.
+    yardstick: tuple[str, ...] = (COPY,)
+    #: Batches of each way, and the seconds that they may take.
+    samples: int = 50
+    limit: float = 1.0
+    #: Of a plain cast: names of types, elements, layout.
+    src: str = ""
+    dst: str = ""
+    n: int = 0
+    layout: str = ""
+
+    def measure(self, machine: Machine) -> list[Row]:
+        """A row for every way: checked, then timed in turn with the others."""
+        return measure_case(machine, self)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The figures of one way."""
+
+    name: str
+    #: Bytes read and written.
+    bytes: float = 0.0
+    #: Results compared, how many differ, and a description of the first that differs.
+    checked: int = 0
+    wrong: int = 0
+    first: str = ""
+    times: Times | None = None
+    #: Our speed over that of the yardstick.
+    share: float = 0.0
+    #: Seconds of a call on the host, with nothing under way.
+    host: float = 0.0
+    #: Why there are no times.
+    problem: str = ""
+    src: str = ""
+    dst: str = ""
+    n: int = 0
+    layout: str = ""
+
+    @property
+    def speed(self) -> float:
+        """Bytes per second; 0 without times."""
+        return self.bytes / self.times.median if self.times else 0.0
+
+    @property
+    def is_ours(self) -> bool:
+        return self.name.startswith(OURS)
+
+    @property
+    def is_rival(self) -> bool:
+        """Whether it is the call of a rival; graphs stand beside calls in the tables of sizes alone."""
+        return not (self.is_ours or self.name.startswith((COPY, SAME_RATIO)) or self.name.endswith(IN_GRAPH))
+
+    def as_json(self) -> dict[str, Any]:
+        """Without what is not known."""
+        return {key: value for key, value in asdict(self).items() if value}
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> Row:
+        times = fields.get("times")
+        return cls(**{**fields, "times": Times(**times) if times else None})
+
+
+def measure_case(machine: Machine, case: Case) -> list[Row]:
+    moved, ways = case.ways(machine)
+    rows, works = dict[str, Row](), dict[str, Work]()
+    blank = Row("", moved, src=case.src, dst=case.dst, n=case.n, layout=case.layout)
+    for name, prepare in ways.items():
+        row = rows[name] = replace(blank, name=name)
+        try:
+            call = prepare()
+            work = Work(call.run, call.sets, call.wait)
+            # The first call may compile.
+            work.finish(machine, call.run(0))
+            host = _host_seconds(machine, work)
+            graph = _graph(machine, call) if call.graph else None
+            # Last, because it leaves no result that the next one could pass for its own.
+            result = call.run(0)
+            work.finish(machine, result)
+            check = call.check(result)
+        except Exception as error:  # A rival may raise anything, and the others go on.
+            rows[name] = replace(row, problem=_first_line(error))
+            continue
+        rows[name] = replace(row, host=host, checked=check.checked, wrong=check.wrong, first=check.first)
+        works[name] = work
+        if graph is not None:
+            rows[name + IN_GRAPH] = replace(row, name=name + IN_GRAPH)
+            works[name + IN_GRAPH] = graph
+    try:
+        times = measure(machine, list(works.values()), samples=case.samples, limit=case.limit)
+    except Exception as error:  # As above; whose fault it was is not known.
+        return [replace(row, problem=row.problem or _first_line(error)) for row in rows.values()]
+    found = dict(zip(works, times, strict=True))
+    best = min((found[name].median for name in case.yardstick if name in found), default=0.0)
+    for name, one in found.items():
+        rows[name] = replace(rows[name], times=one, share=best / one.median)
+    machine.release()
+    return list(rows.values())
+
+
+def failures(rows: list[Row]) -> str:
+    """What is wrong with ours, or ""."""
+    return "; ".join(f"{row.name}: {row.problem or row.first}" for row in rows if row.is_ours and _failed(row))
+
+
+def _failed(row: Row) -> bool:
+    return bool(row.problem or row.wrong)
+
+
+def _graph(machine: Machine, call: Call) -> Work | None:
+    """Calls on all sets as the nodes of a graph, without what a call costs on the host."""
+    nodes = call.sets * -(-_NODES // call.sets)
+    try:
+        launch = machine.capture(lambda: [call.run(i % call.sets) for i in range(nodes)])
+    except Exception as error:
+        print(f"bench: no graph: {_first_line(error)}", file=sys.stderr)
+        return None
+    return Work(lambda i: launch(), calls=nodes)
+
+
+def _host_seconds(machine: Machine, work: Work) -> float:
+    """The median cost of some calls on the host, each with an empty queue."""
+    found = []
+    for _ in range(_CALLS):
+        begin = machine.now()
+        result = work.run(0)
+        found.append(machine.now() - begin)
+        work.finish(machine, result)
+    return float(np.median(found))
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200]

@@ -224,7 +224,7 @@ u32 cvt_f16x2_e4m3(u32), cvt_f16x2_e2m1(u32);
 void cvt_f16x4_e4m3(u32, u32&, u32&), cvt_f16x4_e5m2(u32, u32&, u32&), cvt_f32_f16x2(u32, float&, float&);
 void cvt_f16x4_e2m3(u32, u32&, u32&), cvt_f16x4_e3m2(u32, u32&, u32&), cvt_bf16x4_ue8m0(u32, u32&, u32&);
 float min_nan(float, float), max_nan(float, float);
-void mark_rare();
+void mark_rare(), prefetch(const unsigned char*);
 
 }  // namespace ptx
 }  // namespace gpucast

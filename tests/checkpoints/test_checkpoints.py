@@ -16,6 +16,7 @@ from codes import assert_same
 from conversions import begun, contents
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running.staging import Staging
+from gpucast.checkpoints.streaming import prefetch
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from host_driver import HostDriver, installed
@@ -224,14 +225,21 @@ def test_a_dry_run_fails_as_the_run_would(folder: Path, capsys: pytest.CaptureFi
     assert (folder / "new.partial" / "job.json").exists()
 
 
-def test_shares_divide_the_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shares_divide_the_work(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     every = checkpoint(folder / "in", shards=4)
     common = ["in", "out", "--to", "BFLOAT16", "--report", "report.json"]
-    for number in (2, 0, 1):
-        assert main(["convert", *common, "--shard", f"{number}/4"]) == 0
+    # The launcher tells of one of them: torchrun, or Slurm.
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    for number in ("2/4", "auto", "1/4"):
+        assert main(["convert", *common, "--shard", number]) == 0
         assert "not written yet: other shares have" in capsys.readouterr().out
         assert leftovers(folder, "in") == ["out.partial"]
-    assert main(["convert", *common, "--shard", "3/4"]) == 0
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(["convert", *common, "--shard", "auto"]) == 0
     assert "8 tensors of 4 files cast" in capsys.readouterr().out
     assert leftovers(folder, "in", "report.json") == ["out"]
     assert len(json.loads((folder / "report.json").read_text())["tensors"]) == 8
@@ -254,6 +262,8 @@ def test_a_device_casts_while_the_host_reads_and_writes(folder: Path) -> None:
     with installed(driver):
         assert convert("in.safetensors", "out.safetensors", *options) == 0
     assert len(driver.launched) == 4
+    # One thread gives a device its work, as many as there are processors cast on the host.
+    assert prefetch.threads("cuda") == 1 <= prefetch.threads(None) <= 4
     loaded = files.load("out.safetensors")
     assert_same(loaded["x"], gpucast.cast(x, BF16), BF16)
     assert_same(loaded["q"], gpucast.cast(q, BF16), BF16)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import stat
@@ -12,13 +13,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from conversions import begun, planned, run
 from gpucast import checkpoints, files
+from gpucast.checkpoints.running import partial
 from gpucast.cli import main
+from gpucast.core import places
 from gpucast.core.dtypes import dtype
 from onnx_models import save_external
 from strangers import STRANGER, as_root
@@ -176,6 +180,34 @@ def test_a_place_that_may_not_be_written_is_known_before_the_work(
 
 
 # ---- locks and paths ----
+
+
+# ---- locks and paths ----
+
+
+def test_locks_are_shared_or_held_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("lock").touch()
+    with open("lock", "r+b") as one, open("lock", "r+b") as other:
+        assert partial.lock(one, wait=False, shared=True) and partial.lock(other, wait=False, shared=True)
+        assert not partial.lock(other, wait=False)
+        flock = MagicMock()
+        monkeypatch.setattr(partial.fcntl, "flock", flock)
+        for number, expected in [(errno.ENOLCK, True), (errno.EOPNOTSUPP, True), (errno.EACCES, False)]:
+            flock.side_effect = OSError(number, os.strerror(number))
+            assert partial.lock(one, wait=False) is expected
+        flock.side_effect = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            partial.lock(one, wait=False)
+
+
+def test_a_path_is_resolved_or_cannot_be(folder: Path) -> None:
+    os.makedirs("real/deep")
+    for target, link in (("real", "link"), ("deep/new", "real/dangling"), ("loop", "loop")):
+        os.symlink(target, link)
+    for path in ("link", "link/", "link/new", "link/new/", "link/dangling", "nowhere/new", "link/deep/../x"):
+        assert places.resolved(path) == os.path.realpath(path)
+    with pytest.raises(OSError, match="symbolic links"):
+        places.resolved("loop")
 
 
 # ---- what is at OUT already, or has no room there ----

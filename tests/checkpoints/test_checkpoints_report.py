@@ -49,6 +49,19 @@ def test_the_quick_counts_are_those_of_cast_report(src: DType) -> None:
                 assert replace(found, max_relative_error=0.0) == wanted, (src, dst, saturate)
 
 
+def test_histograms_count_numbers_of_every_kind(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    edges = [0, -0.0, np.inf, -np.nan, 5e-324, 2.0**-1022, 1.0, 1.9999, 2.0, np.finfo(np.float64).max]
+    x = np.concatenate([random.standard_normal(1000) * 2.0 ** random.integers(-200, 200, 1000), edges])
+    np.save("in.npy", x)
+    assert main(["convert", "in.npy", "out.npy", "--to", "FLOAT", "--allow-loss", "--report", "r.json", "--quiet"]) == 0
+    (tensor,) = json.loads((folder / "r.json").read_text())["tensors"]
+    wanted = by_hand(x)
+    # What is below the normal numbers is counted together.
+    wanted[-1023] = wanted.pop(-1074)
+    assert Histogram.from_json(tensor["log2_magnitudes"]["before"]) == Histogram(wanted, zero=2, inf=1, nan=1)
+
+
 def test_the_report_tells_of_every_tensor(folder: Path) -> None:
     random = np.random.default_rng(3)
     tensors = {

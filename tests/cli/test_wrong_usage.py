@@ -37,6 +37,8 @@ USAGE: list[tuple[list[str], str]] = [
     ([*FLOAT, "--rule", "a=float7"], "'float7' is not a dtype"),
     ([*FLOAT, "--scale", "no"], "invalid choice"),
     ([*FLOAT, "--shard", "4/4"], "I from 0 to N - 1"),
+    ([*FLOAT, "--shard", "1"], "'1' is no share of the work"),
+    ([*FLOAT, "--shard", "auto"], "finds neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_NTASKS"),
     (["parity", "--pair", "FLOAT"], "'FLOAT' is not a pair; expected SRC:DST such as FLOAT:INT8"),
     (["parity", "--pair", "FLOAT:FLOAT7"], "'FLOAT7' is not a dtype; did you mean FLOAT?"),
     (["parity", "--pair", "STRING:INT8"], "'STRING' is cast on the host only; expected a numeric type"),

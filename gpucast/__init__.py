@@ -26,7 +26,7 @@ with exact():
     from gpucast.core import packages
     from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
     from gpucast.core.errors import DeviceUnavailable
-    from gpucast.core.options import DEFAULT_OPSET
+    from gpucast.core.rule import DEFAULT_OPSET
     from gpucast.core.version import __version__ as __version__
     from gpucast.warmup.compile_ahead import warmup
 

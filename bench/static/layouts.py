@@ -15,12 +15,11 @@ from bench.static.budget import Checked
 from bench.static.kernels import compiled, facts
 from bench.static.paths import Path, full_tile
 from bench.static.sass import Block, blocks
-from gpucast.casting.fused_rule import fused_rule
+from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.cast_kernel import KernelSource, kernel_source
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.core.dtypes import dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import STOCHASTIC, resolve
+from gpucast.core.rule import STOCHASTIC, Options, resolve
 
 PAIRS = (
     ("INT8", "UINT8"), ("FLOAT", "FLOAT16"), ("FLOAT16", "FLOAT"), ("FLOAT", "FLOAT8E4M3FN"),

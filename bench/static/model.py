@@ -147,7 +147,9 @@ def estimate(kernel: StaticKernel, gpu: GPU, moved: float | None = None) -> Esti
     needed = gpu.bandwidth * 1e12 * gpu.latency * 1e-9 / gpu.sms * min(1.0, read / (moved * kernel.source.elements))
     limits = {unit: ATTAINABLE / share for unit, share in use.items() if share}
     if rounds:
-        limits["latency"] = in_flight / needed * gpu.latency * rounds / (gpu.latency * rounds + TURNOVER)
+        # Threads that stay for the turns of a loop pass this once.
+        waits = gpu.latency * rounds
+        limits["latency"] = in_flight / needed * waits / (waits + (0 if kernel.loop else TURNOVER))
     bound = min(limits, key=lambda what: limits[what])
     if limits[bound] >= 1:
         return Estimate(gpu.name, 1.0, "memory", use, threads, in_flight, needed)

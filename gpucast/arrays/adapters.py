@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gpucast.arrays.bitpacking import namespace
 from gpucast.core import dtypes
 from gpucast.core.dtypes import DType
-from gpucast.core.options import Options
+from gpucast.core.rule import Options
 
 #: ``cast(x, to, options)``: the cast of a native array.
 CastFunction = Callable[[Any, Any, Options], Any]

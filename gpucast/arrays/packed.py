@@ -24,7 +24,7 @@ from gpucast.arrays.adapters import ArrayAdapter, CastFunction, Lent
 from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, to_numpy, unpack_codes
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Options
+from gpucast.core.rule import Options
 
 _Result = TypeVar("_Result")
 #: `gpucast.cast`, which stands above and puts itself here.

@@ -9,18 +9,14 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import adapters
-from gpucast.arrays.batch_item import BatchItem, Names
-from gpucast.arrays.batch_overlap import Place, check_disjoint
-from gpucast.arrays.operand import Operand, operand
-from gpucast.arrays.overlap import check_out
+from gpucast.arrays.batch_item import BatchItem, Names, Place, check_disjoint
+from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index
-from gpucast.casting.fused_options import resolve_finite, resolve_scale
-from gpucast.casting.fused_rule import rule_of
+from gpucast.casting.fused_options import resolve_finite, resolve_scale, rule_of
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rule import STOCHASTIC, CastRule, Options
 from gpucast.gpu import devices
 
 _NOTHING = FusedInputs()

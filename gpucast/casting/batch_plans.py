@@ -17,17 +17,16 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, one_class
-from gpucast.arrays.batch_item import BatchItem, Launch, Table
-from gpucast.arrays.batch_overlap import disjoint, is_clear
+from gpucast.arrays.batch_item import BatchItem, Launch, Table, disjoint, is_clear
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.overlap import share_memory
+from gpucast.arrays.operand import share_memory
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
 from gpucast.casting.plans import is_lasting
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
+from gpucast.core.rule import Options
 from gpucast.gpu import streams
 
 #: The most plans under one key; they differ in the dtypes, shapes and layouts of their arrays.

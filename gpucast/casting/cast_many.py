@@ -13,15 +13,14 @@ from gpucast import gpu
 from gpucast.arrays import adapters, tree
 from gpucast.arrays.adapters import BatchAdapter, untraced
 from gpucast.arrays.batch_item import BatchItem, Names
-from gpucast.arrays.leaves import floating, paths
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.packed import PackedArray
-from gpucast.casting import batch_items, batch_plans, dispatch, host_lists
-from gpucast.casting.cast import cast_with
+from gpucast.arrays.tree import floating
+from gpucast.casting import batch_items, batch_plans, host_lists
+from gpucast.casting.cast import apply, cast_operand, cast_with
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import DEFAULT_OPSET, Options
-from gpucast.core.rule import OverflowKeyword, Rounding, RoundMode
+from gpucast.core.rule import DEFAULT_OPSET, Options, OverflowKeyword, Rounding, RoundMode
 from gpucast.gpu import streams
 
 
@@ -111,7 +110,7 @@ def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, fl
     else:
         results = list(leaves)
         indices = floating(leaves, lambda: tree.paths(structure), f"{caller}: arrays")
-        names = Names("arrays", lambda: paths(structure, indices))
+        names = Names("arrays", lambda: tree.paths(structure, indices))
         given, targets = [leaves[i] for i in indices], None if outs is None else [outs[i] for i in indices]
         for i, result in zip(indices, _cast_arrays(given, targets, names, dst, options, finite), strict=True):
             results[i] = result
@@ -240,7 +239,7 @@ def _cast_alone(item: BatchItem, shared: Sequence[Any]) -> None:
 
 def _cast(item: BatchItem, source: Operand, target: Operand | None) -> Operand:
     """Cast the array of one item alone, into a target if there is one."""
-    return dispatch.cast(source, item.rule, None, target, item.caller, item.fused)
+    return cast_operand(source, item.rule, None, target, item.caller, item.fused)
 
 
 def _cast_text(item: BatchItem) -> Operand:
@@ -256,9 +255,9 @@ def _cast_on_host(item: BatchItem) -> None:
     target = item.target
     # The result of an array with one element per byte is such an array too; that of a tensor is packed.
     if target is not None and target.packed and not item.source.packed:
-        target.data[...] = PackedArray.pack(dispatch.apply(item.source, item.rule, None, item.fused).array).data
+        target.data[...] = PackedArray.pack(apply(item.source, item.rule, None, item.fused).array).data
         return
-    y = dispatch.apply(item.source, item.rule, target, item.fused)
+    y = apply(item.source, item.rule, target, item.fused)
     if target is None:
         item.result = y.array
 

@@ -15,8 +15,17 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import DEFAULT_OPSET, Options
-from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
+from gpucast.core.rule import (
+    DEFAULT_OPSET,
+    DIRECTED,
+    STOCHASTIC,
+    CastRule,
+    Options,
+    OverflowKeyword,
+    Rounding,
+    RoundMode,
+    resolve,
+)
 from gpucast.gpu import devices, streams
 from gpucast.host import cast_numbers, text_on_host
 

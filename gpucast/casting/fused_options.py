@@ -5,25 +5,25 @@ from __future__ import annotations
 
 import math
 import numbers
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import Operand
-from gpucast.arrays.overlap import share_memory
+from gpucast.arrays.operand import Operand, share_memory
 from gpucast.arrays.packed import device_index, unmasked
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.options import Options
 from gpucast.core.random import resolve_random
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.gpu import devices
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
+_DEFAULT = Options()
 _BOOL, _UINT8 = dtype("BOOL"), dtype("UINT8")
 
 
@@ -140,3 +140,14 @@ def _check_place(name: str, array: Any, device: int | None, caller: str) -> None
         raise ValueError(f"{caller}: {name} is on {devices.name(index)}; x is on {devices.name(device)}")
     if device is not None and array.data.ptr % array.itemsize:
         raise ValueError(f"{caller}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")
+
+
+def fused_rule(src: DType, dst: DType, options: Options = _DEFAULT, *, scaled: bool) -> CastRule:
+    """The rule of a fused cast; `scaled`: the rule from DOUBLE to `dst`. Attributes and errors as for `resolve`."""
+    rule = resolve(src, dst, options)
+    return replace(resolve(_DOUBLE, dst, options), src=src) if scaled else rule
+
+
+def rule_of(src: DType, dst: DType, options: Options) -> CastRule:
+    """The rule of a call for one array. Errors as for `resolve`."""
+    return fused_rule(src, dst, options, scaled=options.scale is not None)

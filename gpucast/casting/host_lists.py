@@ -16,7 +16,7 @@ from gpucast.casting import plans
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.options import Options
+from gpucast.core.rule import Options
 from gpucast.host import loops
 from gpucast.host.extension import MODULE
 

@@ -110,9 +110,3 @@ def magnitudes(x: Array, row: DType) -> Array:
     NaN of the FNUZ types alone is 0."""
     codes = x.view(row.code_numpy)
     return np.asarray(codes & codes.dtype.type(row.code_mask & ~row.sign_code))
-
-
-def nonzero_codes(codes: Array) -> int:
-    """How many codes are not 0."""
-    # The least is found more quickly than all zeros are counted, and mostly there are none.
-    return int(np.count_nonzero(codes)) if codes.size and codes.min() == 0 else codes.size

@@ -7,7 +7,7 @@ from gpucast.checkpoints.planning.selection import Choice, SelectionRule
 from gpucast.checkpoints.planning.tensor_plan import Detail, Request
 from gpucast.checkpoints.running.outcome import Options, Outcome
 from gpucast.checkpoints.running.run import run
-from gpucast.checkpoints.streaming.seeds import tensor_seed
+from gpucast.checkpoints.streaming.pieces import tensor_seed
 
 __all__ = [
     "Choice",

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses the values of options, with errors that say what is accepted, and opens the files that options name."""
+"""Parses the values of options, with errors that say what is accepted; adds the options that are the attributes of a
+cast; opens the files that options name."""
 
 from __future__ import annotations
 
@@ -8,19 +9,56 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from gpucast.cli import attributes
+from gpucast.core import dtypes
 from gpucast.core.dtypes import DType
+from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, DIRECTED, ROUND_MODES, ROUNDINGS, STOCHASTIC
 from gpucast.files.atomic import replacing
+
+
+def add_attributes(parser: argparse.ArgumentParser, *, stochastic: bool = False) -> None:
+    """Add an option for each attribute; with `stochastic`, also stochastic rounding."""
+    parser.add_argument(
+        "--saturate",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="to 8-bit floats: clamp, or give infinity or NaN (default: clamp)",
+    )
+    parser.add_argument("--round-mode", choices=ROUND_MODES, default="up", help="to FLOAT8E8M0 (default: %(default)s)")
+    parser.add_argument(
+        "--opset", type=int, default=DEFAULT_OPSET, help="follow the Cast of this opset (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounding",
+        choices=(*ROUNDINGS, *DIRECTED, *[STOCHASTIC] * stochastic),
+        help="to integers: truncate (default) or nearest_even; to floats: toward_zero, upward, downward or odd"
+        + "; to floats of 16 bits or fewer: stochastic" * stochastic,
+    )
+    parser.add_argument(
+        "--overflow", choices=("saturate", "wrap"), help="to integers (default: wrap) and to wide floats"
+    )
+
+
+def attributes_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The given attributes, as keywords of `gpucast.cast`."""
+    return {name: getattr(args, name) for name in ATTRIBUTES}
+
+
+def dtype(text: str) -> DType:
+    """The type that an option names."""
+    try:
+        return dtypes.dtype(int(text) if text.isdecimal() else text, caller="")
+    except TypeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def numeric(text: str) -> DType:
     """A numeric type: only these have kernels."""
-    dtype = attributes.dtype(text)
-    if dtype.family == "string":
+    kind = dtype(text)
+    if kind.family == "string":
         raise argparse.ArgumentTypeError(f"{text!r} is cast on the host only; expected a numeric type")
-    return dtype
+    return kind
 
 
 def pair(text: str) -> tuple[DType, DType]:

@@ -12,11 +12,11 @@ from typing import Any, get_args
 
 from gpucast import checkpoints
 from gpucast.checkpoints import Choice, ConversionPlan, Detail, Options, Outcome, Request, SelectionRule
-from gpucast.checkpoints.reporting import html, outcome_json
-from gpucast.checkpoints.running import cluster, share
+from gpucast.checkpoints.reporting import outcome_json
+from gpucast.checkpoints.running import cluster, outcome
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.checkpoints.scales import scale_styles, scaling
-from gpucast.cli import arguments, attributes
+from gpucast.cli import arguments
 from gpucast.cli.convert_text import outcome_text, plan_table
 from gpucast.cli.progress import progress_bar
 from gpucast.core.dtypes import DType
@@ -24,8 +24,7 @@ from gpucast.core.errors import printable, printable_lines
 from gpucast.core.formats import ScaleRule
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files import FileError
-from gpucast.files.atomic import check_target
-from gpucast.files.inside import within
+from gpucast.files.atomic import check_target, within
 
 _DESCRIPTION = """\
 Cast the tensors of a file with the ONNX Cast operator. IN is a file, the *.index.json of a checkpoint in several files,
@@ -46,13 +45,13 @@ def add(commands: Any) -> None:
     parser.add_argument("input", metavar="IN")
     parser.add_argument("output", metavar="OUT")
     parser.add_argument(
-        "--to", metavar="T", required=True, type=attributes.dtype, help="destination type; see `gpucast dtypes`"
+        "--to", metavar="T", required=True, type=arguments.dtype, help="destination type; see `gpucast dtypes`"
     )
     parser.add_argument(
         "--from", metavar="T", dest="source", type=_codes, help="read raw elements and unsigned codes as this type"
     )
     _add_choice(parser)
-    attributes.add(parser, stochastic=True)
+    arguments.add_attributes(parser, stochastic=True)
     parser.add_argument("--seed", metavar="N", type=_seed, help="for --rounding stochastic, from 0 to 2^64 - 1")
     parser.add_argument("--device", metavar="D", help="cast there: cpu, cuda or cuda:N")
     parser.add_argument("--allow-loss", action="store_true", help="go on where over 1 %% of the values would be lost")
@@ -142,7 +141,7 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
 
 
 def _codes(text: str) -> DType:
-    dtype = attributes.dtype(text)
+    dtype = arguments.dtype(text)
     if dtype.family == "string":
         raise argparse.ArgumentTypeError("STRING has no raw elements")
     return dtype
@@ -152,7 +151,7 @@ def _rule(text: str) -> SelectionRule:
     pattern, found, name = text.rpartition("=")
     if not found or not pattern:
         raise argparse.ArgumentTypeError(f"{text!r} is no rule; expected PATTERN=T or PATTERN=keep")
-    return SelectionRule(pattern, None if name == "keep" else attributes.dtype(name))
+    return SelectionRule(pattern, None if name == "keep" else arguments.dtype(name))
 
 
 def _seed(text: str) -> int:
@@ -162,9 +161,9 @@ def _seed(text: str) -> int:
     return number
 
 
-def _share(text: str) -> share.Share:
+def _share(text: str) -> outcome.Share:
     try:
-        return share.parse(text)
+        return outcome.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 
@@ -180,7 +179,7 @@ def run(args: argparse.Namespace) -> int:
     choice = Choice(args.to, args.include, args.exclude, args.rule)
     request = Request(
         choice,
-        attributes.of(args),
+        arguments.attributes_of(args),
         args.scale,
         args.source,
         detail,
@@ -234,7 +233,7 @@ def _write_report(path: str | None, outcome: Outcome) -> None:
         if path is None or file is None:
             return
         document = outcome_json.report(outcome)
-        page = html.page(document) if path.lower().endswith(".html") else json.dumps(document, indent=1) + "\n"
+        page = outcome_json.page(document) if path.lower().endswith(".html") else json.dumps(document, indent=1) + "\n"
         file.write(page.encode())
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpucast.cli import arguments
 from gpucast.files import FileError, onnx_pb
+from gpucast.files.onnx_graph import inner_graphs
 
 _DESCRIPTION = """\
 Replace every Cast and CastLike of a constant in an ONNX model (.onnx) by its result. All else stays as it is; casts
@@ -62,11 +63,5 @@ def casts(model: Any) -> int:
 
 
 def count_in(graph: Any) -> int:
-    inner = [
-        one
-        for node in graph.node
-        for attribute in node.attribute
-        for one in ([attribute.g] if attribute.HasField("g") else [*attribute.graphs])
-    ]
     own = sum(node.op_type in ("Cast", "CastLike") and node.domain in ("", "ai.onnx") for node in graph.node)
-    return own + sum(map(count_in, inner))
+    return own + sum(count_in(one) for node in graph.node for one in inner_graphs(node))

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from typing import Any
 
 from gpucast.compile import cxx, nvidia
-from gpucast.compile.cache_folder import cache_folder, writable
-from gpucast.compile.cache_folder import problem as cache_problem
+from gpucast.compile.cache import cache_folder, writable
+from gpucast.compile.cache import problem as cache_problem
 from gpucast.core.version import __version__
 from gpucast.gpu import devices as device
 from gpucast.host import extension

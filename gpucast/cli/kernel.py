@@ -7,12 +7,11 @@ import argparse
 import sys
 from typing import Any
 
-from gpucast.cli import arguments, attributes
+from gpucast.cli import arguments
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import compiler, disassembler, nvidia
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 
 _DESCRIPTION = "Show the kernel that casts SRC to DST. No GPU is needed when --arch is given."
 _FORMS = ("source", "ptx", "cubin", "sass")
@@ -20,21 +19,21 @@ _FORMS = ("source", "ptx", "cubin", "sass")
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("kernel", help="show the CUDA kernel of a cast", description=_DESCRIPTION)
-    parser.add_argument("src", metavar="SRC", type=attributes.dtype, help="source type; see `gpucast dtypes`")
-    parser.add_argument("dst", metavar="DST", type=attributes.dtype, help="destination type")
+    parser.add_argument("src", metavar="SRC", type=arguments.dtype, help="source type; see `gpucast dtypes`")
+    parser.add_argument("dst", metavar="DST", type=arguments.dtype, help="destination type")
     parser.add_argument("--emit", choices=_FORMS, default="source", help="what to show (default: %(default)s)")
     parser.add_argument("--arch", help="such as sm_90 (default: that of this machine's first GPU)")
     parser.add_argument(
         "--shape", choices=("contiguous", "strided"), default="contiguous", help="of the arrays (default: %(default)s)"
     )
     parser.add_argument("--unpacked", action="store_true", help="a source below one byte has one element per byte")
-    attributes.add(parser, stochastic=True)
+    arguments.add_attributes(parser, stochastic=True)
     parser.add_argument("-o", "--output", metavar="FILE", help="write there (default: standard output)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    rule = resolve(args.src, args.dst, Options(**attributes.of(args), caller="kernel"))
+    rule = resolve(args.src, args.dst, Options(**arguments.attributes_of(args), caller="kernel"))
     source = CastSpec.of(rule, args.shape, args.unpacked).source()
     if args.emit == "cubin" and args.output is None and sys.stdout.isatty():
         raise ValueError("a cubin is no text; give -o FILE")

@@ -16,12 +16,12 @@ from typing import Any
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.compile.cxx import CompilerMissing
-from gpucast.parity import case_choice, picture, work
+from gpucast.parity import compare
 from gpucast.parity.backends import CastBackend, backend
-from gpucast.parity.cases import Case
+from gpucast.parity.cases import Case, all_cases, all_pairs, shuffled
 from gpucast.parity.compare import CaseResult
 from gpucast.parity.proof.certificate import proved_pairs
-from gpucast.parity.report import Mode, ParityReport
+from gpucast.parity.report import Mode, ParityReport, svg
 from gpucast.parity.sweep import sweep
 
 _DESCRIPTION = """\
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
             json_file.write(json.dumps(report.as_json(), indent=1).encode() + b"\n")
         if picture_file is not None:
             proved = proved_pairs([json.loads(Path(path).read_text(encoding="utf-8")) for path in args.proof])
-            picture_file.write(picture.svg(report, proved).encode())
+            picture_file.write(svg(report, proved).encode())
     print(report.text())
     if len(report.outcomes) < report.planned:
         print("a seeded sample; --full tries all")
@@ -124,10 +124,10 @@ def _check(args: argparse.Namespace) -> None:
 def _compare(args: argparse.Namespace, chosen: CastBackend) -> ParityReport:
     sample = not (args.full or args.exhaustive or args.pair)
     mode: Mode = "sample" if sample else "exhaustive" if args.exhaustive else "all"
-    pairs = list(dict.fromkeys(args.pair)) if args.pair else case_choice.all_pairs()
-    cases = case_choice.all_cases(pairs, args.defaults_only)
+    pairs = list(dict.fromkeys(args.pair)) if args.pair else all_pairs()
+    cases = all_cases(pairs, args.defaults_only)
     if sample:
-        cases = case_choice.shuffled(cases, args.seed)
+        cases = shuffled(cases, args.seed)
     random, share = _SAMPLE if sample else _ALL
     random = random if args.random is None else args.random
     begin = time.monotonic()
@@ -158,7 +158,7 @@ def _in_turn(
     seconds: float | None,
 ) -> list[CaseResult]:
     with progress_bar(len(cases), not args.no_progress, "rules") as advance:
-        return work.run(
+        return compare.run(
             chosen, cases, seed=args.seed, share=share, random=random, threads=_workers(args), seconds=seconds,
             on_result=lambda _: advance(1),
         )  # fmt: skip

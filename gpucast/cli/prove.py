@@ -15,8 +15,7 @@ from typing import Any
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import compiler
-from gpucast.parity import case_choice
-from gpucast.parity.cases import Case
+from gpucast.parity.cases import Case, all_cases, all_pairs, shuffled
 from gpucast.parity.proof import certificate, solvers
 from gpucast.parity.proof.certificate import Proof
 
@@ -78,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     before = certificate.opened(args.json, arch, args.paths)
     others = [json.loads(Path(path).read_text(encoding="utf-8")) for path in args.known]
     known = certificate.proved([before, *others], args.paths)
-    cases = case_choice.all_cases(list(dict.fromkeys(args.pairs)) or case_choice.all_pairs(), args.rule == "default")
-    order = _first(case_choice.shuffled(cases, seed=0), args.share)
+    cases = all_cases(list(dict.fromkeys(args.pairs)) or all_pairs(), args.rule == "default")
+    order = _first(shuffled(cases, seed=0), args.share)
     second = () if args.second is None else set(_first(order, args.second))
     chosen, proofs, mutants = set(order), list[Proof](), Counter[str]()
 

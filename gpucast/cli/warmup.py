@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any
 
-from gpucast.cli import arguments, attributes
+from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import compiler
 from gpucast.warmup.compile_ahead import WarmupRequest, compile_all, tasks
@@ -41,7 +41,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--arch", nargs="+", action="extend", help="such as sm_80 sm_90 (default: those of this machine's GPUs)"
     )
-    attributes.add(parser, stochastic=True)
+    arguments.add_attributes(parser, stochastic=True)
     parser.add_argument("--scale", action="store_true", help="of casts with a scale")
     parser.add_argument("--amax", action="store_true", help="of casts that keep the largest magnitude")
     parser.add_argument(
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     pairs = args.pair or (itertools.product(args.types, repeat=2) if args.types else None)
     kinds = ("scale", "amax", "fused", "many", "mixed", "transposed", "quantize")
     flags = {kind: getattr(args, kind) for kind in kinds}
-    work = tasks(WarmupRequest(pairs, **flags, attributes=attributes.of(args)), args.arch)
+    work = tasks(WarmupRequest(pairs, **flags, attributes=arguments.attributes_of(args)), args.arch)
     # Forked children would inherit the state of libraries that are not safe to fork.
     jobs = min(args.jobs, len(work))
     executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)

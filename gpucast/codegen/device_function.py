@@ -7,8 +7,7 @@ from typing import Any
 
 from gpucast.codegen.cast_kernel import join, kernel_file, kernel_name, options, prelude, structs
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import DEFAULT_OPSET, Options
-from gpucast.core.rule import STOCHASTIC, OverflowKeyword, Rounding, RoundMode, resolve
+from gpucast.core.rule import DEFAULT_OPSET, STOCHASTIC, Options, OverflowKeyword, Rounding, RoundMode, resolve
 
 #: The C++ types that hold a value of these types as such; every other type is held by its code.
 _VALUES = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}

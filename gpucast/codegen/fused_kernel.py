@@ -53,7 +53,7 @@ PLAIN = FusedOps()
 
 
 def fused_source(rule: CastRule, ops: FusedOps, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
-    """The kernel of a cast by a `gpucast.casting.fused_rule.fused_rule`, with the operations `ops`.
+    """The kernel of a cast by a `gpucast.casting.fused_options.fused_rule`, with the operations `ops`.
 
     Its last argument is a `FusedArguments`. ValueError for the shape "transposed" and where nothing is fused.
     """

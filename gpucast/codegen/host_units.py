@@ -15,14 +15,15 @@ from functools import lru_cache
 from gpucast.codegen.cast_kernel import FILES, join, kernel_file, kernel_name, options, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.formats import SOURCES
-from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.rule import (
+    DEFAULT_OPSET,
     DIRECTED,
     ROUND_MODE_SINCE,
     ROUND_MODES,
     ROUNDINGS,
     STOCHASTIC,
     CastRule,
+    Options,
     has_stochastic,
     holds,
     resolve,
@@ -68,6 +69,8 @@ def units() -> Iterator[HostUnit]:
     for src in SOURCES:
         yield quantization_unit(src)
     yield _finished("fused", _COMPUTE, ["casts.hpp", "work.hpp", "fused.hpp"], [], ["cast_fused"])
+    copies = [f"gpucast_copy_{bits}" for bits in ("bool", 2, 4, 6, 8, 16, 32, 64)]
+    yield _finished("copies", (), ["copies.hpp"], [], copies, rules="")
     yield _finished("files", (), ["files.hpp"], [], ["cast_file", "sum_words", "look8", "look16", "look32"], rules="")
 
 

@@ -40,7 +40,7 @@ class KernelSpec(ABC, Generic[Source_co]):
 class CastSpec(KernelSpec[KernelSource]):
     """The kernel of a cast of one array."""
 
-    #: For a fused cast the rule that `gpucast.casting.fused_rule.fused_rule` returns.
+    #: For a fused cast the rule that `gpucast.casting.fused_options.fused_rule` returns.
     rule: CastRule
     shape: Shape = "contiguous"
     #: Whether a source below one byte has one element per byte. Ignored for other sources.

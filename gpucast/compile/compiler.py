@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from gpucast.compile import nvrtc
-from gpucast.compile.cache import Cache, digest, limit
-from gpucast.compile.cache_folder import KERNELS, cache_folder, read_folder
+from gpucast.compile.cache import KERNELS, Cache, cache_folder, digest, limit, read_folder
 from gpucast.compile.nvrtc import CompileError, Nvrtc
 from gpucast.compile.nvrtc_search import NvrtcCopy, find
 from gpucast.core.errors import DeviceUnavailable

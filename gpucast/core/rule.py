@@ -8,32 +8,62 @@ Source: the Cast and CastLike schemas of ONNX opsets 1 to 28. The reference, the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from gpucast.core.checks import integer
-from gpucast.core.dtypes import DType
-from gpucast.core.options import CAST_VERSIONS, DEFAULT_OPSET, Options
+from gpucast.core.dtypes import DType, dtype
 
+#: Fixed within a major version of gpucast, so that an upgrade changes no bits.
+DEFAULT_OPSET = 28
+
+#: The opsets in which a new version of each operator appeared.
+CAST_VERSIONS = (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)
+CASTLIKE_VERSIONS = (15, 19, 21, 23, 24, 25)
 #: First versions (of both operators) that have the attribute.
 SATURATE_SINCE = 19
 ROUND_MODE_SINCE = 24
-
 RoundMode = Literal["up", "down", "nearest"]
 Rounding = Literal["truncate", "nearest_even", "stochastic", "toward_zero", "upward", "downward", "odd"]
 #: The treatment of a number out of the destination's range.
 Overflow = Literal["wrap", "saturate", "infinity", "nan"]
-
 #: The `overflow` keyword. (The meaning of None depends on the destination.)
 OverflowKeyword = Literal["wrap", "saturate"]
-
 ROUND_MODES: tuple[RoundMode, ...] = ("up", "down", "nearest")
 #: Values of the `rounding` keyword: for integers, and for the floats of 16 bits or fewer.
 ROUNDINGS: tuple[Rounding, ...] = ("truncate", "nearest_even")
 STOCHASTIC: Rounding = "stochastic"
 #: For floats: to the neighbour in a direction, or to the one whose last bit is 1.
 DIRECTED: tuple[Rounding, ...] = ("toward_zero", "upward", "downward", "odd")
+
+
+class Options(NamedTuple):
+    """The keywords of `gpucast.cast` as given, in their order; then the caller and the versions of its operator."""
+
+    saturate: Any = True
+    round_mode: Any = "up"
+    opset: Any = DEFAULT_OPSET
+    rounding: Any = None
+    overflow: Any = None
+    seed: Any = None
+    offset: Any = 0
+    scale: Any = None
+    amax: Any = None
+    device: Any = None
+    out: Any = None
+    copy: Any = True
+    caller: str = "cast"
+    versions: tuple[int, ...] = CAST_VERSIONS
+
+
+#: The operator's attributes and gpucast's own keywords: together they decide on a rule.
+ATTRIBUTES = Options._fields[:5]
+
+
+def destination(to: Any, caller: str) -> DType:
+    """The dtype to cast to: `to` of `gpucast.cast`, or the dtype of `like` of `cast_like`, as the TypeError says."""
+    return dtype(to, caller="cast: to=" if caller == "cast" else f"{caller}: like.dtype=")
 
 
 @dataclass(frozen=True)

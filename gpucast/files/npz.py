@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast.core.dtypes import dtype
-from gpucast.files import file_limits, npy, npy_header, raw_data
+from gpucast.files import file_limits, npy, raw_data
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_name
 
 _METADATA = "__gpucast__"
@@ -60,7 +60,7 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, held: int, path: st
     if info.file_size > ratio * info.compress_size or info.compress_size > held:
         raise FileError(f"{path}: tensor {name!r} claims {info.file_size} bytes, more than the file can hold")
     with _damage(path), archive.open(info) as stream:
-        header = npy_header.read(stream, path, name)  # type: ignore[arg-type]
+        header = npy.read_header(stream, path, name)  # type: ignore[arg-type]
         start = stream.tell()
     check_bytes(path, name, header.nbytes, info.file_size - start)
     if header.fortran and header.nbytes > max(file_limits.SMALL_FORTRAN, file_limits.FORTRAN * info.compress_size):
@@ -139,7 +139,7 @@ class Writer:
         with self._open(spec.name) as member:
             if not onnx_type.packed:
                 return npy.write(member, spec, chunks, self._path)
-            member.write(npy_header.write(dtype("UINT8"), (onnx_type.nbytes(spec.size),)))
+            member.write(npy.header_of(dtype("UINT8"), (onnx_type.nbytes(spec.size),)))
             self._types[spec.name] = {"dtype": onnx_type.name, "shape": spec.shape}
             return raw_data.write(member, onnx_type, chunks)
 

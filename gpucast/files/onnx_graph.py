@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 from gpucast.files.tensor import FileError, Linear
 
 #: The domains of ONNX's own operators.
@@ -159,7 +158,7 @@ def _uses(graph: Any) -> dict[str, _Uses]:
                 use.casts.append(place)
             else:
                 use.others += 1
-    inner = [graph for node in graph.node for graph in _inner_graphs(node)]
+    inner = [graph for node in graph.node for graph in inner_graphs(node)]
     for name in [name for graph in inner for name in _names(graph)] + [value.name for value in graph.output]:
         uses.setdefault(name, _Uses()).others += 1
     return uses
@@ -168,7 +167,7 @@ def _uses(graph: Any) -> dict[str, _Uses]:
 def _taken(graph: Any) -> set[str]:
     """Every name in a graph and its subgraphs, of values and of nodes."""
     taken = set(_uses(graph)) | {name for node in _nodes(graph) for name in (node.name, *node.output)}
-    for one in [graph, *(inner for node in _nodes(graph) for inner in _inner_graphs(node))]:
+    for one in [graph, *(inner for node in _nodes(graph) for inner in inner_graphs(node))]:
         taken |= {value.name for value in (*one.input, *one.initializer)}
         taken |= {sparse.values.name for sparse in one.sparse_initializer}
     return taken
@@ -185,7 +184,7 @@ def _nodes(graph: Any) -> Iterator[Any]:
     """The nodes of a graph and of all its subgraphs."""
     for node in graph.node:
         yield node
-        for inner in _inner_graphs(node):
+        for inner in inner_graphs(node):
             yield from _nodes(inner)
 
 
@@ -194,10 +193,11 @@ def _names(graph: Any) -> Iterator[str]:
     yield from (value.name for value in graph.output)
     yield from (name for node in _nodes(graph) for name in node.input)
     # Outputs of its own subgraphs.
-    yield from (value.name for node in _nodes(graph) for inner in _inner_graphs(node) for value in inner.output)
+    yield from (value.name for node in _nodes(graph) for inner in inner_graphs(node) for value in inner.output)
 
 
-def _inner_graphs(node: Any) -> Iterator[Any]:
+def inner_graphs(node: Any) -> Iterator[Any]:
+    """The subgraphs of a node."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.places import close_quietly
 from gpucast.files import file_limits, onnx_graph, onnx_pb, raw_data
-from gpucast.files.inside import inside, open_regular
+from gpucast.files.atomic import inside, open_regular
 from gpucast.files.tensor import (
     Array,
     FileError,

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,13 +17,54 @@ import numpy as np
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.core.dtypes import DType
 from gpucast.core.errors import PrintableError
-from gpucast.files import file_limits, window
-from gpucast.files.window import Window
+from gpucast.files import file_limits
 
+#: Windows has neither call.
+_CAN_READ, _CAN_WRITE = hasattr(os, "preadv"), hasattr(os, "pwrite")
 Array = np.ndarray[Any, Any]
-
 #: Bytes of one piece in memory. Pieces have a multiple of 4 elements, so that packed codes end on a byte.
 CHUNK_BYTES = 1 << 23
+
+
+class Window(io.RawIOBase):
+    """An independent stream over a file that other threads read too; it begins at byte `position`."""
+
+    def __init__(self, file: BinaryIO, position: int) -> None:
+        self._file, self._position = file, position
+
+    def position(self) -> tuple[int, int]:
+        """The file descriptor, and the position of the next byte."""
+        return self.fileno(), self._position
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def tell(self) -> int:
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        got = os.preadv(self.fileno(), [buffer], self._position)
+        self._position += got
+        return got
+
+
+def can_read(stream: Any) -> bool:
+    """Whether the stream is an ordinary file, or a window over one, so that a `Window` can read it."""
+    if isinstance(stream, Window):
+        return True
+    return _CAN_READ and isinstance(stream, io.BufferedReader) and type(stream.raw) is io.FileIO
+
+
+def can_write(stream: Any) -> bool:
+    """Whether the stream is an ordinary file, so that `write` can write to it."""
+    return _CAN_WRITE and isinstance(stream, io.BufferedRandom) and type(stream.raw) is io.FileIO
+
+
+def write(file: BinaryIO, position: int, data: memoryview) -> None:
+    """Write bytes at a position, bypassing the file's own buffer, which must have been flushed."""
+    while data:
+        done = os.pwrite(file.fileno(), data, position)
+        position, data = position + done, data[done:]
 
 
 class FileError(PrintableError, ValueError):
@@ -118,7 +161,7 @@ class StoredTensor(Tensor):
 
     def parts(self, limit: int = CHUNK_BYTES) -> Iterator[Tensor]:
         stream = self.open()
-        if self.fortran or not window.can_read(stream):
+        if self.fortran or not can_read(stream):
             yield from super().parts(limit)
             return
         position = stream.tell()
@@ -129,7 +172,7 @@ class StoredTensor(Tensor):
 
     def part(self, start: int, count: int) -> Tensor | None:
         stream = self.open()
-        if self.fortran or not window.can_read(stream):
+        if self.fortran or not can_read(stream):
             return None
         return self._at(stream, stream.tell() + self._nbytes(start), count)
 

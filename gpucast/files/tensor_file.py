@@ -16,8 +16,7 @@ from gpucast import gpu
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.core.dtypes import dtype
 from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors
-from gpucast.files.atomic import replacing
-from gpucast.files.inside import open_regular
+from gpucast.files.atomic import open_regular, replacing
 from gpucast.files.tensor import Array, FileError, LoadedTensor, Spec, StoredTensor, Tensor, Writer, checked_name
 from gpucast.gpu import streams
 

@@ -85,7 +85,7 @@ def address(x: Any) -> int:
 def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
     """Cast on the source's device, on its current stream, into `target`, which is there too, or a new array.
 
-    With `fused` more is done in the same pass, and `rule` is a `gpucast.casting.fused_rule.fused_rule`.
+    With `fused` more is done in the same pass, and `rule` is a `gpucast.casting.fused_options.fused_rule`.
 
     Allocates nothing with a target. RuntimeError for what a CUDA graph capture cannot take in.
     """
@@ -99,7 +99,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
 
 
 def _device(source: Operand) -> int:
-    assert source.device is not None, "casting.dispatch sends device arrays here"
+    assert source.device is not None, "`gpucast.casting.cast.apply` sends device arrays here"
     return source.device
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import Operand
-from gpucast.arrays.overlap import disjoint
+from gpucast.arrays.operand import Operand, disjoint
 from gpucast.arrays.packed import PackedArray
 from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
 from gpucast.codegen.spec import CastSpec

@@ -1,30 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts of the numbers of NumPy arrays and PackedArrays into existing memory, plain or fused."""
+"""Casts of the numbers of NumPy arrays and PackedArrays into existing memory, plain or fused: by the extension module,
+or by the reference where that is missing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.packed import PackedArray
-from gpucast.core.dtypes import dtype
+from gpucast.core.arithmetic import exact
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.rule import CastRule
-from gpucast.host import by_reference, loops
+from gpucast.core.rule import CastRule, resolve
+from gpucast.host import loops
 from gpucast.host.extension import MODULE, say_slow
+from gpucast.reference.exact_cast import apply, random_words
 
 Array = npt.NDArray[Any]
 
-_FLOAT = dtype("FLOAT")
+_FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
+#: Elements that are cast at a time: the reference takes a hundred bytes for each.
+_CHUNK = 1 << 16
 
 
 def into(x: Any, rule: CastRule, out: Any, fused: FusedInputs | None = None) -> None:
     """Cast the numbers of a NumPy array or a PackedArray over one into all of an array that does not overlap it."""
     if MODULE is None:
         say_slow()
-        by_reference.into(x, rule, out, fused)
+        _by_reference(x, rule, out, fused)
         return
     if not x.size:
         return
@@ -32,7 +38,7 @@ def into(x: Any, rule: CastRule, out: Any, fused: FusedInputs | None = None) -> 
         work = loops.work(rule, fused)
     except LookupError as error:
         say_slow(str(error.args[0]))
-        by_reference.into(x, rule, out, fused)
+        _by_reference(x, rule, out, fused)
         return
     src, src_bits = _bytes_of(x)
     dst, dst_bits = _bytes_of(out)
@@ -54,3 +60,48 @@ def keep(fused: FusedInputs, largest: int, finite: bool) -> None:
 def _bytes_of(x: Any) -> tuple[Array, int]:
     """The array that holds the elements, and the bits of each where they are packed, else 0."""
     return (x.data, x.dtype.bits) if isinstance(x, PackedArray) else (x, 0)
+
+
+@exact()
+def _by_reference(x: Any, rule: CastRule, out: Any, fused: FusedInputs | None = None) -> None:
+    """As `into`, by the reference: the same bits, slowly."""
+    fused = fused or FusedInputs()
+    # In row-major order, to which random words belong.
+    elements = (x.get() if isinstance(x, PackedArray) else x).reshape(-1)
+    results = np.empty(x.size, rule.dst.numpy)
+    for start in range(0, x.size, _CHUNK):
+        random = fused.random and fused.random._replace(offset=fused.random.offset + start)
+        part = slice(start, start + _CHUNK)
+        results[part] = _cast(elements[part], rule, fused._replace(random=random))
+    if isinstance(out, PackedArray):
+        out.data[...] = PackedArray.pack(results).data
+    else:
+        out[...] = results.reshape(out.shape)
+
+
+def _cast(x: Array, rule: CastRule, fused: FusedInputs) -> Array:
+    _look(x, rule.src, fused)
+    words = fused.random and random_words(fused.random, x.size)
+    if fused.scale is None:
+        return apply(x, rule, words)
+    return apply(_products(x, rule.src, fused.scale), replace(rule, src=_DOUBLE), words)
+
+
+def _look(x: Array, src: DType, fused: FusedInputs) -> None:
+    largest = 0
+    if fused.amax is not None:
+        largest = int((_to(x, src, _FLOAT).view(np.uint32) & np.uint32(0x7FFFFFFF)).max())
+    keep(fused, largest, fused.finite is None or bool(np.isfinite(_to(x, src, _DOUBLE)).all()))
+
+
+def _products(x: Array, src: DType, scale: float) -> Array:
+    """Values times a scale as DOUBLE: NaN keeps its sign, and that of infinity times zero is positive."""
+    values = _to(x, src, _DOUBLE)
+    products: Array = values * np.float64(scale)
+    lost = np.isnan(products)
+    products[lost] = np.copysign(np.nan, np.where(np.isnan(values[lost]), values[lost], 1.0))
+    return products
+
+
+def _to(x: Array, src: DType, wide: DType) -> Array:
+    return apply(x, resolve(src, wide))

@@ -17,7 +17,7 @@ from gpucast.host import cast_numbers, text_on_host
 
 def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
     """Cast into `target`, which is returned, or into a new array of the source's kind. With a scale the rule is a
-    `gpucast.casting.fused_rule.fused_rule`."""
+    `gpucast.casting.fused_options.fused_rule`."""
     if "string" in (rule.src.family, rule.dst.family):
         # All of it before the target is touched: a text that is no number leaves that as it was.
         texts = source.array.get() if source.packed else source.data

@@ -20,44 +20,41 @@ from gpucast.core.dtypes import dtype
 from gpucast.gpu import devices
 
 
-def take(x: Any, caller: str, writing: bool = False) -> Any:
-    """A CuPy array over the same memory."""
-    interface = x.__cuda_array_interface__
-    devices.require(caller)
-    driver = gpu.driver.driver()
-    try:
-        address, readonly = interface["data"]
-        shape, strides = tuple(interface["shape"]), interface.get("strides")
-        kind = np.dtype(interface["typestr"])
-        stream = interface.get("stream")
-    except (KeyError, TypeError, ValueError) as error:
-        raise TypeError(f"{caller}: the __cuda_array_interface__ of {type(x).__name__} is malformed: {error}") from None
-    if interface.get("mask") is not None:
-        raise TypeError(f"{caller}: x has a mask in its __cuda_array_interface__, which would be lost")
-    if kind.kind == "V":
-        raise TypeError(
-            f"{caller}: x has typestr {interface['typestr']!r} in its __cuda_array_interface__, which names no "
-            "type; pass "
-            "its codes as integers, with the type, through gpucast.from_bytes"
-        )
-    if stream == 0:
-        raise ValueError(
-            f"{caller}: stream 0 is not allowed in __cuda_array_interface__; expected None, 1, 2 or a handle"
-        )
-    src = dtype(kind, caller=f"{caller}: x.dtype=")
-    if src.family == "string" or not kind.isnative:
-        raise TypeError(f"{caller}: x has typestr {interface['typestr']!r}; expected numbers in native byte order")
-    if writing and readonly:
-        raise ValueError(f"{caller}: out is read-only")
-    index = driver.current() if 0 in shape else driver.device_of(address)
-    return view_at(address, shape, None if strides is None else tuple(strides), src, index, x)
-
-
 class CudaArrayAdapter(ArrayAdapter):
     """Objects with ``__cuda_array_interface__``. Results are CuPy arrays, which have the interface too."""
 
     def take(self, x: Any, caller: str, writing: bool = False) -> Any:
-        return take(x, caller, writing)
+        interface = x.__cuda_array_interface__
+        devices.require(caller)
+        driver = gpu.driver.driver()
+        try:
+            address, readonly = interface["data"]
+            shape, strides = tuple(interface["shape"]), interface.get("strides")
+            kind = np.dtype(interface["typestr"])
+            stream = interface.get("stream")
+        except (KeyError, TypeError, ValueError) as error:
+            raise TypeError(
+                f"{caller}: the __cuda_array_interface__ of {type(x).__name__} is malformed: {error}"
+            ) from None
+        if interface.get("mask") is not None:
+            raise TypeError(f"{caller}: x has a mask in its __cuda_array_interface__, which would be lost")
+        if kind.kind == "V":
+            raise TypeError(
+                f"{caller}: x has typestr {interface['typestr']!r} in its __cuda_array_interface__, which names no "
+                "type; pass "
+                "its codes as integers, with the type, through gpucast.from_bytes"
+            )
+        if stream == 0:
+            raise ValueError(
+                f"{caller}: stream 0 is not allowed in __cuda_array_interface__; expected None, 1, 2 or a handle"
+            )
+        src = dtype(kind, caller=f"{caller}: x.dtype=")
+        if src.family == "string" or not kind.isnative:
+            raise TypeError(f"{caller}: x has typestr {interface['typestr']!r}; expected numbers in native byte order")
+        if writing and readonly:
+            raise ValueError(f"{caller}: out is read-only")
+        index = driver.current() if 0 in shape else driver.device_of(address)
+        return view_at(address, shape, None if strides is None else tuple(strides), src, index, x)
 
     def lent(self, x: Any) -> Lent | None:
         try:

@@ -37,8 +37,7 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import cast as casting
 from gpucast.core.dtypes import dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import newest_version
+from gpucast.core.rule import Options, newest_version
 
 __all__ = ["ADAPTER", "cast"]
 

@@ -37,7 +37,7 @@ except ImportError as error:
 from gpucast.arrays.adapters import ArrayAdapter, CastFunction, Lent, visit
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Options, destination
+from gpucast.core.rule import Options, destination
 from gpucast.interop import dlpack, jax_traced
 
 __all__ = ["ADAPTER", "take"]

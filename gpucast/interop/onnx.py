@@ -21,7 +21,7 @@ import numpy as np
 from gpucast.casting import cast as casting
 from gpucast.core.dtypes import dtype
 from gpucast.core.errors import DeviceUnavailable, printable
-from gpucast.core.options import DEFAULT_OPSET
+from gpucast.core.rule import DEFAULT_OPSET
 
 try:
     import onnx
@@ -34,8 +34,7 @@ try:
     from onnx.reference import ReferenceEvaluator
     from onnx.reference.op_run import OpRun
 
-    from gpucast.interop.onnx_fold import fold_casts
-    from gpucast.interop.onnx_operators import Cast, CastLike
+    from gpucast.interop.onnx_operators import Cast, CastLike, fold_casts
 except ImportError as error:
     raise ImportError(
         f"gpucast.interop.onnx needs the onnx package ({error}): pip install onnx, or pip install 'gpucast[onnx]'"

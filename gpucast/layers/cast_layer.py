@@ -20,15 +20,21 @@ import numpy as np
 from gpucast.arrays import adapters
 from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray, as_array
-from gpucast.casting import dispatch
-from gpucast.casting.cast import cast, cast_like, cast_with
-from gpucast.casting.fused_rule import rule_of
+from gpucast.casting.cast import cast, cast_like, cast_operand, cast_with
+from gpucast.casting.fused_options import rule_of
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, DEFAULT_OPSET, Options
-from gpucast.core.rule import RoundMode, newest_version, resolve
+from gpucast.core.rule import (
+    CAST_VERSIONS,
+    CASTLIKE_VERSIONS,
+    DEFAULT_OPSET,
+    Options,
+    RoundMode,
+    newest_version,
+    resolve,
+)
 
 __all__ = ["Cast", "CastLike"]
 
@@ -173,7 +179,7 @@ def times(x: Any, to: DType, options: Options) -> Any:
     src = dtype(x.dtype)
     target = None if options.out is None else operand(options.out, to)
     fused = FusedInputs(scale=options.scale)
-    return dispatch.cast(operand(x, src), rule_of(src, to, options), None, target, options.caller, fused).array
+    return cast_operand(operand(x, src), rule_of(src, to, options), None, target, options.caller, fused).array
 
 
 def _with_dtype(x: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gpucast import gpu
-from gpucast.arrays.leaves import dtype_of
 from gpucast.arrays.packed import as_array, device_index
+from gpucast.arrays.tree import dtype_of
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from gpucast.arrays import tree as trees
 from gpucast.arrays.batch_item import Names
-from gpucast.arrays.leaves import all_floating, floating, is_floating, paths
 from gpucast.arrays.packed import as_array, device_index
+from gpucast.arrays.tree import all_floating, floating, is_floating
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_many import cast_arrays
 from gpucast.core.arithmetic import exact
@@ -103,7 +103,7 @@ class LossScale:
             results = cast_arrays(
                 chosen,
                 to,
-                Names("grads", lambda: paths(structure, indices)),
+                Names("grads", lambda: trees.paths(structure, indices)),
                 "unscale",
                 scale=self._factors(first)[1],
                 finite=finite,

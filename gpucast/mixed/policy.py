@@ -8,7 +8,7 @@ from typing import Any
 
 from gpucast.arrays import tree as trees
 from gpucast.arrays.batch_item import Names
-from gpucast.arrays.leaves import dtype_of, floating, paths
+from gpucast.arrays.tree import dtype_of, floating
 from gpucast.casting.cast_many import cast_arrays
 from gpucast.core.dtypes import DType, dtype
 
@@ -110,7 +110,7 @@ def _cast(tree: Any, kind: DType, caller: str) -> Any:
     found = floating(leaves, lambda: trees.paths(structure), f"{caller}: tree")
     indices = [i for i in found if dtype_of(leaves[i]) is not kind]
     if indices:
-        names = Names("tree", lambda: paths(structure, indices))
+        names = Names("tree", lambda: trees.paths(structure, indices))
         for i, result in zip(indices, cast_arrays([leaves[i] for i in indices], kind, names, caller), strict=True):
             leaves[i] = result
     return trees.unflatten(structure, leaves)

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import adapters, tree
-from gpucast.arrays.batch_overlap import Place, check_disjoint
-from gpucast.arrays.leaves import dtype_of
-from gpucast.arrays.operand import operand
-from gpucast.arrays.overlap import check_out
+from gpucast.arrays.batch_item import Place, check_disjoint
+from gpucast.arrays.operand import check_out, operand
 from gpucast.arrays.packed import device_index
+from gpucast.arrays.tree import dtype_of
 from gpucast.casting.cast import cast
 from gpucast.core.rule import resolve
 from gpucast.gpu import streams

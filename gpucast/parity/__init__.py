@@ -2,6 +2,5 @@
 """The parity harness: backends against the reference, bit for bit, for every rule of every pair.
 
 `backends` are the implementations to compare (the GPU, the host build of its kernels, the host path). `compare` checks
-one rule on an array of codes, `sweep` on all 2^32; `case_choice` and `work` do so for many rules; `report` and
-`picture` show the results.
+rules on arrays of codes, `sweep` one rule on all 2^32; `cases` chooses the rules; `report` shows the results.
 """

@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All rules of a pair of types, over every attribute value that matters. For the parity harness and the tests."""
+"""All rules of a pair of types, over every attribute value that matters, and the order in which they are tried. For the
+parity harness and the tests."""
 
 from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.random import Random, resolve_random
 from gpucast.core.rule import (
+    DEFAULT_OPSET,
     DIRECTED,
     ROUND_MODE_SINCE,
     ROUND_MODES,
     ROUNDINGS,
     STOCHASTIC,
     CastRule,
+    Options,
     has_stochastic,
     holds,
     resolve,
@@ -34,6 +37,7 @@ OPSETS = (DEFAULT_OPSET, 23)
 #: The seed and offset of stochastic cases: blocks of random words begin within vectors, and their numbers take more
 #: than 32 bits.
 RANDOM = Random(seed=0x0123456789ABCDEF, offset=2**36 - 3)
+Pair = tuple[DType, DType]
 
 
 @dataclass(frozen=True)
@@ -98,3 +102,28 @@ def directed_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> li
 def rules(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[CastRule]:
     """The rules of `cases`."""
     return [case.rule for case in cases(src, dst, opsets)]
+
+
+def all_pairs() -> list[Pair]:
+    return list(itertools.product(NUMERIC, NUMERIC))
+
+
+def all_cases(pairs: Iterable[Pair], defaults_only: bool = False) -> list[Case]:
+    """The cases of some pairs: one for every rule, or only those of the default attributes."""
+    if defaults_only:
+        return [cases(*pair)[0] for pair in pairs]
+    return [case for pair in pairs for case in (*cases(*pair), *directed_cases(*pair), *stochastic_cases(*pair))]
+
+
+def shuffled(chosen: Sequence[Case], seed: int) -> list[Case]:
+    """A seeded order in which every pair comes once before any comes twice, so that any part covers many pairs."""
+    order = random.Random(seed)
+    of_pair: dict[Pair, list[Case]] = {}
+    for case in chosen:
+        of_pair.setdefault((case.rule.src, case.rule.dst), []).append(case)
+    groups = list(of_pair.values())
+    order.shuffle(groups)
+    for group in groups:
+        order.shuffle(group)
+    turns = itertools.zip_longest(*groups)
+    return [case for turn in turns for case in turn if case is not None]

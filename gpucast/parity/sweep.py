@@ -20,8 +20,7 @@ from gpucast.core.random import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.parity.backends import Array, CastBackend
 from gpucast.parity.cases import Case
-from gpucast.parity.compare import BLOCK, CaseResult, Mismatch, mismatch, wanted_codes
-from gpucast.parity.work import run_threads
+from gpucast.parity.compare import BLOCK, CaseResult, Mismatch, mismatch, run_threads, wanted_codes
 
 #: Elements that a backend casts at a time.
 _CHUNK = 1 << 18

@@ -14,8 +14,7 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import operand
-from gpucast.arrays.overlap import check_out, share_memory
+from gpucast.arrays.operand import check_out, operand, share_memory
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer

@@ -20,9 +20,18 @@ import numpy.typing as npt
 from gpucast.core import strings
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import DEFAULT_OPSET, Options
 from gpucast.core.random import Random, resolve_random
-from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, OverflowKeyword, Rounding, RoundMode, resolve
+from gpucast.core.rule import (
+    DEFAULT_OPSET,
+    DIRECTED,
+    STOCHASTIC,
+    CastRule,
+    Options,
+    OverflowKeyword,
+    Rounding,
+    RoundMode,
+    resolve,
+)
 from gpucast.reference.rounding import (
     POWERS,
     below_fraction,

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpucast import gpu
-from gpucast.casting.fused_rule import fused_rule
+from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import Scaling
-from gpucast.core.options import ATTRIBUTES, Options
-from gpucast.core.rule import STOCHASTIC, has_stochastic
+from gpucast.core.rule import ATTRIBUTES, STOCHASTIC, Options, has_stochastic
 from gpucast.gpu import devices
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from gpucast.casting.fused_rule import fused_rule
+from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec
 from gpucast.codegen.cast_kernel import KernelSource, Shape
 from gpucast.codegen.fused_kernel import FusedOps

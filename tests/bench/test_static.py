@@ -28,13 +28,12 @@ from bench.static.kernels import BATCH, StaticKernel, compiled, facts, measure
 from bench.static.model import ATTAINABLE, GPUS, TURNOVER, estimate, estimates, loaded, resident_threads, work
 from bench.static.sass import Instruction
 from gpucast import dtype
-from gpucast.casting.fused_rule import fused_rule
+from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.cast_kernel import KernelSource, kernel_source
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.compile import compiler
 from gpucast.core.dtypes import DType
-from gpucast.core.options import Options
-from gpucast.core.rule import STOCHASTIC, CastRule, resolve
+from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.parity.cases import NUMERIC, rules
 
 DEFAULTS = [resolve(src, dst) for src in NUMERIC for dst in NUMERIC]

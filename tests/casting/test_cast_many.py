@@ -22,12 +22,11 @@ from bench.static import kernels as static_kernels
 from codes import assert_same, random_codes
 from gpucast import PackedArray, dtype
 from gpucast.casting import batch_plans as device_plans
-from gpucast.casting.fused_rule import fused_rule
+from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSpec, sorted_kinds
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 from host_driver import HostDriver, device_array, download, installed, upload
 from nvrtc_wheels import INSTALLED
 from nvrtc_wheels import load as nvrtc

@@ -20,7 +20,7 @@ import gpucast
 from codes import assert_same
 from conversions import begun, contents
 from gpucast import checkpoints, files
-from gpucast.checkpoints.running import share
+from gpucast.checkpoints.running import outcome
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.checkpoints.streaming import checksums, prefetch
 from gpucast.cli import main
@@ -397,17 +397,17 @@ def test_shares_divide_the_work(folder: Path, capsys: pytest.CaptureFixture[str]
 def test_every_share_is_done_once() -> None:
     sizes = [5, 0, 7, 7, 1, 100, 3]
     for count in (1, 2, 3, 10):
-        shares = [share.Share(number, count).of(sizes) for number in range(count)]
+        shares = [outcome.Share(number, count).of(sizes) for number in range(count)]
         assert sorted(index for mine in shares for index in mine) == list(range(len(sizes)))
-    loads = [sum(sizes[i] for i in share.Share(number, 2).of(sizes)) for number in (0, 1)]
+    loads = [sum(sizes[i] for i in outcome.Share(number, 2).of(sizes)) for number in (0, 1)]
     assert sorted(loads) == [23, 100]
-    assert share.Share(10**12 - 1, 10**12).of(sizes) == set()
+    assert outcome.Share(10**12 - 1, 10**12).of(sizes) == set()
 
 
 def test_shares_are_read_from_the_launcher() -> None:
-    assert share.parse("2/4") == share.Share(2, 4)
-    assert share.parse("auto", {"RANK": "1", "WORLD_SIZE": "8", "SLURM_PROCID": "0"}) == share.Share(1, 8)
-    assert share.parse("auto", {"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}) == share.Share(3, 4)
+    assert outcome.parse("2/4") == outcome.Share(2, 4)
+    assert outcome.parse("auto", {"RANK": "1", "WORLD_SIZE": "8", "SLURM_PROCID": "0"}) == outcome.Share(1, 8)
+    assert outcome.parse("auto", {"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}) == outcome.Share(3, 4)
     for text, environment in [
         ("auto", {"RANK": "1"}),
         ("auto", {"RANK": "x", "WORLD_SIZE": "2"}),
@@ -415,7 +415,7 @@ def test_shares_are_read_from_the_launcher() -> None:
         ("1", {}),
     ]:
         with pytest.raises(ValueError, match="expected I/N|give I/N"):
-            share.parse(text, environment)
+            outcome.parse(text, environment)
 
 
 def test_sums_tell_what_is_missing() -> None:

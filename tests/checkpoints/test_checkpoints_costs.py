@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gpucast import files
-from gpucast.checkpoints.losses import sample
+from gpucast.checkpoints.losses import statistics
 from gpucast.cli import main
 from scaled_files import numbers, save
 
@@ -62,7 +62,7 @@ def test_a_sample_of_a_large_tensor_is_near_the_whole(options: list[str], monkey
     x = np.tile(numbers(512, 512), (4, 4)) + np.linspace(0, 1, 2048, dtype=np.float32)
     sampled = report(x, *options)
     assert 0.005 < sampled["examined"] / x.size < 0.01
-    monkeypatch.setattr(sample, "EXACT", x.size)
+    monkeypatch.setattr(statistics, "EXACT", x.size)
     whole = report(x, *options)
     assert whole["examined"] == x.size
     # Counts are of all elements.
@@ -75,7 +75,7 @@ def test_a_sample_of_a_large_tensor_is_near_the_whole(options: list[str], monkey
 
 def cuts(total: int, step: int) -> Iterator[int]:
     for start in range(0, total, step):
-        for run in sample.runs(total, start, min(step, total - start)):
+        for run in statistics.runs(total, start, min(step, total - start)):
             yield from range(start + run.start, start + run.stop)
 
 

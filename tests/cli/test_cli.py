@@ -18,9 +18,9 @@ import pytest
 
 import gpucast
 from gpucast.cli import info, main
-from gpucast.compile import cache_folder, nvidia
+from gpucast.compile import cache, nvidia
 from gpucast.core.dtypes import DTYPES
-from gpucast.parity import work
+from gpucast.parity import compare
 from tensors import leftovers
 
 ROOT = Path(__file__).parents[2]
@@ -262,11 +262,11 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
         if xdg:
             monkeypatch.setenv("XDG_CACHE_HOME", xdg)
-        assert cache_folder.cache_folder() == str(tmp_path / wanted)
+        assert cache.cache_folder() == str(tmp_path / wanted)
     (tmp_path / "file").write_text("")
-    assert cache_folder.writable(str(tmp_path / "new" / "deep"))
-    assert not cache_folder.writable(str(tmp_path / "file"))
-    assert not cache_folder.writable(str(tmp_path / "file" / "deep"))
+    assert cache.writable(str(tmp_path / "new" / "deep"))
+    assert not cache.writable(str(tmp_path / "file"))
+    assert not cache.writable(str(tmp_path / "file" / "deep"))
 
 
 def test_ctrl_c_says_how_far_it_got(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -274,6 +274,6 @@ def test_ctrl_c_says_how_far_it_got(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         on_result(None)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(work, "run", interrupted)
+    monkeypatch.setattr(compare, "run", interrupted)
     assert main(["parity", "--pair", "INT4:INT8", "--backend", "host", "--defaults-only"]) == 130
     assert capsys.readouterr().err == "gpucast parity: interrupted: 1 of 1 rules done\n"

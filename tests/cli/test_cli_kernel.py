@@ -21,8 +21,7 @@ from gpucast.codegen.cast_kernel import KernelSource, kernel_source
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 from gpucast.mixed import DynamicLossScale, select_tree
 from gpucast.warmup.compile_ahead import CompileTask, WarmupRequest, warmup
 from gpucast.warmup.compile_ahead import tasks as listed_tasks

@@ -17,7 +17,7 @@ from gpucast.compile import cxx
 from gpucast.parity import backends
 from gpucast.parity.backends import Array, CastCodes
 from gpucast.parity.cases import NUMERIC, Case
-from gpucast.parity.work import run
+from gpucast.parity.compare import run
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -68,10 +68,10 @@ def test_equal_pairs(backend: str, capsys: pytest.CaptureFixture[str]) -> None:
     tried = {("INT4", "FLOAT4E2M1"), ("INT4", "FLOAT8E4M3FN"), ("BOOL", "INT8")}
     assert {pair: mark for pair, mark in grid(out).items() if mark != "."} == dict.fromkeys(tried, "=")
     assert re.match(rf"gpucast parity: {backend} \(.+\) against the reference\n", out)
-    assert re.search(r"\n10 of 10 rules tried, in 3 pairs: 40,990 casts in \d+ s, 0 differ\n$", out)
+    assert re.search(r"\n14 of 14 rules tried, in 3 pairs: 57,386 casts in \d+ s, 0 differ\n$", out)
     found = json.loads(Path("x.json").read_text())
     assert (found["backend"], found["mode"], found["wrong"], found["first"]) == (backend, "all", 0, None)
-    assert (found["rules"], found["rules_planned"], found["elements"]) == (10, 10, 40990)
+    assert (found["rules"], found["rules_planned"], found["elements"]) == (14, 14, 57386)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
     states = {(pair["src"], pair["dst"]): pair["state"] for pair in found["pairs"]}
     assert len(states) == 625
@@ -151,13 +151,13 @@ def test_a_sample(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         asked.update(keywords, cases=cases)
         return run(backend, cases[:30], **(keywords | {"random": 10}))
 
-    monkeypatch.setattr("gpucast.parity.work.run", first_ones)
+    monkeypatch.setattr("gpucast.parity.compare.run", first_ones)
     tried = []
     for seed in ("3", "3", "4"):
         assert main(["parity", "--backend", "host", "--seed", seed, "--json", "x.json"]) == 0
-        assert (len(asked["cases"]), asked["seconds"], asked["seed"]) == (2237, 10.0, int(seed))
+        assert (len(asked["cases"]), asked["seconds"], asked["seed"]) == (3393, 10.0, int(seed))
         found = json.loads(Path("x.json").read_text())
-        assert (found["mode"], found["rules"], found["rules_planned"]) == ("sample", 30, 2237)
+        assert (found["mode"], found["rules"], found["rules_planned"]) == ("sample", 30, 3393)
         tried.append(found["pairs"])
         assert "a seeded sample; --full tries all\n" in capsys.readouterr().out
     assert tried[0] == tried[1] != tried[2]

@@ -18,14 +18,13 @@ from codes import assert_codes, assert_same, every_code
 from fused_cases import CASES, RANDOM, SOURCES, in_use, on_host, rule_of, to_device
 from gpucast import PackedArray
 from gpucast.arrays.operand import operand
-from gpucast.casting import dispatch
-from gpucast.casting.fused_rule import fused_rule
+from gpucast.casting.cast import apply
+from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.fused_kernel import FusedArguments, FusedOps, fused_source
 from gpucast.compile import compiler
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.options import Options
-from gpucast.core.rule import STOCHASTIC, CastRule, has_stochastic
+from gpucast.core.rule import STOCHASTIC, CastRule, Options, has_stochastic
 from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC
 from gpucast.reference import exact_cast
@@ -43,7 +42,7 @@ WIDE = (0.1, 1 - 2**-53, 5e-324, -1.7e308)
 
 
 def scaled_exactly(code: int, rule: CastRule, scale: float | None, word: int | None) -> int:
-    """A product by rational arithmetic, from the words of gpucast.casting.fused_rule."""
+    """A product by rational arithmetic, from the words of gpucast.casting.fused_options."""
     if scale is None:
         if rule.src is rule.dst:
             return exact.cast_codes([code], rule)[0]
@@ -92,7 +91,7 @@ def finite_codes(codes: np.ndarray, src: DType) -> np.ndarray:
 
 
 def cast(x: Any, rule: CastRule, inputs: FusedInputs) -> Any:
-    return dispatch.apply(operand(x), rule, fused=inputs).array
+    return apply(operand(x), rule, fused=inputs).array
 
 
 @pytest.mark.parametrize("src", NUMERIC, ids=str)

@@ -13,8 +13,7 @@ from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 from gpucast.warmup.compile_ahead import WarmupRequest, tasks
 
 REQUEST = WarmupRequest(

@@ -16,8 +16,7 @@ import pytest
 
 from gpucast.codegen.cast_kernel import kernel_source, prelude, tile_elements
 from gpucast.core.dtypes import dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
 

@@ -13,7 +13,7 @@ import pytest
 
 import gpucast
 from gpucast import cli
-from gpucast.compile import cache_folder
+from gpucast.compile import cache
 from gpucast.compile.cache import Cache, digest
 from gpucast.files import atomic
 
@@ -104,12 +104,12 @@ def test_a_cache_that_is_only_read(tmp_path: Path) -> None:
 def test_a_folder_for_all_has_one_for_each_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path))
     monkeypatch.delenv("GPUCAST_CACHE_READ", raising=False)
-    assert cache_folder.cache_folder() == str(tmp_path)
-    assert cache_folder.read_folder("kernels") == ""
+    assert cache.cache_folder() == str(tmp_path)
+    assert cache.read_folder("kernels") == ""
     tmp_path.chmod(0o1777)
-    assert cache_folder.cache_folder() == str(tmp_path / str(os.geteuid()))
+    assert cache.cache_folder() == str(tmp_path / str(os.geteuid()))
     monkeypatch.setenv("GPUCAST_CACHE_READ", "image")
-    assert cache_folder.read_folder("kernels") == os.path.abspath("image/kernels")
+    assert cache.read_folder("kernels") == os.path.abspath("image/kernels")
 
 
 # ---- the host's library ----

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from gpucast.core.dtypes import DTYPES, dtype
-from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS, Options
-from gpucast.core.rule import CastRule, newest_version, resolve
+from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, CastRule, Options, newest_version, resolve
 from gpucast.parity.cases import NUMERIC
 
 FLOAT, E4M3, FNUZ, E5M2, E8M0 = map(dtype, ("FLOAT", "FLOAT8E4M3FN", "FLOAT8E5M2FNUZ", "FLOAT8E5M2", "FLOAT8E8M0"))

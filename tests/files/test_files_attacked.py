@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from gpucast import files
 from gpucast.cli import main
 from gpucast.files import onnx_graph
-from gpucast.files.inside import inside
+from gpucast.files.atomic import inside
 
 pytestmark = pytest.mark.usefixtures("folder")
 

@@ -18,8 +18,7 @@ from decimals import boundaries, text_of
 from gpucast.arrays.chunks import CHUNK
 from gpucast.core import strings
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 from gpucast.host import text_on_host
 from gpucast.parity.cases import NUMERIC, SMALL, rules
 

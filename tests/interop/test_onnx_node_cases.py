@@ -22,7 +22,7 @@ import exact
 import gpucast
 from codes import codes_of
 from gpucast.core import rule
-from gpucast.core.options import Options
+from gpucast.core.rule import Options
 from gpucast.interop.onnx import Backend
 
 with warnings.catch_warnings():

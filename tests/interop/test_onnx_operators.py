@@ -12,7 +12,7 @@ import pytest
 
 import gpucast
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.core.options import CAST_VERSIONS, CASTLIKE_VERSIONS
+from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS
 from gpucast.interop.onnx import Cast
 from onnx_models import ROWS, cast_like_model, cast_model, run_operator, zeros
 

@@ -18,8 +18,7 @@ from codes import assert_same, random_codes
 from fused_cases import in_use, on_host, to_device
 from gpucast.core import strings
 from gpucast.core.dtypes import DTYPES, dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import DIRECTED, holds, resolve
+from gpucast.core.rule import DIRECTED, Options, holds, resolve
 from gpucast.reference import exact_cast
 
 FLOATS = [kind for kind in DTYPES if kind.family == "float"]

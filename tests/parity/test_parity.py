@@ -12,11 +12,11 @@ import pytest
 
 from codes import every_code
 from gpucast.codegen import cast_kernel, fused_kernel
-from gpucast.core.options import Options
+from gpucast.core.rule import Options
 from gpucast.gpu import devices
-from gpucast.parity import backends, case_choice, compare, sweep, work
+from gpucast.parity import backends, compare, sweep
 from gpucast.parity.backends import Array, CastCodes
-from gpucast.parity.cases import NUMERIC, SMALL, Case, cases, stochastic_cases
+from gpucast.parity.cases import NUMERIC, SMALL, Case, all_cases, all_pairs, cases, shuffled, stochastic_cases
 
 ROWS = {row.name: row for row in NUMERIC}
 
@@ -48,7 +48,7 @@ class Faulty:
 
 
 def run(backend: backends.CastBackend, chosen: Sequence[Case], threads: int = 2, seconds: float | None = None) -> list:
-    return work.run(backend, chosen, seed=1, share=0.0, random=100, threads=threads, seconds=seconds)
+    return compare.run(backend, chosen, seed=1, share=0.0, random=100, threads=threads, seconds=seconds)
 
 
 # ---- what is tried ----
@@ -73,9 +73,9 @@ def test_hard_and_random_codes_of_wide_sources() -> None:
 
 
 def test_the_sample_is_seeded_and_spread_over_the_pairs() -> None:
-    everything = case_choice.all_cases(case_choice.all_pairs())
-    order = case_choice.shuffled(everything, 7)
-    assert order == case_choice.shuffled(everything, 7) != case_choice.shuffled(everything, 8)
+    everything = all_cases(all_pairs())
+    order = shuffled(everything, 7)
+    assert order == shuffled(everything, 7) != shuffled(everything, 8)
     assert len(set(order)) == len(order) == len(everything) and set(order) == set(everything)
     assert len({(one.rule.src, one.rule.dst) for one in order[:625]}) == 625
     # Not the default attributes first.
@@ -85,13 +85,13 @@ def test_the_sample_is_seeded_and_spread_over_the_pairs() -> None:
 def test_attributes_of_a_case_ask_for_its_rule() -> None:
     from gpucast.core.rule import resolve
 
-    for one in case_choice.all_cases(case_choice.all_pairs()):
+    for one in all_cases(all_pairs()):
         attributes = dict(one.attributes)
         random = attributes.pop("seed", None), attributes.pop("offset", None)
         assert resolve(one.rule.src, one.rule.dst, Options(**attributes)) == one.rule
         assert random == ((None, None) if one.random is None else one.random)
         assert (one.random is not None) == (one.rule.rounding == "stochastic")
-    assert case_choice.all_cases([(ROWS["FLOAT"], ROWS["INT8"])], defaults_only=True) == [case("FLOAT", "INT8")]
+    assert all_cases([(ROWS["FLOAT"], ROWS["INT8"])], defaults_only=True) == [case("FLOAT", "INT8")]
     assert str(case("FLOAT", "INT8", 3)) == "FLOAT to INT8 (rounding='nearest_even', overflow='saturate')"
 
 
@@ -101,7 +101,7 @@ def test_attributes_of_a_case_ask_for_its_rule() -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("src", "bits"), [("FLOAT8E5M2", 0x3F), ("UINT2", 3), ("FLOAT", 0x3F800000)])
 def test_one_flipped_bit_is_found(src: str, bits: int, threads: int) -> None:
-    chosen = case_choice.all_cases((ROWS[name], dst) for name in ("INT4", src) for dst in NUMERIC[:8])
+    chosen = all_cases((ROWS[name], dst) for name in ("INT4", src) for dst in NUMERIC[:8])
     outcomes = run(Faulty((src, "INT8"), bits), chosen, threads)
     assert [outcome.case for outcome in outcomes] == chosen
     for outcome in outcomes:
@@ -142,7 +142,7 @@ def test_small_pairs_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     # One compiler for all.
     monkeypatch.setattr(backends.KernelsBackend, "batch", 200)
     rows = [ROWS[row] for row in ("INT4", "FLOAT6E3M2", "BOOL", "FLOAT8E8M0", "INT32")]
-    chosen = case_choice.all_cases((src, dst) for src in rows for dst in rows)
+    chosen = all_cases((src, dst) for src in rows for dst in rows)
     for outcome in run(backends.backend(name), chosen):
         assert outcome.first is None, str(outcome.first)
         assert outcome.elements >= 500
@@ -208,7 +208,7 @@ def test_the_gpu_is_compared_where_there_is_one(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_no_time_means_the_first_batch() -> None:
-    chosen = case_choice.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
+    chosen = all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
     backend = Faulty(("", ""), 0)
     outcomes = run(backend, chosen, threads=1, seconds=1e-9)
     assert [outcome.case for outcome in outcomes] == chosen[:3] == backend.prepared
@@ -217,23 +217,23 @@ def test_no_time_means_the_first_batch() -> None:
 def test_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of three take three seconds each: the second one fits whole, of the third only two cases."""
     now = [100.0]
-    monkeypatch.setattr(work.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(compare.time, "monotonic", lambda: now[0])
 
     class Slow(Faulty):
         def prepare(self, chosen: Sequence[Case], optimize: bool) -> CastCodes:
             now[0] += len(chosen)
             return super().prepare(chosen, optimize)
 
-    chosen = case_choice.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
+    chosen = all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
     assert len(run(Slow(("", ""), 0), chosen, threads=1, seconds=8.5)) == 8
     assert len(run(Slow(("", ""), 0), chosen, threads=1, seconds=6.5)) == 6
     assert len(run(Slow(("", ""), 0), chosen, threads=1)) == len(chosen)
 
 
 def test_every_result_is_handed_on() -> None:
-    chosen = case_choice.all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
+    chosen = all_cases([(ROWS["INT4"], dst) for dst in NUMERIC])
     done: list[compare.CaseResult] = []
-    results = work.run(Faulty(("", ""), 0), chosen, seed=1, share=0, random=0, threads=2, on_result=done.append)
+    results = compare.run(Faulty(("", ""), 0), chosen, seed=1, share=0, random=0, threads=2, on_result=done.append)
     assert len(done) == len(chosen) and set(map(id, done)) == set(map(id, results))
 
 
@@ -244,7 +244,7 @@ def test_an_error_in_a_thread_ends_the_run() -> None:
                 raise RuntimeError("no such kernel")
             return super().prepare(chosen, optimize)
 
-    chosen = case_choice.all_cases([(src, dst) for src in (ROWS["BOOL"], ROWS["INT4"], *SMALL) for dst in NUMERIC])
+    chosen = all_cases([(src, dst) for src in (ROWS["BOOL"], ROWS["INT4"], *SMALL) for dst in NUMERIC])
     backend = Broken(("", ""), 0)
     with pytest.raises(RuntimeError, match="no such kernel"):
         run(backend, chosen)
@@ -259,7 +259,7 @@ def test_intervals_say_what_the_reference_says(src: str) -> None:
     row = ROWS[src]
     codes = every_code(row)
     found = 0
-    for one in case_choice.all_cases((row, dst) for dst in NUMERIC):
+    for one in all_cases((row, dst) for dst in NUMERIC):
         if sweep.piecewise_constant(one.rule):
             intervals, wanted = sweep.intervals(one.rule), compare.wanted_codes(one.rule, codes)
             half, odd = codes.size // 2, codes.size // 2 - 3
@@ -277,7 +277,7 @@ def test_intervals_say_what_the_reference_says(src: str) -> None:
 def test_stairs_say_what_the_reference_says(src: str) -> None:
     row = ROWS[src]
     codes = every_code(row)
-    found = {one: sweep.stairs(one.rule) for one in case_choice.all_cases((row, dst) for dst in NUMERIC)
+    found = {one: sweep.stairs(one.rule) for one in all_cases((row, dst) for dst in NUMERIC)
              if sweep.has_stairs(one.rule)}  # fmt: skip
     for one, stairs in found.items():
         wanted = compare.wanted_codes(one.rule, codes)

@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 
-from gpucast.casting.fused_rule import fused_rule
+from gpucast.casting.fused_options import fused_rule
 from gpucast.cli import main
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSpec, sorted_kinds
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
-from gpucast.parity import case_choice
-from gpucast.parity.cases import NUMERIC, WIDE, cases, stochastic_cases
+from gpucast.core.rule import Options, resolve
+from gpucast.parity.cases import NUMERIC, WIDE, all_cases, all_pairs, cases, shuffled, stochastic_cases
 from gpucast.parity.proof import certificate, mutants
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.launches import Launch, edges, full_tile, fused, strided, tables
@@ -57,7 +55,7 @@ PAIRS = (
 @pytest.mark.parametrize("pair", PAIRS)
 def test_every_rule_of_a_pair_is_proved(pair: str, exhaustive: bool) -> None:
     src, dst = map(dtype, pair.split(":"))
-    every = case_choice.all_cases([(src, dst)])
+    every = all_cases([(src, dst)])
     for arch in ("sm_80", "sm_100a") if exhaustive else (("sm_80", "sm_100a")[PAIRS.index(pair) % 2],):
         problems = [str(proof) for proof in certificate.prove(every, arch, SOLVERS) if not proof.verdict.proved]
         assert problems == []
@@ -310,7 +308,7 @@ def test_the_default_casts_of_wide_sources_are_proved(src: DType, exhaustive: bo
     ],
 )
 def test_a_seeded_share_of_all_rules_is_proved(arch: str, paths: certificate.Paths, count: int) -> None:
-    chosen = case_choice.shuffled(case_choice.all_cases(case_choice.all_pairs()), seed=17)[:count]
+    chosen = shuffled(all_cases(all_pairs()), seed=17)[:count]
     proofs = list(certificate.prove(chosen, arch, SOLVERS, paths))
     assert len(proofs) == count
     assert [str(proof) for proof in proofs if not proof.verdict.proved] == []

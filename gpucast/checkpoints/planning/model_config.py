@@ -11,7 +11,7 @@ from typing import Any
 
 from gpucast.checkpoints.planning.plan import FilePlan
 from gpucast.checkpoints.planning.tensor_plan import Request, TensorPlan
-from gpucast.checkpoints.scales import json_numbers, scale_styles, scaling
+from gpucast.checkpoints.scales import config_json, scale_styles, scaling
 from gpucast.checkpoints.scales.config_json import ENTRIES, NAME, document_of
 from gpucast.files import FileError
 
@@ -137,7 +137,7 @@ def _of_numbers(config: FilePlan, tensors: Sequence[TensorPlan], dequantized: bo
         typed = _with_dtype(document, _TORCH[max(sizes, key=lambda kind: sizes[kind])])
     if dequantized:
         return _text(config, None, typed)
-    return None if typed == document else json_numbers.dumps(typed) + "\n"
+    return None if typed == document else config_json.dumps(typed) + "\n"
 
 
 def _with_dtype(document: dict[str, Any], name: str) -> dict[str, Any]:
@@ -171,4 +171,4 @@ def _text(file: FilePlan, quantization: dict[str, Any] | None, document: dict[st
             # Without it vLLM takes the experts of DeepSeek-V4 for pairs of FLOAT4E2M1.
             kept[_EXPERTS] = "fp8"
         kept |= {ENTRIES[0]: quantization}
-    return json_numbers.dumps(kept) + "\n"
+    return config_json.dumps(kept) + "\n"

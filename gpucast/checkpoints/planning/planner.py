@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from gpucast import files
 from gpucast.checkpoints.planning import gathering, model_config
-from gpucast.checkpoints.planning.identity import Identity
-from gpucast.checkpoints.planning.index import SUFFIX, Index
-from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.planning.sources import Source, SourceFile, find
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan, Identity
+from gpucast.checkpoints.planning.sources import SUFFIX, Index, Source, SourceFile, find
 from gpucast.checkpoints.planning.tensor_plan import Request, TensorPlanner, into_model, scaled_storage
 from gpucast.checkpoints.scales import joined_layers, scale_styles
 from gpucast.checkpoints.scales.detect import Catalogue

@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lists the files to convert: one file, the files of an index, or those of a folder."""
+"""Lists the files to convert: one file, the files of an index, or those of a folder.
+
+The index of a checkpoint in several .safetensors files is
+{"metadata": {"total_size": bytes of all tensors}, "weight_map": {tensor: file}}
+"""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from gpucast.checkpoints.planning import index
-from gpucast.checkpoints.planning.index import Index
-from gpucast.files import MODEL
-from gpucast.files.inside import inside, within
-from gpucast.files.tensor import FileError
+from gpucast.checkpoints.scales import config_json
+from gpucast.files import MODEL, file_limits
+from gpucast.files.atomic import inside, open_regular, within
+from gpucast.files.tensor import FileError, checked_name
 
+SUFFIX = ".index.json"
 #: Files of a folder whose tensors are converted; all others are copied, .pb too, as it need not hold a tensor.
 SUFFIXES = (".safetensors", ".npz", ".npy", MODEL)
-
-
 #: The format of files that are split and merged.
 _MERGED = ".safetensors"
 #: Files of PyTorch, which may run a program when they are read.
@@ -26,6 +29,45 @@ _ADVICE = (
     "holds weights as PyTorch pickles them, which are not read here; save them as .safetensors first "
     "(safetensors.torch.save_file, or save_pretrained of transformers)"
 )
+
+
+@dataclass(frozen=True)
+class Index:
+    path: str
+    #: The complete document; entries unknown to gpucast are kept.
+    document: Mapping[str, Any] = field(default_factory=dict)
+    weight_map: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the files, each once, in order of first appearance."""
+        return list(dict.fromkeys(self.weight_map.values()))
+
+    def text(self, weight_map: Mapping[str, str], total_size: int) -> str:
+        """The document with another weight map, whose tensors take `total_size` bytes."""
+        metadata = {**(self.document.get("metadata") or {}), "total_size": total_size}
+        return config_json.dumps({**self.document, "metadata": metadata, "weight_map": dict(weight_map)}) + "\n"
+
+
+def read_index(path: str) -> Index:
+    """Read an index. FileError if it is not one. The file names in it are not checked here."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > file_limits.HEADER:
+            raise FileError(f"{path}: has {size} bytes; expected an index of at most {file_limits.HEADER}")
+        raw = file.read(file_limits.HEADER)
+    try:
+        document = file_limits.parsed_json(raw, number=config_json.Number)
+    except ValueError:
+        document = None
+    weight_map = document.get("weight_map") if isinstance(document, dict) else None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise FileError(f"{path}: is no index of a checkpoint; expected a JSON object with a weight_map of texts")
+    if not isinstance(document.get("metadata") or {}, dict):
+        raise FileError(f"{path}: the metadata of the index is no JSON object")
+    for name in weight_map:
+        checked_name(name, path)
+    return Index(path, document, weight_map)
 
 
 @dataclass(frozen=True)
@@ -70,7 +112,7 @@ def _blobs(folder: str) -> str | None:
 def find(path: str, target: str, in_shards: bool = False) -> Source:
     """The files of `path` that are converted to `target`, for `in_shards` a folder. FileError; OSError if they cannot
     be read."""
-    several = os.path.isdir(path) or path.endswith(index.SUFFIX)
+    several = os.path.isdir(path) or path.endswith(SUFFIX)
     suffix = os.path.splitext(target)[1].lower()
     if suffix in SUFFIXES and (in_shards or (several and suffix != _MERGED)):
         what = "--shard-size" if in_shards else path
@@ -93,7 +135,7 @@ def _files_of(path: str, target: str) -> Source:
     """Those of a folder, or of an index."""
     if os.path.isdir(path):
         return _folder(path, target)
-    index_file = index.read(path)
+    index_file = read_index(path)
     _check_shards(index_file)
     folder = os.path.dirname(path) or "."
     names = [os.path.normpath(name).replace(os.sep, "/") for name in index_file.files]
@@ -125,8 +167,8 @@ def _folder(path: str, target: str) -> Source:
     items, indexes = [], []
     for name in _names(path):
         item = _item(path, name, path, "file")
-        if name.endswith(index.SUFFIX):
-            index_file = index.read(item.path)
+        if name.endswith(SUFFIX):
+            index_file = read_index(item.path)
             # One of files that PyTorch has pickled is copied, as other files that are not read here.
             if not (index_file.files and all(file.lower().endswith(_PICKLED) for file in index_file.files)):
                 _check_shards(index_file)

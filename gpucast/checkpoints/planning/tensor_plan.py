@@ -16,12 +16,11 @@ from gpucast.checkpoints.scales.per_file import FileScales, read_as_numbers
 from gpucast.checkpoints.scales.repack import Repacked, keeps_values
 from gpucast.checkpoints.scales.scaling import Scaled
 from gpucast.checkpoints.scales.stored import Stored
-from gpucast.checkpoints.streaming.seeds import tensor_seed
+from gpucast.checkpoints.streaming.pieces import tensor_seed
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import ScaleRule
-from gpucast.core.options import Options
 from gpucast.core.random import Random, resolve_random
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 
 Detail = Literal["counts", "errors", "all"]

@@ -17,21 +17,17 @@ from gpucast.casting.cast import cast
 from gpucast.casting.cast_report import cast_report, result_report
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import counts
-from gpucast.checkpoints.losses.sample import runs
-from gpucast.checkpoints.losses.statistics import Errors, Statistics
+from gpucast.checkpoints.losses.statistics import Errors, Statistics, runs
 from gpucast.checkpoints.planning.tensor_plan import Request
 from gpucast.checkpoints.streaming.checksums import ChecksumWriter, PositionedWriter
+from gpucast.checkpoints.streaming.pieces import keywords, moved
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
-from gpucast.checkpoints.streaming.seeds import keywords, moved
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import printable
-from gpucast.core.options import Options
-from gpucast.core.rule import CastRule, resolve
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.files import Spec, Tensor
-from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor
-from gpucast.files.window import Window
+from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor, Window
 from gpucast.gpu import devices
-from gpucast.host import cast_numbers
 from gpucast.host.files import CastStats, CountedCast, FilePosition, counted
 
 #: Elements that are read, cast, counted and written while they are in the second-level cache.
@@ -98,17 +94,16 @@ class Casting:
     ) -> tuple[int, Statistics, list[Array]]:
         """Cast a part. Its elements; what they lost; their casts, where these have not been written."""
         told, casts = Statistics(errors=Errors() if self.request.detail == "all" else None), list[Array]()
-        cast = self._caster(part)
         if positioned is not None and (lost := self._passed_on(start, part, positioned)) is not None:
             told.report = lost
             for run in self._examined(start, part.size):
                 some = part.part(run.start, run.stop - run.start)
                 assert some is not None, "the file was read at a place"
                 x = some.read()
-                self._examine(told, x, cast(x, start + run.start)[0])
+                self._examine(told, x, self._cast(x, start + run.start)[0])
             return part.size, told, casts
         for x in part.chunks(self._limit(part)):
-            y, found = cast(x, start)
+            y, found = self._cast(x, start)
             told.report += self._lost(x, y, found)
             for run in self._examined(start, x.size):
                 self._examine(told, x[run], y[run])
@@ -144,7 +139,7 @@ class Casting:
         if done is None:
             return None
         found, total = done
-        lost = counts.from_stats(found, part.size, rule.src, rule.dst, self.request.attributes)
+        lost = counts.of_stats(found, part.size, rule.src, rule.dst, self.request.attributes)
         if lost is not None:
             positioned.note(rule.dst.nbytes(part.size), total)
         return lost
@@ -155,35 +150,23 @@ class Casting:
 
     def _limit(self, part: Tensor) -> int:
         """Bytes of a part that are worked on at a time: all where that is quicker."""
-        quick = self.request.seed is None and counts.is_quick(self._rule.src, self.dtype)
+        quick = self.request.seed is None and self._rule.src.family == self.dtype.family == "float"
         # A limit that is no whole group of 4 elements would be cut down to one.
         return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
 
-    def _caster(self, part: Tensor) -> Callable[[Array, int], tuple[Array, CastStats | None]]:
-        """What casts flat elements of a part, told the number of the first one."""
-        rule = self._rule
-        if not self._on_host or self.request.seed is not None or "string" in (rule.src.family, rule.dst.family):
-            return self._cast
+    def _cast(self, x: Array, start: int) -> tuple[Array, CastStats | None]:
+        """Cast flat elements, of which the first has the number `start`."""
         counting = self._counted()
-
-        def cast(x: Array, start: int) -> tuple[Array, CastStats | None]:
-            # As `gpucast.cast` does, but for its questions.
-            y = np.empty(x.shape, rule.dst.numpy)
-            if counting is not None:
-                return y, counting(x.view(rule.src.code_numpy), y.view(rule.dst.code_numpy))
-            cast_numbers.into(x, rule, y)
-            return y, None
-
-        return cast
-
-    def _cast(self, x: Array, start: int) -> tuple[Array, None]:
+        if counting is not None:
+            y = np.empty(x.shape, self.dtype.numpy)
+            return y, counting(x.view(self._rule.src.code_numpy), y.view(self.dtype.code_numpy))
         random = keywords(moved(self.request.random(self.tensor.name), start))
         return _cast_on(self.device, x, self.dtype, {**self.request.attributes, **random}).reshape(-1), None
 
     def _lost(self, x: Array, y: Array, found: CastStats | None) -> CastReport:
         if self.request.seed is not None:
             return result_report(x, y, self._rule)
-        return counts.count(x, y, self._rule.src, self.dtype, self.request.attributes, found)
+        return counts.of_cast(x, y, self._rule.src, self.dtype, self.request.attributes, found)
 
     @cached_property
     def _rule(self) -> CastRule:

@@ -19,9 +19,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
+from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Share
 from gpucast.checkpoints.running.run import run, run_file
-from gpucast.checkpoints.running.share import Share
 from gpucast.checkpoints.running.staging import Busy, Staging
 from gpucast.core.errors import DeviceUnavailable, PrintableError
 from gpucast.core.version import __version__

@@ -16,20 +16,55 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import stat
 from dataclasses import dataclass, field
 from typing import IO
 
-from gpucast.checkpoints.running.locks import HAS_LOCKS, lock, unlock
-from gpucast.checkpoints.running.place import is_mount_point
 from gpucast.core.places import replaced, status_of, sync_folder
 from gpucast.core.trusted_files import why_not_ours_alone
 from gpucast.files import FileError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+HAS_LOCKS = fcntl is not None
+#: What a file system says that knows no locks.
+_NONE = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 SUFFIX = ".partial"
 FILES, WORK = "files", "work"
 _JOB, _LOCK = "job.json", "lock"
+
+
+def lock(file: int | IO[bytes], wait: bool, shared: bool = False) -> bool:
+    """Whether the file could be locked: for this process alone, or `shared` with others that say so too.
+
+    True as well where the file system knows no locks. OSError where it cannot be told.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno == errno.EACCES:
+            # As NFS may say it.
+            return False
+        if error.errno not in _NONE:
+            raise
+    return True
+
+
+def unlock(file: int) -> None:
+    """Lift the lock on an open file, if there is one."""
+    if fcntl is not None:
+        # Closing lifts it as well.
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @dataclass(frozen=True)
@@ -68,7 +103,7 @@ class Partial:
         if not stat.S_ISDIR(status.st_mode):
             what = "is a link, which is not followed" if stat.S_ISLNK(status.st_mode) else "nothing that gpucast left"
             raise FileError(f"{self.path}: is in the way, and {what}; remove it")
-        if is_mount_point(self.path, status, os.stat(os.path.dirname(self.path))):
+        if is_mount_point(self.path):
             raise FileError(f"{self.path}: is mounted on its own, so that no result can be moved from it; unmount it")
         try:
             why = why_not_ours_alone(self.path)
@@ -195,6 +230,21 @@ class Partial:
             # Another process has just begun there, or removed it.
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
                 raise
+
+
+def is_mount_point(path: str) -> bool:
+    """Whether something is mounted at a resolved path, so that nothing can take its place by a rename."""
+    # Files may tell another device than their folder where none is mounted: an overlay's layers have theirs.
+    if os.path.isdir(path) and os.path.ismount(path):
+        return True
+    # A part of the same file system may be mounted there: a container's volume.
+    with contextlib.suppress(OSError), open("/proc/self/mountinfo", "rb") as mounts:
+        return any(_unescaped(line.split()[4]) == os.fsencode(path) for line in mounts)
+    return False
+
+
+def _unescaped(path: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), path)
 
 
 def _unlink(path: str) -> None:

@@ -19,14 +19,12 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.running.locks import lock
-from gpucast.checkpoints.running.partial import FILES, WORK, Job, Partial
+from gpucast.checkpoints.running.partial import FILES, WORK, Job, Partial, lock
 from gpucast.checkpoints.running.target import Target
-from gpucast.checkpoints.streaming.journal import Journal
+from gpucast.checkpoints.streaming.checksums import Journal
 from gpucast.core.places import closing, resolved, status_of, sync_folder
 from gpucast.files import FileError
-from gpucast.files.atomic import mode_of, new_mode
-from gpucast.files.inside import within
+from gpucast.files.atomic import mode_of, new_mode, within
 
 #: After an error, less than this many finished bytes are removed rather than left for the next run.
 WORTH_KEEPING = 64 << 20

@@ -14,8 +14,7 @@ from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import loss_limit
 from gpucast.checkpoints.losses.statistics import Errors, Statistics
 from gpucast.checkpoints.planning.gathering import Opened, opened
-from gpucast.checkpoints.planning.identity import Stamp
-from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan, Stamp
 from gpucast.checkpoints.planning.tensor_plan import TensorPlan, TensorPlanner
 from gpucast.checkpoints.running.cast_tensor import Casting
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result

@@ -7,17 +7,17 @@ once: they are written down first, the next start goes on with what is written d
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import stat
 
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.running.partial import FILES, Job, Partial
-from gpucast.checkpoints.running.place import check_place, check_space
+from gpucast.checkpoints.running.partial import FILES, Job, Partial, is_mount_point
 from gpucast.core.places import durable, status_of, sync_folder
 from gpucast.files import FileError, file_limits
-from gpucast.files.atomic import check_target
-from gpucast.files.inside import open_regular
+from gpucast.files.atomic import check_target, open_regular
 
 #: In a written folder: which conversion it is of, by which a process that comes late knows that nothing is left to do.
 _DONE = ".gpucast.json"
@@ -35,7 +35,7 @@ class Target:
     def check(self) -> None:
         """FileError, OSError where it cannot be written, or something would be replaced that must not be."""
         target, plan = self.path, self._plan
-        check_place(target, plan.target)
+        _check_place(target, plan.target)
         if plan.single:
             check_target(plan.target)
             if not plan.overwrite and status_of(target) is not None:
@@ -48,7 +48,12 @@ class Target:
                     )
         elif status_of(target) is not None and not (os.path.isdir(target) and not os.listdir(target)):
             raise FileError(f"{plan.target}: exists already; expected a new or empty folder")
-        check_space(target, plan.files, plan.target)
+        needed = sum(map(_size, plan.files))
+        free = shutil.disk_usage(self._parent).free
+        if free < needed:
+            raise FileError(
+                f"{plan.target}: needs {needed:,} bytes, and {free:,} are free there; make room or choose another place"
+            )
 
     def file(self, file: FilePlan) -> str:
         """The path of a file of it."""
@@ -140,3 +145,29 @@ def _done_mark(folder: str) -> str | None:
             return str(file_limits.parsed_json(file.read(file_limits.CONFIG).decode())["fingerprint"])
     except (FileNotFoundError, NotADirectoryError, FileError, ValueError, KeyError, TypeError):
         return None
+
+
+def _check_place(target: str, path: str) -> None:
+    """Errors that a rename to the resolved `target`, from beside it, would meet; `path` is what they name."""
+    parent = os.path.dirname(target)
+    number = 0
+    if not os.path.isdir(parent):
+        number = errno.ENOENT
+    elif hasattr(os, "statvfs") and os.statvfs(parent).f_flag & os.ST_RDONLY:
+        number = errno.EROFS
+    elif not os.access(parent, os.W_OK | os.X_OK):
+        number = errno.EACCES
+    if number:
+        raise OSError(number, os.strerror(number), path)
+    if is_mount_point(target):
+        raise FileError(
+            f"{path}: is a mount point, or a volume of its own, which nothing can take the place of; choose another "
+            f"name, such as {os.path.join(path, os.path.basename(target))}"
+            if os.path.isdir(target)
+            else f"{path}: is mounted on its own, so that nothing can take its place; choose another name"
+        )
+
+
+def _size(file: FilePlan) -> int:
+    """The bytes of a written file, without its header. Text counts as nothing."""
+    return file.bytes_in if file.tensors is None else sum(tensor.bytes_out or 0 for tensor in file.tensors)

@@ -11,8 +11,7 @@ import numpy as np
 from gpucast.checkpoints.planning.gathering import opened
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensor_plan import Request, TensorPlan
-from gpucast.core.options import Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import Options, resolve
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import Array, StoredTensor
 from gpucast.reference import exact_cast

@@ -15,13 +15,12 @@ from typing import Any
 
 from gpucast.checkpoints.scales import comfyui, config_json
 from gpucast.checkpoints.scales.dequantized import DetectedTensor
-from gpucast.checkpoints.scales.families import deepseek_v4, gpt_oss
-from gpucast.checkpoints.scales.forms import Candidate, is_narrow, stored_by_gpucast, stored_by_others
+from gpucast.checkpoints.scales.forms import FAMILIES, Candidate, is_narrow, stored_by_gpucast, stored_by_others
 from gpucast.checkpoints.scales.scale_styles import ENTRY
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import LoadedTensor
 
-_FAMILIES = {family.style: family for family in (deepseek_v4.FAMILY, gpt_oss.FAMILY)}
+_FAMILIES = {family.style: family for family in FAMILIES}
 #: Endings of the names of scales. Scales without a known weight must not be cast like weights.
 _ENDINGS = (
     *("_scale_inv", "weight_scale", "scale_weight", "weight_scale_2", "weight_global_scale", "weight_zero_point"),

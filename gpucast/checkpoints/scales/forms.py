@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,15 @@ from gpucast.checkpoints.scales.block_detection import detect_format
 from gpucast.checkpoints.scales.scale_styles import ENTRY, stored
 from gpucast.checkpoints.scales.stored import Packing, Stored, words
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format
 from gpucast.files import Spec, Tensor
 from gpucast.quantization import quantized_files
 
 _FLOAT, _E4M3, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E4M3FN"), dtype("FLOAT8E8M0")
 _EXACT = (_FLOAT, dtype("FLOAT16"), dtype("BFLOAT16"))
+
+#: The bytes of a group of gpt-oss.
+_GROUP_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -178,3 +182,69 @@ def _integer(caller: str, shape: tuple[int, ...], packed: tuple[int, ...], symme
     if len(widths) != 1:
         raise _Problem(f"{caller}: {packed[1]} words for rows of {shape[1]} codes leave open how wide a code is")
     return dtype(f"{'INT' if symmetric else 'UINT'}{widths[0]}")
+
+
+# ---- families that name codes and scales in ways of their own ----
+
+
+@dataclass(frozen=True)
+class Family:
+    """How a family of published checkpoints stores codes with scales."""
+
+    style: str
+    #: What the names of the scales, the weight and its codes end in.
+    scales: str
+    weight: str
+    codes: str
+    #: The types without which such tensors are something else; "" for any.
+    codes_type: str = ""
+    scales_type: str = ""
+    #: How a weight is stored, from its name, codes and scales; ValueError for a form that is not known. None for a form
+    #: that `stored_by_others` tells from types and shapes.
+    stored: Callable[[str, Tensor, Tensor], Stored] | None = None
+    #: Whether a tensor can be nothing but codes or scales of this family, so that its other half must be there.
+    is_half: Callable[[Tensor], bool] = lambda tensor: False
+
+    def names(self, scale: str) -> tuple[str, str]:
+        """From the name of scales to those of the weight and of its codes; empty where it is no such name."""
+        stem = scale.removesuffix(self.scales)
+        return ("", "") if stem == scale else (stem + self.weight, stem + self.codes)
+
+    def fits(self, codes: Tensor, scales: Tensor) -> bool:
+        """Whether these tensors can be the scales of such codes, by their types."""
+        pairs = ((codes, self.codes_type), (scales, self.scales_type))
+        return all(not name or (part.dtype is not None and part.dtype.name == name) for part, name in pairs)
+
+
+def _gpt_oss(base: str, codes: Tensor, scales: Tensor) -> Stored:
+    if len(codes.shape) != 4 or codes.shape[-1] != _GROUP_BYTES or scales.shape != codes.shape[:-1] or not codes.size:
+        raise ValueError(
+            f"tensor {codes.name!r} has shape {codes.shape}, and its scales {scales.name!r} have {scales.shape}; "
+            f"expected (experts, rows, groups, {_GROUP_BYTES}) and (experts, rows, groups)"
+        )
+    if scales.dtype is None or scales.dtype.name not in ("UINT8", "FLOAT8E8M0"):
+        raise ValueError(f"tensor {scales.name!r} is {scales.kind}; expected UINT8 or FLOAT8E8M0")
+    experts, rows, groups, _ = codes.shape
+    format = Format("found", dtype("FLOAT4E2M1"), _E8M0, (32,), "floor")
+    specs = {"data": _spec(codes), "scales": _spec(scales)}
+    return Stored(base, (experts, rows, groups * 32), format, specs, "bytes", transposed=True)
+
+
+def _is_half_of_gpt_oss(tensor: Tensor) -> bool:
+    is_blocks = tensor.name.endswith("_blocks") and len(tensor.shape) == 4 and tensor.shape[-1] == _GROUP_BYTES
+    is_scales = tensor.name.endswith("_scales") and len(tensor.shape) == 3
+    return tensor.dtype is not None and tensor.dtype.name == "UINT8" and (is_blocks or is_scales)
+
+
+FAMILIES = (
+    # Weights of FLOAT8E4M3FN have a scale for each block of 128x128; those of routed experts (expert_dtype fp4) are
+    # pairs of FLOAT4E2M1 in INT8, the first in the low half, with a scale for each 32 elements of a row. Sources:
+    # deepseek-ai/DeepSeek-V4-Flash (quantization_config: scale_fmt ue8m0, weight_block_size [128, 128]); transformers,
+    # integrations/finegrained_fp8.py Fp8Dequantize and quantizers/quantizer_finegrained_fp8.py, which renames `.scale`.
+    Family("deepseek-v4", ".scale", ".weight", ".weight", scales_type="FLOAT8E8M0"),
+    # The experts: X_blocks UINT8 of shape (..., groups, 16), X_scales UINT8 of shape (..., groups). A byte of blocks is
+    # two codes, the first in the low half. The rows are the outputs of the layer, whereas the weight X of the model has
+    # them last: (experts, inputs, outputs). Source: transformers, integrations/mxfp4.py convert_moe_packed_tensors
+    # (`out.transpose(1, 2)`).
+    Family("gpt-oss", "_scales", "", "_blocks", "UINT8", stored=_gpt_oss, is_half=_is_half_of_gpt_oss),
+)

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport
-from gpucast.checkpoints.losses.sample import runs_of_piece
+from gpucast.checkpoints.losses.statistics import runs_of_piece
 from gpucast.checkpoints.scales.dequantized import Dequantized
 from gpucast.checkpoints.scales.scaling import Observe, Scaled, Write
 from gpucast.checkpoints.scales.stored import Stored

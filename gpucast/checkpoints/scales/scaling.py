@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from gpucast.casting.loss_counts import CastReport
-from gpucast.checkpoints.losses.sample import runs_of_piece
-from gpucast.checkpoints.losses.scaled_counts import counted, largest_error
+from gpucast.checkpoints.losses import counts
+from gpucast.checkpoints.losses.statistics import runs_of_piece
 from gpucast.checkpoints.scales import scale_styles
 from gpucast.checkpoints.scales.joined_layers import FusedGroup
 from gpucast.checkpoints.scales.scale_styles import Unsuitable
@@ -25,11 +25,11 @@ from gpucast.checkpoints.streaming.pieces import (
     joined,
     matrices,
     on_device,
+    placed,
     quantizable,
     sliced,
 )
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
-from gpucast.checkpoints.streaming.seeds import placed
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts, ScaleRule
 from gpucast.core.random import Random
@@ -183,8 +183,10 @@ class Scaled:
             values, examined = x.reshape(-1), []
             if chosen:
                 restored = dequantized(parts, format).reshape(-1)
-                examined = [(values[run], restored[run], largest_error(values[run], restored[run])) for run in chosen]
-            return stored.pack(parts.data), counted(x, parts, format), examined, replace(parts, data=None)
+                examined = [
+                    (values[run], restored[run], counts.largest_error(values[run], restored[run])) for run in chosen
+                ]
+            return stored.pack(parts.data), counts.of_piece(x, parts, format), examined, replace(parts, data=None)
 
         def pieces() -> Iterator[Array]:
             for packed, report, examined, parts in prefetcher.in_order(work, placed(matrices(self.tensor, stored.cut))):

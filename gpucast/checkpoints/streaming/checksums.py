@@ -1,26 +1,75 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checksums of written tensors: they tell the next run which tensors have reached the disk.
+"""The journal of a file, one line of JSON per finished tensor, and the checksums in it.
 
-The checksum of a tensor is the sum of its bytes as little-endian 64-bit words. The sum is not reduced modulo anything,
-so that bytes which read as zeros after a power cut make it smaller. Pieces can be added in any order.
+Checksums tell the next run which tensors have reached the disk. The checksum of a tensor is the sum of its bytes as
+little-endian 64-bit words. The sum is not reduced modulo anything, so that bytes which read as zeros after a power cut
+make it smaller. Pieces can be added in any order.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from gpucast import files
-from gpucast.files import Spec, safetensors, window
+from gpucast.core.places import replaced
+from gpucast.files import Spec, safetensors, tensor
 from gpucast.files.tensor import Array
 from gpucast.host.files import sum_words
 
 _WORD = 8
 #: Bytes that are summed at a time, so that they stay in the processor's cache.
 _BLOCK = 1 << 18
+
+
+class Journal:
+    """A file that only grows. What a kill leaves of the last line is passed over."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def read(self) -> list[dict[str, Any]]:
+        """The records, up to the first line that is not a record."""
+        records: list[dict[str, Any]] = []
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
+            for line in file:
+                try:
+                    record = json.loads(line) if line.endswith(b"\n") else None
+                except ValueError:
+                    record = None
+                if not isinstance(record, dict):
+                    break
+                records.append(record)
+        return records
+
+    @contextlib.contextmanager
+    def appending(self, records: list[dict[str, Any]]) -> Iterator[Any]:
+        """Gives a function that adds a record. The file is replaced by one with the given `records` first.
+
+        When the block ends without an error, all records have reached the disk.
+        """
+        # For a finished file the old journal is the only record: the new one is on the disk before it takes its place.
+        with replaced(self._path, 0o666) as file:
+            file.write(b"".join(map(_line, records)))
+        with open(self._path, "ab", buffering=0) as file:
+
+            def add(record: dict[str, Any]) -> None:
+                line = _line(record)
+                while line:
+                    line = line[file.write(line) :]
+
+            yield add
+            os.fsync(file.fileno())
+
+
+def _line(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
 def checksum(data: Any, position: int = 0) -> int:
@@ -87,7 +136,7 @@ class ChecksumWriter:
         if not (isinstance(self._target, ChecksumFile) and isinstance(self._writer, safetensors.Writer)):
             return None
         file = self._target.file
-        if not window.can_write(file):
+        if not tensor.can_write(file):
             return None
         file.flush()
         return PositionedWriter(self._writer, spec, file, self._add)
@@ -121,7 +170,7 @@ class PositionedWriter:
     def write(self, start: int, chunk: Array) -> None:
         """Write flat elements; `start` is the index of the first one, a multiple of 4."""
         position, data = self._writer.position(self._spec, start, chunk)
-        window.write(self._file, position, data.data)
+        tensor.write(self._file, position, data.data)
         self.note(data.nbytes, checksum(data, position - self._begin))
 
     def place(self, start: int) -> tuple[int, int]:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantizes and dequantizes tensors piece by piece, so that no tensor is in memory as a whole.
 
-Pieces consist of whole blocks.
+Pieces consist of whole blocks. The bits of stochastic rounding depend only on the user's seed, the name of the tensor
+and the index of the element there, so that the result does not depend on how a tensor is cut, on the order of the work
+or on the machine.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,23 +17,49 @@ from typing import Any
 import numpy as np
 
 from gpucast.casting.cast import cast
-from gpucast.checkpoints.streaming.seeds import keywords, moved
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.random import Random
+from gpucast.core.rule import STOCHASTIC
 from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
 from gpucast.quantization import quantize_array, quantize_on_host
 from gpucast.reference import exact_quantize
 
 #: Called as `gpucast.quantization.quantize_on_host.quantize`: (x, format, *, axis, scale, random).
 Engine = Callable[..., Parts]
-
 #: Elements of a piece, about. With half as many a conversion takes a tenth longer: every piece has a fixed cost.
 _PIECE = 1 << 20
 #: This many elements of any packed type end on a byte boundary.
 _GROUP = 4
 #: This many codes of any type fill whole words.
 _WORD = 32
+
+
+def tensor_seed(seed: int, name: str) -> int:
+    """The seed of one tensor: the first 8 bytes of SHA-256 over seed (8 bytes) and name (UTF-8), all little-endian.
+
+    With it ``gpucast.cast(x, to, rounding="stochastic", seed=...)`` gives the bits that `gpucast convert` writes.
+    """
+    digest = hashlib.sha256(seed.to_bytes(8, "little") + name.encode())
+    return int.from_bytes(digest.digest()[:8], "little")
+
+
+def placed(pieces: Iterable[Array]) -> Iterator[tuple[int, Array]]:
+    """Each piece of a tensor, with the index of its first element."""
+    start = 0
+    for piece in pieces:
+        yield start, piece
+        start += piece.size
+
+
+def moved(random: Random | None, start: int) -> Random | None:
+    """The random bits for the elements from index `start` on."""
+    return None if random is None else random._replace(offset=random.offset + start)
+
+
+def keywords(random: Random | None) -> dict[str, Any]:
+    """The keywords of `gpucast.cast` and `gpucast.quantize` that select these random bits."""
+    return {} if random is None else {"rounding": STOCHASTIC, **random._asdict()}
 
 
 @dataclass(frozen=True)

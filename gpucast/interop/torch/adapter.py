@@ -13,10 +13,10 @@ import torch
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction, Lent, compiler
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
-from gpucast.core.options import CAST_VERSIONS, Options, destination
 from gpucast.core.random import resolve_random
+from gpucast.core.rule import CAST_VERSIONS, Options, destination
 from gpucast.gpu import devices, streams
-from gpucast.interop.torch import fused_op, plain, tensor_batches, tensors
+from gpucast.interop.torch import op, plain, tensor_batches, tensors
 from gpucast.interop.torch.op import cast_op, cast_out_op
 from gpucast.interop.torch.tensors import DEFAULTS, named
 
@@ -32,7 +32,7 @@ class TorchAdapter(BatchAdapter):
         return self._cast(cast, x, to, options) if y is None else y
 
     def _cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options, slope: float | None = None) -> Any:
-        """The cast by an op. `slope`: the coefficient of a layer, see `fused.cast`."""
+        """The cast by an op. `slope`: the coefficient of a layer, see `op.fused_cast`."""
         attributes: tuple[Any, ...] = options[: len(DEFAULTS)]
         device, out, copy, caller = options.device, options.out, options.copy, options.caller
         dst = destination(to, caller)
@@ -58,7 +58,7 @@ class TorchAdapter(BatchAdapter):
         random = resolve_random(options.rounding, options.seed, options.offset, caller)
         is_fused = random is not None or options.scale is not None or options.amax is not None or slope is not None
         if is_fused or tensors.transformed():
-            return fused_op.cast(x, dst, attributes, random, options, target, slope)
+            return op.fused_cast(x, dst, attributes, random, options, target, slope)
         if out is not None:
             return _cast_into(x if target == x.device else x.to(target), dst, attributes, out, caller)
         shape = tensors.shape_of(x)
@@ -81,7 +81,7 @@ class TorchAdapter(BatchAdapter):
         caller = options.caller
         src, dst = tensors.dtype_of(x, caller), destination(to, caller)
         tensors.check_attributes(src, dst, options[: len(DEFAULTS)], options.versions, caller)
-        return fused_op.times(x, dst, options)
+        return op.times(x, dst, options)
 
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
         return tuple(tensors.shape_of(x))

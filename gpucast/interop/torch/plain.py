@@ -14,8 +14,7 @@ import torch
 from gpucast import gpu
 from gpucast.casting import plans
 from gpucast.core.dtypes import DType
-from gpucast.core.options import Options, destination
-from gpucast.core.rule import CastRule, resolve
+from gpucast.core.rule import CastRule, Options, destination, resolve
 from gpucast.host import loops
 from gpucast.host.extension import MODULE
 from gpucast.interop.torch import tensors

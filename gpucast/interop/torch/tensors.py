@@ -13,8 +13,7 @@ from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.options import CAST_VERSIONS, DEFAULT_OPSET, Options
-from gpucast.core.rule import resolve
+from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET, Options, resolve
 from gpucast.gpu import streams
 from gpucast.interop import dlpack
 

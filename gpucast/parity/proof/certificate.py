@@ -14,18 +14,17 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from gpucast.casting.fused_rule import fused_rule
+from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec
 from gpucast.codegen.cast_kernel import KernelSource, Shape
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import compiler
 from gpucast.compile.cxx import CompilerMissing
-from gpucast.core.options import Options
+from gpucast.core.rule import Options
 from gpucast.core.version import __version__
 from gpucast.parity.backends import KernelsBackend
-from gpucast.parity.case_choice import all_cases, all_pairs
-from gpucast.parity.cases import Case
+from gpucast.parity.cases import Case, all_cases, all_pairs
 from gpucast.parity.compare import describe, wanted_codes
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.launches import Launch, edges, full_tile, fused, strided, tables

@@ -56,7 +56,7 @@ def specification(rule: CastRule, code: Term, word: Term | None = None) -> Term:
 
 def scaled(rule: CastRule, code: Term, scale: Term, word: Term | None = None) -> Term:
     """The same of the number times `scale`, a DOUBLE, rounded to DOUBLE. NaN keeps its sign; infinity times 0 has none.
-    `rule` is the one that `gpucast.casting.fused_rule.fused_rule` returns."""
+    `rule` is the one that `gpucast.casting.fused_options.fused_rule` returns."""
     x = specification(resolve(rule.src, _DOUBLE), code)
     product = t.arithmetic("fmul", 64, (x, scale), TWICE, "rn")
     sign = t.bitwise("and", t.is_nan(x, TWICE), part(x, 63, 1))

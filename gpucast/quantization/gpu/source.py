@@ -20,8 +20,7 @@ from gpucast.codegen.spec import KernelSpec
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
-from gpucast.core.options import Options
-from gpucast.core.rule import STOCHASTIC, CastRule, resolve
+from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.quantization.block_grid import BlockGrid
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks

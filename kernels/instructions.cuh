@@ -50,7 +50,8 @@ GPUCAST_UNARY(abs, "abs.f32", float, "f", float, "f")
 GPUCAST_UNARY(neg, "neg.f32", float, "f", float, "f")
 GPUCAST_BINARY(min, "min.f32", float, "f", float, "f")
 GPUCAST_BINARY(max, "max.f32", float, "f", float, "f")
-// The maximum, or NaN where an operand is NaN; from sm_80 on.
+// The minimum and the maximum, or NaN where an operand is NaN; from sm_80 on.
+GPUCAST_BINARY(min_nan, "min.NaN.f32", float, "f", float, "f")
 GPUCAST_BINARY(max_nan, "max.NaN.f32", float, "f", float, "f")
 // The reciprocal within one unit in the last place. It alone flushes subnormal numbers: `Quotient` excludes them.
 GPUCAST_UNARY(rcp, "rcp.approx.ftz.f32", float, "f", float, "f")
@@ -93,10 +94,15 @@ GPUCAST_UNARY(cvt_rzi_s64, "cvt.rzi.s64.f32", i64, "l", float, "f")
 // Operations on two float16 or bfloat16 at a time, from sm_80 on.
 GPUCAST_BINARY(min_f16x2, "min.f16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_f16x2, "max.f16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(min_nan_f16x2, "min.NaN.f16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(max_nan_f16x2, "max.NaN.f16x2", u32, "r", u32, "r")
 GPUCAST_UNARY(abs_f16x2, "abs.f16x2", u32, "r", u32, "r")
 GPUCAST_TERNARY(fma_rn_f16x2, "fma.rn.f16x2", u32, "r")
 GPUCAST_BINARY(min_bf16x2, "min.bf16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_bf16x2, "max.bf16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(min_nan_bf16x2, "min.NaN.bf16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(max_nan_bf16x2, "max.NaN.bf16x2", u32, "r", u32, "r")
+GPUCAST_UNARY(abs_bf16x2, "abs.bf16x2", u32, "r", u32, "r")
 GPUCAST_TERNARY(fma_rn_bf16x2, "fma.rn.bf16x2", u32, "r")
 // Operations on two integers of 16 bits at a time, from sm_90 on.
 GPUCAST_BINARY(min_s16x2, "min.s16x2", u32, "r", u32, "r")

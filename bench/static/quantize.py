@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from bench.static.budget import GATED, Checked
@@ -22,16 +22,18 @@ from gpucast.quantization.gpu.tile_source import Run, TileSpec
 CHOSEN: dict[Kind, tuple[str, ...]] = {
     "rows": ("mxfp8e4m3", "mxfp8e5m2_up", "mxfp4", "nvfp4", "float8e4m3fn_1x128", "int8_64", "int4_128"),
     "extremes": ("float8e4m3fn_tensor", "int8_axis"),
+    "columns": ("int8_axis",),
     "elements": ("float8e4m3fn_tensor", "int8_axis"),
     "back": ("mxfp8e4m3", "nvfp4", "float8e4m3fn_tensor", "int8_axis"),
 }
 SOURCES = ("FLOAT", "BFLOAT16")
 #: Tiles that are quantized both ways, or down the columns, in one read: both results at once, with blocks along the
-#: last axis; squares; one result with blocks along the first axis.
+#: last axis; squares; one result with blocks along the first axis, or with a scale for each column.
 RUNS: dict[str, tuple[Run, Run]] = {
     "both": ("along", "down"),
     "squares": ("square", "square"),
     "down": ("down", "nothing"),
+    "whole": ("down", "nothing"),
 }
 TILES = (
     ("both", "mxfp8e4m3", "FLOAT"),
@@ -39,60 +41,76 @@ TILES = (
     ("both", "float8e4m3fn_1x128", "BFLOAT16"),
     ("squares", "float8e4m3fn_128x128", "BFLOAT16"),
     ("down", "mxfp8e4m3", "BFLOAT16"),
+    ("whole", "int8_axis", "FLOAT"),
+    ("whole", "int8_axis", "BFLOAT16"),
 )
+#: The side of the tiles of columns with a scale each.
+_OF_COLUMNS = 64
 #: The share of a copy that a kernel is to reach, by its kind; what two passes are to reach together.
-GOALS: dict[str, float] = dict.fromkeys(("rows", "both", "squares", "down", "back"), 0.85)
+GOALS: dict[str, float] = dict.fromkeys(("rows", "columns", "whole", "both", "squares", "down", "back"), 0.85)
 TWO_PASSES = 0.50
-#: Threads that compute the extremes of a block together: of columns one, of a tensor a warp.
-_LANES = {"int8_axis": 1, "float8e4m3fn_tensor": WARP}
+#: Kinds whose threads only read, in a loop.
+_READING = ("extremes", "columns")
 
 
 def measure(arch: str) -> list[Checked]:
     """All chosen kernels for an architecture such as "sm_90"."""
-    return [*_checked(_rows(), arch), *_checked(_tiles(arch), arch)]
+    return [*of_rows(arch, chosen()), *of_tiles(arch)]
 
 
-def _checked(rows: Iterator[tuple[str, str, KernelSource, int, float]], arch: str) -> Iterator[Checked]:
-    """Kernels of (kind, name, source, bytes that each thread stores beside its codes, bytes moved per element),
-    compiled as one program."""
+def chosen() -> list[tuple[Kind, str, str]]:
+    """The kernels that are checked but for tiles: kind, format, and type."""
+    return [(kind, name, source) for kind, formats in CHOSEN.items() for name in formats for source in SOURCES]
+
+
+def of_rows(arch: str, kernels: Sequence[tuple[Kind, str, str]]) -> list[Checked]:
+    """Some kernels (kind, format, type), compiled as one program."""
+    return list(_checked((_row(*one) for one in kernels), arch))
+
+
+def of_tiles(arch: str) -> list[Checked]:
+    """All chosen kernels of tiles, compiled as one program.
+
+    Without both results at once for sm_100a and similar: that machine code has more paths than `bench.static.paths`
+    follows."""
+    kinds = [one for one in TILES if one[0] != "both" or not arch.startswith("sm_10")]
+    return list(_checked((_tile(*one) for one in kinds), arch))
+
+
+#: Kind, name, source, bytes that each thread stores beside its codes, bytes moved per element.
+_Row = tuple[str, str, KernelSource, int, float]
+
+
+def _checked(rows: Iterable[_Row], arch: str) -> Iterator[Checked]:
     given = list(rows)
     codes = compiled([source for _, _, source, _, _ in given], arch)
     for (kind, name, source, extra_bytes, moved), code in zip(given, codes, strict=True):
         kernel = facts(source, arch, code, extra_bytes)
-        if kind == "extremes":
+        if kind in _READING:
             kernel = _one_turn(kernel, code.instructions)
-        yield Checked(kind, name, kernel, GOALS.get(kind, 0.0), moved, kind not in ("back", "extremes"))
+        yield Checked(kind, name, kernel, GOALS.get(kind, 0.0), moved, kind not in ("back", *_READING))
 
 
-def _rows() -> Iterator[tuple[str, str, KernelSource, int, float]]:
-    for kind, formats in CHOSEN.items():
-        for name in formats:
-            format = FORMATS[name]
-            for src in SOURCES:
-                block = format.block[-1] if kind != "elements" and isinstance(format.block, tuple) else 0
-                pair = (format.element, dtype(src)) if kind == "back" else (dtype(src), format.element)
-                lanes, single = _LANES[name] if kind == "extremes" else 1, format.block == "tensor"
-                rule = CastRule(*pair)
-                source = QuantizeSpec(rule, format, kind, lanes=lanes, block=block, single=single).source()
-                # A thread that has a whole block also stores the block's scale.
-                extra_bytes = format.scale.bits // 8 if kind == "rows" and block == source.elements else 0
-                written = 0 if kind == "extremes" else pair[1].bits
-                yield kind, f"{src} {name}", source, extra_bytes, (source.src_bits + written) / 8
+def _row(kind: Kind, name: str, src: str) -> _Row:
+    format = FORMATS[name]
+    block = format.block[-1] if kind != "elements" and isinstance(format.block, tuple) else 0
+    pair = (format.element, dtype(src)) if kind == "back" else (dtype(src), format.element)
+    lanes, single = WARP if kind == "extremes" else 1, format.block == "tensor"
+    source = QuantizeSpec(CastRule(*pair), format, kind, lanes=lanes, block=block, single=single).source()
+    # A thread that has a whole block also stores the block's scale.
+    extra_bytes = format.scale.bits // 8 if kind == "rows" and block == source.elements else 0
+    written = 0 if kind in _READING else pair[1].bits
+    return kind, f"{src} {name}", source, extra_bytes, (source.src_bits + written) / 8
 
 
-def _tiles(arch: str) -> Iterator[tuple[str, str, KernelSource, int, float]]:
-    """Without both results at once for sm_100a and similar: that machine code has more paths than
-    `bench.static.paths` follows."""
-    for kind, name, src in TILES:
-        if kind == "both" and arch.startswith("sm_10"):
-            continue
-        format, runs = FORMATS[name], RUNS[kind]
-        assert isinstance(format.block, tuple)
-        source = TileSpec(CastRule(dtype(src), format.element), format, format.block[-1], *runs).source()
-        results = 2 - runs.count("nothing")
-        bits = source.rule.dst.bits
-        extra_bytes = (results - 1) * source.elements * bits // 8
-        yield kind, f"{src} {name}", source, extra_bytes, (source.src_bits + results * bits) / 8
+def _tile(kind: str, name: str, src: str) -> _Row:
+    format, runs = FORMATS[name], RUNS[kind]
+    block = format.block[-1] if isinstance(format.block, tuple) else _OF_COLUMNS
+    spec = TileSpec(CastRule(dtype(src), format.element), format, block, *runs, whole_columns=kind == "whole")
+    source, results = spec.source(), 2 - runs.count("nothing")
+    bits = source.rule.dst.bits
+    extra_bytes = (results - 1) * source.elements * bits // 8
+    return kind, f"{src} {name}", source, extra_bytes, (source.src_bits + results * bits) / 8
 
 
 def _one_turn(of: StaticKernel, code: Sequence[Instruction]) -> StaticKernel:

@@ -201,7 +201,8 @@ GPUCAST_INSTRUCTION u32 prmt(u32 a, u32 b, u32 selector) {
 
 // Named in the rules, but never called for GPUCAST_ARCH.
 u32 min_f16x2(u32, u32), max_f16x2(u32, u32), fma_rn_f16x2(u32, u32, u32), abs_f16x2(u32);
-u32 min_bf16x2(u32, u32), max_bf16x2(u32, u32), fma_rn_bf16x2(u32, u32, u32);
+u32 min_nan_f16x2(u32, u32), max_nan_f16x2(u32, u32), min_nan_bf16x2(u32, u32), max_nan_bf16x2(u32, u32);
+u32 min_bf16x2(u32, u32), max_bf16x2(u32, u32), fma_rn_bf16x2(u32, u32, u32), abs_bf16x2(u32);
 u32 min_s16x2(u32, u32), max_s16x2(u32, u32), min_u16x2(u32, u32), max_u16x2(u32, u32);
 u32 cvt_rn_f16x2(float, float), cvt_rn_bf16x2(float, float);
 u32 cvt_e4m3x4(float, float, float, float), cvt_e5m2x4(float, float, float, float);
@@ -210,7 +211,7 @@ u32 cvt_rp_ue8m0x4(float, float, float, float), cvt_rz_ue8m0x4(float, float, flo
 u32 cvt_f16x2_e4m3(u32), cvt_f16x2_e2m1(u32);
 void cvt_f16x4_e4m3(u32, u32&, u32&), cvt_f16x4_e5m2(u32, u32&, u32&), cvt_f32_f16x2(u32, float&, float&);
 void cvt_f16x4_e2m3(u32, u32&, u32&), cvt_f16x4_e3m2(u32, u32&, u32&), cvt_bf16x4_ue8m0(u32, u32&, u32&);
-float max_nan(float, float);
+float min_nan(float, float), max_nan(float, float);
 void mark_rare();
 
 }  // namespace ptx

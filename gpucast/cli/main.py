@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(
-        prog="gpucast", description="The ONNX Cast operator for files: all 26 types, every version, bit-exact."
+        prog="gpucast", description="Cast and quantize files in 26 number types, with the same bits on every machine."
     )
     parser.add_argument("--version", action="version", version=f"gpucast {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")

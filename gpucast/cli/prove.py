@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
         description=_DESCRIPTION,
     )
     parser.add_argument("pairs", metavar="SRC:DST", type=arguments.pair, nargs="*", help="pairs (default: all)")
-    parser.add_argument("--arch", default="sm_90", help="what NVRTC compiles for (default: %(default)s)")
+    parser.add_argument("--arch", default="sm_90", help="the architecture (default: %(default)s)")
     parser.add_argument(
         "--rule", choices=("default", "all"), default="default",
         help="the rule of the default attributes, or all rules of a pair (default: %(default)s)",
@@ -58,11 +58,10 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--mutants", metavar="N", type=arguments.count, default=0,
-        help="change an instruction of the kernels of so many rules, and count what the proof finds",
+        help="change an instruction in the kernels of N rules, and count the changes that the proof finds",
     )  # fmt: skip
     parser.add_argument(
-        "--json", metavar="FILE", help="the certificate, what was proved of which PTX: it is written as the proof goes "
-        "on, and what it has proved already is not proved again",
+        "--json", metavar="FILE", help="write a certificate as the proof goes on; a second run skips what it proves",
     )  # fmt: skip
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run)

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.operand import shares_within
-from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.random import resolve_random
+from gpucast.core.fused_ops import FusedInputs, resolve_random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.host import cast_numbers
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpucast import checkpoints, files
-from gpucast.checkpoints.scales.joined_layers import groups
+from gpucast.checkpoints.scales.scaling import groups
 from gpucast.core.dtypes import dtype
 from scaled_files import convert, numbers, save
 

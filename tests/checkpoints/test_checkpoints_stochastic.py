@@ -19,7 +19,7 @@ from gpucast.checkpoints.scales import scaling
 from gpucast.checkpoints.streaming import pieces
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.files.tensor import StoredTensor
 from gpucast.reference import exact_cast
 from host_driver import HostDriver, installed

@@ -18,8 +18,7 @@ from codes import assert_codes, assert_same, every_code
 from gpucast.arrays.operand import operand
 from gpucast.codegen.cast_kernel import join, kernel_file, kernel_source, options, prelude, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.random import Random, resolve_random
+from gpucast.core.fused_ops import FusedInputs, Random, resolve_random
 from gpucast.core.rule import CastRule, Options, has_stochastic, resolve
 from gpucast.host import cast_on_host
 from gpucast.parity import hard_values

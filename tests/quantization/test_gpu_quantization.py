@@ -15,7 +15,7 @@ import quotient_cases
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Parts
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.quantization import Quantized, quantize, quantize_on_host
 from gpucast.reference import exact_quantize
 from quantization_cases import ALL, same

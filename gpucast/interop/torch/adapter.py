@@ -13,7 +13,7 @@ import torch
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction, Lent, compiler
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
-from gpucast.core.random import resolve_random
+from gpucast.core.fused_ops import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, Options, destination
 from gpucast.gpu import devices, streams
 from gpucast.interop.torch import op, plain, tensor_batches, tensors

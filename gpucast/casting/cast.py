@@ -15,7 +15,7 @@ from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index, register_cast
-from gpucast.casting import host_plans, plans
+from gpucast.casting import plans
 from gpucast.casting.fused_options import check_disjoint, resolve_fused, rule_of
 from gpucast.casting.keywords import CastKeywords, HostInput
 from gpucast.casting.plans import HITS
@@ -304,7 +304,7 @@ def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRul
     fuses = not (options.seed is options.scale is options.amax is None)
     if source.device is None:
         if type(x) is np.ndarray and x.dtype.isnative and MODULE is not None:
-            plans.keep(x, to, options, rule, host_plans.fused(rule) if fuses else None)
+            plans.keep(x, to, options, rule)
     elif type(source.data) is namespace(source.data).ndarray and not (fuses and source.packed):
         if fuses:
             plans.keep(x, to, options, rule, gpu.fast_path.fused(source, rule))

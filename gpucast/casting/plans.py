@@ -114,7 +114,9 @@ def keep(
         src, dst = (None, None) if kernels is None else (x.dtype, rule.dst.numpy)
         plan = _CACHE.plan(rule, changes, run, src, dst, None, kernels)
     elif MODULE is not None and loops.has(rule):
-        plan = MODULE.plan(rule, changes, None, rule.src.numpy, rule.dst.numpy, loops.plain(rule), None)
+        fuses = not (options.seed is options.scale is options.amax is None)
+        work = loops.fused(rule, options.scale is not None) if fuses else loops.plain(rule)
+        plan = MODULE.plan(rule, changes, None, rule.src.numpy, rule.dst.numpy, work, None)
     else:
         return
     HITS.setdefault(type(x), hit)

@@ -69,6 +69,8 @@ def units() -> Iterator[HostUnit]:
     for src in SOURCES:
         yield quantization_unit(src)
     yield _finished("fused", _COMPUTE, ["casts.hpp", "work.hpp", "fused.hpp"], [], ["cast_fused"])
+    copies = [f"gpucast_copy_{bits}" for bits in ("bool", 2, 4, 6, 8, 16, 32, 64)]
+    yield _finished("copies", (), ["copies.hpp"], [], copies, rules="")
     yield _finished("files", (), ["files.hpp"], [], ["cast_file", "sum_words", "look8", "look16", "look32"], rules="")
 
 

@@ -71,6 +71,15 @@ def plain(rule: CastRule) -> bytes:
     return bytes(Work(_PLAIN, function_of(rule)))
 
 
+@lru_cache(maxsize=4096)
+def fused(rule: CastRule, scaled: bool) -> bytes:
+    """The two works that a plan of fused casts chooses from, by any scale and by one that FLOAT has
+    (`gpucast.casting.fused_options.fused_rule`)."""
+    if not scaled:
+        return 2 * work(rule, FusedInputs(amax=True))
+    return _template(rule, "wide", True, False) + _template(rule, "narrow", True, False)
+
+
 def _is_product(rule: CastRule) -> bool:
     """Whether a cast rounds in a direction for which its source has no loop: then its DOUBLEs are rounded, times 1."""
     return rule.rounding in DIRECTED and rule.src not in DIRECTED_SOURCES

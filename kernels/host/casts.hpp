@@ -108,13 +108,12 @@ GPUCAST_INLINE u32 integer_part(float number) {
         return Dst::bits < 32 ? ptx::low_bits(x) : u32(int(ptx::abs(x) < limit ? x : 0.0f));
     } else {
         // Without the nearest multiple of 2^32, exactly: numbers from the limit on have no fraction. Infinities leave NaN.
-        // Midway between two multiples the rest may be the limit itself. Of FLOAT that is a case of its own; to BFLOAT16
-        // is added so little that it chooses the upper multiple there, and nothing anywhere else.
+        // Midway between two multiples the rest may be the limit itself. To BFLOAT16 is added so little that it chooses the
+        // upper multiple there, and nothing anywhere else.
         const bool is_short = Src::bits == 16;
         const float multiple = ptx::cvt_rni_f32(ptx::fma_rn(x, 0x1p-32f, is_short ? 0x1p-12f : 0.0f));
         const float rest = ptx::fma_rn(multiple, -0x1p32f, x);
-        const u32 low = u32(int(rest < limit ? rest : 0.0f));
-        return is_short || Dst::bits < 32 ? low : low | (rest == limit ? u32(1) << 31 : 0);
+        return is_short || Dst::bits < 32 ? u32(int(rest < limit ? rest : 0.0f)) : ptx::all_low_bits(rest);
     }
 }
 template <typename Src, typename Dst, typename Rule>

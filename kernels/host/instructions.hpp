@@ -113,11 +113,15 @@ GPUCAST_INSTRUCTION i64 cvt_rzi_s64(float a) {
 // The low bits of an integer part; of NaN they are 0. C++ does not say what becomes of numbers out of an integer's range,
 // but x86's instructions make its lowest integer of them. Choices would take longer.
 #define GPUCAST_UNCHECKED __attribute__((no_sanitize("float-cast-overflow"))) GPUCAST_INSTRUCTION
-// Those below bit 31.
+// Those below bit 31; and those below bit 32 of numbers that are at most 2^31.
 #if defined(__SSE2__)
 GPUCAST_UNCHECKED u32 low_bits(float a) { return u32(int(a)); }
+GPUCAST_UNCHECKED u32 all_low_bits(float a) { return u32(int(a == a ? a : 0.0f)); }
 #else
 GPUCAST_INSTRUCTION u32 low_bits(float a) { return u32(int(abs(a) < 0x1p31f ? a : 0.0f)); }
+GPUCAST_INSTRUCTION u32 all_low_bits(float a) {
+    return u32(int(a < 0x1p31f ? a : 0.0f)) | (a == 0x1p31f ? u32(1) << 31 : 0);
+}
 #endif
 // Those below bit 32; not of numbers from 2^51 on, unless GPUCAST_ALL_HAVE_LOW_BITS.
 #if defined(__AVX512DQ__)

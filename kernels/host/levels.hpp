@@ -64,38 +64,8 @@ inline bool choose_level(const char* asked) {
     return false;
 }
 
-// ---- copies: a type to itself ----
-
-template <u32 bytes>
-void copy_codes(const void* from, void* to, u64 n) {
-    memcpy(to, from, n * bytes);
-}
-
-template <u32 bits>
-void copy_masked(const void* from, void* to, u64 n) {
-    for (u64 i = 0; i < n; ++i) static_cast<u8*>(to)[i] = static_cast<const u8*>(from)[i] & u8((1u << bits) - 1);
-}
-
-inline void copy_bools(const void* from, void* to, u64 n) {
-    for (u64 i = 0; i < n; ++i) static_cast<u8*>(to)[i] = static_cast<const u8*>(from)[i] != 0;
-}
-
-typedef void (*Function)();
-
-inline Function function_of(CastArray* cast) { return reinterpret_cast<Function>(cast); }
-
 // The function of that name; null where there is none.
-inline Function find_function(const char* name) {
-    static const Entry copies[] = {
-        {"gpucast_copy_bool", function_of(copy_bools)},     {"gpucast_copy_2", function_of(copy_masked<2>)},
-        {"gpucast_copy_4", function_of(copy_masked<4>)},    {"gpucast_copy_6", function_of(copy_masked<6>)},
-        {"gpucast_copy_8", function_of(copy_codes<1>)},     {"gpucast_copy_16", function_of(copy_codes<2>)},
-        {"gpucast_copy_32", function_of(copy_codes<4>)},    {"gpucast_copy_64", function_of(copy_codes<8>)},
-        {nullptr, nullptr},
-    };
-    for (const Entry* entry = copies; entry->name; ++entry) {
-        if (strcmp(entry->name, name) == 0) return entry->function;
-    }
+inline auto find_function(const char* name) -> void (*)() {
     for (const Entry* const* const* unit = level->units; *unit; ++unit) {
         for (const Entry* entry = **unit; entry->name; ++entry) {
             if (strcmp(entry->name, name) == 0) return entry->function;

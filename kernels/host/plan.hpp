@@ -15,13 +15,15 @@ struct Plan {
     PyObject* run;
     PyArray_Descr *src, *dst;
     Work work;
+    // Of a fused plan: the same by a scale that FLOAT has.
+    Work by_float;
     // Those of devices, by their index: a dictionary that others fill; or null.
     PyObject* kernels;
 };
 
 static PyTypeObject* plan_type;
-// The text "dtype".
-static PyObject* dtype_name;
+// The text "dtype", and Python's integer 0.
+static PyObject *dtype_name, *zero;
 
 inline u64 itemsize_of(PyArray_Descr* dtype) { return u64(PyDataType_ELSIZE(dtype)); }
 
@@ -109,21 +111,98 @@ inline PyObject* new_array(PyArrayObject* like, PyArray_Descr* dtype) {
 
 inline PyObject* nothing() { Py_RETURN_NONE; }
 
+// The keywords of a fused cast.
+struct FusedKeywords {
+    PyObject *seed, *offset, *scale, *amax;
+};
+
+// The bits of the number that a scale is; false, without an exception, for what only the checked path knows, or refuses.
+inline bool read_scale(PyObject* given, u64* bits) {
+    double number;
+    if (PyFloat_CheckExact(given) || PyLong_CheckExact(given)) {
+        number = PyFloat_AsDouble(given);
+        PyErr_Clear();  // An integer may be too large: -1 then.
+        memcpy(bits, &number, sizeof number);
+        return *bits < u64(0x7ff) << 52;
+    }
+    if (!PyArray_CheckExact(given)) return false;
+    PyArrayObject* array = reinterpret_cast<PyArrayObject*>(given);
+    if (PyArray_SIZE(array) != 1 || PyArray_ISBYTESWAPPED(array)) return false;
+    if (PyArray_TYPE(array) == NPY_DOUBLE) {
+        memcpy(bits, PyArray_DATA(array), sizeof *bits);
+        return true;
+    }
+    u32 code;
+    if (PyArray_TYPE(array) != NPY_FLOAT) return false;
+    memcpy(&code, PyArray_DATA(array), sizeof code);
+    // The processor may flush a subnormal number.
+    if (!(code & 0x7f800000) && code << 1) return false;
+    float narrow;
+    memcpy(&narrow, &code, sizeof narrow);
+    number = narrow;
+    memcpy(bits, &number, sizeof number);
+    return true;
+}
+
+// Whether FLOAT has a number, but for its subnormals, for which products of DOUBLEs serve as well.
+inline bool is_float(u64 bits) {
+    const u64 exponent = bits >> 52 & 0x7ff;
+    return !(bits & ((u64(1) << 29) - 1)) && ((897 <= exponent && exponent <= 1150) || bits << 1 == 0);
+}
+
+// What a call of a fused plan does; false, without an exception, where only the checked path can tell.
+inline bool take_fused(const Plan* plan, const FusedKeywords& given, PyArrayObject* x, Work* work) {
+    u64 scale = 0;
+    if (given.scale != Py_None && !read_scale(given.scale, &scale)) return false;
+    *work = is_float(scale) ? plan->by_float : plan->work;
+    if (given.scale != Py_None) memcpy(&work->fused.scale, &scale, sizeof scale);
+    work->wants_largest = given.amax != Py_None;
+    if (given.amax != Py_None) {
+        if (!PyArray_CheckExact(given.amax)) return false;
+        PyArrayObject* amax = reinterpret_cast<PyArrayObject*>(given.amax);
+        if (PyArray_TYPE(amax) != NPY_FLOAT || PyArray_ISBYTESWAPPED(amax) || PyArray_SIZE(amax) != 1) return false;
+        if (!PyArray_ISWRITEABLE(amax) || extent(amax).meets(extent(x))) return false;
+    }
+    if (!work->is_ordered()) return given.seed == Py_None && given.offset == zero;
+    if (!PyLong_CheckExact(given.seed) || !PyLong_CheckExact(given.offset)) return false;
+    work->fused.seed = PyLong_AsUnsignedLongLong(given.seed);
+    const u64 offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(given.offset);
+    work->first = offset / 4, work->skip = offset % 4;
+    const bool is_known = !PyErr_Occurred();
+    PyErr_Clear();
+    return is_known;
+}
+
+// Keeps the larger code, as an integer with a sign; any NaN that was found is the positive one.
+inline void keep_largest(PyArrayObject* amax, u32 found) {
+    int before, now = int(found > 0x7f800000 ? 0x7fc00000 : found);
+    memcpy(&before, PyArray_DATA(amax), sizeof before);
+    if (now > before) memcpy(PyArray_DATA(amax), &now, sizeof now);
+}
+
 // The cast of an array by a plan of NumPy's: None, nothing done, where only the checked path can tell what is right.
-inline PyObject* run_numpy(Plan* plan, PyObject* given, PyObject* out) {
+// fused: null for a plain cast.
+inline PyObject* run_numpy(Plan* plan, PyObject* given, PyObject* out, const FusedKeywords* fused) {
     if (!PyArray_CheckExact(given)) return nothing();
     PyArrayObject* x = reinterpret_cast<PyArrayObject*>(given);
     if (PyArray_DESCR(x) != plan->src) return nothing();
+    Work own;
+    if (fused && !take_fused(plan, *fused, x, &own)) return nothing();
+    PyArrayObject* amax = fused && own.wants_largest ? reinterpret_cast<PyArrayObject*>(fused->amax) : nullptr;
     if (out == Py_None) {
         out = new_array(x, plan->dst);
         if (!out) return nullptr;
-    } else if (PyArray_CheckExact(out) && is_target(reinterpret_cast<PyArrayObject*>(out), x, plan->dst)) {
+    } else if (PyArray_CheckExact(out) && is_target(reinterpret_cast<PyArrayObject*>(out), x, plan->dst) &&
+               !(amax && extent(amax).meets(extent(reinterpret_cast<PyArrayObject*>(out))))) {
         Py_INCREF(out);
     } else {
         return nothing();
     }
     Found found;
-    if (cast_arrays(x, reinterpret_cast<PyArrayObject*>(out), plan->work, &found)) return out;
+    if (cast_arrays(x, reinterpret_cast<PyArrayObject*>(out), fused ? own : plan->work, &found)) {
+        if (amax && PyArray_SIZE(x)) keep_largest(amax, found.largest);
+        return out;
+    }
     Py_DECREF(out);
     return nullptr;
 }
@@ -140,13 +219,13 @@ static void forget_plan(PyObject* self) {
     Py_DECREF(kind);
 }
 
-// plan(rule, changes, run, src, dst, work, kernels): src and dst are dtypes, or both None. work: the bytes of a Work, or None
-// where a function `run` does it. kernels: a dictionary, or None.
+// plan(rule, changes, run, src, dst, work, kernels): src and dst are dtypes, or both None. work: the bytes of a Work, of a
+// fused plan's two, or None where a function `run` does it. kernels: a dictionary, or None.
 inline PyObject* new_plan(PyObject*, PyObject* arguments) {
     PyObject *rule, *run, *src, *dst, *work, *kernels;
     int changes;
     if (!PyArg_ParseTuple(arguments, "OpOOOOO", &rule, &changes, &run, &src, &dst, &work, &kernels)) return nullptr;
-    Work found = {};
+    Work found[2] = {};
     const bool has_dtypes = PyArray_DescrCheck(src) && PyArray_DescrCheck(dst);
     if (!has_dtypes && !(run != Py_None && src == Py_None && dst == Py_None)) {
         PyErr_SetString(PyExc_TypeError, "plan: src and dst must be dtypes");
@@ -160,11 +239,11 @@ inline PyObject* new_plan(PyObject*, PyObject* arguments) {
         char* bytes;
         Py_ssize_t size;
         if (PyBytes_AsStringAndSize(work, &bytes, &size) < 0) return nullptr;
-        if (size != sizeof(Work)) {
+        if (size != sizeof(Work) && size != sizeof found) {
             PyErr_SetString(PyExc_ValueError, "plan: work has another size");
             return nullptr;
         }
-        memcpy(&found, bytes, sizeof found);
+        memcpy(found, bytes, size_t(size));
     }
     Plan* plan = reinterpret_cast<Plan*>(PyType_GenericAlloc(plan_type, 0));
     if (!plan) return nullptr;
@@ -176,7 +255,7 @@ inline PyObject* new_plan(PyObject*, PyObject* arguments) {
         plan->dst = reinterpret_cast<PyArray_Descr*>(Py_NewRef(dst));
     }
     if (kernels != Py_None) plan->kernels = Py_NewRef(kernels);
-    plan->work = found;
+    plan->work = found[0], plan->by_float = found[1];
     return reinterpret_cast<PyObject*>(plan);
 }
 

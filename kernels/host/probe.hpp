@@ -33,8 +33,6 @@ struct Slot {
 enum : size_t { slots = 1 << 12 };
 static Slot* table;
 static size_t kept;
-// Python's integer 0.
-static PyObject* zero;
 
 // Texts count by their value, all else by identity: most texts are the same object at every call.
 inline bool is_same(PyObject* one, PyObject* other) {
@@ -180,7 +178,8 @@ inline PyObject* hit_call(PyObject* const* arguments) {
     PyObject* out = arguments[of_out];
     PyObject* result;
     if (!plan->run) {
-        result = run_numpy(plan, x, out);
+        const FusedKeywords fused = {arguments[of_seed], arguments[of_offset], arguments[of_scale], arguments[of_amax]};
+        result = run_numpy(plan, x, out, key.is_fused ? &fused : nullptr);
     } else if (key.is_fused) {
         result = PyObject_CallFunctionObjArgs(plan->run, x, out, arguments[of_seed], arguments[of_offset], arguments[of_scale],
                                               arguments[of_amax], nullptr);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Walks over arrays of any strides and byte order, and over packed elements, for loops that take adjacent native ones.
 #pragma once
+#include <utility>
+
 #include "python.hpp"
 #include "work.hpp"
 
@@ -10,8 +12,11 @@ enum : int { max_dimensions = 64 };
 // Elements that are brought together at a time: they stay in the first-level cache. A multiple of 8, so that packed blocks
 // are whole bytes.
 enum : u64 { gathered = 2048 };
-// A piece of a transposed array: so many elements along the results, and so many along the sources.
-enum : npy_intp { tile_along = 64, tile_across = npy_intp(gathered) / tile_along };
+// Bytes of a tile, by the wider of its elements: less than the first-level cache, which holds what is read around it, too.
+// Of a transposed array it has so many adjacent bytes of the sources, if that leaves so many results.
+enum : npy_intp { tile_bytes = 8192, tile_across = 64, tile_along = 16 };
+// So few elements take longer to find than to move.
+enum : npy_intp { few = 8 };
 
 // Where the elements of one side are.
 struct Side {
@@ -86,14 +91,22 @@ inline Word swapped(Word word) {
     else return word;
 }
 
+template <typename Word, bool swaps, int count>
+inline void move_few(const u8* from, npy_intp from_stride, u8* to, npy_intp to_stride) {
+    Word words[count];
+    for (int i = 0; i < count; ++i) __builtin_memcpy(&words[i], from + i * from_stride, sizeof(Word));
+    for (int i = 0; swaps && i < count; ++i) words[i] = swapped(words[i]);
+    for (int i = 0; i < count; ++i) __builtin_memcpy(to + i * to_stride, &words[i], sizeof(Word));
+}
+
 template <typename Word, bool swaps>
 inline void move_words(const u8* from, npy_intp from_stride, u8* to, npy_intp to_stride, u64 n) {
-    for (u64 i = 0; i < n; ++i, from += from_stride, to += to_stride) {
-        Word word;
-        __builtin_memcpy(&word, from, sizeof word);
-        if constexpr (swaps) word = swapped(word);
-        __builtin_memcpy(to, &word, sizeof word);
+    // Some at a time: one by one, the steps take as long as the words.
+    const int count = 4;
+    for (; n >= count; n -= count, from += count * from_stride, to += count * to_stride) {
+        move_few<Word, swaps, count>(from, from_stride, to, to_stride);
     }
+    for (; n; --n, from += from_stride, to += to_stride) move_few<Word, swaps, 1>(from, from_stride, to, to_stride);
 }
 
 template <typename Word>
@@ -114,6 +127,70 @@ inline void move(const u8* from, npy_intp from_stride, u8* to, npy_intp to_strid
         default: return move_words<u64>(from, from_stride, to, to_stride, n, swaps);
     }
 }
+
+// ---- transposition ----
+
+template <typename Word>
+struct LanesOf {
+    typedef Word type __attribute__((vector_size(16)));
+};
+template <typename Word>
+using Lanes = typename LanesOf<Word>::type;
+
+// Lanes of two vectors in turn, from the first one on.
+template <typename Word, int first, int... lane>
+inline Lanes<Word> interleaved(Lanes<Word> a, Lanes<Word> b, std::integer_sequence<int, lane...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, (first + lane / 2 + lane % 2 * int(sizeof...(lane)))...);
+#else
+    return __builtin_shuffle(a, b, Lanes<Word>{Word(first + lane / 2 + lane % 2 * int(sizeof...(lane)))...});
+#endif
+}
+
+// A square of as many rows as a vector has lanes. Each round moves the upper bit of an element's row to the lower end of
+// its column, and the upper bit of its column to the lower end of its row.
+template <typename Word>
+inline void transpose_square(const u8* from, npy_intp from_stride, u8* to, npy_intp to_stride) {
+    const int count = 16 / sizeof(Word);
+    typedef std::make_integer_sequence<int, count> Each;
+    Lanes<Word> rows[count], next[count];
+    for (int i = 0; i < count; ++i) __builtin_memcpy(&rows[i], from + i * from_stride, sizeof rows[i]);
+    for (int round = 1; round < count; round *= 2) {
+        for (int i = 0; i < count / 2; ++i) {
+            next[2 * i] = interleaved<Word, 0>(rows[i], rows[i + count / 2], Each());
+            next[2 * i + 1] = interleaved<Word, count / 2>(rows[i], rows[i + count / 2], Each());
+        }
+        for (int i = 0; i < count; ++i) rows[i] = next[i];
+    }
+    for (int i = 0; i < count; ++i) __builtin_memcpy(to + i * to_stride, &rows[i], sizeof rows[i]);
+}
+
+// Brings together `along` rows, of `across` adjacent elements each, as `across` rows.
+template <typename Word>
+inline void transpose(const u8* from, npy_intp from_stride, u8* to, npy_intp along, npy_intp across) {
+    const npy_intp unit = sizeof(Word), count = 16 / unit, to_stride = along * unit;
+    const npy_intp rows = along - along % count, columns = across - across % count;
+    for (npy_intp i = 0; i < rows; i += count) {
+        for (npy_intp j = 0; j < columns; j += count) {
+            transpose_square<Word>(from + i * from_stride + j * unit, from_stride, to + j * to_stride + i * unit, to_stride);
+        }
+    }
+    for (npy_intp i = 0; i < along; ++i) {
+        const npy_intp j = i < rows ? columns : 0;
+        move_words<Word, false>(from + i * from_stride + j * unit, unit, to + j * to_stride + i * unit, to_stride, u64(across - j));
+    }
+}
+
+inline void transpose(const u8* from, npy_intp from_stride, u8* to, npy_intp along, npy_intp across, u32 itemsize) {
+    switch (itemsize) {
+        case 1: return transpose<u8>(from, from_stride, to, along, across);
+        case 2: return transpose<u16>(from, from_stride, to, along, across);
+        case 4: return transpose<u32>(from, from_stride, to, along, across);
+        default: return transpose<u64>(from, from_stride, to, along, across);
+    }
+}
+
+// ---- packed elements ----
 
 // Packed elements begin with a whole byte here: n is a multiple of 8, or the rest of an array.
 template <u32 bits>
@@ -227,7 +304,7 @@ struct Tile {
 };
 
 inline void cast_tile(const Walk& walk, const Work& work, const Loop& a, const Loop& b, const Tile& tile, Found* found) {
-    alignas(64) u8 sources[gathered * 8], results[gathered * 8];
+    alignas(64) u8 sources[tile_bytes], results[tile_bytes];
     const npy_intp from_unit = npy_intp(walk.src.itemsize), to_unit = npy_intp(walk.dst.itemsize);
     const bool is_row = tile.across == 1;
     const bool from_direct = is_row && a.src == from_unit && walk.src_direct;
@@ -235,8 +312,10 @@ inline void cast_tile(const Walk& walk, const Work& work, const Loop& a, const L
     const void* from = from_direct ? tile.src : sources;
     void* to = to_direct ? tile.dst : results;
     if (!from_direct) {
-        // Along the shorter of the source's strides.
-        if (magnitude(b.src) < magnitude(a.src)) {
+        // Along the shorter of the source's strides, unless that is for a few elements at a time.
+        if (tile.across >= few && b.src == from_unit && !walk.src.is_swapped) {
+            transpose(tile.src, a.src, sources, tile.along, tile.across, walk.src.itemsize);
+        } else if (tile.across >= few && magnitude(b.src) < magnitude(a.src)) {
             for (npy_intp i = 0; i < tile.along; ++i) {
                 move(tile.src + i * a.src, b.src, sources + i * from_unit, tile.along * from_unit, u64(tile.across),
                      walk.src.itemsize, walk.src.is_swapped);
@@ -270,13 +349,16 @@ inline bool walk_in_tiles(Walk& walk, const Work& work, Found* found, Unlocked* 
         walk.loops[last - 1] = own;
     }
     const Loop a = walk.loops[last], b = walk.count > 1 ? walk.loops[last - 1] : Loop{1, 0, 0};
-    const bool is_transposed = magnitude(b.src) < magnitude(a.src) && b.n > 1;
+    const npy_intp from_unit = npy_intp(walk.src.itemsize), to_unit = npy_intp(walk.dst.itemsize);
+    // Where all elements have 8 bytes, memory is what takes time, and long rows of results are written sooner.
+    const bool is_transposed = magnitude(b.src) < magnitude(a.src) && b.n > 1 && from_unit + to_unit < 16;
     // Rows that are adjacent on both sides are long enough without being brought together.
-    const bool is_rows = a.n >= tile_along && a.src == npy_intp(walk.src.itemsize) && a.dst == npy_intp(walk.dst.itemsize) &&
-                         walk.src_direct && walk.dst_direct;
-    const npy_intp most = is_rows ? npy_intp(piece) : is_transposed ? npy_intp(tile_along) : npy_intp(gathered);
-    const npy_intp along = a.n < most ? a.n : most;
-    const npy_intp across = is_rows ? 1 : is_transposed ? npy_intp(tile_across) : npy_intp(gathered) / along;
+    const bool is_rows = a.n >= tile_across && a.src == from_unit && a.dst == to_unit && walk.src_direct && walk.dst_direct;
+    const npy_intp room = (is_transposed ? tile_bytes : tile_bytes / 2) / (from_unit > to_unit ? from_unit : to_unit);
+    const npy_intp line = tile_across / from_unit < room / tile_along ? tile_across / from_unit : room / tile_along;
+    const npy_intp least = !is_transposed ? 1 : b.n < line ? b.n : line;
+    const npy_intp most = is_rows ? npy_intp(piece) : room / least;
+    const npy_intp along = a.n < most ? a.n : most, across = is_rows ? 1 : room / along;
     npy_intp at[max_dimensions] = {};
     const u8* src = walk.src.data;
     u8* dst = walk.dst.data;

@@ -236,8 +236,13 @@ def wrong_keywords() -> Iterator[tuple[dict[str, Any], type[Exception], str]]:
     yield {"amax": one.astype(">f4")}, ValueError, "amax is read-only or of foreign byte order"
 
 
-def test_wrong_keywords() -> None:
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_wrong_keywords(warm: bool) -> None:
     x = np.ones(4, np.float32)
+    plans.forget()
+    for keywords in ({"scale": 2.0}, {"amax": np.zeros(1, np.float32)}, {"rounding": "stochastic", "seed": 1}):
+        if warm:
+            gpucast.cast(x, "FLOAT16", **keywords)
     for keywords, error, message in wrong_keywords():
         with pytest.raises(error, match=f"^cast: {message}"):
             gpucast.cast(x, "FLOAT16", **keywords)

@@ -117,6 +117,17 @@ def test_out_layouts(rule: CastRule, layout: str) -> None:
         assert not whole.view(rule.dst.code_numpy)[written == 0].any()
 
 
+@pytest.mark.parametrize("rows, columns", [(23, 41), (150, 70), (9, 600), (600, 9)])
+def test_transposed(rule: CastRule, rows: int, columns: int) -> None:
+    """Squares of a vector's lanes, tiles of them, and what is left beside both."""
+    x = np.resize(sample(rule.src, 1009).view(rule.src.code_numpy), rows * columns).view(rule.src.numpy)
+    x = x.reshape(rows, columns)
+    check(x.T, rule)
+    check(x[:, 1:].T, rule)
+    check(x[::-1].T, rule)
+    check(x[:, ::-1], rule, np.empty((columns, rows), rule.dst.numpy).T)
+
+
 def test_unaligned_out(rule: CastRule) -> None:
     out = np.zeros(1 + 500 * rule.dst.numpy.itemsize, np.uint8)[1:].view(rule.dst.numpy)
     check(sample(rule.src, 500), rule, out)

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// Casts of a type to itself: codes are copied, without the bits above those of an element, and a BOOL becomes 0 or 1.
+#include <string.h>
+
+namespace gpucast {
+
+template <u64 bytes>
+inline void copy_codes(const void* from, void* to, u64 n) {
+    memcpy(to, from, n * bytes);
+}
+
+template <u32 bits>
+inline void copy_masked(const void* from, void* to, u64 n) {
+    const u8* __restrict__ src = static_cast<const u8*>(from);
+    u8* __restrict__ dst = static_cast<u8*>(to);
+    for (u64 i = 0; i < n; ++i) dst[i] = src[i] & u8((1u << bits) - 1);
+}
+
+inline void copy_bools(const void* from, void* to, u64 n) {
+    const u8* __restrict__ src = static_cast<const u8*>(from);
+    u8* __restrict__ dst = static_cast<u8*>(to);
+    for (u64 i = 0; i < n; ++i) dst[i] = src[i] != 0;
+}
+
+#define GPUCAST_COPY(NAME, ...) \
+    static void gpucast_copy_##NAME(const void* from, void* to, u64 n) { __VA_ARGS__(from, to, n); }
+GPUCAST_COPY(bool, copy_bools)
+GPUCAST_COPY(2, copy_masked<2>)
+GPUCAST_COPY(4, copy_masked<4>)
+GPUCAST_COPY(6, copy_masked<6>)
+GPUCAST_COPY(8, copy_codes<1>)
+GPUCAST_COPY(16, copy_codes<2>)
+GPUCAST_COPY(32, copy_codes<4>)
+GPUCAST_COPY(64, copy_codes<8>)
+#undef GPUCAST_COPY
+
+}  // namespace gpucast

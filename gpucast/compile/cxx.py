@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from gpucast.compile.nvrtc_files import package_folders
+from gpucast.compile.nvrtc_builtins import package_folders
 
 _VARIABLE, _COMMANDS = "CXX", ("g++", "clang++", "c++")
 

@@ -96,7 +96,10 @@ def _looked(x: Array, y: Array, src: DType, dst: DType) -> CastStats | None:
     if "fnuz" in (src.specials, dst.specials):
         return None
     found = look(y.view(dst.code_numpy), dst.code_mask & ~dst.sign_code)
-    return None if found is None else CastStats(*found, x.size - int(np.count_nonzero(magnitudes(x, src))))
+    if found is None:
+        return None
+    # A zero remains one: where no result is, no source is.
+    return CastStats(*found, x.size - int(np.count_nonzero(magnitudes(x, src))) if found[1] else 0)
 
 
 def of_stats(stats: CastStats, size: int, src: DType, dst: DType, attributes: Mapping[str, Any]) -> CastReport | None:

@@ -185,7 +185,7 @@ GPUCAST_INLINE void dequantize_rows(const u8* src, u8* dst, i64 n, const Quantiz
         // In place of a part behind the array the first one is done again.
         at[i] = begin + i * (Threads * part) < n ? begin + i * (Threads * part) : begin;
         load_aligned(src + at[i] * i64(DType::bits) / 8, in[i]);
-        scale[i] = load_scale<F>(given, at[i] / Block);
+        scale[i] = load_scale<F>(given.scales, given.zero_points, at[i] / Block);
     }
     const float global = global_value<F>(given.global_scale);
 #pragma unroll
@@ -210,7 +210,7 @@ GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const Qua
     BlockCursor<Index, single> cursor(given, begin, n);
     if (last == Elements && cursor.left() >= Elements && (address(from) & (Tile<in_bytes>::piece - 1)) == 0
         && (address(to) & (Tile<out_bytes>::piece - 1)) == 0) {
-        const Multiplier<F, Dst, Float, Double> multiplier(load_scale<F>(given, cursor.block), global);
+        const Multiplier<F, Dst, Float, Double> multiplier(load_scale<F>(given.scales, given.zero_points, cursor.block), global);
         Tile<in_bytes> in;
         Tile<out_bytes> out = {};
         load_aligned(from, in);
@@ -221,7 +221,7 @@ GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const Qua
     ptx::mark_rare();
 #pragma unroll 1
     for (u32 i = 0; i < last; ++i) {
-        const Multiplier<F, Dst, Float, Double> own(load_scale<F>(given, cursor.block), global);
+        const Multiplier<F, Dst, Float, Double> own(load_scale<F>(given.scales, given.zero_points, cursor.block), global);
         store_element<Dst::bits>(to + i * (Dst::bits / 8), own.one(read_element<DType::bits, u32>(from, u64(i) * DType::bits)));
         cursor.next();
     }

@@ -50,7 +50,8 @@ GPUCAST_UNARY(abs, "abs.f32", float, "f", float, "f")
 GPUCAST_UNARY(neg, "neg.f32", float, "f", float, "f")
 GPUCAST_BINARY(min, "min.f32", float, "f", float, "f")
 GPUCAST_BINARY(max, "max.f32", float, "f", float, "f")
-// The maximum, or NaN where an operand is NaN; from sm_80 on.
+// The minimum and the maximum, or NaN where an operand is NaN; from sm_80 on.
+GPUCAST_BINARY(min_nan, "min.NaN.f32", float, "f", float, "f")
 GPUCAST_BINARY(max_nan, "max.NaN.f32", float, "f", float, "f")
 // The reciprocal within one unit in the last place. It alone flushes subnormal numbers: `Quotient` excludes them.
 GPUCAST_UNARY(rcp, "rcp.approx.ftz.f32", float, "f", float, "f")
@@ -93,10 +94,15 @@ GPUCAST_UNARY(cvt_rzi_s64, "cvt.rzi.s64.f32", i64, "l", float, "f")
 // Operations on two float16 or bfloat16 at a time, from sm_80 on.
 GPUCAST_BINARY(min_f16x2, "min.f16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_f16x2, "max.f16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(min_nan_f16x2, "min.NaN.f16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(max_nan_f16x2, "max.NaN.f16x2", u32, "r", u32, "r")
 GPUCAST_UNARY(abs_f16x2, "abs.f16x2", u32, "r", u32, "r")
 GPUCAST_TERNARY(fma_rn_f16x2, "fma.rn.f16x2", u32, "r")
 GPUCAST_BINARY(min_bf16x2, "min.bf16x2", u32, "r", u32, "r")
 GPUCAST_BINARY(max_bf16x2, "max.bf16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(min_nan_bf16x2, "min.NaN.bf16x2", u32, "r", u32, "r")
+GPUCAST_BINARY(max_nan_bf16x2, "max.NaN.bf16x2", u32, "r", u32, "r")
+GPUCAST_UNARY(abs_bf16x2, "abs.bf16x2", u32, "r", u32, "r")
 GPUCAST_TERNARY(fma_rn_bf16x2, "fma.rn.bf16x2", u32, "r")
 // Operations on two integers of 16 bits at a time, from sm_90 on.
 GPUCAST_BINARY(min_s16x2, "min.s16x2", u32, "r", u32, "r")
@@ -174,8 +180,15 @@ GPUCAST_INLINE u32 cvt_f16x2_e2m1(u32 a) {
     return d;
 }
 
-// Marks a rare branch for the static check of the machine code (bench/static/paths.py); it has no effect otherwise.
-GPUCAST_INLINE void mark_rare() { asm volatile("pmevent 1;"); }
+// Stands in a rare branch, which the compiler must not make a part of the usual way. The static check of the machine
+// code (bench/static) compiles it as an instruction that it finds again.
+GPUCAST_INLINE void mark_rare() {
+#ifdef GPUCAST_MARK_RARE
+    asm volatile("pmevent 1;");
+#else
+    asm volatile("");
+#endif
+}
 
 // The lane of a thread in its warp.
 GPUCAST_INLINE u32 lane() {
@@ -220,6 +233,9 @@ GPUCAST_INLINE void st(u8* to, u32 a, u32 b) {
 GPUCAST_INLINE void st(u8* to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+
+// Asks for the memory around an address, so that it is in the L2 cache when it is read.
+GPUCAST_INLINE void prefetch(const u8* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
 
 // Four bytes, numbered from i on, of which those with the `count` numbers from `begin` on are accessed: of a load the
 // others are zero, of a store the others are left alone. One piece of inline PTX each, because compilers take long over

@@ -146,6 +146,55 @@ GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments&
     if (thread < n && lane == 0) reinterpret_cast<BlockStats<V, two_sided, finite_only>*>(given.stats)[team] = stats;
 }
 
+// The same where each block is a part of a column, and a thread takes neighbouring ones: vectors of 16 bytes, aligned.
+template <typename V, typename Src, typename Index, bool two_sided, bool finite_only, u32 Threads>
+GPUCAST_INLINE void find_column_extremes(const u8* src, i64 n, const QuantizeArguments& given) {
+    typedef typename V::Word Word;
+    typedef BlockStats<V, two_sided, finite_only> Stats;
+    const u32 bytes = Src::bits / 8, vector = 16 / bytes, ahead = 4;
+    const Blocks& blocks = given.blocks;
+    const i64 thread = i64(blockIdx.x) * Threads + threadIdx.x;
+    if (thread >= n) return;
+    const Index count = Index(blocks.count()), vectors = count / vector;
+    const Index part = Index(thread) / vectors, block = (Index(thread) - part * vectors) * vector;
+    const Index above = block / Index(blocks.grid_columns), outer = above / Index(blocks.grid_rows);
+    const i64 first = i64(above - outer * Index(blocks.grid_rows)) * blocks.block_rows, down = blocks.rows - first;
+    const i64 height = down < blocks.block_rows ? down : blocks.block_rows, begin = i64(part) * given.chunk;
+    const i64 end = begin + given.chunk < height ? begin + given.chunk : height, stride = blocks.columns * bytes;
+    const i64 column = i64(block - above * Index(blocks.grid_columns));
+    const u8* const from = src + ((i64(outer) * blocks.rows + first + begin) * blocks.columns + column) * bytes;
+    const u8* at = from;
+    ColumnStats<V, Src, two_sided> columns;
+    i64 row = begin;
+#pragma unroll 1
+    for (; row + ahead <= end; row += ahead, at += ahead * stride) {
+        Tile<16> tile[ahead];
+#pragma unroll
+        for (u32 j = 0; j < ahead; ++j) load_aligned(at + j * stride, tile[j]);
+#pragma unroll
+        for (u32 j = 0; j < ahead; ++j) columns.add(tile[j]);
+    }
+#pragma unroll 1
+    for (; row < end; ++row, at += stride) {
+        Tile<16> tile;
+        load_aligned(at, tile);
+        columns.add(tile);
+    }
+#pragma unroll
+    for (u32 j = 0; j < vector; ++j) {
+        Stats stats = {columns.low(j), columns.high(j)};
+        if constexpr (finite_only) {
+            if (stats.has_nonfinite()) {
+                ptx::mark_rare();
+                stats = {0, 0};
+#pragma unroll 1
+                for (i64 i = 0; i < end - begin; ++i) stats.add(V::of(load_element<Src::bits, Word>(from + i * stride + j * bytes)));
+            }
+        }
+        reinterpret_cast<Stats*>(given.stats)[part * count + block + j] = stats;
+    }
+}
+
 // Merges the statistics of all parts of a block, by a warp. A macro, because it holds GPUCAST_MERGE.
 #define GPUCAST_PARTS(STATS, BLOCK, COUNT)                                                                        \
     for (gpucast::i64 part = threadIdx.x % 32; BLOCK < COUNT && part < given.parts; part += 32) {                 \
@@ -237,11 +286,11 @@ private:
 };
 
 template <typename F>
-GPUCAST_INLINE Scale load_scale(const QuantizeArguments& given, i64 block) {
+GPUCAST_INLINE Scale load_scale(const u8* scales, const u8* zero_points, i64 block) {
     typedef typename F::scale DType;
-    const u32 code = load_element<DType::bits, u32>(given.scales + block * (DType::bits / 8));
+    const u32 code = load_element<DType::bits, u32>(scales + block * (DType::bits / 8));
     int zero = 0;
-    if constexpr (F::zero_points) zero = F::lowest < 0 ? int(static_cast<signed char>(given.zero_points[block])) : given.zero_points[block];
+    if constexpr (F::zero_points) zero = F::lowest < 0 ? int(static_cast<signed char>(zero_points[block])) : zero_points[block];
     return {code, zero, F::nan_in_scale && (code & 0x7fffffff) >= u32(DType::nan_code)};
 }
 
@@ -262,7 +311,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
         Tile<Elements * DType::bits / 8> out = {};
         load_aligned(from, in);
         BlockStats<V, F::zero_points, false> stats = {0, 0};
-        const Divisor<F, Src, Float, Double> divisor(load_scale<F>(given, cursor.block), global);
+        const Divisor<F, Src, Float, Double> divisor(load_scale<F>(given.scales, given.zero_points, cursor.block), global);
         const bool finite = stats.template add_tile<Src, Elements>(in);
         divisor.template tile<Elements, false>(in, out, begin, finite, given.random);
         store_aligned(to, out);
@@ -272,7 +321,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
     Writer<DType::bits, u32> out = {to, 0, 0};
 #pragma unroll 1
     for (u32 i = 0; i < last; ++i) {
-        const Divisor<F, Src, Float, Double> own(load_scale<F>(given, cursor.block), global);
+        const Divisor<F, Src, Float, Double> own(load_scale<F>(given.scales, given.zero_points, cursor.block), global);
         const Word bits = V::of(load_element<Src::bits, Word>(from + i * (Src::bits / 8)));
         if constexpr (F::stochastic) out.put(own.at_random(bits, given.random.one(begin + i)));
         else out.put(own.one(bits));

@@ -49,10 +49,7 @@ struct TileKernel {
         common_scale = {};
         if constexpr (Shape::everywhere) {
             const TileResult& result = Shape::same ? given.same : given.swapped;
-            QuantizeArguments all = {};
-            all.scales = result.scales;
-            all.zero_points = result.zero_points;
-            common_scale = load_scale<F>(all, 0);
+            common_scale = load_scale<F>(result.scales, result.zero_points, 0);
         }
     }
 
@@ -63,7 +60,9 @@ struct TileKernel {
 
     // Scale number i of a result, from the statistics of its block or as given.
     GPUCAST_INLINE Scale scale(const Stats& stats, const TileResult& result, i64 i, bool here) const {
-        if constexpr (!G::given) {
+        if constexpr (G::whole_columns) {
+            return here ? load_scale<F>(result.scales, result.zero_points, i) : Scale{};
+        } else if constexpr (!G::given) {
             return scale_of<F, Float, Double>(stats, global);
         } else {
             const bool is_nan = F::nan_in_scale && stats.has_nonfinite();
@@ -72,7 +71,7 @@ struct TileKernel {
         }
     }
     GPUCAST_INLINE static void store(const TileResult& result, i64 i, const Scale& scale) {
-        if (G::given && !scale.is_nan) return;
+        if (G::whole_columns || (G::given && !scale.is_nan)) return;
         reinterpret_cast<ScaleCode*>(result.scales)[i] = ScaleCode(scale.code);
         if constexpr (F::zero_points) result.zero_points[i] = u8(scale.zero_point);
     }
@@ -103,17 +102,17 @@ struct TileKernel {
     GPUCAST_INLINE void scales_down() const {
         const bool to_same = G::same() == Run::down;
         const TileResult& result = to_same ? given.same : given.swapped;
-        const i64 grid = (given.rows + G::block - 1) / G::block;
+        const i64 grid = G::whole_columns ? 1 : (given.rows + G::block - 1) / G::block;
 #pragma unroll
         for (u32 k = threadIdx.x; k < u32(Shape::column_scales); k += u32(Shape::threads)) {
             const u32 c = to_same ? k % G::tile_columns : k / Shape::runs_down;
             const u32 b = to_same ? k / G::tile_columns : k % Shape::runs_down;
             Stats stats = {0, 0};
 #pragma unroll
-            for (u32 i = 0; i < u32(G::block / G::rows); ++i) {
+            for (u32 i = 0; i < u32(G::whole_columns ? 0 : G::block / G::rows); ++i) {
                 shared.held.stats.in_columns.merge_into(stats, (b * (G::block / G::rows) + i) * G::tile_columns + c);
             }
-            const i64 at_column = first_column + c, at = first_row / G::block + b;
+            const i64 at_column = first_column + c, at = G::whole_columns ? 0 : first_row / G::block + b;
             const i64 place = to_same ? (matrix * grid + at) * given.columns + at_column : (matrix * given.columns + at_column) * grid + at;
             const bool here = c < columns && b * G::block < rows;
             const Scale own = scale(stats, result, place, here);
@@ -431,7 +430,9 @@ GPUCAST_INLINE void quantize_tiles(
         for (u32 j = 0; j < G::columns; ++j) {
             Stats stats = {0, 0};
             finite_columns |= u32(stats.template add_tile<Src, G::rows>(patch.column(j))) << j;
-            shared.held.stats.in_columns.put(work.row / G::rows * G::tile_columns + work.column + j, stats);
+            if constexpr (!G::whole_columns) {
+                shared.held.stats.in_columns.put(work.row / G::rows * G::tile_columns + work.column + j, stats);
+            }
         }
     }
     if constexpr (!Shape::everywhere) {

@@ -38,6 +38,53 @@ struct Finite : DType {
     enum : bool { has_nan = 0 };
 };
 
+// The extremes of words at the same place: of one FLOAT, or of the two 16-bit numbers of a word, which an instruction
+// compares together. Infinities and NaN count as above all numbers. From sm_80 on.
+template <typename Src, bool two_sided>
+struct WordStats {
+    // As unsigned integers negative codes are above all others, and as signed integers below.
+    enum : bool { by_integers = Src::bits == 16 && GPUCAST_ARCH >= 900 };
+    enum : u32 { count = 32 / Src::bits, signs = count == 1 ? 0x80000000 : 0x80008000 };
+    // The lowest number, at most -0, and the highest one, at least 0; of floats, or both are the largest magnitude.
+    u32 low, high;
+
+    GPUCAST_INLINE explicit WordStats(u32 first = 0) : low(first), high(first) {
+        if constexpr (two_sided || !by_integers) {
+            low = signs, high = 0;
+            add(first);
+        }
+    }
+    GPUCAST_INLINE void add(u32 word) {
+        if constexpr (by_integers) {
+            low = ptx::max_u16x2(low, word);
+            high = ptx::max_s16x2(high, word);
+        } else if constexpr (count == 1) {
+            const float x = ptx::as_float(word);
+            high = ptx::bits(ptx::max_nan(ptx::as_float(high), two_sided ? x : ptx::abs(x)));
+            if constexpr (two_sided) low = ptx::bits(ptx::min_nan(ptx::as_float(low), x));
+        } else if constexpr (is_upper_half<Src>()) {
+            high = ptx::max_nan_bf16x2(high, two_sided ? word : ptx::abs_bf16x2(word));
+            if constexpr (two_sided) low = ptx::min_nan_bf16x2(low, word);
+        } else {
+            high = ptx::max_nan_f16x2(high, two_sided ? word : ptx::abs_f16x2(word));
+            if constexpr (two_sided) low = ptx::min_nan_f16x2(low, word);
+        }
+    }
+    // The codes of the largest magnitudes: of negative numbers, and of the others or of all.
+    GPUCAST_INLINE u32 lowest() const { return two_sided ? low & ~u32(signs) : 0; }
+    GPUCAST_INLINE u32 highest() const {
+        if constexpr (by_integers && !two_sided) return ptx::max_s16x2(high, low & ~u32(signs));
+        else return high & ~u32(signs);
+    }
+    // Code number i of a word.
+    static GPUCAST_INLINE u32 code(u32 word, u32 i) { return count == 1 ? word : i == 0 ? word & 0xffff : word >> 16; }
+    static GPUCAST_INLINE u32 larger(u32 word) {
+        if constexpr (count == 1) return word;
+        const u32 a = word << 16, b = word & 0xffff0000;
+        return (a > b ? a : b) >> 16;
+    }
+};
+
 // The largest magnitudes of a block, as bits: `high` of all its numbers, or if `two_sided` `low` of the negative ones
 // and `high` of the others. With `finite_only` NaN and infinities are left out; else they count as above
 // all numbers.
@@ -61,23 +108,16 @@ struct BlockStats {
     template <typename Src, u32 Elements, u32 Bytes>
     GPUCAST_INLINE bool add_tile(const Tile<Bytes>& in) {
         Word largest = 0;
-        if constexpr (!two_sided && Src::bits == 16 && GPUCAST_ARCH >= 900) {
-            // As unsigned integers negative codes are above all others, and as signed integers below. So `any` has the
-            // largest magnitude of the negative numbers, if there are any, and `positive` that of the others.
-            u32 any = in.word[0], positive = any;
+        if constexpr (Src::bits <= 32 && GPUCAST_ARCH >= 800) {
+            WordStats<Src, two_sided> words(in.word[0]);
 #pragma unroll
-            for (u32 i = 1; i < Tile<Bytes>::words; ++i) {
-                any = ptx::max_u16x2(any, in.word[i]);
-                positive = ptx::max_s16x2(positive, in.word[i]);
+            for (u32 i = 1; i < Tile<Bytes>::words; ++i) words.add(in.word[i]);
+            largest = V::of(words.larger(words.highest()));
+            if constexpr (two_sided) {
+                const Word lowest = V::of(words.larger(words.lowest()));
+                low = lowest > low ? lowest : low;
+                if (lowest >= Word(V::infinity)) largest = lowest;
             }
-            const u32 pair = ptx::max_s16x2(positive, any & repeated<16>(0x7fff));
-            const u32 low = pair << 16, high = pair & 0xffff0000;
-            largest = V::of((low > high ? low : high) >> 16);
-        } else if constexpr (!two_sided && Src::bits == 32 && GPUCAST_ARCH >= 800) {
-            float most = 0;
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) most = ptx::max_nan(most, ptx::abs(ptx::as_float(in.word[i])));
-            largest = ptx::bits(most) & 0x7fffffff;
         } else {
             BlockStats<V, two_sided, false> all = {0, 0};
 #pragma unroll
@@ -106,6 +146,33 @@ struct BlockStats {
     }
 #endif
     GPUCAST_INLINE bool has_nonfinite() const { return (low > high ? low : high) >= Word(V::infinity); }
+};
+
+// The statistics of neighbouring columns, vector by vector.
+template <typename V, typename Src, bool two_sided, bool by_words = Src::bits <= 32 && GPUCAST_ARCH >= 800>
+struct ColumnStats {
+    typedef typename V::Word Word;
+    BlockStats<V, two_sided, false> column[128 / Src::bits];
+
+    GPUCAST_INLINE ColumnStats() : column() {}
+    GPUCAST_INLINE void add(const Tile<16>& in) {
+#pragma unroll
+        for (u32 i = 0; i < 128 / Src::bits; ++i) column[i].add(V::of(get<Src::bits, Word>(in, i)));
+    }
+    GPUCAST_INLINE Word low(u32 i) const { return column[i].low; }
+    GPUCAST_INLINE Word high(u32 i) const { return column[i].high; }
+};
+template <typename V, typename Src, bool two_sided>
+struct ColumnStats<V, Src, two_sided, true> {
+    typedef WordStats<Src, two_sided> Words;
+    Words word[4];
+
+    GPUCAST_INLINE void add(const Tile<16>& in) {
+#pragma unroll
+        for (u32 i = 0; i < 4; ++i) word[i].add(in.word[i]);
+    }
+    GPUCAST_INLINE u32 low(u32 i) const { return V::of(Words::code(word[i / Words::count].lowest(), i % Words::count)); }
+    GPUCAST_INLINE u32 high(u32 i) const { return V::of(Words::code(word[i / Words::count].highest(), i % Words::count)); }
 };
 
 // ---- scales ----

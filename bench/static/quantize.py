@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from bench import cubin
 from bench.static.budget import GATED
-from bench.static.kernels import StaticKernel, kernel
+from bench.static.kernels import StaticKernel, kernel, marked
 from bench.static.model import Estimate, judged
 from bench.static.paths import full_tile, reach
 from bench.static.sass import Instruction, blocks, parse
@@ -24,16 +24,17 @@ from gpucast.quantization.gpu.source import WARP, Kind, QuantizeSpec
 CHOSEN: dict[Kind, tuple[str, ...]] = {
     "rows": ("mxfp8e4m3", "mxfp8e5m2_up", "mxfp4", "nvfp4", "float8e4m3fn_1x128", "int8_64", "int4_128"),
     "extremes": ("float8e4m3fn_tensor", "int8_axis"),
+    "columns": ("int8_axis",),
     "elements": ("float8e4m3fn_tensor", "int8_axis"),
     "back": ("mxfp8e4m3", "nvfp4", "float8e4m3fn_tensor", "int8_axis"),
 }
 SOURCES = ("FLOAT", "BFLOAT16")
 
 #: The share of a copy that a kernel is to reach, by its kind; what two passes are to reach together.
-GOALS: dict[str, float] = dict.fromkeys(("rows", "both", "squares", "down", "back"), 0.85)
+GOALS: dict[str, float] = dict.fromkeys(("rows", "columns", "whole", "both", "squares", "down", "back"), 0.85)
 TWO_PASSES = 0.50
-#: Threads that compute the extremes of a block together: of columns one, of a tensor a warp.
-_LANES = {"int8_axis": 1, "float8e4m3fn_tensor": WARP}
+#: Kinds whose threads only read, in a loop.
+_READING = ("extremes", "columns")
 
 #: (architecture, kind, type, format) -> why the kernel misses its goal. Entries that do not apply are an error.
 KNOWN: dict[tuple[str, str, str, str], str] = {}
@@ -54,38 +55,38 @@ class StaticMeasurement:
     def estimate(self) -> Estimate:
         bits = self.kernel.rule.dst.bits
         read = self.kernel.src_bits / 8
-        return judged(self.kernel, read if self.kind == "extremes" else read + self.results * bits / 8)
+        return judged(self.kernel, read if self.kind in _READING else read + self.results * bits / 8)
 
     def __str__(self) -> str:
         return f"{self.kernel.arch} {self.kind} {self.source} {self.format}"
 
 
-def measure(arch: str) -> list[StaticMeasurement]:
-    """All chosen kernels, compiled as one program for an architecture such as "sm_90"."""
+def chosen() -> list[tuple[Kind, str, str]]:
+    """The kernels that are checked: kind, format, and type."""
+    return [(kind, name, source) for kind, formats in CHOSEN.items() for name in formats for source in SOURCES]
+
+
+def measure(arch: str, kernels: Sequence[tuple[Kind, str, str]] | None = None) -> list[StaticMeasurement]:
+    """Some kernels, or all chosen ones, compiled as one program for an architecture such as "sm_90"."""
     names, sources = [], []
-    for kind, formats in CHOSEN.items():
-        for name in formats:
-            format = FORMATS[name]
-            for source in SOURCES:
-                block = format.block[-1] if kind != "elements" and isinstance(format.block, tuple) else 0
-                pair = (format.element, dtype(source)) if kind == "back" else (dtype(source), format.element)
-                lanes = _LANES[name] if kind == "extremes" else 1
-                single = format.block == "tensor"
-                sources.append(
-                    QuantizeSpec(CastRule(*pair), format, kind, lanes=lanes, block=block, single=single).source()
-                )
-                # A thread that has a whole block also stores the block's scale.
-                extra_bytes = format.scale.bits // 8 if kind == "rows" and block == sources[-1].elements else 0
-                names.append((kind, name, source, extra_bytes))
+    for kind, name, source in chosen() if kernels is None else kernels:
+        format = FORMATS[name]
+        block = format.block[-1] if kind != "elements" and isinstance(format.block, tuple) else 0
+        pair = (format.element, dtype(source)) if kind == "back" else (dtype(source), format.element)
+        lanes, single = WARP if kind == "extremes" else 1, format.block == "tensor"
+        sources.append(QuantizeSpec(CastRule(*pair), format, kind, lanes=lanes, block=block, single=single).source())
+        # A thread that has a whole block also stores the block's scale.
+        extra_bytes = format.scale.bits // 8 if kind == "rows" and block == sources[-1].elements else 0
+        names.append((kind, name, source, extra_bytes))
     structs = dict(src for source in sources for src in source.structs)
     text = join(sources[0].prelude, structs, [source.kernel for source in sources])
-    compiled = compiler.compile(text, "quantize", arch)
+    compiled = compiler.compile(marked(text), "quantize", arch)
     of_cubin = cubin.kernels(compiled.code)
     of_code = parse(disassembler.disassemble(compiled.code).decode())
     found = []
     for (kind, name, src, extra_bytes), one in zip(names, sources, strict=True):
         of = kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log, extra_bytes=extra_bytes)
-        if kind == "extremes":
+        if kind in _READING:
             of = _one_turn(of, of_code[one.name])
         found.append(StaticMeasurement(kind, name, src, of))
     return found
@@ -126,7 +127,7 @@ def problems(one: StaticMeasurement) -> list[str]:
         found.append(f"{one.estimate}; the goal is {100 * goal:.0f} %")
     tile = kernel.source.elements * kernel.src_bits // 8
     wide = sum(width * count for width, count in kernel.loads.items() if width >= min(16, tile))
-    if one.kind not in ("back", "extremes") and wide < tile:
+    if one.kind not in ("back", *_READING) and wide < tile:
         found.append(f"loads of {min(kernel.loads, default=0)} bytes at a time, not of {min(16, tile)}")
     return found
 

@@ -61,12 +61,13 @@ def keep(
     if run is not None:
         src, dst = (None, None) if kernels is None else (x.dtype, rule.dst.numpy)
         plan = MODULE.plan(rule, changes, run, src, dst, None, kernels)
-    elif loops.has(rule):
-        fuses = not (options.seed is options.scale is options.amax is None)
-        work = loops.fused(rule, options.scale is not None) if fuses else loops.plain(rule)
-        plan = MODULE.plan(rule, changes, None, rule.src.numpy, rule.dst.numpy, work, None)
     else:
-        return
+        fuses = not (options.seed is options.scale is options.amax is None)
+        try:
+            work = loops.fused(rule, options.scale is not None) if fuses else loops.plain(rule)
+        except LookupError:
+            return
+        plan = MODULE.plan(rule, changes, None, rule.src.numpy, rule.dst.numpy, work, None)
     HITS.setdefault(type(x), hit)
     MODULE.keep(x, to, *options[:12], plan)
 

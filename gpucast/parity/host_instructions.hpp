@@ -83,9 +83,11 @@ inline float neg(float a) { return as_float(bits(a) ^ 0x80000000); }
 inline float min(float a, float b) { return a != a ? canonical(b) : b != b ? a : a < b || (a == b && bits(a) >> 31) ? a : b; }
 inline float max(float a, float b) { return a != a ? canonical(b) : b != b ? a : a > b || (a == b && bits(b) >> 31) ? a : b; }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline float min_nan(float a, float b) { return canonical(a != a || b != b ? a + b : min(a, b)); }
 inline float max_nan(float a, float b) { return canonical(a != a || b != b ? a + b : max(a, b)); }
 inline float rcp(float a) { return canonical(1 / a); }
 inline void mark_rare() {}
+inline void prefetch(const unsigned char*) {}
 inline float add_rn(float a, float b) { return canonical(a + b); }
 inline unsigned set_ne(float a, float b) { return a < b || a > b; }
 inline float mul_rn(float a, float b) { return canonical(a * b); }
@@ -178,13 +180,20 @@ typedef Half<7, 127> BF16;
 // fmin and fmax give the other operand where one is NaN, as PTX does.
 inline double lesser(double a, double b, double) { return std::fmin(a, b); }
 inline double greater(double a, double b, double) { return std::fmax(a, b); }
+inline double lesser_nan(double a, double b, double) { return a != a || b != b ? NAN : std::fmin(a, b); }
+inline double greater_nan(double a, double b, double) { return a != a || b != b ? NAN : std::fmax(a, b); }
 inline double fused(double a, double b, double c) { return std::fma(a, b, c); }
 inline unsigned min_f16x2(unsigned a, unsigned b) { return F16::both(a, b, 0, lesser); }
 inline unsigned max_f16x2(unsigned a, unsigned b) { return F16::both(a, b, 0, greater); }
+inline unsigned min_nan_f16x2(unsigned a, unsigned b) { return F16::both(a, b, 0, lesser_nan); }
+inline unsigned max_nan_f16x2(unsigned a, unsigned b) { return F16::both(a, b, 0, greater_nan); }
 inline unsigned abs_f16x2(unsigned a) { return a & 0x7fff7fff; }
 inline unsigned fma_rn_f16x2(unsigned a, unsigned b, unsigned c) { return F16::both(a, b, c, fused); }
 inline unsigned min_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, lesser); }
 inline unsigned max_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, greater); }
+inline unsigned min_nan_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, lesser_nan); }
+inline unsigned max_nan_bf16x2(unsigned a, unsigned b) { return BF16::both(a, b, 0, greater_nan); }
+inline unsigned abs_bf16x2(unsigned a) { return a & 0x7fff7fff; }
 inline unsigned fma_rn_bf16x2(unsigned a, unsigned b, unsigned c) { return BF16::both(a, b, c, fused); }
 
 template <typename Integer, typename Operation>

@@ -20,14 +20,18 @@ def quantize(
     random: Random | None,
     targets: list[Parts] | None = None,
     workspace: Any = None,
+    amax: Any = None,
 ) -> list[Parts]:
     """The parts of each result. Its specification: whether it is transposed, its axis, and the caller's scales.
 
     `targets`: parts that are written instead of new ones; on a device with a `workspace`, if it is to be kept.
+    `amax`: a FLOAT on the device to find the global scale from.
     """
     if device_index(x) is not None:
         wanted = [gpu.tiles.ResultSpec(*one) for one in result_specs]
-        return gpu.quantize_on_gpu.quantize(x, format, wanted, random=random, targets=targets, workspace=workspace)
+        return gpu.quantize_on_gpu.quantize(
+            x, format, wanted, random=random, targets=targets, workspace=workspace, amax=amax
+        )
     results: list[Parts] = []
     for swapped, axis, given in result_specs:
         # The plain and the transposed result have the same global scale.

@@ -23,7 +23,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts, find
 from gpucast.core.fused_ops import Random, resolve_random
 from gpucast.gpu import devices, streams
-from gpucast.quantization import engine, swizzle
+from gpucast.quantization import engine, quantize_on_host, swizzle
 from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class QuantizeKeywords(TypedDict, total=False):
     seed: int | None
     offset: int
     scale: Any
+    amax: Any
     device: Any
     out: Any
 
@@ -64,6 +65,7 @@ def quantize(
     seed: int | None = None,
     offset: int = 0,
     scale: Any = None,
+    amax: Any = None,
     device: Any = None,
     out: Any = None,
 ) -> Any:
@@ -94,6 +96,10 @@ def quantize(
         Scales to use instead of computing them, in formats with FLOAT scales and without zero points: a number, or an
         array that broadcasts to the scales' shape. For NVFP4 the global scale. They must be finite and above 0, which
         is not checked for an array on a device.
+    amax
+        For NVFP4: the magnitude to find the global scale from, in place of the largest one in x, such as that of an
+        earlier step. A number or an array of one element, on x's device of type FLOAT; used there without a wait. It
+        must be finite and not below 0, which is not checked for an array on a device.
     device
         "cpu", "cuda" or "cuda:N": where to quantize; None: where x is.
     out
@@ -118,13 +124,13 @@ def quantize(
     Notes
     -----
     A device reads x once for blocks of 16, 32, 64 or 128 elements and for squares of these sides, along any axis; with
-    transpose True or "both", along one of the last two. NVFP4 takes one more read for its global scale, unless that is
-    given. "..._tensor" takes two reads, also with transpose. "..._axis" and blocks of other lengths take two reads for
-    each result, and a transposed result reads a copy. The same holds for a result whose rows end inside a byte (an odd
-    number of 4-bit elements), and for many matrices that are far smaller than a tile of 64 x 128 elements. An array
-    that is neither in C order nor the transpose of such an array is copied first.
+    transpose True or "both", along one of the last two. NVFP4 takes one more read for its global scale, unless `scale`
+    or `amax` is given. "..._tensor" takes two reads, also with transpose. "..._axis" and blocks of other lengths take
+    two reads for each result, and a transposed result reads a copy. The same holds for a result whose rows end inside a
+    byte (an odd number of 4-bit elements), and for many matrices that are far smaller than a tile of 64 x 128 elements.
+    An array that is neither in C order nor the transpose of such an array is copied first.
     """
-    request = _QuantizeOptions(axis, scale_layout, transpose, rounding, seed, offset, scale, device, out)
+    request = _QuantizeOptions(axis, scale_layout, transpose, rounding, seed, offset, scale, amax, device, out)
     return untraced(_quantize, x, format, request)
 
 
@@ -139,6 +145,7 @@ class _QuantizeOptions:
     seed: Any
     offset: Any
     scale: Any
+    amax: Any
     device: Any
     out: Any
 
@@ -147,7 +154,7 @@ class _QuantizeOptions:
 def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     outs = request.out if isinstance(request.out, (tuple, list)) else [request.out]
     owned = [streams.Owned(q.data, q.library) for q in outs if isinstance(q, Quantized)]
-    with streams.visit(x, request.scale, *owned, device=request.device):
+    with streams.visit(x, request.scale, request.amax, *owned, device=request.device):
         return _quantize_array(x, format, request)
 
 
@@ -168,25 +175,28 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         if target != "cpu":
             devices.index(target, _CALLER)
         array = cast(array, src, device=target, copy=False)
+    scale, amax = _global_scale(request, format, array)
     result_specs = []
     for swapped in (False, True) if transpose == "both" else (bool(transpose),):
         shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
         on = checked_axis(axis, shape, format, _CALLER)
         check_layout(scale_layout, shape, on, format, _CALLER)
-        result_specs.append((swapped, on, _scale(request.scale, format, format.scales_shape(shape, on), array)))
+        result_specs.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), array)))
     if request.out is not None:
         outs = checked_outs(request.out, array, format, src, result_specs, scale_layout)
         workspace = outs[0].workspace(_CALLER)
         targets = [q.linear_parts(workspace) for q in outs]
         for q, parts in zip(
-            outs, engine.quantize(array, format, result_specs, random, targets, workspace), strict=True
+            outs, engine.quantize(array, format, result_specs, random, targets, workspace, amax), strict=True
         ):
             if scale_layout == "128x4":
                 swizzle.swizzle(parts.scales, out=q.scales)
         return request.out
     results = [
         _quantized(parts, format, src, on, scale_layout, adapters.library_of(x))
-        for parts, (_, on, _) in zip(engine.quantize(array, format, result_specs, random), result_specs, strict=True)
+        for parts, (_, on, _) in zip(
+            engine.quantize(array, format, result_specs, random, amax=amax), result_specs, strict=True
+        )
     ]
     return tuple(results) if transpose == "both" else results[0]
 
@@ -226,6 +236,30 @@ def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | N
             f"{_CALLER}: rounding='stochastic' is for elements that are floats; {format} has {format.element}"
         )
     return random
+
+
+def _global_scale(request: _QuantizeOptions, format: Format, x: Any) -> tuple[Any, Any]:
+    """The caller's scales, among them a global scale from an `amax` on the host; and an `amax` on the device of x."""
+    if request.amax is None:
+        return request.scale, None
+    if not format.global_scale:
+        raise ValueError(f"{_CALLER}: amax= is for formats with a global scale, not for {format}")
+    if request.scale is not None:
+        raise ValueError(f"{_CALLER}: amax= and scale= both give the global scale; expected one of them")
+    amax = as_array(request.amax, _CALLER)
+    if isinstance(amax, PackedArray) or amax.dtype.kind not in "fiu":
+        raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected numbers")
+    if amax.size != 1:
+        raise ValueError(f"{_CALLER}: amax= has shape {amax.shape}; expected one element")
+    device = device_index(amax)
+    if device is not None and device == device_index(x):
+        if amax.dtype != np.float32:
+            raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected FLOAT on the device of x")
+        return None, amax
+    number = float(np.float32((amax if device is None else gpu.cast_on_gpu.to_host(amax)).reshape(())))
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
+    return quantize_on_host.global_scale(number, format), None
 
 
 def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:

@@ -128,12 +128,17 @@ def _name(source: Array) -> str:
 # ---- scales ----
 
 
+@exact()
+def global_scale(amax: float, format: Format) -> float:
+    """The global scale of numbers up to `amax`, in formats that have it: a FLOAT."""
+    return max(float(_float(np.float64(amax) / (format.divisor * float(format.scale.max)))), _SMALLEST_FLOAT)
+
+
 def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[int, ...]) -> tuple[Array, np.float64]:
     """The scales of all blocks as they are stored, and the global scale as DOUBLE."""
     g = np.float64(1)
     if format.global_scale:
-        top = high.max(initial=0.0) / (format.divisor * format.scale.max)
-        g = np.float64(max(float(_float(top)), _SMALLEST_FLOAT) if scale is None else np.float32(scale))
+        g = np.float64(global_scale(float(high.max(initial=0.0)), format) if scale is None else np.float32(scale))
     elif scale is not None:
         return np.broadcast_to(np.asarray(scale, np.float32), shape).copy(), g
     if format.scale is _E8M0:

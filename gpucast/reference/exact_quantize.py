@@ -57,6 +57,7 @@ elements.
     infinity.
 6.  *Given scales.* Formats with FLOAT scales without zero points take them from the caller in place of step 2, NVFP4
     the global one. They must be finite and positive, and are used as they are; values that are then out of range clamp.
+    A given `amax`, a FLOAT, finite and not negative, stands for NVFP4's largest amax in the formula of g.
 7.  *Stochastic rounding* (float elements): step 4 casts q with ``rounding="stochastic"``; the random number is that of
     the element's row-major index. Scales and zero points are rounded as above.
 
@@ -82,10 +83,12 @@ Array = npt.NDArray[Any]
 
 
 @exact()
-def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **stochastic: Any) -> Parts:
-    """Quantize a NumPy array, as described above. `scale`: see step 6; `stochastic`: the keywords of step 7."""
+def quantize(
+    x: Array, format: Format, *, axis: int = -1, scale: Any = None, amax: Any = None, **stochastic: Any
+) -> Parts:
+    """Quantize a NumPy array, as described above. `scale`, `amax`: see step 6; `stochastic`: the keywords of step 7."""
     if x.ndim == 0:
-        parts = quantize(x.reshape(1), format, scale=scale, **stochastic)
+        parts = quantize(x.reshape(1), format, scale=scale, amax=amax, **stochastic)
         return replace(parts, data=parts.data.reshape(()))
     axis %= x.ndim
     value = cast(x, "DOUBLE")
@@ -95,12 +98,13 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
     low, high = np.zeros(grid), np.zeros(grid)
     np.minimum.at(low, _at(block, finite), value[finite])
     np.maximum.at(high, _at(block, finite), value[finite])
-    amax = np.maximum(-low * format.negative_weight, high)
+    largest = np.maximum(-low * format.negative_weight, high)
 
     g = np.float64(1)
     if format.global_scale:
         if scale is None:
-            top = amax.max(initial=0.0) / (format.divisor * float(format.scale.max))
+            most = largest.max(initial=0.0) if amax is None else cast(cast(amax, "FLOAT"), "DOUBLE")
+            top = most / (format.divisor * float(format.scale.max))
             g = np.maximum(cast(cast(top, "FLOAT", overflow="saturate"), "DOUBLE"), np.ldexp(1.0, -126))
         else:
             g = cast(cast(scale, "FLOAT"), "DOUBLE")
@@ -113,12 +117,12 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
         if format.zero_points:
             scales = cast(spread / float(format.element.max - format.element.min), format.scale, overflow="saturate")
         elif format.has_float_scales:
-            scales = cast(amax / format.divisor, format.scale, overflow="saturate")
+            scales = cast(largest / format.divisor, format.scale, overflow="saturate")
         elif format.scale is dtype("FLOAT8E4M3FN"):
-            scales = cast(amax / (format.divisor * g), "FLOAT8E4M3FN")
+            scales = cast(largest / (format.divisor * g), "FLOAT8E4M3FN")
         else:
             mode: Literal["down", "up"] = "down" if format.rounds_down else "up"
-            scales = cast(amax / format.divisor, "FLOAT8E8M0", round_mode=mode)
+            scales = cast(largest / format.divisor, "FLOAT8E8M0", round_mode=mode)
         s = np.maximum(cast(scales, "DOUBLE"), format.smallest_scale)
 
     lost = np.zeros(grid, bool)
@@ -127,8 +131,8 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, **s
 
     zero = np.zeros(grid, np.int32)
     if format.zero_points:
-        lowest, largest = int(format.element.min), int(format.element.max)
-        zero = np.where(lost, 0, np.clip(lowest - _integers(low / s), lowest, largest))
+        first, last = int(format.element.min), int(format.element.max)
+        zero = np.where(lost, 0, np.clip(first - _integers(low / s), first, last))
 
     gone = lost[_at(block)]
     q = np.where(nan, value, value / (s * g)[_at(block)])

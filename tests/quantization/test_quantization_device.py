@@ -37,8 +37,8 @@ SOME = (
 MORE = ("float8e4m3fn_1x128", "mxfp8e4m3", "mxfp4_even", "nvfp4", "int4_zp_32", "int2_128_no_clipping")
 STOCHASTIC = ("float8e4m3fn_1x128", "mxfp6e3m2", "nvfp4")
 #: In the names of kernels, behind "tiles".
-_OF_TILES = "same swapped nothing along down square everywhere given stochastic".split()
-KINDS: tuple[Kind, ...] = ("extremes", "scales", "elements")
+_OF_TILES = "same swapped nothing along down square everywhere given stochastic whole".split()
+KINDS: tuple[Kind, ...] = ("extremes", "columns", "scales", "elements")
 
 
 def kernels(format: Format, source: str, *, random: bool = False) -> Iterator[KernelSource]:
@@ -56,6 +56,8 @@ def kernels(format: Format, source: str, *, random: bool = False) -> Iterator[Ke
             yield TileSpec(rule, format, block, run, stochastic=random).source()
     elif format.min_ndim == 2:
         yield TileSpec(rule, format, 128, "square").source()
+    if format.block == "axis":
+        yield TileSpec(rule, format, 64, "down", stochastic=random, whole_columns=True).source()
     if format.scale is dtype("FLOAT") and not format.zero_points and format.nan_in_scale:
         yield QuantizeSpec(rule, format, "kept").source()
     if format.global_scale:
@@ -243,6 +245,10 @@ def test_launches(driver: HostDriver) -> None:
     assert kinds(driver) == ["rows"]
     quantize(x, "nvfp4")
     assert kinds(driver) == ["top", "global", "rows"]
+    quantize(x, "nvfp4", amax=np.float32(3))
+    assert kinds(driver) == ["rows"]
+    quantize(x, "nvfp4", amax=upload(np.float32(3)))
+    assert kinds(driver) == ["top", "global", "rows"]
     quantize(x, "mxfp4", axis=0)
     assert kinds(driver) == ["tiles"]
     quantize(x, "int8_axis", axis=0)
@@ -252,7 +258,9 @@ def test_launches(driver: HostDriver) -> None:
     quantize(x, "int8_64", scale=np.float32(2))
     assert kinds(driver) == ["tiles"]
     quantize(x, "int8_axis", scale=np.float32(2))
-    assert kinds(driver) == ["extremes", "kept", "elements"]
+    assert kinds(driver) == ["columns", "kept", "tiles"]
+    quantize(upload(np.ones((8, 5), np.float32)), "int8_axis")
+    assert kinds(driver) == ["extremes", "scales", "tiles"]
     quantize(x, "mxfp4").dequantize()
     assert kinds(driver) == ["rows", "back"]
 
@@ -277,6 +285,13 @@ def test_given_scales(driver: HostDriver) -> None:
         compare(quantize(upload(x), name, scale=on_device), expected, name)
         # What is given is not written to.
         assert same(download(on_device), np.array(scale))
+    for amax in np.float32([0, 2.0**-149, 7, 3e38]):
+        expected = exact_quantize.quantize(x, ALL["nvfp4"], amax=amax)
+        for given in (amax, float(amax), upload(amax)):
+            compare(quantize(upload(x), "nvfp4", amax=given), expected, f"amax {amax}")
+            compare(on_host_as_device(quantize(x, "nvfp4", amax=given)), expected, f"host, amax {amax}")
+    with pytest.raises(TypeError, match="amax= has dtype float64; expected FLOAT on the device of x"):
+        quantize(upload(x), "nvfp4", amax=upload(np.array(1.0)))
     with pytest.raises(ValueError, match="finite and above 0"):
         quantize(upload(x), "int8_64", scale=-1.0)
     on_host = quantize(x, "int8_64", scale=upload(per_block))
@@ -284,7 +299,9 @@ def test_given_scales(driver: HostDriver) -> None:
 
 
 def on_host_as_device(q: Quantized) -> Quantized:
-    return Quantized(upload(q.data), upload(q.scales), q.format, axis=q.axis)
+    data = PackedArray(upload(q.data.data), q.data.dtype, q.data.shape) if q.format.element.packed else upload(q.data)
+    g = None if q.global_scale is None else upload(q.global_scale)
+    return Quantized(data, upload(q.scales), q.format, global_scale=g, axis=q.axis)
 
 
 @pytest.mark.parametrize("shape", [(20, 64), (130, 160), (3, 50, 32)])

@@ -92,6 +92,7 @@ def test_given_scale() -> None:
     assert quantize(X, "float8e4m3fn_tensor", scale=0.5).scales == 0.5
     assert same(quantize(X, "int8_axis", scale=[0.5]).scales, np.full(64, 0.5, np.float32))
     assert quantize(X, "nvfp4", scale=np.float64(0.25)).global_scale == 0.25
+    assert quantize(X, "nvfp4", amax=6 * 448).global_scale == 1
     assert quantize(X, "float8e4m3fn_1x128", scale=np.full((5, 1), 2)).scales.shape == (5, 1)
 
 
@@ -150,6 +151,12 @@ def test_given_scale() -> None:
         ({"format": "int8_tensor", "scale": 1e-60}, ValueError, "quantize: scale= must be finite and above 0 as FLOAT"),
         ({"format": "int8_tensor", "scale": 1e60}, ValueError, "quantize: scale= must be finite and above 0 as FLOAT"),
         ({"format": "nvfp4", "scale": -1}, ValueError, "quantize: scale= must be finite"),
+        ({"format": "mxfp4", "amax": 1}, ValueError, "quantize: amax= is for formats with a global scale, not for"),
+        ({"format": "nvfp4", "amax": 1, "scale": 1}, ValueError, "quantize: amax= and scale= both give"),
+        ({"format": "nvfp4", "amax": [1, 2]}, ValueError, r"quantize: amax= has shape \(2,\); expected one element"),
+        ({"format": "nvfp4", "amax": -1}, ValueError, "quantize: amax= must be finite and not below 0"),
+        ({"format": "nvfp4", "amax": np.nan}, ValueError, "quantize: amax= must be finite"),
+        ({"format": "nvfp4", "amax": "1"}, TypeError, "quantize: amax="),
         ({"format": "int8_tensor", "scale": "1"}, TypeError, "quantize: scale= has dtype"),
         (
             {"format": "int8_axis", "scale": np.ones(3)},

@@ -3,7 +3,7 @@
 
 Blocks of 16, 32, 64 or 128 elements along any axis, and squares of these sizes, take one launch that reads x once, for
 the plain result, the transposed one, or both (`gpucast.quantization.gpu.tiles`). Rows of whole blocks take one launch
-without tiles. NVFP4 without a given global scale reads x once more before that. All other blocks read it twice
+without tiles. NVFP4 without a given global scale or amax reads x once more before that. All other blocks read it twice
 (extremes, elements). An array that is neither in C order nor the transpose of such an array is copied first.
 """
 
@@ -24,7 +24,7 @@ from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.quantization.block_grid import BlockGrid
-from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeArguments, QuantizeSpec, stats_bytes
+from gpucast.quantization.gpu.source import ROW_BLOCKS, VECTOR, WARP, Kind, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
 from gpucast.quantization.gpu.workspace import Workspace
@@ -35,7 +35,7 @@ _THREADS, _ELEMENTS = 1 << 17, 16
 #: The alignment in bytes that kernels of the kind "rows" need for their vector loads.
 _ALIGNMENT = 16
 #: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
-_LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "top", "elements")
+_LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "top", "elements")
 #: Stands for any format where scales are only moved.
 _ANY = FORMATS["mxfp4"]
 
@@ -48,8 +48,10 @@ def quantize(
     random: Random | None = None,
     targets: Sequence[Parts] | None = None,
     workspace: Workspace | None = None,
+    amax: Any = None,
 ) -> list[Parts]:
-    """The parts of each requested result of a checked CuPy array; all results have the same global scale.
+    """The parts of each requested result of a checked CuPy array; all results have the same global scale. `amax`: a
+    FLOAT to find it from, in place of the largest magnitude in x.
 
     `Parts.data` is a PackedArray where elements are below one byte. `targets`: parts to write. RuntimeError while a
     CUDA graph is captured, for memory that is neither there nor in the workspace.
@@ -68,7 +70,8 @@ def quantize(
             given = result_specs[0].scale
             if given is None:
                 global_scale = wanted[0].global_scale
-                _ArrayQuantizer(x, src, format, 0, device, random, workspace).find_global_scale(global_scale)
+                searched, kind = (x, src) if amax is None else (_dense(amax, workspace, "amax").reshape(1), _FLOAT)
+                _ArrayQuantizer(searched, kind, format, 0, device, random, workspace).find_global_scale(global_scale)
             else:
                 global_scale = _given(given, device, wanted[0].global_scale, workspace)
             result_specs = [replace(one, scale=None) for one in result_specs]
@@ -117,7 +120,7 @@ def _fill(
         return results
     tile_plan = plan(x.shape, src, format, result_specs, random, given=given)
     if tile_plan is not None:
-        if format.block == "tensor":
+        if isinstance(format.block, str):
             call.find_scales(results[0], given=given)
             # The plain and the transposed result share the scale.
             results = [replace(one, scales=results[0].scales, zero_points=results[0].zero_points) for one in results]
@@ -211,6 +214,10 @@ class _ArrayQuantizer:
         self.x, self.src, self.format, self.device, self.random = x, src, format, device, random
         self.workspace = workspace
         self.blocks = BlockGrid.of(format, x.shape, axis)
+        before, n, after = self.blocks.shape
+        if format.block == "axis" and after == 1:
+            # The same blocks, and their scales in the same order, as whole columns of one matrix.
+            self.blocks = BlockGrid((1, before, n), (1, max(before, 1), 1), (1, 1, n))
 
     def find_global_scale(self, result: Any) -> None:
         size = self.x.size
@@ -245,6 +252,10 @@ class _ArrayQuantizer:
         """Find the extremes of parts of blocks; returns the arguments of the kernels that read them."""
         lanes = 1 if blocks.lengths[2] == 1 else WARP
         teams = blocks.size * lanes
+        side_by_side = VECTOR // self.x.itemsize
+        in_vectors = blocks.counts[2] == blocks.shape[2] and blocks.shape[2] % side_by_side == 0
+        if lanes == 1 and blocks.splits_outer and in_vectors and _address(self.x) % VECTOR == 0:
+            kind, teams = "columns", teams // side_by_side
         parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-_THREADS // teams)))
         # A multiple of the elements that the lanes read together.
         whole = lanes * _ELEMENTS

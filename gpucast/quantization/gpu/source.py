@@ -24,9 +24,12 @@ from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.quantization.block_grid import BlockGrid
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
-#: blocks with NaN or infinity), then "elements". "top" and "global" compute the global scale. "back" dequantizes.
+#: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which
+#: vectors of `VECTOR` bytes have side by side. "top" and "global" compute the global scale. "back" dequantizes.
 #: "swizzle" and "unswizzle" reorder scales.
-Kind = Literal["rows", "extremes", "scales", "kept", "top", "global", "elements", "back", "swizzle", "unswizzle"]
+Kind = Literal[
+    "rows", "extremes", "columns", "scales", "kept", "top", "global", "elements", "back", "swizzle", "unswizzle"
+]
 
 #: The further files of these kernels, after those of fused kernels.
 FILES = ("quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantize.cu")
@@ -34,6 +37,8 @@ FILES = ("quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantiz
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Threads that work on a block together in the kinds that compute statistics.
 WARP = 32
+#: The bytes that a thread of the kind "columns" loads at a time.
+VECTOR = 16
 #: The block lengths of the kind "rows".
 ROW_BLOCKS = (16, 32, 64, 128)
 
@@ -67,7 +72,8 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         own, index = f"{name}_format", "u64" if self.large else "u32"
         two_sided, finite = (_bool(flag) for flag in (format.two_sided, not format.nan_in_scale))
         arrays, both = "(src, dst, n, given)", "FLOAT, DOUBLE"
-        extremes = f"{index}, {two_sided}, {finite}, {self.lanes}"
+        by_column = f"{index}, {two_sided}, {finite}"
+        extremes = f"{by_column}, {self.lanes}"
         place, of_blocks = f"{index}, {_bool(self.single)}, {elements}", f"{elements}, {self.block}"
         back_by = f"elements<{own}, {other.name}, {both}, {place}"
         if self.block:
@@ -75,6 +81,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         call = {
             "rows": f"quantize_rows<{own}, {other.name}, {both}, {of_blocks}, {THREADS}>{arrays}",
             "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
+            "columns": f"find_column_extremes<{value}, {other.name}, {by_column}, {THREADS}>(src, n, given)",
             "top": f"find_extremes<{value}, {other.name}, {index}, false, true, {WARP}, {THREADS}>(src, n, given)",
             "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
             "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",

@@ -43,13 +43,16 @@ class TileSpec(KernelSpec[KernelSource]):
     #: Whether the scales are the caller's. For "everywhere" they are always computed before this kernel runs.
     given: bool = False
     stochastic: bool = False
+    #: For "down": whether each column has one scale, which a kernel before this one has computed, or, of `given` ones,
+    #: has set to NaN where the column has an infinity or NaN.
+    whole_columns: bool = False
 
     def source(self) -> KernelSource:
         rule, format, size, name = self.rule, self.format, self.size, self._name(self.rule.src)
         lines = [
             f"enum : u32 {{ rows = {size.rows}, columns = {size.columns}, block = {self.block} }};",
             f"enum : u32 {{ tile_rows = {size.tile_rows}, tile_columns = {_TILE_COLUMNS} }};",
-            f"enum : bool {{ given = {self.given:d} }};",
+            f"enum : bool {{ given = {self.given:d}, whole_columns = {self.whole_columns:d} }};",
             f"static GPUCAST_CONSTANT Run same() {{ return Run::{self.same}; }}",
             f"static GPUCAST_CONSTANT Run swapped() {{ return Run::{self.swapped}; }}",
         ]
@@ -84,7 +87,7 @@ class TileSpec(KernelSpec[KernelSource]):
 
     def _name(self, other: DType) -> str:
         kind = [f"tiles{self.block}", "same", self.same, "swapped", self.swapped]
-        kind += ["given"] * self.given + ["stochastic"] * self.stochastic
+        kind += ["given"] * self.given + ["whole"] * self.whole_columns + ["stochastic"] * self.stochastic
         return "_".join(["gpucast_quantize", other.numpy_name, *columns_of(self.format), *kind])
 
 

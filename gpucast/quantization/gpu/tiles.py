@@ -64,20 +64,26 @@ def plan(
 ) -> TilePlan | None:
     """The plan by which one kernel computes all requested results; None if no kernel can.
 
-    `given`: the scales are the caller's. A scale of the whole tensor must be computed before the kernel runs.
+    `given`: the scales are the caller's. Scales of the whole tensor or of whole columns must be there before the kernel
+    runs.
     """
     turned = any(one.swapped for one in result_specs)
-    if not math.prod(shape) or (isinstance(format.block, str) and not (format.block == "tensor" and turned)):
+    whole_columns = format.block == "axis" and not turned and result_specs[0].axis == len(shape) - 1
+    known = whole_columns or not isinstance(format.block, str) or (format.block == "tensor" and turned)
+    if not math.prod(shape) or not known:
         return None
-    if format.min_ndim < 2 and not turned:
+    if whole_columns:
+        matrices, rows, columns = 1, math.prod(shape[:-1]), shape[-1]
+        runs: list[Run] = ["down"]
+    elif format.min_ndim < 2 and not turned:
         (one,) = result_specs
         # Blocks along any axis: the axes before it become matrices, those after it columns.
         matrices, rows, columns = BlockGrid.of(format, shape, one.axis).shape
-        runs: list[Run] = ["along" if math.prod(shape[one.axis + 1 :]) == 1 else "down"]
+        runs = ["along" if math.prod(shape[one.axis + 1 :]) == 1 else "down"]
     else:
         matrices, rows, columns = math.prod(shape[:-2]), *shape[-2:]
         runs = [_run(one, len(shape), format) for one in result_specs]
-    block = format.block[-1] if isinstance(format.block, tuple) else BLOCKS[-1]
+    block = format.block[-1] if isinstance(format.block, tuple) else BLOCKS[2] if whole_columns else BLOCKS[-1]
     if "nothing" in runs or block not in BLOCKS or (runs[0] == "square" and given and len(result_specs) == 2):
         return None
     # Every row of a result has to begin at a byte.
@@ -89,7 +95,9 @@ def plan(
     if given and not format.nan_in_scale and (same, swapped) == ("along", "nothing"):
         # No statistics are needed, so the simpler kernels read x only once too.
         return None
-    spec = TileSpec(CastRule(src, format.element), format, block, same, swapped, given, random is not None)
+    spec = TileSpec(
+        CastRule(src, format.element), format, block, same, swapped, given, random is not None, whole_columns
+    )
     size = spec.size
     tiles = matrices * math.prod(size.tiles(rows, columns))
     empty = tiles > _FEW and tiles * size.tile_rows * size.tile_columns > _WASTE * math.prod(shape)

@@ -93,6 +93,9 @@ struct Arithmetic {
                 put_lanes<Dst::bits, 4>(out, i, low);
                 put_lanes<Dst::bits, 4>(out, i + 4, high);
             }
+        } else if constexpr (SrcBits == 4 && Src::is_int && has_nibble_halves<Dst>()) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 2; i += 4) halves_of_nibbles<Src, Dst>(in.word[i / 4], out.word + i);
         } else if constexpr (is_directed<Rule>()) {
             // The fast paths below round to nearest.
 #pragma unroll
@@ -272,6 +275,12 @@ GPUCAST_INLINE void cast_contiguous(
             store_aligned(mine_to + u * Threads * dst_bytes, out);
         }
         return;
+    }
+    // All tiles are on their way from memory while the first is cast.
+#pragma unroll
+    for (u32 u = 0; u < Unroll; ++u) {
+        const i64 begin = block_begin + i64(u * width + threadIdx.x * Elements);
+        if (begin >= 0 && begin < n) ptx::prefetch(from + (u * Threads + threadIdx.x) * src_bytes);
     }
     GPUCAST_FILL(converter);
     // Elements on either side that a shifted load may touch.

@@ -180,8 +180,15 @@ GPUCAST_INLINE u32 cvt_f16x2_e2m1(u32 a) {
     return d;
 }
 
-// Marks a rare branch for the static check of the machine code (bench/static/paths.py); it has no effect otherwise.
-GPUCAST_INLINE void mark_rare() { asm volatile("pmevent 1;"); }
+// Stands in a rare branch, which the compiler must not make a part of the usual way. The static check of the machine
+// code (bench/static) compiles it as an instruction that it finds again.
+GPUCAST_INLINE void mark_rare() {
+#ifdef GPUCAST_MARK_RARE
+    asm volatile("pmevent 1;");
+#else
+    asm volatile("");
+#endif
+}
 
 // The lane of a thread in its warp.
 GPUCAST_INLINE u32 lane() {
@@ -226,6 +233,9 @@ GPUCAST_INLINE void st(u8* to, u32 a, u32 b) {
 GPUCAST_INLINE void st(u8* to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
+
+// Asks for the memory around an address, so that it is in the L2 cache when it is read.
+GPUCAST_INLINE void prefetch(const u8* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
 
 // Four bytes, numbered from i on, of which those with the `count` numbers from `begin` on are accessed: of a load the
 // others are zero, of a store the others are left alone. One piece of inline PTX each, because compilers take long over

@@ -96,6 +96,7 @@ GPUCAST_INLINE void fill_table(FourWords* shared, const Table<Shape>& table) {
         if (threadIdx.x < Shape::stored) shared[threadIdx.x] = table.stored[threadIdx.x];
     } else {
         const u32 stores = Shape::copies / 4, rows = Threads / stores;
+        static_assert(Shape::words % rows == 0, "every thread stores as often");
 #pragma unroll
         for (u32 row = 0; row < Shape::words; row += rows) {
             shared[row * stores + threadIdx.x] = table.stored[row + threadIdx.x / stores];

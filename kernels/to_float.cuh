@@ -340,6 +340,29 @@ GPUCAST_INLINE void halves_of_bytes(u32 bytes, u32& low, u32& high) {
     high = ptx::fma_rn_f16x2(ptx::prmt(positive, 0x64, 0x4342), one, less);
 }
 
+// Whether `halves_of_nibbles` has the instructions for a type.
+template <typename Dst>
+GPUCAST_CONSTANT bool has_nibble_halves() {
+    return is_float16<Dst>() || (is_upper_half<Dst>() && GPUCAST_ARCH >= 800);
+}
+
+// Eight integers of 4 bits to four words of FLOAT16 or BFLOAT16. As the fraction of 1024, or 128, an integer is a float
+// already, from which that number is subtracted; signed integers get an offset that makes them positive.
+template <typename Src, typename Dst>
+GPUCAST_INLINE void halves_of_nibbles(u32 nibbles, u32* halves) {
+    constexpr bool is_signed = Src::sign_code != 0, wide = is_float16<Dst>();
+    constexpr u32 exponent = repeated<16>(wide ? 0x6400 : 0x4300), one = repeated<16>(wide ? 0x3c00 : 0x3f80);
+    constexpr u32 less = repeated<16>((wide ? 0xe400 : 0xc300) + (is_signed ? 8 : 0));
+    const u32 even = is_signed ? nibbles ^ repeated<8>(0x88) : nibbles, odd = even >> 4;
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        // The byte of a pair, in both halves; of the upper one the higher nibble counts.
+        const u32 both = ptx::prmt(even, odd, 0x4400 + 0x1111 * i);
+        const u32 floats = (both & repeated<16>(15)) | exponent;
+        halves[i] = wide ? ptx::fma_rn_f16x2(floats, one, less) : ptx::fma_rn_bf16x2(floats, one, less);
+    }
+}
+
 // ---- two halves of a word at a time, from FLOAT16 or BFLOAT16 to a float of 8 bits or fewer ----
 
 // Whether a FLOAT16's own code is rounded to the destination's: where both have as many exponent bits, and biases that

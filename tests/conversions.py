@@ -4,11 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,26 +35,6 @@ def begun(plan: checkpoints.ConversionPlan, **how: bool) -> Iterator[Staging]:
         yield work
     finally:
         work.partial.release()
-
-
-def results_of(program: str, cases: list[dict[str, Any]], **variables: str) -> list[dict[str, Any]]:
-    """What a program beside this file, such as killed_runs.py, found for each case."""
-    here = Path(__file__).parent
-    environment = os.environ | {"PYTHONPATH": str(here.parent), "OPENBLAS_NUM_THREADS": "1"} | variables
-    command = [sys.executable, "-W", "error", str(here / program)]
-    ended = subprocess.run(
-        command, input=json.dumps(cases), capture_output=True, text=True, env=environment, check=False
-    )
-    assert ended.returncode == 0, ended.stderr
-    results: list[dict[str, Any]] = json.loads(ended.stdout)
-    return results
-
-
-def entered_copy(folder: Path, copy: Path) -> Path:
-    """A copy of the folder, which becomes the working directory."""
-    shutil.copytree(folder, copy)
-    os.chdir(copy)
-    return copy
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -117,6 +117,7 @@ class InBatchSpec(KernelSpec[KernelSource]):
             structs=tuple(many.structs.items()),
             kernel=many.kernel,
             elements=tiles_of(self.cast) * one.tile,
+            threads=many.threads,
             more=many.more,
         )
 
@@ -170,10 +171,15 @@ def facts(sources: Sequence[KernelSource], arch: str) -> list[StaticKernel]:
     else:
         structs = dict(row for source in sources for row in source.structs)
         name, text = "batch", join(sources[0].prelude, structs, [source.kernel for source in sources])
-    compiled = compiler.compile(text, name, arch)
+    compiled = compiler.compile(marked(text), name, arch)
     of_cubin = cubin.kernels(compiled.code)
     of_code = parse(disassembler.disassemble(compiled.code).decode())
     return [kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log) for one in sources]
+
+
+def marked(text: str) -> str:
+    """The text of kernels with the instruction that `bench.static.paths` knows rare branches by."""
+    return f"#define GPUCAST_MARK_RARE\n{text}"
 
 
 def kernel(

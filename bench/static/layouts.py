@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from bench import cubin
 from bench.static.budget import GATED
-from bench.static.kernels import StaticKernel, kernel
+from bench.static.kernels import StaticKernel, kernel, marked
 from bench.static.model import judged
 from bench.static.paths import Path, full_tile
 from bench.static.sass import Block, blocks, parse
@@ -85,7 +85,7 @@ def _sources() -> Iterator[tuple[str, KernelSource]]:
 
 
 def _facts(source: KernelSource, arch: str, layout: str) -> StaticKernel:
-    compiled = compiler.compile(source.text, source.name, arch)
+    compiled = compiler.compile(marked(source.text), source.name, arch)
     code = parse(disassembler.disassemble(compiled.code).decode())[source.name]
     path = _path(source, layout, blocks(code))
     return kernel(source, arch, code, cubin.kernels(compiled.code)[source.name], compiled.log, path=path)

@@ -4,8 +4,9 @@
 It considers all paths from the entry to an exit that enter no block twice. The path of a full aligned tile
 
 * stores exactly the bytes of the tile;
-* has no block with a marker, the instruction PMTRIG (``asm volatile("pmevent 1;")`` in the source: it counts an event
-  for profilers and does nothing else). A kernel marks what it does for uncommon values only. Such a path is *rare*;
+* has no block with a marker, the instruction PMTRIG (``ptx::mark_rare`` in the source, where GPUCAST_MARK_RARE is set:
+  it counts an event for profilers and does nothing else). A kernel marks what it does for uncommon values only. Such a
+  path is *rare*;
 * has no loop, unless all have one;
 * loads as many bytes, or as few more as any: those of a table;
 * stores with the widest instructions that any such path has, then loads with the widest.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from bench import cubin
 from bench.static.budget import GATED
-from bench.static.kernels import StaticKernel, kernel
+from bench.static.kernels import StaticKernel, kernel, marked
 from bench.static.model import Estimate, judged
 from bench.static.paths import full_tile, reach
 from bench.static.sass import Instruction, blocks, parse
@@ -80,7 +80,7 @@ def measure(arch: str, kernels: Sequence[tuple[Kind, str, str]] | None = None) -
         names.append((kind, name, source, extra_bytes))
     structs = dict(src for source in sources for src in source.structs)
     text = join(sources[0].prelude, structs, [source.kernel for source in sources])
-    compiled = compiler.compile(text, "quantize", arch)
+    compiled = compiler.compile(marked(text), "quantize", arch)
     of_cubin = cubin.kernels(compiled.code)
     of_code = parse(disassembler.disassemble(compiled.code).decode())
     found = []

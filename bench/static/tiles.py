@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from bench import cubin
-from bench.static.kernels import kernel
+from bench.static.kernels import kernel, marked
 from bench.static.quantize import StaticMeasurement
 from bench.static.sass import parse
 from gpucast.codegen.cast_kernel import join
@@ -52,7 +52,8 @@ def measure(arch: str) -> list[StaticMeasurement]:
         rule = CastRule(dtype(source), format.element)
         sources.append(TileSpec(rule, format, block, *runs, whole_columns=kind == "whole").source())
     structs = dict(src for source in sources for src in source.structs)
-    compiled = compiler.compile(join(sources[0].prelude, structs, [source.kernel for source in sources]), "tiles", arch)
+    text = join(sources[0].prelude, structs, [source.kernel for source in sources])
+    compiled = compiler.compile(marked(text), "tiles", arch)
     of_cubin, of_code = cubin.kernels(compiled.code), parse(disassembler.disassemble(compiled.code).decode())
     found = []
     for (kind, name, src), one in zip(chosen, sources, strict=True):

@@ -113,9 +113,12 @@ def keep(
     if run is not None:
         src, dst = (None, None) if kernels is None else (x.dtype, rule.dst.numpy)
         plan = _CACHE.plan(rule, changes, run, src, dst, None, kernels)
-    elif MODULE is not None and loops.has(rule):
+    elif MODULE is not None:
         fuses = not (options.seed is options.scale is options.amax is None)
-        work = loops.fused(rule, options.scale is not None) if fuses else loops.plain(rule)
+        try:
+            work = loops.fused(rule, options.scale is not None) if fuses else loops.plain(rule)
+        except LookupError:
+            return
         plan = MODULE.plan(rule, changes, None, rule.src.numpy, rule.dst.numpy, work, None)
     else:
         return

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.codegen.cast_kernel import (
+    THREADS,
     KernelSource,
     choose,
     entries,
@@ -117,7 +118,6 @@ def _batch_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> BatchSour
     name = _name([source.name for source in sources], capacity)
     casts = [f"{name}_{number}" for number in range(len(kinds))]
     more = f"{'FusedArrays' if fused else 'Arrays'}<{capacity}>"
-    threads = sources[0].threads
     listed = ", ".join(f"gpucast::{cast}" for cast in casts)
     files = (
         [fused_prelude(), *map(kernel_file, ("batch.cu", "batch_fused.cu"))]
@@ -129,12 +129,12 @@ def _batch_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> BatchSour
         kinds=kinds,
         prelude="\n".join(files),
         structs={name: text for source in sources for name, text in source.structs},
-        kernel="".join(map(_cast, casts, kinds)) + f"GPUCAST_BATCH({name}, {more}, {threads}, {listed})\n",
-        threads=threads,
+        kernel="".join(map(_cast, casts, kinds)) + f"GPUCAST_BATCH({name}, {more}, {THREADS}, {listed})\n",
+        threads=THREADS,
         table=table_of(capacity, *more_columns),
         more=f"gpucast::{more}",
         capacity=capacity,
-        elements=np.array([tiles_of(kind) * source_of(kind).tile * threads for kind in kinds]),
+        elements=np.array([tiles_of(kind) * source_of(kind).tile * THREADS for kind in kinds]),
         tiles=np.array([source.tile for source in sources]),
     )
 
@@ -151,7 +151,7 @@ def _cast(name: str, kind: CastSpec) -> str:
     """The lines that define one of a kernel's casts."""
     rule, source = kind.rule, source_of(kind)
     src, dst, bits = rule.src.name, rule.dst.name, source.src_bits
-    sizes = f"{source.tile}, {tiles_of(kind)}, {source.threads}"
+    sizes = f"{source.tile}, {tiles_of(kind)}, {THREADS}"
     lines = [f"typedef CastRule<{options(rule)}> {name}_rule;"]
     entry = entries(rule, bits) if kind.ops is None else None
     if kind.ops is not None:

@@ -35,6 +35,8 @@ FILES = (
 )
 
 THREADS = 128
+#: Threads of a block with a table, which takes as long to fill as some tiles of many threads to cast.
+TABLE_THREADS = 512
 #: Bytes of one vector access.
 VECTOR = 16
 
@@ -137,6 +139,7 @@ def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool
     names = {f"{name}_rule": rule}
     types = [src, dst]
     entry = entries(rule, src_bits) if shape == "contiguous" else None
+    threads = THREADS if entry is None else TABLE_THREADS
     if shape == "strided":
         tile = elements = strided_elements(src_bits, dst.bits)
         kernel = f"GPUCAST_STRIDED({head}, {src_bits}, {MAX_DIMS}, {elements}, {THREADS})\n"
@@ -147,7 +150,7 @@ def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool
     else:
         tile = tile_elements(src_bits, dst.bits)
         tiles = tiles_of_thread(src_bits, dst.bits, looks_up=entry is not None)
-        elements, sizes = tile * tiles, f"{src_bits}, {tile}, {tiles}, {THREADS}"
+        elements, sizes = tile * tiles, f"{src_bits}, {tile}, {tiles}, {threads}"
         kernel = f"GPUCAST_CONTIGUOUS({head}, {sizes})\n"
         if entry is not None:
             look_up = f"GPUCAST_LOOKUP({head}, {entry.name}, {sizes})\n"
@@ -156,7 +159,7 @@ def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool
             types.append(entry)
     kernel = "".join(_rule(*item) for item in names.items()) + kernel
     more = None if shape == "contiguous" else f"gpucast::Dims<{MAX_DIMS}>"
-    return KernelSource(name, rule, shape, unpacked, prelude(), structs(*types), kernel, tile, elements, THREADS, more)
+    return KernelSource(name, rule, shape, unpacked, prelude(), structs(*types), kernel, tile, elements, threads, more)
 
 
 def entries(rule: CastRule, src_bits: int) -> DType | None:
@@ -173,7 +176,8 @@ def entries(rule: CastRule, src_bits: int) -> DType | None:
         # Truncating or sign-extending a whole-byte integer is quicker without a table, and so are these words.
         wraps = dst.family == "int" and rule.overflow == "wrap"
         moves = wraps and (src_bits == 8 or src.bits == dst.bits or (src_bits, dst.bits) == (4, 8))
-        halves = src.family == "int" and src.bits == 8 and dst.bits == 16 and dst.mantissa_bits == 10
+        halves = dst.is_float and dst.bits == 16 and src.family == "int" and src_bits == src.bits
+        halves = halves and (dst.mantissa_bits == 10 or (src_bits, dst.mantissa_bits) == (4, 7))
         return None if dst.bits > 16 or moves or halves else dst
     if dst.bits <= 16:
         return None if src is dst else dst
@@ -251,14 +255,15 @@ def tile_elements(src_bits: int, dst_bits: int) -> int:
 def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
     """Tiles that a thread of the contiguous shape casts, all of them loaded before the first is cast.
 
-    Two loads in flight are enough to keep memory busy. Small elements and kernels with a table take more tiles, because
-    that lowers the instructions per element.
+    Two loads in flight are enough to keep memory busy. More tiles lower the instructions per element, as long as 32
+    registers hold them.
     """
     if looks_up:
         return 8 if dst_bits in (2, 64) else 4
     if src_bits == dst_bits == 4:
         return 2  # Sixteen codes and four tiles are more than 32 registers hold.
-    return 4 if src_bits + dst_bits <= (36 if min(src_bits, dst_bits) < 8 else 24) else 2
+    longest = tile_elements(src_bits, dst_bits) * src_bits // 8
+    return 4 if longest <= VECTOR or src_bits + dst_bits <= 36 else 2
 
 
 def strided_elements(src_bits: int, dst_bits: int) -> int:

@@ -85,6 +85,7 @@ def fused_source(rule: CastRule, ops: FusedOps, shape: Shape = "contiguous", *, 
         kernel=f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name}_rule;\n}}\n{line}",
         tile=tile,
         elements=elements,
+        threads=THREADS,
         more=more,
     )
 

@@ -87,6 +87,7 @@ inline float min_nan(float a, float b) { return canonical(a != a || b != b ? a +
 inline float max_nan(float a, float b) { return canonical(a != a || b != b ? a + b : max(a, b)); }
 inline float rcp(float a) { return canonical(1 / a); }
 inline void mark_rare() {}
+inline void prefetch(const unsigned char*) {}
 inline float add_rn(float a, float b) { return canonical(a + b); }
 inline unsigned set_ne(float a, float b) { return a < b || a > b; }
 inline float mul_rn(float a, float b) { return canonical(a * b); }

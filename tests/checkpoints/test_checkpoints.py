@@ -3,14 +3,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import time
-from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +15,12 @@ import gpucast
 from codes import assert_same
 from conversions import begun, contents
 from gpucast import checkpoints, files
-from gpucast.checkpoints.running import outcome
 from gpucast.checkpoints.running.staging import Staging
-from gpucast.checkpoints.streaming import checksums, prefetch
+from gpucast.checkpoints.streaming import prefetch
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from host_driver import HostDriver, installed
-from scaled_files import convert
+from scaled_files import convert, failure
 from tensors import leftovers, sample
 
 BF16 = dtype("BFLOAT16")
@@ -61,14 +55,6 @@ def checkpoint(folder: Path, shards: int = 3) -> dict[str, np.ndarray]:
     return every
 
 
-def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert convert(*argv) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    return printed.err
-
-
 def load_folder(folder: Path) -> dict[str, np.ndarray]:
     loaded: dict[str, np.ndarray] = {}
     for path in sorted(folder.glob("*.safetensors")):
@@ -100,23 +86,6 @@ def test_a_folder_becomes_a_folder(folder: Path, capsys: pytest.CaptureFixture[s
     assert leftovers(folder, "in", "out") == []
 
 
-def test_an_index_may_name_files_in_other_ways(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a", ".b"):
-        files.save(f"{name}.safetensors", {name: np.ones(3, np.float32)})
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "./a.safetensors"}}))
-    assert convert(index.name, "out", "--to", "FLOAT16") == 0
-    assert sorted(os.listdir("out")) == [".gpucast.json", "a.safetensors", index.name]
-    assert json.loads((folder / "out" / index.name).read_text())["weight_map"] == {"a": "./a.safetensors"}
-    (folder / "in").mkdir()
-    assert failure(capsys, "no", "o", "--to", "FLOAT16") == "gpucast convert: no: No such file or directory\n"
-    for name in ("a.safetensors", ".b.safetensors"):
-        (folder / name).rename(folder / "in" / name)
-    weight_map = {"a": "a.safetensors", ".b": ".b.safetensors"}
-    (folder / "in" / index.name).write_text(json.dumps({"weight_map": weight_map}))
-    assert "weight_map names '.b.safetensors', a hidden file" in failure(capsys, "in", "o", "--to", "FLOAT16")
-
-
 def test_folders_hold_any_format(folder: Path) -> None:
     (folder / "in" / "deep").mkdir(parents=True)
     x = np.linspace(-1, 1, 12, dtype=np.float32)
@@ -130,18 +99,6 @@ def test_folders_hold_any_format(folder: Path) -> None:
     # A single tensor of a single file is cast whatever its type, but not in a folder.
     assert (folder / "out/n.npy").read_bytes() == (folder / "in/n.npy").read_bytes()
     assert (folder / "out/t.pb").read_bytes() == (folder / "in/t.pb").read_bytes()
-
-
-def test_types_that_safetensors_lacks_come_back(folder: Path) -> None:
-    every = checkpoint(folder / "in")
-    assert convert("in", "out", "--to", "INT4", "--scale", "none", "--allow-loss", "--rounding", "nearest_even") == 0
-    loaded = load_folder(folder / "out")
-    weight = "layers.1.weight"
-    assert_same(loaded[weight], gpucast.cast(every[weight], "INT4", rounding="nearest_even"), dtype("INT4"))
-    index = json.loads((folder / "out" / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == 3 * (24 + 3 + 40)
-    assert convert("out", "back", "--to", "FLOAT", "--include", "*weight", "--include", "*norm") == 0
-    assert load_folder(folder / "back")["layers.0.norm"].tolist() == [1] * 6
 
 
 #: Options, and the resulting types of weight, norm and ids of a layer.
@@ -168,18 +125,6 @@ def test_patterns_choose(options: list[str], kinds: list[str], folder: Path) -> 
     assert [found[name].name for name in ("weight", "norm", "ids") if (found[name] is not None)] == kinds
 
 
-def test_patterns_that_find_nothing_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files.save("in.safetensors", tensors(0))
-    for options, message in [
-        (["--include", "w*"], "no tensor matches --include 'w*'; it holds 'layers.0.ids', 'layers"),
-        (["--exclude", "w*"], "no tensor matches --exclude 'w*'"),
-        (["--rule", "w*=keep"], "no tensor matches --rule 'w*=keep'"),
-        (["--exclude", "*"], "leave none of its 3 tensors to cast"),
-    ]:
-        assert message in failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16", *options)
-    assert leftovers(folder, "in.safetensors") == []
-
-
 def test_few_bits_need_a_word_about_scales(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files.save(
         "in.safetensors", {"w": np.ones(3, np.float32), "b": sample(dtype("FLOAT8E5M2"), (4,)), "n": np.ones(3, int)}
@@ -197,33 +142,6 @@ def test_few_bits_need_a_word_about_scales(folder: Path, capsys: pytest.CaptureF
     assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT16", "--rule", "b=FLOAT") == 0
     message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16", "--rule", "w=FLOAT8E5M2")
     assert "'w' from FLOAT to FLOAT8E5M2" in message
-
-
-def damaged(folder: Path, **changes: Any) -> None:
-    """Change fields of the index."""
-    path = folder / "model.safetensors.index.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def test_names_that_lead_out_of_the_folder_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint(folder / "in")
-    files.save("secret.safetensors", {"layers.0.weight": np.ones(3, np.float32)})
-    before = contents(folder)
-    names = ["../secret.safetensors", str(folder / "secret.safetensors"), "sub/../../secret.safetensors"]
-    names += ["..\\secret.safetensors", "C:\\x.safetensors", "c:x.safetensors", "", "a\0b", ".", "sub"]
-    for name in names:
-        damaged(folder / "in", weight_map={"layers.0.weight": name})
-        for source in ("in/model.safetensors.index.json", "in") if name.endswith("s") else names[:0]:
-            message = failure(capsys, source, "out", "--to", "FLOAT16")
-            assert "leads out of the folder" in message
-        assert convert("in/model.safetensors.index.json", "out", "--to", "FLOAT16") == 1
-        capsys.readouterr()
-    damaged(folder / "in", weight_map={"layers.0.weight": "model-00009.safetensors"})
-    assert "is missing" in failure(capsys, "in", "out", "--to", "FLOAT16")
-    after = contents(folder)
-    assert {name: data for name, data in after.items() if "index" not in name} == {
-        name: data for name, data in before.items() if "index" not in name
-    }
 
 
 def test_links_that_leave_the_folder_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -250,73 +168,6 @@ def test_links_that_leave_the_folder_are_refused(folder: Path, capsys: pytest.Ca
     os.mkfifo(folder / "in" / "pipe")
     assert "no regular file" in failure(capsys, "in", "other", "--to", "FLOAT16")
     assert leftovers(folder, "in", "out", "link") == []
-
-
-def test_indexes_that_do_not_fit_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint(folder / "in")
-    good = (folder / "in" / "model.safetensors.index.json").read_text()
-    first = "model-00001-of-00003.safetensors"
-    for changes, message in [
-        (
-            {"weight_map": {"layers.9.weight": first}},
-            f"places 'layers.9.weight' in '{first}', which has no such tensor",
-        ),
-        ({"weight_map": [1]}, "is no index"),
-        ({"weight_map": {"a": 1}}, "is no index"),
-        ({"weight_map": {}}, "weight_map is empty"),
-        ({"weight_map": {"a": "config.json"}}, "expected .safetensors files"),
-        ({"metadata": [1]}, "metadata of the index is no JSON object"),
-    ]:
-        damaged(folder / "in", **changes)
-        assert message in failure(capsys, "in/model.safetensors.index.json", "out", "--to", "FLOAT16")
-        (folder / "in" / "model.safetensors.index.json").write_text(good)
-    # In a folder, too, where an index of what is no checkpoint was copied as it was.
-    for name in ("/etc/passwd", "config.json"):
-        damaged(folder / "in", weight_map={"layers.9.weight": name})
-        message = failure(capsys, "in", "out", "--to", "FLOAT16")
-        assert "leads out of the folder" in message or "expected .safetensors files" in message
-    (folder / "in" / "model.safetensors.index.json").write_text(good)
-    for text in ("", "[]", "{", "{" * 10000, "\xff"):
-        (folder / "in" / "model.safetensors.index.json").write_text(text)
-        assert "is no index" in failure(capsys, "in", "out", "--to", "FLOAT16")
-    (folder / "in" / "model.safetensors.index.json").write_text(good)
-    (folder / "in" / first).unlink()
-    assert "is missing" in failure(capsys, "in", "out", "--to", "FLOAT16")
-    assert leftovers(folder, "in") == []
-
-
-def test_targets_that_are_in_the_way_are_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint(folder / "in")
-    (folder / "full").mkdir()
-    (folder / "full" / "x").write_text("mine")
-    (folder / "file").write_text("mine")
-    (folder / "a.npy.partial").write_text("mine")
-    (folder / "b.npy.partial").mkdir()
-    (folder / "b.npy.partial" / "x").write_text("mine")
-    files.save("x.npy", {"x": np.ones(3)})
-    before = contents(folder)
-    for argv, message in [
-        (["in", "full"], "exists already; expected a new or empty folder"),
-        (["in", "file"], "exists already; expected a new or empty folder"),
-        (["in", "in"], "lies in the folder in, which is to be converted"),
-        (["in", "in/out"], "lies in the folder in, which is to be converted"),
-        (["in", "no/out"], "no/out: No such file"),
-        (["x.npy", "full"], "unknown format"),
-        (["x.npy", "a.npy"], "is in the way, and nothing that gpucast left"),
-        (["x.npy", "b.npy"], "is in the way, and nothing that gpucast left"),
-        (["full", "out"], "has no file of .safetensors"),
-        (["in", "out", "--from", "INT8"], "--from is for one file"),
-    ]:
-        assert message in failure(capsys, *argv, "--to", "FLOAT16")
-    assert contents(folder) == before
-
-
-def test_names_that_differ_in_case_alone_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "in").mkdir()
-    for name in ("a.npy", "A.npy"):
-        files.save(f"in/{name}", {"x": np.ones(3)})
-    if len(list((folder / "in").iterdir())) == 2:
-        assert "'A.npy' and 'a.npy' would be one file" in failure(capsys, "in", "out", "--to", "FLOAT16")
 
 
 def test_a_dry_run_tells_and_does_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -374,14 +225,21 @@ def test_a_dry_run_fails_as_the_run_would(folder: Path, capsys: pytest.CaptureFi
     assert (folder / "new.partial" / "job.json").exists()
 
 
-def test_shares_divide_the_work(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_shares_divide_the_work(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     every = checkpoint(folder / "in", shards=4)
     common = ["in", "out", "--to", "BFLOAT16", "--report", "report.json"]
-    for number in (2, 0, 1):
-        assert main(["convert", *common, "--shard", f"{number}/4"]) == 0
+    # The launcher tells of one of them: torchrun, or Slurm.
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    for number in ("2/4", "auto", "1/4"):
+        assert main(["convert", *common, "--shard", number]) == 0
         assert "not written yet: other shares have" in capsys.readouterr().out
         assert leftovers(folder, "in") == ["out.partial"]
-    assert main(["convert", *common, "--shard", "3/4"]) == 0
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert main(["convert", *common, "--shard", "auto"]) == 0
     assert "8 tensors of 4 files cast" in capsys.readouterr().out
     assert leftovers(folder, "in", "report.json") == ["out"]
     assert len(json.loads((folder / "report.json").read_text())["tensors"]) == 8
@@ -394,99 +252,6 @@ def test_shares_divide_the_work(folder: Path, capsys: pytest.CaptureFixture[str]
     assert leftovers(folder, "in", "report.json") == ["out"]
 
 
-def test_every_share_is_done_once() -> None:
-    sizes = [5, 0, 7, 7, 1, 100, 3]
-    for count in (1, 2, 3, 10):
-        shares = [outcome.Share(number, count).of(sizes) for number in range(count)]
-        assert sorted(index for mine in shares for index in mine) == list(range(len(sizes)))
-    loads = [sum(sizes[i] for i in outcome.Share(number, 2).of(sizes)) for number in (0, 1)]
-    assert sorted(loads) == [23, 100]
-    assert outcome.Share(10**12 - 1, 10**12).of(sizes) == set()
-
-
-def test_shares_are_read_from_the_launcher() -> None:
-    assert outcome.parse("2/4") == outcome.Share(2, 4)
-    assert outcome.parse("auto", {"RANK": "1", "WORLD_SIZE": "8", "SLURM_PROCID": "0"}) == outcome.Share(1, 8)
-    assert outcome.parse("auto", {"SLURM_PROCID": "3", "SLURM_NTASKS": "4"}) == outcome.Share(3, 4)
-    for text, environment in [
-        ("auto", {"RANK": "1"}),
-        ("auto", {"RANK": "x", "WORLD_SIZE": "2"}),
-        ("4/4", {}),
-        ("1", {}),
-    ]:
-        with pytest.raises(ValueError, match="expected I/N|give I/N"):
-            outcome.parse(text, environment)
-
-
-def test_sums_tell_what_is_missing() -> None:
-    random = np.random.default_rng(5)
-    for size in (0, 1, 7, 8, 9, 4096, (1 << 18) + 13):
-        data = random.integers(0, 256, size, np.uint8)
-        padded = np.zeros(-(-size // 8) * 8, np.uint8)
-        padded[:size] = data
-        wanted = sum(padded.view("<u8").tolist())
-        cuts = sorted({0, size, *random.integers(0, size + 1, 5).tolist()})
-        pieces = [(begin, data[begin:end]) for begin, end in itertools.pairwise(cuts)]
-        assert checksums.checksum(data.data) == wanted
-        assert checksums.checksum_of_blocks([piece.tobytes() for _, piece in pieces]) == wanted
-        assert sum(checksums.checksum(piece, begin) for begin, piece in reversed(pieces)) == wanted
-    # Words that would cancel in a sum modulo 2^64.
-    words = np.tile(np.array([5, -5], np.int64), 1000)
-    lost = words.copy()
-    lost[512:1024] = 0
-    assert checksums.checksum(lost.view(np.uint8)) < checksums.checksum(words.view(np.uint8))
-
-
-def test_pieces_keep_their_order_and_their_errors() -> None:
-    fetched = []
-
-    def pieces(count: int) -> Iterator[int]:
-        for piece in range(count):
-            fetched.append(piece)
-            yield piece
-
-    def work(piece: int) -> int:
-        time.sleep(0.002 * (piece % 3 == 0))
-        if piece == 7:
-            raise ValueError("seven")
-        return -piece
-
-    with prefetch.Prefetcher(3) as threads:
-        for count in range(7):
-            assert list(threads.in_order(work, pieces(count))) == [-piece for piece in range(count)]
-        made = threads.in_order(work, pieces(20))
-        assert [next(made) for _ in range(7)] == [0, -1, -2, -3, -4, -5, -6]
-        with pytest.raises(ValueError, match="seven"):
-            next(made)
-        # Only a few are waiting.
-        fetched.clear()
-        made = threads.in_order(work, pieces(1000))
-        assert [next(made) for _ in range(3)] == [0, -1, -2]
-        assert len(fetched) <= 3 + 4
-        made.close()
-    assert prefetch.threads("cuda") == 1
-    assert 1 <= prefetch.threads(None) <= 4
-
-
-def test_no_call_goes_on_after_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes while the main thread waits for the oldest call, which takes the longest."""
-    running = set[int]()
-
-    def work(piece: int) -> None:
-        running.add(piece)
-        time.sleep(0.2 * (piece == 0))
-        running.discard(piece)
-
-    def interrupted(future: Future[None]) -> None:
-        raise KeyboardInterrupt
-
-    with prefetch.Prefetcher(2) as threads:
-        monkeypatch.setattr(Future, "result", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            list(threads.in_order(work, iter(range(5))))
-        assert not running
-
-
 def test_a_device_casts_while_the_host_reads_and_writes(folder: Path) -> None:
     """With the stand-in for a driver: pieces of a tensor are copied there and back in another thread."""
     driver = HostDriver()
@@ -497,6 +262,8 @@ def test_a_device_casts_while_the_host_reads_and_writes(folder: Path) -> None:
     with installed(driver):
         assert convert("in.safetensors", "out.safetensors", *options) == 0
     assert len(driver.launched) == 4
+    # One thread gives a device its work, as many as there are processors cast on the host.
+    assert prefetch.threads("cuda") == 1 <= prefetch.threads(None) <= 4
     loaded = files.load("out.safetensors")
     assert_same(loaded["x"], gpucast.cast(x, BF16), BF16)
     assert_same(loaded["q"], gpucast.cast(q, BF16), BF16)

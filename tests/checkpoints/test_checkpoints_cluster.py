@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import json
 import os
 import re
 import signal
 import threading
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,6 @@ import numpy as np
 import pytest
 
 import gpucast
-from conversions import begun
 from endings import HANGS
 from gpucast import files
 from gpucast.checkpoints import Choice, ConversionPlan, Options, Outcome, Request, make_plan, run
@@ -186,44 +183,3 @@ def test_a_scheduler_that_is_not_there_or_alone(tmp_path: Path, monkeypatch: pyt
         with distributed.Client(empty) as client, pytest.raises(ClusterError, match="all workers are gone"):
             list(on_cluster._completed(client, {client.submit(int, 1)}))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
-
-
-def test_a_task_stops_when_the_work_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(checkpoint(tmp_path / "in"), tmp_path / "out")
-    with begun(plan) as staging:
-        monkeypatch.setattr(time, "monotonic", iter(range(0, 100, 2)).__next__)
-        look = on_cluster._stopper(plan)
-        look(1)
-        staging.partial.forget()
-        with pytest.raises(ClusterError, match=r"out\.partial: was removed; the work is given up"):
-            look(1)
-
-
-def test_a_task_waits_for_a_worker_that_lives_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(checkpoint(tmp_path / "in"), tmp_path / "out")
-    result: list[Any] = []
-    waits = threading.Event()
-    clock = types.SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: waits.set())
-    monkeypatch.setattr(on_cluster, "time", clock)
-    thread = threading.Thread(target=lambda: result.append(on_cluster._task(on_cluster._Job(plan, Options()), 1)))
-    with begun(plan, is_share=True) as staging:
-        with staging.part(plan.files[1]):
-            thread.start()
-            assert waits.wait(HANGS)
-            assert thread.is_alive() and not staging.is_done(plan.files[1])
-        thread.join(HANGS)
-    assert result == [on_cluster._Done()] and staging.is_done(plan.files[1])
-
-
-def test_errors_of_the_system_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(checkpoint(tmp_path / "in"), tmp_path / "out")
-    with begun(plan):
-        pass
-
-    def full(*args: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
-
-    monkeypatch.setattr(on_cluster, "run_file", full)
-    monkeypatch.setattr(on_cluster, "_address", lambda: "tcp://here:1")
-    with pytest.raises(OSError, match=r"No space left on device \(worker tcp://here:1\): 'somewhere'"):
-        on_cluster._task(on_cluster._Job(plan, Options()), 0)

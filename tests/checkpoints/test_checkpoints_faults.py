@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import json
 import os
 from pathlib import Path
@@ -18,7 +16,6 @@ from gpucast import checkpoints, files
 from gpucast.checkpoints.running import cast_tensor, staging
 from gpucast.cli import main
 from gpucast.core.dtypes import DType
-from gpucast.files import tensor_file
 from onnx_models import save_external
 from scaled_files import convert
 from tensors import full_disk, leftovers
@@ -86,94 +83,6 @@ def test_a_full_disk_keeps_what_is_worth_it(
     assert leftovers(folder, "in.safetensors", "out.safetensors") == []
 
 
-class Failing(io.FileIO):
-    """A file that cannot be read or written beyond a byte."""
-
-    error, limit = errno.EIO, 0
-
-    def _check(self, end: int) -> None:
-        if end > self.limit:
-            raise OSError(self.error, os.strerror(self.error))
-
-    def readinto(self, buffer: Any) -> int:
-        self._check(self.tell() + len(buffer))
-        return super().readinto(buffer)
-
-    def write(self, data: Any) -> int:
-        self._check(self.tell() + len(data))
-        return super().write(data)
-
-
-def test_an_error_of_the_system(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A disk that is full, and one that fails, as the system tells them."""
-    checkpoint(folder / "in", BIG)
-    before = contents(folder)
-
-    def created(path: Any, mode: str = "r", **keywords: Any) -> Any:
-        if not isinstance(path, int):
-            return open(path, mode, **keywords)
-        file = Failing(path, mode)
-        file.error, file.limit = errno.ENOSPC, 1_000_000
-        return file
-
-    with monkeypatch.context() as patch:
-        patch.setattr(staging, "open", created, raising=False)
-        message = failure(capsys, "in", "out", "--to", "FLOAT16")
-    assert message == "gpucast convert: out: No space left on device\n"
-    assert contents(folder) == before
-
-    def opened(path: str) -> Any:
-        file = Failing(path, "rb")
-        file.limit = 1_200_000
-        return io.BufferedReader(file, 1 << 12)
-
-    monkeypatch.setattr(tensor_file, "open_regular", opened)
-    message = failure(capsys, "in", "out", "--to", "FLOAT16")
-    assert "in/a.safetensors: tensor 'a1' cannot be read: Input/output error" in message
-    assert contents(folder) == before
-    assert leftovers(folder, "in") == []
-
-
-def test_an_error_of_the_system_in_a_thread(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same where several threads read and write one tensor."""
-    files.save("in.safetensors", {"x": np.ones(6 << 20, np.float32)})
-    before = contents(folder)
-    limit = 10 << 20
-    read, write = os.preadv, os.pwrite
-
-    def full(file: int, data: Any, position: int) -> int:
-        if position + len(data) > limit:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(file, data, position)
-
-    def failed(file: int, buffers: Any, position: int) -> int:
-        if position > limit:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(file, buffers, position)
-
-    # The module reads and writes by the system's own functions.
-    monkeypatch.setattr(cast_tensor, "counted", lambda rule: None)
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwrite", full)
-        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
-    assert message == "gpucast convert: out.safetensors: No space left on device\n"
-    assert contents(folder) == before
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "preadv", failed)
-        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
-    assert message == "gpucast convert: in.safetensors: tensor 'x' cannot be read: Input/output error\n"
-    assert contents(folder) == before
-    # What is written and read by halves is whole all the same.
-    monkeypatch.setattr(os, "pwrite", lambda file, data, position: write(file, data[: len(data) // 2 + 1], position))
-    monkeypatch.setattr(os, "preadv", lambda file, buffers, position: read(file, [buffers[0][:99_999]], position))
-    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT16") == 0
-    assert (files.load("out.safetensors")["x"] == 1).all()
-
-
 def test_a_truncated_shard(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     checkpoint(folder / "in", BIG)
     shard = folder / "in" / "b.safetensors"
@@ -206,10 +115,11 @@ def test_two_processes_do_not_write_one_file(
 
     def meanwhile(done: int) -> None:
         if not other:
-            other.append(failure(capsys, *argv))
+            other.extend(failure(capsys, *argv, *more) for more in ([], ["--restart"]))
 
     checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), meanwhile)
-    assert "out.safetensors: another process is converting it at this moment" in other[0]
+    assert all("out.safetensors: another process is converting it at this moment" in said for said in other)
+    assert other[1].endswith("; end it first\n")
     assert set(files.load("out.safetensors")) == {"a", "b"}
 
 
@@ -233,31 +143,6 @@ def test_damaged_work_is_done_again(
     assert "2,097,152 bytes had been finished before" in capsys.readouterr().out
     wanted = BIG.astype(np.float16).tobytes()
     assert all(x.tobytes() == wanted for x in files.load("out.safetensors").values())
-
-
-def test_what_the_disk_did_not_take_is_written_anew(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After an fsync that failed the pages may read as they should and never come to the disk."""
-    files.save("in.safetensors", {f"t{i}": BIG for i in range(4)})
-    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
-    sync, synced = os.fsync, list[str]()
-
-    def failed(handle: int) -> None:
-        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{handle}")))
-        if synced[-1] == "out.safetensors":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        sync(handle)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", failed)
-        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
-    assert "gpucast convert: out.safetensors: Input/output error\n" in message
-    # The journal, which tells of losses, is there before the file has its name.
-    assert synced[-2:] == ["0.jsonl", "out.safetensors"]
-    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16"]) == 0
-    assert "finished before" not in capsys.readouterr().out
-    assert len(files.load("out.safetensors")) == 4
 
 
 def test_a_wrong_result_is_not_given_a_name(

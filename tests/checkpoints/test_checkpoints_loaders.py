@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What loaders of quantized checkpoints ask for, and what others write: facts of their sources and of trials.
+"""What loaders of checkpoints ask for, of tensors and of config.json: facts of their sources and of trials.
 
 Where transformers is installed, it loads what is written here, and gives the numbers that gpucast gives.
 """
@@ -7,19 +7,20 @@ Where transformers is installed, it loads what is written here, and gives the nu
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
-import gpucast
 from codes import assert_same
-from gpucast import files
-from scaled_files import convert, failure, header, numbers, quantized, save
-from tensors import leftovers
+from gpucast import checkpoints, files
+from gpucast.checkpoints.scales.joined_layers import groups
+from gpucast.core.dtypes import dtype
+from scaled_files import convert, header, numbers, save
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -98,162 +99,6 @@ def test_experts_that_are_kept_are_named_as_their_layer(style: str) -> None:
     assert layer.format(2) not in ignored
 
 
-def test_nothing_that_a_style_takes(capsys: pytest.CaptureFixture[str]) -> None:
-    save("in/model.safetensors", {"model.embed_tokens.weight": numbers(8, 128), "l.weight": numbers(128, 100)})
-    Path("in/config.json").write_text("{}")
-    message = failure(capsys, "in", "out", *BLOCKS, "--style", "deepseek")
-    assert "none of its 2 tensors can be cast: loaders of style deepseek expect embeddings" in message
-    assert "need rows of a multiple of 128 elements" in message
-
-
-# ---- read ----
-
-F8, I8 = numbers(6, 8).astype(ml_dtypes.float8_e4m3fn), np.arange(-24, 24, dtype=np.int8).reshape(6, 8)
-ROWS = np.arange(1, 7, dtype=np.float32)[:, None]
-
-
-def said(**format: Any) -> Any:
-    return np.frombuffer(json.dumps(format).encode(), np.uint8)
-
-
-@pytest.mark.parametrize(
-    ("codes", "scale", "format"),
-    [(F8, np.float32(2), "float8_e4m3fn"), (I8, np.float32(2), "int8_tensorwise"), (I8, ROWS, "int8_tensorwise")],
-)
-@pytest.mark.parametrize("place", ["tensor", "metadata"])
-def test_formats_of_comfyui(codes: Any, scale: Any, format: str, place: str) -> None:
-    held = {"m.l.weight": codes, "m.l.weight_scale": np.asarray(scale), "norm": np.ones(3, np.float32)}
-    if place == "tensor":
-        files.save("in.safetensors", {**held, "m.l.comfy_quant": said(format=format)})
-    else:
-        entry = json.dumps({"format_version": "1.0", "layers": {"l": {"format": format}}})
-        files.save("in.safetensors", held, {"_quantization_metadata": entry})
-    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT") == 0
-    with files.TensorFile("out.safetensors") as file:
-        assert not file.metadata
-    found = files.load("out.safetensors")
-    assert found.keys() == {"m.l.weight", "norm"}
-    assert_same(found["m.l.weight"], codes.astype(np.float32) * scale)
-
-
-@pytest.mark.parametrize(
-    ("codes", "scale", "format"),
-    [
-        (I8, ROWS, {"format": "int8_tensorwise", "convrot": True}),
-        (I8, ROWS, {"format": "int8_tensorwise", "params": {"convrot": True}}),
-        (I8, ROWS[:, 0], {"format": "convrot_w4a4"}),
-        (np.ones((6, 32), np.int8).view(ml_dtypes.float8_e4m3fn), np.full((6, 1), 130, np.uint8), {"format": "mxfp8"}),
-        (F8, np.float32(2), {"format": "float8_e5m2"}),
-        (F8, np.float32(2), ["float8_e4m3fn"]),
-    ],
-)
-@pytest.mark.parametrize("place", ["tensor", "metadata", "elsewhere"])
-def test_formats_of_comfyui_that_are_refused(
-    codes: Any, scale: Any, format: Any, place: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    # comfy-kitchen 0.2.40 wrote the first four: weights that are rotated, two codes to a byte, scales in another order.
-    held = {"l.weight": codes, "l.weight_scale": np.asarray(scale), "norm": np.ones(3, np.float32)}
-    if place == "tensor":
-        files.save("in.safetensors", {**held, "l.comfy_quant": np.frombuffer(json.dumps(format).encode(), np.uint8)})
-    else:
-        layers = {"l" if place == "metadata" else "another": format}
-        files.save("in.safetensors", held, {"_quantization_metadata": json.dumps({"layers": layers})})
-    assert "has ComfyUI's format" in failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT")
-    assert leftovers(Path(), "in.safetensors") == []
-
-
-def test_layers_of_which_the_metadata_tell_are_cast_together(capsys: pytest.CaptureFixture[str]) -> None:
-    held = {f"{name}.{part}": x for name in "lm" for part, x in (("weight", F8), ("weight_scale", np.float32(2)))}
-    layers = {name: {"format": "float8_e4m3fn"} for name in "lm"}
-    files.save("in.safetensors", held, {"_quantization_metadata": json.dumps({"layers": layers})})
-    message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT", "--exclude", "m.*")
-    assert "cast all its weights, or none" in message
-
-
-@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
-def test_the_mark_of_older_files_of_comfyui(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
-    # comfy/utils.py convert_old_quants.
-    held = {f"{prefix}{n}.{part}": x for n in "lm" for part, x in (("weight", F8), ("scale_weight", np.float32(2)))}
-    files.save("in.safetensors", {**held, f"{prefix}scaled_fp8": np.empty(0, ml_dtypes.float8_e4m3fn)})
-    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT") == 0
-    found = files.load("out.safetensors")
-    assert found.keys() == {f"{prefix}l.weight", f"{prefix}m.weight"}
-    assert_same(found[f"{prefix}l.weight"], F8.astype(np.float32) * 2)
-    message = failure(capsys, "in.safetensors", "x.safetensors", "--to", "FLOAT", "--exclude", "*m.weight")
-    assert "has the mark" in message
-
-
-#: Files of other libraries in forms that are not known here, and the error for each.
-UNKNOWN: dict[str, tuple[dict[str, Any], str]] = {
-    # Groups of 64 codes of 4 bits.
-    "longer groups": (
-        {"l.weight_packed": np.ones((4, 64), np.uint8), "l.weight_scale": np.full((4, 2), 130, np.uint8)},
-        "in a form that is not known here",
-    ),
-    # compressed-tensors 0.20, pack-quantized with 3 bits.
-    "3 bits": (
-        {
-            "l.weight_packed": np.ones((4, 36), np.int32),
-            "l.weight_scale": np.ones((4, 3), np.float32),
-            "l.weight_shape": np.array([4, 384]),
-        },
-        "leave open how wide a code is",
-    ),
-    # ModelOpt 0.47, INT8_SMOOTHQUANT_CFG and INT4_AWQ_CFG.
-    "ModelOpt with scaled inputs": (
-        {"l.weight": F8, "l.weight_scale": np.float32(1), "l.pre_quant_scale": np.ones(8, np.float32)},
-        "is for inputs times 'l.pre_quant_scale'",
-    ),
-    # torchao 0.18, flatten_tensor_state_dict.
-    "torchao": ({"l._weight_qdata": F8, "l._weight_scale": ROWS}, "'l._weight_scale' is named like a scale"),
-    # optimum-quanto 0.2.7.
-    "quanto": ({"l.weight._data": I8, "l.weight._scale": ROWS}, "'l.weight._scale' is named like a scale"),
-    # As DeepSeek-V4, whose 8 bytes are 16 codes, but groups have 32.
-    "experts of DeepSeek-V4": (
-        {"l.w1.weight": I8, "l.w1.scale": np.full((6, 1), 2, ml_dtypes.float8_e8m0fnu)},
-        "has scales, 'l.w1.scale', in a form that is not known",
-    ),
-    "ComfyUI's asym_w4a8_int8": (
-        {"l.weight": I8, "l.weight_s_rel": F8, "l.weight_s_channel": np.ones(6, np.float32)},
-        "is named like a scale",
-    ),
-}
-
-
-@pytest.mark.parametrize("writer", UNKNOWN)
-def test_what_others_write_is_not_cast_as_if_it_had_no_scales(writer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    held, expected = UNKNOWN[writer]
-    files.save("in.safetensors", {key: np.asarray(x) for key, x in held.items()} | {"norm": np.ones(3, np.float32)})
-    assert expected in failure(capsys, "in.safetensors", "out.safetensors", "--to", "BFLOAT16")
-    assert leftovers(Path(), "in.safetensors") == []
-
-
-def test_scales_that_transformers_writes_as_exponents() -> None:
-    # Fp8Quantize with scale_fmt="ue8m0".
-    q = quantized(numbers(256, 384), "FLOAT8E4M3FN", "block")
-    exponents = np.asarray(q.scales).astype(ml_dtypes.float8_e8m0fnu)
-    files.save("in.safetensors", {"l.weight": q.data, "l.weight_scale_inv": exponents})
-    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT") == 0
-    factors = np.repeat(np.repeat(exponents.astype(np.float32), 128, 0), 128, 1)
-    assert_same(files.load("out.safetensors")["l.weight"], q.data.astype(np.float32) * factors)
-
-
-def test_the_older_config_of_modelopt_goes_with_the_scales() -> None:
-    # vLLM, transformers_utils/config.py get_config: it is read where config.json has no quantization_config.
-    save("in/model.safetensors", {"l.weight": F8, "l.weight_scale": np.float32(2)})
-    Path("in/config.json").write_text(json.dumps({"quantization_config": {"quant_method": "modelopt"}}))
-    Path("in/hf_quant_config.json").write_text("{}")
-    Path("in/generation_config.json").write_text("{}")
-    assert convert("in", "out", "--to", "FLOAT") == 0
-    names = {path.name for path in Path("out").iterdir()} - {".gpucast.json"}
-    assert names == {"model.safetensors", "config.json", "generation_config.json"}
-    assert Path("out/config.json").read_text().strip() == "{}"
-    # The config still describes scales that stay.
-    save("in/other.safetensors", {"m": np.ones(4, np.float32)})
-    assert convert("in", "kept", "--to", "FLOAT16", "--include", "m") == 0
-    assert Path("kept/hf_quant_config.json").exists()
-
-
 # ---- transformers itself ----
 
 
@@ -319,115 +164,123 @@ def test_compressed_tensors_reads_mx_as_gpucast_does(to: str) -> None:
     assert_same(found, files.load("back/model.safetensors")["l.weight"])
 
 
-def pack(codes: Any) -> Any:
-    raw = codes.view(np.uint8)
-    return raw[..., 0::2] | raw[..., 1::2] << 4
+# ---- the config.json of a converted model ----
 
 
-def logits_of(path: str, **options: Any) -> Any:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, **options)
-    assert not any(info.values()), info
-    with torch.no_grad():
-        return loaded.eval()(torch.arange(8)[None]).logits.float().numpy()
+def model(tensors: dict[str, Any], **config: Any) -> None:
+    save("in/model.safetensors", tensors)
+    Path("in/config.json").write_text(json.dumps(config))
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_transformers_reads_gpt_oss_as_gpucast_does() -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 32}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
-    torch.manual_seed(0)
-    config = transformers.GptOssConfig(**sizes, **heads, dtype="bfloat16")
-    model = transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
-    model.save_pretrained("in")
-    tensors = files.load("in/model.safetensors")
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
-        weight = np.ascontiguousarray(tensors.pop(name).transpose(0, 2, 1)).astype(np.float32)
-        q = quantized(weight, "FLOAT4E2M1", "mx")
-        tensors[f"{name}_blocks"] = pack(q.get().data.get()).reshape(*q.scales.shape, 16)
-        tensors[f"{name}_scales"] = q.scales.view(np.uint8)
-    save("in/model.safetensors", tensors, {"format": "pt"})
-    document = json.loads(Path("in/config.json").read_text())
-    document["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    Path("in/config.json").write_text(json.dumps(document))
+def config_written() -> Any:
+    return json.loads(Path("out/config.json").read_text())
+
+
+@pytest.mark.parametrize("key", ["torch_dtype", "dtype"])
+def test_the_type_of_the_weights_is_told(key: str) -> None:
+    model({"l.weight": numbers(4, 4)}, model_type="llama", **{key: "float32"}, text_config={key: "torch.float32"})
     assert convert("in", "out", "--to", "BFLOAT16") == 0
-    whole = transformers.Mxfp4Config(dequantize=True)
-    assert_same(logits_of("out"), logits_of("in", quantization_config=whole))
+    assert config_written() == {"model_type": "llama", key: "bfloat16", "text_config": {key: "bfloat16"}}
+    shutil.move("out", "middle")
+    assert convert("middle", "out", "--to", "FLOAT16") == 0
+    assert config_written()[key] == "float16"
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_transformers_reads_deepseek_v4_as_gpucast_does() -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    if not hasattr(transformers, "DeepseekV4Config"):
-        pytest.skip("this transformers has no DeepSeek-V4")
-    sizes = {"vocab_size": 64, "hidden_size": 128, "moe_intermediate_size": 128, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 2, "head_dim": 64, "q_lora_rank": 128, "n_routed_experts": 4, "o_groups": 2}
-    sizes |= {"num_experts_per_tok": 2, "o_lora_rank": 64, "sliding_window": 16, "num_nextn_predict_layers": 0}
-    kinds = {"mlp_layer_types": ["moe"] * 2, "layer_types": ["sliding_attention"] * 2}
-    torch.manual_seed(0)
-    config = transformers.DeepseekV4Config(**sizes, **kinds, partial_rotary_factor=0.5, dtype="bfloat16")
-    transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained("in")
-    tensors = files.load("in/model.safetensors")
-    dense = [name for name in tensors if ".attn.w" in name or ".shared_experts." in name]
-    routed = [name for name in tensors if ".experts." in name]
-    assert len(dense) == 2 * 8 and len(routed) == 2 * 12
-    for name in dense + routed:
-        to, block = ("FLOAT8E4M3FN", (128, 128)) if name in dense else ("FLOAT4E2M1", (32,))
-        format = gpucast.quantization.Format("v4", to, "FLOAT8E8M0", block, "up")
-        q = gpucast.quantize(tensors[name].astype(np.float32), format)
-        data = q.get().data
-        tensors[name] = data if name in dense else pack(data.get()).view(np.int8)
-        tensors[name.replace(".weight", ".scale")] = q.scales
-    save("in/model.safetensors", tensors, {"format": "pt"})
-    document = json.loads(Path("in/config.json").read_text())
-    entry = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
-    document |= {"quantization_config": entry | {"expert_dtype": "fp4"}, "expert_dtype": "fp4"}
-    Path("in/config.json").write_text(json.dumps(document))
+def test_numbers_stay_as_they_were_written() -> None:
+    model({"l.weight": numbers(4, 4)})
+    text = '{"dtype": "float32", "rope_theta": 1e400, "eps": 1.0E-05, "list": [0.10, {"a": -1e999}], "n": 12}'
+    Path("in/config.json").write_text(text)
     assert convert("in", "out", "--to", "BFLOAT16") == 0
-    # Without a GPU transformers dequantizes to BFLOAT16.
-    assert_same(logits_of("out"), logits_of("in"))
+    wanted = text.replace("float32", "bfloat16").replace(" ", "").replace("\n", "")
+    assert re.sub(r"\s", "", Path("out/config.json").read_text()) == wanted
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_transformers_takes_the_type_that_the_weights_have() -> None:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "dtype": "float32"}
-    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**sizes, **heads))
-    model.save_pretrained("in")
-    assert convert("in", "out", "--to", "BFLOAT16") == 0
-    loaded = transformers.AutoModelForCausalLM.from_pretrained("out")
-    assert {weight.dtype for weight in loaded.parameters()} == {torch.bfloat16}
+def test_the_type_is_that_of_most_numbers() -> None:
+    model({"l.weight": numbers(8, 8), "norm.weight": numbers(1, 4)}, dtype="float32", quantization_config=None)
+    assert convert("in", "out", "--to", "BFLOAT16", "--include", "norm.weight") == 0
+    assert Path("out/config.json").read_bytes() == Path("in/config.json").read_bytes()
+    shutil.rmtree("out")
+    assert convert("in", "out", "--to", "BFLOAT16", "--exclude", "norm*") == 0
+    assert config_written() == {"dtype": "bfloat16", "quantization_config": None}
 
 
-def test_comfy_kitchen_reads_nvfp4_as_gpucast_does() -> None:
-    torch = pytest.importorskip("torch")
-    kitchen = pytest.importorskip("comfy_kitchen.backends.eager.quantization")
-    files.save("in.safetensors", {"l.weight": numbers(144, 80)})
-    options = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", "comfyui"]
-    assert convert("in.safetensors", "out.safetensors", *options) == 0
-    assert convert("out.safetensors", "back.safetensors", "--to", "FLOAT") == 0
-    written = {name: torch.from_numpy(x.view(np.uint8)) for name, x in files.load("out.safetensors").items() if x.ndim}
-    scale = torch.from_numpy(np.array(files.load("out.safetensors")["l.weight_scale_2"]))
-    blocks = written["l.weight_scale"].view(torch.float8_e4m3fn)
-    found = kitchen.dequantize_nvfp4(written["l.weight"], scale, blocks, torch.float32).numpy()
-    # It multiplies scale and scale first, in FLOAT.
-    np.testing.assert_allclose(found, files.load("back.safetensors")["l.weight"], rtol=2**-22)
-    # And what it writes is read.
-    x = torch.from_numpy(numbers(64, 128, seed=3))
-    scale = x.abs().max() / (448 * 6)
-    data, blocks = kitchen.quantize_nvfp4(x, scale)
-    layer = np.frombuffer(json.dumps({"format": "nvfp4"}).encode(), np.uint8)
-    scales = {"l.weight_scale": blocks.view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)}
-    parts = {"l.weight": data.numpy(), "l.weight_scale_2": scale.numpy(), "l.comfy_quant": layer}
-    files.save("k.safetensors", parts | scales)
-    assert convert("k.safetensors", "k.npz", "--to", "FLOAT") == 0
-    wanted = kitchen.dequantize_nvfp4(data, scale, blocks, torch.float32).numpy()
-    np.testing.assert_allclose(files.load("k.npz")["l.weight"], wanted, rtol=2**-22)
+def test_a_snapshot_in_the_cache_of_hugging_face() -> None:
+    blobs, snapshot = Path("models--a--b/blobs"), Path("models--a--b/snapshots/0123")
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    files.save("x.safetensors", {"l.weight": numbers(4, 4)})
+    shutil.move("x.safetensors", blobs / "77")
+    (blobs / "88").write_text('{"dtype": "float32"}')
+    for name, blob in (("model.safetensors", "77"), ("config.json", "88")):
+        os.symlink(f"../../blobs/{blob}", snapshot / name)
+    assert convert(str(snapshot), "out", "--to", "BFLOAT16", "--verify") == 0
+    assert config_written() == {"dtype": "bfloat16"}
+    assert files.load("out/model.safetensors")["l.weight"].dtype.name == "bfloat16"
+
+
+# ---- weights that loaders join into one layer ----
+
+
+NVFP4 = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", "compressed-tensors"]
+LAYER = "model.layers.0.self_attn"
+
+
+def shards(folder: str) -> list[str]:
+    return list(map(str, Path(folder).glob("*.safetensors")))
+
+
+def test_the_groups_are_those_of_the_loaders() -> None:
+    names = [f"{LAYER}.{last}.weight" for last in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    names += ["l.mlp.gate_proj.weight", "l.mlp.up_proj.weight", "l.mlp.down_proj.weight", "m.mlp.up_proj.weight"]
+    names += ["e.experts.0.w1.weight", "e.experts.0.w3.weight", "e.experts.1.w1.weight", "e.experts.0.w2.weight"]
+    names += ["a.wq_a.weight", "a.wkv.weight", "w1.bias"]
+    assert groups(names) == [names[:3], names[4:6], names[8:10], names[12:14]]
+
+
+@pytest.mark.parametrize("among", ["one file", "several files"])
+def test_joined_weights_get_one_global_scale(among: str) -> None:
+    weights = {f"{LAYER}.{last}.weight": numbers(32, 64) * size for last, size in (("q_proj", 1), ("k_proj", 40))}
+    weights[f"{LAYER}.v_proj.weight"] = numbers(16, 64) / 9
+    weights[f"{LAYER}.o_proj.weight"] = numbers(32, 64) / 9
+    for index, (name, weight) in enumerate(weights.items()):
+        save(f"in/{index}.safetensors", {name: weight})
+    if among == "one file":
+        for path in Path("in").iterdir():
+            path.unlink()
+        save("in/model.safetensors", weights)
+    Path("in/config.json").write_text("{}")
+    assert convert("in", "out", *NVFP4, "--verify", "all") == 0
+    written = {name: array for path in shards("out") for name, array in files.load(path).items()}
+    scales = {name: float(written[f"{name}_global_scale"][0]) for name in weights}
+    largest = max(float(np.abs(weight).max()) for weight in weights.values())
+    own = float(np.abs(weights[f"{LAYER}.o_proj.weight"]).max())
+    *joined, alone = scales.values()
+    np.testing.assert_allclose(joined, [6 * 448 / largest] * 3, rtol=1e-6)
+    np.testing.assert_allclose(alone, 6 * 448 / own, rtol=1e-6)
+    # As vLLM reads it: every part of the joined layer by the largest global scale.
+    assert convert("out", "back", "--to", "FLOAT") == 0
+    for path in shards("back"):
+        for name, array in files.load(path).items():
+            factor = 1 if "o_proj" in name else scales[name] / max(joined)
+            assert np.linalg.norm(array * factor - weights[name]) < 0.12 * np.linalg.norm(weights[name]), name
+
+
+def test_a_weight_that_is_kept_does_not_count() -> None:
+    weights = {f"l.{last}.weight": numbers(16, 64) * size for last, size in (("q_proj", 1), ("k_proj", 40))}
+    save("in/model.safetensors", weights)
+    Path("in/config.json").write_text("{}")
+    assert convert("in", "out", *NVFP4, "--exclude", "l.k_proj.weight") == 0
+    (scale,) = files.load("out/model.safetensors")["l.q_proj.weight_global_scale"]
+    np.testing.assert_allclose(scale, 6 * 448 / np.abs(weights["l.q_proj.weight"]).max(), rtol=1e-6)
+    assert json.loads(Path("out/config.json").read_text())["quantization_config"]["ignore"][0] == "l.k_proj"
+
+
+def test_a_change_of_a_joined_weight_elsewhere_is_noticed() -> None:
+    save("in/a.safetensors", {"l.q_proj.weight": numbers(16, 64)})
+    save("in/b.safetensors", {"l.k_proj.weight": numbers(16, 64)})
+    Path("in/config.json").write_text("{}")
+    choice = checkpoints.Choice(dtype("FLOAT4E2M1"))
+    request = checkpoints.Request(choice, {}, "nvfp4", asked_style="compressed-tensors")
+    plan = checkpoints.make_plan("in", "out", request)
+    save("in/b.safetensors", {"l.k_proj.weight": numbers(16, 64, seed=1)})
+    assert plan.files[0].changed() is not None

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,49 +120,6 @@ def test_casts_are_added_merged_and_taken_out(folder: Path) -> None:
     assert convert("in.onnx", "out.onnx", "--to", "FLOAT") == 0
     assert "Cast" in {node.op_type for node in onnx.load("out.onnx").graph.node}
     onnx.checker.check_model("out.onnx", full_check=True)
-
-
-def test_an_output_that_is_an_initializer_keeps_its_type(folder: Path) -> None:
-    proto = model()
-    proto.graph.output.append(helper.make_tensor_value_info("W", 1, [64, 32]))
-    proto.graph.output.append(helper.make_tensor_value_info("Vf", 1, [32, 8]))
-    for to in ("BFLOAT16", "FLOAT"):
-        save("in.onnx", False, proto)
-        assert convert("in.onnx", "out.onnx", "--to", to) == 0
-        onnx.checker.check_model("out.onnx", full_check=True)
-        session = onnxruntime.InferenceSession("out.onnx", providers=["CPUExecutionProvider"])
-        _, w, v = session.run(None, {"x": X})
-        assert (w.dtype, v.dtype) == (np.float32, np.float32)
-
-
-def test_names_that_are_taken_are_not_given_again(folder: Path) -> None:
-    proto = model()
-    proto.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "W.float16"))
-    proto.graph.node[0].name = "cast/W"
-    proto.graph.node.append(helper.make_node("Identity", ["b"], ["b.float16"]))
-    save("in.onnx", False, proto)
-    assert convert("in.onnx", "out.onnx", "--to", "FLOAT16") == 0
-    onnx.checker.check_model("out.onnx", full_check=True)
-    names = [tensor.name for tensor in onnx.load("out.onnx").graph.initializer]
-    assert {"W.float16", "W.float16.2", "b.float16.2"} <= set(names)
-    assert run("out.onnx").shape == (5, 8)
-
-
-def test_what_the_model_says_of_types_stays_right(folder: Path) -> None:
-    """Value infos of initializers that only Casts use, and an unused input with a name that would be generated."""
-    proto = model(inputs=[helper.make_tensor_value_info("W.bfloat16", 1, [1])])
-    proto.graph.node.append(helper.make_node("Cast", ["c"], ["ci"], to=TensorProto.INT32))
-    proto.graph.node.append(helper.make_node("Cast", ["c"], ["cd"], to=TensorProto.DOUBLE))
-    proto.graph.initializer.append(numpy_helper.from_array(weights()["b"], "c"))
-    proto.graph.value_info.extend(helper.make_tensor_value_info(name, 1, [32]) for name in "bc")
-    proto.graph.value_info.append(helper.make_tensor_value_info("V", 10, [32, 8]))
-    onnx.checker.check_model(proto, full_check=True)
-    save("in.onnx", False, proto)
-    assert convert("in.onnx", "out.onnx", "--to", "BFLOAT16") == 0
-    written = onnx.load("out.onnx")
-    onnx.checker.check_model(written, full_check=True)
-    assert [value.name for value in written.graph.value_info] == ["b"]
-    assert {x.name: x.data_type for x in written.graph.initializer}["W.bfloat16.2"] == TensorProto.BFLOAT16
 
 
 def test_patterns_and_other_formats(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,50 +273,3 @@ def test_models_that_outgrow_protocol_buffers_get_external_data(folder: Path, mo
     onnx.checker.check_model("out.onnx", full_check=True)
     assert os.path.getsize("out.onnx.data") >= 64 * 32 * 8
     assert run("out.onnx").shape == (5, 8)
-
-
-def with_many_files(count: int) -> None:
-    """A model of `count` initializers, each in a file of its own."""
-    x = np.arange(300, dtype=np.float32)
-    tensors = [helper.make_tensor(f"w{i}", TensorProto.FLOAT, [300], (x + i).tobytes(), raw=True) for i in range(count)]
-    nodes = [helper.make_node("Identity", [tensor.name], [f"y{i}"]) for i, tensor in enumerate(tensors)]
-    outputs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, [300]) for i in range(count)]
-    proto = helper.make_model(
-        helper.make_graph(nodes, "many", [], outputs, tensors),
-        opset_imports=[helper.make_opsetid("", 21)],
-        ir_version=10,
-    )
-    onnx.external_data_helper.convert_model_to_external_data(proto, all_tensors_to_one_file=False, size_threshold=100)
-    os.mkdir("many")
-    onnx.save(proto, "many/in.onnx")
-
-
-def test_a_model_of_many_files_opens_few_at_a_time(folder: Path) -> None:
-    """Each was open as long as the model was: about 1,000 were too many."""
-    with_many_files(150)
-    program = (
-        "import resource, sys\n"
-        "from gpucast.cli import main\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "sys.exit(main(['convert', 'many/in.onnx', 'out.onnx', '--to', 'FLOAT16', '--verify', '--quiet']))\n"
-    )
-    environment = os.environ | {"PYTHONPATH": str(Path(gpucast.__file__).parents[1])}
-    ended = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, env=environment, check=False
-    )
-    assert (ended.returncode, ended.stderr) == (0, "")
-    with files.TensorFile("many/in.onnx") as file:
-        streams = [iter(tensor.chunks(16)) for tensor in file.tensors]
-        # All at once, and in any order.
-        assert [float(next(stream)[1]) for stream in reversed(streams)] == [float(i + 1) for i in reversed(range(150))]
-        assert [float(next(stream)[0]) for stream in streams] == [float(i + 4) for i in range(150)]
-
-
-def test_external_data_that_becomes_a_pipe_is_not_waited_for(folder: Path) -> None:
-    save("in.onnx", external=True)
-    with files.TensorFile("in.onnx") as file:
-        tensor = next(tensor for tensor in file.tensors if tensor.nbytes > 100)
-        os.unlink("in.onnx.bin")
-        os.mkfifo("in.onnx.bin")
-        with pytest.raises(files.FileError, match="is no regular file"):
-            tensor.read()

@@ -5,25 +5,24 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import re
+import shutil
 import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 
 from conversions import begun, planned, run
 from gpucast import checkpoints, files
-from gpucast.checkpoints.reporting import outcome_json
-from gpucast.checkpoints.running import partial, staging
-from gpucast.checkpoints.running.staging import Staging
+from gpucast.checkpoints.running import partial
 from gpucast.cli import main
-from gpucast.core import places, trusted_files
+from gpucast.core import places
 from gpucast.core.dtypes import dtype
 from onnx_models import save_external
 from strangers import STRANGER, as_root
@@ -46,38 +45,6 @@ def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 # ---- what is missing, or was put there ----
-
-
-@contextlib.contextmanager
-def stopped_before_publishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    def killed(work: Staging) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(staging, "WORTH_KEEPING", 0)
-        patch.setattr(Staging, "publish", killed)
-        yield
-
-
-@pytest.mark.parametrize("argv", [("in", "out"), ("in.safetensors", "out.safetensors"), ("in.onnx", "out.onnx")])
-def test_nothing_is_published_where_a_result_is_missing(
-    argv: tuple[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two()
-    save_external("in.onnx", BIG)
-    files.save("in.safetensors", {"x": BIG})
-    plan = planned(*argv)
-    with stopped_before_publishing(monkeypatch):
-        run(plan)
-    before, missing = sorted(os.listdir()), plan.files[-1].names[-1]
-    with begun(plan) as work, work.concluding() as is_ours:
-        assert is_ours
-        os.unlink(work.finished(missing))
-        with pytest.raises(files.FileError, match=f"{missing}: was finished, and is not there"):
-            work.publish()
-    assert sorted(os.listdir()) == before
-    run(plan)
-    assert os.path.exists(argv[1])
 
 
 @pytest.mark.parametrize("name", ["out.onnx", "out.onnx.data"])
@@ -118,54 +85,6 @@ def test_what_cannot_be_completed_is_told(folder: Path, monkeypatch: pytest.Monk
 # ---- after all is written ----
 
 
-def test_an_error_of_tidying_up_does_not_hide_that_all_is_written(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    two()
-    argv, remove = ["convert", "in", "out", "--to", "FLOAT16", "--quiet", "--report", "report.json"], os.unlink
-
-    def failing(path: Any, *args: Any, **keywords: Any) -> None:
-        if str(path).endswith(".jsonl"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        remove(path, *args, **keywords)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", failing)
-        assert main(argv) == 0
-    said = capsys.readouterr().err
-    assert re.fullmatch(r"out is written and whole; \S+/out.partial: Input/output error\n", said)
-    assert leftovers(folder, "in") == ["out", "out.partial", "report.json"]
-    assert len(json.loads(Path("report.json").read_text())["tensors"]) == 2
-    # The next run removes what is left.
-    assert main(argv) == 0
-    assert leftovers(folder, "in") == ["out", "report.json"]
-
-
-def test_an_error_of_the_report_does_not_hide_that_all_is_written(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files.save("in.safetensors", {"x": BIG})
-
-    def full(document: Any) -> str:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(outcome_json, "page", full)
-    said = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16", "--report", "report.html")
-    whole, error = said.splitlines()
-    assert whole == "out.safetensors is written and whole"
-    assert error.endswith("report.html: No space left on device")
-    assert leftovers(folder, "in.safetensors") == ["out.safetensors"]
-
-
-def test_a_name_of_5000_digits_is_reported(folder: Path) -> None:
-    names = ["7" * 5000, "8" * 4999, "9", "٣", "x" + "0" * 4500 + "1"]
-    files.save("in.safetensors", {name: np.linspace(-1, 1, 100, dtype=np.float32) for name in names})
-    argv = ["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16", "--quiet", "--report", "report.html"]
-    assert main(argv) == 0
-    assert names[0] in Path("report.html").read_text()
-    assert leftovers(folder, "in.safetensors") == ["out.safetensors", "report.html"]
-
-
 # ---- another's folder, links ----
 
 
@@ -202,23 +121,6 @@ def test_a_folder_that_others_can_write_is_refused(folder: Path, capsys: pytest.
     os.umask(mask)
     assert stat.S_IMODE(os.stat("out").st_mode) == 0o777 & ~mask
     assert stat.S_IMODE(os.stat("out/a.safetensors").st_mode) == 0o666 & ~mask
-
-
-def test_a_file_system_that_knows_no_owners_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two()
-    with monkeypatch.context() as patch:
-        patch.setattr(trusted_files, "why_not_ours", lambda found: "can be written by others")
-        run(planned("in", "out"))
-    assert leftovers(folder, "in") == ["out"]
-
-
-def test_a_link_in_the_place_of_the_folder_is_not_followed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    two()
-    os.mkdir("elsewhere")
-    os.symlink("elsewhere", "out.partial")
-    for more in ([], ["--restart"], ["--dry-run"]):
-        assert "out.partial: is in the way, and is a link" in failure(capsys, "in", "out", "--to", "FLOAT16", *more)
-    assert os.listdir("elsewhere") == []
 
 
 # ---- mount points and other file systems ----
@@ -264,17 +166,6 @@ def test_a_mount_point_is_refused_before_the_work(kind: str, folder: Path, capsy
         assert "new.partial: is mounted on its own" in failure(capsys, "in", "new", "--to", "FLOAT16")
 
 
-def test_a_file_system_for_reading_alone_is_known_before_the_work(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    two()
-    os.mkdir("small")
-    with mounted(folder / "small", "-t", "tmpfs", "-o", "ro", "none"):
-        for more in ([], ["--dry-run"]):
-            said = failure(capsys, "in", "small/out", "--to", "FLOAT16", *more)
-            assert said == "gpucast convert: small/out: Read-only file system\n"
-
-
 def test_a_place_that_may_not_be_written_is_known_before_the_work(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,14 +179,7 @@ def test_a_place_that_may_not_be_written_is_known_before_the_work(
         assert said == "gpucast convert: closed/out: Permission denied\n"
 
 
-def test_a_mounted_path_is_known_by_its_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the system lists it: blanks are codes."""
-    (folder / "a b").mkdir()
-    (folder / "mounts").write_text(f"1 2 3:4 / {folder}/a\\040b rw - ext4 none rw\n")
-    opened = open
-    monkeypatch.setattr(partial, "open", lambda path, mode: opened(folder / "mounts", mode), raising=False)
-    assert partial.is_mount_point(f"{folder}/a b")
-    assert not partial.is_mount_point(f"{folder}/a")
+# ---- locks and paths ----
 
 
 # ---- locks and paths ----
@@ -306,47 +190,56 @@ def test_locks_are_shared_or_held_alone(folder: Path, monkeypatch: pytest.Monkey
     with open("lock", "r+b") as one, open("lock", "r+b") as other:
         assert partial.lock(one, wait=False, shared=True) and partial.lock(other, wait=False, shared=True)
         assert not partial.lock(other, wait=False)
+        flock = MagicMock()
+        monkeypatch.setattr(partial.fcntl, "flock", flock)
         for number, expected in [(errno.ENOLCK, True), (errno.EOPNOTSUPP, True), (errno.EACCES, False)]:
-            fails(monkeypatch, number)
+            flock.side_effect = OSError(number, os.strerror(number))
             assert partial.lock(one, wait=False) is expected
-        for number in (errno.EIO, errno.ESTALE):
-            fails(monkeypatch, number)
-            with pytest.raises(OSError, match=os.strerror(number)):
-                partial.lock(one, wait=False)
+        flock.side_effect = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
+            partial.lock(one, wait=False)
 
 
-def fails(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def flock(file: Any, how: int) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(partial.fcntl, "flock", flock)
-
-
-def test_a_path_is_resolved_or_cannot_be(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_resolved_or_cannot_be(folder: Path) -> None:
     os.makedirs("real/deep")
-    os.symlink("real", "link")
-    os.symlink("deep/new", "real/dangling")
-    os.symlink("loop", "loop")
-    real = str(folder / "real")
-    for path, expected in [
-        ("link", real),
-        ("link/", real),
-        ("link/new", f"{real}/new"),
-        ("link/new/", f"{real}/new"),
-        ("link/dangling", f"{real}/deep/new"),
-        ("nowhere/new", str(folder / "nowhere/new")),
-        ("link/deep/../x", f"{real}/x"),
-    ]:
-        assert places.resolved(path) == expected == os.path.realpath(path)
+    for target, link in (("real", "link"), ("deep/new", "real/dangling"), ("loop", "loop")):
+        os.symlink(target, link)
+    for path in ("link", "link/", "link/new", "link/new/", "link/dangling", "nowhere/new", "link/deep/../x"):
+        assert places.resolved(path) == os.path.realpath(path)
     with pytest.raises(OSError, match="symbolic links"):
         places.resolved("loop")
-    look = os.lstat
 
-    def failing(path: Any, **keywords: Any) -> Any:
-        if str(path).endswith("link"):
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), path)
-        return look(path, **keywords)
 
-    monkeypatch.setattr(os, "lstat", failing)
-    with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
-        places.resolved("link/new")
+# ---- what is at OUT already, or has no room there ----
+
+
+def test_a_file_that_exists_is_replaced_only_when_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("in.safetensors", {"x": BIG})
+    Path("out.safetensors").write_bytes(b"mine")
+    argv = ["in.safetensors", "out.safetensors", "--to", "FLOAT16"]
+    for more in ([], ["--dry-run"], ["--restart"]):
+        assert "out.safetensors: exists already; give --overwrite to replace it" in failure(capsys, *argv, *more)
+    assert Path("out.safetensors").read_bytes() == b"mine"
+    assert main(["convert", *argv, "--overwrite", "--quiet"]) == 0
+    assert leftovers(folder, "in.safetensors", "out.safetensors") == []
+
+
+def test_a_finished_folder_is_not_begun_anew(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    two()
+    run(planned("in", "out"))
+    before = Path("out/a.safetensors").stat()
+    said = failure(capsys, "in", "out", "--to", "FLOAT16", "--restart")
+    assert "out: is finished, and --restart discards unfinished work alone; remove it" in said
+    assert Path("out/a.safetensors").stat() == before
+
+
+def test_too_little_room_is_told_before_the_work(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two()
+    Path("in/notes.txt").write_text("12345")
+    needed = 5 + 2 * BIG.nbytes // 2
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed - 1))
+    assert f"and {needed - 1:,} are free there" in failure(capsys, "in", "out", "--to", "FLOAT16")
+    assert f"and {needed - 1:,} are free there" in failure(capsys, "in", "out", "--to", "FLOAT16", "--dry-run")
+    assert leftovers(folder, "in") == []

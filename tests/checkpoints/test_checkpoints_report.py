@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -11,18 +10,21 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gpucast
-from bench.peers import convert as benchmark
 from gpucast import files
 from gpucast.checkpoints.losses import counts
-from gpucast.checkpoints.losses.statistics import Errors, Histogram, Statistics
+from gpucast.checkpoints.losses.statistics import Histogram
 from gpucast.cli import main
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from scaled_files import numbers
 from tensors import ids, sample
+
+pytestmark = pytest.mark.usefixtures("folder")
 
 FLOATS = [row for row in DTYPES if row.family == "float"]
 
@@ -32,52 +34,6 @@ def by_hand(x: np.ndarray) -> dict[int, int]:
     values = np.abs(x[np.isfinite(x) & (x != 0)].astype(np.float64))
     exponents, numbers = np.unique(np.frexp(values)[1] - 1, return_counts=True)
     return dict(zip(exponents.tolist(), numbers.tolist(), strict=True))
-
-
-def test_histograms_count_powers_of_two() -> None:
-    random = np.random.default_rng(0)
-    x = np.concatenate(
-        [random.standard_normal(1000) * 2.0 ** random.integers(-200, 200, 1000), [0, -0.0, np.inf, -np.nan]]
-    )
-    found = Histogram()
-    for piece in np.array_split(x, 7):
-        found.add(np.ascontiguousarray(piece))
-    assert found == Histogram(by_hand(x), zero=2, inf=1, nan=1)
-    assert Histogram.from_json(json.loads(json.dumps(found.as_json()))) == found
-    document = found.as_json()
-    assert sum(document["counts"]) == 1000
-    assert document["counts"][0] == found.counts[document["lowest"]] > 0
-    edges = Histogram()
-    edges.add(np.array([5e-324, 2.0**-1022, 1.0, 1.9999, 2.0, np.finfo(np.float64).max]))
-    assert edges.counts == {-1023: 1, -1022: 1, 0: 2, 1: 1, 1023: 1}
-    assert Histogram().as_json() == {"lowest": 0, "counts": [], "zero": 0, "inf": 0, "nan": 0}
-
-
-def test_errors_are_what_numpy_gives() -> None:
-    x = np.random.default_rng(1).standard_normal(100_000)
-    y = x.astype(np.float16).astype(np.float64)
-    x[:3], y[:3] = (np.nan, np.inf, 1.0), (0.0, np.inf, np.inf)
-    errors = Errors()
-    for part in (slice(0, 10), slice(10, 70_000), slice(70_000, None)):
-        errors.add(x[part], y[part])
-    x, y = x[3:], y[3:]
-    assert errors.compared == x.size
-    assert errors.mean_relative_error == pytest.approx(np.mean(np.abs(y - x) / np.abs(x)))
-    assert errors.largest == np.abs(y - x).max()
-    assert errors.sqnr_db == pytest.approx(10 * math.log10(np.sum(x**2) / np.sum((x - y) ** 2)))
-    exact = Errors()
-    exact.add(np.array([0.0, 2.0]), np.array([0.0, 2.0]))
-    assert (exact.sqnr_db, exact.mean_relative_error, exact.compared) == (None, 0.0, 1)
-
-
-def test_a_record_comes_back() -> None:
-    found = Statistics(errors=Errors())
-    x = np.array([1e30, 1e-30, 0.1, np.inf], np.float32)
-    found.report = gpucast.cast_report(x, "FLOAT8E5M2")
-    found.examine(x, gpucast.cast(x, "FLOAT8E5M2"), 0.5)
-    assert Statistics.from_record(json.loads(json.dumps(found.as_record()))) == found
-    plain = Statistics(gpucast.cast_report(x, "INT8"))
-    assert Statistics.from_record(json.loads(json.dumps(plain.as_record()))) == plain
 
 
 @pytest.mark.parametrize("src", FLOATS, ids=ids)
@@ -93,12 +49,17 @@ def test_the_quick_counts_are_those_of_cast_report(src: DType) -> None:
                 assert replace(found, max_relative_error=0.0) == wanted, (src, dst, saturate)
 
 
-def test_the_quick_counts_of_what_holds_all_but_is_told_to_clamp() -> None:
-    x = np.array([1, np.inf, -np.inf, 0, np.nan], np.float32).astype(dtype("BFLOAT16").numpy)
-    for more in ({}, {"overflow": "saturate"}):
-        found = counts.of_cast(x, gpucast.cast(x, "FLOAT", **more), dtype("BFLOAT16"), dtype("FLOAT"), more)
-        assert replace(gpucast.cast_report(x, "FLOAT", **more), max_relative_error=0.0) == found
-        assert found.saturated == 2 * len(more)
+def test_histograms_count_numbers_of_every_kind(folder: Path) -> None:
+    random = np.random.default_rng(0)
+    edges = [0, -0.0, np.inf, -np.nan, 5e-324, 2.0**-1022, 1.0, 1.9999, 2.0, np.finfo(np.float64).max]
+    x = np.concatenate([random.standard_normal(1000) * 2.0 ** random.integers(-200, 200, 1000), edges])
+    np.save("in.npy", x)
+    assert main(["convert", "in.npy", "out.npy", "--to", "FLOAT", "--allow-loss", "--report", "r.json", "--quiet"]) == 0
+    (tensor,) = json.loads((folder / "r.json").read_text())["tensors"]
+    wanted = by_hand(x)
+    # What is below the normal numbers is counted together.
+    wanted[-1023] = wanted.pop(-1074)
+    assert Histogram.from_json(tensor["log2_magnitudes"]["before"]) == Histogram(wanted, zero=2, inf=1, nan=1)
 
 
 def test_the_report_tells_of_every_tensor(folder: Path) -> None:
@@ -144,41 +105,6 @@ def test_the_report_tells_of_every_tensor(folder: Path) -> None:
         noise = np.sum((y - x.astype(np.float64)) ** 2)
         expected = 10 * math.log10(np.sum(x.astype(np.float64) ** 2) / noise) if noise else None
         assert tensor["sqnr_db"] == (None if expected is None else pytest.approx(expected))
-
-
-def test_reports_of_other_types(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Integers, packed codes, text and special values have statistics as well, and JSON that every reader takes."""
-    np.savez(
-        "in.npz", a=np.array([np.nan, np.inf, 1e300, 0]), b=np.array([3, -300]), t=np.array(["1.5", "2"]), e=np.zeros(0)
-    )
-    rules = ["--rule", "b=INT4", "--rule", "t=FLOAT", "--rule", "a=FLOAT4E2M1"]
-    options = ["--scale", "none", "--allow-loss", "--quiet", "--report", "r.json"]
-    assert main(["convert", "in.npz", "out.npz", "--to", "STRING", *rules, *options]) == 0
-
-    def no_constants(text: str) -> float:
-        raise AssertionError(text)
-
-    document = json.loads((folder / "r.json").read_text(), parse_constant=no_constants)
-    found = {tensor["name"]: tensor for tensor in document["tensors"]}
-    assert (found["a"]["saturated"], found["a"]["nan_lost"]) == (2, 1)
-    assert found["b"]["wrapped"] == 1
-    assert found["b"]["log2_magnitudes"]["before"]["lowest"] == 1
-    assert found["t"]["to"] == "FLOAT"
-    assert found["e"]["elements"] == 0
-    assert main(["convert", "in.npz", "o.npz", "--to", "FLOAT", "--report", "no/r.json"]) == 1
-    assert capsys.readouterr().err == "gpucast convert: no/r.json: No such file or directory\n"
-    assert not (folder / "o.npz").exists()
-
-
-@pytest.mark.parametrize("row", [row for row in DTYPES if row.family != "string"], ids=ids)
-def test_verify_agrees_with_every_type(row: DType, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rounding = ["--rounding", "nearest_even"] if row.family == "int" else []
-    files.save("in.npz", {"x": sample(dtype("FLOAT"), (40, 40)), "t": np.array(["a", "b"]), "k": np.arange(5)})
-    common = ["--to", row.name, "--scale", "none", "--allow-loss", "--exclude", "t", "--rule", "k=keep", *rounding]
-    assert main(["convert", "in.npz", "out.npz", *common, "--verify", "all"]) == 0
-    assert "verified: 1,607 elements are what the reference gives" in capsys.readouterr().out
-    assert main(["convert", "in.npz", "out.npz", *common, "--overwrite", "--verify", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["verified_elements"] == 1024 + 5 + 2
 
 
 #: Converts under a limit on anonymous memory (heap, stacks, private mappings), and prints the peak.
@@ -234,12 +160,48 @@ def test_a_large_file_takes_little_memory(folder: Path, exhaustive: bool) -> Non
         (folder / "out.safetensors").unlink()
 
 
-def test_the_benchmark_compares_the_same_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A plain cast and two scaled ones.
-    monkeypatch.setattr(benchmark, "JOBS", [benchmark.JOBS[i] for i in (0, 7, -2)])
-    arguments = argparse.Namespace(megabytes=1, rounds=1, torch_python=None)
-    rows = benchmark.measure(folder, arguments)
-    assert [row["contender"] for row in rows] == 3 * ["gpucast", "safetensors.numpy"]
-    for row in rows:
-        assert row["different_bytes"] == 0
-        assert row["seconds"] > 0
+# ---- what is looked at beside the cast ----
+
+
+@pytest.mark.parametrize(
+    ("options", "compared"),
+    [
+        # A block of 128x128 stands for 16 pieces of 2^20.
+        (["--to", "FLOAT8E4M3FN", "--scale", "block"], 1 << 14),
+        (["--to", "FLOAT8E4M3FN", "--scale", "mx"], 4 * 1024),
+        (["--to", "FLOAT8E4M3FN", "--scale", "per-tensor"], 4 * 1024),
+        (["--to", "BFLOAT16"], 4 * 1024),
+    ],
+)
+def test_verify_compares_a_sample(options: list[str], compared: int, capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("in.safetensors", {"w": np.full((2048, 2048), 3, np.float32)})
+    capsys.readouterr()
+    assert main(["convert", "in.safetensors", "out.safetensors", *options, "--verify", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verified_elements"] == compared
+
+
+def report_of(x: np.ndarray[Any, Any], *options: str) -> dict[str, Any]:
+    files.save("in.safetensors", {"w": x})
+    argv = ["convert", "in.safetensors", "out.safetensors", *options, "--quiet", "--overwrite"]
+    assert main([*argv, "--report", "r.json"]) == 0
+    (tensor,) = json.loads(Path("r.json").read_text())["tensors"]
+    return dict(tensor)
+
+
+OPTIONS = [["--to", "FLOAT16"], ["--to", "FLOAT8E4M3FN", "--scale", "block"], ["--to", "INT4", "--scale", "block"]]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_sample_of_a_large_tensor_is_near_the_whole(options: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.tile(numbers(512, 512), (4, 4)) + np.linspace(0, 1, 2048, dtype=np.float32)
+    sampled = report_of(x, *options)
+    assert 0.005 < sampled["examined"] / x.size < 0.01
+    monkeypatch.setattr("gpucast.checkpoints.losses.statistics.EXACT", x.size)
+    whole = report_of(x, *options)
+    assert whole["examined"] == x.size
+    # Counts are of all elements.
+    for field in ("elements", "nonzero", "saturated", "underflowed", "nan", "infinite"):
+        assert sampled[field] == whole[field], field
+    assert sampled["sqnr_db"] == pytest.approx(whole["sqnr_db"], abs=0.5)
+    assert sampled["mean_relative_error"] == pytest.approx(whole["mean_relative_error"], rel=0.1)
+    assert sampled["max_relative_error"] <= whole["max_relative_error"]

@@ -18,12 +18,10 @@ from codes import assert_same
 from gpucast import checkpoints, files
 from gpucast.arrays.packed import PackedArray
 from gpucast.checkpoints.scales import scaling
-from gpucast.checkpoints.scales.scaling import Scaled
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming import pieces
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
-from host_driver import HostDriver, installed
 from scaled_files import NAMES, convert, failure, header, numbers, quantized, save
 from tensors import leftovers
 
@@ -43,30 +41,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 # ---- formats ----
-
-
-def test_every_type_has_the_formats_that_are_promised() -> None:
-    found = {to: list(scaling.formats(dtype(to))) for to in TYPES}
-    integers = ["per-tensor", "per-channel", "block"]
-    assert found == {
-        "FLOAT8E4M3FN": [*integers, "mx"],
-        "FLOAT8E5M2": [*integers, "mx"],
-        "FLOAT6E2M3": ["mx"],
-        "FLOAT6E3M2": ["mx"],
-        "FLOAT4E2M1": ["mx", "nvfp4"],
-        **dict.fromkeys(TYPES[5:], integers),
-    }
-    names = {
-        ("FLOAT8E4M3FN", "block"): "float8e4m3fn_128x128",
-        ("FLOAT8E5M2", "per-channel"): "float8e5m2_axis",
-        ("FLOAT8E4M3FN", "mx"): "mxfp8e4m3",
-        ("FLOAT6E3M2", "mx"): "mxfp6e3m2",
-        ("FLOAT4E2M1", "nvfp4"): "nvfp4",
-        ("INT8", "per-tensor"): "int8_tensor",
-        ("INT2", "block"): "int2_128",
-        ("UINT4", "block"): "uint4_zp_128",
-    }
-    assert {pair: scaling.formats(dtype(pair[0]))[pair[1]].name for pair in names} == names
 
 
 @pytest.mark.parametrize(("to", "scale"), PAIRS)
@@ -190,63 +164,6 @@ def test_verify_notices_other_codes(capsys: pytest.CaptureFixture[str], monkeypa
     assert leftovers(Path(), "in.safetensors") == []
 
 
-def test_a_sample_that_is_verified_ends_with_a_block() -> None:
-    # 1,024 elements of rows of 7 are 146 rows; the second block of 128 rows has its largest number behind them.
-    x = numbers(400, 7)
-    x[200] = 1000
-    files.save("in.safetensors", {"w": x})
-    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT8E4M3FN", "--scale", "block", "--verify") == 0
-
-
-def test_verify_notices_another_global_scale(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save("in/model.safetensors", {"l.weight": numbers(8, 64)})
-    Path("in/config.json").write_text("{}")
-    write = Scaled.write
-
-    def twice(self: Scaled, give: scaling.Write, *rest: Any) -> None:
-        def wrong(spec: files.Spec, chunks: Any) -> int:
-            return give(spec, [2 * x for x in chunks] if spec.name.endswith("global_scale") else chunks)
-
-        write(self, wrong, *rest)
-
-    monkeypatch.setattr(Scaled, "write", twice)
-    for style in ("gpucast", "compressed-tensors"):
-        options = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", style, "--verify"]
-        assert "is not what the reference gives" in failure(capsys, "in", "out", *options)
-
-
-def test_verify_of_a_global_scale_beside_codes_of_many_reads() -> None:
-    # Codes that are packed in bytes are read 2^19 at a time, and compared 2^20 at a time.
-    save("in/model.safetensors", {"l.weight": numbers(2064, 1024)})
-    Path("in/config.json").write_text("{}")
-    options = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", "compressed-tensors"]
-    assert convert("in", "out", *options, "--verify") == 0
-
-
-#: Scales of one kind, and of two.
-ON_DEVICE = [("FLOAT8E4M3FN", "block"), ("FLOAT4E2M1", "nvfp4")]
-
-
-def test_a_device_gives_the_same_bytes(exhaustive: bool) -> None:
-    """On the stand-in for a driver, in pieces, ragged ones among them."""
-    tensors = {"a": numbers(70, 130), "half": numbers(9, 96).astype(np.float16), "one": numbers(1, 1)}
-    tensors["a"][0, 5], tensors["half"][8, 95] = np.inf, np.nan
-    for to, scale in PAIRS if exhaustive else ON_DEVICE:
-        # A kernel for each type of source.
-        files.save("in.safetensors", tensors if exhaustive else {"a": tensors["a"], "one": tensors["one"]})
-        argv = ["in.safetensors", "out.safetensors", "--to", to, "--scale", scale, "--allow-loss"]
-        assert convert(*argv) == 0
-        wanted = Path("out.safetensors").read_bytes()
-        driver = HostDriver()
-        with installed(driver):
-            assert convert(*argv, "--device", "cuda:1") == 0
-        assert len(driver.launched) >= 4
-        assert {index for _, index in driver.loaded} == {1}
-        assert Path("out.safetensors").read_bytes() == wanted, (to, scale)
-
-
 # ---- styles ----
 
 
@@ -295,10 +212,19 @@ def test_deepseek() -> None:
     assert np.abs(back - NAMES["l.weight"][:256]).max() < 0.05 * np.abs(NAMES["l.weight"]).max()
 
 
-FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
-TOKEN = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
-PACKED = {"l.weight_packed": ("I32", [264, 32]), "l.weight_shape": ("I64", [2])}
-INT4 = {"num_bits": 4, "type": "int", "dynamic": False}
+def weights(bits: int, strategy: str, kind: str = "float", symmetric: bool = True, **more: Any) -> dict[str, Any]:
+    return {"num_bits": bits, "type": kind, "symmetric": symmetric, "dynamic": False, "strategy": strategy} | more
+
+
+def words(columns: int, *scale: int, **zeros: Any) -> dict[str, Any]:
+    """Codes in words of 32 bits."""
+    return {"packed": ("I32", [264, columns]), "shape": ("I64", [2]), "scale": ("F32", [264, *scale]), **zeros}
+
+
+TOKEN = weights(8, "token") | {"dynamic": True}
+MX = {"group_size": 32, "scale_dtype": "torch.uint8"}
+NVFP4 = {"group_size": 16, "scale_dtype": "torch.float8_e4m3fn"}
+F8, MX_SCALE = ("F8_E4M3", [264, 256]), ("U8", [264, 8])
 
 
 # Of vllm-project/compressed-tensors: compressors/*/base.py (names, types), quantization/quant_args.py and
@@ -307,77 +233,38 @@ INT4 = {"num_bits": 4, "type": "int", "dynamic": False}
 @pytest.mark.parametrize(
     ("to", "scale", "tensors", "format", "weights", "activations"),
     [
+        ("FLOAT8E4M3FN", "per-tensor", {"": F8, "scale": ("F32", [1])}, "float-quantized", weights(8, "tensor"), TOKEN),
         (
-            *("FLOAT8E4M3FN", "per-tensor"),
-            {"l.weight": ("F8_E4M3", [264, 256]), "l.weight_scale": ("F32", [1])},
-            *("float-quantized", FLOAT8 | {"strategy": "tensor"}, TOKEN),
+            *("FLOAT8E4M3FN", "per-channel", {"": F8, "scale": ("F32", [264, 1])}),
+            *("float-quantized", weights(8, "channel"), TOKEN),
         ),
         (
-            *("FLOAT8E4M3FN", "per-channel"),
-            {"l.weight": ("F8_E4M3", [264, 256]), "l.weight_scale": ("F32", [264, 1])},
-            *("float-quantized", FLOAT8 | {"strategy": "channel"}, TOKEN),
-        ),
-        (
-            *("FLOAT8E4M3FN", "block"),
-            {"l.weight": ("F8_E4M3", [256, 256]), "l.weight_scale": ("F32", [2, 2])},
-            "float-quantized",
-            FLOAT8 | {"strategy": "block", "block_structure": [128, 128]},
+            *("FLOAT8E4M3FN", "block", {"": ("F8_E4M3", [256, 256]), "scale": ("F32", [2, 2])}, "float-quantized"),
+            weights(8, "block", block_structure=[128, 128]),
             TOKEN | {"strategy": "group", "group_size": 128},
         ),
+        ("FLOAT8E4M3FN", "mx", {"": F8, "scale": MX_SCALE}, "mxfp8-quantized", weights(8, "group", **MX), None),
         (
-            *("FLOAT8E4M3FN", "mx"),
-            {"l.weight": ("F8_E4M3", [264, 256]), "l.weight_scale": ("U8", [264, 8])},
-            "mxfp8-quantized",
-            FLOAT8 | {"strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
-            None,
+            *("FLOAT4E2M1", "mx", {"packed": ("U8", [264, 128]), "scale": MX_SCALE}),
+            *("mxfp4-pack-quantized", weights(4, "group", **MX), None),
         ),
         (
-            *("FLOAT4E2M1", "mx"),
-            {"l.weight_packed": ("U8", [264, 128]), "l.weight_scale": ("U8", [264, 8])},
-            "mxfp4-pack-quantized",
-            FLOAT8 | {"num_bits": 4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
-            None,
-        ),
-        (
-            *("FLOAT6E2M3", "mx"),
-            {"l.weight_packed": ("U8", [264, 192]), "l.weight_scale": ("U8", [264, 8])},
-            "mxfp6-pack-quantized",
-            FLOAT8 | {"num_bits": 6, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
-            None,
+            *("FLOAT6E2M3", "mx", {"packed": ("U8", [264, 192]), "scale": MX_SCALE}),
+            *("mxfp6-pack-quantized", weights(6, "group", **MX), None),
         ),
         (
             *("FLOAT4E2M1", "nvfp4"),
-            {
-                "l.weight_packed": ("U8", [264, 128]),
-                "l.weight_scale": ("F8_E4M3", [264, 16]),
-                "l.weight_global_scale": ("F32", [1]),
-            },
-            "nvfp4-pack-quantized",
-            FLOAT8
-            | {"num_bits": 4, "strategy": "tensor_group", "group_size": 16, "scale_dtype": "torch.float8_e4m3fn"},
-            None,
+            {"packed": ("U8", [264, 128]), "scale": ("F8_E4M3", [264, 16]), "global_scale": ("F32", [1])},
+            *("nvfp4-pack-quantized", weights(4, "tensor_group", **NVFP4), None),
+        ),
+        ("INT4", "block", words(32, 2), "pack-quantized", weights(4, "group", "int", group_size=128), None),
+        (
+            *("UINT4", "per-channel", words(32, 1, zero_point=("I32", [33, 1]))),
+            *("pack-quantized", weights(4, "channel", "int", False), None),
         ),
         (
-            *("INT4", "block"),
-            PACKED | {"l.weight_scale": ("F32", [264, 2])},
-            *("pack-quantized", INT4 | {"symmetric": True, "strategy": "group", "group_size": 128}, None),
-        ),
-        (
-            *("UINT4", "per-channel"),
-            PACKED | {"l.weight_scale": ("F32", [264, 1]), "l.weight_zero_point": ("I32", [33, 1])},
-            *("pack-quantized", INT4 | {"symmetric": False, "strategy": "channel"}, None),
-        ),
-        (
-            *("UINT8", "block"),
-            {
-                "l.weight_packed": ("I32", [264, 64]),
-                "l.weight_shape": ("I64", [2]),
-                "l.weight_scale": ("F32", [264, 2]),
-                "l.weight_zero_point": ("I32", [66, 2]),
-            },
-            "pack-quantized",
-            INT4 | {"num_bits": 8, "symmetric": False, "strategy": "group", "group_size": 128},
-            None,
+            *("UINT8", "block", words(64, 2, zero_point=("I32", [66, 2]))),
+            *("pack-quantized", weights(8, "group", "int", False, group_size=128), None),
         ),
     ],
 )
@@ -386,7 +273,7 @@ def test_compressed_tensors(
 ) -> None:
     rows = next(shape[0] for _, shape in tensors.values())
     found, written = model("compressed-tensors", to, scale, rows)
-    assert found == tensors
+    assert found == {f"l.weight_{name}".removesuffix("_"): held for name, held in tensors.items()}
     group = {
         "targets": ["Linear"],
         "weights": weights,
@@ -457,32 +344,10 @@ def test_comfyui() -> None:
     }
 
 
-def test_what_a_style_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_asked_for_by_name_is_quantized(capsys: pytest.CaptureFixture[str]) -> None:
+    """An embedding; not a row that is no multiple of the block."""
     save("in/model.safetensors", {**NAMES, "l.weight": NAMES["l.weight"][:256]})
-
-    def said(*options: str) -> str:
-        return failure(capsys, "in", "out", *options)
-
-    message = said("--to", "INT8", "--scale", "block", "--style", "deepseek")
-    assert (
-        "--style deepseek cannot hold INT8 with --scale block: it holds FLOAT8E4M3FN with --scale block alone"
-        in message
-    )
-    message = said("--to", "FLOAT8E4M3FN", "--scale", "per-channel", "--style", "comfyui")
-    assert "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and" in message
-    for to, scale in (("FLOAT8E5M2", "block"), ("FLOAT6E3M2", "mx"), ("INT2", "block"), ("INT8", "per-tensor")):
-        assert "cannot hold" in said("--to", to, "--scale", scale, "--style", "compressed-tensors")
-    message = said("--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek")
-    assert "--style deepseek needs the model's config.json" in message
-    assert "give --scale" in said("--to", "FLOAT16", "--style", "deepseek")
-    Path("in/config.json").write_text("[1]")
-    assert "is no JSON object" in said("--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek")
     Path("in/config.json").write_text("{}")
-    save("in/other.safetensors", {"m.weight": numbers(4, 128)})
-    options = ["--to", "FLOAT8E4M3FN", "--scale", "mx", "--rule", "m.*=FLOAT4E2M1"]
-    assert "holds weights of one type" in said(*options, "--style", "compressed-tensors")
-    assert leftovers(Path(), "in") == []
-    # Asked for by name, an embedding is quantized; a row that is no multiple of the block is not.
     save("in/other.safetensors", {"m.weight": numbers(4, 40)})
     options = ["--to", "FLOAT8E4M3FN", "--scale", "mx", "--include", "*.weight", "--style", "compressed-tensors"]
     assert convert("in", "out", *options) == 0
@@ -490,35 +355,6 @@ def test_what_a_style_cannot_hold(capsys: pytest.CaptureFixture[str]) -> None:
     assert header("out/other.safetensors") == {"m.weight": ("F32", [4, 40])}
     config = json.loads(Path("out/config.json").read_text())["quantization_config"]
     assert config["ignore"] == ["m", "re:.*lm_head"]
-
-
-# ---- bad use ----
-
-
-def test_bad_use(capsys: pytest.CaptureFixture[str]) -> None:
-    files.save("in.safetensors", {"w": numbers(4, 64)})
-
-    def said(out: str, *options: str) -> str:
-        return failure(capsys, "in.safetensors", out, *options)
-
-    message = said("out.safetensors", "--to", "INT4", "--scale", "nvfp4")
-    assert "tensor 'w': --scale nvfp4 is not for INT4; expected per-tensor, per-channel, block, none" in message
-    assert "expected none" in said("out.safetensors", "--to", "FLOAT8E8M0", "--scale", "mx")
-    assert "--saturate has no meaning" in said("o.safetensors", "--to", "INT4", "--scale", "block", "--no-saturate")
-    assert "--rounding has no" in said(
-        "o.safetensors", "--to", "INT4", "--scale", "block", "--rounding", "nearest_even"
-    )
-    for out in ("out.npz", "out.npy", "out.pb"):
-        assert ".safetensors files alone" in said(out, "--to", "INT8", "--scale", "block")
-    assert leftovers(Path(), "in.safetensors") == []
-    # --scale has no effect on tensors that need none, and a message says so.
-    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "BFLOAT16", "--scale", "mx"]) == 0
-    assert "--scale mx scaled nothing: it is for floating values that go to 8 bits" in capsys.readouterr().out
-    # Names that collide.
-    files.save("in.safetensors", {"w": numbers(4, 64), "w.scales": np.ones(3, np.float32)})
-    assert "two tensors would have the name 'w.scales'" in said(
-        "o.safetensors", "--to", "INT8", "--scale", "block", "--include", "w"
-    )
 
 
 def test_a_plan_with_scales_goes_to_another_process() -> None:

@@ -4,17 +4,15 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from conversions import planned
-from gpucast import checkpoints, files
-from gpucast.checkpoints.running import staging
+from gpucast import files
 from gpucast.cli import main
+from gpucast.cli.arguments import size
 from tensors import leftovers
 
 X = np.linspace(-1, 1, 1000, dtype=np.float32)
@@ -100,27 +98,9 @@ def test_each_checkpoint_of_a_folder_has_its_own() -> None:
     assert same(all_of("out"), wanted())
 
 
-def test_a_tensor_larger_than_a_shard_has_its_own() -> None:
-    save("one.safetensors", {"s": np.ones(4, np.float32), "x": X, "y": np.ones(4, np.float32)})
-    assert convert("one.safetensors", "out", "--shard-size", "100") == 0
-    sizes = [len(files.load(str(path))) for path in sorted(Path("out").glob("*.safetensors"))]
-    assert sizes == [1, 1, 1]
-    halves = {name: x.astype(np.float16) for name, x in files.load("one.safetensors").items()}
-    assert same(all_of("out", "one.safetensors.index.json"), halves)
-
-
-def test_a_checkpoint_that_fits_is_one_file() -> None:
-    assert convert("in", "out", "--shard-size", "1MB") == 0
-    assert sorted(path.name for path in Path("out").glob("[!.]*")) == ["config.json", "model.safetensors", "vae"]
-    assert same(files.load("out/model.safetensors"), wanted())
-
-
 @pytest.mark.parametrize("source", ["in", "in/model.safetensors.index.json"])
 def test_merging(source: str, capsys: pytest.CaptureFixture[str]) -> None:
     if source == "in":
-        assert "in: holds more than the checkpoint of one index; name it instead" in failure(
-            capsys, "in", "one.safetensors"
-        )
         Path("in/vae/other.safetensors").unlink()
     assert main(["convert", source, "one.safetensors", "--to", "FLOAT16", "--verify", "all"]) == 0
     assert same(files.load("one.safetensors"), wanted())
@@ -138,33 +118,13 @@ def test_merging_and_splitting_is_the_whole_again() -> None:
     assert Path("one.safetensors").read_bytes() == Path("two.safetensors").read_bytes()
 
 
-def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    save("twice/a.safetensors", {"x": X})
-    save("twice/b.safetensors", {"x": X})
-    assert "tensor 'x' is in twice/a.safetensors, too" in failure(capsys, "twice", "one.safetensors")
-    assert "--shard-size gives a folder" in failure(capsys, "in", "x.safetensors", "--shard-size", "5GB")
-    np.save("x.npy", X)
-    assert "--shard-size is for .safetensors files" in failure(capsys, "x.npy", "out", "--shard-size", "5GB")
-    for style in ("deepseek", "compressed-tensors"):
-        argv = ("in/model.safetensors.index.json", "one.safetensors", "--scale", "per-tensor", "--style", style)
-        assert "needs a config.json beside the weights; name a folder" in failure(capsys, *argv)
-    save("marked/a.safetensors", {"x": X}, {"_quantization_metadata": '{"layers": {}}'})
-    assert "its metadata tell of the scales of this file as it is" in failure(
-        capsys, "marked", "out", "--shard-size", "1GB"
-    )
-    for size in ("0", "-1", "5XB", "iB", "", "0.1B", "GB", "9" * 400, "9" * 9999, "9999999TB"):
+def test_sizes_are_decimal_and_binary(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = ("7", "7B", "1.5KB", "5GB", "2GiB", "3 mb")
+    assert [size(text) for text in texts] == [7, 7, 1500, 5 * 10**9, 2 << 30, 3 * 10**6]
+    for text in ("0", "-1", "5XB", "iB", "", "0.1B", "GB", "9" * 400, "9" * 9999, "9999999TB"):
         with pytest.raises(SystemExit):
-            convert("in", "out", "--shard-size", size)
+            convert("in", "out", "--shard-size", text)
         assert "is no size; expected bytes as 5000000, 5GB or 4GiB" in capsys.readouterr().err
-    assert leftovers(Path(), "in", "twice", "marked", "x.npy") == []
-
-
-def test_sizes_are_decimal_and_binary() -> None:
-    from gpucast.cli.arguments import size
-
-    assert [size(text) for text in ("7", "7B", "1.5KB", "5GB", "2GiB", "3 mb")] == [
-        7, 7, 1500, 5 * 10**9, 2 << 30, 3 * 10**6,
-    ]  # fmt: skip
 
 
 def test_codes_and_their_scales_go_together() -> None:
@@ -198,41 +158,3 @@ def test_weights_that_loaders_join_share_their_global_scale_over_shards() -> Non
     assert len(list(Path("parts").glob("*.safetensors"))) == 3
     assert same(all_of("parts"), files.load("whole/model.safetensors"))
     assert Path("parts/config.json").read_bytes() == Path("whole/config.json").read_bytes()
-
-
-def test_work_in_shards_of_another_size_is_not_gone_on_with(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
-    left = 20_000
-
-    def interrupt(done: int) -> None:
-        nonlocal left
-        left -= done
-        if left <= 0:
-            raise KeyboardInterrupt
-
-    plan = planned("in", "out", shard_size=5000)
-    with pytest.raises(KeyboardInterrupt):
-        checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), interrupt)
-    for size in ("7KB", "2KB"):
-        assert "holds unfinished work of another conversion" in failure(capsys, "in", "out", "--shard-size", size)
-    assert "holds unfinished work of another conversion" in failure(capsys, "in", "out")
-    outcome = checkpoints.Outcome(plan)
-    checkpoints.run(plan, checkpoints.Options(), outcome)
-    assert outcome.resumed >= 16_000
-    assert same(all_of("out"), wanted())
-    assert len(list(Path("out").glob("model-*-of-00005.safetensors"))) == 5
-
-
-def test_merging_takes_little_memory() -> None:
-    """Of sources of 64 MB no more than pieces are in memory at a time."""
-    for number in range(4):
-        save(f"big/{number}.safetensors", {f"x{number}": np.zeros(1 << 22, np.float32)})
-    plan = planned("big", "one.safetensors", shard_size=None)
-    tracemalloc.start()
-    checkpoints.run(plan, checkpoints.Options("cpu"), checkpoints.Outcome(plan))
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 48 << 20
-    assert Path("one.safetensors").stat().st_size > 32 << 20

@@ -158,35 +158,6 @@ def test_warmup_of_fused_casts(machine: Path) -> None:
     assert compiler.compiler().cache.usage()[0] == kept
 
 
-def test_warmup_of_more_kinds() -> None:
-    def names(pair: tuple[str, str] = ("FLOAT", "FLOAT16"), **options: Any) -> list[str]:
-        work = tasks([pair], "sm_90", **options)
-        assert len(work) == len(set(work))
-        return [task.spec.source().name for task in work]
-
-    plain = {"gpucast_float32_to_float16", "gpucast_float32_to_float16_strided"}
-    assert set(names(transposed=True)) == plain | {"gpucast_float32_to_float16_transposed"}
-    # On a device all results of types below one byte are packed, and packed arrays have no transpose.
-    assert len(names(("FLOAT", "INT4"), transposed=True)) == 2
-    assert len(names(("INT4", "FLOAT"), transposed=True)) == 5
-    fused = set(names(fused=True))
-    casts = ("", "_amax", "_scaled", "_scaled_wide", "_scaled_amax", "_scaled_wide_amax")
-    assert fused == {
-        f"gpucast_float32_to_float16{cast}{shape}" for cast in (*casts, "_stochastic") for shape in ("", "_strided")
-    }
-    assert not any("stochastic" in name for name in names(("FLOAT", "INT8"), fused=True))
-    many = set(names(many=True)) - plain
-    assert {name.rpartition("_")[0] for name in many} == {"gpucast_many_float32_to_float16"} and len(many) == 2
-    together = set(names(many=True, fused=True)) - fused
-    assert "gpucast_float32_to_float16_scaled_finite_strided" in together
-    assert any(name.startswith("gpucast_many_float32_to_float16_scaled_finite_") for name in together)
-    assert [task.spec.rule.src.name for task in tasks((), "sm_90", quantize=["mxfp4"]) if "rows" in str(task.spec)] == [
-        "FLOAT",
-        "FLOAT16",
-        "BFLOAT16",
-    ]
-
-
 class Quiet(HostDriver):
     """Notes what is loaded, and computes nothing."""
 
@@ -303,14 +274,3 @@ def test_the_warmup_command(machine: Path) -> None:
     among = command("--types", "FLOAT8E4M3FN", "int4", "--arch", "sm_90", "8.0")
     assert (among.returncode, among.stderr) == (0, "")
     assert among.stdout.startswith("24 kernels for sm_90, sm_80 in ")
-
-
-def test_a_warmup_that_keeps_nothing_fails(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    done = command("--pair", "FLOAT:INT8", "--arch", "sm_90", GPUCAST_CACHE_DIR=str(tmp_path / "file"))
-    folder = tmp_path / "file" / "kernels"
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"gpucast warmup: the kernels cannot be kept: {folder}: Not a directory\n"
-    done = command("--pair", "FLOAT:INT8", "--arch", "sm_90", GPUCAST_CACHE_SIZE="0")
-    assert done.returncode == 1
-    assert "GPUCAST_CACHE_SIZE=0 keeps nothing on disk" in done.stderr

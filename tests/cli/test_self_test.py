@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fake_cuda import Cuda
 from gpucast.cli import main
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.compile import nvidia, nvrtc_search
@@ -101,17 +100,6 @@ def test_yes_after_a_cast_that_is_right(capsys: pytest.CaptureFixture[str], tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_one_device_of_each_kind_is_tried(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    kinds = (9, 0), (9, 0), (8, 0), (9, 0)
-    monkeypatch.setattr(nvidia, "find", lambda: nvidia.DriverInfo((13, 0), ("",) * 4, capabilities=kinds))
-    launch.use(HostDriver(4))
-    launch.driver().streams = dict.fromkeys(range(4), 0)  # type: ignore[attr-defined]
-    facts, lines = info(capsys)
-    assert facts["compiler"]["compiled"] == ["sm_90", "sm_80"]
-    assert facts["self_test"]["devices"] == [0, 2]
-    assert said(lines, "self-test")[0].startswith(f"{PAIR} on cuda:0, cuda:2: ")
-
-
 def test_no_where_the_bits_differ(capsys: pytest.CaptureFixture[str]) -> None:
     launch.use(Wrong())
     facts, lines = info(capsys)
@@ -141,16 +129,6 @@ def test_no_where_the_cast_raises(capsys: pytest.CaptureFixture[str], error: Exc
     assert info(capsys)[0]["verdict"] == f"GPU casts: no, because {reason}"
 
 
-def test_no_where_cuda_itself_raises(capsys: pytest.CaptureFixture[str]) -> None:
-    """With the real driver object, whose copies to the device fail as there is no device here."""
-    if nvidia._load() is not None:
-        pytest.skip("there is a driver")
-    with Cuda().in_use():
-        facts, _ = info(capsys)
-    assert facts["verdict"].startswith("GPU casts: no, because a cast on cuda:0 ended in CUDARuntimeError: cudaError")
-    assert facts["verdict"].endswith("; run nvidia-smi")
-
-
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
@@ -177,15 +155,3 @@ def test_no_where_the_kernel_does_not_compile(
     # The driver itself asks for the architecture, and its error refers to this very command.
     monkeypatch.setattr(devices, "unavailable", lambda: ("compile: the same at more length", "run gpucast info"))
     assert info(capsys)[0]["verdict"] == f"GPU casts: no, because {reason}"
-
-
-def test_without_a_gpu_the_compiler_is_tried_for_the_oldest(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nvidia, "find", lambda: None)
-    monkeypatch.setattr(devices, "unavailable", lambda: ("there is no NVIDIA driver", "run on the host"))
-    facts, lines = info(capsys)
-    assert facts["compiler"]["compiled"] == ["sm_75"]
-    assert facts["self_test"] is None
-    assert said(lines, "self-test") == []
-    assert facts["verdict"] == "GPU casts: no, because there is no NVIDIA driver; run on the host"

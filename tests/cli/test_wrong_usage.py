@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from gpucast.cli import main
+from gpucast.compile import cxx
 from tensors import leftovers
 
 CONVERT = ["convert", "x.npy", "y.npy"]
@@ -35,6 +37,8 @@ USAGE: list[tuple[list[str], str]] = [
     ([*FLOAT, "--rule", "a=float7"], "'float7' is not a dtype"),
     ([*FLOAT, "--scale", "no"], "invalid choice"),
     ([*FLOAT, "--shard", "4/4"], "I from 0 to N - 1"),
+    ([*FLOAT, "--shard", "1"], "'1' is no share of the work"),
+    ([*FLOAT, "--shard", "auto"], "finds neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_NTASKS"),
     (["parity", "--pair", "FLOAT"], "'FLOAT' is not a pair; expected SRC:DST such as FLOAT:INT8"),
     (["parity", "--pair", "FLOAT:FLOAT7"], "'FLOAT7' is not a dtype; did you mean FLOAT?"),
     (["parity", "--pair", "STRING:INT8"], "'STRING' is cast on the host only; expected a numeric type"),
@@ -64,6 +68,12 @@ WORK: list[tuple[list[str], str]] = [
     ([*FLOAT, "--overflow", "wrap"], "overflow='wrap' does not apply to FLOAT"),
     ([*FLOAT, "--device", "tpu"], "device='tpu'"),
     ([*FLOAT, "--report", ""], "'' is no name of a file"),
+    ([*FLOAT, "--device", "cuda"], "the GPU sleeps; run wake"),
+    (["convert", "x.pdf", "y.npy", "--to", "FLOAT"], "x.pdf: unknown format '.pdf'"),
+    (["convert", "n.npz", "y.npz", "--to", "FLOAT"], "none of its 2 tensors is of a floating type; give --include"),
+    (["convert", "0.npz", "y.npz", "--to", "FLOAT"], "holds no tensors"),
+    (["convert", "0.npy", "y.npy", "--to", "FLOAT8E8M0", "--no-saturate"], "99 of its 100 values (99.0 %)"),
+    (["parity", "--backend", "kernels"], "no C++ compiler; install "),
     (["convert", "bad.npy", "y.npy", "--to", "FLOAT"], "claims 24 bytes of data, the file holds 23"),
     (["kernel", "FLOAT", "STRING"], "FLOAT to STRING has no kernel; STRING is cast on the host"),
     ([*KERNEL, "--emit", "sass"], "there is no GPU here to compile for; give --arch, such as --arch sm_90"),
@@ -91,10 +101,18 @@ def test_work_that_fails(
     argv: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpucast.compile.nvidia.find", lambda: None)
+    monkeypatch.setattr("gpucast.gpu.devices.unavailable", lambda: ("the GPU sleeps", "run wake"))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(cxx, "package_folders", list)
+    monkeypatch.delenv("CXX", raising=False)
     np.save("x.npy", np.ones(3))
+    np.save("0.npy", np.array([0.0] * 99 + [1]))
+    np.savez("0.npz")
+    np.savez("n.npz", a=np.arange(3), b=np.arange(3))
+    Path("x.pdf").write_bytes(b"%PDF-1.7")
     Path("bad.npy").write_bytes(Path("x.npy").read_bytes()[:-1])
     assert main([*argv, *CARELESS] if argv[0] == "convert" else argv) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"gpucast {argv[0]}: ") and err.count("\n") == 1
     assert words in err
-    assert leftovers(folder, "x.npy", "bad.npy") == []
+    assert leftovers(folder, "x.npy", "bad.npy", "0.npy", "0.npz", "n.npz", "x.pdf") == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import io
 import json
-import random
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -71,28 +70,6 @@ def test_every_truncation_is_a_file_error(tmp_path: Path) -> None:
                 continue
             with pytest.raises(files.FileError, match=good.name):
                 read_all(bad)
-
-
-def test_no_damage_gives_another_error(tmp_path: Path, exhaustive: bool) -> None:
-    """A damaged file may still be readable (a changed element); otherwise reading raises a FileError."""
-    (tmp_path / "good").mkdir()
-    refused = 0
-    for good in good_files(tmp_path / "good"):
-        whole = good.read_bytes()
-        # In .pb a changed data type or length can be valid; in every format any byte may change to any other.
-        changes = random.Random(good.name)
-        for _ in range(5000 if exhaustive else 300):
-            damaged = bytearray(whole)
-            for _ in range(changes.choice((1, 1, 2, 8))):
-                damaged[changes.randrange(len(damaged))] = changes.randrange(256)
-            bad = tmp_path / good.name
-            rewrite(bad, damaged)
-            try:
-                read_all(bad)
-            except files.FileError as error:
-                assert str(bad) in str(error)
-                refused += 1
-    assert refused > 100
 
 
 def test_junk_and_strangers_are_refused(tmp_path: Path) -> None:

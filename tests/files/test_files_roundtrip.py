@@ -115,15 +115,6 @@ def test_plain_numpy_opens_what_is_written(row: DType, tmp_path: Path) -> None:
         assert_same(np.asarray(np.load(tmp_path / "x.npy", mmap_mode=mode)).view(row.numpy), x, row)
 
 
-def test_float8_e5m2_survives_npy_even_when_numpy_wrote_it(tmp_path: Path) -> None:
-    row = gpucast.dtype("FLOAT8E5M2")
-    x = sample(row, (16, 16))
-    np.save(tmp_path / "x.npy", x)
-    with pytest.raises(ValueError, match="f1"):
-        np.load(tmp_path / "x.npy")
-    assert_same(files.load(str(tmp_path / "x.npy"))["x"], x, row)
-
-
 def test_equal_tensors_give_equal_files(tmp_path: Path) -> None:
     x = {"a": np.arange(5.0), "b": sample(gpucast.dtype("INT4"), (5,))}
     for suffix in (".npz", ".safetensors"):

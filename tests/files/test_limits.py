@@ -55,42 +55,6 @@ def safetensors(header: bytes, data: bytes = b"") -> bytes:
 # ---- JSON ----
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"a":[' + "{}," * 9 + "{}]}",
-        '{"a":[' + "[]," * 9 + "[]]}",
-        '{"a":"' + r"\"[,\\" + '","b":[1,2,"[[[,,,",{"x\\\\":0}]}',
-        '["' + '","'.join("[]" * 9) + '"]',
-        "[]",
-        '"',
-        "",
-    ],
-)
-@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
-def test_values_of_json_are_counted(text: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_limits, "_PIECE", piece)
-    monkeypatch.setattr(file_limits, "VALUES", 0)
-    bare, is_inside, is_escaped = "", False, False
-    for letter in text:
-        if not is_inside or (letter == '"' and not is_escaped):
-            bare += letter
-        is_inside ^= letter == '"' and not is_escaped
-        is_escaped = letter == "\\" and not is_escaped
-    assert file_limits._marks(text.encode()) == sum(bare.count(mark) for mark in ",:[{")
-
-
-def test_json_is_read_as_json_reads_it() -> None:
-    for text in ('{"a": [1, "é"]}', "[" * 900 + "]" * 900, "3", '"\ud800"'):
-        assert file_limits.parsed_json(text) == json.loads(text)
-    assert file_limits.parsed_json('{"é": 1}'.encode(), list) == [("é", 1)]
-    for text in ("[" * 100_000 + "]" * 100_000, "", "{", "1" * 5000):
-        with pytest.raises(ValueError, match=r".+"):
-            file_limits.parsed_json(text)
-    with pytest.raises(ValueError, match="utf-8"):
-        file_limits.parsed_json(b'"\xff"')
-
-
 def test_text_with_many_marks_is_no_list_of_many_values() -> None:
     text = json.dumps({"chat_template": "[,]{:}" * 1_000_000})
     assert file_limits.parsed_json(text) == json.loads(text)
@@ -100,7 +64,7 @@ def test_text_with_many_marks_is_no_list_of_many_values() -> None:
         file_limits.parsed_json(json.dumps([*values, 1, 2, 3]))
 
 
-@pytest.mark.parametrize("value", ["{}", '"ab":0', "256"])
+@pytest.mark.parametrize("value", ["{}", '"ab":0'])
 def test_a_header_of_many_values_takes_bounded_memory(value: str, tmp_path: Path) -> None:
     """94 MB of ``{}`` took 2.5 GB."""
     text = ",".join([value] * 5_000_000)
@@ -109,16 +73,6 @@ def test_a_header_of_many_values_takes_bounded_memory(value: str, tmp_path: Path
     used, said = memory("files.load(sys.argv[1])", path)
     assert "the .safetensors header holds more than 4194304 values" in said
     assert used < 200
-
-
-def test_a_list_in_the_text_of_the_metadata_takes_bounded_memory(tmp_path: Path) -> None:
-    metadata = {"gpucast.dtype.x": "INT4", "gpucast.shape.x": "[" + "[]," * 5_000_000 + "0]"}
-    header = {"__metadata__": metadata, "x": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(safetensors(json.dumps(header).encode(), b"\0"))
-    used, said = memory("files.load(sys.argv[1])", path)
-    assert "tensor 'x' has shape" in said
-    assert used < 250
 
 
 def test_a_config_of_any_size_takes_bounded_memory(tmp_path: Path) -> None:
@@ -178,20 +132,20 @@ def test_fortran_order_is_read_in_row_major_order(
 
 def test_fortran_order_is_read_once(tmp_path: Path) -> None:
     """It was there twice: 3 GB of a file of 1.5 MB."""
-    x = np.asfortranarray(np.random.default_rng(0).integers(0, 256, (1 << 14, 1 << 14), np.uint8))
+    x = np.asfortranarray(np.random.default_rng(0).integers(0, 256, (1 << 13, 1 << 13), np.uint8))
     np.savez(tmp_path / "x.npz", x=x)
     code = "[None for t in files.TensorFile(sys.argv[1]).tensors for _ in t.chunks()]"
     used, said = memory(code, tmp_path / "x.npz")
     assert said == ""
-    assert used < 256 + 100
+    assert used < 64 + 50
     path = tmp_path / "small.npz"
-    np.savez_compressed(path, x=np.zeros((1 << 15, 1 << 14), np.uint8, order="F"))
+    np.savez_compressed(path, x=np.zeros((1 << 15, (1 << 13) + 1), np.uint8, order="F"))
     assert path.stat().st_size < 1 << 20
     used, said = memory(code, path)
-    assert "is in Fortran order, which is read as a whole, and has 536870912 bytes in " in said
+    assert "is in Fortran order, which is read as a whole, and has 268468224 bytes in " in said
     assert used < 50
     # In C order it is read piece by piece.
-    np.savez_compressed(path, x=np.zeros((1 << 15, 1 << 14), np.uint8))
+    np.savez_compressed(path, x=np.zeros((1 << 15, 1 << 12), np.uint8))
     used, said = memory(code, path)
     assert said == ""
     assert used < 100
@@ -238,13 +192,6 @@ def test_texts_that_numpy_does_not_take_are_a_file_error(tmp_path: Path) -> None
     path.write_bytes(npy("<U1000", (0, 1 << 58)))
     with pytest.raises(files.FileError, match=r"takes 2\^63 bytes or more"):
         files.load(str(path))
-
-
-@pytest.mark.parametrize("suffix", files.SUFFIXES)
-def test_the_largest_shape_without_elements(suffix: str, tmp_path: Path) -> None:
-    x = np.empty((0, file_limits.BESIDE_ZERO - 1), np.float64)
-    files.save(str(tmp_path / f"x{suffix}"), {"x": x})
-    assert files.load(str(tmp_path / f"x{suffix}"))["x"].shape == x.shape
 
 
 def test_names_have_a_length_that_every_format_holds(tmp_path: Path) -> None:

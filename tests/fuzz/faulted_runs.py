@@ -2,9 +2,10 @@
 """Jobs run with a fault, or a signal, at each call of the system, and then run again: a program of its own.
 
 It needs the shim preloaded, has everything imported, and forks for each run, so that a run takes milliseconds. Reads
-cases (JSON) from stdin, each {"job", "how", "share", "lasting"}: of the calls of the job a `share` is tried,
-and the same one each time; a "lasting" fault is that of all later calls as well. Or {"job", "processes", "runs"}: that
-many processes do the job at once. Writes for each the numbers of calls and of runs, and what went wrong.
+cases (JSON) from stdin, each the name of a function ("what") and its arguments: of the calls of a "case", a job, or of
+the "cache" of kernels a `share` is tried, and the same one each time; a `lasting` fault is that of all later calls as
+well; "together" has several processes do a job at once. Writes for each the numbers of calls and of runs, and what went
+wrong.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from pathlib import Path
 from typing import Any
 
 from conversions import contents
-from fuzz import jobs
+from fuzz import forks, jobs
 from fuzz.shim import HOWS, Shim, numbers
-from gpucast import cli
+from gpucast import checkpoints, cli
+from gpucast.compile.cache import Cache
 
 #: What a run may say besides its one error.
 _WHOLE = "is written and whole"
@@ -79,6 +81,13 @@ class Run:
 
 def is_unfinished(name: str) -> bool:
     return ".partial" in Path(name).parts[0]
+
+
+def finished_bytes(where: Path) -> int:
+    """Bytes of the source that the journals call finished, of formats that are gone on with."""
+    journals = [] if list(where.glob("*.onnx")) else where.glob("*.partial/work/*.jsonl")
+    lines = [line for path in journals for line in path.read_bytes().split(b"\n")[:-1]]
+    return sum(json.loads(line).get("bytes_in", 0) for line in lines)
 
 
 def is_same(found: dict[str, bytes], wanted: dict[str, bytes]) -> bool:
@@ -157,9 +166,19 @@ class Case:
         allowed = [self.before, self.before | data, self.after]
         return "" if any(is_same(left, files) for files in allowed) else f"{ended.code}, and left {sorted(left)}"
 
-    def again(self, where: Path, left: dict[str, bytes]) -> str:
-        """Run it again where it ended; what is wrong then."""
+    def again(self, where: Path, left: dict[str, bytes], how: str = "") -> str:
+        """Run it again where it ended; what is wrong then, also that it did not go on with what a kill had left."""
+        finished, resumed, carry_out = finished_bytes(where), [0], checkpoints.run
+
+        def noted(plan: Any, options: Any, outcome: checkpoints.Outcome, advance: Any) -> None:
+            carry_out(plan, options, outcome, advance)
+            resumed.append(outcome.resumed)
+
+        checkpoints.run = noted
         code = cli.main(self.argv)
+        checkpoints.run = carry_out
+        if how == "SIGKILL" and resumed[-1] < finished and not is_same(left, self.after):
+            return f"{finished} bytes were finished, {resumed[-1]} were gone on with"
         found = {name: data for name, data in contents(where).items() if not name.startswith(f".{jobs.REPORT}")}
         # What is whole may be refused, as it is after a success: folders and external data are never replaced.
         if code == 1 and left == found and is_same(left, self.after):
@@ -181,7 +200,9 @@ def case(job: str, how: str, share: float, lasting: bool, shim: Shim) -> dict[st
             ended = Run(tried.argv, shim, how, first, 1 << 30 if lasting else first).ended()
             left = {name: data for name, data in contents(where).items() if not is_unfinished(name)}
             is_undoable = not lasting and how != "SIGKILL"
-            found = badly_ended(ended, how) or tried.badly_left(ended, left, is_undoable) or tried.again(where, left)
+            found = (
+                badly_ended(ended, how) or tried.badly_left(ended, left, is_undoable) or tried.again(where, left, how)
+            )
             if found:
                 problems.append(f"{job}: {how} at call {first} ({names[first]}): {found}")
             shutil.rmtree(where)
@@ -210,9 +231,45 @@ def together(job: str, processes: int, runs: int, shim: Shim) -> dict[str, Any]:
         return {"calls": len(names), "runs": runs * processes, "problems": problems}
 
 
+_KEY, _VALUE = "k" * 64, bytes(range(256)) * 40
+
+
+def kept(folder: str) -> str:
+    """Put a value in a cache of kernels, and get it with another one: a right value, or nothing."""
+    Cache(folder).put(_KEY, _VALUE)
+    other = Cache(folder)
+    other.usage()
+    return "" if other.get(_KEY) in (None, _VALUE) else "another value"
+
+
+def cache(how: str, share: float, shim: Shim) -> dict[str, Any]:
+    """The cache of kernels with faults: it is as good as none, never an error, and the next process has a whole one."""
+
+    def faulted() -> str:
+        shim.arm(how, at, at)
+        try:
+            return kept(folder)
+        finally:
+            shim.disarm()
+
+    with tempfile.TemporaryDirectory() as scratch:
+        shim.arm()
+        assert kept(f"{scratch}/first") == ""
+        names, problems = shim.disarm(), []
+        chosen = numbers(names, how)
+        chosen = random.Random(how).sample(chosen, max(1, round(share * len(chosen))))
+        for at in chosen:
+            folder = f"{scratch}/{at}"
+            said, status = forks.forked(faulted)
+            found = said or ("" if status in (0, -signal.SIGKILL) else f"ended with {status}") or kept(folder)
+            if found or Cache(folder).get(_KEY) != _VALUE:
+                problems.append(f"cache: {how} at call {at} ({names[at]}): {found or 'was not kept in the next run'}")
+    return {"calls": len(names), "runs": len(chosen), "problems": problems}
+
+
 if __name__ == "__main__":
     # What is started from here has no part in it.
     os.environ.pop("LD_PRELOAD")
     results, sys.stdout = sys.stdout, sys.stderr
-    tried = [(together if "processes" in told else case)(**told, shim=Shim()) for told in json.load(sys.stdin)]
-    json.dump(tried, results)
+    work = {"case": case, "together": together, "cache": cache}
+    json.dump([work[told.pop("what")](**told, shim=Shim()) for told in json.load(sys.stdin)], results)

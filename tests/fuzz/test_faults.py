@@ -27,47 +27,44 @@ def preloaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {"LD_PRELOAD": str(library)}
 
 
+def tried(cases: list[dict[str, Any]], preloaded: dict[str, str], scratch: Path) -> list[dict[str, Any]]:
+    """What the cases gave, of which none had a problem."""
+    results: list[dict[str, Any]] = programs.run("faulted_runs", cases, **preloaded, TMPDIR=str(scratch))
+    programs.noted("faults", runs=sum(result["runs"] for result in results))
+    problems = [problem for result in results for problem in result["problems"]]
+    assert not problems, "\n".join(problems)
+    return results
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_stopped_at_any_call_is_complete_or_undone(
     kind: str, preloaded: dict[str, str], tmp_path: Path, exhaustive: bool
 ) -> None:
     hows, lasting, share = KINDS[kind]
-    cases: list[dict[str, Any]] = [
-        {"job": job, "how": how, "share": 1.0 if exhaustive else share, "lasting": lasting}
-        for job in jobs.COMMANDS
-        for how in hows
-    ]
-    results = programs.run("faulted_runs", cases, **preloaded, TMPDIR=str(tmp_path))
-    programs.noted(kind, runs=sum(result["runs"] for result in results))
-    problems = [problem for result in results for problem in result["problems"]]
-    assert not problems, "\n".join(problems)
+    share = 1.0 if exhaustive else share
+    known = {"what": "case", "share": share, "lasting": lasting}
+    results = tried([known | {"job": job, "how": how} for job in jobs.COMMANDS for how in hows], preloaded, tmp_path)
     # That the calls are seen: each job opens, reads, writes and renames.
     assert all(result["calls"] > 200 for result in results)
+
+
+def test_a_run_killed_before_every_change_of_a_file_goes_on(preloaded: dict[str, str], tmp_path: Path) -> None:
+    case = {"what": "case", "job": "folder", "how": "SIGKILL", "share": 1.0, "lasting": False}
+    (result,) = tried([case], preloaded, tmp_path)
+    assert result["runs"] > 100
 
 
 def test_processes_that_do_one_job_share_it_or_give_way(
     preloaded: dict[str, str], tmp_path: Path, exhaustive: bool
 ) -> None:
-    cases = [
-        {"job": job, "processes": processes, "runs": 300 if exhaustive else 2}
-        # A file that is converted onto itself is another one for who comes later.
-        for job in jobs.COMMANDS.keys() - {"itself"}
-        for processes in (2, 4)
-    ]
-    results = programs.run("faulted_runs", sorted(cases, key=str), **preloaded, TMPDIR=str(tmp_path))
-    programs.noted("together", runs=sum(result["runs"] for result in results))
-    problems = [problem for result in results for problem in result["problems"]]
-    assert not problems, "\n".join(problems)
+    # A file that is converted onto itself is another one for who comes later.
+    done = sorted(jobs.COMMANDS.keys() - {"itself"})
+    known = {"what": "together", "runs": 300 if exhaustive else 2}
+    tried([known | {"job": job, "processes": processes} for job in done for processes in (2, 4)], preloaded, tmp_path)
 
 
 def test_a_cache_that_fails_is_as_good_as_none(preloaded: dict[str, str], tmp_path: Path, exhaustive: bool) -> None:
-    cases = [
-        {"what": what, "how": how, "share": 1.0 if exhaustive else 0.05}
-        for what in ("kept",)
-        for how in ("EIO", "ENOSPC", "EACCES", "EINTR", "short", "SIGKILL")
-    ]
     tmp_path.chmod(0o700)
-    results = programs.run("faulted_caches", cases, **preloaded, TMPDIR=str(tmp_path))
-    programs.noted("caches", runs=sum(result["runs"] for result in results))
-    problems = [problem for result in results for problem in result["problems"]]
-    assert not problems, "\n".join(problems)
+    known = {"what": "cache", "share": 1.0 if exhaustive else 0.05}
+    hows = ("EIO", "ENOSPC", "EACCES", "EINTR", "short", "SIGKILL")
+    tried([known | {"how": how} for how in hows], preloaded, tmp_path)

@@ -183,7 +183,9 @@ def test_a_fault_in_the_arithmetic_has_a_counterexample(pair: str, plant: Any) -
         # How far from the ends a shifted load keeps.
         (r"(selp\.b64 \t%rd\d+, 0,) 5,", r"\1 1,"),
         # What is a whole tile.
-        (r"setp\.le\.s64 \t%p16, %rd6, %rd15;", "setp.lt.s64 \t%p16, %rd5, %rd15;"),
+        (r"setp\.le\.s64 \t%p36, %rd87, %rd11;", "setp.lt.s64 \t%p36, %rd86, %rd11;"),
+        # What is asked for first: what is behind the array.
+        (r"setp\.ge(\.s64 \t%p8, %rd18, %rd11;)", r"setp.gt\1"),
     ],
 )
 def test_a_fault_at_an_edge_is_found(old: str, new: str) -> None:

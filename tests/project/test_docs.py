@@ -6,7 +6,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import importlib.util
-import math
 import re
 import subprocess
 import sys
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 
 import gpucast
-from gpucast.core.dtypes import DTYPES, DType
 from test_imports import LAYERS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,32 +103,6 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module
 
 
-def value_of(cell: str) -> float:
-    """The number that a cell of a table shows."""
-    cell = re.sub(r"2\{sup\}`(-?\d+)`", lambda power: repr(2.0 ** int(power[1])), cell)
-    return math.prod(float(factor) for factor in cell.split("·"))
-
-
-@pytest.mark.parametrize("row", [row for row in DTYPES if 0 < row.bits <= 8 and row.family != "bool"], ids=str)
-def test_value_tables(row: DType, scripts: Any) -> None:
-    grid, _, rest = scripts("tables").values(row.name).partition("\n\n")
-    _, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in grid.splitlines()]
-    values = [value_of(cell) for first, *cells in lines for cell in cells]
-    if rest:
-        sign = 1 << (row.bits - 1)
-        assert rest.startswith(f"The same codes plus `{sign:#x}` are the same values with a minus sign")
-        values += [-value for value in values]
-        for code, value in re.findall(r"but `(\w+)` is (\w+)", rest):
-            values[int(code, 16)] = value_of(value)
-    assert [int(first.strip("`"), 16) for first, *_ in lines] == [
-        len(lines[0][1:]) * number for number in range(len(lines))
-    ]
-    codes = np.arange(1 << row.bits, dtype=np.uint8)
-    wanted = codes.view(row.numpy).astype(np.float64)
-    assert np.array_equal(values, wanted, equal_nan=True)
-    assert np.array_equal(np.signbit(values)[wanted == 0], np.signbit(wanted)[wanted == 0])
-
-
 @pytest.fixture
 def switching(scripts: Any) -> Iterator[ModuleType]:
     yield scripts("switching")
@@ -147,33 +119,13 @@ def test_switching_is_up_to_date(switching: ModuleType, capsys: pytest.CaptureFi
     assert switching.main(["--check", "--systems", system]) == 0, capsys.readouterr().out
 
 
-# ---- the layers ----
-
-
-def layers_drawn() -> list[list[str]]:
-    """The folders in the committed picture, row by row from the bottom, each from left to right."""
-    text = (DOCS / "static" / "architecture.svg").read_text(encoding="utf-8")
-    words = re.findall(r'<text [^>]*translate\(([\d.]+) ([\d.]+)\)">(\w+)</text>', text)
-    folders = [(float(y), float(x), word) for x, y, word in words if any(word in row for row in LAYERS)]
-    rows: list[list[tuple[float, str]]] = []
-    lowest = math.inf
-    for y, x, word in sorted(folders, reverse=True):
-        # The boxes of a row are not quite at one height.
-        if y < lowest - 20:
-            lowest = y
-            rows.append([])
-        rows[-1].append((x, word))
-    return [[word for _, word in sorted(row)] for row in rows]
+# ---- the site ----
 
 
 def test_the_layers_are_those_that_the_tests_enforce() -> None:
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| (\d) \| `(\w+)` \| \S", page, re.MULTILINE)
     assert listed == [(str(number), folder) for number, row in enumerate(LAYERS, 1) for folder in row]
-    assert layers_drawn() == [list(row) for row in LAYERS], "run python docs/architecture.py"
-
-
-# ---- the site ----
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

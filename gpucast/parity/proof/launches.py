@@ -270,7 +270,7 @@ def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int
     if asked is None and launch.grid is not None:
         blocks = range(source.blocks(launch.grid))
         asked = tuple((block, number) for block in blocks for number in range(source.threads))
-    found = _run(kernel, [placed], params, asked or _busy(0, source, launch), source.threads, table)
+    found = _run(kernel, [placed], params, asked or _busy(0, source, launch, source.threads), source.threads, table)
     if launch.threads is not None and launch.dst == 0 and launch.dims is None:
         block, width = source.elements * source.threads, source.tile * source.threads
         begins = (number * block + thread * source.tile for number, thread in launch.threads)
@@ -296,7 +296,7 @@ def run_many(batch: BatchSource, kernel: Kernel, arrays: Sequence[Launch]) -> Ou
     for name, values in columns.items():
         record[name][: len(arrays)] = values
     cast = sorted({*range(len(arrays))[:3], *range(len(arrays))[-2:]})
-    asked = [thread for number in cast for thread in _busy(number, sources[number], arrays[number])]
+    asked = [thread for number in cast for thread in _busy(number, sources[number], arrays[number], batch.threads)]
     found = _run(kernel, [placed[number] for number in cast], [_constants(record.tobytes())], asked, batch.threads)
     return found
 
@@ -305,10 +305,10 @@ def _constants(data: bytes) -> list[Term]:
     return [const(byte, 8) for byte in data]
 
 
-def _busy(block: int, source: KernelSource, launch: Launch) -> list[tuple[int, int]]:
+def _busy(block: int, source: KernelSource, launch: Launch, threads: int) -> list[tuple[int, int]]:
     """The threads that have elements in a block with few, those next to them, and the last one."""
-    busy = min(launch.n // source.tile + 3, source.threads)
-    return [(block, number) for number in (*range(busy), *range(busy, source.threads)[-1:])]
+    busy = min(launch.n // source.tile + 3, threads)
+    return [(block, number) for number in (*range(busy), *range(busy, threads)[-1:])]
 
 
 def _run(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.instructions import OPERATIONS
@@ -19,6 +19,8 @@ _ACCESS = re.compile(r"(ld|st)(?:\.(?:param|global|shared))?(?:\.nc)?(?:\.v([24]
 _MOVE = re.compile(r"mov\.[bsuf](\d+)")
 #: Instructions without an effect on results.
 _NOTHING = {"pmevent"}
+#: Asks for memory around an address.
+_PREFETCH = "prefetch.global.L2"
 #: The maximum over a warp, and of a number in memory and another one.
 _WARP_MAX, _RAISE = "redux.sync.max.s32", "red.global.max.s32"
 #: Where the memories of a kernel begin: tables and parameters.
@@ -231,6 +233,10 @@ class Machine:
             except (TypeError, ZeroDivisionError) as error:
                 raise Unknown(f"proof: {instruction.text}: {error}") from error
             self._set(operands[0], found, here, guard)
+        elif name == _PREFETCH:
+            # What it asks for must be in an array, as for a load.
+            load = replace(instruction, name="ld.global.u8", operands=("_", *operands))
+            self._execute(load, here)
         elif name == _WARP_MAX:
             if here.path or self.observed is not None or self._number(operands[2]) != 0xFFFFFFFF:
                 raise Fault(f"not all threads of a warp reach it once: {instruction.text}")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -110,7 +111,7 @@ def block() -> str:
 def digits() -> str:
     """What ``examples/digits.py`` finds: the accuracy of a small network, by the type of its weights."""
     sys.path.insert(0, str(FOLDER.parents[1] / "examples"))
-    import digits as demo
+    demo = importlib.import_module("digits")
 
     weights, test = demo.trained()
     with tempfile.TemporaryDirectory() as folder:

@@ -79,6 +79,7 @@ INSIDE = {
     ("host.build", "numpy"): "its headers, which only a build needs",
     ("host.hatch_hook", "host.build"): "found in the folder that is being installed",
     ("core.dtypes.lookup", "difflib"): "slow, and needed for one message",
+    ("core.formats", "difflib"): "the same",
     ("compile.nvrtc_search", "importlib.metadata"): "the same",
     ("warmup.compile_ahead", "concurrent.futures"): "`import gpucast` loads it, and stays quick without it",
     ("warmup.compile_ahead", "compile.compiler"): "the same; no cast on the host needs a compiler",

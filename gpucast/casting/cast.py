@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index, register_cast
 from gpucast.casting import plans
 from gpucast.casting.fused_options import check_disjoint, resolve_fused, rule_of
-from gpucast.casting.keywords import CastKeywords, HostInput
 from gpucast.casting.plans import HITS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
@@ -39,14 +38,31 @@ from gpucast.gpu import devices, streams
 from gpucast.host import cast_on_host
 from gpucast.host.extension import MODULE
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
+#: What a cast on the host makes NumPy arrays of.
+HostInput = np.ndarray[Any, Any] | np.generic | float | str | bytes | list[Any] | tuple[Any, ...]
 #: Looked up once: `cast` counts nanoseconds.
 _ndarray, _hit = np.ndarray, plans.hit
 #: Stands for a second argument that was not given, as in ``cast(x, dtype="float16")``.
 _MISSING = object()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class CastKeywords(TypedDict, total=False):
+    """The keywords of `gpucast.cast` that have no part in the kind of its result, for type checkers."""
+
+    saturate: bool
+    round_mode: RoundMode
+    rounding: Rounding | None
+    overflow: OverflowKeyword | None
+    seed: int | None
+    offset: int
+    scale: Any
+    amax: Any
+    copy: bool
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def _by_plan(checked: _Function) -> _Function:

@@ -21,7 +21,7 @@ from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts, find
-from gpucast.core.random import Random, resolve_random
+from gpucast.core.fused_ops import Random, resolve_random
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, swizzle
 from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype

@@ -16,7 +16,7 @@ import gpucast
 from codes import assert_codes, every_code
 from gpucast.codegen.cast_kernel import join, kernel_file, options, prelude, structs
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, has_stochastic
 from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, stochastic_cases

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import nvrtc_13_0
-from gpucast.compile.nvrtc_files import builtins_name
+from gpucast.compile.nvrtc_builtins import builtins_name
 from nvrtc_13_0 import link
 from nvrtc_wheels import load, wheels
 

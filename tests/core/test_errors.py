@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpucast import files
-from gpucast.checkpoints.losses.loss_limit import TooMuchLost
+from gpucast.checkpoints.losses.counts import TooMuchLost
 from gpucast.checkpoints.running.cluster import ClusterError
 from gpucast.checkpoints.running.staging import Busy
 from gpucast.cli import main

@@ -11,7 +11,7 @@ import pytest
 
 from endings import HANGS
 from gpucast.core.dtypes import DType
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, SMALL, WIDE, Case, cases, directed_cases, stochastic_cases
 from gpucast.parity.compare import wanted_codes

@@ -118,7 +118,7 @@ def digits() -> str:
         plain, _, _ = demo.cast_plainly(weights, test, Path(folder), "cpu")
     scaled = [demo.quantized(name, weights, test) for name in demo.SCALED]
     left, wide, top, row = 160, 430, 64, 26
-    parts = [text(16, 28, "How many of 540 digits a small network reads, by the type of its weights", "title")]
+    parts = [text(16, 28, "How many of 540 digits a network reads, by the type of its weights", "title")]
     for line, (name, size, accuracy, _) in enumerate([*plain, *scaled]):
         y = top + line * row + (14 if line >= len(plain) else 0)
         share = float(accuracy.rstrip("%")) / 100

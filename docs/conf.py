@@ -38,7 +38,9 @@ napoleon_custom_sections = ["Returns", "Raises"]
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 autodoc_mock_imports = [
-    name for name in ("modeci_mdf", "onnx", "onnxruntime") if importlib.util.find_spec(name) is None
+    name
+    for name in ("dask", "distributed", "modeci_mdf", "onnx", "onnxruntime")
+    if importlib.util.find_spec(name) is None
 ]
 nitpicky = True
 # Names of other libraries, and of parameters, are text: names in gpucast must be there.

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -110,14 +111,14 @@ def block() -> str:
 def digits() -> str:
     """What ``examples/digits.py`` finds: the accuracy of a small network, by the type of its weights."""
     sys.path.insert(0, str(FOLDER.parents[1] / "examples"))
-    import digits as demo
+    demo = importlib.import_module("digits")
 
     weights, test = demo.trained()
     with tempfile.TemporaryDirectory() as folder:
         plain, _, _ = demo.cast_plainly(weights, test, Path(folder), "cpu")
     scaled = [demo.quantized(name, weights, test) for name in demo.SCALED]
     left, wide, top, row = 160, 430, 64, 26
-    parts = [text(16, 28, "How many of 540 digits a small network reads, by the type of its weights", "title")]
+    parts = [text(16, 28, "How many of 540 digits a network reads, by the type of its weights", "title")]
     for line, (name, size, accuracy, _) in enumerate([*plain, *scaled]):
         y = top + line * row + (14 if line >= len(plain) else 0)
         share = float(accuracy.rstrip("%")) / 100

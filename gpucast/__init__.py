@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gpucast: the ONNX Cast operator, every version and all 26 types, bit-exact, for NumPy and CuPy arrays."""
+"""Casts and quantization in 26 number types, with the same bits on NVIDIA GPUs and on the CPU."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ def _cuda_array() -> adapters.ArrayAdapter:
     return ADAPTER
 
 
-#: torch.compile runs a function that holds no operation on tensors as it is, and traces what that calls: then there is
-#: no tracing, but a callback for frames.
+#: torch.compile does not trace a function without operations on tensors, but it does trace the functions that it calls.
+#: Then no tracing is active, but a callback for frames is.
 _TORCH_COMPILES = (("compiler", "is_compiling"), ("_C", "_dynamo", "eval_frame", "get_eval_frame_callback"))
 
-# Whose arrays are taken beside those of NumPy and CuPy. What is said here of a library needs nothing of it.
+# The libraries, beside NumPy and CuPy, whose arrays gpucast takes. These entries import none of them.
 adapters.register(
     adapters.Library("torch", "Tensor", _torch, dtype="dtype", is_compiling=_TORCH_COMPILES),
     adapters.Library("jax", "Array", _jax),
@@ -118,7 +118,7 @@ def __dir__() -> list[str]:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """What is imported when it is used, so that ``import gpucast`` stays quick."""
+        """Import these names when they are first used, so that ``import gpucast`` stays quick."""
         with exact():
             if name in ("mixed", "quantization"):
                 return importlib.import_module(f"gpucast.{name}")

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from gpucast.compile.cache import Cache
 from gpucast.compile.compiler import Compiler
+from gpucast.compile.cxx import Commands
 from gpucast.compile.nvrtc import Nvrtc
 from gpucast.compile.nvrtc_search import NvrtcCopy
-from gpucast.compile.processes import Commands
 from gpucast.parity import host_build
 
 #: Ignored by git.

@@ -28,6 +28,12 @@ def random_codes(dtype: DType, shape: int | tuple[int, ...], seed: int | np.rand
     return np.asarray(drawn)
 
 
+def values(dtype: DType | str, shape: int | tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """An array of uniformly random codes."""
+    row = gpucast.dtype(dtype)
+    return random_codes(row, shape, seed).view(row.numpy)
+
+
 def codes_of(x: np.ndarray, dtype: DType) -> np.ndarray:
     """The elements of an array as they are in memory, including bits above the dtype's own."""
     assert x.dtype == dtype.numpy

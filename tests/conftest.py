@@ -52,6 +52,15 @@ def cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
+def driver() -> Iterator[Any]:
+    """A stand-in for CUDA's driver, in its place."""
+    from host_driver import HostDriver, installed
+
+    with installed(HostDriver()) as ours:
+        yield ours
+
+
+@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty one, which is the current one."""
     monkeypatch.chdir(tmp_path)

@@ -16,7 +16,7 @@ from gpucast import PackedArray
 from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule, Options
 from gpucast.gpu import driver as launch
 from host_driver import HostDriver, download, installed, upload

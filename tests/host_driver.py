@@ -14,7 +14,9 @@ from typing import Any
 
 import cupy
 import numpy as np
+import pytest
 
+from gpucast import PackedArray
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource
 from gpucast.codegen.cast_kernel import KernelSource, kernel_source
 from gpucast.core.rule import CastRule
@@ -34,15 +36,17 @@ def installed(driver: Any) -> Iterator[Any]:
 
 #: Kernels by name and text, and batch kernels. All drivers share them, because building one takes longer
 #: than a test.
-_BUILT: dict[tuple[str, int], host_build.HostKernels] = {}
+_BUILT: dict[tuple[str, int, int], host_build.HostKernels] = {}
 _MANY: dict[str, Callable[[int, np.ndarray[Any, Any]], None]] = {}
 #: A kernel's blockIdx and threadIdx are globals of its host build.
 _RUNNING = threading.Lock()
 
 
 class HostDriver:
-    def __init__(self, devices: int = 2) -> None:
+    def __init__(self, devices: int = 2, arch: int = 90) -> None:
         self.devices = devices
+        #: The architecture whose instructions the kernels have.
+        self.arch = arch
         self.index = 0
         self.capture = False
         self.streams = {0: 0, 1: 100}
@@ -62,10 +66,10 @@ class HostDriver:
             if self._key(source) not in _BUILT:
                 by_prelude.setdefault(source.prelude, []).append(source)
         for alike in by_prelude.values():
-            _BUILT.update(dict.fromkeys(map(self._key, alike), host_build.build(alike, optimize=False)))
+            _BUILT.update(dict.fromkeys(map(self._key, alike), host_build.build(alike, optimize=False, arch=self.arch)))
 
-    def _key(self, source: KernelSource) -> tuple[str, int]:
-        return source.name, hash(source.text)
+    def _key(self, source: KernelSource) -> tuple[str, int, int]:
+        return source.name, hash(source.text), self.arch
 
     def unavailable(self) -> tuple[str, str] | None:
         return None
@@ -156,9 +160,35 @@ class HostDriver:
         return self.memory_of
 
 
+#: Where tests of the device path run: on the stand-in, and on a GPU where there is one.
+_PROBLEM = launch.unavailable()
+DEVICES = (
+    "host build",
+    pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.skipif(_PROBLEM is not None, reason=f"{_PROBLEM}")]),
+)
+
+
+class _Place:
+    """Where `upload` and `download` copy to and from."""
+
+    on_gpu = False
+
+
+@contextlib.contextmanager
+def on_gpu() -> Iterator[None]:
+    """Within, `upload` and `download` copy to and from the GPU."""
+    _Place.on_gpu = True
+    try:
+        yield
+    finally:
+        _Place.on_gpu = False
+
+
 def device_array(shape: tuple[int, ...], dtype: Any, device: int = 0, offset: int = 0) -> Any:
     """An array without set values on "device" memory, `offset` bytes behind an address that is a multiple of 256."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+    if _Place.on_gpu:
+        return cupy.ndarray(shape, dtype, cupy.empty(nbytes + offset, np.uint8).data + offset)
     store = np.full(nbytes + 256 + offset + 16, 0xA5, np.uint8)
     address = -(-store.ctypes.data // 256) * 256 + offset
     memory = cupy.cuda.UnownedMemory(address, nbytes, store, device)
@@ -169,13 +199,18 @@ def upload(x: np.ndarray[Any, Any], device: int = 0, offset: int = 0) -> Any:
     """A NumPy array (any dtype) as a CuPy array of the same dtype, or tagged with it."""
     plain = np.ascontiguousarray(x).reshape(x.shape).view(f"u{x.itemsize}")
     copy = device_array(x.shape, plain.dtype, device, offset)
-    ctypes.memmove(copy.data.ptr, plain.ctypes.data, plain.nbytes)
+    if _Place.on_gpu:
+        copy.set(plain)
+    else:
+        ctypes.memmove(copy.data.ptr, plain.ctypes.data, plain.nbytes)
     return copy.view(x.dtype)
 
 
 def download(x: Any) -> np.ndarray[Any, Any]:
-    """Any CuPy array on host memory as a NumPy copy, strides and all."""
+    """Any CuPy array as a NumPy copy, strides and all."""
     code = np.dtype(f"u{x.dtype.itemsize}")
+    if _Place.on_gpu:
+        return np.asarray(x.view(code).get()).view(x.dtype)
     if x.size and x.flags.c_contiguous:
         return np.frombuffer(ctypes.string_at(x.data.ptr, x.nbytes), code).reshape(x.shape).copy().view(x.dtype)
     result = np.empty(x.shape, code)
@@ -183,6 +218,13 @@ def download(x: Any) -> np.ndarray[Any, Any]:
         address = x.data.ptr + sum(i * stride for i, stride in zip(place, x.strides, strict=True))
         result[place] = int.from_bytes(ctypes.string_at(address, code.itemsize), "little")
     return result.view(x.dtype)
+
+
+def elements(y: Any) -> np.ndarray[Any, Any]:
+    """Those of a result, wherever and however it is kept, as a NumPy array."""
+    if isinstance(y, PackedArray):
+        return PackedArray(elements(y.data), y.dtype, y.shape).get()
+    return y if isinstance(y, np.ndarray) else download(y)
 
 
 def both_shapes(rules: Iterable[CastRule]) -> Iterator[KernelSource]:

@@ -10,7 +10,7 @@ import pytest
 
 from gpucast.compile import nvrtc
 from gpucast.compile.nvrtc import Nvrtc
-from gpucast.compile.nvrtc_files import MAJORS, in_wheels
+from gpucast.compile.nvrtc_builtins import MAJORS, in_wheels
 
 
 @functools.cache

@@ -5,46 +5,120 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from bench.static.kernels import StaticKernel
-from bench.static.model import JUDGE, judged
+from bench.static.model import JUDGE, Estimate, judged
 
 #: How much of its time a unit may work at the speed of a copy.
 FULL = 0.75
-#: The compute capabilities whose rates have a source, for which `FULL` is checked; for others it is only reported.
+#: The compute capabilities whose rates have a source, for which goals are checked; for others they are only reported.
 GATED = (90,)
 #: The share of a copy that kernels of many arrays are to reach.
 MANY = 0.93
 #: Bytes of one access on the wider side.
 VECTOR = 16
 
+#: What a kernel is known by: the architecture, the kind of kernel, and the rest of its name.
+Key = tuple[str, str, str]
 
-def _misses(archs: Sequence[str], sources: str, destinations: str, why: str) -> dict[tuple[str, str, str], str]:
-    return {(arch, src, dst): why for arch in archs for src in sources.split() for dst in destinations.split()}
+
+def _misses(archs: str, kind: str, sources: str, destinations: str, why: str) -> dict[Key, str]:
+    pairs = [f"{src} to {dst}" for src in sources.split() for dst in destinations.split()]
+    return {(arch, kind, pair): why for arch in archs.split() for pair in pairs}
 
 
-#: (architecture, source, destination) -> why the default rule of this pair misses what is checked. Entries that do not
-#: apply are an error.
-KNOWN: dict[tuple[str, str, str], str] = {
-    **_misses(
-        ("sm_80", "sm_90", "sm_100a"),
-        "INT64 UINT64",
-        "INT8 UINT8 INT16 UINT16 INT32 UINT32 INT4 UINT4 INT2 UINT2",
-        "the assembler loads the halves that count alone, in narrower accesses to the same sectors",
-    ),
-}
-
+_INTEGERS = "INT8 UINT8 INT16 UINT16 INT32 UINT32 INT4 UINT4 INT2 UINT2"
+_HALVES = "the assembler loads the halves that count alone, in narrower accesses to the same sectors"
 _STORES = "a thread's 12 bytes of 6-bit codes are three stores, each of which touches a sector"
-#: The same for `cast_many`, beside `KNOWN`.
-KNOWN_MANY: dict[tuple[str, str, str], str] = {
-    **_misses(("sm_90",), "UINT2 INT2 UINT4 INT4 FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", "FLOAT6E2M3 FLOAT6E3M2", _STORES),
+_APART = "a thread's results lie farther apart than a sector, of which each store writes a half"
+_LINES = "a thread's 16 elements of 8 bytes are a line of the L1 cache of its own, which each of its accesses looks up"
+_LONG, _SIX = "INT64 UINT64 DOUBLE", "FLOAT6E2M3 FLOAT6E3M2"
+#: Why kernels miss what is checked. Entries that do not apply are an error.
+KNOWN: dict[Key, str] = {
+    **_misses("sm_80 sm_90 sm_100a", "contiguous", "INT64 UINT64", _INTEGERS, _HALVES),
+    **_misses("sm_80 sm_90 sm_100a", "many", "INT64 UINT64", _INTEGERS, _HALVES),
+    **_misses("sm_90", "contiguous", _LONG, _SIX, _LINES),
+    **_misses("sm_90", "contiguous", _SIX, _LONG, _LINES),
     **_misses(
-        ("sm_90",),
-        "UINT2 INT2",
-        "INT64 UINT64 DOUBLE",
-        "a thread's results lie farther apart than a sector, of which each store writes a half",
+        "sm_90", "many", "UINT2 INT2 UINT4 INT4 FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", "FLOAT6E2M3 FLOAT6E3M2", _STORES
     ),
+    **_misses("sm_90", "many", "UINT2 INT2", "INT64 UINT64 DOUBLE", _APART),
 }
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A kernel beside its goal."""
+
+    kind: str
+    name: str
+    kernel: StaticKernel
+    #: The share of a copy that it is to reach; 0 where there is none.
+    goal: float = 0.0
+    #: Bytes read and written per element, where they are not one source and one result.
+    moved: float | None = None
+    #: Whether loads must be of whole vectors.
+    wide: bool = False
+
+    @property
+    def estimate(self) -> Estimate:
+        return judged(self.kernel, self.moved)
+
+    @property
+    def key(self) -> Key:
+        return self.kernel.arch, self.kind, self.name
+
+    def __str__(self) -> str:
+        return f"{self.kernel.arch} {self.kind} {self.name}"
+
+    def problems(self) -> list[str]:
+        """Usually none."""
+        kernel, found = self.kernel, []
+        if kernel.local:
+            found.append(f"{kernel.local} bytes of local memory: registers spill")
+        if kernel.log:
+            found.append(f"the compiler says: {kernel.log}")
+        if kernel.capability in GATED and self.estimate.share < self.goal:
+            found.append(f"{self.estimate}; the goal is {100 * self.goal:.0f} %")
+        tile = kernel.source.elements * kernel.src_bits // 8
+        if self.wide and _bytes(kernel.loads, min(VECTOR, tile)) < tile:
+            found.append(f"loads of {min(kernel.loads, default=0)} bytes at a time, not of {min(VECTOR, tile)}")
+        return found
+
+    def line(self) -> str:
+        """For a report."""
+        of = self.kernel
+        accesses = f"{of.registers} registers, loads {of.loads}, stores {of.stores}"
+        return f"{self!s:66} {of.per_element:6.2f} instr/el, {self.estimate}, {accesses}"
+
+
+class CheckedCast(Checked):
+    """The kernel of a cast, as `kind` "contiguous", "strided" or "many"."""
+
+    def problems(self) -> list[str]:
+        return problems(self.kernel)
+
+
+def of_casts(kernels: Sequence[StaticKernel]) -> list[Checked]:
+    """Kernels of casts. Those of a default rule are known by their pair."""
+    found: list[Checked] = []
+    for kernel in kernels:
+        kind = "many" if kernel.many else kernel.source.shape
+        pair = f"{kernel.rule.src.name} to {kernel.rule.dst.name}"
+        found.append(CheckedCast(kind, pair if kernel.default else kernel.source.name, kernel))
+    return found
+
+
+def verdict(kernels: Sequence[Checked], known: Mapping[Key, str] = KNOWN) -> list[str]:
+    """Why the check fails, a line for each reason: unknown problems, and known problems that no longer exist."""
+    failures: list[str] = []
+    for one in kernels:
+        found = one.problems()
+        if one.key in known:
+            found = [] if found else ["keeps what is checked; take it out of the known misses"]
+        failures += [f"{one}: {problem}" for problem in found]
+    return failures
 
 
 def fullest(kernel: StaticKernel) -> float:
@@ -67,11 +141,8 @@ def widths(kernel: StaticKernel) -> tuple[int, int]:
 
 
 def problems(kernel: StaticKernel) -> list[str]:
-    """The problems of a kernel; usually none.
-
-    Units are only checked for the default rule of a pair. In the strided and the transposed shape only spills are a
-    problem; `bench.static.layouts` has their goals.
-    """
+    """The problems of the kernel of a cast; usually none. Units are only checked for the default rule of a pair, and of
+    other shapes than the contiguous one only spills (`bench.static.layouts` has their goals)."""
     found = [f"{kernel.local} bytes of local memory: registers spill"] if kernel.local else []
     if kernel.source.shape != "contiguous":
         return found
@@ -89,26 +160,16 @@ def problems(kernel: StaticKernel) -> list[str]:
         ("loads", kernel.loads, kernel.src_bits, widths(kernel)[0], table),
         ("stores", kernel.stores, kernel.rule.dst.bits, widths(kernel)[1], 0),
     ):
-        tile = kernel.source.elements * bits // 8
-        wide = sum(width * count for width, count in counts.items() if width >= least)
-        total = sum(width * count for width, count in counts.items())
+        tile, total = kernel.source.elements * bits // 8, _bytes(counts)
         if what == "loads" and total == 0:
             continue  # The result is the same for every source.
         if not tile <= total <= tile + more:
             found.append(f"{what} of {total} bytes where the elements of a thread have {tile}")
-        elif wide < tile:
+        elif _bytes(counts, least) < tile:
             found.append(f"{what} of {min(counts)} bytes at a time, not of {least}")
     return found
 
 
-def verdict(kernels: Sequence[StaticKernel], known: Mapping[tuple[str, str, str], str] | None = None) -> list[str]:
-    """Why the check fails, a line for each reason: unknown problems, and known problems that no longer exist."""
-    failures: list[str] = []
-    for kernel in kernels:
-        pair = (kernel.arch, kernel.rule.src.name, kernel.rule.dst.name)
-        found = problems(kernel)
-        expected = (KNOWN | KNOWN_MANY if kernel.many else KNOWN) if known is None else known
-        if kernel.default and pair in expected:
-            found = [] if found else ["keeps what is checked; take it out of the known misses"]
-        failures += [f"{kernel.arch} {kernel.source.name}: {problem}" for problem in found]
-    return failures
+def _bytes(counts: Mapping[int, int], least: int = 0) -> int:
+    """The bytes of accesses that have at least so many."""
+    return sum(width * count for width, count in counts.items() if width >= least)

@@ -25,10 +25,9 @@ from bench.revision import commit
 from bench.static import layouts as static_layouts
 from bench.static import published as static_published
 from bench.static import quantize as static_quantize
-from bench.static import tiles as static_tiles
-from bench.static.budget import FULL, KNOWN, KNOWN_MANY, fullest, problems, verdict
+from bench.static.budget import FULL, KNOWN, fullest, of_casts, verdict
 from bench.static.kernels import StaticKernel, measure
-from bench.static.model import GPUS, JUDGE, estimates, judged
+from bench.static.model import GPUS, JUDGE, Estimate, estimates
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import compiler
 from gpucast.core.rule import CastRule, resolve
@@ -60,44 +59,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     chosen = list(_rules(arguments.src, arguments.dst, arguments.all_rules))
-    made_by = "NVRTC {}.{}".format(*compiler.compiler().version)
-    print(made_by)
-    figures: dict[str, Any] = {"compiler": made_by, "shape": arguments.shape, "architectures": {}, "failures": []}
+    # Kernels of other kinds are no pairs.
+    everything = arguments.shape == "contiguous" and not (arguments.src or arguments.dst or arguments.all_rules)
+    version = "NVRTC {}.{}".format(*compiler.compiler().version)
+    print(version)
+    figures: dict[str, Any] = {"compiler": version, "shape": arguments.shape, "architectures": {}, "failures": []}
     for arch in arguments.arch or architectures():
         with progress_bar(len(chosen), wanted=True, unit=" kernels") as advance:
             kernels = measure(chosen, arch, arguments.shape, advance)
         _print(arch, arguments.shape, kernels, arguments.sass)
         figures["architectures"][arch] = [as_json(kernel) for kernel in kernels]
-        figures["failures"] += verdict(kernels)
-        if arguments.shape == "contiguous" and not (arguments.src or arguments.dst or arguments.all_rules):
+        figures["failures"] += verdict(of_casts(kernels))
+        if everything:
             quantizing = static_quantize.measure(arch)
-            static_quantize.report(quantizing)
-            figures["failures"] += static_quantize.verdict(quantizing)
-            tiles = static_tiles.measure(arch)
-            static_quantize.report(tiles)
-            figures["failures"] += static_quantize.verdict(tiles, static_tiles.KNOWN)
-            layouts = static_layouts.measure(arch)
-            static_layouts.report(layouts)
-            figures["failures"] += static_layouts.verdict(layouts)
-            measured = [(str(one), one.kernel, one.estimate) for one in [*quantizing, *tiles]]
-            measured += [(str(one), one.kernel, judged(one.kernel)) for one in layouts]
-            figures.setdefault("others", {})[arch] = [
-                {"kernel": name, "per_element": round(kernel.per_element, 3), "estimate": str(of)}
-                for name, kernel, of in measured
-            ]
+            others = [*quantizing, *static_layouts.measure(arch)]
+            figures["failures"] += [*verdict(others), *static_quantize.verdict_of_passes(quantizing)]
+            figures.setdefault("others", {})[arch] = [as_json(one.kernel) | {"kernel": str(one)} for one in others]
+            print(*(one.line() for one in others), sep="\n")
+            for name, share in static_quantize.two_passes(quantizing).items():
+                print(f"{arch} {name} in two passes: {100 * share:.0f} % of a copy")
         if arguments.pictures is not None:
             arguments.pictures.mkdir(parents=True, exist_ok=True)
             picture(arguments.pictures / f"static-{arch}.svg", arch, kernels)
     print()
     failures = figures["failures"]
-    if arguments.shape == "contiguous" and not (arguments.src or arguments.dst or arguments.all_rules):
+    if everything:
         failures += static_published.report()
     for line in failures[:_LINES]:
         print(line)
     if len(failures) > _LINES:
         print(f"... and {len(failures) - _LINES} more; --json has all")
-    lists = (KNOWN, KNOWN_MANY, static_quantize.KNOWN, static_tiles.KNOWN, static_layouts.KNOWN)
-    print(f"{len(failures)} failures, {sum(len(one) for one in lists)} known misses")
+    print(f"{len(failures)} failures, {len(KNOWN)} known misses")
     return figures
 
 
@@ -124,25 +116,15 @@ def _rules(sources: Sequence[str], targets: Sequence[str], every: bool) -> Itera
 
 def as_json(kernel: StaticKernel) -> dict[str, Any]:
     """All figures of a kernel."""
+    names = "instructions loop loads stores shared registers local".split()
     return {
         "kernel": kernel.source.name,
         "src": kernel.rule.src.name,
         "dst": kernel.rule.dst.name,
         "elements": kernel.source.elements,
         "threads": kernel.source.threads,
-        "instructions": kernel.instructions,
-        "shortest": kernel.shortest,
-        "rare": kernel.rare,
         "per_element": round(kernel.per_element, 3),
-        "loop": kernel.loop,
-        "branches": kernel.branches,
-        "loads": kernel.loads,
-        "stores": kernel.stores,
-        "shared_loads": kernel.shared_loads,
-        "shared": kernel.shared,
-        "registers": kernel.registers,
-        "local": kernel.local,
-        "problems": problems(kernel),
+        **{name: getattr(kernel, name) for name in names},
         "estimates": {
             one.gpu: {
                 "share": round(one.share, 3),
@@ -175,14 +157,11 @@ def _print(arch: str, shape: str, kernels: Sequence[StaticKernel], sass: bool) -
         shown = sorted(kernels, key=lambda kernel: -fullest(kernel))[:_SHOWN]
         print(f"the {_SHOWN} with the busiest units:")
     names = [gpu.name for gpu in GPUS if gpu.capability == kernels[0].capability]
-    header = ["kernel", "el", "instr/el", "shortest", "rare", "br", "loads", "stores", "lds", "regs", "smem"]
+    header = ["kernel", "el", "instr/el", "loads", "stores", "lds", "regs", "smem"]
     lines = [[*header, *(f"{name} (estimate)" for name in names)]]
     for kernel in shown:
-        cells = {
-            one.gpu: f"{one.share:.0%} {one.bound}; {one.busiest} {one.use[one.busiest]:.2f}; {one.threads}"
-            for one in estimates(kernel)
-        }
-        lines.append([*_cells(kernel), *(cells.get(name, "-") for name in names)])
+        found = {one.gpu: one for one in estimates(kernel)}
+        lines.append([*_cells(kernel), *(_estimate(found[name]) for name in names)])
     sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         print("  ".join(cell.ljust(size) for cell, size in zip(line, sizes, strict=True)).rstrip())
@@ -194,20 +173,22 @@ def _print(arch: str, shape: str, kernels: Sequence[StaticKernel], sass: bool) -
 
 
 def _cells(kernel: StaticKernel) -> list[str]:
-    elements = kernel.source.elements
     return [
         kernel.source.name.removeprefix("gpucast_"),
-        str(elements),
+        str(kernel.source.elements),
         f"{kernel.per_element:.2f}{f' ({kernel.turns} turns)' if kernel.loop else ''}",
-        f"{kernel.shortest / elements:.2f}",
-        "-" if kernel.rare is None else f"{kernel.rare / elements:.2f}",
-        str(kernel.branches),
         _accesses(kernel.loads),
         _accesses(kernel.stores),
-        str(kernel.shared_loads),
+        str(sum(one.base == "LDS" for one in kernel.path)),
         f"{kernel.registers}{f' +{kernel.local} spilt' if kernel.local else ''}",
         str(kernel.shared),
     ]
+
+
+def _estimate(one: Estimate) -> str:
+    """The share of a copy, the limit, the busiest unit, blocks begun per clock, resident threads."""
+    busiest = f"{one.busiest} {one.use[one.busiest]:.2f}"
+    return f"{one.share:.0%} {one.bound}; {busiest}; blocks {one.use['blocks']:.2f}; {one.threads}"
 
 
 def _accesses(counts: dict[int, int]) -> str:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Static facts of the kernel of a rule on an architecture: compile, disassemble, find the path of a full tile."""
+"""Static facts of kernels on an architecture: compile, disassemble, find the path of a full tile."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -31,20 +30,14 @@ class StaticKernel:
 
     source: KernelSource
     arch: str
-    #: All instructions issued from the entry to the exit: on the longest such path, and on the shortest.
+    #: All instructions issued from the entry to the exit.
     instructions: int
-    shortest: int
-    #: The same of the longest rare path; None if there is none. See `bench.static.paths`.
-    rare: int | None
     #: Whether the path has a loop, so that the count includes only one iteration.
     loop: bool
-    #: Branches, and exits under a condition.
-    branches: int
     #: Global accesses: width in bytes -> how many.
     loads: dict[int, int]
     stores: dict[int, int]
-    #: Reads from shared memory, and the bytes of it that a block has.
-    shared_loads: int
+    #: Bytes of shared memory of a block.
     shared: int
     registers: int
     #: Bytes of local memory: 0 unless registers spill.
@@ -103,6 +96,53 @@ class StaticKernel:
 
 
 @dataclass(frozen=True)
+class Code:
+    """What the compiler makes of one kernel."""
+
+    instructions: list[Instruction]
+    facts: cubin.CubinKernel
+    log: str
+
+
+def compiled(sources: Sequence[KernelSource], arch: str) -> list[Code]:
+    """The machine code of kernels with the same prelude, compiled as one program. Rare branches are marked."""
+    structs = dict(row for source in sources for row in source.structs)
+    text = join(sources[0].prelude, structs, [source.kernel for source in sources])
+    made = compiler.compile(f"#define GPUCAST_MARK_RARE\n{text}", sources[0].name, arch)
+    facts, code = cubin.kernels(made.code), parse(disassembler.disassemble(made.code).decode())
+    return [Code(code[source.name], facts[source.name], made.log) for source in sources]
+
+
+def facts(source: KernelSource, arch: str, code: Code, extra_bytes: int = 0, path: Path | None = None) -> StaticKernel:
+    """The facts of one kernel from its machine code. Where no path has just the bytes of a tile, as in a loop over its
+    elements, it is the one with the most accesses.
+
+    `extra_bytes`: bytes that every thread stores in addition to its tile. `path`: another one than that of a tile.
+    """
+    flow = blocks(code.instructions)
+    load, store = source.elements * source.src_bits // 8, source.elements * source.rule.dst.bits // 8 + extra_bytes
+    if path is None:
+        path = full_tile(flow, load, store)
+        if source.shape != "contiguous" and sum(width * count for width, count in path.stores.items()) != store:
+            path = full_tile(flow)
+    loops = [number for number, reached in enumerate(reach(flow)) if number in reached]
+    return StaticKernel(
+        source=source,
+        arch=arch,
+        instructions=path.instructions,
+        loop=path.loop,
+        loads=path.loads,
+        stores=path.stores,
+        shared=code.facts.shared,
+        registers=code.facts.registers,
+        local=code.facts.local,
+        log=code.log,
+        path=tuple(one for number in path.blocks for one in flow[number].instructions),
+        repeated=tuple(one for number in path.blocks if number in loops for one in flow[number].instructions),
+    )
+
+
+@dataclass(frozen=True)
 class InBatchSpec(KernelSpec[KernelSource]):
     """The kernel of `gpucast.cast_many` for this cast alone, as a source like that of a contiguous kernel."""
 
@@ -137,89 +177,25 @@ def measure(
     """
     specs = (InBatchSpec(CastSpec(rule)) if shape == "many" else CastSpec(rule, shape) for rule in rules)
     sources = [spec.source() for spec in specs]
-    batches = list(_batches(sources))
 
     def work(batch: Sequence[KernelSource]) -> list[StaticKernel]:
-        found = facts(batch, arch)
+        found = [facts(source, arch, code) for source, code in zip(batch, compiled(batch, arch), strict=True)]
         advance(len(batch))
         return found
 
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         try:
-            return [kernel for batch in executor.map(work, batches) for kernel in batch]
+            return [kernel for batch in executor.map(work, _batches(sources)) for kernel in batch]
         except BaseException:
             executor.shutdown(cancel_futures=True)
             raise
 
 
-def _batches(sources: Sequence[KernelSource]) -> Iterable[list[KernelSource]]:
+def _batches(sources: Sequence[KernelSource]) -> list[list[KernelSource]]:
     """Neighbours with the same prelude, as many as go into a program."""
-    batch: list[KernelSource] = []
+    batches: list[list[KernelSource]] = []
     for source in sources:
-        if batch and (len(batch) == BATCH or source.prelude != batch[0].prelude):
-            yield batch
-            batch = []
-        batch.append(source)
-    if batch:
-        yield batch
-
-
-def facts(sources: Sequence[KernelSource], arch: str) -> list[StaticKernel]:
-    """The kernels of one program. One alone is compiled as a cast would, so that it comes from the cache."""
-    if len(sources) == 1:
-        name, text = sources[0].name, sources[0].text
-    else:
-        structs = dict(row for source in sources for row in source.structs)
-        name, text = "batch", join(sources[0].prelude, structs, [source.kernel for source in sources])
-    compiled = compiler.compile(marked(text), name, arch)
-    of_cubin = cubin.kernels(compiled.code)
-    of_code = parse(disassembler.disassemble(compiled.code).decode())
-    return [kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log) for one in sources]
-
-
-def marked(text: str) -> str:
-    """The text of kernels with the instruction that `bench.static.paths` knows rare branches by."""
-    return f"#define GPUCAST_MARK_RARE\n{text}"
-
-
-def kernel(
-    source: KernelSource,
-    arch: str,
-    instructions: list[Instruction],
-    fact: cubin.CubinKernel,
-    log: str,
-    extra_bytes: int = 0,
-    path: Path | None = None,
-) -> StaticKernel:
-    """The facts of one kernel from its machine code. Where no path has just the bytes of a tile, as in a loop over its
-    elements, it is the one with the most accesses.
-
-    `extra_bytes`: bytes that every thread stores in addition to its tile. `path`: another one than that of a tile.
-    """
-    flow = blocks(instructions)
-    load, store = source.elements * source.src_bits // 8, source.elements * source.rule.dst.bits // 8 + extra_bytes
-    if path is None:
-        path = full_tile(flow, load, store)
-        if source.shape != "contiguous" and sum(width * count for width, count in path.stores.items()) != store:
-            path = full_tile(flow)
-    executed = tuple(instruction for number in path.blocks for instruction in flow[number].instructions)
-    loops = [number for number, reached in enumerate(reach(flow)) if number in reached]
-    counts = Counter(instruction.base for instruction in executed)
-    return StaticKernel(
-        source=source,
-        arch=arch,
-        instructions=path.instructions,
-        shortest=path.shortest,
-        rare=path.rare,
-        loop=path.loop,
-        branches=counts["BRA"] + sum(one.base == "EXIT" and one.conditional for one in executed),
-        loads=path.loads,
-        stores=path.stores,
-        shared_loads=counts["LDS"],
-        shared=fact.shared,
-        registers=fact.registers,
-        local=fact.local,
-        log=log,
-        path=executed,
-        repeated=tuple(one for number in path.blocks if number in loops for one in flow[number].instructions),
-    )
+        if not batches or len(batches[-1]) == BATCH or source.prelude != batches[-1][0].prelude:
+            batches.append([])
+        batches[-1].append(source)
+    return batches

@@ -8,19 +8,16 @@ search, and elements in two rows a second search."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
-from bench import cubin
-from bench.static.budget import GATED
-from bench.static.kernels import StaticKernel, kernel, marked
-from bench.static.model import judged
+from bench.static.budget import Checked
+from bench.static.kernels import compiled, facts
 from bench.static.paths import Path, full_tile
-from bench.static.sass import Block, blocks, parse
+from bench.static.sass import Block, blocks
 from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.cast_kernel import KernelSource, kernel_source
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
-from gpucast.compile import compiler, disassembler
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import STOCHASTIC, Options, resolve
 
@@ -33,7 +30,7 @@ PACKED = (
     ("FLOAT", "FLOAT4E2M1"), ("INT8", "INT4"), ("FLOAT", "FLOAT6E2M3"), ("FLOAT4E2M1", "FLOAT16"), ("UINT4", "INT8"),
     ("FLOAT6E3M2", "FLOAT"),
 )  # fmt: skip
-#: Source, destination, fused operations.
+#: Source, destination, fused operations, and whether it rounds at random.
 FUSED = (
     ("FLOAT", "FLOAT8E4M3FN", FusedOps("narrow", amax=True), False),
     ("BFLOAT16", "FLOAT8E4M3FN", FusedOps("narrow", amax=True), False),
@@ -42,37 +39,28 @@ FUSED = (
     ("FLOAT", "BFLOAT16", FusedOps(), True),
     ("FLOAT", "FLOAT8E4M3FN", FusedOps(), True),
 )
-#: Layout -> the share of a copy that it is to reach. "strided" has one dimension; "rows", "spread" and "packed" have
-#: several, of which the last is dense in the source, in "spread" is not. "edges" are what transposed kernels do element
-#: by element: the ends of arrays, elements between the addresses of words.
-GOALS = {"transposed": 0.80, "strided": 0.60, "rows": 0.60, "spread": 0.60, "packed": 0.60, "edges": 0.0}
-
-#: (layout, source, destination) -> why the goal is missed on sm_90. Entries that do not apply are an error.
-KNOWN: dict[tuple[str, str, str], str] = {}
+#: Layout -> the share of a copy that it is to reach. "strided" has one dimension; "dense rows", "spread rows" and
+#: "packed" have several, of which the last is dense in the source, in "spread rows" is not. "edges" are what transposed
+#: kernels do element by element: the ends of arrays, elements between the addresses of words.
+GOALS = {"transposed": 0.80, "strided": 0.60, "dense rows": 0.60, "spread rows": 0.60, "packed": 0.60}
 
 
-@dataclass(frozen=True)
-class LayoutMeasurement:
-    #: A key of `GOALS`, "misaligned" or "fused".
-    layout: str
-    kernel: StaticKernel
-
-    def __str__(self) -> str:
-        return f"{self.kernel.arch} {self.layout} {self.kernel.source.name}"
-
-
-def measure(arch: str) -> list[LayoutMeasurement]:
+def measure(arch: str) -> list[Checked]:
     """All chosen kernels for an architecture such as "sm_90"."""
-    return [LayoutMeasurement(layout, _facts(source, arch, layout)) for layout, source in _sources()]
+    found = []
+    for layout, source in _sources():
+        (code,) = compiled([source], arch)
+        kernel = facts(source, arch, code, path=_path(source, layout, blocks(code.instructions)))
+        found.append(Checked(layout, source.name, kernel, GOALS.get(layout, 0.0)))
+    return found
 
 
 def _sources() -> Iterator[tuple[str, KernelSource]]:
     for src, dst in PAIRS:
         rule = resolve(dtype(src), dtype(dst))
         transposed, strided = kernel_source(rule, "transposed"), kernel_source(rule, "strided")
-        yield "transposed", transposed
-        yield "edges", transposed
-        yield from ((layout, strided) for layout in ("strided", "rows", "spread"))
+        yield from ((layout, transposed) for layout in ("transposed", "edges"))
+        yield from ((layout, strided) for layout in ("strided", "dense rows", "spread rows"))
         source = kernel_source(rule)
         # One tile is one turn of a loop.
         yield "misaligned", replace(source, elements=source.tile)
@@ -82,13 +70,6 @@ def _sources() -> Iterator[tuple[str, KernelSource]]:
         rounding = STOCHASTIC if random else None
         rule = fused_rule(dtype(src), dtype(dst), Options(rounding=rounding), scaled=ops.scaling != "none")
         yield "fused", fused_source(rule, ops)
-
-
-def _facts(source: KernelSource, arch: str, layout: str) -> StaticKernel:
-    compiled = compiler.compile(marked(source.text), source.name, arch)
-    code = parse(disassembler.disassemble(compiled.code).decode())[source.name]
-    path = _path(source, layout, blocks(code))
-    return kernel(source, arch, code, cubin.kernels(compiled.code)[source.name], compiled.log, path=path)
 
 
 def _path(source: KernelSource, layout: str, flow: list[Block]) -> Path | None:
@@ -102,34 +83,10 @@ def _path(source: KernelSource, layout: str, flow: list[Block]) -> Path | None:
     if layout == "strided":
         # No side is dense.
         return full_tile(flow, load, store, load_width=src_bytes, store_width=dst_bytes)
-    if layout in ("rows", "spread", "packed"):
+    if layout in ("dense rows", "spread rows", "packed"):
         # The place in several dimensions is searched for in a loop.
-        return full_tile(flow, load, store, loop=True, load_width=src_bytes if layout == "spread" else None)
+        return full_tile(flow, load, store, loop=True, load_width=src_bytes if layout == "spread rows" else None)
     if layout == "misaligned":
         # Shifted loads read one access more: of vectors where whole vectors are a tile, else of words.
         return full_tile(flow, load + (16 if load % 16 == 0 else 4), store)
     return None
-
-
-def verdict(found: Sequence[LayoutMeasurement], known: Mapping[tuple[str, str, str], str] | None = None) -> list[str]:
-    """Why the check fails: goals that are missed, and known misses that no longer exist."""
-    failures = []
-    for one in found:
-        of = judged(one.kernel)
-        key = (one.layout, one.kernel.rule.src.name, one.kernel.rule.dst.name)
-        goal = GOALS.get(one.layout, 0.0) if one.kernel.capability in GATED else 0.0
-        problems = [f"{one.kernel.local} bytes of local memory"] if one.kernel.local else []
-        if of.share < goal:
-            problems.append(f"{of}; the goal is {100 * goal:.0f} %")
-        if goal and key in (KNOWN if known is None else known):
-            problems = [] if problems else ["reaches its goal; take it out of the known misses"]
-        failures += [f"{one}: {problem}" for problem in problems]
-    return failures
-
-
-def report(found: Sequence[LayoutMeasurement]) -> None:
-    """A line for each kernel."""
-    for one in found:
-        print(
-            f"{one!s:66} {one.kernel.per_element:6.2f} instr/el, {judged(one.kernel)}, {one.kernel.registers} registers"
-        )

@@ -2,8 +2,9 @@
 """An estimate of how close to the speed of a copy a kernel can come, from its machine code alone.
 
 The work of one thread for a full tile is counted for each unit of the machine, and divided by what that unit does
-while memory moves the thread's bytes at the speed of a copy. Two more limits are not units: how many bytes the resident
-threads have asked for at a time (Little's law), and how many sectors of 32 bytes travel between an SM and its L2 cache.
+while memory moves the thread's bytes at the speed of a copy. More limits are not units of an SM: how many bytes the
+resident threads have asked for at a time (Little's law), how many sectors of 32 bytes travel between an SM and its L2
+cache, and how many blocks begin.
 
 It is a model, and an upper bound: it knows nothing of the power limit, of conflicts in shared memory, or of how the
 work of warps falls together. `bench.static.published` tries it against published figures of other kernels.
@@ -66,6 +67,12 @@ JUDGE = {gpu.capability: gpu for gpu in GPUS}
 #: table of arithmetic throughput and what its developer forum says of the pipes of Volta to Hopper. B200 is taken to be
 #: as Hopper is, for want of a source.
 LANES = {"issue": 128, "alu": 64, "imad": 64, "xu": 16, "lsu": 32}
+#: Lines of 128 bytes that an SM's L1 cache looks up per clock, and blocks that a GPU begins per clock: what NVIDIA's
+#: profiler and published launches of empty blocks show, without a figure of NVIDIA's.
+LINES, BLOCKS_BEGUN = 1, 1
+#: Nanoseconds between the last access of a block and the first of the block that takes its place, in which its threads
+#: have asked for nothing: about 400 clocks of launch, arguments and index arithmetic. An assumption.
+TURNOVER = 200
 #: The share of its peak beyond which a unit no longer keeps up: NVIDIA's profiler calls a unit the limit from there on.
 ATTAINABLE = 0.8
 
@@ -80,7 +87,9 @@ _SPECIAL = {"LDC", "LDCU", "S2R", "S2UR", "CS2R", "R2UR"}
 #: that every block takes beside its own.
 _REGISTERS, _REGISTER_UNIT, _THREADS, _BLOCKS, _BLOCK_SHARED = 65536, 256, 2048, 32, 1024
 _WARP = 32
-_SECTOR = 32
+_SECTOR, _LINE = 32, 128
+#: What is no unit of an SM.
+_OUTSIDE = ("l2", "blocks")
 _REGISTER = re.compile(r"\bR(\d+)")
 _ADDRESS = re.compile(r"\[(.*?)(?:\+(-?0x[0-9a-f]+))?\]$")
 
@@ -90,7 +99,7 @@ class Estimate:
     gpu: str
     #: The share of the speed of a copy of as many bytes, 0 to 1.
     share: float
-    #: What limits the speed: "memory", a unit, "l2" or "latency".
+    #: What limits the speed: "memory", a unit, "l2", "blocks" or "latency".
     bound: str
     #: Unit -> the share of its time that it works at the speed of a copy; above 1 it cannot.
     use: dict[str, float]
@@ -103,7 +112,7 @@ class Estimate:
     @property
     def busiest(self) -> str:
         """The busiest unit of an SM."""
-        return max(self.use, key=lambda unit: self.use[unit] if unit != "l2" else 0.0)
+        return max(self.use, key=lambda unit: self.use[unit] if unit not in _OUTSIDE else 0.0)
 
     def __str__(self) -> str:
         """Such as "limited by lsu at 84 % of a copy"."""
@@ -122,13 +131,15 @@ def judged(kernel: StaticKernel, moved: float | None = None) -> Estimate:
 
 def estimate(kernel: StaticKernel, gpu: GPU, moved: float | None = None) -> Estimate:
     """`moved`: bytes read and written per element, where they are not one source and one result."""
-    lanes = {**LANES, "fma": gpu.fma, "fp64": gpu.fp64, "l2": gpu.l2 / gpu.sms}
+    lanes = {**LANES, "fma": gpu.fma, "fp64": gpu.fp64, "l2": gpu.l2 / gpu.sms, "l1 lines": LINES}
+    lanes["blocks"] = BLOCKS_BEGUN / gpu.sms
     moved = kernel.moved if moved is None else moved
     # Seconds times 10^12 for all elements of a thread, if there were one SM with one unit.
     memory = moved * kernel.source.elements / gpu.bandwidth
     rate = gpu.sms * gpu.clock / 1000
     tile = kernel.source.elements * kernel.src_bits / 8
-    use = {unit: count / (lanes[unit] * rate) / memory for unit, count in work(kernel.executed, tile).items()}
+    done: dict[str, float] = {**work(kernel.executed, tile), "blocks": 1 / kernel.source.threads}
+    use = {unit: count / (lanes[unit] * rate) / memory for unit, count in done.items()}
     threads = resident_threads(kernel, gpu)
     of_path, rounds = loaded(kernel.executed)
     read = min(of_path, tile)
@@ -136,25 +147,35 @@ def estimate(kernel: StaticKernel, gpu: GPU, moved: float | None = None) -> Esti
     needed = gpu.bandwidth * 1e12 * gpu.latency * 1e-9 / gpu.sms * min(1.0, read / (moved * kernel.source.elements))
     limits = {unit: ATTAINABLE / share for unit, share in use.items() if share}
     if rounds:
-        limits["latency"] = in_flight / needed
+        # Threads that stay for the turns of a loop pass this once.
+        waits = gpu.latency * rounds
+        limits["latency"] = in_flight / needed * waits / (waits + (0 if kernel.loop else TURNOVER))
     bound = min(limits, key=lambda what: limits[what])
     if limits[bound] >= 1:
         return Estimate(gpu.name, 1.0, "memory", use, threads, in_flight, needed)
     return Estimate(gpu.name, limits[bound], bound, use, threads, in_flight, needed)
 
 
-def work(path: Sequence[Instruction], tile: float) -> Counter[str]:
-    """Lanes of every unit that one thread uses, and the bytes that it moves to and from the L2 cache. `tile`: the bytes
-    of its elements; what it loads beyond them is a table, which waits in the L1 cache for all blocks."""
-    found: Counter[str] = Counter(issue=len(path))
+def work(path: Sequence[Instruction], tile: float) -> dict[str, float]:
+    """Lanes of every unit that one thread uses, its share of the lines that a warp looks up in the L1 cache, and the
+    bytes that it moves to and from the L2 cache. `tile`: the bytes of its elements; what it loads beyond them is a
+    table, which waits in the L1 cache for all blocks."""
+    found: defaultdict[str, float] = defaultdict(float, issue=len(path))
     for instruction in path:
         unit, lanes = _unit(instruction)
         if unit:
             found[unit] += lanes
         if unit == "imad":
             found["fma"] += lanes
-    found["l2"] = _sector_bytes(path, tile)
-    return found
+    runs = {store: _runs(path, store) for store in (False, True)}
+    # What is loaded waits in the L1 cache for the next instruction; stores do not. Neighbouring threads are so far
+    # apart that each store touches a sector for every thread, unless several threads fit in one.
+    stored = sum(max(width, min(sum(run), _SECTOR)) for run in runs[True] for width in run)
+    found["l2"] = min(sum(map(sum, runs[False])), tile) + stored
+    # Each access of a warp spans 32 times what its threads are apart.
+    spans = (min(_WARP, max(1.0, _WARP * sum(run) / _LINE)) for both in runs.values() for run in both for _ in run)
+    found["l1 lines"] = sum(spans) / _WARP
+    return dict(found)
 
 
 def _unit(instruction: Instruction) -> tuple[str, int]:
@@ -177,42 +198,32 @@ def _unit(instruction: Instruction) -> tuple[str, int]:
     return "alu", 1
 
 
-def _sector_bytes(path: Sequence[Instruction], tile: float) -> int:
-    """Bytes that a thread moves to and from the L2 cache, in whole sectors.
+def _runs(path: Sequence[Instruction], store: bool) -> list[list[int]]:
+    """The global loads or stores of a thread, by runs of bytes that follow each other: the widths of each run.
 
-    Where a thread accesses bytes that follow each other by several instructions, each touches only parts of its
-    sectors. What is loaded waits in the L1 cache for the next instruction; stores do not.
+    Where a thread accesses such bytes by several instructions, each touches only parts of its sectors and lines.
     """
-    loads = 0
-    stores: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    places: defaultdict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    version: Counter[str] = Counter()
     for instruction in path:
         access = instruction.access
-        if access is None or access.space != "global":
-            continue
-        if not access.store:
-            loads += access.width
-            continue
-        match = _ADDRESS.search(next(operand for operand in instruction.operands if operand.endswith("]")))
-        base, offset = (match[1], int(match[2] or "0", 16)) if match else ("", 0)
-        stores[base][offset] = access.width
-    stored = 0
-    for places in stores.values():
-        ends = {offset + width for offset, width in places.items()}
-        run: list[int] = []
-        for offset in sorted(places):
-            if offset not in ends:
-                stored += _of_run(run)
-                run = []
-            run.append(places[offset])
-        stored += _of_run(run)
-    return int(min(loads, tile)) + stored
-
-
-def _of_run(widths: list[int]) -> int:
-    """The bytes of the sectors of stores by which a thread writes bytes that follow each other: neighbouring threads
-    are so far apart that each store touches a sector for every thread, unless several threads fit in one."""
-    apart = sum(widths)
-    return sum(max(width, min(apart, _SECTOR)) for width in widths)
+        if access is not None and access.space == "global" and access.store == store:
+            operand = next((one for one in instruction.operands if one.endswith("]")), "")
+            match = _ADDRESS.search(operand)
+            base, offset = (match[1], int(match[2] or "0", 16)) if match else ("", 0)
+            number = version[base] + (offset in places[base, version[base]])
+            # The same place again is of another address in the same register.
+            version[base] = number
+            places[base, number][offset] = access.width
+    runs: list[list[int]] = []
+    for of in places.values():
+        end = None
+        for offset in sorted(of):
+            if offset != end:
+                runs.append([])
+            runs[-1].append(of[offset])
+            end = offset + of[offset]
+    return runs
 
 
 def loaded(path: Sequence[Instruction]) -> tuple[int, int]:

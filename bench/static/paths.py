@@ -5,8 +5,7 @@ It considers all paths from the entry to an exit that enter no block twice. The 
 
 * stores exactly the bytes of the tile;
 * has no block with a marker, the instruction PMTRIG (``ptx::mark_rare`` in the source, where GPUCAST_MARK_RARE is set:
-  it counts an event for profilers and does nothing else). A kernel marks what it does for uncommon values only. Such a
-  path is *rare*;
+  it counts an event for profilers and does nothing else). A kernel marks what it does for uncommon values only;
 * has no loop, unless all have one;
 * loads as many bytes, or as few more as any: those of a table;
 * stores with the widest instructions that any such path has, then loads with the widest.
@@ -40,23 +39,12 @@ class Path:
 
     #: The indices of its blocks, in order, on the longest path with these accesses.
     blocks: tuple[int, ...]
-    #: The instructions of that path, and of the shortest with the same accesses.
     instructions: int
-    shortest: int
     #: Global accesses per thread: width in bytes -> how many.
     loads: dict[int, int]
     stores: dict[int, int]
     #: Whether it has a loop, of which one iteration counts, or may pass one on the side, which does not count.
     loop: bool
-    #: The instructions of the longest path that branches off after the first load and passes a marker, with one
-    #: iteration of each loop; None if there is none.
-    rare: int | None
-
-
-class _Tail(NamedTuple):
-    length: int
-    #: The next block, and the key of the rest of the path in its table.
-    onward: tuple[int, _Key] | None
 
 
 class _Key(NamedTuple):
@@ -65,10 +53,11 @@ class _Key(NamedTuple):
     marked: bool = False
 
 
-@dataclass
-class _TailRange:
-    shortest: _Tail
-    longest: _Tail
+class _Tail(NamedTuple):
+    """The longest path from a block to an exit: its instructions, the next block, and the key of the rest there."""
+
+    length: int
+    onward: tuple[int, _Key] | None
 
 
 def full_tile(
@@ -109,16 +98,14 @@ def full_tile(
         keys = [key for key in keys if gap[key] == least]
     loads, stores = max((key.accesses for key in keys), key=_rank)
     keys = [key for key in keys if key.accesses == (loads, stores)]
-    longest = max(keys, key=lambda key: tables[0][key].longest.length)
+    longest = max(keys, key=lambda key: tables[0][key].length)
     path = list(_follow(tables, longest))
     return Path(
         blocks=tuple(path),
-        instructions=tables[0][longest].longest.length,
-        shortest=min(tables[0][key].shortest.length for key in keys),
+        instructions=tables[0][longest].length,
         loads={width: count for width, count in zip(WIDTHS, loads, strict=True) if count},
         stores={width: count for width, count in zip(WIDTHS, stores, strict=True) if count},
         loop=longest.loop or _loop_on_side(blocks, path),
-        rare=None if longest.marked else _rare(blocks, tables, path),
     )
 
 
@@ -141,67 +128,41 @@ def _loop_on_side(blocks: list[Block], path: list[int]) -> bool:
     )
 
 
-def _rare(blocks: list[Block], tables: list[dict[_Key, _TailRange]], path: list[int]) -> int | None:
-    """The instructions of the longest path that branches off `path` after its first load and passes a marker."""
-    before = 0
-    for number in path:
-        accesses = [instruction.access for instruction in blocks[number].instructions]
-        if any(access is not None and access.space == "global" and not access.store for access in accesses):
-            lengths = [tails.longest.length for key, tails in tables[number].items() if key.marked]
-            return before + max(lengths) if lengths else None
-        before += len(blocks[number].instructions)
-    return None
-
-
 def _rank(accesses: Accesses) -> tuple[int, ...]:
     """Stores first, then loads: 16 bytes at once before twice 8."""
     loads, stores = (sum(w * w * n for w, n in zip(WIDTHS, counts, strict=True)) for counts in accesses)
     return stores, loads
 
 
-def _follow(tables: list[dict[_Key, _TailRange]], key: _Key) -> Iterable[int]:
+def _follow(tables: list[dict[_Key, _Tail]], key: _Key) -> Iterable[int]:
     place: tuple[int, _Key] | None = (0, key)
     while place is not None:
         yield place[0]
-        place = tables[place[0]][place[1]].longest.onward
+        place = tables[place[0]][place[1]].onward
 
 
-def _tables(blocks: list[Block]) -> list[dict[_Key, _TailRange]]:
-    """For every block the paths from its first instruction to an exit, by their accesses."""
+def _tables(blocks: list[Block]) -> list[dict[_Key, _Tail]]:
+    """For every block the longest paths from its first instruction to an exit, by their accesses."""
     order, onward = _order(blocks), reach(blocks)
     rank = {number: place for place, number in enumerate(order)}
-    tables: list[dict[_Key, _TailRange]] = [{} for _ in blocks]
+    tables: list[dict[_Key, _Tail]] = [{} for _ in blocks]
     for number in order:
         block, table = blocks[number], tables[number]
-        end = _Tail(0, None)
-        rests: list[tuple[_Key, _Tail, _Tail]] = []
-        for other in block.successors:
-            # A successor that comes later in this order closes a loop.
-            if rank[other] < rank[number]:
-                rests += [
-                    (key, _Tail(tails.shortest.length, (other, key)), _Tail(tails.longest.length, (other, key)))
-                    for key, tails in tables[other].items()
-                ]
+        # A successor that comes later in this order closes a loop.
+        following = [other for other in block.successors if rank[other] < rank[number]]
+        rests = [(key, _Tail(tail.length, (other, key))) for other in following for key, tail in tables[other].items()]
         loop, marked = number in onward[number], _marked(block)
-        ends = [(_Key(_NONE), end, end)] if block.exits else []
+        ends = [(_Key(_NONE), _Tail(0, None))] if block.exits else []
         for leaves, tails in ((True, ends), (False, rests)):
             for accesses in _accesses(block.instructions, leaves):
-                for rest, shortest, longest in tails:
+                for rest, tail in tails:
                     key = _Key(_sum(accesses, rest.accesses), rest.loop or loop, rest.marked or marked)
-                    _keep(table, key, len(block.instructions), shortest, longest)
+                    found = _Tail(len(block.instructions) + tail.length, tail.onward)
+                    if key not in table or found.length > table[key].length:
+                        table[key] = found
         if len(table) > _LIMIT:
             raise UnknownCode(f"sass: more than {_LIMIT} ways lead through the kernel")
     return tables
-
-
-def _keep(table: dict[_Key, _TailRange], key: _Key, length: int, shortest: _Tail, longest: _Tail) -> None:
-    shortest = _Tail(length + shortest.length, shortest.onward)
-    longest = _Tail(length + longest.length, longest.onward)
-    tails = table.setdefault(key, _TailRange(shortest, longest))
-    if shortest.length < tails.shortest.length:
-        tails.shortest = shortest
-    if longest.length > tails.longest.length:
-        tails.longest = longest
 
 
 # The same few sums are asked for again and again.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bench.static.kernels import StaticKernel, facts
-from bench.static.model import GPUS, Estimate, estimate
+from bench.static.kernels import StaticKernel, compiled, facts
+from bench.static.model import GPU, GPUS, Estimate, estimate
 from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
@@ -87,16 +87,20 @@ class PublishedKernel:
     reason: str = ""
 
     def kernel(self) -> StaticKernel:
-        gpu = next(gpu for gpu in GPUS if gpu.name == self.gpu)
+        arch = f"sm_{self.on.capability}"
         source = kernel_source(resolve(dtype(self.src), dtype(self.dst)))
         text = _TEXT.format(
             name=source.name, threads=self.threads, src=self.types[0], dst=self.types[1], body=self.body
         )
         made = replace(source, prelude="", structs=(), kernel=text, elements=self.elements, threads=self.threads)
-        return facts([made], f"sm_{gpu.capability}")[0]
+        return facts(made, arch, compiled([made], arch)[0])
+
+    @property
+    def on(self) -> GPU:
+        return next(gpu for gpu in GPUS if gpu.name == self.gpu)
 
     def estimate(self) -> Estimate:
-        return estimate(self.kernel(), next(gpu for gpu in GPUS if gpu.name == self.gpu))
+        return estimate(self.kernel(), self.on)
 
 
 _BYTE, _SHORT, _WORD = ("unsigned char",) * 2, ("unsigned short",) * 2, ("unsigned",) * 2

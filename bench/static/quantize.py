@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
-from bench import cubin
-from bench.static.budget import GATED
-from bench.static.kernels import StaticKernel, kernel, marked
-from bench.static.model import Estimate, judged
+from bench.static.budget import GATED, Checked
+from bench.static.kernels import StaticKernel, compiled, facts
 from bench.static.paths import full_tile, reach
-from bench.static.sass import Instruction, blocks, parse
-from gpucast.codegen.cast_kernel import join
-from gpucast.compile import compiler, disassembler
+from bench.static.sass import Instruction, blocks
+from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
 from gpucast.core.rule import CastRule
 from gpucast.quantization.gpu.source import WARP, Kind, QuantizeSpec
+from gpucast.quantization.gpu.tile_source import Run, TileSpec
 
 #: Formats by the kernel that is checked: the single pass over rows, the first and the last pass over other blocks,
 #: dequantizing.
@@ -29,67 +27,90 @@ CHOSEN: dict[Kind, tuple[str, ...]] = {
     "back": ("mxfp8e4m3", "nvfp4", "float8e4m3fn_tensor", "int8_axis"),
 }
 SOURCES = ("FLOAT", "BFLOAT16")
-
+#: Tiles that are quantized both ways, or down the columns, in one read: both results at once, with blocks along the
+#: last axis; squares; one result with blocks along the first axis, or with a scale for each column.
+RUNS: dict[str, tuple[Run, Run]] = {
+    "both": ("along", "down"),
+    "squares": ("square", "square"),
+    "down": ("down", "nothing"),
+    "whole": ("down", "nothing"),
+}
+TILES = (
+    ("both", "mxfp8e4m3", "FLOAT"),
+    ("both", "mxfp8e4m3", "BFLOAT16"),
+    ("both", "float8e4m3fn_1x128", "BFLOAT16"),
+    ("squares", "float8e4m3fn_128x128", "BFLOAT16"),
+    ("down", "mxfp8e4m3", "BFLOAT16"),
+    ("whole", "int8_axis", "FLOAT"),
+    ("whole", "int8_axis", "BFLOAT16"),
+)
+#: The side of the tiles of columns with a scale each.
+_OF_COLUMNS = 64
 #: The share of a copy that a kernel is to reach, by its kind; what two passes are to reach together.
 GOALS: dict[str, float] = dict.fromkeys(("rows", "columns", "whole", "both", "squares", "down", "back"), 0.85)
 TWO_PASSES = 0.50
 #: Kinds whose threads only read, in a loop.
 _READING = ("extremes", "columns")
 
-#: (architecture, kind, type, format) -> why the kernel misses its goal. Entries that do not apply are an error.
-KNOWN: dict[tuple[str, str, str, str], str] = {}
 
-
-@dataclass(frozen=True)
-class StaticMeasurement:
-    #: A `Kind`, or a key of `bench.static.tiles.RUNS`.
-    kind: str
-    format: str
-    #: The type that is quantized, or dequantized to.
-    source: str
-    kernel: StaticKernel
-    #: How many results one read gives.
-    results: int = 1
-
-    @property
-    def estimate(self) -> Estimate:
-        bits = self.kernel.rule.dst.bits
-        read = self.kernel.src_bits / 8
-        return judged(self.kernel, read if self.kind in _READING else read + self.results * bits / 8)
-
-    def __str__(self) -> str:
-        return f"{self.kernel.arch} {self.kind} {self.source} {self.format}"
+def measure(arch: str) -> list[Checked]:
+    """All chosen kernels for an architecture such as "sm_90"."""
+    return [*of_rows(arch, chosen()), *of_tiles(arch)]
 
 
 def chosen() -> list[tuple[Kind, str, str]]:
-    """The kernels that are checked: kind, format, and type."""
+    """The kernels that are checked but for tiles: kind, format, and type."""
     return [(kind, name, source) for kind, formats in CHOSEN.items() for name in formats for source in SOURCES]
 
 
-def measure(arch: str, kernels: Sequence[tuple[Kind, str, str]] | None = None) -> list[StaticMeasurement]:
-    """Some kernels, or all chosen ones, compiled as one program for an architecture such as "sm_90"."""
-    names, sources = [], []
-    for kind, name, source in chosen() if kernels is None else kernels:
-        format = FORMATS[name]
-        block = format.block[-1] if kind != "elements" and isinstance(format.block, tuple) else 0
-        pair = (format.element, dtype(source)) if kind == "back" else (dtype(source), format.element)
-        lanes, single = WARP if kind == "extremes" else 1, format.block == "tensor"
-        sources.append(QuantizeSpec(CastRule(*pair), format, kind, lanes=lanes, block=block, single=single).source())
-        # A thread that has a whole block also stores the block's scale.
-        extra_bytes = format.scale.bits // 8 if kind == "rows" and block == sources[-1].elements else 0
-        names.append((kind, name, source, extra_bytes))
-    structs = dict(src for source in sources for src in source.structs)
-    text = join(sources[0].prelude, structs, [source.kernel for source in sources])
-    compiled = compiler.compile(marked(text), "quantize", arch)
-    of_cubin = cubin.kernels(compiled.code)
-    of_code = parse(disassembler.disassemble(compiled.code).decode())
-    found = []
-    for (kind, name, src, extra_bytes), one in zip(names, sources, strict=True):
-        of = kernel(one, arch, of_code[one.name], of_cubin[one.name], compiled.log, extra_bytes=extra_bytes)
+def of_rows(arch: str, kernels: Sequence[tuple[Kind, str, str]]) -> list[Checked]:
+    """Some kernels (kind, format, type), compiled as one program."""
+    return list(_checked((_row(*one) for one in kernels), arch))
+
+
+def of_tiles(arch: str) -> list[Checked]:
+    """All chosen kernels of tiles, compiled as one program.
+
+    Without both results at once for sm_100a and similar: that machine code has more paths than `bench.static.paths`
+    follows."""
+    kinds = [one for one in TILES if one[0] != "both" or not arch.startswith("sm_10")]
+    return list(_checked((_tile(*one) for one in kinds), arch))
+
+
+#: Kind, name, source, bytes that each thread stores beside its codes, bytes moved per element.
+_Row = tuple[str, str, KernelSource, int, float]
+
+
+def _checked(rows: Iterable[_Row], arch: str) -> Iterator[Checked]:
+    given = list(rows)
+    codes = compiled([source for _, _, source, _, _ in given], arch)
+    for (kind, name, source, extra_bytes, moved), code in zip(given, codes, strict=True):
+        kernel = facts(source, arch, code, extra_bytes)
         if kind in _READING:
-            of = _one_turn(of, of_code[one.name])
-        found.append(StaticMeasurement(kind, name, src, of))
-    return found
+            kernel = _one_turn(kernel, code.instructions)
+        yield Checked(kind, name, kernel, GOALS.get(kind, 0.0), moved, kind not in ("back", *_READING))
+
+
+def _row(kind: Kind, name: str, src: str) -> _Row:
+    format = FORMATS[name]
+    block = format.block[-1] if kind != "elements" and isinstance(format.block, tuple) else 0
+    pair = (format.element, dtype(src)) if kind == "back" else (dtype(src), format.element)
+    lanes, single = WARP if kind == "extremes" else 1, format.block == "tensor"
+    source = QuantizeSpec(CastRule(*pair), format, kind, lanes=lanes, block=block, single=single).source()
+    # A thread that has a whole block also stores the block's scale.
+    extra_bytes = format.scale.bits // 8 if kind == "rows" and block == source.elements else 0
+    written = 0 if kind in _READING else pair[1].bits
+    return kind, f"{src} {name}", source, extra_bytes, (source.src_bits + written) / 8
+
+
+def _tile(kind: str, name: str, src: str) -> _Row:
+    format, runs = FORMATS[name], RUNS[kind]
+    block = format.block[-1] if isinstance(format.block, tuple) else _OF_COLUMNS
+    spec = TileSpec(CastRule(dtype(src), format.element), format, block, *runs, whole_columns=kind == "whole")
+    source, results = spec.source(), 2 - runs.count("nothing")
+    bits = source.rule.dst.bits
+    extra_bytes = (results - 1) * source.elements * bits // 8
+    return kind, f"{src} {name}", source, extra_bytes, (source.src_bits + results * bits) / 8
 
 
 def _one_turn(of: StaticKernel, code: Sequence[Instruction]) -> StaticKernel:
@@ -103,57 +124,22 @@ def _one_turn(of: StaticKernel, code: Sequence[Instruction]) -> StaticKernel:
     return replace(of, source=source, path=turn, repeated=(), loop=False, instructions=len(turn), loads=path.loads)
 
 
-def two_passes(kernels: Sequence[StaticMeasurement]) -> dict[tuple[str, str], float]:
-    """(type, format) -> the share of a copy of source and codes that quantizing reaches with two reads."""
-    last = {(one.source, one.format): one for one in kernels if one.kind == "elements"}
+def two_passes(kernels: Sequence[Checked]) -> dict[str, float]:
+    """Type and format -> the share of a copy of source and codes that quantizing reaches with two reads."""
+    last = {one.name: one for one in kernels if one.kind == "elements"}
     found = {}
     for one in kernels:
         if one.kind == "extremes":
-            other = last[one.source, one.format]
+            other = last[one.name]
             read, moved = one.kernel.src_bits / 8, other.kernel.moved
-            found[one.source, one.format] = moved / (read / one.estimate.share + moved / other.estimate.share)
+            found[one.name] = moved / (read / one.estimate.share + moved / other.estimate.share)
     return found
 
 
-def problems(one: StaticMeasurement) -> list[str]:
-    """The problems of a kernel; usually none."""
-    kernel, found = one.kernel, []
-    if kernel.local:
-        found.append(f"{kernel.local} bytes of local memory: registers spill")
-    if kernel.log:
-        found.append(f"the compiler says: {kernel.log}")
-    goal = GOALS.get(one.kind, 0.0)
-    if kernel.capability in GATED and one.estimate.share < goal:
-        found.append(f"{one.estimate}; the goal is {100 * goal:.0f} %")
-    tile = kernel.source.elements * kernel.src_bits // 8
-    wide = sum(width * count for width, count in kernel.loads.items() if width >= min(16, tile))
-    if one.kind not in ("back", *_READING) and wide < tile:
-        found.append(f"loads of {min(kernel.loads, default=0)} bytes at a time, not of {min(16, tile)}")
-    return found
-
-
-def verdict(kernels: Sequence[StaticMeasurement], known: Mapping[tuple[str, str, str, str], str] = KNOWN) -> list[str]:
-    """Why the check fails: unknown problems, and known problems that no longer exist."""
-    failures = []
-    together = two_passes(kernels)
-    for one in kernels:
-        found = problems(one)
-        share = together.get((one.source, one.format), 1.0) if one.kind == "extremes" else 1.0
-        if one.kernel.capability in GATED and share < TWO_PASSES:
-            found.append(f"{100 * share:.0f} % of a copy in two passes; the goal is {100 * TWO_PASSES:.0f} %")
-        if (one.kernel.arch, one.kind, one.source, one.format) in known:
-            found = [] if found else ["keeps what is checked; take it out of the known misses"]
-        failures += [f"{one}: {problem}" for problem in found]
-    return failures
-
-
-def report(kernels: Sequence[StaticMeasurement]) -> None:
-    """A line for each kernel."""
-    for one in kernels:
-        found = one.kernel
-        print(
-            f"{one!s:60} {found.per_element:6.2f} instr/el, {one.estimate}, "
-            f"{found.registers} registers, loads {found.loads}, stores {found.stores}"
-        )
-    for (source, format), share in two_passes(kernels).items():
-        print(f"{source} {format} in two passes: {100 * share:.0f} % of a copy")
+def verdict_of_passes(kernels: Sequence[Checked]) -> list[str]:
+    """Where two passes together miss their goal."""
+    return [
+        f"{kernels[0].kernel.arch} {name}: {100 * share:.0f} % of a copy in two passes; the goal is {TWO_PASSES:.0%}"
+        for name, share in two_passes(kernels).items()
+        if kernels[0].kernel.capability in GATED and share < TWO_PASSES
+    ]

@@ -5,24 +5,30 @@ from __future__ import annotations
 
 import argparse
 
-from bench.static import quantize, tiles
+from bench.static import quantize
+from bench.static.budget import Checked
 from bench.static.check import architectures
-from bench.static.quantize import StaticMeasurement
 from gpucast.quantization.gpu.source import Kind
 
-SIX = ("mxfp8e4m3 BFLOAT16", "mxfp4 FLOAT", "nvfp4 BFLOAT16", "float8e4m3fn_128x128 BFLOAT16", "int8_axis FLOAT",
-       "int4_32 FLOAT16")  # fmt: skip
-_PASSES: tuple[Kind, ...] = ("rows", "columns")
-_TILES = ("squares", "whole")
+#: Kinds, types and formats.
+SIX = (
+    ("rows", "BFLOAT16 mxfp8e4m3"),
+    ("rows", "FLOAT mxfp4"),
+    ("rows", "BFLOAT16 nvfp4"),
+    ("squares", "BFLOAT16 float8e4m3fn_128x128"),
+    ("columns", "FLOAT int8_axis"),
+    ("whole", "FLOAT int8_axis"),
+    ("rows", "FLOAT16 int4_32"),
+)
 
 
-def measure(arch: str) -> list[StaticMeasurement]:
+def measure(arch: str) -> list[Checked]:
     """The kernels of the six for an architecture; a scale for each column takes two."""
-    pairs = [(name, source) for name, source in map(str.split, SIX) if name != "float8e4m3fn_128x128"]
-    single = [(_PASSES[name == "int8_axis"], name, source) for name, source in pairs]
-    found = [*quantize.measure(arch, single), *(one for one in tiles.measure(arch) if one.kind in _TILES)]
-    by_pair = {pair: [one for one in found if f"{one.format} {one.source}" == pair] for pair in SIX}
-    return [one for pair in SIX for one in by_pair[pair]]
+    passes: tuple[Kind, ...] = ("rows", "columns")
+    split = [(kind, *name.split()) for kind, name in SIX]
+    single = [(kind, format, source) for kind in passes for of, source, format in split if of == kind]
+    found = [*quantize.of_rows(arch, single), *quantize.of_tiles(arch)]
+    return [one for kind, name in SIX for one in found if (one.kind, one.name) == (kind, name)]
 
 
 def rows(arch: str) -> list[str]:
@@ -31,7 +37,7 @@ def rows(arch: str) -> list[str]:
     for one in measure(arch):
         of, kernel = one.estimate, one.kernel
         cells = (
-            f"{one.format} from {one.source}, {one.kind}",
+            f"{one.name}, {one.kind}",
             arch,
             f"{kernel.per_element:.2f}",
             str(kernel.registers),

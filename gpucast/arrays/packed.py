@@ -14,7 +14,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,21 @@ from gpucast.arrays.adapters import ArrayAdapter, CastFunction, Lent
 from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, to_numpy, unpack_codes
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.errors import no_attribute
 from gpucast.core.rule import Options
 
 _Result = TypeVar("_Result")
 #: `gpucast.cast`, which stands above and puts itself here.
 _CAST: list[Callable[..., Any]] = []
+#: What to write for the methods of other libraries' arrays.
+_INSTEAD = {
+    **dict.fromkeys(("to", "cuda"), "gpucast.cast(p, p.dtype, device='cuda') moves it, and p.astype(dtype) casts it"),
+    **dict.fromkeys(("cpu", "numpy"), "p.get() is a NumPy array of its numbers"),
+    "float": "gpucast.cast(p, 'FLOAT') gives its numbers",
+    "half": "gpucast.cast(p, 'FLOAT16') gives its numbers",
+    "double": "gpucast.cast(p, 'DOUBLE') gives its numbers",
+    "bfloat16": "gpucast.cast(p, 'BFLOAT16') gives its numbers",
+}
 
 
 def register_cast(cast: Callable[..., Any]) -> None:
@@ -117,6 +127,8 @@ def _described(x: Any) -> str:
     what = f"of type {type(x).__name__}"
     if x is None:
         return "None; expected an array, a number or a text"
+    if isinstance(x, (type, np.dtype, DType)):
+        return f"the type {getattr(x, '__name__', x)}; the array is the first argument, and the type the second"
     if isinstance(x, ModuleType):
         return f"the module {x.__name__}; expected an array"
     if callable(getattr(x, "state_dict", None)):
@@ -147,12 +159,12 @@ def checked_shape(shape: Any, caller: str) -> tuple[int, ...]:
 class PackedArray:
     """An array of a 2-, 4- or 6-bit type, packed as ONNX raw_data.
 
-    ``PackedArray(data, dtype, shape)`` aliases `data`, a flat contiguous uint8 array (NumPy or CuPy, any byte
-    alignment) of exactly ``ceil(size * bits / 8)`` bytes. ``PackedArray.pack(x)`` copies from an ml_dtypes array.
+    ``PackedArray.pack(x)`` packs a copy of an ml_dtypes array. ``PackedArray(data, dtype, shape)`` uses `data` without
+    a copy: a flat contiguous uint8 array of NumPy or CuPy with exactly ``ceil(size * bits / 8)`` bytes.
 
-    Attributes: `data`, `dtype` (the gpucast row), `shape`, and as on any array `ndim`, `size`, `nbytes`, `device`.
-    Indexing copies and gives a PackedArray (of shape () for one element). There are no strides, so a transpose raises.
-    `astype` is `gpucast.cast`; ``==`` compares values element by element, as NumPy does, where the data is.
+    Attributes: `data`, `dtype` (the gpucast row), `shape`, `ndim`, `size`, `nbytes` and `device`. Indexing copies and
+    gives a PackedArray (of shape () for one element). There are no strides, so a transpose raises. `astype` is
+    `gpucast.cast`. ``==`` compares values element by element, as in NumPy, on the array's own device.
     """
 
     __slots__ = ("data", "dtype", "shape")
@@ -180,8 +192,8 @@ class PackedArray:
     def pack(cls, x: Any, dtype: Any = None) -> PackedArray:
         """Pack an unpacked array: ml_dtypes elements, or uint8 / int8 codes together with `dtype`.
 
-        `x` is a NumPy array (or a CuPy array tagged with the ml_dtypes dtype) of any shape and strides, one element
-        per byte of which the low bits count. The codes are copied.
+        `x` is a NumPy array, or a CuPy array tagged with the ml_dtypes dtype, of any shape and strides. Each element is
+        one byte, whose low bits count. The codes are copied.
         """
         if isinstance(x, PackedArray):
             raise TypeError("PackedArray.pack: x is packed already; expected an unpacked array")
@@ -373,6 +385,11 @@ class PackedArray:
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         # CuPy pickles its arrays by way of the host, and brings them back to the device that is current then.
         return PackedArray, (self.data, self.dtype, self.shape)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name, _INSTEAD)
 
     def __repr__(self) -> str:
         where = "" if isinstance(self.data, np.ndarray) else f", device={self.device}"

@@ -14,8 +14,7 @@ from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.fused_options import resolve_finite, resolve_scale, rule_of
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.random import resolve_random
+from gpucast.core.fused_ops import FusedInputs, resolve_random
 from gpucast.core.rule import STOCHASTIC, CastRule, Options
 from gpucast.gpu import devices
 

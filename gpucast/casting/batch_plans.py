@@ -24,8 +24,7 @@ from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting.fused_options import resolve_finite, resolve_scale
 from gpucast.casting.plans import is_lasting
 from gpucast.core.dtypes import DType
-from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.random import resolve_random
+from gpucast.core.fused_ops import FusedInputs, resolve_random
 from gpucast.core.rule import Options
 from gpucast.gpu import streams
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,6 @@ from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index, register_cast
 from gpucast.casting import plans
 from gpucast.casting.fused_options import check_disjoint, resolve_fused, rule_of
-from gpucast.casting.keywords import CastKeywords, HostInput
 from gpucast.casting.plans import HITS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
@@ -39,12 +38,31 @@ from gpucast.gpu import devices, streams
 from gpucast.host import cast_on_host
 from gpucast.host.extension import MODULE
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
+#: What a cast on the host makes NumPy arrays of.
+HostInput = np.ndarray[Any, Any] | np.generic | float | str | bytes | list[Any] | tuple[Any, ...]
 #: Looked up once: `cast` counts nanoseconds.
 _ndarray, _hit = np.ndarray, plans.hit
+#: Stands for a second argument that was not given, as in ``cast(x, dtype="float16")``.
+_MISSING = object()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class CastKeywords(TypedDict, total=False):
+    """The keywords of `gpucast.cast` that have no part in the kind of its result, for type checkers."""
+
+    saturate: bool
+    round_mode: RoundMode
+    rounding: Rounding | None
+    overflow: OverflowKeyword | None
+    seed: int | None
+    offset: int
+    scale: Any
+    amax: Any
+    copy: bool
+
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def _by_plan(checked: _Function) -> _Function:
@@ -52,7 +70,7 @@ def _by_plan(checked: _Function) -> _Function:
 
     # Keywords that are not given cost nothing: so a call takes half as long as with a parameter for each.
     @functools.wraps(checked)
-    def cast(x: Any, to: Any, **keywords: Any) -> Any:
+    def cast(x: Any, to: Any = _MISSING, **keywords: Any) -> Any:
         if type(x) is _ndarray:
             result = _hit(x, to, keywords)
             if result is not None:
@@ -61,6 +79,8 @@ def _by_plan(checked: _Function) -> _Function:
             result = HITS[type(x)](x, to, keywords)
             if result is not None:
                 return result
+        if to is _MISSING:
+            raise TypeError("cast: the type is missing; the second argument is `to`: gpucast.cast(x, 'FLOAT16')")
         return checked(x, to, **keywords)
 
     return cast  # type: ignore[return-value]
@@ -98,72 +118,72 @@ def cast(
     out: Any = None,
     copy: bool = True,
 ) -> Any:
-    """Cast an array of any shape to the type `to`: the ONNX Cast operator, bit for bit the same everywhere.
+    """Cast an array of any shape to the type `to`, with the same bits on every machine: the ONNX Cast operator.
 
-    Integers wrap: 300 to INT8 is 44, whatever `saturate` says, for that is about float8 and FLOAT8E8M0 alone.
-    ``overflow="saturate"`` clamps (127), and ``rounding="nearest_even"`` rounds where a cast truncates.
+    Integers wrap: 300 to INT8 is 44. `saturate` does not change this, because it acts on float8 and FLOAT8E8M0 only.
+    ``overflow="saturate"`` clamps to 127. ``rounding="nearest_even"`` rounds to integers instead of truncating.
 
     Parameters
     ----------
     x
-        NumPy or CuPy array (types that they lack with the ml_dtypes dtype), PackedArray, scalar or list (taken as
-        ``numpy.asarray`` takes them, and so are objects that are numbers), or strings (object, ``<U``, ``S``,
-        StringDType). PyTorch tensors, JAX arrays, Dask arrays (which stay lazy) and what speaks DLPack come back as
-        what they were (see `gpucast.interop.torch`, ``jax``, ``dask``, ``dlpack``); what has only
-        ``__cuda_array_interface__`` comes back as a CuPy array.
+        A NumPy or CuPy array, with the ml_dtypes dtype for types that these libraries lack. A PackedArray, a scalar or
+        a list, which becomes an array as in ``numpy.asarray``. Strings (object, ``<U``, ``S``, StringDType). A PyTorch
+        tensor, a JAX array, a Dask array (it stays lazy) or any object with DLPack: the result is of the same library
+        (see `gpucast.interop.torch`, ``jax``, ``dask``, ``dlpack``). An object with only
+        ``__cuda_array_interface__`` gives a CuPy array.
     to
         Anything that `gpucast.dtype` takes: "FLOAT16", 10, ``np.float16``, ``ml_dtypes.float8_e4m3fn``, ...
     saturate
         ONNX `saturate`: float8 and FLOAT8E8M0 destinations clamp (True) or give infinity or NaN (False). It has no
-        part in any other destination.
+        effect on other destinations.
     round_mode
         ONNX `round_mode`, for FLOAT8E8M0 only: "up", "down" or "nearest".
     opset
-        1 to 28: the newest Cast version up to it, with its types, attributes and rules.
+        1 to 28: follow the newest Cast version up to this opset, with its types, attributes and rules.
     rounding
-        To integers: "truncate" (what None means) or "nearest_even". To floats: None (to nearest, ties to even),
-        "toward_zero", "upward", "downward", or "odd" (where it is not exact, to the neighbour whose last bit is 1). To
-        floats of 16 bits or fewer also "stochastic": up or down at random, the nearer of both the more likely, so that
-        the mean is the number; this needs a `seed`.
+        To integers: "truncate" (the default) or "nearest_even". To floats: None (to nearest, ties to even),
+        "toward_zero", "upward", "downward", or "odd" (if it is not exact, to the neighbour whose last bit is 1). To
+        floats of 16 bits or fewer also "stochastic": up or down at random, so that the mean is the number. This needs
+        a `seed`.
     overflow
-        To integers: "wrap" (what None means: the low bits are kept) or "saturate". To FLOAT16, BFLOAT16, FLOAT and
-        DOUBLE: None (infinity) or "saturate" (the largest finite value, of infinities too; but a type is never
-        saturated to itself: DOUBLE to DOUBLE keeps them).
+        To integers: "wrap" (the default, keeps the low bits) or "saturate". To FLOAT16, BFLOAT16, FLOAT and DOUBLE:
+        None (infinity) or "saturate" (the largest finite value, also for infinities). A cast of a type to itself
+        keeps infinities.
     seed, offset
-        For "stochastic", each from 0 to 2^64 - 1. Element i in row-major order takes 32 random bits: word
-        ``(offset + i) % 4`` of block ``(offset + i) // 4`` of Philox4x32-10 with the key `seed`. Equal seeds give equal
-        bits everywhere; the next cast goes on with ``offset + x.size``.
+        For "stochastic", each from 0 to 2^64 - 1. Equal seeds give equal bits everywhere. The next cast continues with
+        ``offset + x.size``. Element i in row-major order takes word ``(offset + i) % 4`` of block ``(offset + i) // 4``
+        of Philox4x32-10 with the key `seed`.
     scale
-        Every value is multiplied with it before it is rounded: a finite number that is not negative, or an array of one
-        FLOAT or DOUBLE, of NumPy or of x's library on x's device (read when the cast runs, not checked). Values become
-        DOUBLE as a cast has them, the product is rounded to DOUBLE and then as any DOUBLE is, so that of two FLOATs
-        once in all. NaN keeps its sign; infinity times 0 is the positive NaN. A product beyond DOUBLE is infinite, and
-        to DOUBLE stays so with ``overflow="saturate"``, too: it is a DOUBLE already.
+        Multiply every value by this before the cast. A finite number that is not negative, or an array of one FLOAT or
+        DOUBLE: of NumPy, or of x's library on x's device (read when the cast runs, not checked). The value becomes
+        DOUBLE, the product is rounded to DOUBLE, and then cast as any DOUBLE. The product of two FLOATs is exact in
+        DOUBLE, so it is rounded only once. NaN keeps its sign. Infinity times 0 is the positive NaN. A product beyond
+        DOUBLE is infinite, and stays infinite in a cast to DOUBLE.
     amax
-        An array of one FLOAT, of NumPy for a host array, else of x's library on x's device. It becomes the largest
-        magnitude of x's values, before `scale`, rounded to FLOAT, if that is larger than what is there; NaN counts as
-        the largest, and infinities count: with one in x, or a number beyond FLOAT, it is infinity, of which no finite
-        scale can be made. So start with 0, and look at it before you divide by it.
+        An array of one FLOAT that the call updates: of NumPy for a host array, else of x's library on x's device. It
+        becomes the largest magnitude in x, before `scale` and rounded to FLOAT, if that is larger than its old value.
+        Start with 0. NaN counts as the largest. An infinity in x, or a number beyond FLOAT, makes it infinity, so
+        check it before you divide by it.
     device
-        None: where x is; "cpu", "cuda", "cuda:N", or such a ``torch.device``: there.
+        Where the result is: "cpu", "cuda", "cuda:N" or a ``torch.device``. None: where x is.
     out
         An array of the result's shape, dtype and kind: written and returned.
     copy
-        False: x itself may be returned where nothing changes.
+        False: return x itself if nothing changes.
 
     Returns
     -------
-    An array of x's shape and kind, in the memory order of x (order "K"). Types that NumPy and CuPy lack have the
-    ml_dtypes dtype; those below one byte take a byte per element on the host, unless x is a PackedArray, and are
-    PackedArrays on a device. STRING is an object array of str, always on the host.
+    An array of x's shape, library and memory order (order "K"). Types that NumPy and CuPy lack have the ml_dtypes
+    dtype. Types below one byte take one byte per element on the host, unless x is a PackedArray. On a device they are
+    PackedArrays. STRING is an object array of str, always on the host.
 
     Raises
     ------
     TypeError
-        For what is no dtype, complex, a type newer than the opset, or an `out`, `scale` or `amax` of another dtype.
+        For an unknown or complex dtype, a type newer than the opset, or an `out`, `scale` or `amax` of another dtype.
     ValueError
-        For illegal attributes, text that is no number (with its index), an `out` of another shape or that overlaps x, a
-        missing seed, a `scale` that is negative or not finite, memory shared with `scale` or `amax`.
+        For illegal attributes, text that is not a number (with its index), an `out` of another shape or that overlaps
+        x, a missing seed, a `scale` that is negative or not finite, or memory shared with `scale` or `amax`.
     OverflowError
         For integer text outside the destination's range (with its index).
     RuntimeError

@@ -40,47 +40,46 @@ def cast_many(
     out: Any = None,
     floating_only: bool = False,
 ) -> Any:
-    """Cast all arrays of a tree to the type `to`, those of each device in one launch.
+    """Cast all arrays of a tree to the type `to`, with one launch per device.
 
     Parameters
     ----------
     arrays
-        A dict, list, tuple or named tuple of arrays, nested in any way, None included; or one array. The arrays are
-        what `gpucast.cast` takes, in any mix of types, shapes, libraries and devices; each stays where it is. A list of
-        numbers is as many arrays of shape ().
+        Arrays in dicts, lists, tuples and named tuples, nested in any way, or one array. None is kept. The arrays are
+        those of `gpucast.cast`, in any mix of types, shapes, libraries and devices. Each stays on its device. A number
+        in a list is an array of shape ().
     to, saturate, round_mode, opset, rounding, overflow
         As for `gpucast.cast`, the same for all arrays.
     seed, offset
-        For ``rounding="stochastic"``, as for `gpucast.cast`: the random bits of each array, in the tree's order (a
-        dict's keys as they were inserted), go on where those of the one before end. The next call goes on at `offset`
-        plus the number of all elements.
+        For ``rounding="stochastic"``, as for `gpucast.cast`. The random bits continue from array to array in the tree's
+        order (dicts in the order of insertion). The next call continues at `offset` plus the number of all elements.
     scale
-        As for `gpucast.cast`: every value is multiplied with it before it is rounded. An array of one element is on the
-        host, or on the device of all arrays.
+        Multiply every value by this, as in `gpucast.cast`. An array of one element is on the host or on the device of
+        all arrays.
     finite
-        An array of one BOOL or UINT8 element where the arrays are: it becomes 0 if a value of a source is infinite or
-        NaN, and is left as it is otherwise. Nothing waits for it.
+        An array of one BOOL or UINT8 element on the arrays' device. It becomes 0 if a source has an infinity or NaN,
+        and does not change otherwise. The call does not wait for it.
     out
-        A tree of the same structure (dicts in any order): its arrays are written, each as the `out` of a
-        `gpucast.cast`, and it is returned. They are disjoint from each other and from all other sources.
+        A tree of the same structure (dicts in any order), which is written and returned. Each array is like the `out`
+        of `gpucast.cast`. The arrays share no memory with each other or with the sources of other arrays.
     floating_only
-        True, for the state dicts of models: only arrays of types with an exponent are cast. Other arrays, numbers and
-        texts are returned as they are, and left as they are in an `out`; what is neither is a TypeError.
+        True: cast only arrays of floating types, as in the state dict of a model. Other arrays, numbers and texts are
+        returned unchanged, and an `out` keeps its own. Other objects are a TypeError.
 
     Returns
     -------
     A tree of the same structure with the results, which are those of `gpucast.cast`.
 
-    Contiguous arrays on a device (row-major, or with the same order of axes on both sides) share one launch for every
-    800 or more of them, with a CUDA before 12.1 for every 100, whatever their types. Arrays with other strides take a
-    launch each, and so do those of JAX and of other libraries but PyTorch, and all of them within a transform of
-    ``torch.func``. CuPy arrays are cast on CuPy's current stream, tensors on torch's. With `out` nothing is allocated
-    or copied, so that a call that has been made before can be captured in a CUDA graph.
+    Contiguous arrays on a device (row-major, or with the same order of axes on both sides) share launches of 800 or
+    more, whatever their types (100 before CUDA 12.1). Arrays with other strides take a launch each. So do arrays of JAX
+    and of other libraries except PyTorch, and all arrays within a transform of ``torch.func``. CuPy arrays are cast on
+    CuPy's current stream, tensors on torch's. With `out` nothing is allocated or copied, so a CUDA graph can capture a
+    repeated call.
 
     Raises
     ------
-    As `gpucast.cast`, with the path of the array, such as ``arrays['encoder'][3]``; ValueError for an `out` of another
-    structure, or whose arrays share memory. Nothing is written then.
+    As `gpucast.cast`, with the path of the array, such as ``arrays['encoder'][3]``. ValueError for an `out` of another
+    structure, or whose arrays share memory. After an error nothing is written.
     """
     options = Options(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, caller="cast_many"

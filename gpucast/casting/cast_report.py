@@ -49,10 +49,11 @@ def cast_report(
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
 ) -> CastReport:
-    """What ``cast(x, to, ...)`` would lose, without keeping the result. A device array is copied to the host first.
+    """Count what ``cast(x, to, ...)`` would lose, without keeping the result. A device array is copied to the host
+    first.
 
-    Arguments and errors as for `cast`. Casts to STRING lose nothing; to BOOL only NaN could matter, and it is True, so
-    both report no losses. Text is compared as the DOUBLE that it reads as: beyond DOUBLE's range it counts as infinite.
+    Arguments and errors as for `cast`. Casts to STRING and BOOL report no losses. Text is compared as the DOUBLE that
+    it reads as. Text beyond DOUBLE's range counts as infinite.
     """
     options = Options(saturate, round_mode, opset, rounding, overflow, caller="cast_report")
     report: CastReport = untraced(_checked_report, x, to, options)

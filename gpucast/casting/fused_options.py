@@ -17,8 +17,7 @@ from gpucast.arrays.packed import device_index, unmasked
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.random import resolve_random
+from gpucast.core.fused_ops import FusedInputs, resolve_random
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.gpu import devices
 
@@ -30,8 +29,8 @@ _BOOL, _UINT8 = dtype("BOOL"), dtype("UINT8")
 def resolve_fused(options: Options, rule: CastRule, device: int | None) -> FusedInputs | None:
     """The fused inputs of a cast of an array on a device (None: the host); None for a plain cast.
 
-    Errors as for `gpucast.core.random.resolve_random` and below. ValueError for `scale` and `amax` where text is read
-    or written.
+    Errors as for `gpucast.core.fused_ops.resolve_random` and below. ValueError for `scale` and `amax` where text is
+    read or written.
     """
     scale, amax, caller = options.scale, options.amax, options.caller
     random = resolve_random(options.rounding, options.seed, options.offset, caller)

@@ -3,10 +3,9 @@
 
 from gpucast.checkpoints.planning.plan import ConversionPlan
 from gpucast.checkpoints.planning.planner import make_plan
-from gpucast.checkpoints.planning.selection import Choice, SelectionRule
-from gpucast.checkpoints.planning.tensor_plan import Detail, Request
+from gpucast.checkpoints.planning.tensor_plan import Choice, Detail, Request, SelectionRule
 from gpucast.checkpoints.running.outcome import Options, Outcome
-from gpucast.checkpoints.running.run import run
+from gpucast.checkpoints.running.stream import run
 from gpucast.checkpoints.streaming.pieces import tensor_seed
 
 __all__ = [

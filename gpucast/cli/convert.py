@@ -27,12 +27,18 @@ from gpucast.files import FileError
 from gpucast.files.atomic import check_target, within
 
 _DESCRIPTION = """\
-Cast the tensors of a file with the ONNX Cast operator. IN is a file, the *.index.json of a checkpoint in several files,
-or a folder; the suffixes of files choose the formats (.npy, .npz, ONNX .pb and .onnx, .safetensors), which may differ,
-and IN and OUT may be the same file, with --overwrite. From an index or a folder OUT is a new folder; what holds no
-tensors is copied. If OUT is named *.safetensors, it is one file with the tensors of them all, and of nothing else.
-The floating tensors are cast and the others copied, unless --include, --exclude or --rule says otherwise.
-OUT appears whole or not at all; until then OUT.partial has what is finished, and the same command goes on with it."""
+Cast or quantize the tensors of a file, of a checkpoint in several files, or of
+a whole folder. IN is a file, an *.index.json or a folder. Suffixes choose the
+formats: .npy, .npz, ONNX .pb and .onnx, .safetensors. OUT is a file, or a new
+folder if IN is an index or a folder. If OUT is named *.safetensors, it is one
+file with all tensors. Floating tensors are cast, and all else is copied.
+--include, --exclude and --rule change that. OUT appears whole or not at all.
+After an interruption the same command goes on."""
+_EXAMPLES = """examples:
+  gpucast convert model.safetensors small.safetensors --to BFLOAT16
+  gpucast convert llama/ llama-w4/ --to INT4 --scale block \\
+    --style compressed-tensors
+  gpucast convert model.onnx int8.onnx --to INT8 --scale per-channel"""
 
 
 def add(commands: Any) -> None:
@@ -41,6 +47,8 @@ def add(commands: Any) -> None:
         aliases=["cast"],
         help="cast the tensors of a file, or of all files of a checkpoint",
         description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("input", metavar="IN")
     parser.add_argument("output", metavar="OUT")
@@ -53,8 +61,10 @@ def add(commands: Any) -> None:
     _add_choice(parser)
     arguments.add_attributes(parser, stochastic=True)
     parser.add_argument("--seed", metavar="N", type=_seed, help="for --rounding stochastic, from 0 to 2^64 - 1")
-    parser.add_argument("--device", metavar="D", help="cast there: cpu, cuda or cuda:N")
-    parser.add_argument("--allow-loss", action="store_true", help="go on where over 1 %% of the values would be lost")
+    parser.add_argument("--device", metavar="D", help="the device of the casts: cpu, cuda or cuda:N")
+    parser.add_argument(
+        "--allow-loss", action="store_true", help="write the result even if more than 1 %% of the values are lost"
+    )
     _add_work(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
@@ -69,7 +79,7 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERN",
         action="append",
         default=[],
-        help=f"cast the tensors of these names, of any type, and no others {wildcards}",
+        help=f"cast only tensors of these names, whatever their type {wildcards}",
     )
     parser.add_argument(
         "--exclude", metavar="PATTERN", action="append", default=[], help=f"keep the tensors of these names {wildcards}"
@@ -80,56 +90,56 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         type=_rule,
-        help="cast these tensors to another type, or keep them (PATTERN=keep); the first that matches counts "
+        help="cast these tensors to another type, or keep them (PATTERN=keep); the first match counts "
         "(may be repeated)",
     )
     parser.add_argument(
         "--scale",
         choices=scaling.SCALES,
-        help="how floating values are scaled that go to 8 bits or fewer; none: a plain cast",
+        help="the scales of tensors that go to 8 bits or fewer; none: a plain cast",
     )
     parser.add_argument(
         "--scale-rule",
         "--mx-rule",
         choices=get_args(ScaleRule),
-        help="how a scale comes from its block's largest magnitude: for mx the power of two below (floor: OCP MX), "
-        "above (up) or nearest (even); for symmetric integers amax (by 7 for 4 bits), full_range (by 7.5) or "
-        "no_clipping (by 7, negative numbers by 8) (default: as the tool of the style does; else floor and amax)",
+        help="how to find a scale from a block's largest magnitude. mx: the power of two below (floor), above (up) or "
+        "nearest (even). Symmetric integers: amax, full_range or no_clipping. Default: the rule of the style's own "
+        "tool, else floor and amax",
     )
     parser.add_argument(
         "--style",
         choices=scale_styles.STYLES,
-        help="the names under which scales are stored, and the config.json for who reads them (default: "
-        f"{scale_styles.STYLES[0]}; beside a config.json it must be given)",
+        help="the loader that reads the scales: their names, layout and config.json (default: "
+        f"{scale_styles.STYLES[0]}; required if there is a config.json)",
     )
 
 
 def _add_work(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="show what would be done, and the sizes")
+    parser.add_argument("--dry-run", action="store_true", help="write nothing; list the tensors and sizes")
     parser.add_argument(
         "--verify",
         nargs="?",
         choices=("sampled", "all"),
         const="sampled",
-        help="read what was written again and compare it with the reference (default: a sample of each tensor)",
+        help="read the result again and compare a sample of each tensor, or all, with the reference",
     )
     parser.add_argument(
         "--report",
         metavar="FILE",
-        help="write counts, errors and histograms of every tensor: as one page (.html), or as JSON",
+        help="write the losses, errors and histograms of every tensor as a page (.html) or as JSON",
     )
     parser.add_argument(
         "--shard-size",
         metavar="SIZE",
         type=arguments.size,
-        help="write .safetensors checkpoints in files of at most so many bytes of tensors, such as 5GB, with an index",
+        help="write checkpoints in .safetensors files of at most this size, such as 5GB, with an index",
     )
     others = parser.add_mutually_exclusive_group()
     others.add_argument(
         "--shard",
         metavar="I/N",
         type=_share,
-        help="do share I (from 0) of N of the files; auto: as torchrun or Slurm says; who is last writes OUT",
+        help="do share I (from 0) of N of the files; auto: take both from torchrun or Slurm; the last share writes OUT",
     )
     others.add_argument(
         "--scheduler",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints import ConversionPlan, Outcome
-from gpucast.checkpoints.losses import loss_limit
+from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.reporting import outcome_json
 from gpucast.core.errors import printable
 
@@ -48,14 +48,14 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         lines.append(f"{outcome.resumed:,} bytes had been finished before")
     if outcome.verified:
         lines.append(_verified(outcome))
-    counts = sum((result.statistics.report for result in results), CastReport())
+    lost = sum((result.statistics.report for result in results), CastReport())
     bytes_in, bytes_out = sum(r.plan.bytes_in for r in results), sum(r.bytes_out for r in results)
     types = dict.fromkeys(result.plan.dtype.name for result in results if result.plan.dtype is not None)
     files = "" if plan.single else f" of {_count(len({result.file.name for result in results}), 'file')}"
-    losses = loss_limit.words(counts, zeros=False) or "none lost"
+    losses = counts.words(lost, zeros=False) or "none lost"
     lines.append(
         f"{plan.target}: {_count(len(results), 'tensor')}{files} cast to {', '.join(types) or 'nothing'}, "
-        f"{counts.elements:,} elements, {_sizes(bytes_in, bytes_out)}; {losses}"
+        f"{lost.elements:,} elements, {_sizes(bytes_in, bytes_out)}; {losses}"
     )
     if outcome.waiting:
         lines.append(f"not written yet: other shares have {_count(outcome.waiting, 'file')} to finish")

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import io
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -27,6 +29,11 @@ class _Parser(argparse.ArgumentParser):
     """A parser, of commands too, whose errors show what must be given: all usage of `convert` has a dozen lines."""
 
     def error(self, message: str) -> NoReturn:
+        if misspelt := re.match(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)$", message, re.DOTALL):
+            near = difflib.get_close_matches(misspelt[1], re.findall(r"\w+", misspelt[2]), 1)
+            message = f"{misspelt[1]!r} is not a command; " + (
+                f"did you mean {near[0]!r}?" if near else f"expected one of {misspelt[2]}"
+            )
         usage = self._get_formatter()
         usage.add_usage(None, [action for action in self._actions if action.required or not action.option_strings], [])
         required = usage.format_help().rstrip()
@@ -65,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(
-        prog="gpucast", description="The ONNX Cast operator for files: all 26 types, every version, bit-exact."
+        prog="gpucast", description="Cast and quantize files in 26 number types, with the same bits on every machine."
     )
     parser.add_argument("--version", action="version", version=f"gpucast {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")

@@ -57,8 +57,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--backend",
         choices=("gpu", "kernels", "host"),
-        help="what is compared: casts on the GPU, the host build of its kernels, or casts on the host "
-        "(default: gpu where there is one, else kernels)",
+        help="compare casts on the GPU, its kernels built for the host, or casts of host arrays "
+        "(default: gpu if there is one, else kernels)",
     )
     parser.add_argument(
         "--random",

@@ -15,8 +15,9 @@ from typing import Any
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import compiler
+from gpucast.core.formats import find
 from gpucast.parity.cases import Case, all_cases, all_pairs, shuffled
-from gpucast.parity.proof import certificate, solvers
+from gpucast.parity.proof import block_codes, certificate, solvers
 from gpucast.parity.proof.certificate import Proof
 
 _DESCRIPTION = """\
@@ -35,7 +36,7 @@ def add(commands: Any) -> None:
         description=_DESCRIPTION,
     )
     parser.add_argument("pairs", metavar="SRC:DST", type=arguments.pair, nargs="*", help="pairs (default: all)")
-    parser.add_argument("--arch", default="sm_90", help="what NVRTC compiles for (default: %(default)s)")
+    parser.add_argument("--arch", default="sm_90", help="the architecture (default: %(default)s)")
     parser.add_argument(
         "--rule", choices=("default", "all"), default="default",
         help="the rule of the default attributes, or all rules of a pair (default: %(default)s)",
@@ -50,6 +51,14 @@ def add(commands: Any) -> None:
         "transposed arrays; scaled: casts times a FLOAT; many: many arrays in one launch (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
+        "--format", metavar="NAME", action="append", default=[],
+        help="in place of casts the kernel that quantizes to a format such as mxfp4, for every scale (may be repeated)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--source", metavar="TYPE", type=arguments.dtype, default="BFLOAT16",
+        help="the type that --format is quantized from (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
         "--known", metavar="FILE", action="append", default=[],
         help="a certificate: PTX that it has proved is not proved again (may be repeated)",
     )  # fmt: skip
@@ -58,11 +67,10 @@ def add(commands: Any) -> None:
     )
     parser.add_argument(
         "--mutants", metavar="N", type=arguments.count, default=0,
-        help="change an instruction of the kernels of so many rules, and count what the proof finds",
+        help="change an instruction in the kernels of N rules, and count the changes that the proof finds",
     )  # fmt: skip
     parser.add_argument(
-        "--json", metavar="FILE", help="the certificate, what was proved of which PTX: it is written as the proof goes "
-        "on, and what it has proved already is not proved again",
+        "--json", metavar="FILE", help="write a certificate as the proof goes on; a second run skips what it proves",
     )  # fmt: skip
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run)
@@ -74,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     if missing:
         raise ValueError(f"prove: {' and '.join(missing)} not installed; pip install 'gpucast[proof]'")
     arch = compiler.compiler().parse(args.arch)
+    if args.format:
+        return _formats(args, arch, asked)
     before = certificate.opened(args.json, arch, args.paths)
     others = [json.loads(Path(path).read_text(encoding="utf-8")) for path in args.known]
     known = certificate.proved([before, *others], args.paths)
@@ -111,6 +121,19 @@ def run(args: argparse.Namespace) -> int:
     if failed:
         print(f"gpucast prove: {failed} rules are not proved", file=sys.stderr)
     return int(failed > 0)
+
+
+def _formats(args: argparse.Namespace, arch: str, asked: Sequence[str]) -> int:
+    """Prove kernels that quantize; a proof that a certificate has is done again, and others stay in it."""
+    before = certificate.opened(args.json, arch, "blocks")
+    proofs = []
+    for name in args.format:
+        proofs.append(block_codes.prove(find(name, "prove"), args.source, arch, asked))
+        print("{format} from {src}, {scales} scales: {verdict}".format(**proofs[-1]), flush=True)
+        with arguments.created(args.json) as file:
+            if file is not None:
+                file.write(certificate.text(block_codes.certificate(before, proofs)).encode())
+    return int(any(proof["verdict"] != "proved" for proof in proofs))
 
 
 def _first(order: Sequence[Case], share: int) -> Sequence[Case]:

@@ -47,7 +47,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--fused", action="store_true", help="also of casts with a scale, with amax, with both, and at random"
     )
-    parser.add_argument("--many", action="store_true", help="also of cast_many, for trees of arrays of one type")
+    parser.add_argument("--many", action="store_true", help="also cast_many, for trees of arrays of one type")
     parser.add_argument(
         "--mixed",
         action="store_true",

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpucast.compile import nvidia, nvrtc
 from gpucast.compile.nvrtc import Nvrtc
-from gpucast.compile.nvrtc_files import MAJORS, file_name, in_wheels
+from gpucast.compile.nvrtc_builtins import MAJORS, file_name, in_wheels
 from gpucast.core.errors import DeviceUnavailable
 
 _WINDOWS = sys.platform == "win32"

@@ -22,6 +22,12 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
+def no_attribute(x: object, name: str, instead: dict[str, str]) -> AttributeError:
+    """The error for an attribute that x lacks, with what to write `instead` of those that other libraries have."""
+    advice = f"; {instead[name]}" if name in instead else ""
+    return AttributeError(f"{type(x).__name__!r} object has no attribute {name!r}{advice}", name=name, obj=x)
+
+
 class PrintableError(Exception):
     """An error with a message of one line that may quote text from files."""
 

@@ -276,6 +276,8 @@ def find(asked: Any, caller: str) -> Format:
     `Format` as it is. TypeError for other objects, ValueError for an unknown name."""
     if isinstance(asked, Format):
         return asked
+    if getattr(asked, "shape", None):
+        raise TypeError(f"{caller}: the array is the first argument, and the format the second")
     if not isinstance(asked, str):
         raise TypeError(f"{caller}: format={asked!r} must be a name or a gpucast.quantization.Format")
     name = asked.lower()
@@ -286,7 +288,19 @@ def find(asked: Any, caller: str) -> Format:
         for rule in more:
             if base.rule == usual and name == f"{base}_{rule}":
                 return replace(base, name=name, rule=rule)
+    if near := _near(name):
+        raise ValueError(f"{caller}: format={asked!r} is not known; did you mean one of {', '.join(near)}?")
     raise ValueError(
         f"{caller}: format={asked!r} is not known; expected one of {', '.join(FORMATS)} (symmetric integers also with "
         "_full_range or _no_clipping, mx with _even), or a Format"
     )
+
+
+def _near(name: str) -> list[str]:
+    """The formats of the type or family that a name begins with ("int4", "fp8", "mxfp8"), else those spelt alike."""
+    import difflib
+
+    if name == "nf4":
+        return ["nvfp4", "mxfp4", "int4_32"]
+    begin = "float" + name[2:] if name.startswith("fp") else name
+    return [known for known in FORMATS if begin and known.startswith(begin)] or difflib.get_close_matches(name, FORMATS)

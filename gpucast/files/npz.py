@@ -45,8 +45,8 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
         stored = tensors.get(name)
         if stored is None or stored.kind != "|u1" or stored.fortran:
             raise FileError(f"{path}: {_METADATA} describes {name!r}, which is no U8 tensor of the file")
-        described = raw_data.described(entry.get("dtype"), entry.get("shape"), stored.nbytes, path, name)
-        tensors[name] = replace(stored, dtype=described.dtype, shape=described.shape, element=None, family="raw_data")
+        kind, shape = raw_data.described(entry.get("dtype"), entry.get("shape"), stored.nbytes, path, name)
+        tensors[name] = replace(stored, dtype=kind, shape=shape, element=None, family="raw_data")
     return list(tensors.values()), {}
 
 

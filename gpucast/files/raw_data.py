@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
@@ -15,16 +14,8 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.files.tensor import Array, FileError, checked_lengths
 
 
-@dataclass(frozen=True)
-class Described:
-    """The type and shape of a tensor that is stored as raw_data."""
-
-    dtype: DType
-    shape: tuple[int, ...]
-
-
-def described(kind: object, shape: object, nbytes: int, path: str, name: str) -> Described:
-    """Check the dtype and shape that a file gives for `nbytes` bytes of raw_data. FileError if they do not fit."""
+def described(kind: object, shape: object, nbytes: int, path: str, name: str) -> tuple[DType, tuple[int, ...]]:
+    """The dtype and shape that a file gives for `nbytes` bytes of raw_data. FileError if they do not fit."""
     try:
         onnx_type = dtype(kind) if isinstance(kind, str) else None
     except TypeError:
@@ -38,7 +29,7 @@ def described(kind: object, shape: object, nbytes: int, path: str, name: str) ->
             f"{path}: tensor {name!r}: {onnx_type.name} of shape {lengths} takes {needed} bytes, "
             f"the file holds {nbytes}"
         )
-    return Described(onnx_type, lengths)
+    return onnx_type, lengths
 
 
 def write(file: BinaryIO, onnx_type: DType, chunks: Iterable[Array]) -> int:

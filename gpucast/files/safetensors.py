@@ -161,8 +161,8 @@ def _raw_data(tensor: StoredTensor, entry: tuple[str, str | None], path: str) ->
         lengths = file_limits.parsed_json(shape or "")
     except ValueError:
         lengths = shape
-    described = raw_data.described(kind, lengths, tensor.nbytes, path, tensor.name)
-    return replace(tensor, dtype=described.dtype, shape=described.shape, element=None, family="raw_data")
+    onnx_type, known = raw_data.described(kind, lengths, tensor.nbytes, path, tensor.name)
+    return replace(tensor, dtype=onnx_type, shape=known, element=None, family="raw_data")
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from gpucast.arrays.operand import Operand, disjoint
 from gpucast.arrays.packed import PackedArray
 from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
 from gpucast.codegen.spec import CastSpec
-from gpucast.core.fused_ops import Scaling, scaling_of
-from gpucast.core.random import resolve_random
+from gpucast.core.fused_ops import Scaling, resolve_random, scaling_of
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.gpu import cast_on_gpu, driver
 

@@ -19,7 +19,7 @@ from gpucast.casting.cast import cast_with
 from gpucast.casting.fused_options import resolve_scale, rule_of
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.random import resolve_random
+from gpucast.core.fused_ops import resolve_random
 from gpucast.core.rule import Options
 from gpucast.interop import jax_ffi
 from gpucast.layers.cast_layer import times as array_times

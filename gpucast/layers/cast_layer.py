@@ -112,19 +112,19 @@ class _Layer:
     def backward(self, dy: Any) -> Any:
         """The gradient of x from the gradient of y: `dy` cast back to x's type, times `lda_coeff`, in one pass.
 
-        The gradient is straight through: rounding and clamping count as the identity, whatever an element was. `dy` is
-        an array of y's shape, of any type but STRING, on the host or a device. The result is an array of the same
-        library and device, of the type of the x that `forward` got last. The layer's `saturate`, `round_mode` and
-        `opset` apply.
+        The gradient is straight through: rounding and clamping count as the identity for every element. `dy` is an
+        array of y's shape, of any type except STRING. The result is of the same library and device, and has the type of
+        the last x that `forward` took. The layer's `saturate`, `round_mode` and `opset` apply.
 
-        With lda_coeff 1 this is ``gpucast.cast(dy, x.dtype)``. Otherwise every value of dy is converted to DOUBLE
-        (exact for all but 64-bit integers, which are rounded once), multiplied with lda_coeff as DOUBLE (rounded once,
-        IEEE 754, subnormals kept), and the product is cast to x's type by the rules of a cast from DOUBLE. NaN keeps
-        its sign; infinity times 0 is the positive NaN.
+        With lda_coeff 1 this is ``gpucast.cast(dy, x.dtype)``. Otherwise every value of dy becomes DOUBLE (exact except
+        for 64-bit integers, which are rounded once) and is multiplied by lda_coeff in DOUBLE (rounded once, IEEE 754,
+        subnormals kept). The product is cast to x's type as any DOUBLE. NaN keeps its sign. Infinity times 0 is the
+        positive NaN.
 
-        RuntimeError if the layer is not training, or before `forward`. TypeError where x or y is an integer, BOOL or
-        STRING: such a cast has no gradient. TypeError for a dy of STRING, and, if lda_coeff is not 1, for one that is
-        no array of NumPy, CuPy, PyTorch or JAX and no PackedArray. ValueError for a shape other than y's.
+        RuntimeError if the layer is not training, or before `forward`. TypeError if x or y is an integer, BOOL or
+        STRING, because such a cast has no gradient. TypeError for a dy of STRING, and, if lda_coeff is not 1, for a dy
+        that is neither an array of NumPy, CuPy, PyTorch or JAX nor a PackedArray. ValueError for a shape other than
+        y's.
         """
         caller = f"{self._caller}.backward" + (f" of {self.name!r}" if self.name else "")
         if not self.training:

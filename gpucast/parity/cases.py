@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.core.random import Random, resolve_random
+from gpucast.core.fused_ops import Random, resolve_random
 from gpucast.core.rule import (
     DEFAULT_OPSET,
     DIRECTED,

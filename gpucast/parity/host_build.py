@@ -22,7 +22,7 @@ import numpy as np
 from gpucast.codegen.batch_kernel import BatchSource
 from gpucast.codegen.cast_kernel import KernelSource, Shape, join, kernel_source
 from gpucast.compile import cxx
-from gpucast.compile.processes import Commands
+from gpucast.compile.cxx import Commands
 from gpucast.core.rule import CastRule
 
 #: The kernels of one translation unit, and the compilers that run at a time.

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.parity.backends import Array, CastBackend
 from gpucast.parity.cases import Case

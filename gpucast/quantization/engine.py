@@ -9,7 +9,7 @@ from typing import Any
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.quantization import gpu, quantize_on_host
 
 

@@ -21,7 +21,7 @@ from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format, Parts, find
-from gpucast.core.random import Random, resolve_random
+from gpucast.core.fused_ops import Random, resolve_random
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, swizzle
 from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype
@@ -69,43 +69,43 @@ def quantize(
     device: Any = None,
     out: Any = None,
 ) -> Any:
-    """Quantize an array: narrow codes, and a scale for each block of them.
+    """Quantize an array to narrow codes with a scale for each block, with the same bits on every machine.
 
-    `gpucast.quantization.reference` defines every step; the results have the same bits on the host and on devices.
+    `gpucast.quantization.reference` defines every step.
 
     Parameters
     ----------
     x
-        FLOAT, FLOAT16, BFLOAT16 or DOUBLE: whatever `gpucast.cast` takes as an array.
+        An array of FLOAT, FLOAT16, BFLOAT16 or DOUBLE, as `gpucast.cast` takes it.
     format
-        A name in ``gpucast.quantization.FORMATS`` ("mxfp4", "int4_128", ...), one with a further rule for its scales
-        ("mxfp4_even", "int4_128_full_range"), or a custom ``Format``.
+        A name in ``gpucast.quantization.FORMATS`` ("mxfp4", "int4_128", ...), also with another rule for the scales
+        ("mxfp4_even", "int4_128_full_range"), or a ``Format`` of your own.
     axis
-        As in ONNX QuantizeLinear: the axis along which blocks run. In formats "..._axis" each index of this axis has a
-        scale. Ignored for "..._tensor".
+        The axis along which blocks run, as in ONNX QuantizeLinear. In "..._axis" formats each index of this axis has a
+        scale. "..._tensor" formats ignore it.
     scale_layout
-        "linear", or "128x4", the order that cuBLAS reads (``gpucast.quantization.swizzle``). The latter requires
-        one-byte scales and one-dimensional blocks along the last axis, whose length they must divide.
+        "linear", or "128x4" for the order that cuBLAS reads (``gpucast.quantization.swizzle``). "128x4" needs one-byte
+        scales, and one-dimensional blocks along the last axis that divide its length.
     transpose
         True: quantize ``swapaxes(x, -1, -2)``, with blocks along the former columns. "both": return two results, first
-        without and then with the transposition. For how often a device reads x see below.
+        the plain one, then the transposed one. The notes say how often a device reads x.
     rounding, seed, offset
-        For elements that are floats: ``rounding="stochastic"`` with a seed, as in `gpucast.cast`. None: to nearest,
+        ``rounding="stochastic"`` with a seed rounds float elements at random, as in `gpucast.cast`. None: to nearest,
         ties to even.
     scale
-        Scales to use instead of computing them, in formats with FLOAT scales and without zero points: a number, or an
-        array that broadcasts to the scales' shape. For NVFP4 the global scale. They must be finite and above 0, which
-        is not checked for an array on a device.
+        Given scales, for formats with FLOAT scales and without zero points: a number, or an array that broadcasts to
+        the scales' shape. For NVFP4, the global scale. Scales must be finite and above 0. This is not checked for an
+        array on a device.
     amax
-        For NVFP4: the magnitude to find the global scale from, in place of the largest one in x, such as that of an
-        earlier step. A number or an array of one element, on x's device of type FLOAT; used there without a wait. It
-        must be finite and not below 0, which is not checked for an array on a device.
+        For NVFP4: find the global scale from this magnitude instead of the largest one in x, such as that of an earlier
+        step. A number, or an array of one element: on a device a FLOAT array there, which is not waited for. It must be
+        finite and not below 0. This is not checked for an array on a device.
     device
-        "cpu", "cuda" or "cuda:N": where to quantize; None: where x is.
+        Where to quantize: "cpu", "cuda" or "cuda:N". None: where x is.
     out
-        A `Quantized` like the result, such as that of an earlier call: its parts are written, and it is returned. With
-        transpose="both" a tuple of two. On a device it keeps the memory that the call needs besides, so that the same
-        call allocates nothing from the second time on, and can be captured in a CUDA graph.
+        A `Quantized` of an earlier, equal call, which is written and returned. With transpose="both" a tuple of two. On
+        a device it also keeps the call's other memory. From the second call on nothing is allocated, so a CUDA graph
+        can capture it.
 
     Returns
     -------
@@ -114,12 +114,12 @@ def quantize(
     Raises
     ------
     TypeError
-        For a type that cannot be quantized, and an `out` that is no `Quantized`.
+        For a type that cannot be quantized, or an `out` that is not a `Quantized`.
     ValueError
-        For an unknown format, for what the format or the layout does not allow, and for an `out` unlike the result, or
-        in memory that x has, too.
+        For an unknown format, a shape or option that the format or the layout does not allow, or an `out` that differs
+        from the result or shares memory with x.
     RuntimeError
-        When a CUDA graph is captured and memory would have to be allocated.
+        When a CUDA graph is captured and the call would have to allocate memory.
 
     Notes
     -----
@@ -202,16 +202,16 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
 
 
 def dequantize(q: Quantized, to: Any = "FLOAT", *, out: Any = None) -> Any:
-    """The numbers that a `Quantized` stands for, each rounded once to `to` (FLOAT, FLOAT16, BFLOAT16 or DOUBLE).
+    """Turn a `Quantized` into an array of numbers, each rounded once to `to` (FLOAT, FLOAT16, BFLOAT16 or DOUBLE).
 
-    The result is an array of q's shape on q's device. Numbers out of the range of `to` become infinity, as in a cast.
+    The result has q's shape and is on q's device. Numbers out of the range of `to` become infinity, as in a cast.
 
-    `out`: an array of q's shape and of the type `to` on q's device: written and returned. The same call allocates
-    nothing from the second time on, and can be captured in a CUDA graph.
+    `out`: an array of q's shape and of the type `to` on q's device, which is written and returned. From the second call
+    on nothing is allocated, so a CUDA graph can capture it.
 
-    TypeError if q is no Quantized, and for an `out` of another type. ValueError for an `out` of another shape, on
-    another device, or that shares memory with q. RuntimeError when a CUDA graph is captured and memory would have to be
-    allocated.
+    TypeError if q is not a Quantized, or for an `out` of another type. ValueError for an `out` of another shape, on
+    another device, or that shares memory with q. RuntimeError when a CUDA graph is captured and the call would have to
+    allocate memory.
     """
     if not isinstance(q, Quantized):
         raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")

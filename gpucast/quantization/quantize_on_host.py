@@ -17,7 +17,7 @@ import numpy.typing as npt
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, Options, resolve
 from gpucast.host import block_loops, cast_numbers, loops
 from gpucast.host.extension import MODULE, say_slow

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,6 +19,7 @@ from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.errors import no_attribute
 from gpucast.core.formats import SOURCES, Format, Parts, find
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
@@ -28,19 +29,26 @@ from gpucast.quantization import gpu as on_device
 ScaleLayout = Literal["linear", "128x4"]
 _FLOAT = dtype("FLOAT")
 SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("linear", "128x4")
-
-
+#: What to write for the methods of other libraries' arrays.
+_NUMBERS = "q.dequantize('FLOAT') gives its numbers"
+_INSTEAD = {
+    **dict.fromkeys(("to", "cuda"), "gpucast.quantize(x, format, device='cuda') quantizes on the device"),
+    **dict.fromkeys(("cpu", "numpy"), "q.get() is a copy on the host, and q.dequantize() its numbers"),
+    **dict.fromkeys(("float", "half", "double", "bfloat16", "astype"), _NUMBERS),
+}
 #: The memory that results on devices keep between calls.
 _WORKSPACES: WeakKeyDictionary[Quantized, Any] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Quantized:
-    """The result of `gpucast.quantize`. It can also be made from existing parts, which are checked:
-    ``Quantized(data, scales, "mxfp4")``. TypeError for wrong types, ValueError for wrong shapes.
+    """An array as narrow codes with scales: the result of `gpucast.quantize`.
 
-    Code i represents the number ``(data[i] - zero_points[b]) * scales[b] * global_scale``, where b is its block.
-    ``numpy.asarray(q)`` is ``q.dequantize()`` (of one on the host; with a dtype, to that).
+    Code i stands for ``(data[i] - zero_points[b]) * scales[b] * global_scale``, where b is its block. On the host
+    ``numpy.asarray(q)`` is ``q.dequantize()``.
+
+    ``Quantized(data, scales, "mxfp4")`` makes one of existing parts and checks them: TypeError for wrong types,
+    ValueError for wrong shapes.
     """
 
     #: The codes: an array of `shape` of the format's element type, or a PackedArray of a type below one byte.
@@ -138,7 +146,7 @@ class Quantized:
             return swizzle.unswizzle(self.scales, self.scales_shape)
 
     def with_layout(self, scale_layout: ScaleLayout) -> Quantized:
-        """The same with the scales in another layout. ValueError if the scales cannot have the layout "128x4"."""
+        """A copy with the scales in another layout. ValueError if these scales cannot have the layout "128x4"."""
         check_layout(scale_layout, self.shape, self.axis, self.format, "with_layout")
         with self._visit():
             scales = self.linear_scales()
@@ -147,14 +155,14 @@ class Quantized:
         return replace(self, scales=scales, scale_layout=scale_layout)
 
     def get(self) -> Quantized:
-        """The same on the host."""
+        """A copy on the host; q itself if it is there."""
         if device_index(self.data) is None:
             return self
         with self._visit():
             return replace(self, **{name: gpu.cast_on_gpu.to_host(part) for name, part in self.parts().items()})
 
     def dequantize(self, to: Any = "FLOAT", *, out: Any = None) -> Any:
-        """The numbers that it represents: `gpucast.dequantize`."""
+        """The numbers: `gpucast.dequantize` of this."""
         return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="), out)
 
     def workspace(self, caller: str) -> Any:
@@ -196,13 +204,24 @@ class Quantized:
         return quantized_files.load(path, cls)
 
     @exact()
+    def __str__(self) -> str:
+        return f"{self._head()})"
+
     def __repr__(self) -> str:
+        values = "".join(f",\n  {name}={_shown(part, f'  {name}=')}" for name, part in self.get().parts().items())
+        return f"{self._head()}{values})"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(self, name, _INSTEAD)
+
+    def _head(self) -> str:
         where = "" if self.device == "cpu" else f", device={self.device}"
         layout = "" if self.scale_layout == "linear" else f", scale_layout={self.scale_layout!r}"
-        values = "".join(f",\n  {name}={_shown(part, f'  {name}=')}" for name, part in self.get().parts().items())
         return (
             f"Quantized(format={self.format.name!r}, shape={self.shape}, dtype={self.dtype.name}, axis={self.axis}"
-            f"{layout}, nbytes={self.nbytes}{where}{values})"
+            f"{layout}, nbytes={self.nbytes}{where}"
         )
 
 

@@ -70,27 +70,28 @@ def warmup(
 ) -> int:
     """Compile the kernels of casts ahead of time, so that none of them waits for the compiler later.
 
-    `pairs`: (source, destination) types as `gpucast.dtype` takes them; None means all 625 pairs of numeric types, or
-    none of them where `quantize` or `mixed` is asked for.
-    `arch`: one or several of "sm_90", "sm_100a", ...; None means those of this machine's GPUs.
-    `scale`, `amax`: True means casts with these keywords, and no others; `scale` numbers and arrays of any kind.
-    `transposed`: also plain casts of transposed arrays, as ``x.T`` into an array in C order.
-    `fused`: also casts with a scale, with `amax`, with both, and with random rounding where the destination has it.
-    `many`: also `gpucast.cast_many` of trees whose arrays have one type, with a scale (and so for the gradients of
-    `gpucast.mixed`'s loss scales) where casts with a scale are asked for.
-    `mixed`: `gpucast.mixed`: loss scales, with losses and gradients of FLOAT, FLOAT16 or BFLOAT16 that are unscaled to
-    FLOAT, in trees of one type, and `select_tree`.
-    `quantize`: one or several formats as `gpucast.quantize` takes them: quantizing FLOAT, FLOAT16 and BFLOAT16 along
-    the last axis, transposed or not or both, and dequantizing.
-    `load`: also load them on every GPU of this machine, for this process: a CUDA graph can capture their first calls.
-    `attributes`: saturate, round_mode, opset, rounding and overflow, as `gpucast.cast` takes them. Seeds need no kernel
-    of their own.
+    `pairs`: (source, destination) types, as for `gpucast.dtype`. None: all 625 pairs of numeric types, or none with
+    `quantize` or `mixed`.
+    `arch`: one or several of "sm_90", "sm_100a", ... None: those of this machine's GPUs.
+    `scale`, `amax`: True: only casts with these keywords.
+    `transposed`: also plain casts of transposed arrays, such as ``x.T`` into an array in C order.
+    `fused`: also casts with a scale, with `amax`, with both, and with random rounding if the destination has it.
+    `many`: also `gpucast.cast_many` of trees of one type. With `scale` or `fused`, also with a scale, as the loss
+    scales of `gpucast.mixed` use it.
+    `mixed`: loss scales with losses and gradients of FLOAT, FLOAT16 or BFLOAT16 that are unscaled to FLOAT, in trees of
+    one type, and `select_tree`.
+    `quantize`: one or several formats of `gpucast.quantize`: FLOAT, FLOAT16 and BFLOAT16 along the last axis, plain,
+    transposed or both, and back.
+    `load`: also load the kernels on every GPU of this machine, so that a CUDA graph can capture their first calls.
+    `attributes`: saturate, round_mode, opset, rounding and overflow, as for `gpucast.cast`. Seeds need no kernel of
+    their own.
 
-    Returns the number of kernels; those that are already in the cache take no time.
-    Raises what `gpucast.cast` and `gpucast.quantize` raise for types, formats and attributes, DeviceUnavailable without
-    NVRTC, or without a GPU where `arch` is None, ValueError for an architecture that this NVRTC does not know, and for
-    one beside `load`, and TypeError for a flag that is neither True nor False, what is no pair, and an unknown
-    attribute.
+    Returns the number of kernels. Kernels in the cache take no time.
+
+    Raises the errors of `gpucast.cast` and `gpucast.quantize` for types, formats and attributes. DeviceUnavailable
+    without NVRTC, or without a GPU if `arch` is None. ValueError for an architecture that this NVRTC does not know, or
+    for `arch` with `load`. TypeError for a flag that is neither True nor False, for something that is not a pair, and
+    for an unknown attribute.
     """
     from concurrent.futures import ThreadPoolExecutor
 

@@ -13,7 +13,7 @@ from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec
 from gpucast.quantization.block_grid import BlockGrid

@@ -150,21 +150,33 @@ GPUCAST_INSTRUCTION float cvt_f32_f16(u32 a) {
 
 // To and from FLOAT16 by instructions, where the processor has them: GPUCAST_HALVES numbers at a time, because g++ makes
 // no vectors of single ones. NaN becomes the quiet one of its sign.
+#if defined(__aarch64__) && defined(__ARM_FP16_FORMAT_IEEE)
+#define GPUCAST_HALF __fp16
+#elif defined(__clang__) && defined(__F16C__)
+// Newer ones know the instructions by this type alone, older ones by their names.
+#if !__has_builtin(__builtin_ia32_vcvtph2ps256)
+#define GPUCAST_HALF _Float16
+#endif
+#endif
 #if defined(__AVX512F__)
 #define GPUCAST_HALVES 16
+#elif defined(__F16C__)
+#define GPUCAST_HALVES 8
+#elif defined(GPUCAST_HALF)
+#define GPUCAST_HALVES 4
+#else
+#define GPUCAST_HALVES 0
+#endif
+#if defined(GPUCAST_HALF)
+typedef GPUCAST_HALF Fp16s __attribute__((vector_size(2 * GPUCAST_HALVES)));
+#define GPUCAST_TO_HALVES(x) Halves(__builtin_convertvector(x, Fp16s))
+#define GPUCAST_OF_HALVES(x) __builtin_convertvector(Fp16s(x), Floats)
+#elif defined(__AVX512F__)
 #define GPUCAST_TO_HALVES(x) __builtin_ia32_vcvtps2ph512_mask(x, 0, Halves{}, (unsigned short)-1)
 #define GPUCAST_OF_HALVES(x) __builtin_ia32_vcvtph2ps512_mask(x, Floats{}, (unsigned short)-1, 4)
 #elif defined(__F16C__)
-#define GPUCAST_HALVES 8
 #define GPUCAST_TO_HALVES(x) __builtin_ia32_vcvtps2ph256(x, 0)
 #define GPUCAST_OF_HALVES(x) __builtin_ia32_vcvtph2ps256(x)
-#elif defined(__aarch64__) && defined(__ARM_FP16_FORMAT_IEEE)
-#define GPUCAST_HALVES 4
-typedef __fp16 Fp16s __attribute__((vector_size(8)));
-#define GPUCAST_TO_HALVES(x) Halves(__builtin_convertvector(x, Fp16s))
-#define GPUCAST_OF_HALVES(x) __builtin_convertvector(Fp16s(x), Floats)
-#else
-#define GPUCAST_HALVES 0
 #endif
 #if GPUCAST_HALVES
 typedef float Floats __attribute__((vector_size(4 * GPUCAST_HALVES)));

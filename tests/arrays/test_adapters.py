@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import ast
 import pickle
 import subprocess
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +16,17 @@ import pytest
 
 import gpucast
 from codes import assert_same, random_codes
+from foreign_arrays import Interface
 from gpucast import PackedArray, files
 from gpucast.arrays import adapters
-from gpucast.arrays.adapters import ArrayAdapter, BatchAdapter, BatchPlanner, find
+from gpucast.arrays.adapters import ArrayAdapter, find
 from gpucast.arrays.packed import as_array
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.gpu import streams
 from gpucast.interop import cuda_array, dlpack
-from host_driver import HostDriver, download, installed, upload
+from host_driver import HostDriver, download, upload
 
 BUILTIN = [row for row in DTYPES if row.family != "string" and row.numpy.isbuiltin == 1]
-
-
-class Interface:
-    """An array of a library like Numba: "device" memory that is host memory here, and nothing but the interface."""
-
-    def __init__(self, x: np.ndarray, **fields: Any) -> None:
-        self.x = x
-        self.__cuda_array_interface__ = {
-            "shape": x.shape,
-            "typestr": x.dtype.str,
-            "data": (x.ctypes.data, False),
-            "strides": x.strides,
-            "version": 3,
-        } | fields
 
 
 class Speaker:
@@ -58,12 +43,6 @@ class Speaker:
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return self.x.copy()
-
-
-@pytest.fixture
-def driver() -> Iterator[HostDriver]:
-    with installed(HostDriver()) as driver:
-        yield driver
 
 
 def test_which_adapter_an_object_has(driver: HostDriver) -> None:
@@ -187,39 +166,6 @@ def test_an_adapter_is_loaded_with_the_first_array_of_its_library(monkeypatch: p
         adapter.export(packed)
 
 
-@pytest.mark.parametrize("kind", [ArrayAdapter, BatchAdapter, BatchPlanner])
-def test_what_is_without_a_default_has_to_be_defined(kind: type[Any]) -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        kind()
-
-
-def test_defaults_of_arrays_that_share_launches() -> None:
-    class Shared(BatchAdapter):
-        take = empty_like = stream = lambda self, *arguments: arguments[0]  # type: ignore[assignment]
-
-    shared = Shared()
-    assert shared.attach(["x"], ["y"], None) == ["y"] and shared.planner(np.ndarray) is None
-
-
-def test_who_names_other_libraries() -> None:
-    """What is no adapter, benchmark or table of libraries asks the registry: it neither imports one nor has its name.
-    (A PackedArray asks by name for its tensor; `gpucast info` lists what is installed; `gpucast fold` is of ONNX.)"""
-    package = Path(gpucast.__file__).parent
-    named = set()
-    for path in package.rglob("*.py"):
-        if path.relative_to(package).parts[0] in ("interop", "benchmark"):
-            continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            found: list[Any] = [node.value] if isinstance(node, ast.Constant) else []
-            if isinstance(node, ast.Import):
-                found = [part for alias in node.names for part in alias.name.split(".")]
-            elif isinstance(node, ast.ImportFrom):
-                found = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
-            if any(name in ("torch", "jax", "interop") for name in found):
-                named.add(path.name)
-    assert named == {"__init__.py", "packed.py", "info.py", "fold.py"}
-
-
 # ---- __cuda_array_interface__ ----
 
 
@@ -233,21 +179,6 @@ def test_every_type_that_the_interface_has(row: DType, driver: HostDriver) -> No
         assert_same(download(taken), view)
         assert not view.size or (taken.data.ptr, taken.strides) == (view.ctypes.data, view.strides)
     assert_same(download(as_array(Interface(host, strides=None), "test")), host)
-
-
-def test_a_cast_of_an_interface_gives_cupy_arrays(driver: HostDriver) -> None:
-    host = np.array([0.5, 1e9, -np.inf, np.nan], np.float32)
-    x = Interface(host)
-    y = gpucast.cast(x, "INT8")
-    assert_same(download(y), gpucast.reference.cast(host, "INT8"))
-    assert gpucast.cast(x, "FLOAT", copy=False) is x
-    packed = gpucast.cast(x, "INT4")
-    assert isinstance(packed, PackedArray) and packed.device.id == 0
-    # Into memory of theirs, from theirs and from ours.
-    for source in (x, upload(host)):
-        out = Interface(np.zeros(4, np.int8))
-        assert gpucast.cast(source, "INT8", out=out) is out
-        assert_same(out.x, gpucast.reference.cast(host, "INT8"))
 
 
 def test_the_stream_of_an_interface_is_waited_for(driver: HostDriver) -> None:

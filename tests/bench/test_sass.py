@@ -173,7 +173,7 @@ ONE_BLOCK = "LDG.E.128 R4, desc[UR4][R2.64]\nIADD3 R4, R4, 0x1, RZ\nSTG.E.128 de
 
 
 def test_straight_code_counts_whole() -> None:
-    assert tile_path(ONE_BLOCK, 16, 16) == Path((0,), 4, 4, {16: 1}, {16: 1}, False, None)
+    assert tile_path(ONE_BLOCK, 16, 16) == Path((0,), 4, {16: 1}, {16: 1}, False)
 
 
 def test_the_wide_way_is_taken_and_its_longer_side_counts() -> None:
@@ -203,8 +203,7 @@ def test_the_wide_way_is_taken_and_its_longer_side_counts() -> None:
         16,
         8,
     )
-    assert (found.instructions, found.shortest) == (9, 8)
-    assert (found.loads, found.stores, found.loop, found.rare) == ({16: 1}, {8: 1}, False, None)
+    assert (found.instructions, found.loads, found.stores, found.loop) == (9, {16: 1}, {8: 1}, False)
 
 
 def test_of_opposite_guards_one_counts_as_access_and_both_as_instructions() -> None:
@@ -247,26 +246,24 @@ MARKED = """
 
 def test_what_is_marked_is_rare() -> None:
     marked, plain = tile_path(MARKED.format("PMTRIG 0x2"), 16, 16), tile_path(MARKED.format("MOV R3, R6"), 16, 16)
-    assert (marked.instructions, marked.rare) == (4, 8)
-    assert (plain.instructions, plain.shortest, plain.rare) == (8, 4, None)
+    assert (marked.instructions, plain.instructions) == (4, 8)
 
 
-def test_a_marker_that_nothing_passes_by_makes_nothing_rare() -> None:
-    found = tile_path(f"PMTRIG 0x2\n{ONE_BLOCK}", 16, 16)
-    assert (found.instructions, found.rare) == (5, None)
+def test_a_marker_that_nothing_passes_by_counts() -> None:
+    assert tile_path(f"PMTRIG 0x2\n{ONE_BLOCK}", 16, 16).instructions == 5
 
 
 def test_a_loop_is_told_but_not_that_of_a_tail_nor_a_marked_one() -> None:
     turn = ".L_turn:\nMOV R1, R2\n@P1 BRA `(.L_turn)"
     always = tile_path(f"{turn}\n{ONE_BLOCK}", 16, 16)
-    assert (always.loop, always.instructions, always.rare) == (True, 6, None)
+    assert (always.loop, always.instructions) == (True, 6)
     # A loop that may be passed by.
     sometimes = tile_path(MARKED.format(turn), 16, 16)
-    assert (sometimes.loop, sometimes.instructions, sometimes.rare) == (True, 4, None)
+    assert (sometimes.loop, sometimes.instructions) == (True, 4)
     before = tile_path(f"@P0 BRA `(.L_tile)\n{turn}\n.L_tile:\n{ONE_BLOCK}", 16, 16)
     assert (before.loop, before.instructions) == (True, 5)
     rarely = tile_path(MARKED.format(f"PMTRIG 0x2\n{turn}"), 16, 16)
-    assert (rarely.loop, rarely.instructions, rarely.rare) == (False, 4, 10)
+    assert (rarely.loop, rarely.instructions) == (False, 4)
     tail = tile_path(
         """
         LDG.E.128 R4, desc[UR4][R2.64]
@@ -281,12 +278,12 @@ def test_a_loop_is_told_but_not_that_of_a_tail_nor_a_marked_one() -> None:
         16,
         16,
     )
-    assert (tail.loop, tail.instructions, tail.rare) == (False, 4, None)
+    assert (tail.loop, tail.instructions) == (False, 4)
     # A loop over tiles at the ends of the array, one turn of which has the same accesses.
     ends = tile_path(
         f"@P0 BRA `(.L_turn)\n{ONE_BLOCK}\n.L_turn:\n" + ONE_BLOCK.replace("EXIT", "@P1 BRA `(.L_turn)\nEXIT"), 16, 16
     )
-    assert (ends.loop, ends.instructions, ends.rare) == (False, 5, None)
+    assert (ends.loop, ends.instructions) == (False, 5)
     # A thread with a tile leaves under the condition that its accesses have.
     rest = "\n.L_turn:\nSTG.E.U8 desc[UR4][R8.64], R4\n@P1 BRA `(.L_turn)\nEXIT"
     leaves = tile_path("\n".join(f"@!P0 {line.strip()}" for line in ONE_BLOCK.strip().splitlines()) + rest, 16, 16)
@@ -324,7 +321,7 @@ def test_compiled_code_without_branches_counts_to_its_exit(work: str, arch: str)
     text = compiled(work, arch=arch)
     listed = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+(\S+)", text, re.MULTILINE)
     found = full_tile(blocks(parse(text)["k"]), 16, 16)
-    assert found.instructions == found.shortest == listed.index("EXIT") + 1 > 8
+    assert found.instructions == listed.index("EXIT") + 1 > 8
     assert (found.loads, found.stores, found.loop) == ({16: 1}, {16: 1}, False)
 
 
@@ -334,11 +331,7 @@ def test_a_compiled_marker() -> None:
         full_tile(blocks(parse(compiled(work.format(mark), "if (i >= n) return;"))["k"]), 16, 16)
         for mark in ("", 'asm volatile("pmevent 1;");')
     )
-    assert plain.rare is None and marked.rare is not None
-    # But for the marker, what counts without it is what is rare with it. The compiler orders the rest a little anew.
-    assert plain.instructions == pytest.approx(marked.rare, abs=4)
-    assert plain.shortest == pytest.approx(marked.instructions, abs=4)
-    assert marked.instructions < marked.rare / 2
+    assert marked.instructions < plain.instructions / 2
 
 
 def test_a_compiled_loop() -> None:

@@ -23,13 +23,13 @@ from bench.static import budget as static_budget
 from bench.static import check as static
 from bench.static import layouts as static_layouts
 from bench.static import published as static_published
-from bench.static.budget import FULL, problems, verdict, widths
-from bench.static.kernels import BATCH, StaticKernel, facts, measure
-from bench.static.model import ATTAINABLE, GPUS, estimate, estimates, loaded, resident_threads, work
+from bench.static.budget import FULL, KNOWN, of_casts, problems, widths
+from bench.static.kernels import BATCH, StaticKernel, compiled, facts, measure
+from bench.static.model import ATTAINABLE, GPUS, TURNOVER, estimate, estimates, loaded, resident_threads, work
 from bench.static.sass import Instruction
 from gpucast import dtype
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.cast_kernel import kernel_source
+from gpucast.codegen.cast_kernel import KernelSource, kernel_source
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.compile import compiler
 from gpucast.core.dtypes import DType
@@ -41,6 +41,14 @@ DEFAULTS = [resolve(src, dst) for src in NUMERIC for dst in NUMERIC]
 
 def rule(src: str, dst: str, **attributes: object) -> CastRule:
     return resolve(dtype(src), dtype(dst), Options(**attributes))
+
+
+def verdict(kernels: list[StaticKernel], known: dict[tuple[str, str, str], str] = KNOWN) -> list[str]:
+    return static_budget.verdict(of_casts(kernels), known)
+
+
+def of(sources: list[KernelSource], arch: str = "sm_90") -> list[StaticKernel]:
+    return [facts(source, arch, code) for source, code in zip(sources, compiled(sources, arch), strict=True)]
 
 
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
@@ -73,8 +81,9 @@ def test_casts_of_many_arrays_reach_their_goal(exhaustive: bool) -> None:
 def test_a_kernel_counts_the_same_alone_and_with_others() -> None:
     """All that shares a program is time."""
     some = [rule("FLOAT", dst) for dst in ("INT8", "FLOAT16", "FLOAT8E4M3FN")]
-    together = facts([kernel_source(one) for one in some], "sm_90")
-    assert together == [kernel for one in some for kernel in facts([kernel_source(one)], "sm_90")]
+    together = of([kernel_source(one) for one in some])
+    alone = [of([kernel_source(one)])[0] for one in some]
+    assert [(one.path, one.registers) for one in together] == [(one.path, one.registers) for one in alone]
 
 
 #: Instructions per element of fused casts as they were when the kernels were written, and few more.
@@ -95,26 +104,24 @@ def test_fused_casts_keep_their_instructions() -> None:
         rounding = STOCHASTIC if "random" in flags else None
         one = fused_rule(dtype(src), dtype(dst), Options(rounding=rounding), scaled=scaling != "none")
         sources.append(fused_source(one, FusedOps(scaling, "amax" in flags, "finite" in flags)))
-    for kernel, (*_, most) in zip(facts(sources, "sm_90"), FUSED, strict=True):
+    for kernel, (*_, most) in zip(of(sources), FUSED, strict=True):
         assert (kernel.log, kernel.local, kernel.loop) == ("", 0, False)
         assert min(kernel.loads) == 16
         assert kernel.per_element <= most, kernel.source.name
 
 
-def test_layouts_reach_their_goals(capsys: pytest.CaptureFixture[str]) -> None:
+def test_layouts_reach_their_goals() -> None:
     found = static_layouts.measure("sm_90")
-    assert [(one.kernel.log, one.kernel.local) for one in found] == [("", 0)] * len(found)
-    assert static_layouts.verdict(found) == []
-    static_layouts.report(found)
-    assert len(capsys.readouterr().out.splitlines()) == len(found)
+    assert static_budget.verdict(found) == []
+    assert all(one.name in one.line() for one in found)
     # Misses that are not known are told, and known ones that are none.
     one = found[0]
     slow = dataclasses.replace(one, kernel=dataclasses.replace(one.kernel, path=9 * one.kernel.path))
-    (line,) = static_layouts.verdict([slow])
+    (line,) = static_budget.verdict([slow])
     assert line.endswith(" % of a copy; the goal is 80 %")
-    known = {(one.layout, one.kernel.rule.src.name, one.kernel.rule.dst.name): "because"}
-    assert static_layouts.verdict([slow], known) == []
-    assert static_layouts.verdict([one], known) == [f"{one}: reaches its goal; take it out of the known misses"]
+    assert static_budget.verdict([slow], {one.key: "because"}) == []
+    known = f"{one}: keeps what is checked; take it out of the known misses"
+    assert static_budget.verdict([one], {one.key: "because"}) == [known]
 
 
 def test_the_model_comes_near_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,8 +155,7 @@ def made(body: str, one: CastRule | None = None) -> StaticKernel:
     """The facts of a made-up kernel that takes itself for that of FLOAT to INT32, for sm_90."""
     source = kernel_source(one or rule("FLOAT", "INT32"))
     text = _TEXT.format(name=source.name, body=body)
-    (kernel,) = facts([dataclasses.replace(source, prelude="", structs=(), kernel=text, elements=4)], "sm_90")
-    return kernel
+    return of([dataclasses.replace(source, prelude="", structs=(), kernel=text, elements=4)])[0]
 
 
 def test_a_good_kernel_has_no_problem() -> None:
@@ -177,28 +183,25 @@ def test_a_bad_kernel_is_told(body: str, said: list[str]) -> None:
     for problem, words in zip(found, said, strict=True):
         assert words in problem
     failures = verdict([kernel])
-    assert failures and all(line.startswith("sm_90 gpucast_float32_to_int32: ") for line in failures)
+    assert failures and all(line.startswith("sm_90 contiguous FLOAT to INT32: ") for line in failures)
 
 
 def test_known_misses() -> None:
     good, bad = made(COPY), made(BUSY)
-    known = {("sm_90", "FLOAT", "INT32"): "a reason"}
+    known = {("sm_90", "contiguous", "FLOAT to INT32"): "a reason"}
     assert verdict([bad], known) == []
     assert verdict([good], known) == [
-        "sm_90 gpucast_float32_to_int32: keeps what is checked; take it out of the known misses"
+        "sm_90 contiguous FLOAT to INT32: keeps what is checked; take it out of the known misses"
     ]
-    assert len(verdict([bad], {("sm_80", "FLOAT", "INT32"): "a reason"})) == 1
-
-
-def test_known_misses_name_pairs_and_reasons() -> None:
-    names = {row.name for row in NUMERIC}
-    for (arch, src, dst), reason in static_budget.KNOWN.items():
-        assert arch.startswith("sm_") and {src, dst} <= names and reason
+    assert len(verdict([bad], {("sm_80", "contiguous", "FLOAT to INT32"): "a reason"})) == 1
+    pairs = {f"{src} to {dst}" for src in NUMERIC for dst in NUMERIC}
+    assert all(arch.startswith("sm_") and pair in pairs and reason for (arch, _, pair), reason in KNOWN.items())
 
 
 def test_only_the_default_rule_must_not_fill_a_unit() -> None:
     other = rule("FLOAT", "INT32", overflow="saturate")
-    assert verdict([made(BUSY, other)]) == verdict([made(COPY, other)], {("sm_90", "FLOAT", "INT32"): "a reason"}) == []
+    known = {("sm_90", "contiguous", "FLOAT to INT32"): "a reason"}
+    assert verdict([made(BUSY, other)]) == verdict([made(COPY, other)], known) == []
     assert len(verdict([made(NARROW, other)])) == 2
 
 
@@ -252,6 +255,8 @@ def test_the_slowest_unit_decides(opcode: str, unit: str, lanes: int) -> None:
     seconds = 1000 / (lanes * 132 * 1.83e9)
     memory = 4 * 8 / 4.2e12
     assert found.use[found.busiest] == pytest.approx(seconds / memory)
+    # One block of 128 threads is begun per clock.
+    assert found.use["blocks"] == pytest.approx(1 / 128 / 1.83e9 / memory)
     assert found.share == pytest.approx(ATTAINABLE * memory / seconds)
     assert found.bound == found.busiest == unit or (unit, found.bound) == ("issue", "fma")
     assert str(found) == f"limited by {found.bound} at {100 * found.share:.0f} % of a copy"
@@ -275,7 +280,9 @@ def test_too_few_bytes_in_flight_limit_a_kernel() -> None:
     found = estimate(dataclasses.replace(kernel, source=source), gpu)
     assert found.threads == 1024 and found.in_flight == 4096
     assert found.needed == pytest.approx(4.2e12 * 700e-9 / 132 * 0.5)
-    assert (found.bound, found.share) == ("latency", found.in_flight / found.needed)
+    # Between two blocks nothing is under way.
+    part = 2 * gpu.latency / (2 * gpu.latency + TURNOVER)
+    assert (found.bound, found.share) == ("latency", pytest.approx(part * found.in_flight / found.needed))
 
 
 #: Two stores of 16 bytes: next to each other, and 512 bytes apart.
@@ -286,6 +293,12 @@ APART = "uint4 v = src[i], w = src[i + 256]; dst[i] = v; dst[i + 256] = w;"
 @pytest.mark.parametrize(("body", "bytes"), [(SPLIT, 32 + 64), (APART, 32 + 32)], ids=["split", "apart"])
 def test_stores_of_half_sectors_count_whole(body: str, bytes: int) -> None:
     assert work(made(body).path, 32)["l2"] == bytes
+
+
+def test_lines_are_those_that_a_warp_spans() -> None:
+    """A warp's accesses of 16 bytes are 4 lines, or 8 where threads are 32 bytes apart."""
+    assert work(made(APART).path, 32)["l1 lines"] == pytest.approx(4 * 4 / 32)
+    assert work(made(SPLIT).path, 32)["l1 lines"] == pytest.approx(4 * 8 / 32)
 
 
 def test_a_table_is_loaded_from_the_cache() -> None:
@@ -319,7 +332,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [(kernel["src"], kernel["dst"]) for kernel in kernels] == [("FLOAT", "FLOAT"), ("FLOAT", "FLOAT16")]
     for kernel in kernels:
         assert kernel["per_element"] == round(kernel["instructions"] / kernel["elements"], 3)
-        assert f"{kernel['kernel']}: {kernel['instructions']} instructions" in printed
+        assert f"{kernel['kernel']}: {kernel['instructions']} instructions" in printed and "blocks 0." in printed
         assert set(kernel["estimates"]) == {"H100", "H200"}
     assert printed.count("STG.E.128") >= 1 and "H200 (estimate)" in printed
     picture = (pictures / "static-sm_90.svg").read_text()
@@ -331,7 +344,7 @@ def test_the_command_fails_where_a_pair_fills_a_unit(
 ) -> None:
     monkeypatch.setattr(static_budget, "FULL", 0.1)
     assert main(["--static", "--src", "FLOAT", "--dst", "INT32", "--arch", "sm_90"]) == 1
-    assert "gpucast_float32_to_int32: " in capsys.readouterr().out
+    assert "sm_90 contiguous FLOAT to INT32: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("arch", "said"), [("sm_9", "is not an architecture"), ("compute_90", "gives PTX")])

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import enum
-import sys
-import threading
-import types
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +14,6 @@ import gpucast
 from codes import assert_same, codes_of, random_codes
 from gpucast import PackedArray
 from gpucast.core.dtypes import DTYPES
-from gpucast.parity.cases import NUMERIC
 
 X = np.array([[0.0, -0.0, 1.5], [-2.5, np.inf, np.nan]], np.float32)
 
@@ -72,27 +68,6 @@ def test_scalars_and_lists_are_taken_as_asarray_takes_them(x: Any) -> None:
     assert_same(result, gpucast.reference.cast(np.asarray(x), "FLOAT16"))
 
 
-def test_layout_is_order_k() -> None:
-    x = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-    for view in (x, x.T, np.asfortranarray(x), x.transpose(1, 0, 2), x[:, ::2], x[::-1]):
-        result = gpucast.cast(view, "FLOAT16")
-        assert result.strides == view.astype(np.float16).strides
-        assert_same(result, view.astype(np.float16))
-    assert gpucast.cast(np.broadcast_to(np.float32(2), (3, 4)), "INT8").tolist() == [[2] * 4] * 3
-
-
-def test_foreign_byte_order_and_unaligned_sources() -> None:
-    for row in NUMERIC:
-        x = gpucast.reference.cast(np.arange(16), row)
-        wanted = gpucast.reference.cast(x, "FLOAT")
-        if row.bits > 8 and row.numpy.kind != "V":
-            assert_same(gpucast.cast(x.astype(x.dtype.newbyteorder(">")), "FLOAT"), wanted)
-            assert gpucast.cast(x.astype(x.dtype.newbyteorder(">")), row, copy=False).dtype.isnative
-        store = np.zeros(x.nbytes + 1, np.uint8)
-        store[1:] = x.view(np.uint8)
-        assert_same(gpucast.cast(store[1:].view(x.dtype), "FLOAT"), wanted)
-
-
 def test_copy_false_returns_x_itself_only_where_nothing_changes() -> None:
     for row in DTYPES:
         x = gpucast.reference.cast(np.array([0, 1, 1, 0, 1]), row)
@@ -110,13 +85,6 @@ def test_copy_false_returns_x_itself_only_where_nothing_changes() -> None:
     packed = PackedArray(np.array([0xF1], np.uint8), "UINT4", (1,))
     assert gpucast.cast(packed, "UINT4", copy=False).tobytes() == b"\x01"
     assert gpucast.cast(np.array([b"1"], object), "STRING", copy=False).tolist() == ["1"]
-
-
-def test_empty_out_of_any_shape() -> None:
-    for shape in ((0,), (0, 3), (2, 0, 3)):
-        x = np.zeros(shape, np.float32)
-        for out in (np.empty(shape, np.float16), gpucast.cast(x, "FLOAT16")):
-            assert gpucast.cast(x, "FLOAT16", out=out) is out
 
 
 @pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
@@ -226,26 +194,6 @@ def test_cuda_without_a_gpu_says_why_and_never_falls_back(monkeypatch: pytest.Mo
     assert_same(gpucast.cast(X, "FLOAT16", device="cpu"), gpucast.cast(X, "FLOAT16"))
 
 
-class FakeCupyArray:
-    """What a cupy.ndarray shows before any driver is asked."""
-
-    dtype, shape, strides, size, ndim = np.dtype(np.float32), (2,), (4,), 2, 1
-    device, data = types.SimpleNamespace(id=0), types.SimpleNamespace(device_id=0)
-
-
-def test_a_cupy_array_without_a_gpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy = types.ModuleType("cupy")
-    cupy.ndarray = FakeCupyArray  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("the GPU sleeps", "wake it"))
-    x = FakeCupyArray()
-    for call in (lambda: gpucast.cast(x, "FLOAT16"), lambda: gpucast.cast_report(x, "FLOAT16")):
-        with pytest.raises(gpucast.DeviceUnavailable, match=": no cast on a GPU: the GPU sleeps; wake it"):
-            call()
-    with pytest.raises(TypeError, match="to='float7'"):
-        gpucast.cast(x, "float7")
-
-
 def test_cast_like() -> None:
     for row in DTYPES:
         like = np.empty((0,), row.numpy)
@@ -265,43 +213,9 @@ def test_cast_like() -> None:
             gpucast.cast_like(X, like)
 
 
-def test_many_threads_at_once() -> None:
-    rng = np.random.default_rng(0)
-    sources = [rng.standard_normal(50_000 + i).astype(np.float64) for i in range(8)]
-    wanted = [gpucast.reference.cast(x, "FLOAT8E4M3FN") for x in sources]
-    results: dict[int, np.ndarray] = {}
-
-    def work(i: int) -> None:
-        results[i] = gpucast.cast(sources[i], "FLOAT8E4M3FN")
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for i in range(8):
-        assert_same(results[i], wanted[i])
-
-
 def test_a_large_packed_array_is_cast_in_chunks() -> None:
     packed = PackedArray.pack(random_codes(gpucast.dtype("FLOAT6E3M2"), 200_003), "FLOAT6E3M2")
     unpacked = packed.get()
-    for to in ("FLOAT", "FLOAT4E2M1", "INT2", "STRING"):
+    for to in ("FLOAT", "FLOAT4E2M1", "INT2"):
         result = gpucast.cast(packed, to)
         assert_same(result.get() if isinstance(result, PackedArray) else result, gpucast.reference.cast(unpacked, to))
-
-
-def test_semantics_that_surprise_are_what_the_docstring_says() -> None:
-    doc = gpucast.cast.__doc__ or ""
-    assert "Integers wrap: 300 to INT8 is 44, whatever `saturate` says" in doc.split("Parameters")[0]
-    for saturate in (True, False):
-        assert gpucast.cast(300, "INT8", saturate=saturate) == 44
-    assert gpucast.cast(300, "INT8", overflow="saturate") == 127
-    # A product beyond DOUBLE is infinite before anything could saturate it; to a narrower type it is clamped.
-    for to, wanted in (("DOUBLE", np.inf), ("FLOAT", float(np.finfo(np.float32).max))):
-        assert float(gpucast.cast([1e308], to, scale=10, overflow="saturate")[0]) == wanted
-    assert float(gpucast.cast([np.inf], "DOUBLE", overflow="saturate")[0]) == np.inf
-    for x in ([1.0, -np.inf], [1e300]):
-        amax = np.zeros(1, np.float32)
-        gpucast.cast(np.array(x), "FLOAT8E4M3FN", amax=amax)
-        assert amax[0] == np.inf

@@ -72,22 +72,6 @@ def test_tensors_beside_arrays_have_their_own_launch(cuda: HostDriver) -> None:
         assert bits(t) == download(a).tobytes()
 
 
-@pytest.mark.parametrize("to", ["INT4", "FLOAT4E2M1"])
-@pytest.mark.parametrize("on_device", [True, False], ids=["device", "host"])
-def test_packed_results_are_what_a_cast_gives(to: str, on_device: bool, request: pytest.FixtureRequest) -> None:
-    if on_device:
-        request.getfixturevalue("cuda")
-    given = [torch.randn(3, 4), torch.randn(2, dtype=torch.float64)]
-    for _ in range(2):
-        for y, x in zip(gpucast.cast_many(given, to), given, strict=True):
-            alone = gpucast.cast(x, to)
-            assert type(y) is type(alone) and y.shape == alone.shape
-            assert bits(y) == bits(alone)
-    out = [gpucast.cast(x * 0, to) for x in given]
-    gpucast.cast_many(given, to, out=out)
-    assert [bits(y) for y in out] == [bits(gpucast.cast(x, to)) for x in given]
-
-
 @pytest.mark.parametrize("on_device", [True, False], ids=["device", "host"])
 def test_gradients_come_back_in_their_own_types(on_device: bool, request: pytest.FixtureRequest) -> None:
     if on_device:
@@ -109,28 +93,6 @@ def test_gradients_come_back_in_their_own_types(on_device: bool, request: pytest
     with torch.no_grad():
         gpucast.cast_many([a], "FLOAT16", out=room)
     assert bits(room[0]) == bits(wanted(a, "FLOAT16"))
-
-
-def test_compiled_functions_call_it_between_graphs() -> None:
-    def function(xs: list[Any]) -> list[Any]:
-        return [y.float() + 1 for y in gpucast.cast_many([x * 2 for x in xs], "BFLOAT16")]
-
-    torch._dynamo.reset()
-    xs = tensors()[:2]
-    compiled = torch.compile(function, backend="eager")
-    for _ in range(2):
-        assert all(map(torch.equal, compiled(xs), function(xs)))
-
-
-def test_gradients_of_a_scale_are_refused() -> None:
-    x, scale = torch.ones(3, requires_grad=True), torch.tensor(2.0)
-    (y,) = gpucast.cast_many([x], "FLOAT16", scale=scale)
-    (dx,) = torch.autograd.grad(y.sum(), x)
-    assert torch.equal(dx, torch.full((3,), 2.0))
-    (y,) = gpucast.cast_many([x], "FLOAT16", scale=scale)
-    scale += 1
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        torch.autograd.grad(y.sum(), x)
 
 
 def test_a_scale_that_requires_grad_is_refused(cuda: HostDriver) -> None:
@@ -158,17 +120,6 @@ def test_within_the_transforms_of_torch_func() -> None:
     assert [bits(both[0][0]), bits(both[1])] == list(map(bits, alone))
     with pytest.raises(ValueError, match="^cast_many: finite= cannot be told within a transform of torch.func"):
         torch.func.grad(lambda x: gpucast.cast_many([x], "FLOAT16", finite=np.ones(1, bool))[0].sum())(x)
-
-
-def test_scale_and_flag_may_be_tensors(cuda: HostDriver) -> None:
-    given = [torch.ones(3), torch.ones(4, dtype=torch.float16)]
-    finite, scale = torch.ones(1, dtype=torch.bool), torch.tensor(0.25)
-    for _ in range(2):
-        result = gpucast.cast_many(given, torch.float32, scale=scale, finite=finite)
-        assert all((y == 0.25).all() for y in result) and bool(finite)
-    given[1][2] = np.inf
-    gpucast.cast_many(given, torch.float32, scale=scale, finite=finite)
-    assert not bool(finite)
 
 
 def test_what_autograd_has_saved_is_not_written_unnoticed(cuda: HostDriver) -> None:

@@ -13,15 +13,9 @@ import numpy as np
 import pytest
 
 import gpucast
-from codes import assert_same, every_code, random_codes
+from codes import assert_same
 from fused_cases import in_use
-from gpucast import PackedArray
 from gpucast.casting import plans
-from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import has_stochastic
-from gpucast.gpu import driver as launch
-from gpucast.parity import hard_values
-from gpucast.parity.cases import NUMERIC
 from host_driver import HostDriver, download, upload
 
 
@@ -76,24 +70,6 @@ def test_numbers_and_arrays_scale_alike(driver: HostDriver) -> None:
     assert gpucast.cast_like(x, wanted, scale=2.0).dtype == wanted.dtype
 
 
-def test_a_call_into_out_is_one_launch_and_can_be_captured(driver: HostDriver) -> None:
-    x, out = upload(np.arange(50, dtype=np.float32)), upload(np.zeros(50, ml_dtypes.float8_e4m3fn))
-    scale, amax = upload(np.array(2, np.float32)), upload(np.zeros((), np.float32))
-    with pytest.raises(RuntimeError, match="not loaded yet"):
-        driver.capture = True
-        launch._kernels.clear()
-        gpucast.cast(x, "FLOAT8E4M3FN", scale=scale, amax=amax, out=out)
-    driver.capture = False
-    gpucast.cast(x, "FLOAT8E4M3FN", scale=scale, amax=amax, out=out)
-    driver.capture = True
-    driver.launched.clear()
-    assert gpucast.cast(x, "FLOAT8E4M3FN", scale=scale, amax=amax, out=out) is out
-    assert [name for name, _ in driver.launched] == ["gpucast_float32_to_float8e4m3fn_scaled_amax"]
-    assert download(amax) == 49
-    with pytest.raises(RuntimeError, match="memory cannot be allocated then; pass out="):
-        gpucast.cast(x, "FLOAT8E4M3FN", scale=scale, amax=amax)
-
-
 def test_plain_and_fused_casts_have_plans_of_their_own(driver: HostDriver) -> None:
     plans.forget()
     for x, get in (
@@ -129,24 +105,6 @@ def test_plain_and_fused_casts_have_plans_of_their_own(driver: HostDriver) -> No
                 gpucast.cast(x, "BFLOAT16", rounding="stochastic", seed=1, copy=1)
 
 
-@pytest.mark.parametrize("dst", [row for row in NUMERIC if has_stochastic(row)], ids=str)
-def test_short_arrays_are_as_long_ones(dst: DType) -> None:
-    """The sign of NaN, infinities, ties and subnormals included."""
-    for src in map(dtype, ("FLOAT", "DOUBLE", "BFLOAT16", "INT8")):
-        codes = every_code(src) if src.bits <= 16 else hard_values.codes(src, dst, seed=1, share=1 / 64, random=500)
-        x = codes.view(src.numpy)
-        x = np.resize(x, max(x.size, 4096))
-        for keywords in ({}, {"saturate": False}) if dst.saturate_applies else ({}, {"opset": 13}):
-            if keywords.get("opset", 28) < (dst.opset or 0):
-                continue
-            for scale in (0.0, 1.0, 0.3, 2.0**-150):
-                whole = gpucast.cast(x, dst, scale=scale, **keywords)
-                parts = [
-                    gpucast.cast(part, dst, scale=scale, **keywords) for part in np.array_split(x, -(-x.size // 2048))
-                ]
-                assert_same(np.concatenate(parts), whole)
-
-
 def test_what_is_equal_to_0_but_no_integer_is_no_offset() -> None:
     x = np.ones(3, np.float32)
     for _ in range(2):
@@ -168,35 +126,6 @@ def test_subclasses_of_ndarray_as_scale_and_amax() -> None:
         finite = np.matrix(np.ones((1, 1), np.uint8))
         gpucast.cast_many([x, np.array([np.inf], np.float32)], "FLOAT16", scale=scale, finite=finite)
         assert finite.tolist() == [[0]]
-
-
-def test_between_sides_the_cast_runs_where_x_is(driver: HostDriver) -> None:
-    x = np.random.default_rng(0).standard_normal((4, 5)).astype(np.float32)
-    amax = np.zeros(1, np.float32)
-    wanted = gpucast.cast(x, "FLOAT8E4M3FN", scale=2.0)
-    there = gpucast.cast(x, "FLOAT8E4M3FN", scale=2.0, amax=amax, device="cuda")
-    assert_same(download(there), wanted)
-    assert amax == abs(x).max() and not driver.launched
-    back = gpucast.cast(upload(x), "FLOAT8E4M3FN", scale=2.0, device="cpu", amax=upload(amax))
-    assert_same(back, wanted)
-    out = np.zeros((4, 5), ml_dtypes.float8_e4m3fn)
-    assert gpucast.cast(upload(x), "FLOAT8E4M3FN", scale=2.0, device="cpu", amax=upload(amax), out=out) is out
-    assert_same(out, wanted)
-    out = upload(np.zeros((4, 5), np.float16))
-    assert gpucast.cast(x, "FLOAT16", scale=2.0, device="cuda", out=out) is out
-    assert_same(download(out), (x * 2).astype(np.float16))
-
-
-def test_in_place_on_the_host() -> None:
-    x = np.random.default_rng(0).standard_normal((70, 90)).astype(np.float32)
-    y = x.copy()
-    assert gpucast.cast(y, "FLOAT", scale=3, out=y) is y
-    assert_same(y, x * np.float32(3))
-    assert gpucast.cast(x.T, "FLOAT16", scale=3).strides == gpucast.cast(x.T, "FLOAT16").strides
-    codes = random_codes(dtype("INT4"), (5, 13)).view(ml_dtypes.int4)
-    room = PackedArray.pack(codes)
-    assert gpucast.cast(room, "INT4", scale=2.5, out=room) is room
-    assert_same(room.get(), gpucast.cast(codes, "INT4", scale=2.5))
 
 
 def test_memory_on_the_host_does_not_grow() -> None:

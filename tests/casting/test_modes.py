@@ -81,36 +81,6 @@ def test_casts_of_all_pairs(modes: Modes, size: int) -> None:
         assert got.tobytes() == right.tobytes()
 
 
-@MODES
-def test_fused_casts(modes: Modes) -> None:
-    """A product with a scale, and the largest magnitude."""
-    for name, size, to in itertools.product(
-        ("DOUBLE", "FLOAT", "BFLOAT16"), (SHORT, LONG), ("FLOAT", "FLOAT8E4M3FN", "DOUBLE")
-    ):
-        src = gpucast.dtype(name)
-        x = SOURCES[src, size]
-        x = x[np.isfinite(reference.cast(x, "DOUBLE"))]
-        wide = reference.cast(x, "DOUBLE")
-        with np.errstate(all="ignore"):
-            right, largest = reference.cast(wide * 0.1, to), np.float32(np.abs(wide).max())
-        amax = np.zeros(1, np.float32)
-        with under(modes):
-            got = gpucast.cast(x, to, scale=0.1, amax=amax)
-        assert_same(got, right)
-        assert amax[0].tobytes() == largest.tobytes()
-
-
-@MODES
-def test_many_casts(modes: Modes) -> None:
-    tree = {str(src): SOURCES[src, size] for src in NUMERIC for size in (SHORT,)}
-    for to in ("DOUBLE", "FLOAT", "FLOAT16", "FLOAT8E8M0"):
-        right = {name: reference.cast(x, to) for name, x in tree.items()}
-        with under(modes):
-            got = gpucast.cast_many(tree, to)
-        for name, x in right.items():
-            assert_same(got[name], x)
-
-
 @pytest.mark.parametrize("size", [SHORT, LONG])
 @MODES
 def test_quantizing(modes: Modes, size: int) -> None:
@@ -153,9 +123,7 @@ def test_the_threads_of_jax() -> None:
     before = jax.config.jax_enable_x64
     jax.config.update("jax_enable_x64", True)
     try:
-        pairs = itertools.permutations(
-            (gpucast.dtype(n) for n in ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "DOUBLE", "FLOAT16")), 2
-        )
+        pairs = itertools.permutations((gpucast.dtype(n) for n in ("FLOAT", "BFLOAT16", "DOUBLE")), 2)
         for (src, dst), size in itertools.product(pairs, (SHORT, 2_000)):
             x = SOURCES[src, LONG][:size]
             x[: min(size, 7)] = np.arange(1, 1 + min(size, 7)).astype(src.code_numpy).view(src.numpy)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -18,17 +17,14 @@ import pytest
 
 import gpucast
 from bench import idle_cuda
-from bench.host import overhead
-from codes import assert_same, random_codes
+from codes import assert_same, values
 from fake_cuda import Cuda, arrays
 from gpucast import PackedArray
 from gpucast.casting import plans
 from gpucast.codegen.cast_kernel import kernel_source
-from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import Options, resolve
-from gpucast.gpu import driver
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import resolve
 from gpucast.host.extension import MODULE
-from gpucast.reference import exact_cast
 
 
 @pytest.fixture
@@ -40,10 +36,6 @@ def cuda() -> Iterator[Cuda]:
 @pytest.fixture(autouse=True)
 def no_plans() -> None:
     plans.forget()
-
-
-def values(row: DType, n: int, seed: int = 0) -> np.ndarray:
-    return random_codes(row, n, seed).view(row.numpy)
 
 
 # ---- the fast path does little, and all that it must ----
@@ -62,20 +54,6 @@ def test_a_warm_call_into_out_is_a_bare_launch(cuda: Cuda) -> None:
     assert (launched.blocks, launched.threads) == (source.blocks(100), source.threads)
     gpucast.cast(x, "FLOAT16")
     assert cuda.calls[1:] == ["streamIsCapturing", "alloc", "launchKernel"]
-
-
-def test_a_warm_call_can_be_captured_and_an_allocating_one_not(cuda: Cuda) -> None:
-    x, out = arrays()
-    for _ in range(2):
-        gpucast.cast(x, "FLOAT16", out=out)
-        gpucast.cast(x, "FLOAT16")
-    cuda.capture = True
-    assert gpucast.cast(x, "FLOAT16", out=out) is out
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match="memory cannot be allocated then; pass out="):
-            gpucast.cast(x, "FLOAT16")
-    cuda.capture = False
-    assert gpucast.cast(x, "FLOAT16").shape == x.shape
 
 
 def test_a_plan_that_is_cold_on_a_device_does_not_load_while_captured(cuda: Cuda) -> None:
@@ -175,46 +153,13 @@ def test_equal_values_of_other_types_are_refused_after_a_good_call(on_device: bo
             gpucast.cast(x, "INT8", **keywords)
 
 
-@pytest.mark.parametrize("on_device", [True, False], ids=["device", "host"])
-def test_every_attribute_has_its_own_plan(on_device: bool, cuda: Cuda) -> None:
-    x = idle_cuda.array((5,), np.float32) if on_device else np.zeros(5, np.float32)
-    calls: list[tuple[str, dict[str, Any]]] = [
-        ("INT8", {}),
-        ("INT8", {"rounding": "nearest_even"}),
-        ("INT8", {"overflow": "saturate"}),
-        ("FLOAT8E4M3FN", {}),
-        ("FLOAT8E4M3FN", {"saturate": False}),
-        ("FLOAT8E4M3FNUZ", {}),
-        ("FLOAT8E4M3FNUZ", {"opset": 19}),
-        ("FLOAT8E8M0", {"round_mode": "down"}),
-        ("FLOAT8E8M0", {"round_mode": "nearest"}),
-    ]
-    for _ in range(2):
-        for to, keywords in calls:
-            gpucast.cast(x, to, **keywords)
-    assert plans.count() == len(calls)
-    for to, keywords in calls:
-        rule = resolve(dtype("FLOAT"), dtype(to), Options(**keywords))
-        found = gpucast.cast(np.array([300.7, np.inf, 3.0], np.float32), to, **keywords)
-        assert_same(found, exact_cast.apply(np.array([300.7, np.inf, 3.0], np.float32), rule))
-
-
-def test_cast_and_cast_like_keep_their_versions_apart(cuda: Cuda) -> None:
-    x, like = np.zeros(3, np.float32), np.zeros(1, ml_dtypes.float6_e2m3fn)
-    for _ in range(2):
-        assert gpucast.cast_like(x, like).dtype == like.dtype
-        assert gpucast.cast(x, like.dtype, opset=28).dtype == like.dtype
-        with pytest.raises(TypeError, match=r"cast_like: to=FLOAT6E2M3 entered at opset 28"):
-            gpucast.cast_like(x, like, opset=28)
-
-
 class Own(np.ndarray):
     """A subclass that may mean anything by indexing."""
 
 
 def test_kinds_of_arrays_have_their_own_plans(cuda: Cuda) -> None:
     """One dtype and one destination, but each array another kind."""
-    codes = values(dtype("INT4"), 9)
+    codes = values("INT4", 9)
     packed = PackedArray.pack(codes)
     on_device = PackedArray(idle_cuda.array((5,), np.uint8), "INT4", (9,))
     tagged = idle_cuda.array((9,), np.uint8).view(ml_dtypes.int4)
@@ -232,13 +177,6 @@ def test_kinds_of_arrays_have_their_own_plans(cuda: Cuda) -> None:
         assert_same(gpucast.cast(foreign, "FLOAT16"), np.zeros(3, np.float16))
 
 
-def test_rows_that_may_go_have_no_plans() -> None:
-    row = DType("FLOAT12", None, "float", 12, 1, 5, 6, 15, "ieee", None, "float16", None)
-    assert row not in gpucast.DTYPES
-    plans.keep(np.zeros(3, np.float32), "FLOAT12", Options(), resolve(dtype("FLOAT"), row), lambda x, out: None)
-    assert not plans.count()
-
-
 def test_plans_do_not_grow_without_end() -> None:
     x = np.zeros(3, np.float32)
     names = [
@@ -251,23 +189,4 @@ def test_plans_do_not_grow_without_end() -> None:
             assert 0 < plans.count() <= 2048
 
 
-def test_another_driver_has_no_plans(cuda: Cuda) -> None:
-    x, out = arrays()
-    gpucast.cast(x, "FLOAT16", out=out)
-    assert plans.count()
-    driver.use(driver.driver())
-    assert not plans.count()
-
-
 # ---- the benchmark ----
-
-
-def test_the_benchmark_runs_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(overhead, "CALLS", 3)
-    monkeypatch.setattr(overhead, "ROUNDS", 2)
-    monkeypatch.setattr(overhead, "COMPILED", 2)
-    figures = overhead.run(SimpleNamespace())
-    assert {row["where"] for row in figures["rows"]} == {"host", "device, our own part", "NVRTC"}
-    assert all(spent >= 0 for row in figures["rows"] for spent in row["microseconds"].values())
-    printed = capsys.readouterr().out
-    assert "device, our own part: FLOAT to FLOAT16, out=: gpucast" in printed

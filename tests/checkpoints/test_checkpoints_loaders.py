@@ -18,7 +18,7 @@ import pytest
 
 from codes import assert_same
 from gpucast import checkpoints, files
-from gpucast.checkpoints.scales.joined_layers import groups
+from gpucast.checkpoints.scales.scaling import groups
 from gpucast.core.dtypes import dtype
 from scaled_files import convert, header, numbers, save
 

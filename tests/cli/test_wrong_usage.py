@@ -116,3 +116,13 @@ def test_work_that_fails(
     assert out == "" and err.startswith(f"gpucast {argv[0]}: ") and err.count("\n") == 1
     assert words in err
     assert leftovers(folder, "x.npy", "bad.npy", "0.npy", "0.npz", "n.npz", "x.pdf") == []
+
+
+@pytest.mark.parametrize(
+    ("name", "found"), [("covnert", "did you mean 'convert'?"), ("xyzzy", "expected one of 'bench'")]
+)
+def test_a_misspelt_command_names_the_nearest(name: str, found: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "a", "b"])
+    assert ended.value.code == 2
+    assert f"{name!r} is not a command; {found}" in capsys.readouterr().err

@@ -50,15 +50,6 @@ extern "C" void run(const {_type(src)}* x, {_type(dst)}* y, int n) {{
     assert_codes(got, codes_of(wanted, dst), name, codes)
 
 
-@pytest.mark.parametrize(("one", "other"), PAIRS)
-def test_it_compiles_inside_a_kernel_of_the_users_own(one: str, other: str) -> None:
-    src, dst = gpucast.dtype(one), gpucast.dtype(other)
-    name = kernel_name(resolve(src, dst))
-    kernel = f'extern "C" __global__ void scaled(const {_type(src)}* x, {_type(dst)}* y) {{ y[0] = {name}(x[0]); }}\n'
-    cubin = compiler.compile(gpucast.device_function(one, other) + kernel, "scaled", "sm_90")
-    assert cubin.log == "" and cubin.code.startswith(b"\x7fELF")
-
-
 def test_at_random_it_takes_random_bits(tmp_path: Path) -> None:
     src, dst = gpucast.dtype("FLOAT"), gpucast.dtype("FLOAT8E5M2")
     text = gpucast.device_function(src, dst, rounding="stochastic")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -12,23 +11,20 @@ import numpy as np
 import pytest
 
 import exact
-import gpucast
-from bench import cubin
 from codes import assert_codes, assert_same, every_code
-from fused_cases import CASES, RANDOM, SOURCES, in_use, on_host, rule_of, to_device
+from fused_cases import CASES, RANDOM, on_host, rule_of, to_device
 from gpucast import PackedArray
 from gpucast.arrays.operand import operand
 from gpucast.casting.cast import apply
 from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.fused_kernel import FusedArguments, FusedOps, fused_source
-from gpucast.compile import compiler
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, has_stochastic
 from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC
 from gpucast.reference import exact_cast
-from host_driver import HostDriver, download, upload
+from host_driver import HostDriver, upload
 
 FLOAT, DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 TO_FLOAT, TO_DOUBLE = (CastRule(row, row, overflow="infinity") for row in (FLOAT, DOUBLE))
@@ -122,13 +118,6 @@ def test_the_host_is_the_exact_model(src: DType) -> None:
 SHORT_PRODUCTS = [
     case for case in CASES if case[2].scaling == "narrow" and not case[3] and case[0].bits >= 8 and case[1].is_float
 ]
-ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100")
-
-
-@pytest.fixture
-def driver() -> Iterator[HostDriver]:
-    with in_use() as ready:
-        yield ready
 
 
 def near_ties(dst: DType, scale: float, most: int) -> np.ndarray:
@@ -228,57 +217,3 @@ def every_float(dst: DType, scale: float) -> None:
         for source, out in ((short, got), (long, wanted)):
             kernels.launch(source.name, host_build.Arguments(codes.ctypes.data, out.ctypes.data, count, more=arguments))
         assert_codes(got, wanted, f"{rule} times {scale}", codes)
-
-
-def test_an_offset_continues_a_stream_on_a_device(driver: HostDriver) -> None:
-    x, keywords = (
-        np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32),
-        {"rounding": "stochastic", "seed": 3},
-    )
-    wanted = gpucast.cast(x, "BFLOAT16", **keywords)
-    parts = [download(gpucast.cast(upload(x[i]), "BFLOAT16", **keywords, offset=8 * i)) for i in range(6)]
-    assert_same(np.stack(parts), wanted)
-
-
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_the_kernels_compile(arch: str, exhaustive: bool) -> None:
-    for source in SOURCES if exhaustive else SOURCES[ARCHITECTURES.index(arch) :: 4 * len(ARCHITECTURES)]:
-        compiled = compiler.compile(source.text, source.name, arch)
-        assert compiled.log == ""
-        assert cubin.kernels(compiled.code)[source.name].local == 0
-
-
-def test_sources_that_are_none() -> None:
-    rule = fused_rule(FLOAT, dtype("FLOAT16"), scaled=False)
-    with pytest.raises(ValueError, match="^fused_source: a fused cast has no transposed kernel; expected 'contiguous'"):
-        fused_source(rule, FusedOps(amax=True), "transposed")
-    with pytest.raises(ValueError, match="^fused_source: FLOAT to FLOAT16 with nothing beside is a plain cast"):
-        fused_source(rule, FusedOps())
-
-
-def test_names_and_arguments() -> None:
-    names = {source.name for source in SOURCES}
-    assert len(names) == len(SOURCES)
-    assert "gpucast_float32_to_float6e2m3fn_stochastic_scaled_amax" in names
-    assert "gpucast_float64_to_float8e8m0fnu_scaled_wide_amax_finite_strided" in names
-    assert len(FusedArguments().to_bytes()) == 56
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(
-    gpucast.gpu.devices.unavailable() is not None, reason="siblings above run the kernels without a GPU"
-)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
-def test_the_kernel_is_the_host_on_a_gpu(case: tuple[DType, DType, FusedOps, bool]) -> None:
-    src, dst, asked, random = case
-    rule = rule_of(*case)
-    for scale in {"none": (None,), "narrow": NARROW, "wide": WIDE}[asked.scaling]:
-        x = np.resize(values(src, dst, scale, 100_003), 200_006)
-        for source in (x, x[::-1]):
-            inputs = FusedInputs(
-                scale,
-                np.zeros((), np.float32) if asked.amax else None,
-                np.ones((1, 1), bool) if asked.finite else None,
-                RANDOM if random else None,
-            )
-            check(gpucast.cast(source, src, device="cuda"), rule, inputs)

@@ -12,7 +12,6 @@ import pytest
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import FORMATS
 from gpucast.core.rule import Options, resolve
 from gpucast.warmup.compile_ahead import WarmupRequest, tasks
 
@@ -42,13 +41,6 @@ def test_every_kind_is_a_value() -> None:
     assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec", "AdjustSpec", "SelectSpec"}
 
 
-def test_each_kernel_has_one_specification() -> None:
-    # Formats share kernels.
-    found = specs(dataclasses.replace(REQUEST, quantize="nvfp4"))
-    names = [spec.source().name for spec in found]
-    assert len(set(names)) == len(names) == len(set(found))
-
-
 def test_a_cast_is_plain_or_fused() -> None:
     """There is one way to say so: operations that are none are no operations."""
     plain = resolve(dtype("FLOAT"), dtype("BFLOAT16"))
@@ -60,12 +52,3 @@ def test_a_cast_is_plain_or_fused() -> None:
         CastSpec(plain, ops=FusedOps()).source()
     with pytest.raises(ValueError, match="at random has only fused kernels"):
         CastSpec(random).source()
-
-
-def test_formats_share_the_kernel_that_moves_scales() -> None:
-    """Scales are moved as they are, so that no format has a kernel of its own for it."""
-    request = WarmupRequest(
-        (), quantize=[name for name, format in FORMATS.items() if format.scale.name == "FLOAT8E8M0"]
-    )
-    moved = {spec for spec in specs(request) if "swizzle" in spec.source().name}
-    assert len(moved) == 2

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
-import threading
 from collections import Counter
 from typing import Any
 
@@ -51,19 +49,6 @@ def test_ptx_ends_in_a_zero_byte(major: int, number: int) -> None:
     assert text.count("\0") == 1
     assert f".target sm_{number}\n" in text
     assert ".visible .entry halve(" in text
-
-
-@each_nvrtc
-def test_variants_exist_where_they_should(major: int) -> None:
-    nvrtc = load(major)
-    assert nvrtc.version[0] == major
-    assert {75, 80, 86, 89, 90, 100, 120} <= set(nvrtc.architectures)
-    assert list(nvrtc.architectures) == sorted(nvrtc.architectures)
-    assert all(nvrtc.accepts(arch) for arch in ("sm_90", "sm_90a", "sm_100a", "compute_120"))
-    assert not any(nvrtc.accepts(arch) for arch in ("sm_75a", "sm_90f", "sm_999", "90", "", "sm_90 --help"))
-    # What the variant is for.
-    for arch in ("sm_100a", "sm_100f", "sm_120a"):
-        assert list(cubin.kernels(nvrtc.compile(FLOAT4, "narrow", arch).code)) == ["narrow"]
 
 
 @each_nvrtc
@@ -147,26 +132,3 @@ def test_no_program_is_left_behind() -> None:
             with pytest.raises(RuntimeError, match="NVRTC_ERROR_INTERNAL_ERROR"):
                 use(Nvrtc(counting))
         assert counting.calls["nvrtcDestroyProgram"] == counting.calls["nvrtcCreateProgram"] == 2
-
-
-@each_nvrtc
-def test_several_threads(major: int) -> None:
-    nvrtc = load(major)
-    shifts = range(3)
-    texts = [HALVE.replace(">>= 1", f">>= {shift}") for shift in shifts]
-    alone = [nvrtc.compile(text, "halve", "sm_80").code for text in texts]
-    together: dict[tuple[int, int], bytes] = {}
-
-    def work(thread: int) -> None:
-        for shift in shifts:
-            together[thread, shift] = nvrtc.compile(texts[shift], "halve", "sm_80").code
-            with pytest.raises(CompileError):
-                nvrtc.compile("int x = ;", "halve", "sm_80")
-
-    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for thread, shift in itertools.product(range(3), shifts):
-        assert together[thread, shift] == alone[shift]

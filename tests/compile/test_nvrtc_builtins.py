@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import nvrtc_13_0
-from gpucast.compile.nvrtc_files import builtins_name
+from gpucast.compile.nvrtc_builtins import builtins_name
 from nvrtc_13_0 import link
 from nvrtc_wheels import load, wheels
 
@@ -25,15 +25,6 @@ BUILTINS = "libnvrtc-builtins.so.13.0"
 REMEDY = "run: pip install --force-reinstall 'nvidia-cuda-nvrtc==13.0.*'"
 #: NVRTC 13 is to be taken whatever the driver of this machine runs.
 ANY_DRIVER = "from gpucast.compile import nvidia as driver; driver.cuda_version = lambda: None"
-#: Compiles with each of the copies argv[1:], all of them loaded, and with each again.
-SEVERAL = """
-import sys
-from gpucast.compile import nvrtc
-copies = [nvrtc.load(path) for path in sys.argv[1:]]
-for copy in 2 * copies:
-    assert copy.compile('extern "C" __global__ void k() {}', "k", "sm_90").code[:4] == b"\\x7fELF"
-    print(*copy.version, sep=".")
-"""
 
 #: Compiles a cast with the copy of NVRTC that is found, without any wheel but those in the folder argv[1].
 CAST = """
@@ -136,20 +127,3 @@ def test_builtins_of_another_version(folder: Path) -> None:
     path = copy(folder, others()[0])
     _, error = cast(folder, before=f"ctypes.CDLL({str(path)!r})")
     assert error.endswith(f"{path.parent / BUILTINS} is damaged or of another version; {REMEDY}")
-
-
-def test_builtins_that_are_no_library(folder: Path) -> None:
-    path = copy(folder / "lib")
-    path.with_name(BUILTINS).write_text("cut short")
-    _, error = cast(folder, before=f"ctypes.CDLL({str(path)!r})")
-    assert f"compiles nothing: it cannot be loaded ({path.with_name(BUILTINS)}: file too short)" in error
-    assert error.endswith(REMEDY)
-
-
-def test_several_copies_in_one_process() -> None:
-    """As where torch brings one and gpucast has another, of the same CUDA major or not, in any order."""
-    paths = [str(nvrtc_13_0.library()), *wheels().values()]
-    versions = [(13, 0), *(load(major).version for major in wheels())]
-    wanted = [".".join(map(str, version)) for version in versions]
-    for step in (1, -1):
-        assert run(SEVERAL, *paths[::step]) == wanted[::step] * 2

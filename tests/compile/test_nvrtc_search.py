@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpucast.compile import nvidia, nvrtc, nvrtc_search
-from gpucast.compile.nvrtc_files import file_name
+from gpucast.compile.nvrtc_builtins import file_name
 from gpucast.compile.nvrtc_search import NvrtcCopy, find
 from gpucast.core.errors import DeviceUnavailable
 from nvrtc_wheels import INSTALLED, load, wheels

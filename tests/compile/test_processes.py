@@ -15,7 +15,7 @@ import pytest
 
 import gpucast
 from endings import HANGS, have_ended
-from gpucast.compile.processes import Commands
+from gpucast.compile.cxx import Commands
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc says what has ended")
 ROOT = Path(gpucast.__file__).parents[1]

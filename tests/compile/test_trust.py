@@ -5,32 +5,17 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import gpucast
-from gpucast import cli
 from gpucast.compile import cache
 from gpucast.compile.cache import Cache, digest
 from gpucast.files import atomic
 
 ROOT = Path(gpucast.__file__).parents[1]
 KEY = digest("a kernel")
-
-
-def run(code: str, *arguments: str, **variables: str) -> str:
-    """What a process of its own prints."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
 
 
 def put(folder: Path, value: bytes) -> Path:
@@ -63,23 +48,6 @@ def test_a_folder_that_others_may_write(tmp_path: Path, mode: int) -> None:
     assert kept.problem == f"{entry.parent}: {entry.parent} can be written by others"
     entry.parent.chmod(0o755)
     assert Cache(str(entry.parent)).get(KEY) == b"evil"
-
-
-def test_info_says_that_a_cache_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "cache" / "kernels").mkdir(parents=True)
-    for path, said in ((tmp_path / "cache" / "kernels", True), (None, False)):
-        if path is not None:
-            path.chmod(0o777)
-        assert cli.main(["info"]) == 0
-        line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("cache"))
-        wanted = f" (not used: {path} can be written by others; kernels are kept in memory only)"
-        assert (wanted in line) == said
-        assert ("not used" in line) == said
-        if path is not None:
-            path.chmod(0o755)
 
 
 # ---- a cache that is only read, and one for each user ----
@@ -128,10 +96,3 @@ def test_the_umask_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
 
 def _refuse(*_: object) -> None:
     raise FileNotFoundError
-
-
-@pytest.mark.parametrize("umask", [0o000, 0o027, 0o077, 0o002])
-def test_new_files_have_the_mode_that_the_umask_leaves(umask: int) -> None:
-    code = f"import os; os.umask({umask}); from gpucast.files import atomic; print(atomic.new_mode())\n"
-    code += "def no(*_): raise OSError\natomic.open = no\nprint(atomic.new_mode())"
-    assert run(code).split() == [str(0o666 & ~umask)] * 2

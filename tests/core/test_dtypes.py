@@ -13,6 +13,7 @@ import exact
 import gpucast
 from codes import EXTRA, every_code
 from gpucast.core.dtypes import DTYPES, DType
+from gpucast.core.formats import FORMATS
 from gpucast.parity.cases import NUMERIC, SMALL
 
 FLOATS = [row for row in NUMERIC if row.is_float]
@@ -29,14 +30,6 @@ def test_the_table_has_the_26_types_with_onnx_numbers() -> None:
     }  # fmt: skip
     opsets = {opset: sum(row.opset <= opset for row in DTYPES) for opset in (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)}
     assert opsets == {1: 12, 6: 12, 9: 13, 13: 14, 19: 18, 21: 20, 23: 21, 24: 22, 25: 24, 28: 26}
-
-
-def test_numbers_and_names_agree_with_onnx() -> None:
-    onnx = pytest.importorskip("onnx", reason="the table's own test above pins the same numbers")
-    for row in DTYPES:
-        assert onnx.TensorProto.DataType.Value(row.name) == row.number
-        if row.family != "string":
-            assert np.dtype(onnx.helper.tensor_dtype_to_np_dtype(row.number)) == row.numpy
 
 
 @pytest.mark.parametrize("row", SMALL, ids=str)
@@ -65,12 +58,6 @@ def test_finfo(row: DType) -> None:
     assert mine.has_inf == np.isinf(values).any()
 
 
-@pytest.mark.parametrize("row", [row for row in NUMERIC if row.family == "int"], ids=str)
-def test_iinfo(row: DType) -> None:
-    mine, theirs = gpucast.iinfo(row.name), ml_dtypes.iinfo(row.numpy)
-    assert (mine.min, mine.max, mine.bits) == (int(theirs.min), int(theirs.max), row.bits)
-
-
 def test_finfo_and_iinfo_refuse_other_families() -> None:
     for kind in ("BOOL", "INT4", "STRING"):
         with pytest.raises(TypeError, match="is not a floating type"):
@@ -93,27 +80,6 @@ def test_every_name_of_a_row_is_taken(row: DType) -> None:
     assert pickle.loads(pickle.dumps(row)) is row
     if row.safetensors:
         assert gpucast.dtype.from_safetensors(row.safetensors) is row
-
-
-@pytest.mark.parametrize("row", DTYPES, ids=str)
-def test_numpy_takes_a_row_for_a_dtype(row: DType) -> None:
-    if np.lib.NumpyVersion(np.__version__) < "2.4.0":
-        pytest.skip("this NumPy knows no __numpy_dtype__; row.numpy is taken by all, as in every other test")
-    assert np.zeros(3, row).dtype == np.dtype(row) == row.numpy
-
-
-@pytest.mark.parametrize("kind", [str, np.str_, np.bytes_, np.dtype("U3"), np.dtype("S3"), np.dtypes.StringDType()])
-def test_text_dtypes_are_string(kind: object) -> None:
-    assert gpucast.dtype(kind).name == "STRING"
-
-
-def test_torch_dtypes_are_taken_by_their_name() -> None:
-    # What a torch dtype shows of itself; the real ones are tested where torch is installed.
-    torch_dtype = type("dtype", (), {"__module__": "torch", "__repr__": lambda self: self.text})
-    for text, name in [("float32", "FLOAT"), ("float8_e4m3fn", "FLOAT8E4M3FN"), ("float4_e2m1fn_x2", "FLOAT4E2M1")]:
-        kind = torch_dtype()
-        kind.text = f"torch.{text}"  # type: ignore[attr-defined]
-        assert gpucast.dtype(kind).name == name
 
 
 #: What people write, and what it means: everybody who reads it reads this.
@@ -147,24 +113,6 @@ def test_what_people_write_is_taken(name: str, text: str) -> None:
     assert gpucast.dtype(text).name == name
 
 
-def test_numpy_reads_no_name_of_ours_otherwise() -> None:
-    for row in DTYPES:
-        for text in gpucast.dtype.names(row):
-            # "float" is ONNX's; NumPy's own names are its own.
-            if text in ("float", row.numpy_name):
-                continue
-            try:
-                theirs = np.dtype(text)
-            except TypeError:
-                continue
-            assert gpucast.dtype(theirs) is row, text
-
-
-@pytest.mark.parametrize("kind", [bool, np.bool_])
-def test_the_class_bool_is_bool(kind: object) -> None:
-    assert gpucast.dtype(kind).name == "BOOL"
-
-
 @pytest.mark.parametrize(
     "kind",
     ["i4", "f4", "u2", "f8", "e", "?", "i8", "u8", "I4", "f16", "F2", "U8", "U16", "U32", "U64", "int", "LONG", float,
@@ -192,7 +140,6 @@ def test_the_readings_of_two_faced_text() -> None:
         ("FP8", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ, FLOAT8E8M0"),
         ("float8", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ, FLOAT8E8M0"),
         ("fp6", "FLOAT6E2M3, FLOAT6E3M2"),
-        ("fp4", "FLOAT4E2M1"),
         ("e4m3", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ"),
         ("fp8_e4m3", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ"),
         ("torch.e5m2", "FLOAT8E5M2, FLOAT8E5M2FNUZ"),
@@ -201,6 +148,43 @@ def test_the_readings_of_two_faced_text() -> None:
 def test_a_family_is_refused_with_its_members(text: str, members: str) -> None:
     with pytest.raises(TypeError, match=f"is a family of types; write one of them: {members}$"):
         gpucast.dtype(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("fp4", "FLOAT4E2M1"), ("float4", "FLOAT4E2M1"), ("E2M1", "FLOAT4E2M1"), ("e8m0", "FLOAT8E8M0"),
+     ("torch.e2m3", "FLOAT6E2M3")],
+)  # fmt: skip
+def test_a_family_of_one_is_that_type(text: str, name: str) -> None:
+    assert gpucast.dtype(text) is gpucast.dtype(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [("mxfp4", r"gpucast.quantize\(x, 'mxfp4'\), or `gpucast convert` with --to FLOAT4E2M1 --scale mx$"),
+     ("NVFP4", r"gpucast.quantize\(x, 'nvfp4'\), or `gpucast convert` with --to FLOAT4E2M1 --scale nvfp4$"),
+     ("int4_32", r"gpucast.quantize\(x, 'int4_32'\)$"), ("float8e4m3fn_tensor", r"gpucast.quantize\(x, "),
+     ("uint8_zp_tensor", r"gpucast.quantize\(x, "), ("nf4", r"gpucast.quantize\(x, 'nvfp4'\).*NF4 itself")],
+)  # fmt: skip
+def test_a_format_of_quantization_names_the_call_that_takes_it(text: str, call: str) -> None:
+    with pytest.raises(TypeError, match=f"^cast: to='{text}' is a format of quantization, .*{call}"):
+        gpucast.cast([1.0], text)
+
+
+def test_every_format_of_quantization_is_known_as_one() -> None:
+    for name in FORMATS:
+        with pytest.raises(TypeError, match="is a format of quantization"):
+            gpucast.dtype(name)
+
+
+def test_swapped_and_misnamed_arguments_say_so() -> None:
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(TypeError, match=r"^cast: to=ndarray is no dtype: the array is the first argument"):
+        gpucast.cast("FLOAT16", x)
+    with pytest.raises(TypeError, match=r"^cast: x is the type float16; the array is the first argument"):
+        gpucast.cast(np.float16, "FLOAT16")
+    with pytest.raises(TypeError, match=r"the second argument is `to`"):
+        gpucast.cast(x, dtype="FLOAT16")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize(
@@ -308,3 +292,14 @@ def test_a_second_row_of_one_name_is_refused_and_leaves_no_trace() -> None:
     assert gpucast.dtype(10).name == gpucast.dtype("FLOAT16").name == "FLOAT16"
     with pytest.raises(TypeError):
         gpucast.dtype(99)
+
+
+@pytest.mark.parametrize("row", [row for row in NUMERIC if row.family == "int"], ids=str)
+def test_iinfo(row: DType) -> None:
+    mine, theirs = gpucast.iinfo(row.name), ml_dtypes.iinfo(row.numpy)
+    assert (mine.min, mine.max, mine.bits) == (int(theirs.min), int(theirs.max), row.bits)
+
+
+@pytest.mark.parametrize("kind", [str, np.str_, np.bytes_, np.dtype("U3"), np.dtype("S3"), np.dtypes.StringDType()])
+def test_text_dtypes_are_string(kind: object) -> None:
+    assert gpucast.dtype(kind).name == "STRING"

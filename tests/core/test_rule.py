@@ -139,10 +139,3 @@ def test_rounding_and_overflow_do_not_apply_to_integer_text() -> None:
         with pytest.raises(ValueError, match="does not apply to text"):
             resolve(text, dtype("INT8"), Options(**attributes))  # type: ignore[arg-type]
     assert resolve(text, dtype("FLOAT16"), Options(overflow="saturate")).overflow == "saturate"
-
-
-def test_boolean_forms_of_saturate() -> None:
-    for true in (True, np.True_, 1):
-        assert resolve(FLOAT, E4M3, Options(saturate=true)) == resolve(FLOAT, E4M3)
-    for false in (False, np.False_, 0):
-        assert resolve(FLOAT, E4M3, Options(saturate=false)).overflow == "nan"

@@ -1,36 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On a real GPU. Every test here has a sibling that runs the same code without one: tests/gpu/test_device.py (the
-Python path), tests/codegen/test_kernels*.py (the kernels), tests/compile/test_compiler.py (compilation)."""
+"""On a real GPU: streams, graphs, sizes, other libraries. (tests/parity/test_matrix.py runs all calls on one, too;
+the siblings of these tests without a GPU are in tests/gpu/test_streams.py, test_capture.py and tests/interop.)"""
 
 from __future__ import annotations
+
+import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 
 import gpucast
-from device_views import check_pair
+from codes import assert_same, values
 from gpucast import PackedArray
-from gpucast.core.dtypes import DType
 from gpucast.parity.cases import NUMERIC
 
 PROBLEM = gpucast.gpu.devices.unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=f"siblings run without a GPU: {PROBLEM}")]
 
 
-@pytest.mark.parametrize("dst", NUMERIC, ids=str)
-@pytest.mark.parametrize("src", NUMERIC, ids=str)
-def test_every_pair(src: DType, dst: DType) -> None:
-    """Contiguous, strided and misaligned; the sibling in tests/gpu/test_device.py sees which kernels that launches."""
-    check_pair(src, dst)
-
-
-def test_strides_streams_and_graphs() -> None:
+def test_graphs() -> None:
     import cupy
 
     host = np.random.default_rng(0).standard_normal((64, 50, 9)).astype(np.float32)
     x = cupy.asarray(host)
-    for view, same in ((x.T, host.T), (x[::2, ::-1], host[::2, ::-1]), (x[:, 3], host[:, 3])):
-        assert np.array_equal(gpucast.cast(view, "FLOAT16").get(), same.astype(np.float16))
     out = cupy.empty(x.shape, cupy.float16)
     gpucast.cast(x, "FLOAT16", out=out)
     out[...] = 0
@@ -66,3 +59,90 @@ def test_more_than_2_31_elements() -> None:
     result = gpucast.cast(PackedArray(data, "UINT2", (size,)), "INT2")
     assert bool((result.data[:-1] == 0b11_10_01_00).all())
     assert int(result.data[-1]) == 0b00_00_00_00 | (0b11_10_01_00 & (1 << 2 * (size % 4)) - 1)
+
+
+# ---- beside other libraries ----
+
+
+@pytest.fixture
+def torch() -> Any:
+    module = pytest.importorskip("torch", reason="PyTorch is not installed")
+    if not module.cuda.is_available():
+        pytest.skip("this PyTorch cannot use the GPU")
+    return module
+
+
+def test_torch_streams(torch: Any) -> None:
+    """A cast stands in line on torch's current stream: behind a long wait, and before what reads the result."""
+    x = torch.zeros(1 << 20, device="cuda")
+    gpucast.cast(x, "INT8")
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for i in range(1, 20):
+            torch.cuda._sleep(1_000_000)
+            x.fill_(i)
+            y = gpucast.cast(x, "INT8")
+            z = y + 0
+            assert z.sum().item() == i << 20
+    torch.cuda.synchronize()
+
+
+def test_torch_graphs(torch: Any) -> None:
+    x = torch.from_numpy(values("FLOAT", (67, 130))).cuda()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        gpucast.cast(x, "FLOAT16")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = gpucast.cast(x, "FLOAT16")
+    other = values("FLOAT", (67, 130), seed=1)
+    x.copy_(torch.from_numpy(other))
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_same(y.cpu().numpy(), gpucast.reference.cast(other, "FLOAT16"))
+
+
+def test_torch_and_dlpack(torch: Any) -> None:
+    import cupy
+
+    from gpucast.interop import dlpack
+
+    for row in NUMERIC:
+        if row.packed or not hasattr(torch, row.numpy_name):
+            continue
+        x = cupy.asarray(values(row, (67, 130)).view(row.code_numpy)).view(row.numpy)
+        for view in (x, x.T, x[1:, ::2]):
+            y = torch.from_dlpack(dlpack.Export(view))
+            assert y.data_ptr() == view.data.ptr and y.dtype is getattr(torch, row.numpy_name)
+            back = dlpack.take(y, "test")
+            assert (back.data.ptr, back.strides, back.dtype) == (view.data.ptr, view.strides, view.dtype)
+
+
+def test_cuda_array_interface_with_a_stream() -> None:
+    import cupy
+
+    x = cupy.zeros(1 << 20, cupy.float32)
+
+    class Interface:
+        def __init__(self, stream: int | None) -> None:
+            self.__cuda_array_interface__ = {**x.__cuda_array_interface__, "version": 3, "stream": stream}
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for i in range(1, 10):
+        with stream:
+            for _ in range(50):
+                x += 1
+            x.fill(i)
+        assert int(gpucast.cast(Interface(stream.ptr), "INT32").sum()) == i << 20
+        assert int(gpucast.cast(Interface(1), "INT32")[0]) == i
+    assert isinstance(gpucast.cast(Interface(None), "INT32"), cupy.ndarray)
+
+
+def test_packed_arrays_pickle_by_way_of_the_host() -> None:
+    host = values("INT4", (67, 130))
+    packed = gpucast.cast(host, "INT4", device="cuda")
+    again = pickle.loads(pickle.dumps(packed))
+    assert isinstance(again, PackedArray) and again.device == packed.device
+    assert_same(again.get(), host)

@@ -103,13 +103,6 @@ def _nearest(row: DType) -> dict[str, str]:
     return {"round_mode": "nearest"} if row.family == "e8m0" else {}
 
 
-@pytest.mark.parametrize("src", [FLOAT, DOUBLE], ids=str)
-def test_random_codes_read_back(src: DType) -> None:
-    x = random_codes(src, 50_000).view(src.numpy)
-    x = x[~np.isnan(x)]
-    assert (parse(show(x), src).view(src.code_numpy) == x.view(src.code_numpy)).all()
-
-
 def test_tails_far_behind_a_tie_of_doubles() -> None:
     """Doubles are read correctly themselves: 2^-1075 and its neighbours decide about the smallest subnormal."""
     texts = [
@@ -128,19 +121,6 @@ def test_tails_far_behind_a_tie_of_doubles() -> None:
     ]
     texts += ["2.2250738585072011e-308", "2.2250738585072012e-308", "6929495644600919.5", "3.7455744005952583e15"]
     assert parse(texts, DOUBLE).tolist() == [float(text) for text in texts]
-
-
-def test_signs_of_zeros() -> None:
-    """In text that is JSON throughout, too, where -0 is an integer."""
-    texts = ["-0", "0", "-0.0", "0.0", "-0e5", "0e5", "-1e-999", "1e-999"]
-    for dst in (FLOAT, DOUBLE):
-        assert np.signbit(parse(texts, dst)).tolist() == [True, False] * 4
-
-
-def test_saturated_doubles() -> None:
-    got = parse(["1e999", "-INF", "1.5", "-nan"], DOUBLE, overflow="saturate")
-    assert got[:3].tolist() == [DOUBLE.max, DOUBLE.min, 1.5]
-    assert got.view(np.uint64)[3] == 0xFFF8 << 48
 
 
 # ---- text -> integer, bool, text ----
@@ -183,22 +163,6 @@ def test_whole_doubles_of_long_fractions() -> None:
         2**64 - 1,
         2**64 - 1,
     ]
-
-
-def test_booleans() -> None:
-    texts = ["True", "false", "TRUE", "0", "1", "-0.0", "1e-999", "0e5", "nan", "INF", "+0.", ".0", "-2", "0.0001"]
-    for words in (texts, [*texts, " tRue", "fAlse\t"]):
-        got = parse(words, dtype("BOOL"))
-        assert got.dtype == np.bool_
-        assert got.tolist() == [strings.to_bool(text) for text in words]
-
-
-def test_text_to_text() -> None:
-    x = np.array([["a", ""], ["\u00e9", "1"]], dtype=StringDType())
-    for convert in (text_on_host.parse, text_on_host.format):
-        got = convert(x, resolve(STRING, STRING))
-        assert got.dtype == object
-        assert got.tolist() == x.tolist()
 
 
 # ---- kinds and shapes of arrays ----
@@ -316,12 +280,6 @@ def test_specials_and_layout(src: DType) -> None:
     assert [text.lower() for text in show(x)] == list(map(repr, values))
     assert show(x).tolist() == [strings.format(float(value), src) for value in x]
     assert show(-x).tolist() == [strings.format(-float(value), src) for value in x]
-
-
-@pytest.mark.parametrize("src", [row for row in INTEGERS if row.bits > 16], ids=str)
-def test_wide_integers(src: DType) -> None:
-    values = [int(src.min), int(src.min) + 1, 0, 1, int(src.max) - 1, int(src.max), 10**9]
-    assert show(np.array(values, dtype=src.numpy)).tolist() == [str(value) for value in values]
 
 
 # ---- errors ----

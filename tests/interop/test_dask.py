@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,9 @@ import pytest
 import gpucast
 from codes import assert_same
 from gpucast import DeviceUnavailable, PackedArray
-from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.rule import resolve
 from gpucast.gpu import devices
-from host_driver import HostDriver, download, installed, upload
-from tensors import sample
+from host_driver import download, upload
 
 dask = pytest.importorskip("dask", reason="Dask is not installed")
 import dask.array as da  # noqa: E402
@@ -50,25 +46,6 @@ def test_a_cast_is_that_of_the_whole_array(row: DType) -> None:
     assert (y.dtype, y.shape, y.chunks) == (row.numpy, SHAPE, CHUNKS)
     assert type(y._meta) is np.ndarray and y._meta.dtype == row.numpy and y._meta.shape == (0, 0)
     assert_same(computed(y), gpucast.cast(x, row), row)
-
-
-@pytest.mark.parametrize("row", DTYPES, ids=str)
-def test_every_type_is_cast_from(row: DType) -> None:
-    x = sample(row, (6,)) if row.family != "string" else np.array(["1", "-2.5", "inf", "1e9", "0", "nan"], object)
-    y = gpucast_dask.cast(da.from_array(x, 4), "FLOAT")
-    assert_same(computed(y), gpucast.cast(x, "FLOAT"), dtype("FLOAT"))
-
-
-def test_keywords_reach_the_chunks() -> None:
-    x = values()
-    for to, keywords in [
-        ("INT4", {"rounding": "nearest_even", "overflow": "saturate"}),
-        ("FLOAT8E4M3FNUZ", {"saturate": False, "opset": 20}),
-        (dtype("FLOAT8E8M0"), {"round_mode": "down"}),
-        (np.float16, {"scale": 0.125, "device": "cpu"}),
-    ]:
-        wanted = gpucast.cast(x, to, **keywords)
-        assert_same(computed(gpucast_dask.cast(da.from_array(x, CHUNKS), to, **keywords)), wanted)
 
 
 def test_arrays_of_no_dimension_and_of_unknown_sizes() -> None:
@@ -162,15 +139,6 @@ def test_equal_casts_have_equal_names() -> None:
 
 
 # ---- chunks on a device ----
-
-
-@pytest.fixture
-def driver() -> Iterator[None]:
-    host = HostDriver()
-    # Compiled together, which is quicker.
-    host.prepare(kernel_source(resolve(dtype("FLOAT"), dtype(to)), "contiguous") for to in ("BFLOAT16", "FLOAT4E2M1"))
-    with installed(host):
-        yield
 
 
 def test_chunks_on_a_device_stay_there_or_come_home(driver: None) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gpucast
-from codes import assert_same
+from codes import assert_same, values
 from fake_cuda import Cuda, arrays
 from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.compile import nvidia
@@ -24,7 +24,6 @@ jax = pytest.importorskip("jax", reason="JAX is not installed")
 import jax.numpy as jnp  # noqa: E402
 
 from gpucast.interop import jax_ffi  # noqa: E402
-from jax_cases import values  # noqa: E402
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the handlers are in the extension module, which is missing")
 

@@ -8,14 +8,10 @@ also compared bit for bit with the exact model.
 from __future__ import annotations
 
 import importlib
-import unittest
 import warnings
-from pathlib import Path
-from typing import Any, ClassVar
 
 import onnx
 import pytest
-from onnx.backend.test import BackendTest, runner
 from onnx.numpy_helper import to_array
 
 import exact
@@ -34,46 +30,6 @@ with warnings.catch_warnings():
 
 #: onnx's own objects, from its two modules on the operators: all 1,884 node cases would take 15 seconds to make.
 CASES = {case.name: case for case in node._NodeTestCases if case.name.startswith(("test_cast_", "test_castlike_"))}
-
-
-class RecordingBackend(Backend):
-    prepared: ClassVar[list[str]] = []
-
-    @classmethod
-    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Any:
-        cls.prepared.append(model.graph.name)
-        return super().prepare(model, device, **kwargs)
-
-
-@pytest.fixture(scope="module")
-def suite() -> type[unittest.TestCase]:
-    """onnx's runner over these cases, for both devices."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "load_model_tests", lambda kind: list(CASES.values()) if kind == "node" else [])
-        cases: dict[str, type[unittest.TestCase]] = BackendTest(RecordingBackend, __name__).test_cases
-    return cases["OnnxBackendNodeModelTest"]
-
-
-def test_there_are_172_cases(suite: type[unittest.TestCase]) -> None:
-    names = unittest.defaultTestLoader.getTestCaseNames(suite)
-    assert {name for name in names if name.endswith("_cpu")} == {f"{name}_cpu" for name in CASES}
-    assert len(CASES) == 172
-
-
-def test_onnx_has_no_cases_elsewhere() -> None:
-    folder = Path(node.__file__).parent
-    naming = {path.stem for path in folder.rglob("*.py") if "test_cast" in path.read_text(encoding="utf-8")}
-    assert naming == {"cast", "castlike"}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_node_case(suite: type[unittest.TestCase], name: str) -> None:
-    RecordingBackend.prepared.clear()
-    result = unittest.TestResult()
-    suite(f"{name}_cpu").run(result)
-    assert (result.testsRun, result.skipped) == (1, [])
-    assert result.wasSuccessful(), (result.errors or result.failures)[0][1]
-    assert RecordingBackend.prepared == [CASES[name].model.graph.name]
 
 
 @pytest.mark.parametrize("name", CASES)

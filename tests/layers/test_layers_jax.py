@@ -42,27 +42,6 @@ def layer_backward(to: str, coefficient: float, dy: np.ndarray) -> np.ndarray:
     return np.asarray(layer.backward(dy))
 
 
-def test_the_backward_of_a_layer_within_a_transform() -> None:
-    layer = layers.Cast("FLOAT16", lda_coeff=-0.375)
-    x = jnp.linspace(-2, 2, 6, dtype=jnp.float32)
-
-    def back(dy: Any) -> Any:
-        layer.forward(dy)
-        return layer.backward(dy)
-
-    for transformed in (jax.jit(back), jax.vmap(back), jax.jit(jax.vmap(back))):
-        assert_same(np.asarray(transformed(x)), np.asarray(x) * np.float32(-0.375))
-    assert jax.grad(lambda x: back(x).sum())(x).tolist() == [-0.375] * 6
-
-
-def test_integers_have_no_gradient() -> None:
-    x = jnp.ones(2, jnp.float32)
-    layer = layers.Cast("INT8", lda_coeff=2.0)
-    assert jax.grad(lambda x: gpucast.cast(layer.forward(x), "FLOAT").sum())(x).tolist() == [0, 0]
-    with pytest.raises(TypeError, match="y was INT8, which has no gradient"):
-        jax.jit(lambda x: (layer.forward(x), layer.backward(x)))(x)
-
-
 def test_what_jax_has_no_type_for_names_the_layer() -> None:
     x = jnp.ones(2, jnp.float32)
     with pytest.raises(TypeError, match=r"to=FLOAT6E2M3 is no type of JAX; .*gpucast\.layers\.Cast has the gradient"):

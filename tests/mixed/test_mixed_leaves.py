@@ -13,7 +13,7 @@ import pytest
 
 import gpucast
 from codes import assert_same
-from gpucast.mixed import DynamicLossScale, StaticLossScale, get_policy
+from gpucast.mixed import StaticLossScale, get_policy
 
 X = np.array([0.5, -3.0, 1e6], np.float32)
 
@@ -106,19 +106,3 @@ def test_a_state_dict_keeps_what_counts() -> None:
         gpucast.cast_many({"n": 1, "w": X}, "FLOAT16", floating_only=True, rounding="truncate")
     with pytest.raises(TypeError, match="cast_many: floating_only=1 must be True or False"):
         gpucast.cast_many(state, "FLOAT16", floating_only=1)  # type: ignore[arg-type]
-
-
-def test_growth_and_backoff_apart() -> None:
-    scale = DynamicLossScale(1024.0, period=1, factor=2.0, backoff=8.0)
-    assert float(scale.adjust(True).loss_scale) == 2048.0
-    assert float(scale.adjust(False).loss_scale) == 256.0
-    assert "backoff=8.0" in repr(scale)
-    state = scale.state_dict()
-    other = DynamicLossScale()
-    other.load_state_dict(state)
-    assert other.state_dict() == state and float(other.adjust(False).loss_scale) == 32.0
-    other.load_state_dict(DynamicLossScale(16.0, factor=4.0).state_dict())
-    assert float(other.adjust(False).loss_scale) == 4.0
-    for wrong, error in ((1.0, ValueError), (0.5, ValueError), ("2", TypeError)):
-        with pytest.raises(error, match="DynamicLossScale: backoff="):
-            DynamicLossScale(backoff=wrong)  # type: ignore[arg-type]

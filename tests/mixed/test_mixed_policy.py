@@ -39,12 +39,6 @@ def test_policies_as_jmp_writes_them(text: str, rows: tuple[str, str, str]) -> N
     assert pickle.loads(pickle.dumps(policy)) == policy
 
 
-def test_the_short_form_is_that_of_jmp() -> None:
-    assert str(Policy(np.float32, ml_dtypes.bfloat16, np.float64)) == "p=f32,c=bf16,o=f64"
-    assert str(Policy(np.float16, 10, "FLOAT8E5M2")) == "p=f16,c=f16,o=float8_e5m2"
-    assert get_policy("bf16").with_output_dtype("FLOAT") == get_policy("p=bf16,o=f32")
-
-
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
@@ -98,13 +92,6 @@ def test_a_policy_casts_floating_leaves_and_leaves_all_others_alone() -> None:
     assert result["same"] is tree["same"]
     assert all(x is y for x, y in zip(result["others"], others, strict=True))
     assert result["none"] is None
-
-
-def test_errors_of_casts_name_what_was_given() -> None:
-    weights = {"step": 1, "w": [np.ma.masked_array(np.ones(2, np.float32), [True, False])]}
-    for name in ("param", "compute", "output"):
-        with pytest.raises(TypeError, match=rf"^cast_to_{name}: tree\['w'\]\[0\].* masked"):
-            getattr(get_policy("half"), f"cast_to_{name}")(weights)
 
 
 @pytest.mark.parametrize("row", FLOATS, ids=str)

@@ -10,12 +10,13 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+import cupy
 import numpy as np
 import pytest
 
 import exact
 import gpucast
-from codes import assert_codes, assert_same, codes_of, every_code, random_codes
+from codes import EXTRA, assert_codes, assert_same, codes_of, every_code, random_codes
 from fused_cases import CASES, RANDOM, in_use
 from gpucast import PackedArray
 from gpucast.casting import plans
@@ -25,7 +26,7 @@ from gpucast.host import cast_numbers
 from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC, directed_cases, rules
 from gpucast.reference import exact_cast
-from host_driver import HostDriver, both_shapes, download, upload
+from host_driver import DEVICES, HostDriver, both_shapes, elements, on_gpu, upload
 from kernels_on_host import cast_codes
 
 # ---- codes: every rule of every pair ----
@@ -69,20 +70,50 @@ def directed(src: DType, dst: DType, exhaustive: bool) -> list[CastRule]:
 
 
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
-def test_every_rule(src: DType, exhaustive: bool) -> None:
-    of_pair = {dst: [*rules(src, dst), *directed(src, dst, exhaustive)] for dst in NUMERIC}
-    kernels = host_build.build((rule for group in of_pair.values() for rule in group), optimize=exhaustive)
-    for dst, group in of_pair.items():
+def test_reference_and_host(src: DType, exhaustive: bool) -> None:
+    for dst in NUMERIC:
         few, codes = judged(src, dst, exhaustive), compared(src, dst, exhaustive)
         decoded = [exact.decode(src, code) for code in few.tolist()] if src.bits > 16 and src is not dst else None
-        for rule in group:
+        for rule in (*rules(src, dst), *directed(src, dst, exhaustive)):
             every = exact.cast_codes(few, rule) if decoded is None else [exact.cast(one, rule) for one in decoded]
             model = np.array(every, dtype=dst.code_numpy)
             for name, found in (("reference", by_reference(few, rule)), ("host", by_host(few, rule))):
                 assert_codes(found, model, (name, rule), few)
-            wanted = by_reference(codes, rule)
-            for name, found in (("host", by_host(codes, rule)), ("kernels", cast_codes(kernels, rule, codes))):
-                assert_codes(found, wanted, (name, rule), codes)
+            assert_codes(by_host(codes, rule), by_reference(codes, rule), ("host", rule), codes)
+
+
+def is_narrow(dtype: DType) -> bool:
+    return dtype.is_float and dtype.bits <= 8
+
+
+#: Architectures, and the pairs for which they have instructions that others have not.
+ARCHITECTURES = {
+    75: lambda src, dst: src.bits == 16 and is_narrow(dst) and dst.family == "float",
+    80: lambda src, dst: src.bits == 16 and is_narrow(dst) and dst.family == "float",
+    90: lambda src, dst: True,
+    100: lambda src, dst: is_narrow(src) or is_narrow(dst),
+}
+
+
+@pytest.mark.parametrize("src", NUMERIC, ids=str)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_kernels(arch: int, src: DType, exhaustive: bool) -> None:
+    group = [rule for dst in NUMERIC if ARCHITECTURES[arch](src, dst) for rule in rules(src, dst)]
+    group += [rule for dst in NUMERIC if arch == 90 for rule in directed(src, dst, exhaustive)]
+    kernels = host_build.build(group, optimize=exhaustive, arch=arch)
+    for rule in group:
+        codes = compared(src, rule.dst, exhaustive)
+        assert_codes(cast_codes(kernels, rule, codes), by_reference(codes, rule), rule, codes)
+
+
+@pytest.mark.parametrize("row", EXTRA, ids=str)
+def test_kernels_of_a_type_that_is_one_row(row: DType) -> None:
+    """From the row of a type that the table does not have."""
+    group = [rule for other in (*NUMERIC, row) for pair in ((row, other), (other, row)) for rule in rules(*pair)]
+    kernels = host_build.build(dict.fromkeys(group), optimize=False)
+    for rule in group:
+        codes = compared(rule.src, rule.dst, False) if rule.src.bits <= 16 else random_codes(rule.src, 5000, 28)
+        assert_codes(cast_codes(kernels, rule, codes), by_reference(codes, rule), rule, codes)
 
 
 def test_hard_values_include_double_rounding() -> None:
@@ -94,7 +125,7 @@ def test_hard_values_include_double_rounding() -> None:
     assert np.count_nonzero(twice.view(np.uint16) != exact_cast.cast(x, "BFLOAT16").view(np.uint16)) > 100
 
 
-# ---- calls: layouts, out, scale, amax, seed ----
+# ---- calls: layouts, out, scale, amax, seed, many ----
 
 FLOAT = dtype("FLOAT")
 
@@ -107,20 +138,24 @@ LAYOUTS = {
     "reversed": lambda a: a[::-1, ::-1],
     "behind the first": lambda a: a.reshape(-1)[1:],
     "three dimensions": lambda a: a.reshape(2, -1, a.shape[1]).transpose(1, 2, 0),
+    "equal rows": lambda a: (np if isinstance(a, np.ndarray) else cupy).broadcast_to(a[1], a.shape),
     "one": lambda a: a[2:3, 3:4].reshape(()),
     "none": lambda a: a[:0],
 }
-#: `gpucast.cast` takes no flag of finiteness.
-CALLS = [case for case in CASES if not case[2].finite]
 
 
 @pytest.fixture(scope="module")
 def plain() -> None:
-    HostDriver().prepare(both_shapes(resolve(src, dst) for src, dst, _, _ in CALLS))
+    HostDriver().prepare(both_shapes(resolve(src, dst) for src, dst, _, _ in CASES))
 
 
-@pytest.fixture
-def driver(plain: None) -> Iterator[HostDriver]:
+@pytest.fixture(params=DEVICES)
+def driver(request: pytest.FixtureRequest) -> Iterator[Any]:
+    if request.param == "gpu":
+        with on_gpu():
+            yield None
+        return
+    request.getfixturevalue("plain")
     with in_use() as ready:
         yield ready
 
@@ -139,13 +174,8 @@ def largest(x: np.ndarray, src: DType) -> np.ndarray:
         return exact_cast.cast(np.array(max(map(abs, exact_cast.cast(x, "INT64").flat), default=0), np.uint64), "FLOAT")
     magnitudes = abs(exact_cast.cast(x, "DOUBLE"))
     nan = np.array(FLOAT.nan_code, np.uint32).view(np.float32)
-    return nan if np.isnan(magnitudes).any() else np.asarray(magnitudes.max(initial=0).astype(np.float32))
-
-
-def elements(y: Any) -> np.ndarray:
-    if isinstance(y, PackedArray):
-        return PackedArray(y.data if isinstance(y.data, np.ndarray) else download(y.data), y.dtype, y.shape).get()
-    return y if isinstance(y, np.ndarray) else download(y)
+    with np.errstate(over="ignore"):
+        return nan if np.isnan(magnitudes).any() else np.asarray(magnitudes.max(initial=0).astype(np.float32))
 
 
 def outs(y: Any) -> Iterator[Any]:
@@ -156,20 +186,39 @@ def outs(y: Any) -> Iterator[Any]:
         yield (room if isinstance(y, np.ndarray) else upload(room))[..., ::-2]
 
 
+def unaligned(x: np.ndarray) -> np.ndarray:
+    store = np.zeros(x.nbytes + 1, np.uint8)
+    store[1:] = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+    return store[1:].view(x.dtype).reshape(x.shape)
+
+
 def sources(base: np.ndarray, src: DType, take: Any, on_device: bool) -> Iterator[tuple[Any, np.ndarray]]:
-    """The view of an array, with its elements; of packed types the packed array, too."""
+    """The view of an array, with its elements; at odd addresses; of packed types the packed array, too."""
     x = take(base)
-    yield (take(upload(base)) if on_device else x), x
+    yield (take(upload(base, offset=base.itemsize)) if on_device else x), x
     if src.packed:
         packed = PackedArray.pack(x)
         yield (PackedArray(upload(packed.data, offset=1), src, x.shape) if on_device else packed), x
-    if not on_device and src.numpy.kind in "if" and src.bits > 8:
-        yield x.astype(src.numpy.newbyteorder(">")), x
+    if not on_device and src.bits > 8:
+        yield unaligned(x), x
+        if src.numpy.kind in "if":
+            yield x.astype(src.numpy.newbyteorder(">")), x
+
+
+def check_many(view: Any, x: np.ndarray, src: DType, dst: DType, scale: Any, attributes: dict[str, Any]) -> None:
+    """Two arrays in one call: the random words of the second go on where those of the first end."""
+    finite = np.ones(1, bool)
+    for _ in range(2):
+        found = gpucast.cast_many([view, view], dst, scale=scale, finite=finite, **attributes)
+    wanted = oracle(np.concatenate([x.reshape(-1), x.reshape(-1)]), dst, scale, **attributes)
+    for y, part in zip(found, np.split(wanted, 2), strict=True):
+        assert_same(elements(y), part.reshape(x.shape))
+    assert finite[0] == np.isfinite(exact_cast.cast(x, "DOUBLE")).all()
 
 
 @pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-@pytest.mark.parametrize("case", CALLS, ids=lambda case: " ".join(map(str, case)))
-def test_calls(case: Any, fused: bool, driver: HostDriver) -> None:
+@pytest.mark.parametrize("case", CASES, ids=lambda case: " ".join(map(str, case)))
+def test_calls(case: Any, fused: bool, driver: HostDriver | None) -> None:
     """The first call and later ones, which go by its plan, into new arrays and into given ones."""
     src, dst, ops, random = case
     attributes: dict[str, Any] = {"rounding": "stochastic", **RANDOM._asdict()} if fused and random else {}
@@ -177,7 +226,7 @@ def test_calls(case: Any, fused: bool, driver: HostDriver) -> None:
     for shape, places in (((6, 8), (False, True)), ((60, 331), (False,))):
         base = random_codes(src, shape, 3).view(src.numpy)
         for on_device in places:
-            for take, given in itertools.product(LAYOUTS.values(), (False, True)):
+            for take, given in itertools.product(LAYOUTS.values(), (False, True) if fused else (False,)):
                 keywords = dict(attributes)
                 if number is not None:
                     scale = np.array([number], np.float32 if ops.scaling == "narrow" else np.float64)
@@ -189,25 +238,29 @@ def test_calls(case: Any, fused: bool, driver: HostDriver) -> None:
                         keywords["amax"] = amax = upload(amax) if on_device else amax
                     plans.forget()
                     results = [gpucast.cast(view, dst, **keywords) for _ in range(2)]
+                    if not isinstance(results[0], PackedArray):
+                        like = x if on_device else view
+                        assert results[0].strides == results[1].strides == np.empty_like(like, dst.numpy).strides
                     for out in outs(results[0]):
                         results += [gpucast.cast(view, dst, **keywords, out=out) for _ in range(2)]
                         assert results[-1] is results[-2] is out
                     for y in results:
-                        assert isinstance(y, PackedArray) == (
-                            dst.packed and (on_device or isinstance(view, PackedArray))
-                        )
+                        packed = dst.packed and (on_device or isinstance(view, PackedArray))
+                        assert isinstance(y, PackedArray) == packed
                         assert_same(elements(y), wanted)
                     if fused and ops.amax:
                         assert_same(elements(amax), largest(x, src))
+                    if not on_device:
+                        check_many(view, x, src, dst, number, attributes)
 
 
-@pytest.mark.parametrize("dst", DTYPES, ids=str)
 @pytest.mark.parametrize("src", DTYPES, ids=str)
-def test_every_pair(src: DType, dst: DType) -> None:
+def test_every_pair(src: DType) -> None:
     x = exact_cast.cast(np.array([0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0]), src)
-    for shape in ((7,), (7, 1)):
-        assert_same(gpucast.cast(x.reshape(shape), dst), exact_cast.cast(x.reshape(shape), dst))
-    if src.packed:
-        result = gpucast.cast(PackedArray.pack(x), dst)
-        assert isinstance(result, PackedArray) == dst.packed
-        assert_same(elements(result), exact_cast.cast(x, dst))
+    for dst in DTYPES:
+        for shape in ((7,), (7, 1)):
+            assert_same(gpucast.cast(x.reshape(shape), dst), exact_cast.cast(x.reshape(shape), dst))
+        if src.packed:
+            result = gpucast.cast(PackedArray.pack(x), dst)
+            assert isinstance(result, PackedArray) == dst.packed
+            assert_same(elements(result), exact_cast.cast(x, dst))

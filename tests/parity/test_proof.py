@@ -248,46 +248,6 @@ def test_the_picture_marks_proved_pairs(
     assert text.count("<circle") == 2
 
 
-def test_an_interrupted_certificate_goes_on_where_it_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, asked = tmp_path / "proof.json", ["INT4:INT2", "INT4:BOOL", "INT4:FLOAT16"]
-    prove = Prover.prove
-
-    def interrupted(self: Prover, launches: Any) -> Verdict:
-        if self.source.rule.dst.name == "BOOL":  # type: ignore[union-attr]
-            raise KeyboardInterrupt
-        return prove(self, launches)
-
-    monkeypatch.setattr(Prover, "prove", interrupted)
-    assert main(["prove", *asked, "--json", str(path), "--no-progress"]) == 130
-    assert [proof["dst"] for proof in json.loads(path.read_text())["proofs"]] == ["INT2"]
-    begun: list[str] = []
-    monkeypatch.setattr(
-        Prover, "prove", lambda self, launches: begun.append(self.source.rule.dst.name) or prove(self, launches)
-    )
-    assert main(["prove", *asked, "--json", str(path), "--no-progress"]) == 0
-    assert begun == ["BOOL", "FLOAT16"]
-    assert [proof["dst"] for proof in json.loads(path.read_text())["proofs"]] == ["INT2", "BOOL", "FLOAT16"]
-    # Other rules stay, and another architecture's certificate does not take their place.
-    assert main(["prove", "INT4:INT2", "--json", str(path), "--no-progress"]) == 0
-    assert json.loads(path.read_text())["rules"] == 3
-    assert main(["prove", "INT4:INT2", "--json", str(path), "--arch", "sm_80", "--no-progress"]) == 1
-    assert "is of sm_90, paths full; asked were sm_80, paths full" in capsys.readouterr().err
-
-
-def test_what_a_certificate_has_proved_is_not_proved_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "proof.json"
-    assert main(["prove", "INT4:FLOAT16", "--json", str(path), "--no-progress"]) == 0
-    monkeypatch.setattr(certificate, "Prover", None)
-    again = ["prove", "INT4:FLOAT16", "--arch", "sm_80", "--no-progress", "--known", str(path)]
-    assert main(again) == 0
-    assert main([*again, "--paths", "edges"]) == 1
-    assert "'NoneType' object is not callable" in capsys.readouterr().err
-
-
 # ---- what every change must pass ----
 
 
@@ -314,12 +274,6 @@ def test_a_seeded_share_of_all_rules_is_proved(arch: str, paths: certificate.Pat
     proofs = list(certificate.prove(chosen, arch, SOLVERS, paths))
     assert len(proofs) == count
     assert [str(proof) for proof in proofs if not proof.verdict.proved] == []
-
-
-def test_a_number_added_to_itself_is_shifted() -> None:
-    """NVRTC 12 writes it so: a table's address depends on its own element alone."""
-    x = t.join(t.var(f"x{number}", 4) for number in range(8))
-    assert t.part(t.add(x, x), 9, 4) is t.var("x2", 4)
 
 
 @pytest.mark.parametrize("pair", ["FLOAT:FLOAT8E4M3FN", "FLOAT8E5M2:BFLOAT16"])

@@ -11,7 +11,7 @@ import pytest
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.quantization import quantize_on_host
 from gpucast.reference import exact_quantize
 from quantization_cases import ALL, LENGTH, Array, beside_midpoints, matrix, rows, same

@@ -10,51 +10,45 @@ import pytest
 from test_quantization_device import kernels
 
 from bench import cubin
-from bench.static import tiles as static_tiles
-from bench.static.quantize import CHOSEN, SOURCES, measure, problems, report, verdict
+from bench.static.budget import verdict
+from bench.static.quantize import CHOSEN, SOURCES, TILES, measure, two_passes, verdict_of_passes
 from gpucast.codegen.cast_kernel import join
 from gpucast.compile import compiler
 from gpucast.core.formats import SOURCES as EVERY_SOURCE
 from gpucast.quantization import FORMATS
 
 
-def test_every_chosen_kernel_reaches_its_goal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_chosen_kernel_reaches_its_goal() -> None:
     found = measure("sm_90")
-    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values()))
-    assert verdict(found) == []
-    report(found)
-    passes = sum(one.kind == "extremes" for one in found)
-    assert len(capsys.readouterr().out.splitlines()) == len(found) + passes
+    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values())) + len(TILES)
+    assert verdict(found) == verdict_of_passes(found) == []
+    assert set(two_passes(found)) == {f"{src} {name}" for src in SOURCES for name in CHOSEN["extremes"]}
     # What is over, spills or is known in vain is told.
-    keeps = next(one for one in found if one.kind == "rows" and not problems(one))
-    key = (keeps.kernel.arch, keeps.kind, keeps.source, keeps.format)
+    keeps = next(one for one in found if one.kind == "rows")
     miss = dataclasses.replace(keeps, kernel=dataclasses.replace(keeps.kernel, path=100 * keeps.kernel.path))
-    assert verdict([miss], {}) == [f"{miss}: {problem}" for problem in problems(miss)] != []
-    assert verdict([miss], {key: "because"}) == []
-    assert verdict([keeps], {key: "because"}) == [f"{keeps}: keeps what is checked; take it out of the known misses"]
-    spilt = dataclasses.replace(keeps, kernel=dataclasses.replace(keeps.kernel, local=8, log="hm", loads={4: 16}))
-    assert [text.split(":")[0] for text in problems(spilt)] == [
+    assert verdict([miss], {}) == [f"{miss}: {problem}" for problem in miss.problems()] != []
+    assert verdict([miss], {keeps.key: "because"}) == []
+    assert verdict([keeps], {keeps.key: "because"}) == [
+        f"{keeps}: keeps what is checked; take it out of the known misses"
+    ]
+    kernel = dataclasses.replace(keeps.kernel, local=8, log="hm", loads={4: 16})
+    spilt = dataclasses.replace(keeps, kernel=kernel)
+    assert [text.split(":")[0] for text in spilt.problems()] == [
         "8 bytes of local memory", "the compiler says", "loads of 4 bytes at a time, not of 16",
     ]  # fmt: skip
+    # Both ways for one read of what a thread holds, and 16 codes in each store.
+    for one in found[-len(TILES) :]:
+        results = 1 if one.kind in ("down", "whole") else 2
+        assert one.kernel.loads == {16: 8 if one.name.startswith("BFLOAT16") else 16}
+        assert one.kernel.stores == {16: 4 * results}
+        assert one.kernel.shared <= 48 * 1024
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)])
 def test_what_is_checked_elsewhere(capability: tuple[int, int], exhaustive: bool) -> None:
     if not exhaustive:
         pytest.skip("long: run with --exhaustive")
-    arch = compiler.architecture(capability)
-    assert verdict(measure(arch)) == []
-    assert verdict(static_tiles.measure(arch), static_tiles.KNOWN) == []
-
-
-def test_tiles_reach_their_goals() -> None:
-    """Both ways for one read of what a thread holds, and 16 codes in each store."""
-    found = static_tiles.measure("sm_90")
-    assert verdict(found, static_tiles.KNOWN) == []
-    for one in found:
-        assert one.kernel.loads == {16: 8 if one.source == "BFLOAT16" else 16}
-        assert one.kernel.stores == {16: 4 * one.results}
-        assert one.kernel.shared <= 48 * 1024
+    assert verdict(measure(compiler.architecture(capability))) == []
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])

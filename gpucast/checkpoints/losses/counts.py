@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what casts and quantized pieces lose, from statistics of the extension module where these are enough."""
+"""Counts what casts and quantized pieces lose, from statistics of the extension module where these are enough; the
+limit on what may be lost, and the losses as text."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -18,15 +20,61 @@ from gpucast.casting.loss_counts import CastReport, magnitudes, relative
 from gpucast.checkpoints.streaming.pieces import axis, dequantized
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.errors import PrintableError
 from gpucast.core.formats import Format, Parts
 from gpucast.files.tensor import Array
 from gpucast.host.files import CastStats, look
 from gpucast.quantization import quantize_on_host
 from gpucast.quantization.block_grid import BlockGrid
 
+#: The share of a tensor's non-zero values that may be lost unless --allow-loss is given.
+LIMIT = 0.01
+
+_WORDS = {
+    "saturated": "saturated",
+    "wrapped": "wrapped",
+    "infinite": "became infinite",
+    "nan": "became NaN",
+    "nan_lost": "were NaN and became numbers",
+    "underflowed": "became zero",
+}
 _FLOAT = dtype("FLOAT")
 #: Elements that are examined at a time, so that their float64 values stay in the processor's cache.
 _BLOCK = 1 << 15
+
+
+class TooMuchLost(PrintableError, ValueError):
+    """A cast would lose more than `LIMIT` of a tensor."""
+
+
+def check(caller: str, src: str, dst: str, report: CastReport) -> None:
+    """TooMuchLost if the tensor `caller` loses more than `LIMIT` of its non-zero values."""
+    if report.lost <= LIMIT * report.nonzero:
+        return
+    # Zeros count as lost if they become NaN (FLOAT8E8M0 without saturate).
+    total, kind = (report.nonzero, "non-zero values") if report.lost <= report.nonzero else (report.elements, "values")
+    raise TooMuchLost(
+        f"{caller} from {src} to {dst} would lose {report.lost:,} of its {total:,} {kind} "
+        f"({100 * report.lost / total:.1f} %): {words(report, zeros=False)}. Nothing was written. "
+        "Scale the values into the range first, or give --allow-loss"
+    )
+
+
+def words(report: CastReport, zeros: bool = True) -> str:
+    """The counts as text. NaN that became numbers are named only if there are any."""
+    counts = [
+        f"{getattr(report, field):,} {text}"
+        for field, text in _WORDS.items()
+        if getattr(report, field) or (zeros and field != "nan_lost")
+    ]
+    return ", ".join(counts)
+
+
+def as_json(report: CastReport) -> dict[str, Any]:
+    """The fields of a report for JSON; an infinite error is null."""
+    error = report.max_relative_error
+    counts = {field: getattr(report, field) for field in ("elements", "nonzero", *_WORDS)}
+    return counts | {"max_relative_error": error if math.isfinite(error) else None}
 
 
 # ---- casts ----
@@ -48,7 +96,10 @@ def _looked(x: Array, y: Array, src: DType, dst: DType) -> CastStats | None:
     if "fnuz" in (src.specials, dst.specials):
         return None
     found = look(y.view(dst.code_numpy), dst.code_mask & ~dst.sign_code)
-    return None if found is None else CastStats(*found, x.size - int(np.count_nonzero(magnitudes(x, src))))
+    if found is None:
+        return None
+    # A zero remains one: where no result is, no source is.
+    return CastStats(*found, x.size - int(np.count_nonzero(magnitudes(x, src))) if found[1] else 0)
 
 
 def of_stats(stats: CastStats, size: int, src: DType, dst: DType, attributes: Mapping[str, Any]) -> CastReport | None:

@@ -18,7 +18,7 @@ import numpy as np
 from gpucast.arrays.chunks import spans
 from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport, relative
-from gpucast.checkpoints.losses import loss_limit
+from gpucast.checkpoints.losses import counts
 from gpucast.core.dtypes import dtype
 from gpucast.files.tensor import Array
 
@@ -203,11 +203,11 @@ class Statistics:
 
     def as_json(self) -> dict[str, Any]:
         """The statistics for users' programs; infinite and unknown values are null."""
-        counts = loss_limit.as_json(self.report)
+        known = counts.as_json(self.report)
         if self.errors is None:
-            return counts
+            return known
         errors = self.errors
-        return counts | {
+        return known | {
             "examined": errors.examined,
             "mean_relative_error": _finite(errors.mean_relative_error),
             "max_absolute_error": _finite(errors.largest),

@@ -12,8 +12,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from gpucast.checkpoints.planning.tensor_plan import Request, TensorPlan
-from gpucast.checkpoints.scales.joined_layers import FusedGroup
 from gpucast.checkpoints.scales.per_file import FileScales
+from gpucast.checkpoints.scales.scaling import FusedGroup
 from gpucast.core.version import __version__
 
 #: Bytes at each end of a file that are hashed.

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from gpucast.casting.loss_counts import CastReport
-from gpucast.checkpoints.losses import loss_limit
+from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensor_plan import TensorPlan
 from gpucast.checkpoints.running.outcome import Outcome, Result
@@ -84,7 +84,7 @@ def total(outcome: Outcome) -> dict[str, Any]:
         "bytes_in": sum(result.plan.bytes_in for result in results),
         "bytes_out": sum(result.bytes_out for result in results),
     }
-    return sizes | _known(loss_limit.as_json(report), outcome.plan)
+    return sizes | _known(counts.as_json(report), outcome.plan)
 
 
 def _tensor(plan: ConversionPlan, result: Result) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def page(report: Mapping[str, Any]) -> str:
     data = {
         "report": _visible({**report, **shown}),
         "limits": {row.name: _limits(row) for row in DTYPES},
-        "loss": loss_limit.LIMIT,
+        "loss": counts.LIMIT,
         "types": list(dict.fromkeys(tensor["to"] for tensor in report["tensors"])),
         "kept_bytes": sum(tensor["bytes"] for tensor in report["left_alone"]),
         **{key: len(report[key]) for key in shown},

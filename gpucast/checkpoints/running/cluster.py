@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Share
-from gpucast.checkpoints.running.run import run, run_file
 from gpucast.checkpoints.running.staging import Busy, Staging
+from gpucast.checkpoints.running.stream import run, run_file
 from gpucast.core.errors import DeviceUnavailable, PrintableError
 from gpucast.core.version import __version__
 from gpucast.files import FileError
@@ -59,8 +59,8 @@ def run_on(
 ) -> None:
     """Do the work of a plan, whose paths are absolute, on the cluster of the scheduler at `address`.
 
-    As `gpucast.checkpoints.running.run`, and ClusterError where the cluster cannot be reached, has no workers, or loses
-    them.
+    As `gpucast.checkpoints.running.stream.run`, and ClusterError where the cluster cannot be reached, has no workers,
+    or loses them.
     """
     if not (os.path.isabs(plan.source) and os.path.isabs(plan.target)):
         raise ValueError(f"run_on: {plan.source!r} and {plan.target!r} must be absolute paths")

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from gpucast.checkpoints.planning.gathering import opened
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
+from gpucast.checkpoints.planning.planner import opened
 from gpucast.checkpoints.planning.tensor_plan import Request, TensorPlan
 from gpucast.core.rule import Options, resolve
 from gpucast.files import FileError, Tensor, TensorFile

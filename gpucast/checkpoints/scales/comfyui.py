@@ -7,7 +7,7 @@ comfy/quant_ops.py QUANT_ALGOS, comfy/ops.py _load_quantized_module, comfy/utils
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -48,29 +48,19 @@ class Layers:
 
     def __init__(self, entries: Mapping[str, Any]) -> None:
         self._entries = entries
-        self._names = {list(_keys(name))[-1]: name for name in entries}
         self._parsed: dict[str, dict[str, Any]] = {}
 
     def of(self, weight: str) -> dict[str, Any]:
         """The description of the longest name that is the weight's, or its end; empty if there is none."""
-        layer = weight.removesuffix(".weight")
-        names = [self._names[key] for key in _keys(layer) if key in self._names]
-        ends = (name for name in reversed(names) if f".{layer}".endswith(f".{name}"))
-        if (name := next(ends, None)) is None:
+        parts = weight.removesuffix(".weight").split(".")
+        ends = (".".join(parts[start:]) for start in range(len(parts)))
+        name = next((name for name in ends if name in self._entries), None)
+        if name is None:
             return {}
         # Parsed once: any number of weights may end in the same name.
         if name not in self._parsed:
             self._parsed[name] = _object(self._entries[name])
         return self._parsed[name]
-
-
-def _keys(name: str) -> Iterator[int]:
-    """A hash of each end of a name that begins with a part of it, the shortest first. Each is made of the one before:
-    a name may have thousands of parts."""
-    key = 0
-    for part in reversed(name.split(".")):
-        key = hash((part, key))
-        yield key
 
 
 def layers(metadata: Mapping[str, str]) -> Layers | None:

@@ -21,27 +21,18 @@ _FLOAT = dtype("FLOAT")
 _SAVED = "gpucast.quantized"
 
 
-@dataclass(frozen=True)
+@dataclass
 class FileScales:
     """The tensors of one file that are codes or scales."""
 
     #: Tensors that are read as numbers; their codes are in this file.
-    detected: tuple[DetectedTensor, ...] = ()
-    #: Names in this file that are kept as they are, and names that become part of a detected tensor.
-    kept: frozenset[str] = frozenset()
-    dropped: frozenset[str] = frozenset()
-    #: Keys of the metadata that are no longer true.
-    metadata: frozenset[str] = frozenset()
-
-
-@dataclass
-class _FileScalesBuilder:
-    """The fields of a `FileScales` while they are collected, and the styles of cast (True) and kept tensors."""
-
     detected: list[DetectedTensor] = field(default_factory=list)
+    #: Names in this file that are kept as they are, and names that become part of a detected tensor.
     kept: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
+    #: Keys of the metadata that are no longer true.
     metadata: set[str] = field(default_factory=set)
+    #: The styles of tensors that are cast (True) and of those that are kept.
     styles: dict[bool, set[str]] = field(default_factory=lambda: {True: set(), False: set()})
 
 
@@ -57,7 +48,7 @@ def scales_by_file(
     cannot be read as numbers, and for scales that would be cast but belong to no known codes.
     """
     every = list(catalogue.detect())
-    of_file = {path: _FileScalesBuilder() for path in catalogue.files}
+    of_file = {path: FileScales() for path in catalogue.files}
     for tensor in every:
         path = tensor.paths[tensor.name]
         numbers = _numbers(tensor, path)
@@ -89,10 +80,7 @@ def scales_by_file(
             raise FileError(f"{path}: its metadata tell of all scales; cast all its weights, or none")
         if _SAVED in file.metadata and any(map(is_cast, file.tensors.values())):
             raise FileError(f"{path}: is an array that gpucast.Quantized.save wrote; read it with Quantized.load")
-    return {
-        path: FileScales(tuple(one.detected), frozenset(one.kept), frozenset(one.dropped), frozenset(one.metadata))
-        for path, one in of_file.items()
-    }
+    return of_file
 
 
 def _check_known(

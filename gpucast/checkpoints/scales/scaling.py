@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.losses.statistics import runs_of_piece
 from gpucast.checkpoints.scales import scale_styles
-from gpucast.checkpoints.scales.joined_layers import FusedGroup
+from gpucast.checkpoints.scales.per_file import FileScales, read_as_numbers
 from gpucast.checkpoints.scales.scale_styles import Unsuitable
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.pieces import (
@@ -22,6 +22,7 @@ from gpucast.checkpoints.streaming.pieces import (
     Quantizer,
     by_reference,
     dequantized,
+    extremes,
     joined,
     matrices,
     on_device,
@@ -32,15 +33,31 @@ from gpucast.checkpoints.streaming.pieces import (
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts, ScaleRule
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC
-from gpucast.files.tensor import Array, FileError, Spec, Tensor
+from gpucast.files import FileError, TensorFile
+from gpucast.files.tensor import Array, Spec, Tensor
 from gpucast.quantization import quantize_on_host
 
+#: Weights that loaders join into one layer, for which NVFP4 has a single global scale.
+#:
+#: vLLM joins these projections and multiplies all of a joined layer by one global scale, the largest of them: schemes/
+#: compressed_tensors_w4a4_nvfp4.py and compressed_tensors_w4a16_nvfp4.py (`weight_global_scale.max()`), modelopt.py.
+#: The groups are those of llm-compressor, entrypoints/model_free/microscale.py DEFAULT_FUSED_MAPPINGS, and of vLLM's
+#: models/deepseek_v2.py (fused_qkv_a_proj), deepseek_v4 (wq_a, wkv) and qwen3_5.py (in_proj_qkvz, in_proj_ba).
+_JOINED = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("wq_a", "wkv_a_with_mqa"),
+    ("wq_a", "wkv"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
+)
 _BFLOAT16 = dtype("BFLOAT16")
 #: The values of --scale.
 SCALES = ("none", "per-tensor", "per-channel", "block", "mx", "nvfp4")
-
 _BLOCKS = {"per-tensor": "tensor", "per-channel": "axis", "block": "128"}
 _MX = {
     "FLOAT8E4M3FN": "mxfp8e4m3",
@@ -51,12 +68,50 @@ _MX = {
 }
 #: Elements of a piece that are compared when a sample is verified.
 _SAMPLE = 1 << 10
-
 #: Writes one tensor from flat pieces in order; returns the bytes written.
 Write = Callable[[Spec, Iterable[Array]], int]
 #: Called for each piece with its counts of losses, and with the elements of it that were examined: before (flat), as
 #: they will be read back (scales applied), and their largest relative error.
 Observe = Callable[[CastReport, list[tuple[Array, Array, float]]], None]
+
+
+@dataclass
+class FusedGroup:
+    """Weights that share a global scale; they may lie in several files."""
+
+    #: The file of each weight, by name.
+    paths: Mapping[str, str]
+    #: Which tensors of those files are codes and scales.
+    scales: Mapping[str, FileScales]
+    _extremes: Array | None = field(default=None, repr=False)
+
+    def extremes(self) -> Array:
+        """As `gpucast.checkpoints.streaming.pieces.extremes`, of all the weights. FileError if one is gone."""
+        if self._extremes is None:
+            found = [self._of(name, path) for name, path in self.paths.items()]
+            self._extremes = np.array([min(low for low, _ in found), max(high for _, high in found)])
+        return self._extremes
+
+    def _of(self, name: str, path: str) -> Array:
+        with TensorFile(path) as file:
+            for tensor in read_as_numbers(file.tensors, self.scales[path], path):
+                if tensor.name == name:
+                    return extremes(tensor, nan=False)
+        raise FileError(f"{path}: tensor {name!r} is gone since the file was first looked at")
+
+
+def groups(names: Iterable[str]) -> list[list[str]]:
+    """The names of weights that loaders join, two or more in each list; a name is in one list at most."""
+    modules = {name.removesuffix(".weight"): name for name in names if name.endswith(".weight")}
+    found: list[list[str]] = []
+    taken: set[str] = set()
+    for parent in dict.fromkeys(module.rpartition(".")[0] for module in modules):
+        for names_of_one in _JOINED:
+            members = [module for last in names_of_one if (module := f"{parent}.{last}" if parent else last) in modules]
+            if len(members) > 1 and not taken.intersection(members):
+                taken.update(members)
+                found.append([modules[module] for module in members])
+    return found
 
 
 def is_needed(src: DType | None, dst: DType) -> bool:

@@ -24,8 +24,6 @@ from gpucast.files.tensor import Array
 from gpucast.host.files import sum_words
 
 _WORD = 8
-#: Bytes that are summed at a time, so that they stay in the processor's cache.
-_BLOCK = 1 << 18
 
 
 class Journal:
@@ -78,14 +76,10 @@ def checksum(data: Any, position: int = 0) -> int:
     head = min(-position % _WORD, raw.size)
     total = int.from_bytes(raw[:head].tobytes(), "little") << 8 * (position % _WORD)
     tail = raw.size - (raw.size - head) % _WORD
-    if head < tail and (words := sum_words(raw[head:tail])) is not None:
-        total += words
-        head = tail
-    for start in range(head, tail, _BLOCK):
-        block = raw[start : min(start + _BLOCK, tail)].view("<u8")
-        high = int(np.add.reduce(block >> np.uint64(32))) << 32
-        # NumPy's sum of whole words wraps around modulo 2^64; the sum of their low halves is less than 2^64.
-        total += high + (int(np.add.reduce(block)) - high) % (1 << 64)
+    if head < tail:
+        words = sum_words(raw[head:tail])
+        # NumPy's sum would wrap around modulo 2^64.
+        total += sum(raw[head:tail].view("<u8").tolist()) if words is None else words
     return total + int.from_bytes(raw[tail:].tobytes(), "little")
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
 from gpucast.quantization import quantize_array, quantize_on_host

@@ -34,6 +34,17 @@ _WITH_PREFIX = {"torch.int": "INT32", "torch.long": "INT64"}
 #: bits to everybody else; text of so many characters to NumPy and unsigned integers to safetensors.
 _TWO_FACED = re.compile(r"[iu][1248]|f(2|4|8|16)|U[0-9]+")
 
+#: Names of formats of quantization, which have scales, and the options of `gpucast convert` for them.
+_QUANTIZED = re.compile(
+    r"(?:mx|nv)(?:fp|int)[468].*|nf4|(?:u?int[248]|float8\w*?)_(?:zp_)?(?:tensor|axis|[0-9x]+)(?:_\w+)?"
+)
+_QUANTIZED_FILES = {
+    "mxfp8": "--to FLOAT8E4M3FN --scale mx",
+    "mxfp6": "--to FLOAT6E2M3 --scale mx",
+    "mxfp4": "--to FLOAT4E2M1 --scale mx",
+    "nvfp4": "--to FLOAT4E2M1 --scale nvfp4",
+}
+
 _FAMILY_NAME = r"(?:(?:fp|float)([468])_?)?(?:e([0-9])m([0-9]))?"
 #: The classes of other libraries' dtypes, as (module, name); the str of such a dtype is "module.name of the type".
 #: Filled where libraries are registered.
@@ -61,14 +72,16 @@ class Lookup:
 
     Taken, text in any case: a DType; an ONNX name ("FLOAT16", "float8e4m3fn"; "float" is ONNX's FLOAT) or number; a
     name of NumPy, ml_dtypes or PyTorch ("float32", "float8_e4m3fn", "torch.bfloat16"); a safetensors code ("BF16",
-    "F8_E4M3"); a short form ("bf16", "fp16", "half", "f32"); NumPy's code with a byte order ("<f4"); a dtype or scalar
-    type of NumPy, ml_dtypes, CuPy or PyTorch; ``bool``; ``str`` and NumPy's string dtypes for STRING.
+    "F8_E4M3"); a short form ("bf16", "fp16", "half", "f32"); a family with one member ("fp4", "e8m0"); NumPy's code
+    with a byte order ("<f4"); a dtype or scalar type of NumPy, ml_dtypes, CuPy or PyTorch; ``bool``; ``str`` and
+    NumPy's string dtypes for STRING.
 
-    Refused with both readings named: text that two worlds read differently (NumPy's codes "i4", "f4" and "f16",
-    safetensors' "U8"), the builtins float and int, and bool instances. A family ("fp8", "e4m3") is refused with its
-    members. Complex types are refused by name: Cast never takes them.
+    Refused, with both readings in the message: text that two libraries read differently (NumPy's codes "i4", "f4" and
+    "f16", safetensors' "U8"), the builtins float and int, and bool instances. A family of several types ("fp8", "e4m3")
+    is refused with its members, a format of quantization ("mxfp4") with the call that takes it. Cast has no complex
+    types.
 
-    Raises TypeError for anything that names no type; for a typo it names the nearest one.
+    Raises TypeError for anything that names no type. The message names the nearest one.
     """
 
     def __init__(self, rows: tuple[DType, ...]) -> None:
@@ -171,23 +184,33 @@ class Lookup:
                 if name[0] in "<>=|":
                     return self._from_numpy(found, name)
                 raise _ambiguous(name, f"NumPy's code for {found.name}", "as a short form of some other type")
-        raise self._family(name) or self._unknown(name)
+        if _QUANTIZED.fullmatch(name.lower()):
+            raise _quantized(name)
+        members = self._family(name)
+        if len(members) == 1:
+            return members[0]
+        if members:
+            names = ", ".join(row.name for row in members)
+            raise _Refused(f"{name!r} is a family of types; write one of them: {names}")
+        raise self._unknown(name)
 
-    def _family(self, name: str) -> _Refused | None:
-        """The refusal of a name for several types, with these types; None for any other text."""
+    def _family(self, name: str) -> list[DType]:
+        """The types that a name such as "fp8" or "e4m3" stands for."""
         given = _columns_of(name)
         if given is None:
-            return None
+            return []
         rows = dict.fromkeys(row for row in self._names.values() if row.is_float)
-        members = [row.name for row in rows if all(getattr(row, column) == n for column, n in given.items())]
-        if not members:
-            return None
-        return _Refused(f"{name!r} is a family of types; write one of them: {', '.join(members)}")
+        return [row for row in rows if all(getattr(row, column) == n for column, n in given.items())]
 
     def _unknown(self, asked: object) -> _Refused:
         """The refusal of an unknown name, with the nearest name if one is near, otherwise with all names."""
         import difflib
 
+        if not isinstance(asked, type) and (
+            getattr(asked, "shape", None) or (isinstance(asked, (list, dict)) and asked)
+        ):
+            kind = type(asked).__name__
+            return _Refused(f"{kind} is no dtype: the array is the first argument, and the type the second")
         near = difflib.get_close_matches(asked.lower(), self._names, 1) if isinstance(asked, str) else []
         if near:
             return _Refused(f"{asked!r} is not a dtype; did you mean {self._names[near[0]].name}?")
@@ -232,6 +255,15 @@ class Lookup:
 
 class _Refused(Exception):
     """Why a name was refused, without the words that say who asked."""
+
+
+def _quantized(name: str) -> _Refused:
+    if name.lower() == "nf4":
+        call = "gpucast.quantize(x, 'nvfp4'), 'mxfp4' or 'int4_32' instead: NF4 itself is not among its formats"
+    else:
+        options = _QUANTIZED_FILES.get(name.lower()[:5])
+        call = f"gpucast.quantize(x, {name.lower()!r})" + (f", or `gpucast convert` with {options}" if options else "")
+    return _Refused(f"{name!r} is a format of quantization, with scales, and no dtype; use {call}")
 
 
 def _two_faced(name: str) -> _Refused:

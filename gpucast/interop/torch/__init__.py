@@ -37,8 +37,7 @@ except ImportError as error:
 if not hasattr(torch.library, "register_vmap"):
     raise ImportError(f"gpucast.interop.torch needs PyTorch 2.5 or newer; this is {torch.__version__}")
 
-from gpucast.interop.torch.adapter import ADAPTER
-from gpucast.interop.torch.layers import Cast, CastLike
+from gpucast.interop.torch.adapter import ADAPTER, Cast, CastLike
 from gpucast.interop.torch.tensors import check_into, check_scale, from_packed, stream, take
 
 __all__ = ["ADAPTER", "Cast", "CastLike", "check_into", "check_scale", "from_packed", "stream", "take"]

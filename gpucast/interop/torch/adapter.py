@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter of tensors: `gpucast.cast` as custom ops, and what `gpucast.cast_many` needs."""
+"""The adapter of tensors: `gpucast.cast` as custom ops, and what `gpucast.cast_many` needs; casts as modules."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpucast import layers
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction, Lent, compiler
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
-from gpucast.core.random import resolve_random
+from gpucast.core.fused_ops import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, Options, destination
 from gpucast.gpu import devices, streams
 from gpucast.interop.torch import op, plain, tensor_batches, tensors
@@ -154,3 +155,37 @@ def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: An
 
 
 ADAPTER = TorchAdapter()
+
+
+class Cast(torch.nn.Module):  # type: ignore[misc]
+    """`gpucast.layers.Cast` as a module: the same parameters, of which `training` means nothing here.
+
+    The gradient of x is that of the layer's `backward`, `lda_coeff` included. Casts from and to integers, BOOL and text
+    have none. ValueError for an x that requires a gradient and a type whose results are no tensors (float6).
+    """
+
+    def __init__(self, to: Any, **attributes: Any) -> None:
+        super().__init__()
+        self.layer = layers.Cast(to, **attributes)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """``gpucast.cast(x, to)`` with the layer's attributes."""
+        return self.layer.result(x)
+
+    def extra_repr(self) -> str:
+        return self.layer.extra_repr()
+
+
+class CastLike(torch.nn.Module):  # type: ignore[misc]
+    """`gpucast.layers.CastLike` as a module, as `Cast` is one; `like` gets no gradient."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__()
+        self.layer = layers.CastLike(**attributes)
+
+    def forward(self, x: torch.Tensor, like: Any) -> Any:
+        """``gpucast.cast_like(x, like)`` with the layer's attributes."""
+        return self.layer.result(x, like)
+
+    def extra_repr(self) -> str:
+        return self.layer.extra_repr()

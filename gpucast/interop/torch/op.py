@@ -19,7 +19,7 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as array_cast
 from gpucast.casting.fused_options import resolve_scale
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import DEFAULT_OPSET, Options
 from gpucast.gpu import streams
 from gpucast.interop.torch import tensors

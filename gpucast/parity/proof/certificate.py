@@ -173,7 +173,7 @@ def explain(proof: Proof) -> str:
     return "\n".join([*lines, *(f"  {name}: {describe(rule.dst, result)}" for name, result in results)])
 
 
-def opened(path: str | None, arch: str, paths: Paths) -> dict[str, Any]:
+def opened(path: str | None, arch: str, paths: Paths | Literal["blocks"]) -> dict[str, Any]:
     """The certificate to go on with: that of a file, if there is one. ValueError if it is of something else."""
     begin: dict[str, Any] = {"arch": arch, "paths": paths, "solvers": {}, "mutants": {}, "proofs": []}
     if path is None or not Path(path).is_file():

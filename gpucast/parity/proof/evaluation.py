@@ -150,6 +150,7 @@ def _arithmetic(term: Term, *args: Array) -> Array:
     if form == TWICE and (term.op, mode) not in (
         ("fadd", "rn"),
         ("fmul", "rn"),
+        ("fdiv", "rn"),
         ("integral", "rn"),
         ("integral", "rz"),
     ):
@@ -158,6 +159,8 @@ def _arithmetic(term: Term, *args: Array) -> Array:
         found = np.rint(a) if mode == "rn" else np.trunc(a)
     elif term.op == "fmul":
         found = a * others[0]
+    elif term.op == "fdiv":
+        found = a / others[0]
     elif form == TWICE:
         found = a + others[0]
     else:
@@ -204,7 +207,7 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     **dict.fromkeys(("shl", "lshr", "ashr"), _shift),
     "lookup": _look_up,
     "search": _search,
-    **dict.fromkeys(("fma", "fadd", "fmul", "integral"), _arithmetic),
+    **dict.fromkeys(("fma", "fadd", "fmul", "fdiv", "integral"), _arithmetic),
     "convert": lambda t, a: encode(decode(a, t.param[0]), t.param[1], t.param[2]),
     "from_int": _from_int,
     "to_int": _to_int,

@@ -234,7 +234,7 @@ def _table() -> dict[str, Operation]:
         found[f"abs.{name}"] = (w,), lambda a: t.zext(t.magnitude(a), a.width)
         found[f"neg.{name}"] = (w,), lambda a: t.join((t.magnitude(a), t.invert(part(a, a.width - 1, 1))))
         if w == 16:
-            for op in ("abs", "min", "max", "fma.rn", "mul.rn", "add.rn"):
+            for op in ("abs", "min", "max", "min.NaN", "max.NaN", "fma.rn", "mul.rn", "add.rn"):
                 widths, operation = found[f"{op}.{name}"]
                 found[f"{op}.{name}x2"] = tuple(32 for _ in widths), lanes(operation)
         else:
@@ -251,6 +251,7 @@ def _table() -> dict[str, Operation]:
                         found[f"cvt.{mode}i.{kind}.{name}"] = (w,), _arithmetic("to_int", size, form, signed, mode)
     # Without a mode it is to nearest, and may become one with an addition that has none: these are not known here.
     found["mul.f64"] = found["mul.rn.f64"]
+    found["div.rn.f64"] = (64, 64), _arithmetic("fdiv", 64, TWICE, "rn")
 
     def convert(source: Format, to: Format, mode: str) -> Callable[[Term], Term]:
         return _arithmetic("convert", sum(to), source, to, mode)

@@ -179,9 +179,9 @@ class Prover:
         if got is wanted:
             return None
         with_product = self._of_product(got, wanted)
-        if with_product is not None and self._ask(with_product) is None:
+        if with_product is not None and self.ask_for(with_product) is None:
             return None
-        return self._ask(t.invert(t.eq(got, wanted)))
+        return self.ask_for(t.invert(t.eq(got, wanted)))
 
     def _of_product(self, got: Term, wanted: Term) -> Term | None:
         """That two terms differ which multiply the same two numbers, where any number may be their product: a stronger
@@ -229,7 +229,7 @@ class Prover:
         """Whether the first two operands are the same numbers, in either order."""
         return any(
             all(
-                self._ask(self._other_number(a, b)) is None and not self.verdict.problem
+                self.ask_for(self._other_number(a, b)) is None and not self.verdict.problem
                 for a, b in zip(one.args, args, strict=False)
             )
             for args in (other.args, other.args[::-1])
@@ -241,7 +241,7 @@ class Prover:
         both = t.conj(t.is_nan(a, t.TWICE), t.is_nan(b, t.TWICE))
         return t.conj(t.invert(both), t.invert(t.eq(a, b)))
 
-    def _ask(self, condition: Term) -> dict[str, int] | None:
+    def ask_for(self, condition: Term) -> dict[str, int] | None:
         """Inputs that make a condition true; None if there are none, or with a problem, none are known."""
         if t.is_zero(condition):
             return None
@@ -320,15 +320,23 @@ def _evaluate(term: Term, inputs: Mapping[Term, Array]) -> Array:
         raise Fault(str(error)) from None
 
 
+def tabulated(term: Term) -> Term:
+    """A term with few inputs as comparisons with constants; one with more as it is."""
+    found = t.variables(term)
+    if sum(x.width for x in found) > EXHAUSTED:
+        return term
+    values = _evaluate(term, _every(found))
+    starts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()]
+    return t.search(t.join(found), starts[1:], values[starts].tolist(), term.width)
+
+
 def without_look_ups(condition: Term) -> Term:
     """The same with comparisons in place of look-ups, whose addresses come from a few narrow inputs."""
     done: dict[Term, Term] = {}
     for term in t.in_order(condition):
         found = t.variables(term) if term.op == "lookup" else []
         if found and sum(x.width for x in found) <= EXHAUSTED:
-            values = _evaluate(term, _every(found))
-            starts = [0, *(np.flatnonzero(values[1:] != values[:-1]) + 1).tolist()]
-            done[term] = t.search(t.join(found), starts[1:], values[starts].tolist(), term.width)
+            done[term] = tabulated(term)
         else:
             done[term] = t.rebuild(term, tuple(done[arg] for arg in term.args))
     return done[condition]

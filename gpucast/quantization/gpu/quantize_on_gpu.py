@@ -20,7 +20,7 @@ from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.quantization.block_grid import BlockGrid

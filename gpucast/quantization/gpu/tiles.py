@@ -10,7 +10,7 @@ from typing import Any
 
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format
-from gpucast.core.random import Random
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import driver
 from gpucast.quantization.block_grid import BlockGrid

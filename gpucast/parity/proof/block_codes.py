@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Proves that kernels that quantize by blocks give each element the right code, for every scale that a block can have.
+
+The kernel is the one that reads the scales, "elements" of `gpucast.quantization.gpu.source`: a whole thread of it is
+executed for each code of a scale, on unknown elements. What is assumed is what finding the scale guarantees: elements
+are finite, or the scale is NaN. Then each element's code is compared with the specification for every number of its
+type; that of the others' may be anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from gpucast.codegen.cast_kernel import KernelSource
+from gpucast.compile import compiler
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format
+from gpucast.core.rule import CastRule, resolve
+from gpucast.core.version import __version__
+from gpucast.parity.proof import terms as t
+from gpucast.parity.proof.certificate import digest, ptx
+from gpucast.parity.proof.launches import element
+from gpucast.parity.proof.machine import Fault, Machine, Memory, Unknown
+from gpucast.parity.proof.prover import Prover, Verdict, tabulated
+from gpucast.parity.proof.ptx import Kernel, read
+from gpucast.parity.proof.solvers import versions
+from gpucast.parity.proof.specification import specification
+from gpucast.parity.proof.terms import TWICE, Term, const
+from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.gpu.source import QuantizeArguments, QuantizeSpec
+
+_DOUBLE = dtype("DOUBLE")
+_SOURCE, _RESULT, _SCALES = 0x7000_0000_0000, 0x7100_0000_0000, 0x7200_0000_0000
+
+#: What solvers do not know.
+_UNSOLVED = ("fdiv", "lookup")
+
+
+def kernel_of(format: Format, src: DType) -> KernelSource:
+    """The kernel that gives elements their codes, of blocks of any length."""
+    return QuantizeSpec(CastRule(src, format.element), format, "elements").source()
+
+
+def every_scale(format: Format) -> Iterable[int]:
+    """The codes of all scales, NaN included."""
+    return range(1 << format.scale.bits)
+
+
+def prove(format: Format, src: DType, arch: str, solvers: Sequence[str]) -> dict[str, Any]:
+    """What was proved of a format's kernel for a type, as it stands in a certificate. ValueError for formats whose
+    scales are no powers of two, or whose elements are integers."""
+    if format.scale.family != "e8m0" or not format.element.is_float or not isinstance(format.block, tuple):
+        raise ValueError(f"prove: {format} has other scales than powers of two, or integers; expected mxfp8e4m3, ...")
+    t.forget()
+    source = kernel_of(format, src)
+    text = ptx(source, arch)
+    kernel = read(text)
+    verdict = BlockProof(format, src, kernel, source, Prover(source, kernel, solvers)).prove(every_scale(format))
+    return {
+        "format": format.name,
+        "src": src.name,
+        "kernel": source.name,
+        "ptx": digest(text),
+        "verdict": "proved" if verdict.proved else verdict.problem,
+        "seconds": {method: round(seconds, 3) for method, seconds in verdict.seconds.items()},
+        "scales": verdict.launches,
+    }
+
+
+def certificate(before: Mapping[str, Any], new: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A certificate with proofs in addition to those of other formats and types that are in it."""
+    pairs = {(proof["format"], proof["src"]) for proof in new}
+    proofs = [*new, *(old for old in before["proofs"] if (old["format"], old["src"]) not in pairs)]
+    used = {method for proof in proofs for method in proof["seconds"]}
+    return {
+        "gpucast": __version__,
+        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "arch": before["arch"],
+        "nvrtc": ".".join(map(str, compiler.compiler().version)),
+        "solvers": {name: version for name, version in {**before["solvers"], **versions()}.items() if name in used},
+        "paths": before["paths"],
+        "proved": sum(proof["verdict"] == "proved" for proof in proofs),
+        "proofs": proofs,
+    }
+
+
+@dataclass
+class BlockProof:
+    """The proof for a format whose scales are powers of two. The verdict has the scales as launches."""
+
+    format: Format
+    src: DType
+    kernel: Kernel
+    source: KernelSource
+    prover: Prover
+    #: Conditions on several finite elements that are always true or false; None for others.
+    _known: dict[Term, int | None] = field(default_factory=dict)
+    #: Terms that are no conditions on several elements.
+    _closed: set[Term] = field(default_factory=set)
+    _done: set[tuple[int, Term]] = field(default_factory=set)
+
+    def prove(self, scales: Iterable[int]) -> Verdict:
+        """For some codes of a scale; ends at the first that fails."""
+        verdict = self.prover.verdict
+        for code in scales:
+            try:
+                for index, got in enumerate(self.codes(code)):
+                    self._compare(code, index, got)
+            except (Fault, Unknown) as fault:
+                verdict.problem = verdict.problem or f"{fault} (scale {code:#x})"
+            if verdict.problem:
+                break
+            verdict.launches += 1
+        return verdict
+
+    def codes(self, scale: int) -> list[Term]:
+        """What the first thread writes for its elements, where all blocks have this scale."""
+        bits, dst, count = self.src.bits, self.format.element.bits, self.source.elements
+        assert isinstance(self.format.block, tuple)
+        length = 2 * max(count, *self.format.block)
+
+        def byte(address: int) -> Term:
+            index, low = divmod(8 * (address - _SOURCE), bits)
+            return t.part(element(index, bits), low, 8)
+
+        memory = Memory(
+            [(range(_SOURCE, _SOURCE + length * bits // 8), byte)], [range(_RESULT, _RESULT + length * dst // 8)]
+        )
+        arguments = QuantizeArguments(BlockGrid.of(self.format, (length,), 0), _SCALES)
+        numbers = ((_SOURCE, 64), (0, 32), (_RESULT, 64), (length, 64))
+        params = [[t.part(const(*number), low, 8) for low in range(0, number[1], 8)] for number in numbers]
+        machine = Machine(self.kernel, memory, [*params, [const(value, 8) for value in arguments.to_bytes()]])
+        memory.known.update({_SCALES + block: const(scale, 8) for block in range(length // self.format.block[-1])})
+        machine.begin()
+        for _ in machine.thread(0, 0):
+            raise Fault("a barrier")
+        word = t.join(memory.written[_RESULT + at] for at in range(count * dst // 8))
+        return [t.part(word, index * dst, dst) for index in range(count)]
+
+    def _compare(self, scale: int, index: int, got: Term) -> None:
+        """One element's code. With the scale NaN it is 0, whatever the elements are."""
+        format, x = self.format, element(index, self.src.bits)
+        if scale == format.scale.nan_code:
+            wanted, finite = const(0, format.element.bits), const(1, 1)
+        else:
+            # The reciprocal of a power of two is one, too; the product is exact in DOUBLE.
+            power = const((1023 + format.scale.bias - scale) << 52, 64)
+            number = specification(resolve(self.src, _DOUBLE), x)
+            quotient = t.arithmetic("fmul", 64, (number, power), TWICE, "rn")
+            wanted = specification(resolve(_DOUBLE, format.element), quotient)
+            finite, got = self._is_finite(index), self._with_finite_others(got)
+        others = [y for y in t.variables(got) if y is not x]
+        # Elements mostly have the same term when their unknowns are counted from their own.
+        named = {y: t.var(f"x{int(y.param[1:]) - index:+}", y.width) for y in (x, *others)}
+        got, wanted = t.substitute(got, named), t.substitute(wanted, named)
+        if (scale, got) in self._done:
+            return
+        if others:
+            # For a solver, which is to see comparisons in place of a product.
+            wanted = tabulated(wanted)
+            finite = t.conj(finite, *(self._is_finite(int(y.param[1:])) for y in others))
+        differ = t.conj(t.substitute(finite, named), t.invert(t.eq(got, wanted)))
+        if self.prover.ask_for(differ) is None and not self.prover.verdict.problem:
+            self._done.add((scale, got))
+        else:
+            self.prover.verdict.problem = (
+                self.prover.verdict.problem
+                or f"element {index} with the scale {scale:#x} differs from the specification"
+            )
+
+    def _is_finite(self, index: int) -> Term:
+        x = element(index, self.src.bits)
+        return t.ult(t.magnitude(x), const(self.src.inf_code, x.width - 1))
+
+    def _with_finite_others(self, got: Term) -> Term:
+        """The term with what follows from all elements being finite in place of conditions on several of them."""
+        while True:
+            before, known = got, self._known.items()
+            got = t.substitute(got, {term: const(value, 1) for term, value in known if value is not None})
+            if got is not before:
+                continue  # Conditions become known ones when those inside them are gone.
+            condition = next((term for term in t.in_order(got) if self._is_open(term)), None)
+            if condition is None:
+                return got
+            finite = [self._is_finite(int(x.param[1:])) for x in t.variables(condition)]
+            never = [self.prover.ask_for(t.conj(*finite, term)) is None for term in (condition, t.invert(condition))]
+            self._known[condition] = int(never[1]) if any(never) else None
+
+    def _is_open(self, term: Term) -> bool:
+        """Whether a term compares several elements with a constant, and is not known."""
+        if term.width != 1 or term in self._closed or term in self._known:
+            return False
+        compares = any(arg.constant for arg in term.args) and len(t.variables(term)) > 1
+        if not compares or any(x.op in _UNSOLVED for x in t.in_order(term)):
+            self._closed.add(term)
+            return False
+        return True

@@ -19,6 +19,7 @@ from bench.report import host_tables
 from bench.report.heatmap import heatmap
 from bench.revision import FOLDER
 from gpucast.core.dtypes import DTYPES
+from gpucast.parity.cases import all_cases, all_pairs
 
 
 def add_figures(app: Sphinx, config: Config) -> None:
@@ -57,14 +58,17 @@ def parity() -> str:
     found = json.loads(newest.read_text(encoding="utf-8"))
     link, picture = (f"../bench/results/{newest.with_suffix(suffix).name}" for suffix in (".json", ".svg"))
     return (
-        f"{found['rules']:,} rules (pairs of types with their attributes), {found['elements']:,} elements,"
-        f" {found['wrong']:,} wrong, {found['date']} ([figures]({link})).\n\n![Grid of all pairs of types]({picture})"
+        f"{found['rules']:,} of {rules():,} rules (pairs of types with their attributes), {found['elements']:,}"
+        f" elements, {found['wrong']:,} wrong, {found['date']} ([figures]({link})).\n\n"
+        f"![Grid of all pairs of types]({picture})"
     )
 
 
 def proofs() -> str:
     """What the committed certificates say, a line for each."""
-    lines = []
+    lines = [
+        f"There are {rules():,} rules: pairs of types with attributes. A certificate holds for the PTX that it names.\n"
+    ]
     for path in sorted(FOLDER.glob("proof-*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         seconds: dict[str, float] = {}
@@ -82,6 +86,11 @@ def proofs() -> str:
             f" {found['date']}; [certificate](../bench/results/{path.name})){mutants}"
         )
     return "\n".join(lines)
+
+
+def rules() -> int:
+    """How many there are."""
+    return len(all_cases(all_pairs()))
 
 
 def files() -> str:

@@ -120,7 +120,7 @@ def _umask() -> int:
     return umask
 
 
-# ---- what a reading of the code by an attacker's eyes found in the reading of files (docs/security-reading.md) ----
+# ---- findings of the security review (docs/security-reading.md) ----
 
 
 def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

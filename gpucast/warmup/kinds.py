@@ -59,7 +59,10 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
         tile_plan = plan(_MATRIX, src, format, wanted, random, given=False)
         if tile_plan is not None and not (in_rows and wanted == [straight]):
             yield tile_plan.spec
-    yield QuantizeSpec(rule, format, "extremes", lanes=1 if blocks.lengths[2] == 1 else WARP)
+    lanes = 1 if blocks.lengths[2] == 1 else WARP
+    yield QuantizeSpec(rule, format, "extremes", lanes=lanes)
+    if lanes == 1 and blocks.splits_outer:
+        yield QuantizeSpec(rule, format, "columns", lanes=lanes)
     yield QuantizeSpec(rule, format, "scales")
     yield QuantizeSpec(rule, format, "elements", stochastic, single=format.block == "tensor")
     if format.global_scale:

@@ -177,7 +177,14 @@ def _from_int(term: Term, a: Array) -> Array:
     low = size & np.uint64(2047)
     far = np.ldexp((size >> np.uint64(11)).astype(np.float64), 11)
     if form == TWICE:
-        return encode(np.where(negative, -size.astype(np.float64), size.astype(np.float64)), form, mode)
+        near = size.astype(np.float64)
+        if mode != "rn":
+            # From the nearest double to the one on the other side of the number.
+            known = np.minimum(near, 2.0**63).astype(np.uint64) + np.maximum(near - 2.0**63, 0.0).astype(np.uint64)
+            over = (near == 2.0**64) | (known > size)
+            passed = over if mode == "rz" else ~over & (known < size)
+            near = np.where(passed, np.nextafter(near, 0.0 if mode == "rz" else np.inf), near)
+        return encode(np.where(negative, -near, near), form, mode)
     wide = np.where(size >> np.uint64(53) == 0, size.astype(np.float64), _to_odd(far, (low != 0).astype(np.float64)))
     return encode(np.where(negative, -wide, wide), form, mode)
 

@@ -61,7 +61,7 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
             yield tile_plan.spec
     lanes = 1 if blocks.lengths[2] == 1 else WARP
     yield QuantizeSpec(rule, format, "extremes", lanes=lanes)
-    if lanes == 1 and blocks.splits_outer:
+    if lanes == 1:
         yield QuantizeSpec(rule, format, "columns", lanes=lanes)
     yield QuantizeSpec(rule, format, "scales")
     yield QuantizeSpec(rule, format, "elements", stochastic, single=format.block == "tensor")

@@ -66,9 +66,8 @@ def parity() -> str:
 
 def proofs() -> str:
     """What the committed certificates say, a line for each."""
-    lines = [
-        f"There are {rules():,} rules: pairs of types with attributes. A certificate holds for the PTX that it names.\n"
-    ]
+    every = f"There are {rules():,} rules: {len(all_pairs())} pairs of types, and their attributes."
+    lines = [f"{every} A certificate holds for the PTX that it names. A rule that it does not name is not proved.\n"]
     for path in sorted(FOLDER.glob("proof-*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         seconds: dict[str, float] = {}
@@ -79,9 +78,11 @@ def proofs() -> str:
         agreed = f"; {both:,} of them by each of {' and '.join(found['solvers'])}" if len(found["solvers"]) > 1 else ""
         mutants = ", ".join(f"{count} {name}" for name, count in found["mutants"].items())
         mutants = f". Changed instructions in kernels of a seeded sample of rules: {mutants}" if mutants else ""
+        lost = found["rules"] - found["proved"]
+        failed = f", {lost:,} not" if lost else ""
         times = ", ".join(f"{method} {spent:,.0f} s" for method, spent in seconds.items())
         lines.append(
-            f"- {found['arch']}, paths {found['paths']}: {found['proved']:,} of {found['rules']:,} rules proved"
+            f"- {found['arch']}, paths {found['paths']}: {found['proved']:,} rules proved{failed}"
             f" ({times}{agreed}; NVRTC {found['nvrtc']},"
             f" {found['date']}; [certificate](../bench/results/{path.name})){mutants}"
         )

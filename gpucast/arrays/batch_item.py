@@ -32,7 +32,7 @@ class Names(NamedTuple):
 
 @dataclass(slots=True)
 class BatchItem:
-    """One array of a call of `gpucast.cast_many`, and the check that those written share no memory."""
+    """One array of a call of `gpucast.cast_many`."""
 
     #: What errors call it: "cast_many: arrays['encoder'][3]".
     caller: str

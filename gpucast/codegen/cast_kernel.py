@@ -177,7 +177,7 @@ def entries(rule: CastRule, src_bits: int) -> DType | None:
         wraps = dst.family == "int" and rule.overflow == "wrap"
         moves = wraps and (src_bits == 8 or src.bits == dst.bits or (src_bits, dst.bits) == (4, 8))
         halves = dst.is_float and dst.bits == 16 and src.family == "int" and src_bits == src.bits
-        halves = halves and (dst.mantissa_bits == 10 or (src_bits, dst.mantissa_bits) == (4, 7))
+        halves = halves and (src_bits, dst.mantissa_bits) in ((4, 7), (4, 10), (8, 10))
         return None if dst.bits > 16 or moves or halves else dst
     if dst.bits <= 16:
         return None if src is dst else dst

@@ -100,7 +100,7 @@ def directed_rules(src: DType) -> list[CastRule]:
 
 def is_counted(rule: CastRule) -> bool:
     """Tell whether a rule has a cast that counts: from the types of checkpoints to any other float."""
-    is_plain = rule.src is not rule.dst and rule.rounding != STOCHASTIC
+    is_plain = rule.src is not rule.dst and rule.rounding not in (STOCHASTIC, *DIRECTED)
     return is_plain and rule.src in _COUNTED and rule.dst.family == "float" and rule.dst.bits <= 32
 
 

@@ -19,7 +19,7 @@ from gpucast.arrays.operand import share_memory
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
-from gpucast.core.dtypes import DType
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts, find
 from gpucast.core.fused_ops import Random, resolve_random
 from gpucast.gpu import devices, streams
@@ -247,7 +247,7 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any) -> tuple[An
     if request.scale is not None:
         raise ValueError(f"{_CALLER}: amax= and scale= both give the global scale; expected one of them")
     amax = as_array(request.amax, _CALLER)
-    if isinstance(amax, PackedArray) or amax.dtype.kind not in "fiu":
+    if isinstance(amax, PackedArray) or dtype(amax.dtype, caller=_CALLER).family not in ("float", "int"):
         raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected numbers")
     if amax.size != 1:
         raise ValueError(f"{_CALLER}: amax= has shape {amax.shape}; expected one element")

@@ -207,6 +207,7 @@ class Quantized:
     def __str__(self) -> str:
         return f"{self._head()})"
 
+    @exact()
     def __repr__(self) -> str:
         values = "".join(f",\n  {name}={_shown(part, f'  {name}=')}" for name, part in self.get().parts().items())
         return f"{self._head()}{values})"

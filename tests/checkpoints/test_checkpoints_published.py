@@ -177,9 +177,10 @@ def test_a_place_that_may_not_be_written_is_known_before_the_work(
     for more in ([], ["--dry-run"]):
         said = failure(capsys, "in", "closed/out", "--to", "FLOAT16", *more)
         assert said == "gpucast convert: closed/out: Permission denied\n"
-
-
-# ---- locks and paths ----
+    os.makedirs("sticky/out")
+    os.chmod("sticky", 0o1777)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    assert "sticky/out: Operation not permitted" in failure(capsys, "in", "sticky/out", "--to", "FLOAT16", "--dry-run")
 
 
 # ---- locks and paths ----

@@ -49,6 +49,13 @@ def test_shapes_and_transforms(shape: tuple[int, ...]) -> None:
     assert_same(np.asarray(cast(jnp.swapaxes(jnp.asarray(x), 0, -1))), wanted.swapaxes(0, -1))
 
 
+@pytest.mark.parametrize("src", ["FLOAT", "BFLOAT16", "INT32"])
+def test_directed_rounding(src: str) -> None:
+    x = values(dtype(src), (3, 5))
+    cast = jax.jit(lambda x: gpucast.cast(x, "FLOAT8E4M3FN", rounding="upward"))
+    assert_same(np.asarray(cast(jnp.asarray(x))), gpucast.reference.cast(x, "FLOAT8E4M3FN", rounding="upward"))
+
+
 def test_a_program_with_a_cast_that_is_not_known() -> None:
     kind = jax.ShapeDtypeStruct((3,), ml_dtypes.bfloat16)
     assert jax_ffi.can_cast(RULE)

@@ -157,6 +157,11 @@ def _check_place(target: str, path: str) -> None:
         number = errno.EROFS
     elif not os.access(parent, os.W_OK | os.X_OK):
         number = errno.EACCES
+    elif hasattr(os, "geteuid") and (folder := os.stat(parent)).st_mode & stat.S_ISVTX:
+        # In such a folder only its owner, the entry's and root may rename or remove an entry.
+        found = status_of(target)
+        if found is not None and os.geteuid() not in (0, found.st_uid, folder.st_uid):
+            number = errno.EPERM
     if number:
         raise OSError(number, os.strerror(number), path)
     if is_mount_point(target):

@@ -166,7 +166,7 @@ class Machine:
 
     def thread(self, block: int, number: int) -> Iterator[None]:
         """Run a thread; the iterator stops at every barrier."""
-        special = {"%tid.x": number, "%ctaid.x": block, "%laneid": number % 32, "%ntid.x": 128}
+        special = {"%tid.x": number, "%ctaid.x": block, "%laneid": number % 32}
         waiting = [_State(0, {name: const(value, 32) for name, value in special.items()})]
         steps, ended = 0, False
         while waiting:

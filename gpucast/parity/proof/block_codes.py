@@ -11,22 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
 from gpucast.codegen.cast_kernel import KernelSource
-from gpucast.compile import compiler
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import CastRule, resolve
-from gpucast.core.version import __version__
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.certificate import digest, ptx
+from gpucast.parity.proof.certificate import digest, made, ptx
 from gpucast.parity.proof.launches import element
 from gpucast.parity.proof.machine import Fault, Machine, Memory, Unknown
 from gpucast.parity.proof.prover import Prover, Verdict, tabulated
 from gpucast.parity.proof.ptx import Kernel, read
-from gpucast.parity.proof.solvers import versions
 from gpucast.parity.proof.specification import specification
 from gpucast.parity.proof.terms import TWICE, Term, const
 from gpucast.quantization.block_grid import BlockGrid
@@ -74,17 +70,7 @@ def certificate(before: Mapping[str, Any], new: Sequence[Mapping[str, Any]]) -> 
     """A certificate with proofs in addition to those of other formats and types that are in it."""
     pairs = {(proof["format"], proof["src"]) for proof in new}
     proofs = [*new, *(old for old in before["proofs"] if (old["format"], old["src"]) not in pairs)]
-    used = {method for proof in proofs for method in proof["seconds"]}
-    return {
-        "gpucast": __version__,
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
-        "arch": before["arch"],
-        "nvrtc": ".".join(map(str, compiler.compiler().version)),
-        "solvers": {name: version for name, version in {**before["solvers"], **versions()}.items() if name in used},
-        "paths": before["paths"],
-        "proved": sum(proof["verdict"] == "proved" for proof in proofs),
-        "proofs": proofs,
-    }
+    return {**made(before, proofs), "proofs": proofs}
 
 
 @dataclass

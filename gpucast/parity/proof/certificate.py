@@ -197,17 +197,25 @@ def certificate(before: Mapping[str, Any], proofs: Sequence[Proof], mutants: Map
     every = [*new, *(old for old in before["proofs"] if _rule(old) not in rules)]
     counts = Counter(method for proof in every for method in proof["seconds"])
     return {
+        **made(before, every),
+        "rules": len(every),
+        "methods": dict(counts),
+        "mutants": dict(mutants or before["mutants"]),
+        "proofs": every,
+    }
+
+
+def made(before: Mapping[str, Any], proofs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """With what, when and for which architecture the proofs of a certificate were made, and how many hold."""
+    used = {method for proof in proofs for method in proof["seconds"]}
+    return {
         "gpucast": __version__,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "arch": before["arch"],
         "nvrtc": ".".join(map(str, compiler.compiler().version)),
-        "solvers": {name: version for name, version in {**before["solvers"], **versions()}.items() if counts[name]},
+        "solvers": {name: version for name, version in {**before["solvers"], **versions()}.items() if name in used},
         "paths": before["paths"],
-        "rules": len(every),
-        "proved": sum(proof["verdict"] == "proved" for proof in every),
-        "methods": dict(counts),
-        "mutants": dict(mutants or before["mutants"]),
-        "proofs": every,
+        "proved": sum(proof["verdict"] == "proved" for proof in proofs),
     }
 
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proves that kernels that quantize by blocks give each element the right code, for every scale that a block can have.
 
-The kernel is the one that reads the scales, "elements" of `gpucast.quantization.gpu.source`: a thread of it, whose
-elements are whole, aligned and in one block, is executed for each code of a scale, on unknown elements. What is assumed is what finding the scale guarantees: elements
-are finite, or the scale is NaN. Then each element's code is compared with the specification for every number of its
-type; that of the others' may be anything.
+The kernel is the one that reads the scales, "elements" of `gpucast.quantization.gpu.source`. A thread whose elements
+are whole, aligned and in one block is executed for each code of a scale, on unknown elements. What is assumed is what
+finding the scale guarantees: elements are finite, or the scale is NaN. Then each element's code is compared with the
+specification for every number of its type; that of the others' may be anything.
 """
 
 from __future__ import annotations

@@ -108,7 +108,6 @@ def as_array(data: Any, dtype: DType, n: int) -> Any:
 class Sets:
     """Sets of one source and one destination each, as bytes; all sources repeat the same codes."""
 
-    machine: Machine
     src: DType
     dst: DType
     n: int
@@ -117,15 +116,6 @@ class Sets:
     outs: tuple[Any, ...]
     #: The codes that every source repeats.
     codes: Array
-
-    @property
-    def footprint(self) -> int:
-        return sum(side.nbytes for side in (*self.sources, *self.outs))
-
-    @property
-    def cold(self) -> bool:
-        """Whether a set has been evicted from the cache when its turn comes again."""
-        return self.footprint >= CACHES * self.machine.cache_bytes
 
     @property
     def moved(self) -> float:
@@ -174,7 +164,7 @@ def sets_of(machine: Machine, src: DType, dst: DType, n: int, layout: Layout, co
     for out in outs:
         # So that no element of the result is right by chance.
         machine.fill(out, 0xA5)
-    return Sets(machine, src, dst, n, layout, sources, outs, codes)
+    return Sets(src, dst, n, layout, sources, outs, codes)
 
 
 def _arena(machine: Machine, dtype: DType, n: int, shift: int, count: int) -> Iterator[Any]:

@@ -152,10 +152,6 @@ class Cache:
         with contextlib.suppress(OSError):
             Folder(self.folder).remove(key + _SUFFIX)
 
-    def is_empty(self) -> bool:
-        """Whether there is certainly no entry: none in memory, and neither folder exists."""
-        return not self._memory and all(map(_is_missing, (self.folder, self.also)))
-
     def is_writable(self) -> bool:
         """Whether entries can be written to the folder, which is created to find out."""
         try:
@@ -207,14 +203,6 @@ class Cache:
                 with contextlib.suppress(OSError):
                     folder.remove(name)
                 total -= status.st_size
-
-
-def _is_missing(path: str) -> bool:
-    try:
-        Folder(path)
-    except OSError:
-        return True
-    return False
 
 
 def _ours(name: str) -> bool:

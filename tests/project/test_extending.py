@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/extending.md is right, a type is one row: the row is added to a copy of the package, and the commands run there."""
+"""docs/extending.md is right: its row is added to a copy of the package, and its commands run there."""
 
 from __future__ import annotations
 

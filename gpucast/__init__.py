@@ -22,7 +22,7 @@ with exact():
     from gpucast.casting.cast_report import cast_report
     from gpucast.casting.creation import empty, empty_like, from_bytes
     from gpucast.casting.loss_counts import CastReport
-    from gpucast.codegen.device_function import device_function
+    from gpucast.codegen.device_functions import device_function, device_functions
     from gpucast.core import packages
     from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
     from gpucast.core.errors import DeviceUnavailable
@@ -48,6 +48,7 @@ __all__ = [
     "cast_report",
     "dequantize",
     "device_function",
+    "device_functions",
     "dtype",
     "empty",
     "empty_like",

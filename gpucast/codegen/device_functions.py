@@ -35,9 +35,9 @@ def device_functions(functions: Iterable[tuple[Any, Any] | tuple[Any, Any, Mappi
     Each item is ``(src, dst)`` or ``(src, dst, keywords)``, with the keywords `saturate`, `round_mode`, `opset`,
     `rounding` and `overflow` of `cast`. It gives three functions:
 
-    - ``D gpucast_<src>_to_<dst>(S value)``. FLOAT, DOUBLE, BOOL and integers of 8 to 64 bits are passed as the C++ types
-      float, double, bool and integers. Any other type (float16, bfloat16, float8, and types below one byte) is passed
-      and returned as its code in the smallest unsigned integer that holds it; the upper bits are ignored in the
+    - ``D gpucast_<src>_to_<dst>(S value)``. FLOAT, DOUBLE, BOOL and integers of 8 to 64 bits are passed as the types
+      float, double, bool and integers of C++. Any other type (float16, bfloat16, float8, and types below one byte) is
+      passed and returned as its code in the smallest unsigned integer that holds it; the upper bits are ignored in the
       argument and zero in the result.
     - ``gpucast_<src>_to_<dst>_x2`` and ``_x4``: two and four values at a time, by one instruction for several where the
       GPU has it. Values of 16 bits or fewer are packed as in memory, the first in the lowest bits, in the smallest

@@ -28,9 +28,9 @@ from gpucast.core.rule import CastRule
 #: The kernels of one translation unit, and the compilers that run at a time.
 _UNIT, _PROCESSES = 40, 2
 
-#: How threads and barriers become loops. A block's threads run one after the other: all of them up to the first barrier,
-#: then all anew up to the second, and so on. So a kernel writes each place in shared memory between the same two barriers
-#: only: nothing takes another's place.
+#: How threads and barriers become loops. A block's threads run one after the other: all of them up to the first
+#: barrier, then all anew up to the second, and so on. So a kernel writes each place in shared memory between the same
+#: two barriers only: nothing takes another's place.
 _THREADS = """
 namespace {
 unsigned phase, passed;

@@ -121,11 +121,17 @@ def _prelude() -> str:
             "#endif",
             host_section(),
             "#elif !defined(__CUDA_ARCH__) && !defined(GPUCAST_ARCH)",
-            "// nvcc reads the text for the host, too.",
+            "// nvcc reads the text for the host, too, where these have no names.",
             "#define GPUCAST_ARCH 750",
+            "#define __clz(word) __builtin_clz(word)",
+            "#define __clzll(word) __builtin_clzll(word)",
             "#endif",
             prelude(),
             *files,
+            "#if defined(__CUDACC__) && !defined(__CUDA_ARCH__)",
+            "#undef __clz",
+            "#undef __clzll",
+            "#endif",
         ]
     )
 

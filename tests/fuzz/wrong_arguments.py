@@ -113,6 +113,9 @@ CALLS: dict[str, Call] = {
     "DynamicLossScale": Call(
         mixed.DynamicLossScale, lambda: {"loss_scale": 2.0}, ("counter", "period", "factor", "min_loss_scale")
     ),
+    "DelayedScaling": Call(
+        mixed.DelayedScaling, lambda: {"to": "FLOAT8E4M3FN"}, ("tensors", "history", "margin", "power_of_two")
+    ),
     "scale": Call(lambda tree, to: mixed.StaticLossScale(2.0).scale(tree, to=to), lambda: {"tree": [x()], "to": None}),
     "unscale": Call(
         lambda grads, **more: mixed.StaticLossScale(2.0).unscale(grads, **more),

@@ -68,6 +68,13 @@ def _unscaled(streams: Streams, library: str) -> Any:
     return *grads, finite, scale.loss_scale
 
 
+def _delayed(streams: Streams, library: str) -> Any:
+    scaling = mixed.DelayedScaling("FLOAT8E4M3FN")
+    codes = scaling.cast(streams.new(library, X))
+    scaling.update()
+    return codes, scaling.scale, scaling.inverse
+
+
 def _quantized(streams: Streams, library: str, format: str, **keywords: Any) -> Any:
     return gpucast.quantize(streams.new(library, X), format, **keywords)
 
@@ -106,6 +113,7 @@ CALLS: dict[str, Call] = {
     "many into": lambda streams, library: _many_into(streams, library, _own(library)),
     "report": lambda streams, library: gpucast.cast_report(streams.new(library, X), "FLOAT8E4M3FN"),
     "unscaled": _unscaled,
+    "delayed": _delayed,
     "packed": _through_packed,
     "pack": lambda streams, library: PackedArray.pack(streams.new(library, (X > 0).astype(np.uint8)), "INT4"),
     "selected": _selected,

@@ -278,7 +278,8 @@ def _checked(x: Any, to: Any, options: Options) -> Any:
 @exact()
 def _checked_array(x: Any, to: Any, options: Options) -> Any:
     """Cast a native array, or an object that becomes one, and keep a plan for later calls like this one."""
-    if type(x) is _ndarray and options.out is options.scale is options.amax is None:
+    # A native array alone has no other stream than the current one.
+    if options.out is options.scale is options.amax is None:
         return _cast_array(x, to, options)
     with streams.visit(x, options.out, options.scale, options.amax):
         return _cast_array(x, to, options)

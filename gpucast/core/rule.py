@@ -95,7 +95,7 @@ class CastRule:
 
 def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, caller: str = "cast") -> int:
     """The newest version of the operator in an opset. ValueError outside the operator's first opset to 28."""
-    number = integer(opset, f"{caller}: opset")
+    number = opset if type(opset) is int else integer(opset, f"{caller}: opset")
     if not versions[0] <= number <= DEFAULT_OPSET:
         raise ValueError(f"{caller}: opset={number} is not supported; expected {versions[0]} to {DEFAULT_OPSET}")
     return max(version for version in versions if version <= number)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from gpucast.compile.cache import Cache
 from gpucast.compile.compiler import Compiler
-from gpucast.compile.cxx import Commands
 from gpucast.compile.nvrtc import Nvrtc
 from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.parity import host_build
@@ -32,14 +31,14 @@ def install() -> None:
     FOLDER.mkdir(parents=True, exist_ok=True)
     _clean()
 
-    def kept(commands: Commands, command: list[str], text: str, path: Path) -> Path:
+    def kept(command: list[str], text: str, path: Path) -> Path:
         there = FOLDER / f"{hashlib.sha256(repr([command, text]).encode()).hexdigest()}.so"
         with open(there.with_suffix(".lock"), "w") as lock:
             # Two processes that want the same library build it once.
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not there.exists():
                 unfinished = there.with_suffix(f".{os.getpid()}")
-                unfinished.write_bytes(build(commands, command, text, path).read_bytes())
+                unfinished.write_bytes(build(command, text, path).read_bytes())
                 unfinished.replace(there)
             os.utime(there)
         return there

@@ -146,12 +146,6 @@ class Cache:
         else:
             self.problem = ""
 
-    def drop(self, key: str) -> None:
-        """Remove an entry that turned out to be useless; a file that cannot be removed stays on disk."""
-        self._memory.pop(key, None)
-        with contextlib.suppress(OSError):
-            Folder(self.folder).remove(key + _SUFFIX)
-
     def is_writable(self) -> bool:
         """Whether entries can be written to the folder, which is created to find out."""
         try:

@@ -9,6 +9,7 @@ a GPU.
 from __future__ import annotations
 
 import ctypes
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,6 @@ import numpy as np
 from gpucast.codegen.batch_kernel import BatchSource
 from gpucast.codegen.cast_kernel import KernelSource, Shape, host_section, join, kernel_source
 from gpucast.compile import cxx
-from gpucast.compile.cxx import Commands
 from gpucast.core.rule import CastRule
 
 #: The kernels of one translation unit, and the compilers that run at a time.
@@ -160,11 +160,9 @@ def build(
     with (
         tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder,
         ThreadPoolExecutor(_PROCESSES) as pool,
-        Commands() as commands,
     ):
         paths = pool.map(
-            lambda i: _compile(commands, command, unit_text(units[i], arch), Path(folder) / f"unit{i}"),
-            range(len(units)),
+            lambda i: _compile(command, unit_text(units[i], arch), Path(folder) / f"unit{i}"), range(len(units))
         )
         libraries = [ctypes.CDLL(str(path)) for path in paths]
     return HostKernels(sources, [library for unit, library in zip(units, libraries, strict=True) for _ in unit])
@@ -180,9 +178,7 @@ def build_batch(source: BatchSource) -> Callable[[int, np.ndarray[Any, Any]], No
     )
     text = shim() + join(source.prelude, source.structs, [source.kernel, launcher])
     with tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder:
-        library = ctypes.CDLL(
-            str(_compile(Commands(), [*compiler(), *flags(optimize=False)], text, Path(folder) / "many"))
-        )
+        library = ctypes.CDLL(str(_compile([*compiler(), *flags(optimize=False)], text, Path(folder) / "many")))
     function = library[f"launch_{source.name}"]
     function.restype = ctypes.c_ulonglong
 
@@ -215,10 +211,11 @@ def _launcher(source: KernelSource) -> str:
     return _LAUNCH.format(name=source.name, threads=source.threads, parameters=parameters, arguments=arguments)
 
 
-def _compile(commands: Commands, command: list[str], text: str, path: Path) -> Path:
+def _compile(command: list[str], text: str, path: Path) -> Path:
     written, library = path.with_suffix(".cpp"), path.with_suffix(".so")
     written.write_text(text, encoding="utf-8")
-    result = commands.run([*command, "-o", str(library), str(written)])
+    run = [*command, "-o", str(library), str(written)]
+    result = subprocess.run(run, capture_output=True, text=True, errors="replace", check=False)
     if result.returncode:
         raise RuntimeError(f"hostbuild: {' '.join(command)} failed:\n{result.stderr[-4000:]}")
     return library

@@ -46,7 +46,7 @@ def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
 
 @lru_cache(maxsize=1024)
 def _pair(kind: Any, to: Any) -> _Pair | None:
-    """The rule for tensors of a dtype of torch, cast to what is asked for."""
+    """The rule that casts tensors of a torch dtype as the options ask."""
     src, dst = tensors.BY_TORCH.get(kind), destination(to, "cast")
     if src is None or src.packed or dst not in tensors.TORCH_DTYPES or dst.packed:
         return None
@@ -55,11 +55,11 @@ def _pair(kind: Any, to: Any) -> _Pair | None:
 
 @lru_cache(maxsize=1024)
 def _run(pair: _Pair) -> Callable[[Any, Any], Any]:
-    """``run(x, out)`` of a plan: the cast of a tensor that needs nothing but memory."""
+    """``run(x, out)`` of a plan: casts a tensor whose result needs only memory."""
     rule, kind = pair
     kernels: dict[int, Any] = {}
     plan = MODULE.plan(rule, True, None, rule.src.numpy, rule.dst.numpy, loops.plain(rule), kernels)
-    # The module's function, and what is the same in all calls.
+    # The module's function, and the arguments that all calls share.
     cast_tensor = partial(MODULE.cast_tensor, plan, tensors.VIEW, tensors.STREAM, partial(torch.empty_like, dtype=kind))
 
     def run(x: Any, out: Any) -> Any:

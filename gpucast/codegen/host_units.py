@@ -134,7 +134,8 @@ def quantization_unit(src: DType) -> HostUnit:
             arguments = f"gpucast::{src.name}, gpucast::{rule.dst.name}, {_rule(rule)}"
             runs[f"{division}_{src.name}_{rule.dst.name}"] = f"{division}<{arguments}>"
     lines = [f"GPUCAST_RUN({name}, {work})\n" for name, work in runs.items()]
-    others = [f"{function}_{src.name}" for function in ("find_extremes", "divide")]
+    functions = ("find_extremes", "divide") if src is _DOUBLE else ("find_extremes", "divide", "step")
+    others = [f"{function}_{src.name}" for function in functions]
     lines += [f"GPUCAST_RUN_OF({name}, {name.removesuffix(f'_{src.name}')}, {src.name})\n" for name in others]
     if src is _FLOAT:
         lines.append("GPUCAST_RUN(Equal_UINT8, Equal)\n")

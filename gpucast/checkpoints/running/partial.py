@@ -162,7 +162,7 @@ class Partial:
     # ---- the job ----
 
     def job(self) -> Job | None:
-        """None if there is no folder, or an empty one. FileError if the folder belongs to somebody else."""
+        """The job; None if the folder is missing or has none yet. FileError if it holds anything that is not gpucast's."""
         if not self.exists():
             return None
         try:

@@ -45,7 +45,7 @@ def midpoints(src: DType, dst: DType) -> tuple[int, ...]:
 
 
 def nearest(size: Term, src: DType, dst: DType, over: int, width: int) -> Term:
-    """Round the magnitude `size` to the nearest code of `width` bits, ties to even; `over` stands for too large ones."""
+    """Round the magnitude `size` to the nearest code of `width` bits, ties to even; `over` if it is too large."""
     return search(size, midpoints(src, dst), [*range(dst.max_code + 1), over], width)
 
 

@@ -162,7 +162,7 @@ class Partial:
     # ---- the job ----
 
     def job(self) -> Job | None:
-        """The job; None if the folder is missing or has none yet. FileError if it holds anything that is not gpucast's."""
+        """The job; None if there is none yet. FileError if the folder holds anything that gpucast did not leave."""
         if not self.exists():
             return None
         try:

@@ -67,7 +67,7 @@ def checked(
 
 
 def _items(given: Sequence[Any], outs: Sequence[Any] | None, whos: Sequence[str]) -> list[BatchItem]:
-    """The items of a call, of which only the arrays are checked yet."""
+    """The items of a call; only their arrays are checked yet."""
     items = []
     known: dict[Any, DType] = {}
     for x, out, caller in zip(given, outs or [None] * len(given), whos, strict=True):

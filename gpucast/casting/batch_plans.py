@@ -136,7 +136,7 @@ def run(
 def _key(
     given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any
 ) -> tuple[Any, ...]:
-    """The part of a call that is known before its arrays are looked at: a key of `_PLANS`."""
+    """The part of a call that does not depend on its arrays: a key of `_PLANS`."""
     return (
         len(given), type(given[0]), None if outs is None else type(outs[0]), dst, type(options.saturate),
         options.saturate, options.round_mode, type(options.opset), options.opset, options.rounding, options.overflow,
@@ -179,7 +179,7 @@ def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> Table:
 
 
 def _is_disjoint(src: Table, to: Table | None, plan: BatchPlan, fused: FusedInputs) -> bool:
-    """Whether bounds alone tell that what is written is disjoint from all else; `to`: None for memory to be made."""
+    """Whether bounds alone show that targets overlap nothing else; `to`: None for memory to be made."""
     src_end = src + plan.src_bytes
     scale = None if isinstance(fused.scale, float) else fused.scale
     small = [x for x in (fused.finite, fused.amax, scale) if x is not None]

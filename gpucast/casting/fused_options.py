@@ -98,7 +98,7 @@ def resolve_finite(finite: Any, device: int | None, caller: str) -> Any:
 
 
 def check_disjoint(fused: FusedInputs, source: Operand, target: Operand | None, caller: str) -> None:
-    """ValueError where what is written (amax, and the target, if there is one) shares memory with what is read."""
+    """ValueError if amax or the target shares memory with an array that is read."""
     scale, amax = None if isinstance(fused.scale, float) else fused.scale, fused.amax
     if scale is None and amax is None:
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checked casts of a batch of arrays on one device: one launch for all that are contiguous."""
+"""Checked casts of a batch of arrays on one device: contiguous arrays share one launch."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _steps(items: Sequence[BatchItem]) -> tuple[int, int] | None:
 
 
 def prepare(items: Sequence[BatchItem], device: int) -> Launch:
-    """The launch of flat items, all of which have elements."""
+    """The launch of flat items that have elements."""
     kinds = [_kind(item) for item in items]
     places = sorted_kinds(kinds)
     number = {kind: i for i, kind in enumerate(places)}

@@ -6,6 +6,7 @@ A kind of call (destination, keywords) has a plan for each dtype of its sources;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,6 +92,8 @@ def _is_plain(item: BatchItem) -> bool:
 
 def _fused(options: Options, finite: Any) -> FusedInputs | None:
     """The operations fused with a call; None if no plan serves it."""
+    if options.scale is not None and math.prod(np.shape(options.scale)) != 1:
+        return None
     if options.seed is not None or type(options.offset) is not int or options.offset:
         return None
     return FusedInputs(

@@ -38,7 +38,7 @@ _NUMERIC = tuple(kind for kind in DTYPES if kind.family != "string")
 _COUNTED = tuple(map(dtype, ("FLOAT", "BFLOAT16", "FLOAT16")))
 #: That the loops name.
 _FLOAT, _DOUBLE = _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
-#: The sources of which loops round in a direction: all numbers of the other types are DOUBLEs.
+#: The sources that have loops for directed rounding. Numbers of other types go through DOUBLE, which holds them all.
 DIRECTED_SOURCES = (_DOUBLE, dtype("INT64"), dtype("UINT64"))
 
 

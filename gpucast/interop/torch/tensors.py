@@ -163,7 +163,7 @@ def as_result(y: torch.Tensor, shape: Any, dst: DType, caller: str) -> Any:
 
 
 def check_gradient(x: torch.Tensor, dst: DType, caller: str) -> None:
-    """ValueError for a tensor that requires a gradient and is cast to floats of which torch has no tensors."""
+    """ValueError if a tensor requires a gradient and is cast to a float type that torch lacks."""
     if dst.is_float and not has_tensors(dst) and x.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{caller}: x requires grad, and {dst.name} becomes a PackedArray, through which torch passes no gradient; "
@@ -179,7 +179,7 @@ def check_batched(to: str) -> None:
 
 
 def from_array(x: Any) -> Any:
-    """An array of ours over its memory: a tensor, or a PackedArray that goes back to tensors, or text as it is."""
+    """Wrap memory: as a tensor, as a PackedArray that goes back to tensors, or text as it is."""
     if isinstance(x, PackedArray):
         if x.dtype is PAIRED and PAIRS is not None and x.shape and x.shape[-1] % 2 == 0:
             return from_packed(x)

@@ -72,23 +72,6 @@ def test_which_predicates_an_instruction_sets(line: str, predicates: set[str]) -
     assert instructions(line)[0].sets() == predicates
 
 
-def test_kernels_are_told_apart_and_everything_else_is_left_out() -> None:
-    found = parse(
-        '.headerflags @"EF_CUDA_SM90"\n//---- .text.a ----\n'
-        '\t.section\t.text.a,"ax",@progbits\n.text.a:\n        /*0000*/   MOV R1, c[0x0][0x28] ;\n'
-        "        /*0010*/   EXIT ;\n.L_x_0:\n        /*0020*/   BRA `(.L_x_0);\n        /*0030*/   NOP;\n"
-        '//---- .text.b ----\n\t.section\t.text.b,"ax",@progbits\n        /*0000*/   EXIT ;\n'
-        "//---- .nv.info ----\n        /*0000*/   .word 0x1\n"
-    )
-    assert {name: [one.opcode for one in code] for name, code in found.items()} == {
-        "a": ["MOV", "EXIT", "BRA", "NOP"],
-        "b": ["EXIT"],
-    }
-    assert found["a"][2].target == 0x20
-    # What the hardware never reaches is in no block.
-    assert shape(blocks(found["a"])) == [(2, [], True)]
-
-
 def test_a_diamond() -> None:
     found = flow(
         """
@@ -244,15 +227,6 @@ MARKED = """
     """
 
 
-def test_what_is_marked_is_rare() -> None:
-    marked, plain = tile_path(MARKED.format("PMTRIG 0x2"), 16, 16), tile_path(MARKED.format("MOV R3, R6"), 16, 16)
-    assert (marked.instructions, plain.instructions) == (4, 8)
-
-
-def test_a_marker_that_nothing_passes_by_counts() -> None:
-    assert tile_path(f"PMTRIG 0x2\n{ONE_BLOCK}", 16, 16).instructions == 5
-
-
 def test_a_loop_is_told_but_not_that_of_a_tail_nor_a_marked_one() -> None:
     turn = ".L_turn:\nMOV R1, R2\n@P1 BRA `(.L_turn)"
     always = tile_path(f"{turn}\n{ONE_BLOCK}", 16, 16)
@@ -323,18 +297,3 @@ def test_compiled_code_without_branches_counts_to_its_exit(work: str, arch: str)
     found = full_tile(blocks(parse(text)["k"]), 16, 16)
     assert found.instructions == listed.index("EXIT") + 1 > 8
     assert (found.loads, found.stores, found.loop) == ({16: 1}, {16: 1}, False)
-
-
-def test_a_compiled_marker() -> None:
-    work = "if (v.x == 77) {{ {} v.x /= (v.y | 1); v.y /= (v.z | 1); }}"
-    plain, marked = (
-        full_tile(blocks(parse(compiled(work.format(mark), "if (i >= n) return;"))["k"]), 16, 16)
-        for mark in ("", 'asm volatile("pmevent 1;");')
-    )
-    assert marked.instructions < plain.instructions / 2
-
-
-def test_a_compiled_loop() -> None:
-    text = compiled('_Pragma("unroll 1") for (unsigned j = 0; j < n; ++j) v.x += v.x / v.y;')
-    found = full_tile(blocks(parse(text)["k"]), 16, 16)
-    assert found.loop and found.loads == {16: 1}

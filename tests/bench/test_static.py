@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import random
-from collections.abc import Callable
 from pathlib import Path
 
-import matplotlib.image
 import pytest
 
 from bench.__main__ import main
-from bench.report.heatmap import heatmap
 from bench.static import budget as static_budget
 from bench.static import check as static
 from bench.static import layouts as static_layouts
 from bench.static import published as static_published
-from bench.static.budget import FULL, KNOWN, of_casts, problems, widths
+from bench.static.budget import KNOWN, of_casts, problems, widths
 from bench.static.kernels import BATCH, StaticKernel, compiled, facts, measure
 from bench.static.model import ATTAINABLE, GPUS, TURNOVER, estimate, estimates, loaded, resident_threads, work
 from bench.static.sass import Instruction
@@ -76,14 +72,6 @@ def test_every_rule_has_wide_accesses_and_no_spills(exhaustive: bool) -> None:
 def test_casts_of_many_arrays_reach_their_goal(exhaustive: bool) -> None:
     chosen = DEFAULTS if exhaustive else random.Random(90).sample(DEFAULTS, BATCH)
     assert verdict(measure(chosen, "sm_90", "many")) == []
-
-
-def test_a_kernel_counts_the_same_alone_and_with_others() -> None:
-    """All that shares a program is time."""
-    some = [rule("FLOAT", dst) for dst in ("INT8", "FLOAT16", "FLOAT8E4M3FN")]
-    together = of([kernel_source(one) for one in some])
-    alone = [of([kernel_source(one)])[0] for one in some]
-    assert [(one.path, one.registers) for one in together] == [(one.path, one.registers) for one in alone]
 
 
 #: Instructions per element of fused casts as they were when the kernels were written, and few more.
@@ -198,20 +186,6 @@ def test_known_misses() -> None:
     assert all(arch.startswith("sm_") and pair in pairs and reason for (arch, _, pair), reason in KNOWN.items())
 
 
-def test_only_the_default_rule_must_not_fill_a_unit() -> None:
-    other = rule("FLOAT", "INT32", overflow="saturate")
-    known = {("sm_90", "contiguous", "FLOAT to INT32"): "a reason"}
-    assert verdict([made(BUSY, other)]) == verdict([made(COPY, other)], known) == []
-    assert len(verdict([made(NARROW, other)])) == 2
-
-
-def test_only_architectures_whose_rates_have_a_source_are_gated() -> None:
-    busy = made(BUSY)
-    assert problems(busy) and problems(dataclasses.replace(busy, arch="sm_100a")) == []
-    assert static_budget.fullest(busy) > FULL
-    assert math.isnan(static_budget.fullest(dataclasses.replace(busy, arch="sm_75")))
-
-
 @pytest.mark.parametrize(
     ("src", "dst", "wanted"),
     [
@@ -301,10 +275,6 @@ def test_lines_are_those_that_a_warp_spans() -> None:
     assert work(made(SPLIT).path, 32)["l1 lines"] == pytest.approx(4 * 8 / 32)
 
 
-def test_a_table_is_loaded_from_the_cache() -> None:
-    assert work(made(APART).path, 16)["l2"] == 16 + 32
-
-
 @pytest.mark.parametrize(
     ("registers", "shared", "threads"),
     [(32, 0, 2048), (33, 0, 1536), (64, 0, 1024), (255, 0, 256), (32, 100 << 10, 512)],
@@ -337,69 +307,3 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert printed.count("STG.E.128") >= 1 and "H200 (estimate)" in printed
     picture = (pictures / "static-sm_90.svg").read_text()
     assert "the busiest unit at the speed of a copy, sm_90" in picture and "no GPU was used" in picture
-
-
-def test_the_command_fails_where_a_pair_fills_a_unit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(static_budget, "FULL", 0.1)
-    assert main(["--static", "--src", "FLOAT", "--dst", "INT32", "--arch", "sm_90"]) == 1
-    assert "sm_90 contiguous FLOAT to INT32: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("arch", "said"), [("sm_9", "is not an architecture"), ("compute_90", "gives PTX")])
-def test_an_architecture_without_machine_code(arch: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--static", "--arch", arch])
-    assert said in capsys.readouterr().err
-
-
-# ---- the picture ----
-
-
-def draw(path: Path, **changes: object) -> None:
-    arguments = {"values": [[0.5, 1.5], [float("nan"), 1.0]], "low": 0, "middle": 1, "high": 2, "good": "low"}
-    arguments |= changes
-    heatmap(path, ["A", "B"], ["C", "D"], title="T\nU", label="L", **arguments)
-
-
-def test_the_picture_says_what_it_shows_and_is_the_same_each_time(tmp_path: Path) -> None:
-    draw(tmp_path / "one.svg")
-    draw(tmp_path / "two.svg")
-    text = (tmp_path / "one.svg").read_text()
-    assert text == (tmp_path / "two.svg").read_text()
-    for words in ("T", "U", "L", "A", "B", "C", "D", "0.50", "1.50", "1.00"):
-        assert f">{words}</text>" in text
-    assert "nan" not in text
-
-
-@pytest.mark.parametrize(
-    ("good", "middle", "blue"),
-    [
-        ("low", 1, lambda low, high: (low, high)),
-        ("high", 1, lambda low, high: (high, low)),
-    ],
-)
-def test_good_is_blue_and_bad_is_orange(
-    good: str, middle: float, blue: Callable[[object, object], tuple[object, object]], tmp_path: Path
-) -> None:
-    draw(tmp_path / "x.png", values=[[0.2, 0.2], [1.8, 1.8]], good=good, form="", middle=middle)
-    picture = matplotlib.image.imread(tmp_path / "x.png")[:, :, :3]
-    # The rows of cells are the lowest part of the picture.
-    low, high = (picture[-offset, picture.shape[1] // 2 - 40] for offset in (110, 55))
-    better, worse = blue(low, high)
-    assert better[2] > better[0] and worse[0] > worse[2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"values": [[1.0, 2.0]]}, r"values are 1 x \[2\]; expected 2 x 2"),
-        ({"low": 3}, "out of order"),
-        ({"middle": 2}, "out of order"),
-    ],
-)
-def test_a_picture_of_nonsense(changes: dict[str, object], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=said):
-        draw(tmp_path / "x.svg", **changes)
-    assert not (tmp_path / "x.svg").exists()

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,38 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conversions import contents, planned
+from conversions import checkpoint, contents, convert, failure
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import cast_tensor, staging
 from gpucast.cli import main
 from gpucast.core.dtypes import DType
 from onnx_models import save_external
-from scaled_files import convert
 from tensors import full_disk, leftovers
 
 BIG = np.linspace(-1, 1, 1 << 18, dtype=np.float32)
 
 
-def checkpoint(folder: Path, x: np.ndarray = BIG[:500]) -> None:
-    folder.mkdir(parents=True)
-    weight_map = {}
-    for shard in ("a.safetensors", "b.safetensors"):
-        tensors = {f"{shard[0]}{i}": x[i:] for i in range(3)} | {f"{shard[0]}n": np.arange(4)}
-        files.save(str(folder / shard), tensors)
-        weight_map |= dict.fromkeys(tensors, shard)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-
-
-def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert convert(*argv) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    return printed.err
+def two(folder: Path, x: np.ndarray = BIG[:500]) -> None:
+    checkpoint(folder, {name: {f"{name}{i}": x[i:] for i in range(3)} | {f"{name}n": np.arange(4)} for name in "ab"})
 
 
 @pytest.mark.parametrize("after", [0, 100, 10_000, 300_000])
 def test_a_full_disk(after: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint(folder / "in", BIG)
+    two(folder / "in", BIG)
     files.save("one.safetensors", {"x": BIG})
     files.save("old.npz", {"old": np.arange(3)})
     save_external(folder / "models" / "m.onnx", BIG)
@@ -84,7 +69,7 @@ def test_a_full_disk_keeps_what_is_worth_it(
 
 
 def test_a_truncated_shard(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint(folder / "in", BIG)
+    two(folder / "in", BIG)
     shard = folder / "in" / "b.safetensors"
     whole = shard.read_bytes()
     for size in (0, 7, 100, len(whole) - 1):
@@ -102,25 +87,6 @@ def test_a_truncated_shard(folder: Path, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(checkpoints, "make_plan", cut)
     assert "in/b.safetensors: " in failure(capsys, "in", "out", "--to", "FLOAT16")
     assert leftovers(folder, "in") == []
-
-
-def test_two_processes_do_not_write_one_file(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(staging, "_LOOKS", 2)
-    files.save("in.safetensors", {"a": BIG, "b": BIG})
-    argv = ["in.safetensors", "out.safetensors", "--to", "FLOAT16"]
-    plan = planned("in.safetensors", "out.safetensors")
-    other: list[str] = []
-
-    def meanwhile(done: int) -> None:
-        if not other:
-            other.extend(failure(capsys, *argv, *more) for more in ([], ["--restart"]))
-
-    checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), meanwhile)
-    assert all("out.safetensors: another process is converting it at this moment" in said for said in other)
-    assert other[1].endswith("; end it first\n")
-    assert set(files.load("out.safetensors")) == {"a", "b"}
 
 
 def test_damaged_work_is_done_again(
@@ -148,7 +114,7 @@ def test_damaged_work_is_done_again(
 def test_a_wrong_result_is_not_given_a_name(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint(folder / "in")
+    two(folder / "in")
     cast = cast_tensor._cast_on
 
     def wrong(device: str | None, x: Any, dst: DType, attributes: Any) -> Any:

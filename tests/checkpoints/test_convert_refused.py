@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from codes import assert_same
-from conversions import contents
+from conversions import contents, convert, failure, numbers
 from gpucast import files
-from scaled_files import convert, failure, numbers
 
 pytestmark = pytest.mark.usefixtures("folder")
 

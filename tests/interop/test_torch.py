@@ -153,9 +153,6 @@ def test_dlpack_with_torch() -> None:
         torch.from_dlpack(PackedArray.pack(values(dtype("INT4"), (4, 6))))
 
 
-# ---- gradients ----
-
-
 # ---- the op ----
 
 
@@ -604,6 +601,3 @@ def test_devices_of_torch() -> None:
         gpucast.cast(np.ones(3), "FLOAT16", device=torch.device("cuda", 0))
     with pytest.raises(TypeError, match="is not a device; expected None, 'cpu', 'cuda' or 'cuda:N'"):
         gpucast.cast(x, "FLOAT16", device=torch.device("meta"))
-
-
-# ---- layers ----

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conversions import checkpoint, contents, convert, failure
+from conversions import checkpoint, contents, convert, failure, planned, run
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import cast_tensor, staging
+from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
 from gpucast.core.dtypes import DType
 from onnx_models import save_external
@@ -111,6 +113,25 @@ def test_damaged_work_is_done_again(
     assert all(x.tobytes() == wanted for x in files.load("out.safetensors").values())
 
 
+def test_what_did_not_come_to_the_disk_is_written_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error of fsync it may read as if it had come."""
+    files.save("in.safetensors", {"a": BIG, "b": BIG})
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
+    plan, synced = planned("in.safetensors", "out.safetensors"), os.fsync
+
+    def refused(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/out.safetensors"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        synced(descriptor)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        patch.setattr(os, "fsync", refused)
+        run(plan)
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors.partial"]
+    assert not any(map(os.path.exists, Staging(plan).parts(plan.files[0])))
+    assert run(plan).resumed == 0
+
+
 def test_a_wrong_result_is_not_given_a_name(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +149,12 @@ def test_a_wrong_result_is_not_given_a_name(
     message = failure(capsys, "in", "out", "--to", "FLOAT16", "--verify")
     assert "out/a.safetensors: verify: tensor 'a0': element 17 is" in message
     assert leftovers(folder, "in") == []
+    # Nor gone on with.
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "WORTH_KEEPING", 0)
+        failure(capsys, "in", "out", "--to", "FLOAT16", "--verify")
+    monkeypatch.setattr(cast_tensor, "_cast_on", cast)
+    assert convert("in", "out", "--to", "FLOAT16", "--verify", "all") == 0
     # Among many elements some are looked at.
     files.save("in.npy", {"x": np.ones(5000, np.float32)})
     monkeypatch.setattr(

@@ -24,7 +24,6 @@ F8, I8 = numbers(6, 8).astype(E4M3), np.arange(-24, 24, dtype=np.int8).reshape(6
 ROWS = np.arange(1, 7, dtype=np.float32)[:, None]
 DENSE = numbers(200, 300).astype(E4M3)
 FOUR = np.ones((4, 1), np.float32)
-WIDE = np.ones((4, 2), np.float32)
 
 
 def words(*, width: int = 1, shape: Any = (4, 4), **more: Any) -> dict[str, Any]:

@@ -61,16 +61,6 @@ def test_what_needs_no_gpu_is_marked_so(ran: list[Any], tmp_path: Path) -> None:
         assert found["device"] == "none" and found["static"] and found["host"] and "gpu" not in found
 
 
-@pytest.mark.parametrize("option", ["--results", "--json"])
-def test_results_that_cannot_be_written_are_known_before_the_work(
-    ran: list[Any], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("in the way")
-    assert command.main(["--allow-cpu", option, str(tmp_path / "file" / "x")]) == 1 and not ran
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert re.fullmatch(r"bench: results cannot be written: .*/file(/x)?: (Not a directory|File exists)", last)
-
-
 def test_the_gpu_is_the_default(ran: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(devices, "unavailable", lambda: None)
     assert command.main(["--seconds", "30", "--json", str(tmp_path / "x.json")]) == 0
@@ -106,18 +96,6 @@ def test_the_copy_kernel_moves_16_bytes_at_a_time(read: int, write: int, arch: s
     assert whole in (order[: read + write], order[-read - write :])
 
 
-def test_peaks_are_those_of_the_vendors() -> None:
-    assert gpu.peak_of("NVIDIA H200", {}) == 4.8e12
-    assert gpu.peak_of("NVIDIA GH200 480GB", {}) == 4.9e12
-    assert gpu.peak_of("NVIDIA H100 NVL", {}) == 3.9e12
-    assert gpu.peak_of("NVIDIA H100 PCIe", {}) == 2.0e12 and gpu.peak_of("NVIDIA H100 80GB HBM3", {}) == 3.35e12
-    # Of an RTX 4090: 10501 MHz, 384 bits.
-    assert gpu.peak_of("other", {"memoryClockRate": 10_501_000, "memoryBusWidth": 384}) == pytest.approx(
-        1008e9, rel=1e-3
-    )
-    assert gpu.peak_of("unknown", {}) == 0.0
-
-
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A CuPy that notes what it is asked, on a machine with an H200."""
@@ -145,18 +123,6 @@ def test_copies_on_the_gpu(cuda: Any) -> None:
     vectors = (1 << 20) // 16
     arguments = (src, half, np.int64(vectors), np.int64(vectors // 2))
     cuda.RawKernel.return_value.assert_called_once_with((vectors // 256 // 4,), (256,), arguments)
-
-
-def test_a_capture_ends_whatever_happens(cuda: Any) -> None:
-    machine, stream = gpu.Machine(), cuda.cuda.Stream.return_value
-    machine.capture(stream.work)()
-    graph = stream.end_capture.return_value
-    assert [name for name, _, _ in stream.method_calls] == ["begin_capture", "work", "end_capture"]
-    graph.launch.assert_called_once_with(stream)
-    stream.work.side_effect = RuntimeError("no kernel")
-    with pytest.raises(RuntimeError, match="no kernel"):
-        machine.capture(stream.work)
-    assert stream.end_capture.call_count == 2
 
 
 def test_the_real_cupy_has_what_the_gpu_asks_for() -> None:

@@ -20,13 +20,11 @@ from bench.cases.case import Row
 from bench.cases.contenders import COPY, SAME_RATIO, Ours, OursAllocating
 from bench.cases.pairs import PairCase
 from bench.gpu import first_call, many_cases, run, sweep, user_cases
-from bench.gpu.quantize_cases import OURS as QUANTIZE
-from bench.gpu.quantize_cases import Quantizing
 from bench.report import gpu_tables, plots
 from bench.report import results as kept
 from bench.report.results import Results
 from bench.timing import times as timing
-from fake_machine import COPY_KERNEL, LAUNCH, MANY_LAUNCH, NODE, FakeMachine, FakeRival, TimedDriver, built_driver
+from fake_machine import LAUNCH, MANY_LAUNCH, NODE, FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.core.dtypes import dtype
 from gpucast.parity.cases import NUMERIC
 from host_driver import installed
@@ -147,16 +145,6 @@ def test_what_ended_the_process_comes_last(
     assert left == 0 and not again.begun and [*again.cases][-1] == ("common pairs", task)
 
 
-def test_a_line_that_was_cut_off_is_measured_again(machine: FakeMachine, tmp_path: Path) -> None:
-    whole, _ = measured(machine, tmp_path)
-    assert whole.path is not None
-    lines = whole.path.read_text().splitlines(keepends=True)
-    number = max(i for i, line in enumerate(lines) if '"kind":"case"' in line)
-    whole.path.write_text("".join(lines[:number]) + lines[number][:200])
-    again, left = measured(machine, tmp_path)
-    assert left == 0 and again.done == whole.done and kept.read(whole.path).done == whole.done
-
-
 def test_what_failed_is_told_and_measured_again(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,14 +172,6 @@ def test_wrong_results_are_failures(machine: FakeMachine, monkeypatch: pytest.Mo
     case = PairCase("stage", COMMON[0], LARGE).case([Ours(machine)], lambda moved: machine.copy)
     run.measure(machine, [case], results)
     assert " gives " in results.failed[case.name]
-
-
-def test_other_code_has_another_file(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = measured(machine, tmp_path, seconds=0.01)
-    monkeypatch.setattr(kept, "code_digest", lambda: "0123abcd")
-    second = kept.open_for(machine.device, tmp_path)
-    assert second.path != first.path and not second.cases
-    assert kept.open_for("NVIDIA Other", tmp_path).path.name.startswith("gpu-nvidia-other-20")  # type: ignore[union-attr]
 
 
 # ---- what is measured ----
@@ -246,30 +226,6 @@ def test_many_arrays_beside_one(machine: FakeMachine, number: int, monkeypatch: 
 _cases_of_many = many_cases.cases
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Quantizing("BFLOAT16", "mxfp4", rows=4, columns=256),
-        Quantizing("FLOAT", "mxfp8e4m3", transpose="both", rows=64, columns=64),
-        Quantizing("FLOAT", "int8_axis", 0, rows=64, columns=64),
-    ],
-    ids=str,
-)
-def test_quantizing_beside_copies(case: Quantizing, machine: FakeMachine) -> None:
-    with installed(TimedDriver(machine)):
-        rows = by_name(machine, case.case())
-    ours, size = rows[QUANTIZE], case.rows * case.columns
-    assert ours.wrong == 0 < ours.checked and ours.times is not None
-    stored = {"mxfp4": size // 2 + size // 32, "mxfp8e4m3": 2 * (size + size // 32), "int8_axis": size + 64 * 4}
-    assert ours.bytes == size * dtype(case.src).bits // 8 + stored[case.format]
-    copied = next(row for name, row in rows.items() if name.startswith(COPY))
-    assert copied.times is not None and copied.times.median == pytest.approx(
-        ours.bytes / COPY_KERNEL + LAUNCH, rel=0.01
-    )
-    assert ("gpucast, two calls" in rows) == (case.transpose == "both")
-    assert any("both reads" in name for name in rows) == (case.format == "int8_axis")
-
-
 # ---- what is made of it ----
 
 
@@ -308,23 +264,6 @@ def test_the_report_is_written_beside_the_results(results: Results, capsys: pyte
 
 
 # ---- first calls, the sweep for sanitizers ----
-
-
-def test_first_calls_have_an_empty_and_then_the_full_cache(
-    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, bool]] = []
-
-    def call(variables: dict[str, str]) -> dict[str, float]:
-        folder = Path(variables["GPUCAST_CACHE_DIR"])
-        seen.append((str(folder), folder.exists()))
-        folder.mkdir(exist_ok=True)
-        return {"first": 1.0}
-
-    monkeypatch.setattr(first_call, "in_a_process", call)
-    assert [row.name for row in first_call.case().measure(machine)] == ["first, empty cache", "first, full cache"]
-    assert seen[0][0] == seen[1][0] and [there for _, there in seen] == [False, True]
-    assert not Path(seen[0][0]).exists()
 
 
 def test_the_sweep_has_every_size_and_kernel() -> None:

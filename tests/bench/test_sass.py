@@ -89,11 +89,6 @@ def test_a_diamond() -> None:
     assert shape(found) == [(2, [2, 1], False), (2, [3], False), (1, [3], False), (2, [], True)]
 
 
-def test_an_exit_under_a_condition_goes_on() -> None:
-    found = flow("@P0 EXIT\nMOV R1, R2\nEXIT")
-    assert shape(found) == [(1, [1], True), (2, [], True)]
-
-
 def test_a_branch_with_its_condition_among_the_operands() -> None:
     found = flow("BRA.U UP0, `(.L_x_0)\nMOV R1, R2\n.L_x_0:\nEXIT")
     assert shape(found) == [(1, [2, 1], False), (1, [2], False), (1, [], True)]
@@ -127,11 +122,6 @@ def test_threads_meet_where_their_barrier_says() -> None:
         (1, [], True),
         (2, [4], False),
     ]
-
-
-def test_a_function_comes_back_behind_its_call() -> None:
-    found = flow("CALL.REL.NOINC `(f)\nEXIT\nf:\nMOV R1, R2\nRET.REL.NODEC R4 `(k)")
-    assert shape(found) == [(1, [2], False), (1, [], True), (2, [1], False)]
 
 
 @pytest.mark.parametrize("jump", ["BRX R2 -0x10", "JMP R4", "BRA `(.L_x_9)", "BSYNC B0"])
@@ -205,14 +195,6 @@ def test_of_opposite_guards_one_counts_as_access_and_both_as_instructions() -> N
     assert (found.loads, found.instructions) == ({8: 1}, 6)
 
 
-def test_a_predicate_that_is_set_again_is_another_guard() -> None:
-    text = "@P0 LDG.E.64 R4, desc[UR4][R2.64]\n{}\n@!P0 LDG.E.64 R6, desc[UR4][R2.64]\n"
-    text += "STG.E.128 desc[UR4][R8.64], R4\nEXIT"
-    again = tile_path(text.format("ISETP.NE.AND P0, PT, R0, RZ, PT"), 16, 16)
-    same = tile_path(text.format("ISETP.NE.AND P1, PT, R0, RZ, PT"), 16, 16)
-    assert again.loads == {8: 2} and same.loads == {8: 1}
-
-
 MARKED = """
     LDG.E.128 R4, desc[UR4][R2.64]
     @P0 BRA `(.L_rare)
@@ -262,13 +244,6 @@ def test_a_loop_is_told_but_not_that_of_a_tail_nor_a_marked_one() -> None:
     rest = "\n.L_turn:\nSTG.E.U8 desc[UR4][R8.64], R4\n@P1 BRA `(.L_turn)\nEXIT"
     leaves = tile_path("\n".join(f"@!P0 {line.strip()}" for line in ONE_BLOCK.strip().splitlines()) + rest, 16, 16)
     assert (leaves.loop, leaves.stores) == (False, {16: 1})
-
-
-def test_the_loads_of_a_table_come_on_top() -> None:
-    text = "LDG.E.CONSTANT R3, desc[UR4][R2.64]\nSTS [R0], R3\n@P0 BRA `(.L_odd)\n" + ONE_BLOCK
-    text += "\n.L_odd:\n" + 5 * "LDG.E R4, desc[UR4][R2.64]\n" + "STG.E.128 desc[UR4][R8.64], R4\nEXIT"
-    found = tile_path(text, 16, 16)
-    assert (found.loads, found.instructions) == ({16: 1, 4: 1}, 7)
 
 
 # ---- what the compiler makes ----

@@ -21,7 +21,7 @@ from bench.static import layouts as static_layouts
 from bench.static import published as static_published
 from bench.static.budget import KNOWN, of_casts, problems, widths
 from bench.static.kernels import BATCH, StaticKernel, compiled, facts, measure
-from bench.static.model import ATTAINABLE, GPUS, TURNOVER, estimate, estimates, loaded, resident_threads, work
+from bench.static.model import ATTAINABLE, GPUS, TURNOVER, estimate, estimates, loaded, resident_threads
 from bench.static.sass import Instruction
 from gpucast import dtype
 from gpucast.casting.fused_options import fused_rule
@@ -257,22 +257,6 @@ def test_too_few_bytes_in_flight_limit_a_kernel() -> None:
     # Between two blocks nothing is under way.
     part = 2 * gpu.latency / (2 * gpu.latency + TURNOVER)
     assert (found.bound, found.share) == ("latency", pytest.approx(part * found.in_flight / found.needed))
-
-
-#: Two stores of 16 bytes: next to each other, and 512 bytes apart.
-SPLIT = "uint4 v = src[2 * i], w = src[2 * i + 1]; dst[2 * i] = v; dst[2 * i + 1] = w;"
-APART = "uint4 v = src[i], w = src[i + 256]; dst[i] = v; dst[i + 256] = w;"
-
-
-@pytest.mark.parametrize(("body", "bytes"), [(SPLIT, 32 + 64), (APART, 32 + 32)], ids=["split", "apart"])
-def test_stores_of_half_sectors_count_whole(body: str, bytes: int) -> None:
-    assert work(made(body).path, 32)["l2"] == bytes
-
-
-def test_lines_are_those_that_a_warp_spans() -> None:
-    """A warp's accesses of 16 bytes are 4 lines, or 8 where threads are 32 bytes apart."""
-    assert work(made(APART).path, 32)["l1 lines"] == pytest.approx(4 * 4 / 32)
-    assert work(made(SPLIT).path, 32)["l1 lines"] == pytest.approx(4 * 8 / 32)
 
 
 @pytest.mark.parametrize(

@@ -297,11 +297,18 @@ def test_the_same_under_all_modes(function: Callable[[], Any]) -> None:
             assert found == wanted, modes
 
 
-#: What `RESULTS` say in a process that computes under other modes from its first import on: nothing of ours is imported
-#: before, and this file computes its numbers by itself under the default ones.
+#: What `RESULTS` say in a process that imports our modules under other modes, and computes under them. The values it
+#: tries are chosen under the default ones.
 KEPT = """
 import hashlib
-import test_arithmetic as tests
+import gpucast
+from gpucast import mixed, reference
+from gpucast.casting import cast_report
+from gpucast.host import text_on_host
+from gpucast.quantization.gpu import source
+from gpucast.reference import exact_quantize
+with processor_modes.under(processor_modes.DEFAULT):
+    import test_arithmetic as tests
 functions = [function for function in tests.RESULTS if function is not tests.casts_of_the_reference]
 found = {function.__name__: repr(tests.image(function())) for function in functions}
 print(json.dumps({name: hashlib.sha256(one.encode()).hexdigest() for name, one in found.items()}))

@@ -235,12 +235,10 @@ def test_joined_weights_get_one_global_scale(among: str) -> None:
     weights = {f"{LAYER}.{last}.weight": numbers(32, 64) * size for last, size in (("q_proj", 1), ("k_proj", 40))}
     weights[f"{LAYER}.v_proj.weight"] = numbers(16, 64) / 9
     weights[f"{LAYER}.o_proj.weight"] = numbers(32, 64) / 9
-    for index, (name, weight) in enumerate(weights.items()):
-        save(f"in/{index}.safetensors", {name: weight})
-    if among == "one file":
-        for path in Path("in").iterdir():
-            path.unlink()
-        model(weights)
+    parts = [weights] if among == "one file" else [{name: weight} for name, weight in weights.items()]
+    for index, part in enumerate(parts):
+        save(f"in/{index}.safetensors", part)
+    Path("in/config.json").write_text("{}")
     assert convert("in", "out", *NVFP4, "--verify", "all") == 0
     written = {name: array for path in shards("out") for name, array in files.load(path).items()}
     scales = {name: float(written[f"{name}_global_scale"][0]) for name in weights}

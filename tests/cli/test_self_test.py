@@ -115,7 +115,10 @@ def test_no_where_the_bits_differ(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (RuntimeError("an illegal\naddress"), "a cast on cuda:0 ended in RuntimeError: an illegal address; run"),
+        (
+            RuntimeError("an illegal\naddress"),
+            "a cast on cuda:0 ended in RuntimeError: an illegal address; run nvidia-smi",
+        ),
         (MemoryError("16 MiB"), "a cast on cuda:0 ended in MemoryError: 16 MiB; run nvidia-smi"),
         (DeviceUnavailable("compile: gone; run: pip install it"), "gone; run: pip install it"),
     ],

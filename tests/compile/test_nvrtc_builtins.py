@@ -27,7 +27,7 @@ _BUILD = ROOT / "build"
 
 
 @functools.cache
-def packages() -> Path:
+def wheel() -> Path:
     """The folder of Python packages that holds the wheel. The test fails where pip cannot get it."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         installed = importlib.metadata.distribution("nvidia-cuda-nvrtc")
@@ -50,7 +50,7 @@ def packages() -> Path:
 
 
 def library() -> Path:
-    return packages() / "nvidia/cu13/lib/libnvrtc.so.13"
+    return wheel() / "nvidia/cu13/lib/libnvrtc.so.13"
 
 
 def builtins() -> Path:
@@ -121,10 +121,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
-def copy(folder: Path, builtins: Path | None = None) -> Path:
+def copy(folder: Path, its_builtins: Path | None = None) -> Path:
     """NVRTC 13.0.88 in a folder, alone or with that as its builtins."""
-    if builtins is not None:
-        link(builtins, folder / BUILTINS)
+    if its_builtins is not None:
+        link(its_builtins, folder / BUILTINS)
     return link(library(), folder / "libnvrtc.so.13")
 
 
@@ -133,7 +133,7 @@ def test_it_compiles_wherever_it_is_found(where: str, folder: Path) -> None:
     packages: Path | str = ""
     lib, before = folder / "lib", ""
     if where == "wheel":
-        packages = packages()
+        packages = wheel()
         lib = packages / "nvidia/cu13/lib"
     else:
         copy(lib, builtins())

@@ -26,15 +26,15 @@ PAGE = Path(__file__).with_suffix(".md")
 INTRO = f"""\
 # What changes when you switch
 
-`python docs/switching.py` writes this page. Every line except those of CuPy was run, and its result is in the comment.
-The first line of each example uses the other library, the second makes the same cast with gpucast, and the third, if
-there is one, makes gpucast give the other library's result. A NaN is followed by its code.{VARIES} marks results that
-ONNX leaves undefined or that depend on the processor; they were measured on x86-64. [Conformance](conformance.md) lists
-every difference from ml_dtypes and onnxruntime, counted over all pairs of types.
+Replace `x.astype(to)` or `t.to(to)` by `gpucast.cast(x, to)`. It returns a new array of the same library, on the same
+device and in the same memory order. With `copy=False` it returns x itself if nothing changes. Types below one byte are
+a `PackedArray`, except on the host.
 
-With every library `gpucast.cast(x, to)` replaces `x.astype(to)` or `t.to(to)`: it returns a new array of the same
-library, on the same device and in the same memory order. With `copy=False` it returns x itself if nothing changes.
-Outside the host, types below one byte are a `PackedArray`.
+Each example has two or three lines. The first uses the other library. The second makes the same cast with gpucast.
+The third makes gpucast give the other library's result. The comments are real results: `python docs/switching.py`
+runs every line and writes this page. Only CuPy's lines were not run. A NaN is followed by its code.{VARIES} marks
+results that ONNX leaves undefined or that depend on the processor; they were measured on x86-64.
+[Conformance](conformance.md) counts every difference from ml_dtypes and onnxruntime, over all pairs of types.
 """
 
 SYSTEMS = ("numpy", "cupy", "torch", "onnxruntime")
@@ -65,9 +65,9 @@ def numpy_section() -> str:
 
 def cupy_section() -> str:
     text = [
-        "**Documented, not run**: CuPy casts on GPUs alone. Its results below are those of its documentation and its",
-        "source (CuPy 14); ours were run on the host, whose bits the kernels give too. A CuPy array goes in as `x`,",
-        "and casts run on CuPy's current stream, as CuPy's own do.",
+        "**Documented, not run**: CuPy casts only on GPUs. Its results come from its documentation and source",
+        "(CuPy 14). gpucast's results were computed on the host, where the bits are the same. Pass a CuPy array as",
+        "`x`. The cast runs on CuPy's current stream.",
     ]
     return lines.section("CuPy", text, switches.CUPY, _NAMES)
 
@@ -75,7 +75,7 @@ def cupy_section() -> str:
 def torch_section() -> str:
     import torch
 
-    text = [f"{MEASURED}{version('torch')}.", "", "Tensors go in and come out; gradients are cast back, as torch does."]
+    text = [f"{MEASURED}{version('torch')}.", "", "A tensor gives a tensor. The gradient is cast back, as in torch."]
     return lines.section("PyTorch", text, switches.TORCH, _NAMES | {"torch": torch})
 
 

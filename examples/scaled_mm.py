@@ -15,18 +15,18 @@ import sys
 from typing import Any
 
 import numpy as np
-from delayed_scale import DelayedScale
 
 import gpucast
+from gpucast.mixed import DelayedScaling
 
 #: What two ways to add the same products may differ by: half a step of bfloat16, to which results are rounded.
 TOLERANCE = 2.0**-8
 
 
-def quantize(x: Any, scale: DelayedScale) -> tuple[Any, Any]:
-    """A matrix in float8, and the same in float32: what its codes stand for."""
-    codes = scale.quantize(x)
-    return codes, gpucast.cast(codes, "FLOAT", scale=scale.inverse)
+def quantize(x: Any, scaling: DelayedScaling) -> tuple[Any, Any]:
+    """A matrix in float8, and the values of its codes in float32."""
+    codes = scaling.cast(x)
+    return codes, gpucast.cast(codes, "FLOAT", scale=scaling.inverse)
 
 
 def scaled_mm(a: Any, b: Any, inverse_a: Any, inverse_b: Any, torch: Any) -> Any:
@@ -46,10 +46,11 @@ def difference(x: Any, y: Any) -> float:
     return float(((x - y) ** 2).sum() ** 0.5 / (y**2).sum() ** 0.5)
 
 
-def run(steps: int, torch: Any, xp: Any, device: str) -> bool:
+def run(steps: int, torch: Any, device: str) -> bool:
     """Print how each product of each step does; whether torch's were those of the quantized operands."""
     rng = np.random.default_rng(0)
-    scales = {name: DelayedScale("FLOAT8E5M2" if name == "g" else "FLOAT8E4M3FN", xp, history=4) for name in "xwg"}
+    types = {"x": "FLOAT8E4M3FN", "w": "FLOAT8E4M3FN", "g": "FLOAT8E5M2"}
+    scales = {name: DelayedScaling(to, history=4, power_of_two=True) for name, to in types.items()}
     good = True
     print(f"{'step':>4}  {'product':10}{'scales':>24}{'to float32':>14}{'to quantized':>14}")
     for step in range(steps):
@@ -69,7 +70,7 @@ def run(steps: int, torch: Any, xp: Any, device: str) -> bool:
                 difference(result, operand(matrices, one) @ operand(matrices, other)) for matrices in (wide, narrow)
             )
             good &= quantized <= TOLERANCE
-            used = f"{float(first.scale):g}, {float(second.scale):g}"
+            used = f"{first.scale[0]:g}, {second.scale[0]:g}"
             print(f"{step:>4}  {product:10}{used:>24}{exact:>14.2%}{quantized:>14.2%}")
         for scale in scales.values():
             scale.update()
@@ -88,13 +89,9 @@ def main(argv: list[str] | None = None) -> int:
         print("scaled_mm: PyTorch is not installed; run: pip install torch", file=sys.stderr)
         return 1
     usable = gpucast.device.unavailable() is None and torch.cuda.is_available()
-    device, xp = "cpu", np
-    if usable and torch.cuda.get_device_capability() >= (8, 9):
-        import cupy as xp
-
-        device = "cuda"
+    device = "cuda" if usable and torch.cuda.get_device_capability() >= (8, 9) else "cpu"
     print(f"torch {torch.__version__}, device {device!r}\n")
-    right = run(arguments.steps, torch, xp, device)
+    right = run(arguments.steps, torch, device)
     print(
         "\ntorch._scaled_mm gives the products of the quantized operands." if right else "\ntorch._scaled_mm differs."
     )

@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from delayed_scale import DelayedScale
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 import gpucast
-from gpucast.mixed import DynamicLossScale, LossScale, NoOpLossScale, get_policy, select_tree
+from gpucast.mixed import DelayedScaling, DynamicLossScale, LossScale, NoOpLossScale, get_policy, select_tree
 
 SIZES = (64, 128, 64, 10)
 BATCH, RATE, MOMENTUM = 64, 0.05, 0.9
@@ -71,20 +70,19 @@ class Stochastic(Precision):
 class Float8(Precision):
     """float8 operands, each tensor with a scale of its own; all else as bfloat16 has it."""
 
-    def __init__(self, xp: Any) -> None:
+    def __init__(self) -> None:
         super().__init__("p=f32,c=bf16,o=f32")
-        self.xp = xp
-        self.scales: dict[str, DelayedScale] = {}
+        self.scales: dict[str, DelayedScaling] = {}
 
     def operand(self, x: Any, name: str, gradient: bool = False) -> Any:
         if name not in self.scales:
-            self.scales[name] = DelayedScale("FLOAT8E5M2" if gradient else "FLOAT8E4M3FN", self.xp)
-        scale = self.scales[name]
-        return gpucast.cast(scale.quantize(x), "FLOAT", scale=scale.inverse)
+            self.scales[name] = DelayedScaling("FLOAT8E5M2" if gradient else "FLOAT8E4M3FN", power_of_two=True)
+        scaling = self.scales[name]
+        return gpucast.cast(scaling.cast(x), "FLOAT", scale=scaling.inverse)
 
     def end_step(self) -> None:
-        for scale in self.scales.values():
-            scale.update()
+        for scaling in self.scales.values():
+            scaling.update()
 
 
 def precisions(xp: Any, seed: int) -> dict[str, Precision]:
@@ -94,7 +92,7 @@ def precisions(xp: Any, seed: int) -> dict[str, Precision]:
         "float16, dynamic loss scale": Precision("p=f32,c=f16,o=f32", DynamicLossScale(period=50)),
         "bfloat16 weights, stochastic": Stochastic("p=bf16,c=bf16,o=f32", seed),
         "bfloat16 weights, nearest": Precision("p=bf16,c=bf16,o=f32"),
-        "float8, delayed scaling": Float8(xp),
+        "float8, delayed scaling": Float8(),
     }
 
 

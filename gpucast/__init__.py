@@ -22,7 +22,6 @@ with exact():
     from gpucast.casting.cast_report import cast_report
     from gpucast.casting.creation import empty, empty_like, from_bytes
     from gpucast.casting.loss_counts import CastReport
-    from gpucast.codegen.device_function import device_function
     from gpucast.core import packages
     from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
     from gpucast.core.errors import DeviceUnavailable
@@ -32,6 +31,8 @@ with exact():
 
 if TYPE_CHECKING:
     from gpucast import mixed, quantization
+    from gpucast.casting.ufunc import ufunc
+    from gpucast.codegen.device_functions import device_function, device_functions
     from gpucast.quantization import Quantized, dequantize, quantize
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "cast_report",
     "dequantize",
     "device_function",
+    "device_functions",
     "dtype",
     "empty",
     "empty_like",
@@ -59,6 +61,7 @@ __all__ = [
     "quantization",
     "quantize",
     "reference",
+    "ufunc",
     "warmup",
 ]
 
@@ -114,6 +117,13 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
+#: The modules of names that no cast needs.
+_LATER = {
+    **dict.fromkeys(("Quantized", "dequantize", "quantize"), "quantization"),
+    **dict.fromkeys(("device_function", "device_functions"), "codegen.device_functions"),
+    "ufunc": "casting.ufunc",
+}
+
 # Hidden from type checkers, which would take any name for one of ours.
 if not TYPE_CHECKING:
 
@@ -122,8 +132,8 @@ if not TYPE_CHECKING:
         with exact():
             if name in ("mixed", "quantization"):
                 return importlib.import_module(f"gpucast.{name}")
-            if name in ("Quantized", "dequantize", "quantize"):
+            if name in _LATER:
                 # Kept, so that torch.compile meets a function of this module, and not this one.
-                globals()[name] = found = getattr(importlib.import_module("gpucast.quantization"), name)
+                globals()[name] = found = getattr(importlib.import_module(f"gpucast.{_LATER[name]}"), name)
                 return found
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,7 +2,7 @@
 // The instructions that fast paths are made of, one function each, named as PTX names them.
 //
 // Inline PTX, because it means the same under every compiler flag: none of these flushes subnormal numbers. The host
-// build uses a model of each instead (gpucast/parity/host_instructions.hpp), written from the PTX manual.
+// build uses a model of each instead (kernels/host/model.hpp), written from the PTX manual.
 #ifndef GPUCAST_HOST
 namespace gpucast {
 namespace ptx {

@@ -1,29 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts of `gpucast.device_function`, built for the host and called with arrays."""
+"""Texts of `gpucast.device_functions`, built by a C++ compiler as a user does, and called with arrays of codes."""
 
 from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+import gpucast
+from gpucast.codegen.cast_kernel import kernel_name
+from gpucast.codegen.device_functions import WIDTHS, held_as
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.parity import host_build
 
-#: What CUDA has built in and the host has not.
-_SHIM = """
-#include <cstring>
-template <class T, class S> T bits(S value) { T result; std::memcpy(&result, &value, sizeof(T)); return result; }
-#define __float_as_uint bits<unsigned>
-#define __uint_as_float bits<float>
-#define __double_as_longlong bits<long long>
-#define __longlong_as_double bits<double>
-"""
+#: The random words of the functions that take some.
+RANDOM = {"seed": 7, "offset": 2**33 + 1}
 
 
-def build(text: str, folder: Path) -> ctypes.CDLL:
-    """A library with the C functions of a text, which may use what CUDA has built in."""
-    path, library = folder / "functions.cpp", folder / "functions.so"
-    path.write_text(host_build.shim() + _SHIM + text)
-    command = [*host_build.compiler(), "-std=c++17", "-O0", "-w", "-fPIC", "-shared", "-o", str(library), str(path)]
-    subprocess.run(command, check=True)
+def build(text: str, folder: Path, arch: int = 90) -> ctypes.CDLL:
+    """A library with the C functions of a text, where the GPU's instructions are those of an architecture."""
+    path, library = folder / "functions.cpp", folder / f"functions_{arch}.so"
+    path.write_text(text)
+    options = ["-std=c++17", "-O0", "-w", "-fPIC", "-shared", f"-DGPUCAST_ARCH={10 * arch}"]
+    subprocess.run([*host_build.compiler(), *options, "-o", str(library), str(path)], check=True)
     return ctypes.CDLL(str(library))
+
+
+def loops(rules: Iterable[CastRule]) -> str:
+    """C functions ``run_NAME(x, y, n)`` that call the functions of rules, for each width."""
+    random = f", gpucast::Random{{{RANDOM['seed']}ull, {RANDOM['offset']}ull}}, i * "
+    return "".join(
+        f"""
+extern "C" void run_{kernel_name(rule)}{end}(
+    const {held_as(rule.src, count)}* x, {held_as(rule.dst, count)}* y, long long n) {{
+    for (long long i = 0; i < n; ++i) {{
+        y[i] = {kernel_name(rule)}{end}(x[i]{f"{random}{count}" if rule.rounding == STOCHASTIC else ""});
+    }}
+}}
+"""
+        for rule in rules
+        for end, count in WIDTHS.items()
+    )
+
+
+def word(dtype: DType, count: int) -> np.dtype[Any]:
+    """What `held_as` holds so many codes in; of more than 16 bits each."""
+    if dtype.bits > 16:
+        return dtype.code_numpy
+    return np.dtype(f"u{next(size for size in (1, 2, 4, 8) if 8 * size >= count * dtype.bits)}")
+
+
+def packed(codes: np.ndarray, dtype: DType, count: int) -> np.ndarray:
+    """Codes as `held_as` holds so many; the bits that nobody looks at are set."""
+    if dtype.bits > 16:
+        return codes
+    words = np.full(codes.size // count, (2**64 - 1) << (count * dtype.bits) & (2**64 - 1), np.uint64)
+    for i in range(count):
+        words |= codes[i::count].astype(np.uint64) << np.uint64(i * dtype.bits)
+    return words.astype(word(dtype, count))
+
+
+def unpacked(words: np.ndarray, dtype: DType, count: int) -> np.ndarray:
+    """The codes that so many are held in."""
+    if dtype.bits > 16:
+        return words
+    lanes = [words.astype(np.uint64) >> np.uint64(i * dtype.bits) for i in range(count)]
+    # Of the last one all bits: those above it must be zero.
+    lanes[:-1] = [lane & np.uint64(dtype.code_mask) for lane in lanes[:-1]]
+    return np.stack(lanes, axis=1).reshape(-1)
+
+
+def run(library: ctypes.CDLL, rule: CastRule, codes: np.ndarray, end: str) -> np.ndarray:
+    """What a function makes of codes, a multiple of four."""
+    count = WIDTHS[end]
+    # BOOL is held as a bool, which is 0 or 1.
+    x = codes if rule.src.family == "bool" and count == 1 else packed(codes, rule.src, count)
+    y = np.empty(codes.size if rule.dst.bits > 16 else codes.size // count, word(rule.dst, count))
+    function: Any = library[f"run_{kernel_name(rule)}{end}"]
+    function(ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), ctypes.c_longlong(codes.size // count))
+    return unpacked(y, rule.dst, count)
+
+
+def wanted(rule: CastRule, codes: np.ndarray, attributes: dict[str, Any]) -> np.ndarray:
+    """What the reference makes of codes."""
+    random = RANDOM if rule.rounding == STOCHASTIC else {}
+    found = gpucast.reference.cast(codes.view(rule.src.numpy), rule.dst, **attributes, **random)
+    return found.view(rule.dst.code_numpy)

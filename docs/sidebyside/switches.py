@@ -10,7 +10,7 @@ _RANGE = "x = np.float32([300, -1, 3e9, np.nan, np.inf])"
 NUMPY: tuple[Line, ...] = (
     Line(
         "Out of range to float8 saturates",
-        "ONNX's default is to clamp. `saturate=False` is what ml_dtypes does.",
+        "ONNX clamps by default. ml_dtypes does not; `saturate=False` does as ml_dtypes.",
         "x = np.float32([0.1, 500, -np.inf])",
         "x.astype(ml_dtypes.float8_e4m3fn)",
         'gpucast.cast(x, "FLOAT8E4M3FN")',
@@ -26,8 +26,8 @@ NUMPY: tuple[Line, ...] = (
     ),
     Line(
         "Out of range to integers is defined",
-        "NumPy's result depends on the processor, and on the length of the array. Here the low bits are kept, NaN and\n"
-        'infinities give 0, and nothing warns. `overflow="saturate"` clamps.',
+        "NumPy's result depends on the processor and on the length of the array. gpucast keeps the low bits, gives 0\n"
+        'for NaN and infinities, and does not warn. `overflow="saturate"` clamps.',
         _RANGE,
         "x.astype(np.int32)",
         'gpucast.cast(x, "INT32")',
@@ -35,8 +35,8 @@ NUMPY: tuple[Line, ...] = (
     ),
     Line(
         "FLOAT8E8M0 rounds up",
-        "ONNX's default is the next larger power of two, and clamping; ml_dtypes takes the nearest one, and gives NaN\n"
-        "for values that have none.",
+        "ONNX takes the next larger power of two by default, and clamps. ml_dtypes takes the nearest one, and gives\n"
+        "NaN for values without one.",
         "x = np.float32([1.25, 1.5, 0, -1])",
         "x.astype(ml_dtypes.float8_e8m0fnu)",
         'gpucast.cast(x, "FLOAT8E8M0")',
@@ -44,14 +44,14 @@ NUMPY: tuple[Line, ...] = (
     ),
     Line(
         "Every pair of types",
-        "ml_dtypes lacks a few; [Conformance](conformance.md) lists them.",
+        "ml_dtypes lacks a few pairs. [Conformance](conformance.md) lists them.",
         "x = np.int64([9, -1]).astype(ml_dtypes.int4)",
         "x.astype(ml_dtypes.uint4)",
         'gpucast.cast(x, "UINT4")',
     ),
     Line(
         "NaN is quiet and has no payload",
-        "NumPy copies upper bits of the payload, which other processors and libraries may not do.",
+        "NumPy copies the upper bits of the payload. Other processors and libraries may not.",
         "x = np.uint32([0x7FE00000]).view(np.float32)",
         "x.astype(np.float16)",
         'gpucast.cast(x, "FLOAT16")',
@@ -66,7 +66,7 @@ NUMPY: tuple[Line, ...] = (
     ),
     Line(
         "Text is rounded once",
-        "NumPy parses text as float64 and rounds again; it also accepts underscores and digits of other scripts.",
+        "NumPy reads text as float64, and rounds again. It also accepts underscores and digits of other scripts.",
         'x = np.array(["1.000000059604644775390626"])',
         "x.astype(np.float32)",
         'gpucast.cast(x, "FLOAT")',
@@ -74,7 +74,7 @@ NUMPY: tuple[Line, ...] = (
     ),
     Line(
         "Short type codes are refused",
-        "`i4` is a 32-bit integer to NumPy and a 4-bit one to others.",
+        "NumPy reads `i4` as a 32-bit integer, others as a 4-bit one.",
         "x = np.float32([1, 2])",
         'x.astype("i4")',
         'gpucast.cast(x, "i4")',
@@ -85,7 +85,7 @@ NUMPY: tuple[Line, ...] = (
 TORCH: tuple[Line, ...] = (
     Line(
         "Out of range to float8: one rule for all four types",
-        "PyTorch clamps to `float8_e4m3fn` alone; to the others it gives infinity or NaN. Here `saturate` decides.",
+        "PyTorch clamps to `float8_e4m3fn`. To the others it gives infinity or NaN. Here `saturate` decides.",
         't = torch.tensor([0.1, 1e9, float("-inf")])',
         "t.to(torch.float8_e5m2)",
         "gpucast.cast(t, torch.float8_e5m2)",
@@ -93,7 +93,7 @@ TORCH: tuple[Line, ...] = (
     ),
     Line(
         "... and for float8_e4m3fnuz",
-        "The same, with NaN in the place of infinity.",
+        "The same rule, with NaN in place of infinity.",
         't = torch.tensor([0.1, 1e9, float("-inf")])',
         "t.to(torch.float8_e4m3fnuz)",
         "gpucast.cast(t, torch.float8_e4m3fnuz)",
@@ -101,7 +101,7 @@ TORCH: tuple[Line, ...] = (
     ),
     Line(
         "Rounded once from float64",
-        "PyTorch goes by way of float32 to float16, bfloat16 and float8.",
+        "PyTorch converts to float32 first, and then to float16, bfloat16 or float8.",
         "t = torch.tensor([4.001953125000001], dtype=torch.float64)",
         "t.to(torch.float16)",
         "gpucast.cast(t, torch.float16)",
@@ -109,7 +109,7 @@ TORCH: tuple[Line, ...] = (
     ),
     Line(
         "... and from wide integers",
-        "The same for integers of more than 24 bits to bfloat16.",
+        "PyTorch does the same with integers of more than 24 bits to bfloat16.",
         "t = torch.tensor([16842753], dtype=torch.int32)",
         "t.to(torch.bfloat16)",
         "gpucast.cast(t, torch.bfloat16)",
@@ -125,7 +125,7 @@ TORCH: tuple[Line, ...] = (
     ),
     Line(
         "float8_e8m0fnu rounds up",
-        "PyTorch takes the nearest power of two; ONNX's default is the next one.",
+        "PyTorch takes the nearest power of two. ONNX takes the next larger one by default.",
         "t = torch.tensor([1.25, 1.5, 1.75, 0])",
         "t.to(torch.float8_e8m0fnu)",
         "gpucast.cast(t, torch.float8_e8m0fnu)",
@@ -133,22 +133,22 @@ TORCH: tuple[Line, ...] = (
     ),
     Line(
         "... and negative numbers have no power of two",
-        "PyTorch ignores the sign. Here they clamp to the least value, or are NaN with `saturate=False`.",
+        "PyTorch ignores the sign. Here negative numbers become the smallest value, or NaN with `saturate=False`.",
         "t = torch.tensor([-1.0])",
         "t.to(torch.float8_e8m0fnu)",
         "gpucast.cast(t, torch.float8_e8m0fnu)",
     ),
     Line(
         "Types below one byte are cast",
-        "PyTorch has dtypes for them, but no casts.",
+        "PyTorch has dtypes for these types, but no casts.",
         "t = torch.tensor([[0.4, -7.0]])",
         "t.to(torch.float4_e2m1fn_x2)",
         "gpucast.cast(t, torch.float4_e2m1fn_x2)",
     ),
     Line(
         "Bits of NaN",
-        "PyTorch's NaN has other bits in other types, a sign among them. Here it is quiet,\n"
-        "with the sign of the source.",
+        "PyTorch's NaN has different bits in different types, and sometimes a sign. Here NaN is quiet, and has the\n"
+        "sign of the source.",
         't = torch.tensor([float("nan")])',
         "t.to(torch.bfloat16)",
         "gpucast.cast(t, torch.bfloat16)",
@@ -159,28 +159,28 @@ TORCH: tuple[Line, ...] = (
 ONNXRUNTIME: tuple[Line, ...] = (
     Line(
         "Fractions to 2- and 4-bit integers are truncated",
-        "onnxruntime truncates to the wider integers, but rounds half away from zero to these.",
+        "onnxruntime truncates to wider integers. To these it rounds, and halves go away from zero.",
         "x = np.float32([0.4, 0.5, 1.5, -0.5])",
         'Cast(x, to="INT4")',
         'gpucast.cast(x, "INT4")',
     ),
     Line(
         "The last step below overflow, saturate=0",
-        "ONNX says that everything above 464 is out of range; onnxruntime begins at 496.",
+        "ONNX: everything above 464 is out of range. onnxruntime: everything from 496 on.",
         "x = np.float32([464, 480, 496])",
         'Cast(x, to="FLOAT8E4M3FN", saturate=0)',
         'gpucast.cast(x, "FLOAT8E4M3FN", saturate=False)',
     ),
     Line(
         "Infinity of FLOAT8E5M2, saturate=0",
-        "From 61440 on ONNX has infinity; onnxruntime has NaN below 65536.",
+        "ONNX gives infinity from 61440 on. onnxruntime gives NaN below 65536.",
         "x = np.float32([61440, 65536])",
         'Cast(x, to="FLOAT8E5M2", saturate=0)',
         'gpucast.cast(x, "FLOAT8E5M2", saturate=False)',
     ),
     Line(
         "Rounded once from DOUBLE",
-        "onnxruntime goes by way of FLOAT to all narrower types.",
+        "onnxruntime converts to FLOAT first, and then to any narrower type.",
         "x = np.float64([4.001953125000001])",
         'Cast(x, to="FLOAT16")',
         'gpucast.cast(x, "FLOAT16")',
@@ -196,7 +196,7 @@ ONNXRUNTIME: tuple[Line, ...] = (
     ),
     Line(
         "-0 of float8 is False",
-        "onnxruntime tests the byte.",
+        "onnxruntime tests whether the byte is 0.",
         'x = gpucast.cast(np.float32([-0.0]), "FLOAT8E4M3FN")',
         'Cast(x, to="BOOL")',
         'gpucast.cast(x, "BOOL")',
@@ -210,7 +210,7 @@ ONNXRUNTIME: tuple[Line, ...] = (
     ),
     Line(
         "Text that is no number is an error",
-        "onnxruntime reads as far as it can.",
+        "onnxruntime reads as many digits as it can, and ignores the rest.",
         'x = np.array(["42abc"], dtype=object)',
         'Cast(x, to="INT32")',
         'gpucast.cast(x, "INT32")',
@@ -238,7 +238,7 @@ CUPY: tuple[Line, ...] = (
     ),
     Line(
         "... infinities too",
-        "From the same page.",
+        "This example is on the same page.",
         "x = np.float32([np.inf])",
         "cupy.asarray(x).astype(np.int32)",
         'gpucast.cast(x, "INT32")',
@@ -247,7 +247,7 @@ CUPY: tuple[Line, ...] = (
     ),
     Line(
         "Subnormal numbers are kept",
-        "CuPy compiles everything with `-ftz=true`, so that a float32 below 2^-126 counts as zero in its casts\n"
+        "CuPy compiles everything with `-ftz=true`, so a float32 below 2^-126 counts as zero in its casts\n"
         "([issue 8382](https://github.com/cupy/cupy/issues/8382)).",
         "x = np.float32([1e-40])",
         "cupy.asarray(x).astype(np.float64)",
@@ -256,8 +256,8 @@ CUPY: tuple[Line, ...] = (
     ),
     Line(
         "Float8, float6, float4, 2- and 4-bit integers",
-        "CuPy 14 has bfloat16 and none of these: `Unsupported dtype`. Here an 8-bit float is a CuPy array tagged with\n"
-        "the ml_dtypes dtype, and anything below one byte a `PackedArray`.",
+        "CuPy 14 has bfloat16, and none of these: `Unsupported dtype`. Here an 8-bit float is a CuPy array with the\n"
+        "ml_dtypes dtype. A type below one byte is a `PackedArray`.",
         "x = np.float32([0.1, 500])",
         "cupy.asarray(x).astype(ml_dtypes.float8_e4m3fn)",
         'gpucast.cast(x, "FLOAT8E4M3FN")',
@@ -265,7 +265,7 @@ CUPY: tuple[Line, ...] = (
     ),
     Line(
         "Rounded once from float64",
-        "CuPy's cast to bfloat16 goes by way of float32.",
+        "CuPy converts to float32 first, and then to bfloat16.",
         "x = np.float64([4.015625000000001])",
         "cupy.asarray(x).astype(ml_dtypes.bfloat16)",
         'gpucast.cast(x, "BFLOAT16")',

@@ -241,7 +241,7 @@ def cast_like(
     """Cast `x` to the type of the array `like`, whose shape and values do not matter: the ONNX CastLike operator.
 
     Keywords, result and errors as for `cast`. An `opset` (15 to 28) follows CastLike's own versions, which never took
-    float6; None takes all 26 types and the newest rules.
+    float6; None takes all types and the newest rules.
     """
     opset, versions = (DEFAULT_OPSET, CAST_VERSIONS) if opset is None else (opset, CASTLIKE_VERSIONS)
     kind = getattr(like, "dtype", None)

@@ -17,26 +17,28 @@ from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, DIRECTED, ROUND_MODES, 
 from gpucast.files.atomic import replacing
 
 
-def add_attributes(parser: argparse.ArgumentParser, *, stochastic: bool = False) -> None:
-    """Add an option for each attribute; with `stochastic`, also stochastic rounding."""
+def add_attributes(parser: Any, *, stochastic: bool = False) -> None:
+    """Add an option for each attribute to a parser, or to a group; with `stochastic`, also stochastic rounding."""
     parser.add_argument(
         "--saturate",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="to 8-bit floats: clamp, or give infinity or NaN (default: clamp)",
+        help="out of range in 8-bit floats: clamp (default), or give infinity or NaN",
     )
-    parser.add_argument("--round-mode", choices=ROUND_MODES, default="up", help="to FLOAT8E8M0 (default: %(default)s)")
     parser.add_argument(
-        "--opset", type=int, default=DEFAULT_OPSET, help="follow the Cast of this opset (default: %(default)s)"
+        "--round-mode", choices=ROUND_MODES, default="up", help="rounding to FLOAT8E8M0 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--opset", type=int, default=DEFAULT_OPSET, help="follow the ONNX Cast of this opset (default: %(default)s)"
     )
     parser.add_argument(
         "--rounding",
         choices=(*ROUNDINGS, *DIRECTED, *[STOCHASTIC] * stochastic),
-        help="to integers: truncate (default) or nearest_even; to floats: toward_zero, upward, downward or odd"
-        + "; to floats of 16 bits or fewer: stochastic" * stochastic,
+        help="integers: truncate (default) or nearest_even. Floats: to nearest (default), toward_zero, upward, "
+        "downward or odd" + "; of 16 bits or fewer also stochastic" * stochastic,
     )
     parser.add_argument(
-        "--overflow", choices=("saturate", "wrap"), help="to integers (default: wrap) and to wide floats"
+        "--overflow", choices=("saturate", "wrap"), help="out of range in integers (default: wrap) and wide floats"
     )
 
 

@@ -27,13 +27,12 @@ from gpucast.files import FileError
 from gpucast.files.atomic import check_target, within
 
 _DESCRIPTION = """\
-Cast or quantize the tensors of a file, of a checkpoint in several files, or of
-a whole folder. IN is a file, an *.index.json or a folder. Suffixes choose the
-formats: .npy, .npz, ONNX .pb and .onnx, .safetensors. OUT is a file, or a new
-folder if IN is an index or a folder. If OUT is named *.safetensors, it is one
-file with all tensors. Floating tensors are cast, and all else is copied.
---include, --exclude and --rule change that. OUT appears whole or not at all.
-After an interruption the same command goes on."""
+Cast or quantize the tensors of a file, a checkpoint in several files, or a
+folder. IN is a file, an *.index.json or a folder. OUT is a file, or a new folder
+if IN is an index or a folder. Suffixes choose the formats: .npy, .npz, .pb and
+.onnx of ONNX, .safetensors. If OUT is named *.safetensors, it is one file with
+all tensors. OUT appears whole or not at all. After an interruption the same
+command goes on from there."""
 _EXAMPLES = """examples:
   gpucast convert model.safetensors small.safetensors --to BFLOAT16
   gpucast convert llama/ llama-w4/ --to INT4 --scale block \\
@@ -46,45 +45,50 @@ def add(commands: Any) -> None:
         "convert",
         aliases=["cast"],
         help="cast the tensors of a file, or of all files of a checkpoint",
+        usage="gpucast convert IN OUT --to T [options]",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("input", metavar="IN")
-    parser.add_argument("output", metavar="OUT")
+    parser.add_argument("input", metavar="IN", help="what to read")
+    parser.add_argument("output", metavar="OUT", help="what to write")
     parser.add_argument(
         "--to", metavar="T", required=True, type=arguments.dtype, help="destination type; see `gpucast dtypes`"
     )
-    parser.add_argument(
+    _add_choice(parser.add_argument_group("which tensors", "By default all floating tensors; the others are copied."))
+    _add_scales(parser.add_argument_group("scales, for types of 8 bits or fewer"))
+    values = parser.add_argument_group("how values are read, rounded and clamped")
+    values.add_argument(
         "--from", metavar="T", dest="source", type=_codes, help="read raw elements and unsigned codes as this type"
     )
-    _add_choice(parser)
-    arguments.add_attributes(parser, stochastic=True)
-    parser.add_argument("--seed", metavar="N", type=_seed, help="for --rounding stochastic, from 0 to 2^64 - 1")
-    parser.add_argument("--device", metavar="D", help="the device of the casts: cpu, cuda or cuda:N")
-    parser.add_argument(
-        "--allow-loss", action="store_true", help="write the result even if more than 1 %% of the values are lost"
-    )
-    _add_work(parser)
-    parser.add_argument("--json", action="store_true", help="print the summary as JSON")
-    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    arguments.add_attributes(values, stochastic=True)
+    values.add_argument("--seed", metavar="N", type=_seed, help="for --rounding stochastic, from 0 to 2^64 - 1")
+    _add_checks(parser.add_argument_group("checks"))
+    _add_work(parser.add_argument_group("where and how the work is done"))
+    printed = parser.add_argument_group("what is printed")
+    printed.add_argument("--json", action="store_true", help="print the summary as JSON")
+    printed.add_argument("--no-progress", action="store_true", help="draw no progress bar")
+    printed.add_argument("--quiet", action="store_true", help="print nothing but errors")
     parser.set_defaults(run=run)
 
 
-def _add_choice(parser: argparse.ArgumentParser) -> None:
+def _add_choice(group: Any) -> None:
     wildcards = "(wildcards; may be repeated)"
-    parser.add_argument(
+    group.add_argument(
         "--include",
         metavar="PATTERN",
         action="append",
         default=[],
-        help=f"cast only tensors of these names, whatever their type {wildcards}",
+        help=f"cast only the tensors with these names, whatever their type {wildcards}",
     )
-    parser.add_argument(
-        "--exclude", metavar="PATTERN", action="append", default=[], help=f"keep the tensors of these names {wildcards}"
+    group.add_argument(
+        "--exclude",
+        metavar="PATTERN",
+        action="append",
+        default=[],
+        help=f"do not cast the tensors with these names {wildcards}",
     )
-    parser.add_argument(
+    group.add_argument(
         "--rule",
         metavar="PATTERN=T",
         action="append",
@@ -93,48 +97,60 @@ def _add_choice(parser: argparse.ArgumentParser) -> None:
         help="cast these tensors to another type, or keep them (PATTERN=keep); the first match counts "
         "(may be repeated)",
     )
-    parser.add_argument(
+
+
+def _add_scales(group: Any) -> None:
+    group.add_argument(
         "--scale",
         choices=scaling.SCALES,
-        help="the scales of tensors that go to 8 bits or fewer; none: a plain cast",
+        help="which elements share a scale; none: a plain cast without scales",
     )
-    parser.add_argument(
-        "--scale-rule",
-        "--mx-rule",
-        choices=get_args(ScaleRule),
-        help="how to find a scale from a block's largest magnitude. mx: the power of two below (floor), above (up) or "
-        "nearest (even). Symmetric integers: amax, full_range or no_clipping. Default: the rule of the style's own "
-        "tool, else floor and amax",
-    )
-    parser.add_argument(
+    group.add_argument(
         "--style",
         choices=scale_styles.STYLES,
-        help="the loader that reads the scales: their names, layout and config.json (default: "
+        help="the loader that will read the result: it decides names, layout and config.json (default: "
         f"{scale_styles.STYLES[0]}; required if there is a config.json)",
+    )
+    group.add_argument(
+        "--scale-rule",
+        "--mx-rule",
+        metavar="RULE",
+        choices=get_args(ScaleRule),
+        help="how to find a scale from the largest magnitude of a block. "
+        "mx: the power of two below (floor), above (up) "
+        "or nearest (even). Symmetric integers: amax, full_range or no_clipping. Default: the rule of the style's own "
+        "tool, else floor and amax",
     )
 
 
-def _add_work(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="write nothing; list the tensors and sizes")
-    parser.add_argument(
+def _add_checks(group: Any) -> None:
+    group.add_argument("--dry-run", action="store_true", help="write nothing; list the tensors and sizes")
+    group.add_argument(
         "--verify",
         nargs="?",
         choices=("sampled", "all"),
         const="sampled",
         help="read the result again and compare a sample of each tensor, or all, with the reference",
     )
-    parser.add_argument(
+    group.add_argument(
         "--report",
         metavar="FILE",
         help="write the losses, errors and histograms of every tensor as a page (.html) or as JSON",
     )
-    parser.add_argument(
+    group.add_argument(
+        "--allow-loss", action="store_true", help="write the result even if more than 1 %% of the values are lost"
+    )
+
+
+def _add_work(group: Any) -> None:
+    group.add_argument("--device", metavar="D", help="cast on this device: cpu, cuda or cuda:N")
+    group.add_argument(
         "--shard-size",
         metavar="SIZE",
         type=arguments.size,
-        help="write checkpoints in .safetensors files of at most this size, such as 5GB, with an index",
+        help="write .safetensors files of at most this size, such as 5GB, with an index",
     )
-    others = parser.add_mutually_exclusive_group()
+    others = group.add_mutually_exclusive_group()
     others.add_argument(
         "--shard",
         metavar="I/N",
@@ -146,8 +162,8 @@ def _add_work(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         help="let the workers of a Dask cluster (tcp://HOST:8786) convert the files; all must see IN and OUT",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it is a file that exists")
-    parser.add_argument("--restart", action="store_true", help="discard the unfinished work of an earlier run")
+    group.add_argument("--overwrite", action="store_true", help="replace OUT if it is a file that exists")
+    group.add_argument("--restart", action="store_true", help="discard the unfinished work of an earlier run")
 
 
 def _codes(text: str) -> DType:

@@ -28,10 +28,13 @@ _HEADINGS = {
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("dtypes", help="print the table of types", description="Print the 26 types of Cast.")
+    description = (
+        f"Print the table of the {len(DTYPES)} types: numbers, names, limits and the opset that each entered at."
+    )
+    parser = commands.add_parser("dtypes", help="print the table of types", description=description)
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="a list of objects")
-    form.add_argument("--markdown", action="store_true", help="a Markdown table")
+    form.add_argument("--json", action="store_true", help="print a JSON list")
+    form.add_argument("--markdown", action="store_true", help="print a Markdown table")
     parser.set_defaults(run=run)
 
 

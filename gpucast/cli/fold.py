@@ -12,9 +12,8 @@ from gpucast.files import FileError, onnx_pb
 from gpucast.files.onnx_graph import inner_graphs
 
 _DESCRIPTION = """\
-Replace every Cast and CastLike of a constant in an ONNX model (.onnx) by its result. All else stays as it is; casts
-that would fail stay, too. Tensors in external files are not read: their casts stay, and OUT must be in the folder of
-IN."""
+Replace every Cast and CastLike of a constant in an ONNX model (.onnx) by its result. Nothing else changes. A cast that
+would fail stays. Tensors in external files are not read: their casts stay, and OUT must be in the folder of IN."""
 
 
 def add(commands: Any) -> None:
@@ -23,8 +22,8 @@ def add(commands: Any) -> None:
         help="replace the casts of constants in an ONNX model by their results",
         description=_DESCRIPTION,
     )
-    parser.add_argument("input", metavar="IN")
-    parser.add_argument("output", metavar="OUT", help="may be IN, with --overwrite")
+    parser.add_argument("input", metavar="IN", help="the model")
+    parser.add_argument("output", metavar="OUT", help="the folded model; IN itself with --overwrite")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
     parser.set_defaults(run=run)
 

@@ -39,10 +39,10 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "info",
         help="show versions, devices and what is missing",
-        description="Show versions, devices, cache and what is missing. The last line says whether casts run on a GPU: "
-        "one is compiled, run there and compared with the reference.",
+        description="Show versions, devices, the cache, and what is missing. The last line says whether casts run on a "
+        "GPU. To find out, the command compiles a cast, runs it there and compares it with the reference.",
     )
-    parser.add_argument("--json", action="store_true", help="an object")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.set_defaults(run=run)
 
 

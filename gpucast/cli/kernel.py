@@ -22,13 +22,18 @@ def add(commands: Any) -> None:
     parser.add_argument("src", metavar="SRC", type=arguments.dtype, help="source type; see `gpucast dtypes`")
     parser.add_argument("dst", metavar="DST", type=arguments.dtype, help="destination type")
     parser.add_argument("--emit", choices=_FORMS, default="source", help="what to show (default: %(default)s)")
-    parser.add_argument("--arch", help="such as sm_90 (default: that of this machine's first GPU)")
+    parser.add_argument("--arch", help="architecture, such as sm_90 (default: this machine's first GPU)")
     parser.add_argument(
-        "--shape", choices=("contiguous", "strided"), default="contiguous", help="of the arrays (default: %(default)s)"
+        "--shape",
+        choices=("contiguous", "strided"),
+        default="contiguous",
+        help="memory layout of the arrays (default: %(default)s)",
     )
-    parser.add_argument("--unpacked", action="store_true", help="a source below one byte has one element per byte")
+    parser.add_argument(
+        "--unpacked", action="store_true", help="the source is below one byte, and has one element per byte"
+    )
     arguments.add_attributes(parser, stochastic=True)
-    parser.add_argument("-o", "--output", metavar="FILE", help="write there (default: standard output)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE (default: standard output)")
     parser.set_defaults(run=run)
 
 

@@ -21,6 +21,7 @@ from typing import NoReturn
 from gpucast.cli import bench, convert, dtypes, fold, info, kernel, parity, prove, warmup
 from gpucast.core import interruption
 from gpucast.core.arithmetic import exact
+from gpucast.core.dtypes import DTYPES
 from gpucast.core.errors import printable, printable_lines
 from gpucast.core.version import __version__
 
@@ -72,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = _Parser(
-        prog="gpucast", description="Cast and quantize files in 26 number types, with the same bits on every machine."
+        prog="gpucast",
+        description=f"Cast and quantize files in {len(DTYPES)} types, with the same bits on every machine.",
     )
     parser.add_argument("--version", action="version", version=f"gpucast {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")

@@ -25,10 +25,10 @@ from gpucast.parity.report import Mode, ParityReport, svg
 from gpucast.parity.sweep import sweep
 
 _DESCRIPTION = """\
-Compare casts with the exact reference, bit for bit: every code of the types of 16 bits or fewer, and of the wider
-ones the values at which a destination decides, and random ones.
-Without --full, --pair or --exhaustive a seeded sample of the rules (pairs and attribute values) is tried for
-10 seconds, each pair in its turn. The exit code is 1 where anything differs."""
+Compare casts with the exact reference, bit for bit. Types of 16 bits or fewer are tried with every code, wider types
+with the values next to which the result changes, and with random codes.
+Without --full, --pair or --exhaustive the command tries a seeded sample of pairs and attributes for 10 seconds.
+The exit code is 1 if anything differs."""
 
 #: Per rule: the number of random codes of a wide source, and the share of the destination's midpoints that are tried.
 _SAMPLE, _ALL = (20_000, 1 / 16), (1_000_000, 1.0)
@@ -45,7 +45,7 @@ def add(commands: Any) -> None:
     scope.add_argument(
         "--exhaustive", action="store_true", help="try all 2^32 codes of the 32-bit sources of the chosen pairs"
     )
-    scope.add_argument("--seconds", metavar="S", type=arguments.positive, help="length of a sample (default: 10)")
+    scope.add_argument("--seconds", metavar="S", type=arguments.positive, help="how long to try a sample (default: 10)")
     parser.add_argument(
         "--pair",
         metavar="SRC:DST",
@@ -53,24 +53,31 @@ def add(commands: Any) -> None:
         action="append",
         help="try this pair in full (may be repeated)",
     )
-    parser.add_argument("--defaults-only", action="store_true", help="try the rule of the default attributes alone")
+    parser.add_argument("--defaults-only", action="store_true", help="try only the default attributes")
     parser.add_argument(
         "--backend",
         choices=("gpu", "kernels", "host"),
-        help="compare casts on the GPU, its kernels built for the host, or casts of host arrays "
+        help="what to compare: casts on the GPU, the GPU's kernels built as host code, or casts of host arrays "
         "(default: gpu if there is one, else kernels)",
     )
     parser.add_argument(
         "--random",
         metavar="N",
         type=arguments.count,
-        help=f"random codes of wide sources (default: {_ALL[0]:,}, in a sample {_SAMPLE[0]:,})",
+        help=f"number of random codes of a wide source (default: {_ALL[0]:,}; in a sample {_SAMPLE[0]:,})",
     )
     parser.add_argument(
-        "--seed", metavar="N", type=arguments.count, default=0, help="of the sample and the random codes"
+        "--seed",
+        metavar="N",
+        type=arguments.count,
+        default=0,
+        help="seed of the sample and of random codes (default: 0)",
     )
     parser.add_argument(
-        "--threads", metavar="N", type=arguments.at_least_one, help="default: as many as there are processors, up to 16"
+        "--threads",
+        metavar="N",
+        type=arguments.at_least_one,
+        help="number of threads (default: one per processor, at most 16)",
     )
     parser.add_argument("--json", metavar="FILE", help="write the result of every pair")
     parser.add_argument("--picture", metavar="FILE", help="write the grid of pairs as SVG")

@@ -35,42 +35,44 @@ def add(commands: Any) -> None:
         help="prove kernels right for every input",
         description=_DESCRIPTION,
     )
-    parser.add_argument("pairs", metavar="SRC:DST", type=arguments.pair, nargs="*", help="pairs (default: all)")
-    parser.add_argument("--arch", default="sm_90", help="the architecture (default: %(default)s)")
+    parser.add_argument(
+        "pairs", metavar="SRC:DST", type=arguments.pair, nargs="*", help="pairs of types to prove (default: all)"
+    )
+    parser.add_argument("--arch", default="sm_90", help="the GPU architecture (default: %(default)s)")
     parser.add_argument(
         "--rule", choices=("default", "all"), default="default",
-        help="the rule of the default attributes, or all rules of a pair (default: %(default)s)",
+        help="prove the default attributes of a pair, or all (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--share", metavar="1/N", type=_share, default=1, help="a seeded share of the rules")
+    parser.add_argument("--share", metavar="1/N", type=_share, default=1, help="prove a seeded share of the rules")
     parser.add_argument(
-        "--solver", choices=solvers.SOLVERS, action="append", help="each one named must agree (default: bitwuzla)"
+        "--solver", choices=solvers.SOLVERS, action="append", help="may be repeated: all must agree (default: bitwuzla)"
     )
     parser.add_argument(
         "--paths", choices=certificate.PATHS, default="full",
-        help="a thread in the middle of an array; edges: ends of arrays and alignments; layouts: strided and "
-        "transposed arrays; scaled: casts times a FLOAT; many: many arrays in one launch (default: %(default)s)",
+        help="full: a thread in the middle of an array; edges: ends of arrays and alignments; layouts: strided and "
+        "transposed arrays; scaled: casts with a scale; many: many arrays in one launch (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--format", metavar="NAME", action="append", default=[],
-        help="in place of casts the kernel that quantizes to a format such as mxfp4, for every scale (may be repeated)",
+        help="prove the kernel that quantizes to this format, such as mxfp4, in place of casts (may be repeated)",
     )  # fmt: skip
     parser.add_argument(
         "--source", metavar="TYPE", type=arguments.dtype, default="BFLOAT16",
-        help="the type that --format is quantized from (default: %(default)s)",
+        help="the type that --format quantizes from (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--known", metavar="FILE", action="append", default=[],
-        help="a certificate: PTX that it has proved is not proved again (may be repeated)",
+        help="do not prove again what this certificate proves (may be repeated)",
     )  # fmt: skip
     parser.add_argument(
-        "--second", metavar="1/N", type=_share, help="a seeded share of the rules is proved by every solver"
+        "--second", metavar="1/N", type=_share, help="prove a seeded share of the rules by every solver"
     )
     parser.add_argument(
         "--mutants", metavar="N", type=arguments.count, default=0,
-        help="change an instruction in the kernels of N rules, and count the changes that the proof finds",
+        help="test the proof: change an instruction in the kernels of N rules, and count the changes that it finds",
     )  # fmt: skip
     parser.add_argument(
-        "--json", metavar="FILE", help="write a certificate as the proof goes on; a second run skips what it proves",
+        "--json", metavar="FILE", help="write a certificate as the proof goes on; a second run continues from it",
     )  # fmt: skip
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run)

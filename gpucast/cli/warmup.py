@@ -19,8 +19,8 @@ from gpucast.compile import compiler
 from gpucast.warmup.compile_ahead import WarmupRequest, compile_all, tasks
 
 _DESCRIPTION = """\
-Compile the kernels of casts into the cache (GPUCAST_CACHE_DIR), so that no cast waits for the compiler later.
-No GPU is needed when --arch is given."""
+Compile kernels into the cache (GPUCAST_CACHE_DIR), so that no cast waits for the compiler later. With --arch no GPU is
+needed."""
 
 
 def add(commands: Any) -> None:
@@ -35,40 +35,44 @@ def add(commands: Any) -> None:
         metavar="SRC:DST",
         action="append",
         type=arguments.pair,
-        help="the casts from one type to another; may be repeated (default: all 625 pairs)",
+        help="compile casts from SRC to DST (may be repeated; default: all pairs)",
     )
-    which.add_argument("--types", metavar="T", nargs="+", type=arguments.numeric, help="all casts between these types")
+    which.add_argument(
+        "--types", metavar="T", nargs="+", type=arguments.numeric, help="compile all casts between these types"
+    )
     parser.add_argument(
-        "--arch", nargs="+", action="extend", help="such as sm_80 sm_90 (default: those of this machine's GPUs)"
+        "--arch", nargs="+", action="extend", help="architectures, such as sm_80 sm_90 (default: this machine's GPUs)"
     )
     arguments.add_attributes(parser, stochastic=True)
-    parser.add_argument("--scale", action="store_true", help="of casts with a scale")
-    parser.add_argument("--amax", action="store_true", help="of casts that keep the largest magnitude")
+    parser.add_argument("--scale", action="store_true", help="only casts with scale=")
+    parser.add_argument("--amax", action="store_true", help="only casts with amax=")
     parser.add_argument(
-        "--fused", action="store_true", help="also of casts with a scale, with amax, with both, and at random"
+        "--fused",
+        action="store_true",
+        help="also casts with scale=, with amax=, with both, and with stochastic rounding",
     )
-    parser.add_argument("--many", action="store_true", help="also cast_many, for trees of arrays of one type")
+    parser.add_argument("--many", action="store_true", help="also gpucast.cast_many, for trees of arrays of one type")
     parser.add_argument(
         "--mixed",
         action="store_true",
-        help="of gpucast.mixed: loss scales for FLOAT, FLOAT16 and BFLOAT16, select_tree; casts then only with --pair "
-        "or --types",
+        help="gpucast.mixed: loss scales for FLOAT, FLOAT16 and BFLOAT16, and select_tree; without --pair and --types "
+        "no casts",
     )
-    parser.add_argument("--transposed", action="store_true", help="also of casts of transposed arrays")
+    parser.add_argument("--transposed", action="store_true", help="also casts of transposed arrays")
     parser.add_argument(
         "--quantize",
         metavar="FORMAT",
         nargs="+",
         action="extend",
         default=[],
-        help="of quantize and dequantize, such as mxfp8e4m3 nvfp4; casts then only with --pair or --types",
+        help="quantize and dequantize for formats such as mxfp8e4m3 nvfp4; without --pair and --types no casts",
     )
     parser.add_argument(
         "--jobs",
         metavar="N",
         type=arguments.at_least_one,
         default=os.cpu_count() or 1,
-        help="processes (default: one per CPU)",
+        help="number of processes (default: one per CPU)",
     )
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.add_argument("--quiet", action="store_true", help="print nothing but errors")

@@ -288,6 +288,12 @@ def prelude() -> str:
     return "\n".join(kernel_file(name) for name in FILES)
 
 
+def host_section() -> str:
+    """The text that makes the rest of a text host code: a model of the instructions of the GPU, and what CUDA has built
+    in."""
+    return kernel_file("host/model.hpp") + kernel_file("host/cuda.hpp")
+
+
 def kernel_file(name: str) -> str:
     """The text of a file in ``kernels/``, from the installed package or from the checkout."""
     here = Path(__file__).parents[1]

@@ -26,15 +26,19 @@ class Dims:
 
     @cached_property
     def _bytes(self) -> bytes:
+        return self.pack(MAX_DIMS)
+
+    def pack(self, limit: int) -> bytes:
+        """The struct with room for so many dimensions. ValueError if there are more."""
         # A kernel asks for a dimension, also where there is one element.
         lengths, src, dst = (self.lengths, self.src, self.dst) if self.lengths else ((1,), (0,), (0,))
         count = len(lengths)
-        if count > MAX_DIMS:
-            raise ValueError(f"strides: {count} dimensions longer than one; at most {MAX_DIMS} fit in a kernel")
-        unused = (0,) * (MAX_DIMS - count)
+        if count > limit:
+            raise ValueError(f"strides: {count} dimensions longer than one; at most {limit} fit in a kernel")
+        unused = (0,) * (limit - count)
         inverses = tuple((2**64 - 1) // max(length, 1) for length in lengths)
         fields = lengths + unused + inverses + unused + src + unused + dst + unused
-        return struct.pack(f"<I4x{2 * MAX_DIMS}Q{2 * MAX_DIMS}q", count, *fields)
+        return struct.pack(f"<I4x{2 * limit}Q{2 * limit}q", count, *fields)
 
 
 def collapse(shape: Sequence[int], src: Sequence[int], dst: Sequence[int]) -> Dims:

@@ -13,14 +13,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from gpucast.core.checks import integer
-from gpucast.core.dtypes import DType, dtype
+from gpucast.core.dtypes import DTYPES, DType, dtype
 
-#: Fixed within a major version of gpucast, so that an upgrade changes no bits.
-DEFAULT_OPSET = 28
-
-#: The opsets in which a new version of each operator appeared.
-CAST_VERSIONS = (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)
+#: The opsets in which a new version of each operator appeared. In 6 `to` became a number; all others brought types.
+CAST_VERSIONS = tuple(sorted({6, *(row.opset for row in DTYPES if row.opset is not None)}))
 CASTLIKE_VERSIONS = (15, 19, 21, 23, 24, 25)
+#: Fixed within a major version of gpucast, so that an upgrade changes no bits.
+DEFAULT_OPSET = CAST_VERSIONS[-1]
 #: First versions (of both operators) that have the attribute.
 SATURATE_SINCE = 19
 ROUND_MODE_SINCE = 24
@@ -96,6 +95,12 @@ def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, caller
     return max(version for version in versions if version <= number)
 
 
+def first_opset(row: DType) -> int:
+    """The first opset whose Cast takes a type. For a type that no known version takes it is 1: versions say nothing
+    about it."""
+    return row.opset if row.opset is not None and row.opset <= DEFAULT_OPSET else 1
+
+
 _DEFAULT = Options()
 
 
@@ -110,8 +115,7 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
     caller = options.caller
     version = newest_version(opset, options.versions, caller)
     for role, row in (("source", src), ("to", dst)):
-        # A row without an opset is no ONNX type: versions say nothing about it.
-        if row.opset is not None and row.opset > version:
+        if first_opset(row) > version:
             raise TypeError(
                 f"{caller}: {role}={row.name} entered at opset {row.opset}; opset={opset} has version {version}"
             )

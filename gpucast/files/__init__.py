@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files of named tensors: .npy, .npz, ONNX .pb and .onnx, .safetensors.
 
-Each format holds those of the 26 types that it can represent.
+Each format holds the types that it can represent.
 """
 
 from gpucast.core import packages

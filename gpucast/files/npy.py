@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast.core import strings
-from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.files import file_limits, raw_data
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_lengths
 
@@ -142,12 +142,14 @@ def _named(descr: object) -> tuple[DType, np.dtype[Any]] | None:
     """The type named by the only field of a structured dtype, as gpucast writes it; None for other descriptions."""
     if not (isinstance(descr, list) and len(descr) == 1 and isinstance(descr[0], tuple) and len(descr[0]) == 2):
         return None
-    for onnx_type in DTYPES:
-        if onnx_type.family != "string" and not onnx_type.packed and not is_builtin(onnx_type):
-            code = onnx_type.code_numpy.newbyteorder("<")
-            if descr[0] == (onnx_type.numpy_name, code.str):
-                return onnx_type, code
-    return None
+    try:
+        onnx_type = dtype(descr[0][0])
+    except TypeError:
+        return None
+    if onnx_type.family == "string" or onnx_type.packed or is_builtin(onnx_type):
+        return None
+    code = onnx_type.code_numpy.newbyteorder("<")
+    return (onnx_type, code) if descr[0] == (onnx_type.numpy_name, code.str) else None
 
 
 def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:

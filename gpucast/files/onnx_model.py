@@ -246,7 +246,7 @@ class Writer:
         for field in _DATA:
             proto.ClearField(field)
         if spec.dtype is not None:
-            proto.data_type = spec.dtype.number
+            proto.data_type = onnx_pb.number_of(spec.dtype, self._path)
         return proto
 
     def _refer(self, spec: Spec, offset: int, nbytes: int) -> None:

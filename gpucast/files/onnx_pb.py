@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ONNX TensorProto files (.pb): one tensor, of any of the 26 types. Needs the onnx package."""
+"""ONNX TensorProto files (.pb): one tensor of any type. Needs the onnx package."""
 
 from __future__ import annotations
 
@@ -131,6 +131,13 @@ def _check_count(path: str, name: str, claimed: int, held: int) -> None:
         raise FileError(f"{path}: tensor {name!r} claims {claimed} elements, the file holds {held}")
 
 
+def number_of(onnx_type: DType, path: str) -> int:
+    """The number of a type in ONNX files; FileError for a type that ONNX lacks."""
+    if onnx_type.number is None:
+        raise FileError(f"{path}: ONNX has no {onnx_type.name}; write .npz or .safetensors")
+    return onnx_type.number
+
+
 class Writer:
     family = "pb"
 
@@ -146,7 +153,8 @@ class Writer:
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
         onnx_type = spec.dtype
         assert onnx_type is not None
-        proto = self._onnx.TensorProto(dims=spec.shape, data_type=onnx_type.number, name=spec.name)
+        number = number_of(onnx_type, self._path)
+        proto = self._onnx.TensorProto(dims=spec.shape, data_type=number, name=spec.name)
         if onnx_type.family == "string":
             nbytes = self._add_texts(proto, spec, chunks)
         else:

@@ -22,6 +22,7 @@ from gpucast.core.rule import (
     STOCHASTIC,
     CastRule,
     Options,
+    first_opset,
     has_stochastic,
     holds,
     resolve,
@@ -73,7 +74,8 @@ def _cases(src: DType, dst: DType, opsets: tuple[int, ...]) -> tuple[Case, ...]:
     for values in itertools.product((True, False), ROUND_MODES, roundings, overflows, opsets):
         keywords: dict[str, Any] = dict(zip(defaults, values, strict=True))
         opset = keywords["opset"]
-        if max(src.opset or 1, dst.opset or 1) > opset or (opset < ROUND_MODE_SINCE and keywords["round_mode"] != "up"):
+        since = max(first_opset(src), first_opset(dst))
+        if since > opset or (opset < ROUND_MODE_SINCE and keywords["round_mode"] != "up"):
             continue
         rule = resolve(src, dst, Options(**keywords))
         found.setdefault(rule, Case(rule, tuple(pair for pair in keywords.items() if pair[1] != defaults[pair[0]])))

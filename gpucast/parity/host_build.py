@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from gpucast.codegen.batch_kernel import BatchSource
-from gpucast.codegen.cast_kernel import KernelSource, Shape, join, kernel_source
+from gpucast.codegen.cast_kernel import KernelSource, Shape, host_section, join, kernel_source
 from gpucast.compile import cxx
 from gpucast.compile.cxx import Commands
 from gpucast.core.rule import CastRule
@@ -28,40 +28,17 @@ from gpucast.core.rule import CastRule
 #: The kernels of one translation unit, and the compilers that run at a time.
 _UNIT, _PROCESSES = 40, 2
 
-_SHIM = """
-#define GPUCAST_HOST
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __grid_constant__
-#define __launch_bounds__(...)
-#define __shared__ static
-#define GPUCAST_GRID_CONSTANT(TYPE) const TYPE&
-#define __clz(word) ((word) == 0 ? 32 : __builtin_clz((unsigned)(word)))
-#define __clzll(word) ((word) == 0 ? 64 : __builtin_clzll((unsigned long long)(word)))
-#define __umul64hi(a, b) ((unsigned long long)((unsigned __int128)(a) * (b) >> 64))
+#: How threads and barriers become loops. A block's threads run one after the other: all of them up to the first
+#: barrier, then all anew up to the second, and so on. So a kernel writes each place in shared memory between the same
+#: two barriers only: nothing takes another's place.
+_THREADS = """
 namespace {
-struct { unsigned x; } blockIdx, threadIdx;
 unsigned phase, passed;
 bool at_barrier;
 unsigned long long misaligned;
 void check_aligned(const void* pointer, unsigned bytes) { misaligned += (unsigned long long)pointer % bytes != 0; }
 }
 #define GPUCAST_CHECK_ALIGNED(pointer, bytes) check_aligned(pointer, bytes)
-namespace gpucast {
-namespace ptx {
-inline unsigned lane() { return threadIdx.x % 32; }
-// Threads run one after the other: the last lane alone has them all.
-inline int redux_max(int a) {
-    static int largest;
-    largest = lane() == 0 || a > largest ? a : largest;
-    return largest;
-}
-}
-}
-// A block's threads run one after the other: all of them up to the first barrier, then all anew up to the second, and
-// so on. So a kernel writes each place in shared memory between the same two barriers only: nothing takes another's
-// place.
 #define GPUCAST_OVERLAY struct
 #define GPUCAST_BARRIER() if (passed++ == phase) { at_barrier = true; return; }
 // Before the barrier each thread leaves what it has found.
@@ -228,8 +205,7 @@ def unit_text(sources: Sequence[KernelSource], arch: int = 90) -> str:
 @lru_cache
 def shim(arch: int = 90) -> str:
     """The text to put before kernels, or a device function, to compile them as host code."""
-    instructions = Path(__file__).parent / "host_instructions.hpp"
-    return f"{instructions.read_text(encoding='utf-8')}#define GPUCAST_ARCH {10 * arch}{_SHIM}"
+    return f"{_THREADS}#define GPUCAST_ARCH {10 * arch}\n{host_section()}"
 
 
 def _launcher(source: KernelSource) -> str:

@@ -87,7 +87,7 @@ class ParityReport(_Counts):
 
     @cached_property
     def pairs(self) -> dict[Pair, PairResult]:
-        """All 625 pairs, in the order of the dtype table."""
+        """All pairs, in the order of the dtype table."""
         found = {(src, dst): PairResult(src, dst) for src in NUMERIC for dst in NUMERIC}
         for outcome in self.outcomes:
             found[outcome.case.rule.src, outcome.case.rule.dst].outcomes.append(outcome)
@@ -118,7 +118,7 @@ class ParityReport(_Counts):
             f"gpucast parity: {self.backend} ({self.device}) against the reference",
             *(" " * (width + 5) + " ".join(letters) for letters in heads),
             *(
-                f"{src.name:<{width}} {src.number:>2}  {' '.join(MARKS[states[src, dst]] for dst in NUMERIC)}"
+                f"{src.name:<{width}} {src.number or '-':>2}  {' '.join(MARKS[states[src, dst]] for dst in NUMERIC)}"
                 for src in NUMERIC
             ),
         ]

@@ -70,7 +70,7 @@ def warmup(
 ) -> int:
     """Compile the kernels of casts ahead of time, so that none of them waits for the compiler later.
 
-    `pairs`: (source, destination) types, as for `gpucast.dtype`. None: all 625 pairs of numeric types, or none with
+    `pairs`: (source, destination) types, as for `gpucast.dtype`. None: all pairs of numeric types, or none with
     `quantize` or `mixed`.
     `arch`: one or several of "sm_90", "sm_100a", ... None: those of this machine's GPUs.
     `scale`, `amax`: True: only casts with these keywords.

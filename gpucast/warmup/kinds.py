@@ -15,7 +15,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
-from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec
+from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, QuantizeSpec
@@ -95,5 +95,6 @@ def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchS
     for src in _STATE:
         yield CastSpec(CastRule(src, src))
     yield AdjustSpec()
+    yield RescaleSpec()
     for argument_bytes in ARGUMENT_BYTES:
         yield SelectSpec(argument_bytes)

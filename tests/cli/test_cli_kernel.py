@@ -22,7 +22,7 @@ from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import Options, resolve
-from gpucast.mixed import DynamicLossScale, select_tree
+from gpucast.mixed import DelayedScaling, DynamicLossScale, select_tree
 from gpucast.warmup.compile_ahead import CompileTask, WarmupRequest, warmup
 from gpucast.warmup.compile_ahead import tasks as listed_tasks
 from host_driver import HostDriver, installed, upload
@@ -200,6 +200,9 @@ def test_warmup_knows_the_kernels_of_mixed() -> None:
                 scale.adjust(finite)
                 select_tree(finite, new, new)
             assert scale.adjust(True).loss_scale.dtype == np.float32
+        scaling = DelayedScaling("FLOAT8E4M3FN")
+        scaling._move(0)
+        scaling.update()
     work = tasks(None, "sm_90", mixed=True)
     listed = [task.spec.source().name for task in work]
     assert len(listed) == len(set(listed))

@@ -38,7 +38,7 @@ def test_every_kind_is_a_value() -> None:
         assert (copy.source().name, copy.source().text) == (spec.source().name, spec.source().text)
         with pytest.raises(dataclasses.FrozenInstanceError):
             spec.rule = None  # type: ignore[attr-defined]
-    assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec", "AdjustSpec", "SelectSpec"}
+    assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec", "AdjustSpec", "RescaleSpec", "SelectSpec"}
 
 
 def test_a_cast_is_plain_or_fused() -> None:

@@ -23,7 +23,7 @@ from gpucast.codegen.cast_kernel import KernelSource, join, kernel_source, prelu
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.dtypes import DType, dtype
-from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec
+from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load
 
@@ -80,6 +80,7 @@ def others() -> Iterator[KernelSource | BatchSource]:
         kinds = [CastSpec.of(fused_rule(dtype(name), dtype(to), scaled=scaled), ops=ops) for name in names]
         yield BatchSpec(sorted_kinds(kinds), ARGUMENT_BYTES[1]).source()
     yield AdjustSpec().source()
+    yield RescaleSpec().source()
     yield SelectSpec(ARGUMENT_BYTES[0]).source()
 
 

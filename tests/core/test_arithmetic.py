@@ -263,6 +263,9 @@ def loss_scales() -> Any:
     for finite in (True, True, False, True, False, False):
         scale.adjust(finite)
         found.append((scale.state_dict(), scale._state.tobytes()))
+    scaling = mixed.DelayedScaling("FLOAT8E5M2", tensors=4, history=2, margin=1)
+    scaling.amax.view(np.uint32)[...] = [0x3E99999A, 0x000116C2, 0x7F61B1E6, 0]  # 0.3, 1e-40, 3e38, 0
+    found.append(scaling.update().state_dict()["state"].tobytes())
     top = mixed.DynamicLossScale(2.0**127, period=1)
     top.adjust(True)
     other = mixed.DynamicLossScale()

@@ -4,6 +4,8 @@ from __future__ import annotations
 import math
 import pickle
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 import exact
 import gpucast
 from codes import EXTRA, every_code
+from gpucast import files
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.parity.cases import NUMERIC, SMALL
 
@@ -228,6 +231,18 @@ def test_value_refuses_what_is_no_code() -> None:
             getattr(gpucast.dtype("FLOAT4E2M1"), what)
 
 
+def check_against_ml_dtypes(row: DType) -> None:
+    """Limits; and casts into the row: ml_dtypes does what saturate=False does, from float32 in one rounding."""
+    assert gpucast.finfo(row.name).max == float(ml_dtypes.finfo(row.numpy).max)
+    x = np.concatenate([np.linspace(-40, 40, 4001), 2.0 ** np.arange(-20, 20), [np.nan, np.inf, -np.inf, -0.0]])
+    x = x.astype(np.float32)
+    got = gpucast.cast(x, row, saturate=False)
+    wanted = x.astype(row.numpy)
+    finite = ~np.isnan(wanted.astype(np.float32))
+    assert np.array_equal(got.view(np.uint8)[finite], wanted.view(np.uint8)[finite])
+    assert np.isnan(got.astype(np.float32))[~finite].all()
+
+
 # The module has been built without these rows: until it is built again, the reference does the work, and says so.
 @pytest.mark.filterwarnings("ignore::gpucast.core.errors.SlowHostWarning")
 @pytest.mark.parametrize("row", EXTRA, ids=str)
@@ -236,15 +251,8 @@ def test_a_format_is_one_row(row: DType) -> None:
         gpucast.dtype(row.numpy_name)
     with gpucast.dtype.registered(*EXTRA):
         assert gpucast.dtype(row.numpy) is row
-        assert gpucast.finfo(row.name).max == float(ml_dtypes.finfo(row.numpy).max)
-        # Into the row: ml_dtypes does what saturate=False does, from float32 in one rounding.
-        x = np.concatenate([np.linspace(-40, 40, 4001), 2.0 ** np.arange(-20, 20), [np.nan, np.inf, -np.inf, -0.0]])
-        x = x.astype(np.float32)
-        got = gpucast.cast(x, row, saturate=False)
-        wanted = x.astype(row.numpy)
-        finite = ~np.isnan(wanted.astype(np.float32))
-        assert np.array_equal(got.view(np.uint8)[finite], wanted.view(np.uint8)[finite])
-        assert np.isnan(got.astype(np.float32))[~finite].all()
+        if hasattr(ml_dtypes, row.numpy_name):
+            check_against_ml_dtypes(row)
         # Saturating, out of it into every type, and the reference, by the model.
         codes = np.arange(256, dtype=np.uint8)
         for other in (*NUMERIC, *EXTRA):
@@ -261,11 +269,57 @@ def test_a_format_is_one_row(row: DType) -> None:
                     assert np.array_equal(cast(array, dst).view(dst.code_numpy), wanted_codes), (cast, rule)
         text = gpucast.cast(codes.view(row.numpy), "STRING")
         back, values = (
-            array.astype(np.float32) for array in (gpucast.cast(text, row, saturate=False), codes.view(row.numpy))
+            gpucast.cast(array, "FLOAT") for array in (gpucast.cast(text, row, saturate=False), codes.view(row.numpy))
         )
         assert np.array_equal(back, values, equal_nan=True)
     with pytest.raises(TypeError):
         gpucast.dtype(row.name)
+
+
+@pytest.mark.filterwarnings("ignore::gpucast.core.errors.SlowHostWarning")
+def test_a_type_that_numpy_lacks_is_codes_in_a_named_field(tmp_path: Path) -> None:
+    row = EXTRA[-1]
+    x = np.float32([[0.1, 1.03, 7], [-3, 500, -0.0]])
+    with gpucast.dtype.registered(*EXTRA):
+        y = gpucast.cast(x, "e2m5")
+        assert y.dtype == [("float8_e2m5", "u1")] and y["float8_e2m5"].tolist() == [[3, 33, 120], [208, 127, 128]]
+        assert gpucast.cast(y[:, ::2], "FLOAT").tolist() == [[0.09375, 7], [-3, 0]]
+        assert gpucast.from_bytes(bytes([3, 33]), row, (2,)).tolist() == [(3,), (33,)]
+        files.save(f"{tmp_path}/y.npz", {"y": y})
+        assert np.array_equal(files.load(f"{tmp_path}/y.npz")["y"], y)
+        with pytest.raises(files.FileError, match="ONNX has no FLOAT8E3M4; write .npz or .safetensors"):
+            files.save(f"{tmp_path}/y.pb", {"y": gpucast.cast(x, EXTRA[0])})
+        for kind in ([("float8_e2m5", "<u2")], [("float8_e2m5", "u1"), ("b", "u1")], [("float32", "<f4")]):
+            with pytest.raises(TypeError, match="is not a dtype"):
+                gpucast.dtype(np.dtype(kind))
+
+
+def fields(**changes: object) -> tuple[Any, ...]:
+    """The columns of a row that is right, and these changes."""
+    names = ("name", "number", "family", "bits", "sign", "exponent", "mantissa", "bias", "specials", "opset", "numpy")
+    right = dict(zip(names, ("T", None, "float", 8, 1, 3, 4, 3, "ieee", None, "t"), strict=True))
+    return (*(right | changes).values(), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"exponent": 9}, r"1 \+ 9 \+ 4 bits of sign, exponent and mantissa are not the 8 bits of the type"),
+        ({"bits": 5}, "5 bits; float types have 4, 6, 8, 16, 32, 64"),
+        ({"sign": 0, "exponent": 4}, "bits of sign, exponent, mantissa: 0, 4, 4; sign 1, exponent 1 or more"),
+        ({"exponent": 7, "mantissa": 0}, "bits of sign, exponent, mantissa: 1, 7, 0; .* mantissa 1 or more"),
+        ({"specials": "odd"}, "special codes 'odd'; float types have none, ieee, fn, fnuz"),
+        ({"family": "flaot"}, "family 'flaot'; expected one of bool, int, float, e8m0, string"),
+        ({"bias": 1020}, "with a bias of 1020 some of its numbers are not normal numbers of DOUBLE"),
+        ({"family": "int", "specials": "none"}, "int types have no exponent, mantissa or bias"),
+        ({"number": 0}, "ONNX number 0; expected 1 or more, or none"),
+        ({"numpy": "float16"}, "float16 has 16 bits in NumPy; expected 8"),
+    ],
+)
+def test_a_row_whose_fields_contradict_each_other_is_refused(changes: dict[str, object], problem: str) -> None:
+    DType(*fields())
+    with pytest.raises(ValueError, match=f"^dtype: the row of T is wrong: {problem}"):
+        DType(*fields(**changes))
 
 
 def test_a_second_row_of_one_name_is_refused_and_leaves_no_trace() -> None:

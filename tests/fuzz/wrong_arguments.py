@@ -63,7 +63,7 @@ CALLS: dict[str, Call] = {
     "cast_many": Call(
         gpucast.cast_many,
         lambda: {"arrays": {"a": x(), "b": [x()]}, "to": "FLOAT16"},
-        (*_ATTRIBUTES, *_RANDOM, "scale", "finite", "out"),
+        (*_ATTRIBUTES, *_RANDOM, "scale", "amax", "finite", "out"),
     ),
     "cast_report": Call(gpucast.cast_report, lambda: {"x": x(), "to": "FLOAT16"}, _ATTRIBUTES),
     "reference.cast": Call(reference.cast, lambda: {"x": x(), "to": "FLOAT16"}, (*_ATTRIBUTES, *_RANDOM)),
@@ -74,6 +74,11 @@ CALLS: dict[str, Call] = {
     "empty_like": Call(gpucast.empty_like, lambda: {"x": x()}, ("dtype", "device")),
     "from_bytes": Call(gpucast.from_bytes, lambda: {"buffer": bytes(3), "dtype": "INT4", "shape": (2, 3)}),
     "device_function": Call(gpucast.device_function, lambda: {"src": "FLOAT", "dst": "INT4"}, _ATTRIBUTES),
+    "device_functions": Call(gpucast.device_functions, lambda: {"functions": [("FLOAT", "INT4")]}),
+    "ufunc": Call(gpucast.ufunc, lambda: {"expression": "a + b", "out": "FLOAT16"}, ("compute", *_ATTRIBUTES)),
+    "call of a ufunc": Call(
+        gpucast.ufunc("a + b", "FLOAT16"), lambda: {"a": x(), "b": x()}, (*_RANDOM, "scale", "amax", "out")
+    ),
     # With no pairs nothing is compiled; None would be all pairs.
     "warmup": Call(
         lambda arch, **more: gpucast.warmup([], arch, **more),
@@ -107,6 +112,9 @@ CALLS: dict[str, Call] = {
     "StaticLossScale": Call(mixed.StaticLossScale, lambda: {"loss_scale": 2.0}),
     "DynamicLossScale": Call(
         mixed.DynamicLossScale, lambda: {"loss_scale": 2.0}, ("counter", "period", "factor", "min_loss_scale")
+    ),
+    "DelayedScaling": Call(
+        mixed.DelayedScaling, lambda: {"to": "FLOAT8E4M3FN"}, ("tensors", "history", "margin", "power_of_two")
     ),
     "scale": Call(lambda tree, to: mixed.StaticLossScale(2.0).scale(tree, to=to), lambda: {"tree": [x()], "to": None}),
     "unscale": Call(

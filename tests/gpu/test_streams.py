@@ -57,8 +57,9 @@ def _many_into(streams: Streams, library: str, owner: str) -> Any:
     for _ in range(2):
         out = [_out(streams, owner, "FLOAT16"), _out(streams, owner, "FLOAT16")]
         scale = streams.new("cupy", np.array(0.5, np.float32))
-        gpucast.cast_many([streams.new(library, X) for _ in out], "FLOAT16", out=out, scale=scale)
-    return out
+        amax = streams.new("cupy", np.zeros(2, np.float32))
+        gpucast.cast_many([streams.new(library, X) for _ in out], "FLOAT16", out=out, scale=scale, amax=amax)
+    return *out, amax
 
 
 def _unscaled(streams: Streams, library: str) -> Any:
@@ -66,6 +67,13 @@ def _unscaled(streams: Streams, library: str) -> Any:
     grads, finite = scale.unscale([streams.new(library, X), streams.new(library, X)])
     scale.adjust(finite)
     return *grads, finite, scale.loss_scale
+
+
+def _delayed(streams: Streams, library: str) -> Any:
+    scaling = mixed.DelayedScaling("FLOAT8E4M3FN")
+    codes = scaling.cast(streams.new(library, X))
+    scaling.update()
+    return codes, scaling.scale, scaling.inverse
 
 
 def _quantized(streams: Streams, library: str, format: str, **keywords: Any) -> Any:
@@ -106,6 +114,7 @@ CALLS: dict[str, Call] = {
     "many into": lambda streams, library: _many_into(streams, library, _own(library)),
     "report": lambda streams, library: gpucast.cast_report(streams.new(library, X), "FLOAT8E4M3FN"),
     "unscaled": _unscaled,
+    "delayed": _delayed,
     "packed": _through_packed,
     "pack": lambda streams, library: PackedArray.pack(streams.new(library, (X > 0).astype(np.uint8)), "INT4"),
     "selected": _selected,

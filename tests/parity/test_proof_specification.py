@@ -61,7 +61,7 @@ def test_it_is_the_reference_at_random(src: DType) -> None:
     for dst in NUMERIC:
         for case in stochastic_cases(src, dst):
             t.forget()
-            rng = np.random.default_rng(dst.number)
+            rng = np.random.default_rng(dst.number or 0)
             if src.bits > 16:
                 codes = hard_values.codes(src, dst, 0, 1 / 4096, 100)
             else:

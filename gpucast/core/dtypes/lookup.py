@@ -219,12 +219,22 @@ class Lookup:
     def _from_numpy(self, kind: np.dtype[Any], asked: object = None) -> DType:
         if kind.kind in "UTSO":
             return self._names["string"]
+        if kind.names is not None:
+            return self._from_field(kind)
         name = kind.name  # NumPy makes it up anew each time, which takes microseconds.
         if kind.kind == "c" or name.endswith("complex32"):
             raise _complex(name)
         row = self._numpy.get(name)
         if row is None:
             raise self._unknown(name if asked is None else asked)
+        return row
+
+    def _from_field(self, kind: np.dtype[Any]) -> DType:
+        """The type whose codes are the only field of a structured dtype: NumPy and ml_dtypes lack it."""
+        names = kind.names or ()
+        row = self._numpy.get(names[0]) if len(names) == 1 else None
+        if row is None or kind.newbyteorder("=") != row.numpy:
+            raise self._unknown(kind)
         return row
 
     def _from_type(self, kind: type) -> DType:

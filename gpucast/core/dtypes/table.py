@@ -11,13 +11,22 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import ml_dtypes
 import numpy as np
 
 Family = Literal["bool", "int", "float", "e8m0", "string"]
 Specials = Literal["none", "ieee", "fn", "fnuz", "nan_ff"]
+
+#: For each family the lengths that there are layouts for, and the special codes that its rule knows.
+_LEGAL: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+    "bool": ((8,), ("none",)),
+    "int": ((2, 4, 6, 8, 16, 32, 64), ("none",)),
+    "float": ((4, 6, 8, 16, 32, 64), ("none", "ieee", "fn", "fnuz")),
+    "e8m0": ((8,), ("nan_ff",)),
+    "string": ((0,), ("none",)),
+}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -42,10 +51,15 @@ class DType:
     specials: Specials
     #: First opset whose Cast takes the type; None for a type that ONNX does not have.
     opset: int | None
-    #: Name of the NumPy or ml_dtypes dtype that carries it on the host.
+    #: Name of the dtype in NumPy or ml_dtypes. If neither has it, arrays on the host hold codes: see `numpy`.
     numpy_name: str
     #: Code in safetensors headers, or None.
     safetensors: str | None
+
+    def __post_init__(self) -> None:
+        problem = _problem(self)
+        if problem is not None:
+            raise ValueError(f"dtype: the row of {self.name} is wrong: {problem}")
 
     def __repr__(self) -> str:
         return f"gpucast.dtype({self.name!r})"
@@ -62,10 +76,16 @@ class DType:
 
     @cached_property
     def numpy(self) -> np.dtype[Any]:
-        """The NumPy dtype of one unpacked element (types below 8 bits take one byte each)."""
+        """The NumPy dtype of one unpacked element (types below 8 bits take one byte each).
+
+        For a type that NumPy and ml_dtypes lack it has one field, named `numpy_name`, that holds the code.
+        """
         if self.family == "string":
             return np.dtype(object)
-        return np.dtype(getattr(ml_dtypes, self.numpy_name, self.numpy_name))
+        try:
+            return np.dtype(getattr(ml_dtypes, self.numpy_name, self.numpy_name))
+        except TypeError:
+            return np.dtype([(self.numpy_name, self.code_numpy)])
 
     @property
     def __numpy_dtype__(self) -> np.dtype[Any]:
@@ -190,23 +210,58 @@ class DType:
         return self.value(0 if self.family in ("bool", "e8m0") else self.max_code | self.sign_code)
 
 
+def _problem(row: DType) -> str | None:
+    """Say which fields of a row contradict each other; None for a row without a fault."""
+    if row.family not in _LEGAL:
+        return f"family {row.family!r}; expected one of {', '.join(get_args(Family))}"
+    lengths, specials = _LEGAL[row.family]
+    if row.bits not in lengths:
+        return f"{row.bits} bits; {row.family} types have {', '.join(map(str, lengths))}"
+    if row.specials not in specials:
+        return f"special codes {row.specials!r}; {row.family} types have {', '.join(specials)}"
+    if row.is_float:
+        sign, least = int(row.family == "float"), int(row.specials == "ieee")
+        if row.sign_bits != sign or row.exponent_bits < 1 or row.mantissa_bits < least:
+            found = f"bits of sign, exponent, mantissa: {row.sign_bits}, {row.exponent_bits}, {row.mantissa_bits}"
+            return f"{found}; sign {sign}, exponent 1 or more, mantissa {least} or more"
+        if row.sign_bits + row.exponent_bits + row.mantissa_bits != row.bits:
+            fields = f"{row.sign_bits} + {row.exponent_bits} + {row.mantissa_bits}"
+            return f"{fields} bits of sign, exponent and mantissa are not the {row.bits} bits of the type"
+        if row.bits < 64 and not (row.bias + row.mantissa_bits <= 1023 and (1 << row.exponent_bits) - row.bias <= 1024):
+            return f"with a bias of {row.bias} some of its numbers are not normal numbers of DOUBLE"
+    elif row.sign_bits not in ((0, 1) if row.family == "int" else (0,)):
+        return f"{row.sign_bits} sign bits"
+    elif row.exponent_bits or row.mantissa_bits or row.bias:
+        return f"{row.family} types have no exponent, mantissa or bias"
+    for name, number in (("ONNX number", row.number), ("opset", row.opset)):
+        if number is not None and number < 1:
+            return f"{name} {number}; expected 1 or more, or none"
+    if row.family != "string" and row.numpy.itemsize != row.code_numpy.itemsize:
+        return f"{row.numpy_name} has {8 * row.numpy.itemsize} bits in NumPy; expected {8 * row.code_numpy.itemsize}"
+    return None
+
+
 def _table(text: str) -> tuple[DType, ...]:
-    def number(field: str) -> int:
-        return 0 if field == "-" else int(field)
-
-    rows = []
-    for line in text.strip().splitlines():
-        name, onnx, family, *counts, specials, opset, numpy_name, safetensors = line.split()
-        bits, sign, exponent, mantissa, bias = map(number, counts)
-        specials = "none" if specials == "-" else specials
-        code = None if safetensors == "-" else safetensors
-        rows.append(
-            DType(name, int(onnx), family, bits, sign, exponent, mantissa, bias, specials, int(opset), numpy_name, code)  # type: ignore[arg-type]
-        )
-    return tuple(rows)
+    return tuple(map(_row, text.strip().splitlines()))
 
 
-#: The 26 types in the order in which Cast took them in, then by ONNX number.
+def _row(line: str) -> DType:
+    fields = line.split()
+    if len(fields) != 12:
+        raise ValueError(f"dtype: a row has 12 columns, and this one {len(fields)}: {line.strip()!r}")
+    name, onnx, family, *counts, specials, opset, numpy_name, safetensors = (
+        None if field == "-" else field for field in fields
+    )
+    try:
+        number, first = (None if field is None else int(field) for field in (onnx, opset))
+        bits, sign, exponent, mantissa, bias = (int(field or 0) for field in counts)
+    except ValueError:
+        raise ValueError(f"dtype: a number was expected in the row {line.strip()!r}") from None
+    specials = specials or "none"
+    return DType(name, number, family, bits, sign, exponent, mantissa, bias, specials, first, numpy_name, safetensors)  # type: ignore[arg-type]
+
+
+#: The types in the order in which Cast took them in, then by ONNX number. "-" is none, in any column but the first.
 #: Columns: ONNX name, number, family, bits, sign / exponent / mantissa bits, bias, specials, first opset, NumPy name,
 #: safetensors code.
 DTYPES: tuple[DType, ...] = _table("""

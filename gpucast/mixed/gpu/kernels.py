@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two small kernels of a training step on a device: they adjust a scale and select arrays without reading back."""
+"""The small kernels of a training step on a device: they adjust scales and select arrays without reading back."""
 
 from __future__ import annotations
 
@@ -50,6 +50,26 @@ def adjust(state: Any, finite: Any, by: Adjustment) -> None:
         kernel(finite.data.ptr, state.data.ptr, 1, by)
 
 
+@dataclass(frozen=True)
+class Rescaling:
+    """``struct Rescaling`` of kernels/delayed_scaling.cu: the settings by which delayed scales are computed."""
+
+    largest: float
+    margin: float
+    history: int
+    power_of_two: bool
+
+    def to_bytes(self) -> bytes:
+        return struct.pack("<ffII", self.largest, self.margin, self.history, self.power_of_two)
+
+
+def rescale(state: Any, tensors: int, by: Rescaling) -> None:
+    """The scales of the next step: `state` is a CuPy array of words as kernels/delayed_scaling.cu describes it."""
+    device = int(state.device.id)
+    with driver.driver().on(device):
+        driver.kernel(RescaleSpec(), device)(state.data.ptr, state.data.ptr, tensors, by)
+
+
 def select(chosen: Any, triples: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
     """For each triple (x, y, out) a copy of x if the byte `chosen` is not 0, else of y; one launch for all.
 
@@ -66,7 +86,7 @@ def select(chosen: Any, triples: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
                 np.array([address(array) for array in column], np.uint64) for column in zip(*dense, strict=True)
             )
             prepared = Prepared(SelectSpec, [0] * len(n), n, device, {})
-            prepared.run({"src": src, "otherwise": otherwise, "dst": dst}, {"chosen": chosen.data.ptr})
+            prepared.run({"src": src, "otherwise": otherwise, "dst": dst}, lambda begin: {"chosen": chosen.data.ptr})
         for i, (x, _, out) in enumerate(triples):
             if out is not None and out is not results[i]:
                 results[i] = cast(results[i], x.dtype, out=out)
@@ -83,16 +103,28 @@ class AdjustSpec(KernelSpec[KernelSource]):
     """The kernel of `adjust`."""
 
     def source(self) -> KernelSource:
-        name = "gpucast_adjust_loss_scale"
-        return replace(
-            kernel_source(FLAG_TO_WORDS),
-            name=name,
-            kernel=kernel_file("loss_scale.cu"),
-            tile=1,
-            elements=1,
-            threads=1,
-            more="gpucast::Adjustment",
-        )
+        return _state_kernel("adjust_loss_scale", "loss_scale.cu", 1, "Adjustment")
+
+
+@dataclass(frozen=True)
+class RescaleSpec(KernelSpec[KernelSource]):
+    """The kernel of `rescale`."""
+
+    def source(self) -> KernelSource:
+        return _state_kernel("delayed_scaling", "delayed_scaling.cu", 32, "Rescaling")
+
+
+def _state_kernel(name: str, file: str, threads: int, more: str) -> KernelSource:
+    """A kernel over the state of scales, a thread for each."""
+    return replace(
+        kernel_source(FLAG_TO_WORDS),
+        name=f"gpucast_{name}",
+        kernel=kernel_file(file),
+        tile=1,
+        elements=1,
+        threads=threads,
+        more=f"gpucast::{more}",
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Casts of a few values at a time, for kernels of a user's own: gpucast/codegen/device_functions.py gives each a name.
+namespace gpucast {
+
+// Values of 32 or 64 bits, aligned for vector accesses. Those of fewer bits come in an unsigned integer instead, packed as
+// in memory: the first one in its lowest bits.
+template <typename T, u32 N>
+struct alignas(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Vector {
+    T at[N];
+};
+
+// The elements of the tile that N values are a part of: as many as the fast paths of small types cast together.
+template <typename Src, typename Dst, u32 N>
+GPUCAST_CONSTANT u32 tile_of_values() {
+    if constexpr (u32(Src::bits) == 4) return 8;
+    const bool small = u32(Src::bits) <= 8 || u32(Dst::bits) < 8 || (u32(Src::bits) == 16 && u32(Dst::bits) == 8);
+    return small && N < 4 ? 4 : N;
+}
+
+template <u32 Bits, u32 N, typename To, u32 Bytes>
+GPUCAST_INLINE To held(const Tile<Bytes>& tile) {
+    To values;
+    memcpy(&values, tile.word, sizeof values);
+    // The rest of the tile may lie in the upper bits.
+    if constexpr (N * Bits < 8 * sizeof(To)) values &= To((u64(1) << (N * Bits)) - 1);
+    return values;
+}
+
+template <typename Src, typename Dst, u32 N, typename To, typename From, typename Rule>
+GPUCAST_INLINE To cast_values(const From& values, Rule) {
+    constexpr u32 count = tile_of_values<Src, Dst, N>();
+    Tile<count * Src::bits / 8> in = {};
+    Tile<count * Dst::bits / 8> out = {};
+    memcpy(in.word, &values, sizeof values);
+    Arithmetic<Src, Dst, Src::bits, Rule>().template tile<count>(in, out, 0);
+    return held<Dst::bits, N, To>(out);
+}
+
+// The same at random: values `index` to `index` + N - 1 of an array.
+template <typename Src, typename Dst, u32 N, typename To, typename From, typename Rule>
+GPUCAST_INLINE To cast_values(const From& values, const Random& random, i64 index, Rule rule) {
+    typedef typename WordOf<(u32(Src::bits) > 32)>::type Word;
+    constexpr u32 count = u32(Dst::bits) < 8 || N == 4 ? 4 : N, group = Group<Dst::bits, count>::elements;
+    Tile<count * (u32(Src::bits) < 8 ? 8 : u32(Src::bits)) / 8> in = {};
+    Tile<count * Dst::bits / 8> out = {};
+    memcpy(in.word, &values, sizeof values);
+    u32 words[4];
+    random.words<4>(index, words);
+#pragma unroll
+    for (u32 i = 0; i < count; i += group) {
+        Word codes[group];
+        u32 some[group];
+#pragma unroll
+        for (u32 j = 0; j < group; ++j) {
+            codes[j] = get<Src::bits, Word>(in, i + j);
+            some[j] = words[i + j];
+        }
+        put_lanes<Dst::bits, group>(out, i, stochastic_lanes<Src, Dst>(codes, some, rule));
+    }
+    return held<Dst::bits, N, To>(out);
+}
+
+}  // namespace gpucast

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""device_functions: one text, built by a C++ compiler and called with every code, and compiled by NVRTC in kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from codes import assert_codes, codes_of, every_code
+from functions_on_host import build, loops, run, wanted
+from gpucast.codegen.device_functions import WIDTHS
+from gpucast.core.rule import CastRule, Options, resolve
+from gpucast.parity import hard_values
+from gpucast.parity.cases import Case, all_cases, all_pairs
+from nvrtc_wheels import INSTALLED, load
+
+#: A pair for each path of several values at a time, and each kind of keyword.
+ITEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("FLOAT", "FLOAT8E4M3FN", {}),
+    ("FLOAT", "FLOAT4E2M1", {}),
+    ("FLOAT16", "FLOAT8E5M2", {}),
+    ("FLOAT8E4M3FN", "FLOAT", {}),
+    ("FLOAT8E5M2FNUZ", "BFLOAT16", {}),
+    ("FLOAT6E2M3", "FLOAT16", {}),
+    ("FLOAT6E3M2", "FLOAT6E2M3", {}),
+    ("DOUBLE", "FLOAT6E3M2", {}),
+    ("FLOAT4E2M1", "FLOAT16", {}),
+    ("INT4", "FLOAT16", {}),
+    ("INT4", "INT8", {}),
+    ("UINT2", "INT16", {}),
+    ("INT8", "INT4", {}),
+    ("INT64", "DOUBLE", {}),
+    ("BOOL", "FLOAT8E8M0", {}),
+    ("FLOAT", "INT8", {"rounding": "nearest_even", "overflow": "saturate"}),
+    ("FLOAT", "FLOAT8E4M3FN", {"rounding": "upward"}),
+    ("BFLOAT16", "FLOAT8E5M2", {"rounding": "stochastic"}),
+    ("FLOAT", "FLOAT4E2M1", {"rounding": "stochastic"}),
+)
+#: One for each set of instructions.
+ARCHITECTURES = (75, 80, 90, 100)
+#: What NVRTC compiles for.
+TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_100a", "sm_120", "sm_120a")
+
+
+def rule_of(src: Any, dst: Any, keywords: dict[str, Any]) -> CastRule:
+    return resolve(gpucast.dtype(src), gpucast.dtype(dst), Options(**keywords))
+
+
+def items_of(chosen: list[Case]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Cases as `device_functions` takes them."""
+    random = ("seed", "offset")
+    kept = ({name: value for name, value in case.attributes if name not in random} for case in chosen)
+    return [(case.rule.src.name, case.rule.dst.name, keywords) for case, keywords in zip(chosen, kept, strict=True)]
+
+
+def check(items: Any, folder: Path, arch: int) -> None:
+    """Every function of some rules gives the bits of the reference, for every code of 16 bits and fewer."""
+    rules = [rule_of(*item) for item in items]
+    library = build(gpucast.device_functions(items) + loops(rules), folder, arch)
+    for rule, (_, _, keywords) in zip(rules, items, strict=True):
+        wide = rule.src.bits > 16
+        codes = hard_values.codes(rule.src, rule.dst, 1, 1 / 16, 500) if wide else every_code(rule.src)
+        # Whole groups of four.
+        codes = np.resize(codes, -(-codes.size // 4) * 4)
+        expected = wanted(rule, codes, keywords)
+        for end in WIDTHS:
+            assert_codes(run(library, rule, codes, end), expected, f"{rule} {end} {arch}", codes)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_they_are_the_rules_of_cast(arch: int, tmp_path: Path) -> None:
+    check(ITEMS, tmp_path, arch)
+
+
+def test_every_pair(exhaustive: bool, tmp_path: Path) -> None:
+    """Every rule of every pair, on every set of instructions; in each run of the tests a few."""
+    every = items_of(all_cases(all_pairs()))
+    parts = [every[i : i + 25] for i in range(0, len(every), 25)]
+    for arch, items in itertools.product(ARCHITECTURES, parts) if exhaustive else [(90, every[7::3000])]:
+        check(items, tmp_path, arch)
+
+
+@pytest.mark.parametrize("major", INSTALLED)
+def test_nvrtc_compiles_them(major: int, exhaustive: bool) -> None:
+    rules = [rule_of(*item) for item in ITEMS]
+    text = gpucast.device_functions(ITEMS) + loops(rules).replace("void run_", "__global__ void run_")
+    nvrtc = load(major)
+    for arch in TARGETS if exhaustive else ("sm_75", "sm_100a")[major % 2 :][:1]:
+        if nvrtc.accepts(arch):
+            found = nvrtc.compile(text, "run_gpucast_float32_to_float8e4m3fn", arch, ("--std=c++17", "--minimal"))
+            assert not found.log, found.log
+
+
+def test_at_random_the_bits_may_be_the_callers(tmp_path: Path) -> None:
+    src, dst = gpucast.dtype("FLOAT"), gpucast.dtype("FLOAT8E5M2")
+    text = gpucast.device_function(src, dst, rounding="stochastic")
+    loop = """
+extern "C" void run(const float* x, unsigned char* y, int n) {
+    for (int i = 0; i < n; ++i) y[i] = gpucast_float32_to_float8e5m2_stochastic(x[i], gpucast::Random{7, 1}.one(i));
+}
+"""
+    library = build(text + loop, tmp_path)
+    x = np.random.default_rng(0).standard_normal(1001).astype(np.float32)
+    got = np.empty(x.size, dst.code_numpy)
+    library.run(ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(got.ctypes.data), x.size)
+    assert_codes(got, codes_of(gpucast.reference.cast(x, dst, rounding="stochastic", seed=7, offset=1), dst))
+
+
+def test_attributes_and_errors_are_those_of_cast() -> None:
+    text = gpucast.device_function("FLOAT", "INT8", rounding="nearest_even", overflow="saturate")
+    assert "signed char gpucast_float32_to_int8_saturate_nearest_even(float value)" in text
+    assert "unsigned int gpucast_float32_to_int8_saturate_nearest_even_x4(gpucast::Vector<float, 4> values)" in text
+    assert text == gpucast.device_functions(
+        [("FLOAT", "INT8", {"rounding": "nearest_even", "overflow": "saturate"})] * 2
+    )
+    with pytest.raises(TypeError, match="device_function: dst='float7' is not a dtype"):
+        gpucast.device_function("FLOAT", "float7")
+    with pytest.raises(ValueError, match="STRING is cast on the host"):
+        gpucast.device_function("FLOAT", "STRING")
+    with pytest.raises(ValueError, match="device_functions: overflow='wrap' does not apply"):
+        gpucast.device_functions([("FLOAT", "FLOAT16", {"overflow": "wrap"})])
+    with pytest.raises(TypeError, match="device_functions: 'FLOAT' is not \\(src, dst\\)"):
+        gpucast.device_functions(["FLOAT", "FLOAT16"])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="device_functions: keywords={'scale': 2}; expected a dict of saturate"):
+        gpucast.device_functions([("FLOAT", "FLOAT16", {"scale": 2})])

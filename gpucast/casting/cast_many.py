@@ -56,7 +56,8 @@ def cast_many(
         order (dicts in the order of insertion). The next call continues at `offset` plus the number of all elements.
     scale
         Multiply every value by this, as in `gpucast.cast`. An array of one element is on the host or on the device of
-        all arrays.
+        all arrays. An array of as many elements in a row as there are arrays to cast, where these are, has one for
+        each, in the tree's order; tensors that require a gradient take none.
     amax
         As in `gpucast.cast`: an array of one FLOAT, for the largest magnitude of all arrays, or of as many in a row as
         there are arrays to cast, one for each in the tree's order. It is on the host, or on the device of all arrays.

@@ -92,8 +92,12 @@ def range_text(row: Mapping[str, Any]) -> str:
 
 def plain(cells: list[list[str]]) -> str:
     """The table as aligned text."""
-    lines = [list(_HEADINGS.values()), *cells]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADINGS))]
+    return columns([list(_HEADINGS.values()), *cells])
+
+
+def columns(lines: list[list[str]]) -> str:
+    """Lines of cells as aligned text."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )

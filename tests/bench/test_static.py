@@ -10,11 +10,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from bench.__main__ import main
+from bench.report.heatmap import heatmap
 from bench.static import budget as static_budget
 from bench.static import check as static
 from bench.static import layouts as static_layouts
@@ -207,7 +209,7 @@ def test_how_wide_accesses_are(src: str, dst: str, wanted: tuple[int, int]) -> N
 
 
 def with_path(*opcodes: str) -> StaticKernel:
-    path = tuple(Instruction(0, "", opcode, ()) for opcode in opcodes)
+    path = tuple(Instruction("", opcode, ()) for opcode in opcodes)
     return dataclasses.replace(made(COPY), path=path, instructions=len(path))
 
 
@@ -286,8 +288,26 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert [(kernel["src"], kernel["dst"]) for kernel in kernels] == [("FLOAT", "FLOAT"), ("FLOAT", "FLOAT16")]
     for kernel in kernels:
         assert kernel["per_element"] == round(kernel["instructions"] / kernel["elements"], 3)
-        assert f"{kernel['kernel']}: {kernel['instructions']} instructions" in printed and "blocks 0." in printed
+        assert f"sm_90 contiguous FLOAT to {kernel['dst']} " in printed and "blocks 0." in printed
         assert set(kernel["estimates"]) == {"H100", "H200"}
-    assert printed.count("STG.E.128") >= 1 and "H200 (estimate)" in printed
+    assert printed.count("STG.E.128") >= 1 and "H200: 2 kernels reach 4.2 TB/s" in printed
     picture = (pictures / "static-sm_90.svg").read_text()
     assert "the busiest unit at the speed of a copy, sm_90" in picture and "no GPU was used" in picture
+
+
+# ---- the picture ----
+
+
+VALUES = {("FLOAT", "INT8"): 0.5, ("INT8", "FLOAT"): 1.5, ("INT8", "INT4"): 1.0}
+
+
+def drawn(good: str) -> str:
+    return heatmap(VALUES, "T", ["U & V"], low=0, middle=1, high=2, good=good)  # type: ignore[arg-type]
+
+
+def test_good_is_blue_and_bad_is_orange() -> None:
+    for good, bluer in (("low", "FLOAT to INT8"), ("high", "INT8 to FLOAT")):
+        fills = dict(re.findall(r"<title>(.*?)</title>\n<rect .*? fill=\"(#\w+)\"", drawn(good)))
+        for pair in ("FLOAT to INT8", "INT8 to FLOAT"):
+            red, _, blue = bytes.fromhex(fills[pair][1:])
+            assert (blue > red) == (pair == bluer)

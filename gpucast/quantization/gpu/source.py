@@ -136,7 +136,7 @@ def columns_of(format: Format) -> list[str]:
 
 
 @exact()
-def format_struct(format: Format, stochastic: bool, name: str, source: DType) -> str:
+def format_struct(format: Format, stochastic: bool, name: str, source: DType = _FLOAT) -> str:
     """The C++ struct of a format, the template parameter `F` of the kernels that read or write a type."""
     element, scale = format.element, format.scale
     of_element = resolve(_DOUBLE, element, Options(rounding=STOCHASTIC)) if stochastic else resolve(_FLOAT, element)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of the kernels that quantize and dequantize, as `gpucast.codegen.cast_kernel` has it for casts.
+"""The CUDA text of the kernels that quantize and dequantize.
 
 `kernels/quantize.cu` and `kernels/dequantize.cu` have a function for each kind of kernel. This module writes its
 arguments and the struct of the format.
@@ -136,7 +136,7 @@ def columns_of(format: Format) -> list[str]:
 
 
 @exact()
-def format_struct(format: Format, stochastic: bool, name: str, source: DType) -> str:
+def format_struct(format: Format, stochastic: bool, name: str, source: DType = _FLOAT) -> str:
     """The C++ struct of a format, the template parameter `F` of the kernels that read or write a type."""
     element, scale = format.element, format.scale
     of_element = resolve(_DOUBLE, element, Options(rounding=STOCHASTIC)) if stochastic else resolve(_FLOAT, element)

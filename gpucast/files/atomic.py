@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear whole or not at all; and the opening of regular files, whose names may come from another file: then
-they may only lead into the same folder."""
+"""Files that appear whole or not at all. Opens regular files; a name that comes from another file may only lead into
+the folder of that file."""
 
 from __future__ import annotations
 

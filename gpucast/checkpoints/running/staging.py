@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of a plan: begun or gone on with in TARGET.partial, done file by file, given its place by a rename.
+"""The work of a plan: begun or continued in TARGET.partial, done file by file, renamed to the target at the end.
 
     files/            finished files under their final names
     work/7.part/      what is written of file 7 of the plan, under its final names

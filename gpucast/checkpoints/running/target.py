@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target of a plan: whether it may be written, whether it is, and how finished files get their places there.
+"""The target of a plan: whether it may be written, whether it is written, and how finished files get there.
 
 A folder gets its place by one rename. The files of a single target, a model and its external data, cannot get theirs at
 once: they are written down first, the next start goes on with what is written down, and the last one counts.

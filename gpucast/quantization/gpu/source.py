@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of the kernels that quantize and dequantize, as `gpucast.codegen.cast_kernel` has it for casts.
+"""The CUDA text of the kernels that quantize and dequantize.
 
 `kernels/quantize.cu` and `kernels/dequantize.cu` have a function for each kind of kernel. This module writes its
 arguments and the struct of the format.

@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     rows = [*(testfloat if options.what == "testfloat" else microxcaling)(options.place)]
     for name, cases, wrong in rows:
         print(f"{name}: {wrong:,} of {cases:,} differ")
-    cases, wrong = (sum(row[place] for row in rows) for place in (1, 2))
+    cases, wrong = sum(row[1] for row in rows), sum(row[2] for row in rows)
     print(f"{options.what}: {wrong:,} of {cases:,} differ")
     if options.json:
         known = json.loads(options.json.read_text(encoding="utf-8")) if options.json.exists() else {}

@@ -46,7 +46,7 @@ def offset(row: int, col: int, cols: int) -> int:
 def swizzle(scales: Any, *, out: Any = None) -> Any:
     """Scales of one byte each (NumPy or CuPy, of any shape but ()) in the order "128x4": a flat array, new or `out`.
 
-    TypeError for what is no such array, ValueError for the shape ().
+    TypeError for any other object, ValueError for the shape ().
     """
     _check(scales, "swizzle")
     if not scales.ndim:
@@ -64,7 +64,7 @@ def swizzle(scales: Any, *, out: Any = None) -> Any:
 def unswizzle(scales: Any, shape: tuple[int, ...], *, out: Any = None) -> Any:
     """The inverse: scales of `shape`, new or `out`, from a flat array in the order "128x4".
 
-    ValueError for one of another length, and for the shape (). TypeError for what is no such array, and no shape.
+    ValueError for an array of another length, and for the shape (). TypeError for any other object.
     """
     _check(scales, "unswizzle")
     shape = checked_shape(shape, "unswizzle")

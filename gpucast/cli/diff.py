@@ -32,7 +32,9 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("a", metavar="A", help="a file, an *.index.json or a folder")
     parser.add_argument("b", metavar="B", help="another one, to compare with A")
-    parser.add_argument("--original", metavar="C", help="the checkpoint that A and B were made from; finds the recipe of both")
+    parser.add_argument(
+        "--original", metavar="C", help="the checkpoint that A and B were made from; finds the recipe of both"
+    )
     parser.add_argument("--all", action="store_true", help="also list the tensors that are equal")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")

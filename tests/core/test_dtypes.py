@@ -222,7 +222,7 @@ def test_safetensors_codes_are_read_apart() -> None:
             gpucast.dtype.from_safetensors(code)
 
 
-def test_value_refuses_what_is_no_code() -> None:
+def test_value_refuses_other_numbers() -> None:
     for code in (-1, 16):
         with pytest.raises(ValueError, match=r"FLOAT4E2M1: code .* is not in 0\.\.0xf"):
             gpucast.dtype("FLOAT4E2M1").value(code)

@@ -57,7 +57,7 @@ def test_each_version_takes_its_types(opset: int) -> None:
                     resolve(src, dst, Options(opset=opset))
 
 
-def test_versions_have_equal_rules_but_for_fnuz_infinities() -> None:
+def test_versions_have_equal_rules_except_for_fnuz_infinities() -> None:
     """So tests at opsets 28 and 23 cover all ten versions."""
     for src in DTYPES:
         for dst in DTYPES:

@@ -99,7 +99,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Check results, then measure speed.")
     for name, (text, _) in BENCHMARKS.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
-    parser.add_argument("--allow-cpu", action="store_true", help="without a GPU run the parts that need none (device: none)")
+    parser.add_argument(
+        "--allow-cpu", action="store_true", help="without a GPU run the parts that need none (device: none)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
     parser.add_argument(
         "--elements",

@@ -175,9 +175,6 @@ def test_dlpack_with_torch() -> None:
         torch.from_dlpack(PackedArray.pack(values(dtype("INT4"), (4, 6))))
 
 
-# ---- gradients ----
-
-
 # ---- the op ----
 
 
@@ -221,30 +218,6 @@ def compiled(function: Any, **options: Any) -> tuple[Any, list[Any]]:
         return graph.forward
 
     return torch.compile(function, fullgraph=True, backend=backend, **options), graphs
-
-
-@pytest.mark.parametrize(
-    "to", ["FLOAT8E4M3FN", "FLOAT4E2M1", "INT32", torch.bfloat16, np.float16, 16, dtype("INT8")], ids=str
-)
-def test_compile_keeps_the_graph_whole(to: Any) -> None:
-    is_number = type(to) is int
-
-    def function(x: Any) -> Any:
-        return gpucast.cast(x * 2, to, saturate=True) if not is_number else gpucast.cast(x * 2, to, copy=False) + 1
-
-    x = torch.from_numpy(values(dtype("FLOAT"), (4, 6)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run, graphs = compiled(function)
-        assert torch.equal(run(x).view(torch.uint8), function(x).view(torch.uint8))
-        assert [node.target for node in graphs[0].graph.nodes if "gpucast" in str(node.target)] == [
-            torch.ops.gpucast.cast.default
-        ]
-        # Casts of arrays in between leave the compiled function as it is.
-        for dst in WHOLE:
-            gpucast.cast(values(dtype("FLOAT"), (3,)), dst, opset=27)
-            run(x)
-    assert len(graphs) == 1
 
 
 def test_meta_tensors_have_shapes_and_types_alone() -> None:
@@ -626,6 +599,3 @@ def test_devices_of_torch() -> None:
         gpucast.cast(np.ones(3), "FLOAT16", device=torch.device("cuda", 0))
     with pytest.raises(TypeError, match="is not a device; expected None, 'cpu', 'cuda' or 'cuda:N'"):
         gpucast.cast(x, "FLOAT16", device=torch.device("meta"))
-
-
-# ---- layers ----

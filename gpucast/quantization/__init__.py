@@ -11,7 +11,8 @@ from gpucast.core.steps import Steps
 from gpucast.quantization.quantize_array import dequantize, quantize
 from gpucast.quantization.quantized import Quantized
 from gpucast.quantization.recipes import RECIPES, Recipe
+from gpucast.quantization.repack import repack
 
-__all__ = ["FORMATS", "RECIPES", "Format", "Quantized", "Recipe", "Steps", "dequantize", "quantize"]
+__all__ = ["FORMATS", "RECIPES", "Format", "Quantized", "Recipe", "Steps", "dequantize", "quantize", "repack"]
 
 packages.publish(globals())

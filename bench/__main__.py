@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--results", **folder, help="where results are (default: bench/results)")  # type: ignore[arg-type]
     seconds = "begin nothing after S; a later run goes on"
     group.add_argument("--seconds", type=positive, default=float("inf"), metavar="S", help=seconds)
-    newest = "measure nothing: write tables and pictures of the newest results"
+    newest = "measure nothing: write tables and the picture of the newest results"
     group.add_argument("--report-only", action="store_true", help=newest)
     static.add_arguments(parser)
     return parser

@@ -26,8 +26,6 @@ PAGES = {
     "gpu": DOCS / "performance.md",
     "speed": DOCS / "performance.md",
 }
-#: Of a GPU's results: the end of a picture's name, and what it shows.
-PICTURES = {"share": "share of a copy's speed", "sizes": "speed by size"}
 
 
 def main() -> int:
@@ -96,7 +94,7 @@ def host_details() -> str:
 
 
 def gpu_section(folder: Path = FOLDER) -> str:
-    """The newest results of a GPU: tables, and the pictures that are there."""
+    """The newest results of a GPU: tables, and the picture."""
     results = gpu_results.newest(folder)
     if results is None:
         return "No run on a GPU is recorded yet.\n"
@@ -109,10 +107,9 @@ def gpu_section(folder: Path = FOLDER) -> str:
         "\n".join(f"- {line}" for line in [*gpu_tables.pair_lines(results), *gpu_tables.rival_lines(results, LARGE)]),
         gpu_tables.case_table(results, "calls"),
     ]
-    for name, what in PICTURES.items():
-        picture = path.with_name(f"{path.stem}-{name}.png")
-        if picture.exists():
-            parts.append("!" + _link(f"{what}: {results.label}", picture))
+    picture = path.with_suffix(".svg")
+    if picture.exists():
+        parts.append("!" + _link(f"share of a copy's speed: {results.label}", picture))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -14,6 +15,7 @@ import numpy as np
 
 import gpucast
 from gpucast.core.dtypes import dtype
+from gpucast.quantization import FORMATS
 
 FOLDER = Path(__file__).resolve().parent / "static"
 #: The colours are seen on white and on black; the ink changes with the page.
@@ -135,7 +137,40 @@ def digits() -> str:
     return svg(760, bottom + 16, "Bars: the accuracy of a network in ten types, and in 4 bits with scales", parts)
 
 
-PICTURES = {"number-lines.svg": number_lines, "saturation.svg": saturation, "block.svg": block, "digits.svg": digits}
+def quantization_error() -> str:
+    """What `bench.peers.quantization_error` found: a row for every format, a mark for each kind of data."""
+    found = json.loads((FOLDER.parent.parent / "bench" / "results" / "quantization-error.json").read_text("utf-8"))
+    # Signed and unsigned integers with zero points give the same numbers: the unsigned ones stand for both.
+    rows = {
+        name: row
+        for name, row in found["formats"].items()
+        if not (FORMATS[name].zero_points and FORMATS[name].element.signed)
+    }
+    kinds = dict(zip(next(iter(rows.values()))["sqnr"], (SOFT, BLUE, "#f0a868", ORANGE), strict=True))
+    left, wide, top, row_height, most = 330, 400, 74, 17, 50
+    parts = [text(16, 28, "Signal to quantization noise (dB): more is better", "title")]
+    for number, (kind, colour) in enumerate(kinds.items()):
+        x = left + 105 * number
+        parts += [f'<circle cx="{x}" cy="48" r="5" fill="{colour}"/>', text(x + 10, 53, kind, "note")]
+    for line, (name, row) in enumerate(rows.items()):
+        y = top + line * row_height
+        parts.append(f'<line x1="{left}" y1="{y}" x2="{left + wide}" y2="{y}" stroke="{SOFT}" stroke-width="0.4"/>')
+        parts.append(text(left - 12, y + 4, f"{name}  {row['bits']:.4g} bits", "note end"))
+        for kind, decibels in row["sqnr"].items():
+            x = left + wide * max(decibels, 0) / most
+            parts.append(f'<circle cx="{x:.1f}" cy="{y}" r="4" fill="{kinds[kind]}"/>')
+    bottom = top + len(rows) * row_height + 6
+    parts += [text(left + wide * tick / most, bottom, str(tick), "note middle") for tick in range(0, most + 1, 10)]
+    return svg(left + wide + 30, bottom + 16, "The error of every format on random numbers of four kinds", parts)
+
+
+PICTURES = {
+    "number-lines.svg": number_lines,
+    "saturation.svg": saturation,
+    "block.svg": block,
+    "digits.svg": digits,
+    "quantization-error.svg": quantization_error,
+}
 
 
 def finite(name: str) -> Iterable[float]:

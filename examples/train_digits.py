@@ -3,8 +3,9 @@
 
 float32; bfloat16 and float16 (with a dynamic loss scale) beside float32 master weights; bfloat16 weights that have no
 master copy, rounded stochastically or, to see what that is good for, to nearest; float8 with delayed scaling (E4M3
-forward, E5M2 gradients). By CuPy where there is a GPU, else by NumPy. Matrix products are simulated: operands are
-rounded to the narrow type, and the products of those values are summed in float32, as tensor cores do.
+forward, E5M2 gradients); MXFP8 and NVFP4, whose blocks lie along the axis that a product sums over. By CuPy where there
+is a GPU, else by NumPy. Matrix products are simulated: operands are rounded to the narrow type, and their products are
+summed in float32, as tensor cores do.
 """
 
 from __future__ import annotations
@@ -40,9 +41,11 @@ class Precision:
         self.policy = get_policy(policy)
         self.loss_scale = loss_scale or NoOpLossScale()
 
-    def operand(self, x: Any, name: str, gradient: bool = False) -> Any:
-        """What a matrix product sees of `x`: float32 that holds values of the compute type only."""
-        return FLOAT32.cast_to_compute(self.policy.cast_to_compute(x))
+    def operand(self, x: Any, name: str, gradient: bool = False) -> tuple[Any, Any]:
+        """What matrix products see of `x`, in products that sum over its last axis and over its first one: float32 that
+        holds values of the compute type only."""
+        rounded = FLOAT32.cast_to_compute(self.policy.cast_to_compute(x))
+        return rounded, rounded
 
     def keep(self, tree: Any) -> Any:
         """Parameters and the optimizer's state as they are stored between steps."""
@@ -74,15 +77,33 @@ class Float8(Precision):
         super().__init__("p=f32,c=bf16,o=f32")
         self.scales: dict[str, DelayedScaling] = {}
 
-    def operand(self, x: Any, name: str, gradient: bool = False) -> Any:
+    def operand(self, x: Any, name: str, gradient: bool = False) -> tuple[Any, Any]:
         if name not in self.scales:
             self.scales[name] = DelayedScaling("FLOAT8E5M2" if gradient else "FLOAT8E4M3FN", power_of_two=True)
         scaling = self.scales[name]
-        return gpucast.cast(scaling.cast(x), "FLOAT", scale=scaling.inverse)
+        rounded = gpucast.cast(scaling.cast(x), "FLOAT", scale=scaling.inverse)
+        return rounded, rounded
 
     def end_step(self) -> None:
         for scaling in self.scales.values():
             scaling.update()
+
+
+class Blocks(Precision):
+    """Operands with a scale for each block, made along both axes in one pass; all else as bfloat16 has it."""
+
+    def __init__(self, format: str, seed: int | None = None) -> None:
+        """With a seed gradients are rounded stochastically, which types as narrow as NVFP4 need."""
+        super().__init__("p=f32,c=bf16,o=f32")
+        self.format, self.seed, self.offset = format, seed, 0
+
+    def operand(self, x: Any, name: str, gradient: bool = False) -> tuple[Any, Any]:
+        random: dict[str, Any] = {}
+        if gradient and self.seed is not None:
+            random = {"rounding": "stochastic", "seed": self.seed, "offset": self.offset}
+            self.offset += 2 * x.size
+        by_rows, by_columns = gpucast.quantize(x, self.format, transpose="both", **random)
+        return gpucast.dequantize(by_rows, "FLOAT"), gpucast.dequantize(by_columns, "FLOAT").T
 
 
 def precisions(xp: Any, seed: int) -> dict[str, Precision]:
@@ -93,6 +114,8 @@ def precisions(xp: Any, seed: int) -> dict[str, Precision]:
         "bfloat16 weights, stochastic": Stochastic("p=bf16,c=bf16,o=f32", seed),
         "bfloat16 weights, nearest": Precision("p=bf16,c=bf16,o=f32"),
         "float8, delayed scaling": Float8(),
+        "mxfp8": Blocks("mxfp8e4m3_up"),
+        "nvfp4, stochastic gradients": Blocks("nvfp4", seed),
     }
 
 
@@ -102,13 +125,14 @@ def initial(rng: np.random.Generator, xp: Any) -> Params:
 
 
 def forward(params: Params, x: Any, precision: Precision, xp: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-    """The logits, and the operands of every layer's product."""
+    """The logits, and the operands of the products that the gradients of every layer are."""
     seen = []
     for i, (weight, bias) in enumerate(zip(params["weight"], params["bias"], strict=True)):
         if i:
             x = xp.maximum(x, 0)
-        a, w = precision.operand(x, f"x{i}"), precision.operand(weight, f"w{i}")
-        seen.append((a, w))
+        a, a_of_rows = precision.operand(x, f"x{i}")
+        w_of_outputs, w = precision.operand(weight, f"w{i}")
+        seen.append((a_of_rows, w_of_outputs))
         x = a @ w + FLOAT32.cast_to_compute(bias)
     return precision.policy.cast_to_output(x), seen
 
@@ -125,8 +149,8 @@ def loss_and_gradients(params: Params, x: Any, y: Any, precision: Precision, xp:
     g = precision.loss_scale.scale(g / len(y))
     grads: Params = {"weight": [], "bias": []}
     for i, (a, w) in reversed(list(enumerate(seen))):
-        g = precision.operand(g, f"g{i}", gradient=True)
-        grads["weight"].insert(0, a.T @ g)
+        g, g_of_rows = precision.operand(g, f"g{i}", gradient=True)
+        grads["weight"].insert(0, a.T @ g_of_rows)
         grads["bias"].insert(0, g.sum(0))
         # a > 0 where the ReLU let its input through (and rounding left something of it).
         g = (g @ w.T) * (a > 0)

@@ -8,6 +8,8 @@ struct FusedArrays {
     // Of each array, in place of `given.first`.
     i64 first[Capacity];
     FusedArguments given;
+    // How far `given.amax` moves from array to array: 0 where all share one, else 1.
+    u32 amax_step;
 };
 
 template <u32 Capacity>
@@ -16,7 +18,7 @@ GPUCAST_INLINE const Arrays<Capacity>& arrays_of(const FusedArrays<Capacity>& fu
 }
 
 template <typename Src, typename Dst, typename Float, typename Double, u32 SrcBits, typename Rule, Scaling scaling,
-          bool has_finite, u32 Elements, u32 Unroll, u32 Threads>
+          bool has_amax, bool has_finite, u32 Elements, u32 Unroll, u32 Threads>
 struct BatchFused {
     enum : u32 { shared_bytes = 0 };
 
@@ -24,7 +26,8 @@ struct BatchFused {
     static GPUCAST_INLINE void cast(const FusedArrays<Capacity>& fused, u32 i, u32 block, FourWords*) {
         FusedArguments given = fused.given;
         given.first = fused.first[i];
-        Fused<Src, Dst, Float, Double, SrcBits, Rule, scaling, false, has_finite> converter(given);
+        if constexpr (has_amax) given.amax += i * fused.amax_step;
+        Fused<Src, Dst, Float, Double, SrcBits, Rule, scaling, has_amax, has_finite> converter(given);
         const Arrays<Capacity>& arrays = fused.arrays;
         cast_contiguous<SrcBits, Dst::bits, Elements, Unroll, Threads>(
             arrays.src[i], 0, arrays.dst[i], arrays.n[i], block, converter);

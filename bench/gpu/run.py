@@ -35,7 +35,7 @@ QUICK_PAIRS = COMMON[:3] + COMMON[6:10] + COMMON[11:16]
 
 
 def run(arguments: argparse.Namespace, stages: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure, and write the results, tables and pictures."""
+    """Measure, and write the results, the tables and the picture."""
     if arguments.report_only:
         found = newest(arguments.results)
         if found is None:
@@ -76,19 +76,15 @@ def figures(results: Results) -> dict[str, Any]:
 
 
 def report(results: Results) -> dict[str, Any]:
-    """Write the tables and pictures of results next to their file."""
+    """Write the tables and the picture of results next to their file."""
     assert results.path is not None
     text = gpu_tables.markdown(results)
     results.path.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
-    try:
-        from bench.report import plots
-
-        pictures = [path.name for path in plots.draw(results)]
-    except ImportError as error:
-        print(f"no pictures: {error}; run pip install matplotlib, then python -m bench --report-only", file=sys.stderr)
-        pictures = []
-    return {"file": results.path.name, "pictures": pictures, "failures": figures(results)["failures"]}
+    picture = gpu_tables.share_picture(results)
+    if picture:
+        results.path.with_suffix(".svg").write_text(picture, encoding="utf-8")
+    return {"file": results.path.name, "failures": figures(results)["failures"]}
 
 
 def measure(machine: Machine, given: Iterable[Case], results: Results, seconds: float = float("inf")) -> int:

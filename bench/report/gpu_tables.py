@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of a GPU as Markdown: speeds beside copies and rivals, including where we lose."""
+"""The results of a GPU as Markdown and as a picture: speeds beside copies and rivals, including where we lose."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from bench.cases.buffers import CONTIGUOUS
 from bench.cases.case import Row
 from bench.cases.contenders import COPY, OURS, SAME_RATIO
 from bench.cases.pairs import COMMON, LARGE, LAYOUT_SIZE
+from bench.report.heatmap import heatmap
 from bench.report.markdown import pivot, table
 from bench.report.results import Results
 from bench.timing.times import verdict
@@ -66,6 +67,19 @@ def groups(results: Results, n: int | None = None, layout: str = CONTIGUOUS.name
         if first.src and first.layout == layout and n in (None, first.n):
             found[first.src, first.dst, first.n] = {row.name: row for row in rows}
     return [Group(rows) for rows in found.values() if OURS in rows and rows[OURS].times]
+
+
+def share_picture(results: Results) -> str:
+    """The heat map of all pairs as SVG: our speed divided by that of a copy; "" without figures."""
+    shares = {(group.ours.src, group.ours.dst): 100 * group.share for group in groups(results, LARGE) if group.share}
+    if not shares:
+        return ""
+    notes = [
+        f"% of our copy kernel in the same measurement; {LARGE:,} elements",
+        f"{results.label}; goals: {WHOLE:.0%}, types below one byte {PACKED:.0%}",
+    ]
+    title = "gpucast: share of a copy's speed"
+    return heatmap(shares, title, notes, low=50, middle=95, high=110, good="high", form="{:.0f}")
 
 
 def rival_names(found: Iterable[Group]) -> list[str]:

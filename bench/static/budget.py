@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.static.kernels import StaticKernel
-from bench.static.model import JUDGE, Estimate, judged
+from bench.static.model import Estimate, judged
 
 #: How much of its time a unit may work at the speed of a copy.
 FULL = 0.75
@@ -88,9 +88,12 @@ class Checked:
 
     def line(self) -> str:
         """For a report."""
-        of = self.kernel
-        accesses = f"{of.registers} registers, loads {of.loads}, stores {of.stores}"
-        return f"{self!s:66} {of.per_element:6.2f} instr/el, {self.estimate}, {accesses}"
+        of, estimate = self.kernel, self.estimate
+        turns = f" in {of.turns} turns" if of.loop else ""
+        units = f"{estimate.busiest} {estimate.use[estimate.busiest]:.2f}, blocks {estimate.use['blocks']:.2f}"
+        memory = f"loads {of.loads}, stores {of.stores}, {of.shared} bytes shared"
+        threads = f"{of.registers} registers, {estimate.threads} threads, {estimate.in_flight / 1024:.0f} KiB in flight"
+        return f"{self!s:66} {of.per_element:6.2f} instr/el{turns}, {estimate} ({units}), {memory}, {threads}"
 
 
 class CheckedCast(Checked):
@@ -122,9 +125,7 @@ def verdict(kernels: Sequence[Checked], known: Mapping[Key, str] = KNOWN) -> lis
 
 
 def fullest(kernel: StaticKernel) -> float:
-    """The share of its time that the busiest unit works at the speed of a copy; NaN for a kernel of no known GPU."""
-    if kernel.capability not in JUDGE:
-        return math.nan
+    """The share of its time that the busiest unit works at the speed of a copy."""
     of = judged(kernel)
     return of.use[of.busiest]
 

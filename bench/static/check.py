@@ -12,7 +12,6 @@ misses its goal. All shares are estimates.
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import time
 from collections.abc import Iterator, Sequence
@@ -25,9 +24,9 @@ from bench.revision import commit
 from bench.static import layouts as static_layouts
 from bench.static import published as static_published
 from bench.static import quantize as static_quantize
-from bench.static.budget import FULL, KNOWN, fullest, of_casts, verdict
+from bench.static.budget import FULL, KNOWN, Checked, fullest, of_casts, verdict
 from bench.static.kernels import StaticKernel, measure
-from bench.static.model import GPUS, JUDGE, Estimate, estimates
+from bench.static.model import GPUS, JUDGE, estimates
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import compiler
 from gpucast.core.rule import CastRule, resolve
@@ -35,10 +34,8 @@ from gpucast.parity.cases import NUMERIC, rules
 
 #: The compute capabilities that the check is for.
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))
-#: Pairs that a table shows in full; of more only the worst.
-_SHOWN = 30
-#: Failures that are printed.
-_LINES = 100
+#: Kernels that are listed, the worst ones of more; failures that are printed.
+_SHOWN, _LINES = 30, 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +64,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     for arch in arguments.arch or architectures():
         with progress_bar(len(chosen), wanted=True, unit=" kernels") as advance:
             kernels = measure(chosen, arch, arguments.shape, advance)
-        _print(arch, arguments.shape, kernels, arguments.sass)
+        casts = of_casts(kernels)
+        _print(arch, casts, arguments.sass)
         figures["architectures"][arch] = [as_json(kernel) for kernel in kernels]
-        figures["failures"] += verdict(of_casts(kernels))
+        figures["failures"] += verdict(casts)
         if everything:
             quantizing = static_quantize.measure(arch)
             others = [*quantizing, *static_layouts.measure(arch)]
@@ -105,6 +103,8 @@ def _architecture(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
     if name.startswith("compute_"):
         raise argparse.ArgumentTypeError(f"{text} gives PTX, not machine code; expected one such as sm_90")
+    if int(name.removeprefix("sm_").rstrip("af")) not in JUDGE:
+        raise argparse.ArgumentTypeError(f"the model has no GPU of {text}; it has {', '.join(map(str, JUDGE))}")
     return name
 
 
@@ -139,81 +139,34 @@ def as_json(kernel: StaticKernel) -> dict[str, Any]:
     }
 
 
-def _print(arch: str, shape: str, kernels: Sequence[StaticKernel], sass: bool) -> None:
-    full = [fullest(kernel) for kernel in kernels]
-    print(f"\n{arch}: {len(kernels)} kernels, {shape}")
-    if not any(map(math.isnan, full)):
-        counts = ", ".join(f"{sum(one > limit for one in full)} above {limit}" for limit in (1, 0.85, FULL, 0.65))
-        print(
-            f"busiest unit at the speed of a copy: median {statistics.median(full):.2f}, most {max(full):.2f}; {counts}"
-        )
+def _print(arch: str, kernels: Sequence[Checked], sass: bool) -> None:
+    full = [fullest(one.kernel) for one in kernels]
+    counts = ", ".join(f"{sum(share > limit for share in full)} above {limit}" for limit in (1, 0.85, FULL, 0.65))
+    print(f"\n{arch}: {len(kernels)} kernels, {kernels[0].kind}; estimates")
+    print(f"busiest unit at the speed of a copy: median {statistics.median(full):.2f}, most {max(full):.2f}; {counts}")
     for gpu in GPUS:
-        shares = [one.share for kernel in kernels for one in estimates(kernel) if one.gpu == gpu.name]
+        shares = [one.share for kernel in kernels for one in estimates(kernel.kernel) if one.gpu == gpu.name]
         if shares:
             whole, least = sum(share == 1 for share in shares), min(shares)
-            print(f"{gpu.name}, estimate: {whole} kernels reach {gpu.bandwidth} TB/s, the slowest {least:.0%} of it")
-    shown = list(kernels)
-    if len(kernels) > _SHOWN:
-        shown = sorted(kernels, key=lambda kernel: -fullest(kernel))[:_SHOWN]
-        print(f"the {_SHOWN} with the busiest units:")
-    names = [gpu.name for gpu in GPUS if gpu.capability == kernels[0].capability]
-    header = ["kernel", "el", "instr/el", "loads", "stores", "lds", "regs", "smem"]
-    lines = [[*header, *(f"{name} (estimate)" for name in names)]]
-    for kernel in shown:
-        found = {one.gpu: one for one in estimates(kernel)}
-        lines.append([*_cells(kernel), *(_estimate(found[name]) for name in names)])
-    sizes = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        print("  ".join(cell.ljust(size) for cell, size in zip(line, sizes, strict=True)).rstrip())
-    if sass:
-        for kernel in shown:
-            elements = kernel.source.elements
-            print(f"\n{arch} {kernel.source.name}: {kernel.instructions} instructions, {elements} elements")
-            print("\n".join(map(str, kernel.path)))
-
-
-def _cells(kernel: StaticKernel) -> list[str]:
-    return [
-        kernel.source.name.removeprefix("gpucast_"),
-        str(kernel.source.elements),
-        f"{kernel.per_element:.2f}{f' ({kernel.turns} turns)' if kernel.loop else ''}",
-        _accesses(kernel.loads),
-        _accesses(kernel.stores),
-        str(sum(one.base == "LDS" for one in kernel.path)),
-        f"{kernel.registers}{f' +{kernel.local} spilt' if kernel.local else ''}",
-        str(kernel.shared),
-    ]
-
-
-def _estimate(one: Estimate) -> str:
-    """The share of a copy, the limit, the busiest unit, blocks begun per clock, resident threads."""
-    busiest = f"{one.busiest} {one.use[one.busiest]:.2f}"
-    return f"{one.share:.0%} {one.bound}; {busiest}; blocks {one.use['blocks']:.2f}; {one.threads}"
-
-
-def _accesses(counts: dict[int, int]) -> str:
-    return "+".join(f"{count}x{width}" for width, count in sorted(counts.items(), reverse=True)) or "none"
+            print(f"{gpu.name}: {whole} kernels reach {gpu.bandwidth} TB/s, the slowest {least:.0%} of it")
+    shown = sorted(kernels, key=lambda one: -fullest(one.kernel)) if len(kernels) > _SHOWN else kernels
+    for one in shown[:_SHOWN]:
+        print(one.line())
+        if sass:
+            print("\n".join(map(str, one.kernel.path)))
 
 
 def picture(path: Path, arch: str, kernels: Sequence[StaticKernel]) -> None:
-    """The heat map of how much of its time the busiest unit works at the speed of a copy; of instructions per byte
-    moved for an architecture without a GPU in the model.
-
-    Of several rules of a pair it shows the one with the highest figure.
-    """
-    names = [row.name for row in NUMERIC]
-    place = {name: number for number, name in enumerate(names)}
-    values = [[math.nan] * len(names) for _ in names]
-    gpu = JUDGE.get(kernels[0].capability)
+    """The heat map of how much of its time the busiest unit works at the speed of a copy. Of several rules of a pair it
+    shows the one with the highest figure."""
+    most: dict[tuple[str, str], float] = {}
     for kernel in kernels:
-        row, column = values[place[kernel.rule.src.name]], place[kernel.rule.dst.name]
-        value = kernel.per_element / kernel.moved if gpu is None else fullest(kernel)
-        row[column] = value if math.isnan(row[column]) else max(row[column], value)
+        pair = kernel.rule.src.name, kernel.rule.dst.name
+        most[pair] = max(fullest(kernel), most.get(pair, 0.0))
     version = "NVRTC {}.{}".format(*compiler.compiler().version)
     origin = f"estimate from the machine code of {version}, {time.strftime('%Y-%m-%d')}, commit {commit() or 'unknown'}"
-    if gpu is not None:
-        title = f"gpucast: the busiest unit at the speed of a copy, {arch} on {gpu.name}\n{origin}; no GPU was used"
-        heatmap(path, names, names, values, title, "share of its time", low=0, middle=FULL, high=2 * FULL, good="low")
-    else:
-        title = f"gpucast: instructions per byte moved, {arch}\n{origin}; no GPU was used"
-        heatmap(path, names, names, values, title, "instructions / byte", low=0, high=8, good="low", form="{:.1f}")
+    gpu = JUDGE[kernels[0].capability].name
+    title = f"gpucast: the busiest unit at the speed of a copy, {arch} on {gpu}"
+    notes = ["the share of its time that it works", f"{origin}; no GPU was used"]
+    text = heatmap(most, title, notes, low=0, middle=FULL, high=2 * FULL, good="low")
+    path.write_text(text, encoding="utf-8")

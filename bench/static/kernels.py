@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from bench import cubin
-from bench.static.paths import Path, full_tile, reach
-from bench.static.sass import Instruction, blocks, parse
+from bench.static.paths import Path, full_tile, loops
+from bench.static.sass import Block, Instruction, parse
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSpec, tiles_of
 from gpucast.codegen.cast_kernel import KernelSource, Shape, join
 from gpucast.codegen.spec import CastSpec, KernelSpec
@@ -99,7 +99,7 @@ class StaticKernel:
 class Code:
     """What the compiler makes of one kernel."""
 
-    instructions: list[Instruction]
+    blocks: list[Block]
     facts: cubin.CubinKernel
     log: str
 
@@ -109,7 +109,7 @@ def compiled(sources: Sequence[KernelSource], arch: str) -> list[Code]:
     structs = dict(row for source in sources for row in source.structs)
     text = join(sources[0].prelude, structs, [source.kernel for source in sources])
     made = compiler.compile(f"#define GPUCAST_MARK_RARE\n{text}", sources[0].name, arch)
-    facts, code = cubin.kernels(made.code), parse(disassembler.disassemble(made.code).decode())
+    facts, code = cubin.kernels(made.code), parse(disassembler.disassemble(made.code, disassembler.GRAPH).decode())
     return [Code(code[source.name], facts[source.name], made.log) for source in sources]
 
 
@@ -119,13 +119,13 @@ def facts(source: KernelSource, arch: str, code: Code, extra_bytes: int = 0, pat
 
     `extra_bytes`: bytes that every thread stores in addition to its tile. `path`: another one than that of a tile.
     """
-    flow = blocks(code.instructions)
+    flow = code.blocks
     load, store = source.elements * source.src_bits // 8, source.elements * source.rule.dst.bits // 8 + extra_bytes
     if path is None:
         path = full_tile(flow, load, store)
         if source.shape != "contiguous" and sum(width * count for width, count in path.stores.items()) != store:
             path = full_tile(flow)
-    loops = [number for number, reached in enumerate(reach(flow)) if number in reached]
+    turns = loops(flow)
     return StaticKernel(
         source=source,
         arch=arch,
@@ -138,7 +138,7 @@ def facts(source: KernelSource, arch: str, code: Code, extra_bytes: int = 0, pat
         local=code.facts.local,
         log=code.log,
         path=tuple(one for number in path.blocks for one in flow[number].instructions),
-        repeated=tuple(one for number in path.blocks if number in loops for one in flow[number].instructions),
+        repeated=tuple(one for number in path.blocks if number in turns for one in flow[number].instructions),
     )
 
 

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from bench.static.budget import Checked
 from bench.static.kernels import compiled, facts
-from bench.static.paths import Path, full_tile
-from bench.static.sass import Block, blocks
+from bench.static.paths import Path, full_tile, marked
+from bench.static.sass import Block
 from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.cast_kernel import KernelSource, kernel_source
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
@@ -50,7 +50,7 @@ def measure(arch: str) -> list[Checked]:
     found = []
     for layout, source in _sources():
         (code,) = compiled([source], arch)
-        kernel = facts(source, arch, code, path=_path(source, layout, blocks(code.instructions)))
+        kernel = facts(source, arch, code, path=_path(source, layout, code.blocks))
         found.append(Checked(layout, source.name, kernel, GOALS.get(layout, 0.0)))
     return found
 
@@ -78,14 +78,15 @@ def _path(source: KernelSource, layout: str, flow: list[Block]) -> Path | None:
     load, store = (source.elements * count // 8 for count in bits)
     src_bytes, dst_bytes = (count // 8 for count in bits)
     if layout == "edges":
-        # An element is one turn of each of two loops.
-        return full_tile(flow, src_bytes, dst_bytes, loop=True, rare=True)
+        # An element is one turn of each of two loops, which are rare.
+        return full_tile(flow, src_bytes, dst_bytes, avoid=())
     if layout == "strided":
         # No side is dense.
         return full_tile(flow, load, store, load_width=src_bytes, store_width=dst_bytes)
     if layout in ("dense rows", "spread rows", "packed"):
         # The place in several dimensions is searched for in a loop.
-        return full_tile(flow, load, store, loop=True, load_width=src_bytes if layout == "spread rows" else None)
+        width = src_bytes if layout == "spread rows" else None
+        return full_tile(flow, load, store, avoid=marked(flow), load_width=width)
     if layout == "misaligned":
         # Shifted loads read one access more: of vectors where whole vectors are a tile, else of words.
         return full_tile(flow, load + (16 if load % 16 == 0 else 4), store)

@@ -47,17 +47,15 @@ class Path:
     loop: bool
 
 
-class _Key(NamedTuple):
-    accesses: Accesses
-    loop: bool = False
-    marked: bool = False
-
-
 class _Tail(NamedTuple):
-    """The longest path from a block to an exit: its instructions, the next block, and the key of the rest there."""
+    """The longest path from a block to an exit: its instructions, and the next block with the accesses from there."""
 
     length: int
-    onward: tuple[int, _Key] | None
+    onward: tuple[int, Accesses] | None
+
+
+#: The longest path from a block, for all accesses that its paths have.
+_Table = dict[Accesses, _Tail]
 
 
 def full_tile(
@@ -65,48 +63,39 @@ def full_tile(
     load_bytes: int | None = None,
     store_bytes: int | None = None,
     *,
-    loop: bool = False,
-    rare: bool = False,
+    avoid: Collection[int] | None = None,
     load_width: int | None = None,
     store_width: int | None = None,
 ) -> Path:
     """The path of a tile of so many bytes on either side; without these, the path with the most and widest accesses.
 
     If no path has exactly so many, the next best is returned: compare them with the path's `loads` and `stores`.
-    `loop`: only paths with a loop, which are `rare` or are not; `load_width`, `store_width`: only those whose loads, or
-    stores, all have so many bytes.
+    `avoid`: blocks that it must not enter, in place of those that a full tile does without; `load_width`,
+    `store_width`: only those whose loads, or stores, all have so many bytes.
     UnknownCode for a kernel that never ends or has no such path, and for one with too many paths.
     """
-    tables = _tables(blocks)
-    keys = list(tables[0])
-    if loop:
-        keys = [key for key in keys if key.loop and key.marked == rare]
-    for side, wanted in enumerate((load_width, store_width)):
-        if wanted is not None:
-            others = [place for place, width in enumerate(WIDTHS) if width != wanted]
-            keys = [key for key in keys if not any(key.accesses[side][place] for place in others)]
-    if not keys:
+    usual = [loops(blocks) | marked(blocks), marked(blocks), ()] if store_bytes is not None else [()]
+    for without in usual if avoid is None else [avoid]:
+        tables = _tables(blocks, without)
+        found = list(tables[0])
+        for side, wanted in enumerate((load_width, store_width)):
+            if wanted is not None:
+                others = [place for place, width in enumerate(WIDTHS) if width != wanted]
+                found = [one for one in found if not any(one[side][place] for place in others)]
+        if store_bytes is None or any(bytes_of(one[1]) == store_bytes for one in found):
+            break
+    if not found:
         raise UnknownCode("sass: no way leads to an exit, or none that is asked for")
     if store_bytes is not None:
-        keys = [key for key in keys if bytes_of(key.accesses[1]) == store_bytes] or keys
-        if not loop:
-            keys = [key for key in keys if not key.marked] or keys
-            keys = [key for key in keys if not key.loop] or keys
+        found = [one for one in found if bytes_of(one[1]) == store_bytes] or found
     if load_bytes is not None:
-        gap = {key: abs(bytes_of(key.accesses[0]) - load_bytes) for key in keys}
-        least = min(gap.values())
-        keys = [key for key in keys if gap[key] == least]
-    loads, stores = max((key.accesses for key in keys), key=_rank)
-    keys = [key for key in keys if key.accesses == (loads, stores)]
-    longest = max(keys, key=lambda key: tables[0][key].length)
-    path = list(_follow(tables, longest))
-    return Path(
-        blocks=tuple(path),
-        instructions=tables[0][longest].length,
-        loads={width: count for width, count in zip(WIDTHS, loads, strict=True) if count},
-        stores={width: count for width, count in zip(WIDTHS, stores, strict=True) if count},
-        loop=longest.loop or _loop_on_side(blocks, path),
-    )
+        least = min(abs(bytes_of(one[0]) - load_bytes) for one in found)
+        found = [one for one in found if abs(bytes_of(one[0]) - load_bytes) == least]
+    accesses = max(found, key=_rank)
+    path = list(_follow(tables, accesses))
+    loads, stores = ({width: count for width, count in zip(WIDTHS, of, strict=True) if count} for of in accesses)
+    loop = not loops(blocks).isdisjoint(path) or _loop_on_side(blocks, path)
+    return Path(tuple(path), tables[0][accesses].length, loads, stores, loop)
 
 
 def bytes_of(counts: Iterable[int]) -> int:
@@ -115,16 +104,16 @@ def bytes_of(counts: Iterable[int]) -> int:
 
 def _loop_on_side(blocks: list[Block], path: list[int]) -> bool:
     """Whether there is a loop, not a rare one, between two stops of `path`: its entry, its accesses, its exit."""
-    onward = reach(blocks, {number for number in range(len(blocks)) if _marked(blocks[number]) and number not in path})
+    onward = reach(blocks, marked(blocks).difference(path))
     stops = [path[0], *(number for number in path if _accesses(blocks[number].instructions) != {_NONE})]
-    loops = [number for number in range(len(blocks)) if number in onward[number]]
     pairs: list[tuple[int, int | None]] = list(pairwise(stops))
     last = blocks[path[-1]]
     # Where all accesses of the last block have the condition of its exit, the thread leaves with them.
     if stops[-1] != path[-1] or not last.exits or _accesses(last.instructions, leaves=False) != {_NONE}:
         pairs.append((stops[-1], None))
+    turns = [number for number, reached in enumerate(onward) if number in reached]
     return any(
-        loop in onward[place] and (after is None or after in onward[loop]) for place, after in pairs for loop in loops
+        loop in onward[place] and (after is None or after in onward[loop]) for place, after in pairs for loop in turns
     )
 
 
@@ -134,32 +123,31 @@ def _rank(accesses: Accesses) -> tuple[int, ...]:
     return stores, loads
 
 
-def _follow(tables: list[dict[_Key, _Tail]], key: _Key) -> Iterable[int]:
-    place: tuple[int, _Key] | None = (0, key)
+def _follow(tables: list[_Table], accesses: Accesses) -> Iterable[int]:
+    place: tuple[int, Accesses] | None = (0, accesses)
     while place is not None:
         yield place[0]
         place = tables[place[0]][place[1]].onward
 
 
-def _tables(blocks: list[Block]) -> list[dict[_Key, _Tail]]:
-    """For every block the longest paths from its first instruction to an exit, by their accesses."""
-    order, onward = _order(blocks), reach(blocks)
+def _tables(blocks: list[Block], without: Collection[int]) -> list[_Table]:
+    """For every block the longest paths from its first instruction to an exit."""
+    order = _order(blocks)
     rank = {number: place for place, number in enumerate(order)}
-    tables: list[dict[_Key, _Tail]] = [{} for _ in blocks]
+    tables: list[_Table] = [{} for _ in blocks]
     for number in order:
+        if number in without:
+            continue
         block, table = blocks[number], tables[number]
         # A successor that comes later in this order closes a loop.
         following = [other for other in block.successors if rank[other] < rank[number]]
-        rests = [(key, _Tail(tail.length, (other, key))) for other in following for key, tail in tables[other].items()]
-        loop, marked = number in onward[number], _marked(block)
-        ends = [(_Key(_NONE), _Tail(0, None))] if block.exits else []
-        for leaves, tails in ((True, ends), (False, rests)):
+        rests = [(of, _Tail(tail.length, (other, of))) for other in following for of, tail in tables[other].items()]
+        for leaves, tails in ((True, [(_NONE, _Tail(0, None))] if block.exits else []), (False, rests)):
             for accesses in _accesses(block.instructions, leaves):
                 for rest, tail in tails:
-                    key = _Key(_sum(accesses, rest.accesses), rest.loop or loop, rest.marked or marked)
-                    found = _Tail(len(block.instructions) + tail.length, tail.onward)
-                    if key not in table or found.length > table[key].length:
-                        table[key] = found
+                    both, length = _sum(accesses, rest), len(block.instructions) + tail.length
+                    if both not in table or length > table[both].length:
+                        table[both] = _Tail(length, tail.onward)
         if len(table) > _LIMIT:
             raise UnknownCode(f"sass: more than {_LIMIT} ways lead through the kernel")
     return tables
@@ -205,8 +193,14 @@ def _one(access: Access) -> Accesses:
     return (_NONE[0], counts) if access.store else (counts, _NONE[1])
 
 
-def _marked(block: Block) -> bool:
-    return any(instruction.base == "PMTRIG" for instruction in block.instructions)
+def marked(blocks: list[Block]) -> set[int]:
+    """The blocks of rare values."""
+    return {number for number, block in enumerate(blocks) if any(one.base == "PMTRIG" for one in block.instructions)}
+
+
+def loops(blocks: list[Block]) -> set[int]:
+    """The blocks that a thread may enter again."""
+    return {number for number, reached in enumerate(reach(blocks)) if number in reached}
 
 
 def _order(blocks: list[Block]) -> list[int]:

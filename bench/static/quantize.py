@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from bench.static.budget import GATED, Checked
 from bench.static.kernels import StaticKernel, compiled, facts
-from bench.static.paths import full_tile, reach
-from bench.static.sass import Instruction, blocks
+from bench.static.paths import full_tile, loops
+from bench.static.sass import Block
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS
@@ -87,7 +87,7 @@ def _checked(rows: Iterable[_Row], arch: str) -> Iterator[Checked]:
     for (kind, name, source, extra_bytes, moved), code in zip(given, codes, strict=True):
         kernel = facts(source, arch, code, extra_bytes)
         if kind in _READING:
-            kernel = _one_turn(kernel, code.instructions)
+            kernel = _one_turn(kernel, code.blocks)
         yield Checked(kind, name, kernel, GOALS.get(kind, 0.0), moved, kind not in ("back", *_READING))
 
 
@@ -113,12 +113,10 @@ def _tile(kind: str, name: str, src: str) -> _Row:
     return kind, f"{src} {name}", source, extra_bytes, (source.src_bits + results * bits) / 8
 
 
-def _one_turn(of: StaticKernel, code: Sequence[Instruction]) -> StaticKernel:
+def _one_turn(of: StaticKernel, flow: list[Block]) -> StaticKernel:
     """A kernel whose threads go through all of their block in a loop, of which one turn counts."""
-    flow = blocks(list(code))
-    loops = [number for number, reached in enumerate(reach(flow)) if number in reached]
-    path = full_tile(flow)
-    turn = tuple(one for number in path.blocks if number in loops for one in flow[number].instructions)
+    path, turns = full_tile(flow), loops(flow)
+    turn = tuple(one for number in path.blocks if number in turns for one in flow[number].instructions)
     elements = sum(width * count for width, count in path.loads.items()) * 8 // of.src_bits
     source = replace(of.source, elements=elements)
     return replace(of, source=source, path=turn, repeated=(), loop=False, instructions=len(turn), loads=path.loads)

@@ -12,7 +12,7 @@ from gpucast.arrays import adapters
 from gpucast.arrays.batch_item import BatchItem, Names, Place, check_disjoint
 from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index
-from gpucast.casting.fused_options import resolve_finite, resolve_scale, rule_of
+from gpucast.casting.fused_options import resolve_amax, resolve_finite, resolve_scale, rule_of
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs, resolve_random
 from gpucast.core.rule import STOCHASTIC, CastRule, Options
@@ -36,27 +36,30 @@ def checked(
     if any(item.source.device is not None for item in items):
         devices.require(options.caller)
     fused = _fused(items, options, finite)
+    amax = None if fused.amax is None else fused.amax.reshape(-1)
     if not items:
         # The attributes are checked all the same, for the source that takes any of them.
         rule_of(dtype("FLOAT"), dst, options)
     rules: dict[DType, CastRule] = {}
     start = 0
-    for item in items:
+    for i, item in enumerate(items):
         rule = rules.get(item.source.dtype)
         if rule is None:
             rule = rules[item.source.dtype] = rule_of(item.source.dtype, dst, options._replace(caller=item.caller))
             if fused is not _NOTHING and "string" in (rule.src.family, rule.dst.family):
-                name = "finite" if options.scale is None else "scale"
+                named = {"scale": options.scale, "amax": options.amax, "finite": finite}
+                name = next(name for name, value in named.items() if value is not None)
                 raise ValueError(
                     f"{item.caller}: {name}= does not apply to text; {rule.src.name} to {rule.dst.name} takes none"
                 )
         item.rule = rule
         if item.result is not None:
             item.target = _target(item)
+        own = fused if amax is None else fused._replace(amax=amax[i : i + 1] if amax.size > 1 else amax)
         if random is not None and rule.rounding == STOCHASTIC:
-            item.fused = fused._replace(random=random._replace(offset=random.offset + start))
+            item.fused = own._replace(random=random._replace(offset=random.offset + start))
         elif fused is not _NOTHING:
-            item.fused = fused
+            item.fused = own
         item.start = start
         start += item.source.size
     _check_disjoint(items, paths, fused, names.parameter, options.caller)
@@ -78,7 +81,7 @@ def _items(given: Sequence[Any], outs: Sequence[Any] | None, whos: Sequence[str]
 
 
 def _fused(items: Sequence[BatchItem], options: Options, finite: Any) -> FusedInputs:
-    if options.scale is None and finite is None:
+    if options.scale is None and options.amax is None and finite is None:
         return _NOTHING
     fused = FusedInputs()
     places = {item.source.device for item in items}
@@ -86,6 +89,9 @@ def _fused(items: Sequence[BatchItem], options: Options, finite: Any) -> FusedIn
     for place in places or {_device(options.scale, options.caller)}:
         if options.scale is not None:
             fused = fused._replace(scale=resolve_scale(options.scale, place, options.caller))
+    for place in places or {_device(options.amax, options.caller)}:
+        if options.amax is not None:
+            fused = fused._replace(amax=resolve_amax(options.amax, place, options.caller, len(items)))
     for place in places or {_device(finite, options.caller)}:
         if finite is not None:
             fused = fused._replace(finite=resolve_finite(finite, place, options.caller))
@@ -122,8 +128,11 @@ def _check_disjoint(
 ) -> None:
     numbered = list(enumerate(zip(items, paths, strict=True)))
     written = [Place(f"out{path}", i, item.target) for i, (item, path) in numbered if item.target is not None]
-    if fused.finite is not None:
-        written.append(Place("finite", -1, operand(fused.finite)))
+    written += [
+        Place(name, -1, operand(array))
+        for name, array in (("finite", fused.finite), ("amax", fused.amax))
+        if array is not None
+    ]
     if not written:
         return
     read = [Place(f"{parameter}{path}", i, item.source) for i, (item, path) in numbered]

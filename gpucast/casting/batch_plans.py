@@ -7,6 +7,8 @@ describes its arrays. A plan fits a call if their descriptions are equal.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -21,7 +23,7 @@ from gpucast.arrays.batch_item import BatchItem, Launch, Table, disjoint, is_cle
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import share_memory
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
-from gpucast.casting.fused_options import resolve_finite, resolve_scale
+from gpucast.casting.fused_options import resolve_amax, resolve_finite, resolve_scale
 from gpucast.casting.plans import is_lasting
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs, resolve_random
@@ -119,7 +121,7 @@ def run(
     except Exception:  # The checked path takes it, or tells what is wrong.
         return None
     stream = planner.stream(plan.device)
-    others = [x for x in (options.scale, finite) if x is not None and type(x) is not float]
+    others = [x for x in (options.scale, options.amax, finite) if x is not None and type(x) is not float]
     if outs is not None and type(outs[0]) is not type(given[0]):
         others.append(outs[0])
     with streams.on({plan.device: stream}, map(streams.owner, others)), gpu.driver.driver().on(plan.device):
@@ -138,7 +140,7 @@ def _key(
     return (
         len(given), type(given[0]), None if outs is None else type(outs[0]), dst, type(options.saturate),
         options.saturate, options.round_mode, type(options.opset), options.opset, options.rounding, options.overflow,
-        finite is None,
+        finite is None, None if options.amax is None else math.prod(np.shape(options.amax)),
     )  # fmt: skip
 
 
@@ -155,6 +157,7 @@ def _found(
     device = alike[0].device
     fused = FusedInputs(
         scale=None if options.scale is None else resolve_scale(options.scale, device, options.caller),
+        amax=None if options.amax is None else resolve_amax(options.amax, device, options.caller, len(given)),
         finite=None if finite is None else resolve_finite(finite, device, options.caller),
         random=resolve_random(options.rounding, options.seed, options.offset, options.caller),
     )
@@ -172,18 +175,18 @@ def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> Table:
 
 def _is_disjoint(src: Table, to: Table | None, plan: BatchPlan, fused: FusedInputs) -> bool:
     """Whether bounds alone tell that what is written is disjoint from all else; `to`: None for memory to be made."""
-    src_end, finite = src + plan.src_bytes, fused.finite
+    src_end = src + plan.src_bytes
     scale = None if isinstance(fused.scale, float) else fused.scale
-    if finite is not None and (
-        not is_clear(_address(finite), 1, src, src_end) or (scale is not None and share_memory(finite, scale))
-    ):
+    small = [x for x in (fused.finite, fused.amax, scale) if x is not None]
+    written = small if scale is None else small[:-1]
+    if not all(is_clear(_address(x), x.nbytes, src, src_end) for x in written):
+        return False
+    if written and any(share_memory(x, y) for x, y in itertools.combinations(small, 2)):
         return False
     if to is None:
         return True
     end = to + plan.dst_bytes
-    return disjoint(to, end, src, src_end) and all(
-        is_clear(_address(x), x.nbytes, to, end) for x in (scale, finite) if x is not None
-    )
+    return disjoint(to, end, src, src_end) and all(is_clear(_address(x), x.nbytes, to, end) for x in small)
 
 
 def _address(x: Any) -> int:
@@ -205,6 +208,8 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
         or len(used) < 2
         or any(item.source.device != device or item.adapter is not first.adapter for item in items)
         or (outs is None and first.adapter is not None and dst.packed)
+        # The elements of `amax` that belong to arrays without elements are left out.
+        or (options.amax is not None and len(used) < len(items))
     ):
         return
     live = [(items[i], target) for i in used if (target := items[i].target) is not None]

@@ -278,21 +278,28 @@ def _checked(x: Any, to: Any, options: Options) -> Any:
 @exact()
 def _checked_array(x: Any, to: Any, options: Options) -> Any:
     """Cast a native array, or an object that becomes one, and keep a plan for later calls like this one."""
+    if type(x) is _ndarray and options.out is options.scale is options.amax is None:
+        return _cast_array(x, to, options)
     with streams.visit(x, options.out, options.scale, options.amax):
         return _cast_array(x, to, options)
 
 
 def _cast_array(x: Any, to: Any, options: Options) -> Any:
     caller, out = options.caller, options.out
-    array = as_array(x, caller)
+    array = x if type(x) is _ndarray and x.dtype != object else as_array(x, caller)
     if array is not x:
         return cast_with(array, to, options)
     source = operand(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
-    rule = rule_of(source.dtype, destination(to, caller), options)
-    fused = resolve_fused(options, rule, source.device)
+    dst = destination(to, caller)
+    # What a plain cast of a NumPy array does without is not asked.
+    if options.fuses:
+        rule = rule_of(source.dtype, dst, options)
+        fused = resolve_fused(options, rule, source.device)
+    else:
+        rule, fused = resolve(source.dtype, dst, options), None
     if not isinstance(options.copy, (bool, np.bool_)):
         raise TypeError(f"{caller}: copy={options.copy!r} must be True or False")
-    place = devices.parse(options.device, caller)
+    place = None if options.device is None else devices.parse(options.device, caller)
     target = None
     if out is not None:
         adapter = adapters.find(out)

@@ -36,6 +36,7 @@ def cast_many(
     seed: int | None = None,
     offset: int = 0,
     scale: Any = None,
+    amax: Any = None,
     finite: Any = None,
     out: Any = None,
     floating_only: bool = False,
@@ -56,6 +57,9 @@ def cast_many(
     scale
         Multiply every value by this, as in `gpucast.cast`. An array of one element is on the host or on the device of
         all arrays.
+    amax
+        As in `gpucast.cast`: an array of one FLOAT, for the largest magnitude of all arrays, or of as many in a row as
+        there are arrays to cast, one for each in the tree's order. It is on the host, or on the device of all arrays.
     finite
         An array of one BOOL or UINT8 element on the arrays' device. It becomes 0 if a source has an infinity or NaN,
         and does not change otherwise. The call does not wait for it.
@@ -82,7 +86,7 @@ def cast_many(
     structure, or whose arrays share memory. After an error nothing is written.
     """
     options = Options(
-        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, caller="cast_many"
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, caller="cast_many"
     )  # fmt: skip
     if not isinstance(floating_only, (bool, np.bool_)):
         raise TypeError(f"cast_many: floating_only={floating_only!r} must be True or False")
@@ -129,7 +133,7 @@ def _cast_arrays(
         results = _one_by_one(given, outs, names, dst, options, finite)
     if results is None:
         items = batch_items.checked(given, outs, names, dst, options, finite)
-        _run(items, (options.scale, finite))
+        _run(items, (options.scale, options.amax, finite))
         if items:
             host_lists.keep(items, dst, options, finite)
             batch_plans.keep(items, outs, dst, options, finite)
@@ -156,9 +160,10 @@ def _one_by_one(
     given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
 ) -> list[Any]:
     """Cast arrays that have no memory one by one: within a transform of ``torch.func`` or JAX, or lazily."""
-    if finite is not None:
+    if finite is not None or options.amax is not None:
+        name = "amax" if finite is None else "finite"
         raise ValueError(
-            f"{options.caller}: finite= cannot be told within a transform of torch.func or JAX, nor of lazy arrays; "
+            f"{options.caller}: {name}= cannot be told within a transform of torch.func or JAX, nor of lazy arrays; "
             "call it outside"
         )
     results: list[Any] = []
@@ -262,7 +267,7 @@ def _cast_on_host(item: BatchItem) -> None:
 
 
 def _cast_on_devices(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
-    """Cast arrays on devices, those of a stream together. `shared`: the scale and the flag, as the caller has them."""
+    """Cast arrays on devices, those of a stream together. `shared`: scale, amax, finite, as the caller has them."""
     if not items:
         return
     cuda = gpu.driver.driver()

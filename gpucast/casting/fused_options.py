@@ -72,13 +72,16 @@ def resolve_scale(scale: Any, device: int | None, caller: str) -> Any:
     return array
 
 
-def resolve_amax(amax: Any, device: int | None, caller: str) -> Any:
-    """The keyword `amax`, as `resolve_scale`: an array of one FLOAT that can be written, on x's side."""
+def resolve_amax(amax: Any, device: int | None, caller: str, count: int = 1) -> Any:
+    """The keyword `amax`, as `resolve_scale`: an array of one FLOAT that can be written, on x's side; of `count` arrays
+    of one for all, or of as many in a row."""
     # As most calls have it: what follows takes longer than a small cast.
     if device is None and type(amax) is np.ndarray and amax.dtype is _FLOAT.numpy:
         if amax.size == 1 and amax.flags.writeable:
             return amax
-    array = _array("amax", amax, (_FLOAT,), caller, writing=True)
+    array = _array("amax", amax, (_FLOAT,), caller, writing=True, count=count)
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{caller}: amax is not contiguous; expected its elements in a row")
     _check_place("amax", array, device, caller)
     if device is None and not (array.flags.writeable and array.dtype.isnative):
         raise ValueError(f"{caller}: amax is read-only or of foreign byte order; expected an array that can be written")
@@ -111,8 +114,8 @@ def check_disjoint(fused: FusedInputs, source: Operand, target: Operand | None, 
             raise ValueError(f"{caller}: {one} shares memory with {other}; expected separate memory")
 
 
-def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writing: bool) -> Any:
-    """An array of one element of some kinds."""
+def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writing: bool, count: int = 1) -> Any:
+    """An array of one element of some kinds, or of `count`."""
     adapter = None if isinstance(value, numbers.Number) else adapters.find(value)
     array = value if adapter is None else adapter.take(value, f"{caller}: {name}", writing)
     unmasked(array, f"{caller}: {name}")
@@ -124,8 +127,9 @@ def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writ
         raise TypeError(f"{caller}: {name}={value!r} must be {number}an array of one {_names(kinds)}")
     if array.dtype.newbyteorder("=") not in [kind.numpy for kind in kinds]:
         raise TypeError(f"{caller}: {name} has dtype {array.dtype}; expected {_names(kinds)}")
-    if array.size != 1:
-        raise ValueError(f"{caller}: {name} has shape {array.shape}; expected one element")
+    if array.size not in (1, count):
+        many = "" if count == 1 else f", or {count}: one for each array"
+        raise ValueError(f"{caller}: {name} has shape {array.shape}; expected one element{many}")
     return array
 
 

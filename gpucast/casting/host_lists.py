@@ -43,7 +43,7 @@ RUNS: dict[type, Run] = {np.ndarray: _arrays} if MODULE is not None else {}
 
 def run(given: list[Any], outs: list[Any] | None, dst: DType, options: Options, finite: Any) -> Sequence[Any] | None:
     """The results of a call like an earlier one; None, nothing done, where only the checked path can tell."""
-    if not given or type(given[0]) not in RUNS:
+    if not given or type(given[0]) not in RUNS or options.amax is not None:
         return None
     try:
         fused = _fused(options, finite)
@@ -57,7 +57,13 @@ def run(given: list[Any], outs: list[Any] | None, dst: DType, options: Options, 
 
 def keep(items: Sequence[BatchItem], dst: DType, options: Options, finite: Any) -> None:
     """Make plans for the arrays of a call that went well."""
-    if dst.family == "string" or not items or type(items[0].given) not in RUNS or items[0].source.device is not None:
+    if (
+        options.amax is not None
+        or dst.family == "string"
+        or not items
+        or type(items[0].given) not in RUNS
+        or items[0].source.device is not None
+    ):
         return
     fused = _fused(options, finite)
     if fused is None:

@@ -48,6 +48,7 @@ _ARRAYS: tuple[Field, ...] = (
 _FUSED: tuple[Field, ...] = (
     ("first", np.int64, True),
     ("given", f"V{len(FusedArguments().to_bytes())}", False),
+    ("amax_step", np.uint32, False),
 )
 
 
@@ -155,8 +156,7 @@ def _cast(name: str, kind: CastSpec) -> str:
     lines = [f"typedef CastRule<{options(rule)}> {name}_rule;"]
     entry = entries(rule, bits) if kind.ops is None else None
     if kind.ops is not None:
-        scaling, _, finite = template_options(kind.ops).split(", ")
-        ops = f"Scaling::{scaling}, {finite}"
+        ops = f"Scaling::{template_options(kind.ops)}"
         lines.append(f"typedef BatchFused<{src}, {dst}, FLOAT, DOUBLE, {bits}, {name}_rule, {ops}, {sizes}> {name};")
     else:
         lines.append(f"typedef BatchArithmetic<{src}, {dst}, {bits}, {name}_rule, {sizes}> {name};")

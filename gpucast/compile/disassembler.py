@@ -14,6 +14,8 @@ from gpucast.compile.nvrtc_builtins import package_folders
 _NAME = "nvdisasm.exe" if sys.platform == "win32" else "nvdisasm"
 #: Where the wheel nvidia-cuda-nvdisasm installs it, relative to the folder of Python packages.
 _WHEEL = "nvidia/cu13/bin"
+#: What to print, as nvdisasm calls it.
+LISTING, GRAPH = "--print-code", "--output-control-flow-graph-with-basic-blocks"
 
 
 class DisassemblerMissing(ValueError):
@@ -34,14 +36,14 @@ def find() -> str:
     return found
 
 
-def disassemble(cubin: bytes) -> bytes:
-    """The machine code of every kernel in a cubin, as text."""
+def disassemble(cubin: bytes, form: str = LISTING) -> bytes:
+    """The machine code of every kernel in a cubin, as text: a `LISTING`, or a `GRAPH` of basic blocks."""
     program = find()
     with tempfile.TemporaryDirectory(prefix="gpucast-") as folder:
         path = os.path.join(folder, "kernel.cubin")
         with open(path, "wb") as file:
             file.write(cubin)
-        result = subprocess.run([program, "--print-code", path], capture_output=True, check=False)
+        result = subprocess.run([program, form, path], capture_output=True, check=False)
     if result.returncode:
         message = result.stderr.decode(errors="replace").strip()
         remedy = "a newer one may: pip install -U nvidia-cuda-nvdisasm"

@@ -55,6 +55,12 @@ class Options(NamedTuple):
     caller: str = "cast"
     versions: tuple[int, ...] = CAST_VERSIONS
 
+    @property
+    def fuses(self) -> bool:
+        """Whether a keyword of fused casts is given, rightly or not."""
+        given = self.seed is not None or self.scale is not None or self.amax is not None
+        return given or type(self.offset) is not int or self.offset != 0 or self.rounding == STOCHASTIC
+
 
 #: The operator's attributes and gpucast's own keywords: together they decide on a rule.
 ATTRIBUTES = Options._fields[:5]

@@ -35,8 +35,8 @@ def launches(items: Sequence[BatchItem], device: int) -> list[Callable[[], None]
                 flat.append(item)
             else:
                 found.append(_alone(item))
-    if len(flat) == 1:
-        found.append(_alone(flat[0]))
+    if len(flat) == 1 or _amax_step(flat) is None:
+        found += map(_alone, flat)
     elif flat:
         src = np.array([item.source.address for item in flat], np.uint64)
         dst = np.array([_target(item).address for item in flat], np.uint64)
@@ -60,14 +60,23 @@ def is_flat(item: BatchItem) -> bool:
 
 
 def fused_of(items: Sequence[BatchItem]) -> FusedInputs:
-    """What is fused with the casts of all items: the offset of random words is that of the call."""
-    found = FusedInputs()
+    """What is fused with the casts of all items: the offset of random words is that of the call, and `amax` that of
+    the first item."""
+    found = next((item.fused for item in items if item.fused is not None), FusedInputs())
     for item in items:
-        if item.fused is not None:
-            found = item.fused
-            if found.random is not None:
-                return found._replace(random=found.random._replace(offset=found.random.offset - item.start))
+        if item.fused is not None and item.fused.random is not None:
+            random = item.fused.random
+            return found._replace(random=random._replace(offset=random.offset - item.start))
     return found
+
+
+def _amax_step(items: Sequence[BatchItem]) -> int | None:
+    """How many FLOATs lie between the `amax` of an item and of the next: 0 or 1; None for other distances."""
+    arrays = [item.fused.amax for item in items if item.fused is not None and item.fused.amax is not None]
+    steps = np.diff([array.data.ptr for array in arrays]) // 4
+    if len(arrays) < 2 or not steps.any():
+        return 0
+    return 1 if (steps == 1).all() else None
 
 
 def prepare(items: Sequence[BatchItem], device: int) -> Launch:
@@ -76,6 +85,8 @@ def prepare(items: Sequence[BatchItem], device: int) -> Launch:
     places = sorted_kinds(kinds)
     number = {kind: i for i, kind in enumerate(places)}
     fuses = any(kind.ops is not None for kind in places)
+    step = _amax_step(items)
+    assert step is not None, "items with scattered amax are cast alone"
     prepared = Prepared(
         partial(BatchSpec, places),
         [number[kind] for kind in kinds],
@@ -85,9 +96,15 @@ def prepare(items: Sequence[BatchItem], device: int) -> Launch:
     )
 
     def run(src: Table, dst: Table, fused: FusedInputs) -> None:
-        given = {}
-        if fuses:
-            given["given"] = cast_on_gpu.fused_kernel(fused, None)[1].to_bytes()
+        if not fuses:
+            prepared.run({"src": src, "dst": dst}, lambda begin: {})
+            return
+        known = cast_on_gpu.fused_kernel(fused, None)[1]
+
+        def given(begin: int) -> dict[str, Any]:
+            moved = known._replace(amax=known.amax + 4 * step * begin) if known.amax else known
+            return {"given": moved.to_bytes(), "amax_step": step}
+
         prepared.run({"src": src, "dst": dst}, given)
 
     return run
@@ -98,7 +115,7 @@ def _kind(item: BatchItem) -> CastSpec:
     unpacked = src.packed and not item.source.packed
     if fused is None:
         return CastSpec(item.rule, unpacked=unpacked)
-    ops = FusedOps(fused.scaling, False, fused.finite is not None and src.has_nan)
+    ops = FusedOps(fused.scaling, fused.amax is not None, fused.finite is not None and src.has_nan)
     return CastSpec.of(item.rule, unpacked=unpacked, ops=ops)
 
 
@@ -140,9 +157,9 @@ class Prepared:
             table["first_block"][0], table["first_block"][count:] = 0, _NONE
             self._parts.append((part, table))
 
-    def run(self, addresses: Mapping[str, Table], given: Mapping[str, Any]) -> None:
+    def run(self, addresses: Mapping[str, Table], given: Callable[[int], Mapping[str, Any]]) -> None:
         """Launch for arrays at these addresses, by column, on the current stream of the device, which is the current
-        one. `given`: the fields of the table that are no columns."""
+        one. `given`: the other fields of the table, for a launch that begins with this array."""
         ahead = np.where(addresses["dst"] % _ALIGNED == 0, 0, self._ahead)
         blocks = -(-(self._n + ahead) // self._elements)
         for part, known in self._parts:
@@ -151,6 +168,6 @@ class Prepared:
             for name, column in addresses.items():
                 table[name][: ends.size] = column[part]
             table["first_block"][1 : ends.size] = ends[:-1]
-            for name, value in given.items():
+            for name, value in given(part.start).items():
                 table[name] = value
             self._kernel(int(ends[-1]), table)

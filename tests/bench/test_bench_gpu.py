@@ -22,7 +22,7 @@ from bench.cases.pairs import PairCase
 from bench.gpu import first_call, many_cases, run, sweep, user_cases
 from bench.gpu.quantize_cases import OURS as QUANTIZE
 from bench.gpu.quantize_cases import Quantizing, difference
-from bench.report import gpu_tables, plots
+from bench.report import gpu_tables
 from bench.report import results as kept
 from bench.report.results import Results
 from bench.revision import VARIABLE, code_digest, commit
@@ -55,7 +55,6 @@ def fake_gpu(built: TimedDriver) -> Iterator[FakeMachine]:
     changed: dict[Any, dict[str, Any]] = {
         pairs: {**sizes, "NUMERIC": (FLOAT, HALF, INT4), "COMMON": COMMON, "SHARED": (1 << 17,), "COMPILED": (LARGE,)},
         gpu_tables: {"COMMON": COMMON, "LARGE": LARGE, "LAYOUT_SIZE": 1 << 11},
-        plots: {"LARGE": LARGE, "_PANELS": ("FLOAT to FLOAT16", "INT4 to FLOAT16")},
         run: {"COPY_SIZES": (1 << 12, 1 << 16), "CLOCK_WARM_UP": 1e-3},
         timing: {"BATCH": 1e-6},
         one_case: {"measure": few_samples, "_CALLS": 2, "_NODES": 2},
@@ -163,7 +162,6 @@ def test_what_failed_is_told_and_measured_again(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = Ours.prepare
-    monkeypatch.setattr(plots, "draw", lambda results: [])
 
     def broken(self: Ours, sets: Any) -> Any:
         if sets.n == pairs.HUGE:
@@ -345,8 +343,6 @@ def test_losses_and_short_pairs_are_told(results: Results) -> None:
 
 
 def test_the_report_is_written_beside_the_results(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
-    from matplotlib.image import imread
-
     figures = run.report(results)
     assert results.path is not None
     text = results.path.with_suffix(".md").read_text()
@@ -355,19 +351,18 @@ def test_the_report_is_written_beside_the_results(results: Results, capsys: pyte
         assert f"## {heading}\n\n" in text, heading
     assert results.label in text and "NVIDIA Fake" in results.label and results.sessions[-1]["date"] in results.label
     assert "| source off by one | " in text and "| gpucast, empty cache | 250,000.00 |" in text
-    assert figures["failures"] == [] and len(figures["pictures"]) == 2
-    for name in figures["pictures"]:
-        image = imread(results.path.with_name(name))
-        assert min(image.shape[:2]) > 300 and len(np.unique(image[..., 0])) > 20, name
+    assert figures["failures"] == []
+    picture = results.path.with_suffix(".svg").read_text()
+    assert results.label in picture and "<title>FLOAT to FLOAT16</title>" in picture
     section = readme.gpu_section(results.path.parent)
     assert results.label in section and gpu_tables.common_table(results, LARGE) in section
-    assert section.count("![") == 2
+    assert section.count("![") == 1
 
 
 def test_without_figures_there_is_nothing_to_show(tmp_path: Path) -> None:
     results = Results(tmp_path / "gpu-x.jsonl")
     results.open_session({"name": "x"})
-    assert plots.draw(results) == [] and list(tmp_path.glob("*.png")) == []
+    assert gpu_tables.share_picture(results) == ""
     assert gpu_tables.markdown(results).startswith("# gpucast on x, ")
     (tmp_path / "none-2026-01-01-00000000.json").write_text(json.dumps({"device": "none"}))
     assert kept.newest(tmp_path) is None

@@ -8,25 +8,47 @@ import re
 import pytest
 
 from bench.static.paths import Path, full_tile
-from bench.static.sass import Access, Block, Instruction, UnknownCode, blocks, parse
+from bench.static.sass import Access, Block, Instruction, UnknownCode, parse
 from gpucast.compile import compiler, disassembler
 
 
-def instructions(text: str) -> list[Instruction]:
-    """Of a kernel of one line per instruction; a label stands on its own line, as nvdisasm prints it."""
-    lines, address = [], 0
-    for line in text.strip().splitlines():
-        line = line.strip()
+def graph(text: str) -> str:
+    """What nvdisasm prints for a kernel of one line per instruction; a label stands on its own line. Of jumps it knows
+    BRA alone."""
+    nodes: dict[str, list[str]] = {"k": []}
+    name, edges, same = "k", list[tuple[str, str]](), dict[str, str]()
+    for number, line in enumerate(map(str.strip, text.strip().splitlines())):
         if line.endswith(":"):
-            lines.append(line)
-        else:
-            lines.append(f"        /*{address:04x}*/                   {line} ;")
-            address += 16
-    return parse('\t.section\t.text.k,"ax",@progbits\n.text.k:\n' + "\n".join(lines) + "\n")["k"]
+            if not nodes[name]:
+                same[line[:-1]] = name
+                continue
+            if not re.match("(BRA|EXIT)", nodes[name][-1]):
+                edges.append((name, line[:-1]))
+            name = line[:-1]
+            nodes[name] = []
+            continue
+        if nodes[name] and re.search(r"\b(BRA|EXIT|CALL)\b", nodes[name][-1]):
+            if nodes[name][-1].startswith("@"):
+                edges.append((name, f"BB{number}"))
+            name = f"BB{number}"
+            nodes[name] = []
+        nodes[name].append(line)
+        if target := re.search(r"BRA.*`\(([^)]+)\)", line):
+            edges.append((name, target[1]))
+    lines = ["digraph f {", 'subgraph "cluster_k" {']
+    for name, code in nodes.items():
+        label = "".join("\\ " + re.sub(r"([ {}<>|])", r"\\\1", line) + "\\ ;\\l" for line in code)
+        lines += [f'"{name}"', f'[label="{{<entry>{label}}}"]']
+    lines += [f'"{one}":exit0:e -> "{same.get(other, other)}":entry:n [style=solid];' for one, other in edges]
+    return "\n".join([*lines, "}", "}", ""])
 
 
 def flow(text: str) -> list[Block]:
-    return blocks(instructions(text))
+    return parse(graph(text))["k"]
+
+
+def instructions(text: str) -> list[Instruction]:
+    return [one for block in flow(text) for one in block.instructions]
 
 
 def shape(found: list[Block]) -> list[tuple[int, list[int], bool]]:
@@ -47,13 +69,13 @@ def test_an_instruction_is_taken_apart() -> None:
         """
     )
     assert (guarded.guard, guarded.opcode, guarded.base) == ("!P0", "LDG.E.128.CONSTANT", "LDG")
-    assert guarded.operands == ("R4", "desc[UR4][R2.64+-0x10]") and guarded.conditional
+    assert guarded.operands == ("R4", "desc[UR4][R2.64+-0x10]")
     assert guarded.access == Access("global", False, 16)
-    assert store.access == Access("global", True, 1) and not store.conditional
+    assert store.access == Access("global", True, 1)
     assert wide.access == Access("global", False, 32)
     assert narrow.access == Access("shared", False, 2)
-    assert (jump.target, jump.access, jump.conditional) == (0x50, None, True)
-    assert str(guarded) == "0000   @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64+-0x10]"
+    assert (jump.operands, jump.access) == (("`(...)",), None)
+    assert str(guarded) == " @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64+-0x10]"
 
 
 @pytest.mark.parametrize(
@@ -72,23 +94,6 @@ def test_which_predicates_an_instruction_sets(line: str, predicates: set[str]) -
     assert instructions(line)[0].sets() == predicates
 
 
-def test_kernels_are_told_apart_and_everything_else_is_left_out() -> None:
-    found = parse(
-        '.headerflags @"EF_CUDA_SM90"\n//---- .text.a ----\n'
-        '\t.section\t.text.a,"ax",@progbits\n.text.a:\n        /*0000*/   MOV R1, c[0x0][0x28] ;\n'
-        "        /*0010*/   EXIT ;\n.L_x_0:\n        /*0020*/   BRA `(.L_x_0);\n        /*0030*/   NOP;\n"
-        '//---- .text.b ----\n\t.section\t.text.b,"ax",@progbits\n        /*0000*/   EXIT ;\n'
-        "//---- .nv.info ----\n        /*0000*/   .word 0x1\n"
-    )
-    assert {name: [one.opcode for one in code] for name, code in found.items()} == {
-        "a": ["MOV", "EXIT", "BRA", "NOP"],
-        "b": ["EXIT"],
-    }
-    assert found["a"][2].target == 0x20
-    # What the hardware never reaches is in no block.
-    assert shape(blocks(found["a"])) == [(2, [], True)]
-
-
 def test_a_diamond() -> None:
     found = flow(
         """
@@ -103,7 +108,7 @@ def test_a_diamond() -> None:
         EXIT
         """
     )
-    assert shape(found) == [(2, [2, 1], False), (2, [3], False), (1, [3], False), (2, [], True)]
+    assert shape(found) == [(2, [1, 2], False), (1, [3], False), (2, [3], False), (2, [], True)]
 
 
 def test_an_exit_under_a_condition_goes_on() -> None:
@@ -111,47 +116,7 @@ def test_an_exit_under_a_condition_goes_on() -> None:
     assert shape(found) == [(1, [1], True), (2, [], True)]
 
 
-def test_a_branch_with_its_condition_among_the_operands() -> None:
-    found = flow("BRA.U UP0, `(.L_x_0)\nMOV R1, R2\n.L_x_0:\nEXIT")
-    assert shape(found) == [(1, [2, 1], False), (1, [2], False), (1, [], True)]
-
-
-def test_threads_meet_where_their_barrier_says() -> None:
-    """A barrier is used twice; the second meeting is behind code that lies elsewhere."""
-    found = flow(
-        """
-        BSSY B0, `(.L_x_0)
-        @P0 BRA `(.L_x_1)
-        MOV R1, R2
-        .L_x_1:
-        BSYNC B0
-        .L_x_0:
-        BSSY B0, `(.L_x_2)
-        @P1 BRA `(.L_x_3)
-        BSYNC B0
-        .L_x_2:
-        EXIT
-        .L_x_3:
-        MOV R3, R4
-        BSYNC B0
-        """
-    )
-    assert shape(found) == [
-        (2, [2, 1], False),
-        (1, [2], False),
-        (3, [5, 3], False),
-        (1, [4], False),
-        (1, [], True),
-        (2, [4], False),
-    ]
-
-
-def test_a_function_comes_back_behind_its_call() -> None:
-    found = flow("CALL.REL.NOINC `(f)\nEXIT\nf:\nMOV R1, R2\nRET.REL.NODEC R4 `(k)")
-    assert shape(found) == [(1, [2], False), (1, [], True), (2, [1], False)]
-
-
-@pytest.mark.parametrize("jump", ["BRX R2 -0x10", "JMP R4", "BRA `(.L_x_9)", "BSYNC B0"])
+@pytest.mark.parametrize("jump", ["BRX R2 -0x10", "JMP R4", "CALL.REL.NOINC `(f)"])
 def test_a_jump_to_nobody_knows_where(jump: str) -> None:
     with pytest.raises(UnknownCode, match=re.escape(jump.split(maxsplit=1)[0])):
         flow(f"{jump}\nEXIT")
@@ -310,31 +275,38 @@ extern "C" __global__ void __launch_bounds__(256) k(const uint4* src, uint4* dst
 """
 
 
-def compiled(work: str = "", check: str = "", arch: str = "sm_90") -> str:
-    code = compiler.compile(_KERNEL.format(work=work, check=check), "k", arch).code
-    return disassembler.disassemble(code).decode()
+def compiled(work: str = "", check: str = "", arch: str = "sm_90") -> list[Block]:
+    code = compiler.compile(_KERNEL.format(check=check, work=work), "k", arch).code
+    return parse(disassembler.disassemble(code, disassembler.GRAPH).decode())["k"]
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("work", ["", "v.x ^= v.y; v.z ^= 77; v.w *= v.x;"])
 def test_compiled_code_without_branches_counts_to_its_exit(work: str, arch: str) -> None:
-    text = compiled(work, arch=arch)
-    listed = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+(\S+)", text, re.MULTILINE)
-    found = full_tile(blocks(parse(text)["k"]), 16, 16)
+    code = compiler.compile(_KERNEL.format(work=work, check=""), "k", arch).code
+    listed = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+(\S+)", disassembler.disassemble(code).decode(), re.MULTILINE)
+    found = full_tile(compiled(work, arch=arch), 16, 16)
     assert found.instructions == listed.index("EXIT") + 1 > 8
     assert (found.loads, found.stores, found.loop) == ({16: 1}, {16: 1}, False)
+
+
+def test_threads_that_part_meet_again() -> None:
+    """Both sides of a branch that the compiler keeps lead to the store, each of them once."""
+    blocks = compiled("if (v.x & 1) { v.x /= v.y; v.y *= 3; } else { v.z /= v.w; }")
+    (last,) = [number for number, block in enumerate(blocks) if block.exits]
+    before = [number for number, block in enumerate(blocks) if last in block.successors]
+    assert len(before) == 2 and not any(blocks[number].exits for number in before)
 
 
 def test_a_compiled_marker() -> None:
     work = "if (v.x == 77) {{ {} v.x /= (v.y | 1); v.y /= (v.z | 1); }}"
     plain, marked = (
-        full_tile(blocks(parse(compiled(work.format(mark), "if (i >= n) return;"))["k"]), 16, 16)
+        full_tile(compiled(work.format(mark), "if (i >= n) return;"), 16, 16)
         for mark in ("", 'asm volatile("pmevent 1;");')
     )
     assert marked.instructions < plain.instructions / 2
 
 
 def test_a_compiled_loop() -> None:
-    text = compiled('_Pragma("unroll 1") for (unsigned j = 0; j < n; ++j) v.x += v.x / v.y;')
-    found = full_tile(blocks(parse(text)["k"]), 16, 16)
+    found = full_tile(compiled('_Pragma("unroll 1") for (unsigned j = 0; j < n; ++j) v.x += v.x / v.y;'), 16, 16)
     assert found.loop and found.loads == {16: 1}

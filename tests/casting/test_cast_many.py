@@ -224,6 +224,50 @@ def test_scale_finite_and_random_words_on_a_device(driver: HostDriver) -> None:
             assert len(driver.launched) == 2
 
 
+AMAX_SHAPES = {"used": (700, (3, 5), 9, 40, (2, 3)), "one is empty": (700, 0, 9, 40, (2, 3))}
+
+
+@pytest.mark.parametrize("shapes", AMAX_SHAPES.values(), ids=AMAX_SHAPES)
+@pytest.mark.parametrize("keywords", [{}, {"scale": 0.375}], ids=["", "scaled"])
+def test_amax_of_each_array_and_of_all(driver: HostDriver, shapes: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """On the host and on a device, in one launch where every array has elements; a larger value from before stays."""
+    names = ("FLOAT16", "FLOAT", "INT8", "FLOAT8E4M3FN", "DOUBLE")
+    arrays = [values(name, shape, i) for i, (name, shape) in enumerate(zip(names, shapes, strict=True))]
+    for i in (0, 1, 4):
+        arrays[i] = np.where(np.isfinite(arrays[i]), arrays[i], 1).astype(arrays[i].dtype)
+    arrays[3][7] = np.nan
+    there = [upload(x) for x in arrays]
+    before = np.float32([0, 1e-3, 1e38, 0, 0])
+    each, one = before.copy(), np.zeros((), np.float32)
+    expected = []
+    for i, x in enumerate(arrays):
+        expected.append(gpucast.cast(x, "BFLOAT16", amax=each[i : i + 1], **keywords))
+        gpucast.cast(x, "BFLOAT16", amax=one, **keywords)
+    assert each[2] == np.float32(1e38) and np.isnan(each[3]) and np.isnan(one)
+    for count, wanted in ((5, each), (1, one)):
+        on_host = before.copy() if count > 1 else np.zeros((), np.float32)
+        for x, y in zip(gpucast.cast_many(arrays, "BFLOAT16", amax=on_host, **keywords), expected, strict=True):
+            assert_same(x, y)
+        np.testing.assert_array_equal(on_host, wanted)
+        for _ in range(2):
+            amax = upload(before.copy() if count > 1 else np.zeros((), np.float32))
+            driver.launched.clear()
+            results = gpucast.cast_many(there, "BFLOAT16", amax=amax, **keywords)
+            assert len(driver.launched) == (4 if count > 1 and 0 in shapes else 1)
+            for x, y in zip(results, expected, strict=True):
+                assert_same(elements(x), y)
+            np.testing.assert_array_equal(download(amax), wanted)
+
+
+def test_more_amax_than_a_launch_has_places(driver: HostDriver) -> None:
+    """The second launch goes on in the vector."""
+    arrays = [np.full(3, i + 1, np.float32) for i in range(1500)]
+    there, amax = [upload(x) for x in arrays], upload(np.zeros(1500, np.float32))
+    gpucast.cast_many(there, "FLOAT16", amax=amax)
+    assert len(driver.launched) > 1
+    assert download(amax).tolist() == [float(i + 1) for i in range(1500)]
+
+
 def test_a_call_of_a_plan_is_no_other_call(driver: HostDriver) -> None:
     """Other types, shapes, attributes, classes and numbers of arrays after warm calls."""
     x = np.where(np.isfinite(x := values("FLOAT", (4, 6))), x, 1)
@@ -339,6 +383,23 @@ def test_what_is_wrong_is_told_and_nothing_written(driver: HostDriver, warm: boo
         (ValueError, r"finite is on the host; x is on cuda:0$", arrays, {"finite": np.ones(1, bool)}),
         (ValueError, r"finite overlaps arrays\[0\]", arrays, {"finite": arrays[0].view(np.uint8)[5:6], "out": out}),
         (ValueError, r"finite overlaps arrays\[1\]", arrays, {"finite": arrays[1].view(np.uint8)[0, :1], "scale": 2}),
+        (TypeError, r"amax has dtype float16; expected FLOAT$", arrays, {"amax": upload(np.zeros(2, np.float16))}),
+        (
+            ValueError,
+            r"amax has shape \(3,\); expected one element, or 2: one for each array$",
+            arrays,
+            {"amax": upload(np.zeros(3, np.float32))},
+        ),
+        (ValueError, r"amax is not contiguous", arrays, {"amax": upload(np.zeros(4, np.float32))[::2]}),
+        (ValueError, r"amax is on the host; x is on cuda:0$", arrays, {"amax": np.zeros(2, np.float32)}),
+        (ValueError, r"amax overlaps arrays\[0\]", arrays, {"amax": arrays[0][2:4], "out": out}),
+        (ValueError, r"amax overlaps scale", arrays, {"amax": number, "scale": number}),
+        (
+            ValueError,
+            r"arrays\[1\]: amax= does not apply to text",
+            [np.ones(1), np.array(["1"])],
+            {"amax": np.zeros(1, "f4")},
+        ),
         (ValueError, r"finite overlaps scale", arrays, {"finite": number.view(np.uint8)[:1], "scale": number}),
         (ValueError, r"arrays\[1\]: scale= does not apply to text", [arrays[0], np.array(["1"])], {"scale": 2}),
         (ValueError, r"rounding='stochastic' needs seed=", arrays, {"rounding": "stochastic"}),

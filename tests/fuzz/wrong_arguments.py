@@ -63,7 +63,7 @@ CALLS: dict[str, Call] = {
     "cast_many": Call(
         gpucast.cast_many,
         lambda: {"arrays": {"a": x(), "b": [x()]}, "to": "FLOAT16"},
-        (*_ATTRIBUTES, *_RANDOM, "scale", "finite", "out"),
+        (*_ATTRIBUTES, *_RANDOM, "scale", "amax", "finite", "out"),
     ),
     "cast_report": Call(gpucast.cast_report, lambda: {"x": x(), "to": "FLOAT16"}, _ATTRIBUTES),
     "reference.cast": Call(reference.cast, lambda: {"x": x(), "to": "FLOAT16"}, (*_ATTRIBUTES, *_RANDOM)),

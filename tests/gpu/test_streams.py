@@ -57,8 +57,9 @@ def _many_into(streams: Streams, library: str, owner: str) -> Any:
     for _ in range(2):
         out = [_out(streams, owner, "FLOAT16"), _out(streams, owner, "FLOAT16")]
         scale = streams.new("cupy", np.array(0.5, np.float32))
-        gpucast.cast_many([streams.new(library, X) for _ in out], "FLOAT16", out=out, scale=scale)
-    return out
+        amax = streams.new("cupy", np.zeros(2, np.float32))
+        gpucast.cast_many([streams.new(library, X) for _ in out], "FLOAT16", out=out, scale=scale, amax=amax)
+    return *out, amax
 
 
 def _unscaled(streams: Streams, library: str) -> Any:

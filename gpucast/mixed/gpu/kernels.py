@@ -86,7 +86,7 @@ def select(chosen: Any, triples: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
                 np.array([address(array) for array in column], np.uint64) for column in zip(*dense, strict=True)
             )
             prepared = Prepared(SelectSpec, [0] * len(n), n, device, {})
-            prepared.run({"src": src, "otherwise": otherwise, "dst": dst}, {"chosen": chosen.data.ptr})
+            prepared.run({"src": src, "otherwise": otherwise, "dst": dst}, lambda begin: {"chosen": chosen.data.ptr})
         for i, (x, _, out) in enumerate(triples):
             if out is not None and out is not results[i]:
                 results[i] = cast(results[i], x.dtype, out=out)

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cast-conformance: tables, readers in Python and C, runner, adapters."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from fractions import Fraction
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from cast_conformance import compare, generate, manifest, read, reader, run
+from cast_conformance.__main__ import main
+from cast_conformance.adapters import load, names
+from cast_conformance.conventions import conventions
+from cast_conformance.numbers import is_nan, value
+from exact import cast_codes
+from gpucast.core.rule import Options, resolve
+
+PACKAGE = Path(generate.__file__).parent
+#: A part of the tables: each kind of destination, narrow and wide sources.
+PAIRS = (
+    "FLOAT:FLOAT8E4M3FN", "FLOAT:FLOAT4E2M1", "FLOAT:FLOAT8E8M0", "FLOAT:INT8", "FLOAT:FLOAT16",
+    "DOUBLE:FLOAT16", "DOUBLE:FLOAT", "DOUBLE:FLOAT8E5M2FNUZ", "INT64:BFLOAT16", "INT16:FLOAT16", "INT16:INT4",
+    "FLOAT8E5M2:FLOAT16", "FLOAT16:FLOAT8E5M2", "BFLOAT16:BOOL", "UINT2:UINT64",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The part, made anew and compared with the checksums."""
+    folder = tmp_path_factory.mktemp("tables")
+    assert generate.main(["--pairs", *PAIRS, "--formats", "nvfp4", "mxfp8e4m3", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def found(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers look in the part."""
+    for module in (reader, compare):
+        monkeypatch.setattr(module, "TABLES", tables)
+    monkeypatch.setattr("cast_conformance.__main__.TABLES", tables)
+
+
+def pairs() -> list[tuple[str, str]]:
+    return [(src, dst) for src, dst in (pair.split(":") for pair in PAIRS)]
+
+
+# ---- the data ----
+
+
+def test_a_table_that_differs_from_its_checksum_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "_RANDOM", 1)
+    assert generate.main(["--pairs", "FLOAT:INT8", "--out", str(tmp_path)]) == 1
+    assert not [*tmp_path.iterdir()]
+
+
+def test_the_manifest_has_every_pair_and_what_proves_it() -> None:
+    content = manifest()
+    numeric = [row.name for row in gpucast.DTYPES if row.family != "string"]
+    every = {f"{src}-{dst}" for src in numeric for dst in numeric}
+    assert content["tables"].keys() == every | {f"block-{name}" for name in content["formats"]}
+    assert content["proved"] == generate.proofs()
+    assert content["proved"].keys() == every
+    assert all("onnx" in columns for columns in content["proved"].values())
+    for pair in every:
+        bits = content["types"][pair.split("-")[0]]["bits"]
+        cases = content["tables"][pair]["cases"]
+        assert cases >= 2000 if bits > 16 else cases == (2 if pair.startswith("BOOL") else 1 << bits), pair
+    assert content["types"] == generate.facts()
+    assert content["conventions"] == json.loads(json.dumps(generate.listed(content["types"])))
+
+
+def test_the_rules_agree_with_exact_arithmetic(tables: Path) -> None:
+    """Of every table a share, by fractions, one number at a time."""
+    for src, dst in pairs():
+        table = compare.Table(src, dst)
+        rows = gpucast.dtype(src), gpucast.dtype(dst)
+        some = np.arange(0, table.input.size, max(1, table.input.size // 150))
+        for name, keywords in generate.rules(*rows).items():
+            wanted = cast_codes(table.input[some], resolve(*rows, Options(**keywords)))
+            assert table.arrays.get(name, table.arrays["onnx"])[some].tolist() == wanted, (src, dst, name)
+
+
+def test_numbers_and_nan_need_no_gpucast() -> None:
+    for row in gpucast.DTYPES:
+        if row.family != "string" and row.bits <= 8:
+            codes = np.arange(1 << row.bits if row.family != "bool" else 2, dtype=np.uint8)
+            facts = manifest()["types"][row.name]
+            wanted = [row.value(code) for code in codes.tolist()]
+            assert is_nan(codes, facts).tolist() == [number != number for number in wanted]
+            got = [value(code, facts) for code in codes.tolist()]
+            assert repr(got) == repr(wanted).replace("-nan", "nan")
+
+
+def test_classes() -> None:
+    table, row = compare.Table("FLOAT", "INT8"), manifest()["types"]["FLOAT"]
+    for code, bits in zip(table.input.tolist(), table.kinds.tolist(), strict=True):
+        one = value(code, row)
+        outside = np.isfinite(one) and not -129 < Fraction(one) < 128
+        assert bits & 7 == (one != one) + 2 * bool(np.isinf(one)) + 4 * outside, one
+
+
+# ---- the readers ----
+
+
+def test_python_alone_reads_a_table(tables: Path) -> None:
+    code = "import sys, cast_conformance; t = cast_conformance.read(sys.argv[1]); print(hex(t['onnx'][0x3c00]))"
+    code += "; assert 'numpy' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tables / "FLOAT16-FLOAT8E5M2.cct")],
+        capture_output=True, text=True, check=True, cwd=PACKAGE.parent,
+    )  # fmt: skip
+    assert done.stdout == "0x3c\n"
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.cct").write_bytes(b"PK\3\4" + bytes(20))
+    with pytest.raises(ValueError, match="is not a table: it begins with b'PK"):
+        read(tmp_path / "a.cct")
+
+
+@pytest.fixture(scope="session")
+def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The C reader's example, which casts with _Float16."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    program = tmp_path_factory.mktemp("c") / "float16"
+    source = PACKAGE.parent / "examples" / "float16.c"
+    subprocess.run([compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True)
+    return program
+
+
+def test_the_c_reader_runs_against_a_compilers_float16(checker: Path, tables: Path) -> None:
+    done = subprocess.run([checker, tables], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert re.fullmatch(
+        r"(FLOAT|DOUBLE) to FLOAT16: 0 of (\d{6}) differ\n" * 2 + r"INT16 .* 0 of 65536 differ\n", done.stdout
+    )
+
+
+def test_the_c_reader_sees_a_wrong_table(checker: Path, tables: Path, tmp_path: Path) -> None:
+    for path in tables.glob("*-FLOAT16.cct"):
+        shutil.copy(path, tmp_path)
+    table = generate.cast_table(gpucast.dtype("INT16"), gpucast.dtype("FLOAT16"))
+    table["onnx"][77] ^= 1
+    (tmp_path / "INT16-FLOAT16.cct").write_bytes(generate.packed(table))
+    done = subprocess.run([checker, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "INT16 to FLOAT16: 1 of 65536 differ" in done.stdout
+    (tmp_path / "FLOAT-FLOAT16.cct").write_bytes((tables / "FLOAT-FLOAT16.cct").read_bytes()[:1000])
+    assert subprocess.run([checker, tmp_path], capture_output=True, check=False).returncode == 1
+
+
+# ---- the runner ----
+
+
+class Adapter(ModuleType):
+    """gpucast's results, changed by a function."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__("changed")
+        self.change = change
+
+    def version(self) -> str:
+        return "1"
+
+    def cast(self, codes: Any, src: str, dst: str, mode: str) -> Any:
+        return self.change(load("gpucast").cast(codes, src, dst, mode or "onnx"))
+
+
+def verdict(change: Any, src: str, dst: str, mode: str = "") -> compare.Verdict:
+    return run.run(Adapter(change), "changed", [mode], [(src, dst)])[0].pairs[src, dst]
+
+
+def test_gpucast_is_exact_in_all_modes() -> None:
+    adapter = load("gpucast")
+    for result in run.run(adapter, "gpucast", adapter.MODES, pairs()):
+        assert not result.refused
+        assert not result.wrong
+        if result.mode == "onnx":
+            assert {found.convention for found in result.pairs.values()} == {"onnx"}
+
+
+def test_a_fault_has_a_name_and_its_plainest_case() -> None:
+    twice = lambda y: compare.Table("DOUBLE", "FLOAT16").arrays["via-float"]  # noqa: E731
+    found = verdict(twice, "DOUBLE", "FLOAT16")
+    assert found.faults == {"via-float": found.wrong}
+    number = r"0x\w+ \(\S+\)"
+    assert re.fullmatch(f"DOUBLE {number} to FLOAT16 gives {number}, not {number}", str(found.worst["via-float"]))
+    one = verdict(lambda y: np.where(y == 0x38, 0x39, y).astype(np.uint8), "FLOAT", "FLOAT8E4M3FN")
+    assert {"other", "via-float16"} & one.faults.keys()
+
+
+def test_one_nan_is_as_good_as_another_where_a_convention_says_so() -> None:
+    found = verdict(lambda y: np.where(y == 0x7E00, 0x7FFF, y).astype(np.uint16), "FLOAT", "FLOAT16")
+    assert (found.convention, found.wrong) == ("ieee", 0)
+    strict = verdict(lambda y: np.where(y == 0x7E00, 0x3C00, y).astype(np.uint16), "FLOAT", "FLOAT16")
+    assert (strict.wrong, strict.faults.keys()) == (strict.faults["nan"], {"nan"})
+
+
+def test_a_convention_that_was_asked_for_is_the_only_one() -> None:
+    overflowing = compare.Table("FLOAT", "FLOAT8E4M3FN").arrays["overflowing"]
+    assert verdict(lambda y: overflowing, "FLOAT", "FLOAT8E4M3FN").convention == "onnx-overflowing"
+    assert verdict(lambda y: overflowing, "FLOAT", "FLOAT8E4M3FN", "onnx").wrong > 0
+
+
+def test_outside_the_range_of_an_integer_c_says_nothing() -> None:
+    def anything(y: Any) -> Any:
+        return np.where(compare.Table("FLOAT", "INT8").kinds & 7, 99, y).astype(np.uint8)
+
+    found = verdict(anything, "FLOAT", "INT8")
+    assert (found.convention, found.wrong) == ("c-cast", 0)
+
+
+def test_every_convention_has_results() -> None:
+    """No convention names a column that no table has."""
+    for dst in {pair.split(":")[1] for pair in PAIRS}:
+        row = gpucast.dtype(dst)
+        columns = set().union(*(read_columns(src, row) for src in ("FLOAT", "FLOAT16", "INT64") if src != dst))
+        assert {each.column for each in conventions(manifest()["types"][dst])} <= columns, dst
+
+
+def read_columns(src: str, dst: gpucast.DType) -> set[str]:
+    return generate.cast_table(gpucast.dtype(src), dst).keys()
+
+
+# ---- the command ----
+
+
+def test_the_command_reports_differences(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {kind: tmp_path / kind for kind in ("json", "junit", "html")}
+    options = [text for kind, path in files.items() for text in (f"--{kind}", str(path))]
+    assert main(["ml_dtypes", "--pairs", "DOUBLE:FLOAT8E5M2FNUZ", "INT16:FLOAT16", "FLOAT:FLOAT16", *options]) == 1
+    said = capsys.readouterr().out
+    assert "3 pairs" in said
+    assert re.search(r"rounded twice, by way of float32 \([\d,]+\)", said)
+    assert re.search(r"^    DOUBLE 0x\w{16} \(.*\) to FLOAT8E5M2FNUZ gives ", said, re.MULTILINE)
+    tests = ElementTree.fromstring(files["junit"].read_text("utf-8")).findall("testsuite/testcase")
+    assert [test.find("failure") is not None for test in tests] == [True, False, False]
+    assert files["html"].read_text("utf-8").count("class=no") == 1
+    cell = json.loads(files["json"].read_text("utf-8"))["modes"][""]["pairs"]["DOUBLE"]["FLOAT8E5M2FNUZ"]
+    assert cell["faults"]["via-float"] > 0
+
+
+def test_exit_statuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gpucast", "--pairs", "FLOAT:FLOAT16"]) == 0
+    (tmp_path / "broken.py").write_text("import a_library_that_is_not_there\n")
+    assert main([str(tmp_path / "broken.py")]) == 2
+    (tmp_path / "empty.py").write_text("def version(): return ''\ndef cast(*a): raise KeyError('none')\n")
+    assert main([str(tmp_path / "empty.py"), "--pairs", "FLOAT:FLOAT16"]) == 2
+    capsys.readouterr()
+    assert main(["gpucast", "--case", "FLOAT:FLOAT8E4M3FN:0x43e80000"]) == 0
+    assert (
+        "FLOAT 0x43e80000 (464.0) to FLOAT8E4M3FN gives 0x7e (448.0)\n  onnx: 0x7e (448.0)\n" in capsys.readouterr().out
+    )
+
+
+def test_the_adapter_on_the_page_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (PACKAGE.parent / "README.md").read_text("utf-8")
+    [text] = re.findall(r"```python\n(# mine.py.*?)```", page, re.DOTALL)
+    assert len(text.splitlines()) < 30
+    (tmp_path / "mine.py").write_text(text)
+    assert main([str(tmp_path / "mine.py"), "--pairs", "FLOAT:FLOAT16", "DOUBLE:FLOAT16", "FLOAT:INT8"]) == 0
+    assert "2 pairs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", names())
+def test_an_adapter_gives_codes(name: str) -> None:
+    """Every library that is installed casts at least one of the pairs."""
+    try:
+        adapter = load(name)
+    except ImportError as error:
+        pytest.skip(f"{name}: {str(error)[:80]}")
+    found = run.run(
+        adapter, name, getattr(adapter, "MODES", ("",))[:1], [("FLOAT", "FLOAT16"), ("FLOAT8E5M2", "FLOAT16")]
+    )
+    assert found[0].pairs, found[0].refused
+    assert adapter.version()
+
+
+@pytest.mark.parametrize("name", ["ml_dtypes", pytest.param("torch", marks=pytest.mark.peers)])
+def test_three_lines_reproduce_a_case(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(name)
+    adapter = load(name)
+    found = run.run(adapter, name, [""], [("DOUBLE", "FLOAT8E5M2FNUZ")])[0].pairs["DOUBLE", "FLOAT8E5M2FNUZ"]
+    case = found.worst["via-float"]
+    lines = run.reproduction(adapter, case)
+    assert len(lines.splitlines()) == 3
+    exec(lines, {})
+    assert capsys.readouterr().out == f"{case.got:#x}\n"

@@ -88,12 +88,13 @@ def test_every_pair(exhaustive: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("major", INSTALLED)
 def test_nvrtc_compiles_them(major: int, exhaustive: bool) -> None:
-    rules = [rule_of(*item) for item in ITEMS]
-    text = gpucast.device_functions(ITEMS) + loops(rules).replace("void run_", "__global__ void run_")
+    items = ITEMS if exhaustive else ITEMS[major % 2 :: 4]
+    rules = [rule_of(*item) for item in items]
+    text = gpucast.device_functions(items) + loops(rules).replace("void run_", "__global__ void run_")
     nvrtc = load(major)
     for arch in TARGETS if exhaustive else ("sm_75", "sm_100a")[major % 2 :][:1]:
         if nvrtc.accepts(arch):
-            found = nvrtc.compile(text, "run_gpucast_float32_to_float8e4m3fn", arch, ("--std=c++17", "--minimal"))
+            found = nvrtc.compile(text, "functions", arch, ("--std=c++17", "--minimal"))
             assert not found.log, found.log
 
 

@@ -163,7 +163,9 @@ def _bodies(rule: CastRule, count: int) -> list[tuple[str, str]]:
         lines = f"    return gpucast::cast_values<{types}>({arguments});\n"
         return [(counted if stochastic else "", lines)]
     wide = "true" if max(rule.src.bits, rule.dst.bits) > 32 else "false"
-    convert = f"convert_stochastic<{pair}>(code, random, " if stochastic else f"cast_value<{pair}, gpucast::FLOAT>(code, "
+    convert = (
+        f"convert_stochastic<{pair}>(code, random, " if stochastic else f"cast_value<{pair}, gpucast::FLOAT>(code, "
+    )
     lines = (
         f"    typedef gpucast::WordOf<{wide}>::type Word;\n"
         f"    const Word code = {_to_code(rule.src)};\n"

@@ -8,6 +8,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import cupy
 import numpy as np
 import pytest
 
@@ -130,3 +131,39 @@ def test_attributes_and_errors_are_those_of_cast() -> None:
         gpucast.device_functions(["FLOAT", "FLOAT16"])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="device_functions: keywords={'scale': 2}; expected a dict of saturate"):
         gpucast.device_functions([("FLOAT", "FLOAT16", {"scale": 2})])
+
+
+@pytest.mark.parametrize("major", INSTALLED)
+def test_cupys_kernels_take_the_text(major: int) -> None:
+    """As CuPy writes them, with flags of its own."""
+    from cupy._core import _kernel, _reduction
+
+    text = gpucast.device_functions([("FLOAT", "FLOAT8E4M3FN"), ("FLOAT8E4M3FN", "FLOAT")])
+    types = _kernel._TypeMap(())
+
+    def described(parameters: Any) -> Any:
+        """Arrays of one dimension, and what CuPy adds: indexers and a number."""
+        kinds = {"_in_ind": 2, "_out_ind": 2, "_ind": 2, "_block_stride": 3}
+        return tuple(
+            _kernel._ArgInfo(kinds.get(one.name, 1), cupy.ndarray, one.dtype, 1, True, True) for one in parameters
+        )
+
+    one = cupy.ElementwiseKernel(
+        "float32 x, float32 scale", "uint8 y", "y = gpucast_float32_to_float8e4m3fn(x * scale)", "one", preamble=text
+    )
+    sum_of = cupy.ReductionKernel(
+        "uint8 x", "float32 y", "gpucast_float8e4m3fn_to_float32(x)", "a + b", "y = a", "0", "sum_of", preamble=text
+    )
+    elementwise = _kernel._get_elementwise_kernel_code(
+        described(one.params), types, one.params, one.operation, one.name, one.preamble
+    )
+    reads, writes = "const unsigned char& x = _raw_x[_in_ind.get()];", "float& y = _raw_y[_out_ind.get()];"
+    reduction = _reduction._create_reduction_function_code(
+        sum_of.name, 256, sum_of.reduce_type, sum_of._params, described(sum_of._params), sum_of.identity,
+        sum_of.map_expr, sum_of.reduce_expr, sum_of.post_map_expr, types, reads, writes, sum_of.preamble, (),
+    )  # fmt: skip
+    include = Path(cupy.__file__).parent / "_core" / "include"
+    flags = ("--std=c++17", f"-I{include}", f"-I{include}/cupy/_cccl/libcudacxx", "-ftz=true", "-DIndexT=int")
+    for code, name in ((elementwise, "one"), (reduction, "sum_of")):
+        made = load(major).compile(f"#include <cupy/carray.cuh>\n{code}", name, "sm_90", flags)
+        assert not made.log and made.code.startswith(b"\x7fELF")

@@ -224,7 +224,7 @@ struct Lookup {
 #pragma unroll
             for (u32 j = 0; j < count; ++j) {
                 if constexpr (Dst::bits > 16) put<Dst::bits>(out, i + j, finished(entry[j]));
-                else put<Shape::entry_bits>(out, i + j, entry[j]);
+                else put_by_product<Shape::entry_bits>(out, i + j, entry[j]);
             }
         }
     }

@@ -56,6 +56,8 @@ GPUCAST_INLINE void load_aligned(const u8* from, Tile<Bytes>& tile) {
         tile.word[0] = *from;
     } else if constexpr (Bytes == 2) {
         tile.word[0] = *reinterpret_cast<const u16*>(from);
+    } else if constexpr (Bytes == 3) {
+        tile.word[0] = u32(from[2]) << 16 | u32(from[1]) << 8 | from[0];
     } else {
         const u32 count = Tile<Bytes>::piece / 4;
 #pragma unroll
@@ -108,6 +110,9 @@ GPUCAST_INLINE void store_aligned(u8* to, const Tile<Bytes>& tile) {
         *to = u8(tile.word[0]);
     } else if constexpr (Bytes == 2) {
         *reinterpret_cast<u16*>(to) = u16(tile.word[0]);
+    } else if constexpr (Bytes == 3) {
+#pragma unroll
+        for (u32 i = 0; i < 3; ++i) to[i] = u8(tile.word[0] >> (8 * i));
     } else {
         const u32 count = Tile<Bytes>::piece / 4;
 #pragma unroll
@@ -181,6 +186,14 @@ GPUCAST_INLINE void put(Tile<Bytes>& tile, u32 i, Word code) {
     } else if constexpr (32 % Bits != 0) {
         if (shift + Bits > 32) tile.word[word + 1] |= u32(code) >> (32 - shift);
     }
+}
+
+// The same of 16 bits or fewer, where the GPU multiplies and adds while it has little else to multiply.
+template <u32 Bits, u32 Bytes>
+GPUCAST_INLINE void put_by_product(Tile<Bytes>& tile, u32 i, u32 code) {
+    const u32 word = i * Bits / 32, shift = i * Bits % 32;
+    if (GPUCAST_ARCH >= 1000 && shift != 0 && shift + Bits <= 32) tile.word[word] = ptx::mad(code, 1u << shift, tile.word[word]);
+    else put<Bits>(tile, i, code);
 }
 
 // How many elements `put_lanes` puts into a tile together: the lanes of one word, which are bytes for types of 8 bits

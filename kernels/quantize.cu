@@ -221,9 +221,23 @@ GPUCAST_INLINE void find_global_scale(u8* dst, const QuantizeArguments& given) {
     BlockStats<V, false, true> stats = {0, 0};
     GPUCAST_PARTS(stats, block, i64(1));
     if (block != 0 || threadIdx.x % 32 != 0) return;
+    if constexpr (F::by_steps) {
+        store_element<32>(dst, ptx::bits(F::step_u(ptx::as_float(u32(stats.high)))));
+        return;
+    }
     const u64 ratio = ptx::bits(V::number(stats.high) / F::global_divisor());
     const u32 code = u32(cast_code<Double, Float>(ratio, typename F::global_rule()));
     store_element<32>(dst, code < 1u << 23 ? 1u << 23 : code);
+}
+
+// The scales in place of the largest magnitudes that the other passes needed, or with `global` the global scale.
+template <typename F, bool global, u32 Threads>
+GPUCAST_INLINE void finish_scales(u8* dst, i64 n) {
+    const i64 i = i64(blockIdx.x) * Threads + threadIdx.x;
+    if (i >= n) return;
+    const float found = reinterpret_cast<const float*>(dst)[i];
+    if constexpr (global) store_element<32>(dst + 4 * i, ptx::bits(F::step_global(found)));
+    else if (found == found) store_element<32>(dst + 4 * i, ptx::bits(F::step_scale(found, 1)));
 }
 
 template <typename Index>

@@ -129,8 +129,16 @@ GPUCAST_INLINE void look_up_bytes(const FourWords* shared, u32 lane, u32 bytes, 
     const u32 log = Shape::entry_bytes - 1, up = 5 + log;
     const u32 rows = (0x7f80u >> (2 - log) & 0x3f80) * 0x00010001, places = (4 - Shape::entry_bytes) * 0x00010001;
     const u32 lanes = lane * 0x00040004;
-    const u32 even = ((bytes << up & rows) | lanes) | (bytes << log & places);
-    const u32 odd = ((bytes >> (8 - up) & rows) | lanes) | (bytes >> (8 - log) & places);
+    u32 even, odd;
+    if constexpr (GPUCAST_ARCH >= 1000) {
+        // A multiplication shifts and adds at once, on a unit that has little else to do.
+        const u32 own = (0xff - (4u >> log) + 1) * 0x00010001, upper = bytes >> 8;
+        even = ptx::mad(bytes & own, 1u << up, lanes) | (bytes << log & places);
+        odd = ptx::mad(upper & own, 1u << up, lanes) | (upper << log & places);
+    } else {
+        even = ((bytes << up & rows) | lanes) | (bytes << log & places);
+        odd = ((bytes >> (8 - up) & rows) | lanes) | (bytes >> (8 - log) & places);
+    }
     entry[0] = entry_at<Shape>(shared, even & 0xffff);
     entry[1] = entry_at<Shape>(shared, odd & 0xffff);
     entry[2] = entry_at<Shape>(shared, even >> 16);

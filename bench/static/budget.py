@@ -32,14 +32,10 @@ _INTEGERS = "INT8 UINT8 INT16 UINT16 INT32 UINT32 INT4 UINT4 INT2 UINT2"
 _HALVES = "the assembler loads the halves that count alone, in narrower accesses to the same sectors"
 _STORES = "a thread's 12 bytes of 6-bit codes are three stores, each of which touches a sector"
 _APART = "a thread's results lie farther apart than a sector, of which each store writes a half"
-_LINES = "a thread's 16 elements of 8 bytes are a line of the L1 cache of its own, which each of its accesses looks up"
-_LONG, _SIX = "INT64 UINT64 DOUBLE", "FLOAT6E2M3 FLOAT6E3M2"
 #: Why kernels miss what is checked. Entries that do not apply are an error.
 KNOWN: dict[Key, str] = {
     **_misses("sm_80 sm_90 sm_100a", "contiguous", "INT64 UINT64", _INTEGERS, _HALVES),
     **_misses("sm_80 sm_90 sm_100a", "many", "INT64 UINT64", _INTEGERS, _HALVES),
-    **_misses("sm_90", "contiguous", _LONG, _SIX, _LINES),
-    **_misses("sm_90", "contiguous", _SIX, _LONG, _LINES),
     **_misses(
         "sm_90", "many", "UINT2 INT2 UINT4 INT4 FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", "FLOAT6E2M3 FLOAT6E3M2", _STORES
     ),
@@ -132,12 +128,13 @@ def fullest(kernel: StaticKernel) -> float:
 
 def widths(kernel: StaticKernel) -> tuple[int, int]:
     """Bytes that every load and every store must have at least: 16 on the wider side, what belongs to these on the
-    other. Of 6-bit elements 16 come in 12 bytes, which only words of 4 fit."""
+    other. Of 6-bit elements 16 come in 12 bytes, which only words of 4 fit; beside 64 bits four come in three bytes."""
     sides = kernel.src_bits, kernel.rule.dst.bits
     elements = max(VECTOR * 8 // max(sides), *(8 // math.gcd(bits, 8) for bits in sides))
     if 6 in sides:
         elements = 16
-    load, store = (4 if bits == 6 else min(VECTOR, elements * bits // 8) for bits in sides)
+    of_six = 1 if 64 in sides else 4
+    load, store = (of_six if bits == 6 else min(VECTOR, elements * bits // 8) for bits in sides)
     return load, store
 
 

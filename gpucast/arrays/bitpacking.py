@@ -80,7 +80,7 @@ def unpack_codes(data: Any, bits: int, size: int) -> Any:
 
 
 def _unpacked(xp: Any, data: Any, bits: int) -> Any:
-    """The codes of groups, of which the last one may be cut short."""
+    """The codes of groups; the last group may be cut short."""
     count, width = group_of(bits)
     if width == 1:
         words = data.astype(f"<u{count}")

@@ -49,7 +49,7 @@ class Operand:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element; 1 for a PackedArray, of which only the ratios of strides matter."""
+        """Bytes of an element; 1 for a PackedArray, where only ratios of strides matter."""
         return 1 if self.packed else int(self.data.itemsize)
 
     @property
@@ -125,7 +125,7 @@ def disjoint(x: Any, out: Any) -> bool:
 def shares_within(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Whether elements of one array may share memory.
 
-    False where each stride, from the shortest to the longest, steps over all that the shorter ones reach; else True."""
+    False if each stride, from the shortest to the longest, steps over everything that shorter ones reach."""
     reached, empty = itemsize, 0 in shape
     for stride, length in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n != 1):
         if stride < reached and not empty:

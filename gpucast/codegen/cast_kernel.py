@@ -247,7 +247,10 @@ def structs(*types: DType) -> tuple[tuple[str, str], ...]:
 
 
 def tile_elements(src_bits: int, dst_bits: int) -> int:
-    """Elements of a tile: one vector of the wider side, and whole bytes of both (of 6-bit types 3 whole words)."""
+    """Elements of a tile: one vector of the wider side, and whole bytes of both (of 6-bit types 3 whole words, but for
+    64 bits: so many of them would be a line of the L1 cache for each thread)."""
+    if sorted((src_bits, dst_bits)) == [6, 64]:
+        return 4
     widest = VECTOR * 8 // max(src_bits, dst_bits)
     return max(1 << (widest.bit_length() - 1), *(16 if bits == 6 else _unit(bits) for bits in (src_bits, dst_bits)))
 

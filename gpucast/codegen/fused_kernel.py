@@ -29,7 +29,7 @@ from gpucast.core.rule import STOCHASTIC, CastRule, resolve
 FILES = ("philox.cuh", "stochastic.cuh", "fused.cu")
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
-#: The most elements of a tile where each takes about a hundred instructions (6-bit types always take 16).
+#: The most elements of a tile where each takes about a hundred instructions (6-bit types keep those of the cast).
 _TILE = 4
 
 
@@ -132,6 +132,9 @@ def fused_tiles(rule: CastRule, ops: FusedOps, plain: KernelSource) -> tuple[int
     narrow = ops.scaling == "narrow" and (src.bits <= 16 or src is _FLOAT) and dst.is_float
     # Where an element takes a few hundred instructions, these set the speed, and no longer memory.
     costly = small or not (narrow or ops.scaling == "none")
+    if ops.scaling == "narrow" and (ops.amax or ops.finite) and dst.bits == 16 and plain.src_bits >= 32:
+        # Where the largest magnitude is kept beside products, four tiles are more than the registers of sm_80 hold.
+        tiles = 2
     return min(plain.tile, _TILE) if costly else plain.tile, tiles
 
 

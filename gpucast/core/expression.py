@@ -75,7 +75,7 @@ class Expression:
 
 
 def parse(text: Any, caller: str) -> Expression:
-    """Read an expression. TypeError for what is no text, ValueError, which says what is taken, for all else."""
+    """Read an expression. TypeError unless it is text; ValueError for an operation that is not taken."""
     if not isinstance(text, str):
         raise TypeError(f"{caller}: expression={text!r} must be a str")
     try:

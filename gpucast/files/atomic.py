@@ -40,7 +40,7 @@ def check_target(path: str) -> None:
     target = resolved(path)
     found = status_of(target)
     if found is None:
-        # A link to what is not there yet.
+        # A link to a file that is not there yet.
         return
     if not stat.S_ISREG(found.st_mode):
         raise FileError(f"{path}: is no regular file, and only such can be written")
@@ -130,7 +130,7 @@ def within(folder: str, path: str) -> bool:
 
 
 def open_regular(path: str) -> BinaryIO:
-    """A file, open for reading. What is checked is what is open: a pipe would wait for its other end.
+    """Open a regular file for reading. The open file is checked, so no pipe waits for its other end.
 
     FileError for what is no regular file, OSError.
     """

@@ -25,7 +25,7 @@ NPY_HEADER = 10_000
 VALUES = 1 << 22
 #: Bytes of a tensor's name: with ".npy" it has to fit into the 16 bits that a ZIP archive has for its length.
 NAME = 65_535 - len(".npy")
-#: Characters of a type that is not known, of which errors and reports tell.
+#: Characters of an unknown type in errors and reports.
 KIND = 100
 #: Lengths in a shape: what NumPy takes.
 NDIM = 64

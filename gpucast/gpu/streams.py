@@ -93,7 +93,7 @@ def _joined(streams: Mapping[int, int], owners: Iterable[tuple[int, int]]) -> It
 
 
 def owner(x: Any) -> Lent | None:
-    """The device of an array and the stream on which its owner works; None for the host, and for what is no array."""
+    """The device of an array and the stream of its owner; None on the host, and for other objects."""
     adapter = _adapter(x)
     if isinstance(x, Owned):
         x, index = x.array, device_index(x.array)

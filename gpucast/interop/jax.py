@@ -12,14 +12,12 @@ so none is accepted as `out`.
 
 Casts work within ``jax.jit``, ``grad`` and ``vmap``, with the same bits, and for every type that JAX has. A compiled
 function casts by a handler of the extension module, on the CPU or on XLA's stream of a GPU; XLA fuses nothing with it.
-Types below one byte, a `scale` and random rounding call gpucast back on the host instead: on a GPU the array goes over
-the bus and back. Outside of ``jit`` nothing is called back, not even in ``grad``. For
-``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)`` with the defaults, with a `scale`
-or the coefficient of a layer times that; casts to and from integers and BOOL have none (zeros), and forward mode is not
-supported. A `scale` may be
-an array of the function, and gets no gradient; `seed` and `offset` are constants of the compiled function; `amax`,
-`out` and `device` are for calls outside. In a ``vmap`` each part of the batch gets the same random bits, as if it were
-cast alone.
+Only without that module gpucast is called back on the host. Outside of ``jit`` nothing is called back, not even in
+``grad``. For ``y = cast(x, to, ...)`` between floating types the gradient is ``cast(dy, x.dtype)`` with the defaults,
+with a `scale` or the coefficient of a layer times that; casts to and from integers and BOOL have none (zeros), and
+forward mode is not supported. A `scale` may be an array of the function, and gets no gradient; `seed` and `offset` are
+constants of the compiled function; `amax`, `out` and `device` are for calls outside. In a ``vmap`` each part of the
+batch gets the same random bits, as if it were cast alone.
 """
 
 from __future__ import annotations

@@ -1,44 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain casts within XLA's programs, by handlers of the extension module: no call of Python, no wait, on the CPU and on
-CUDA, there on XLA's own stream."""
+"""Casts within XLA's programs, by handlers of the extension module: no call of Python, no wait, on the CPU and on CUDA,
+there on XLA's own stream."""
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from gpucast import gpu
-from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import nvidia
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.fused_ops import FusedInputs, Random, Scaling
+from gpucast.core.rule import CastRule
 from gpucast.host import loops
 from gpucast.host.extension import MODULE
 
 _TARGET = "gpucast_cast"
-#: The rules of programs, by the names of their kernels.
-_RULES: dict[str, CastRule] = {}
+#: A number of each kind, where that of a program is an operand.
+_EXAMPLES: dict[Scaling, float] = {"narrow": 1.0, "wide": 0.1}
 
 
-def can_cast(rule: CastRule) -> bool:
-    """Whether there is a handler for a rule, whose arrays have whole bytes, on the devices that JAX uses by default."""
-    if rule.src is rule.dst or rule.src.packed or rule.dst.packed or rule.rounding == STOCHASTIC:
+class ProgramCast(NamedTuple):
+    """A cast as a program has it: its text stands there, and tells any process what to do."""
+
+    #: With a scale that of `gpucast.casting.fused_options.fused_rule`.
+    rule: CastRule
+    #: A number; for an operand, which the program has beside x, its kind.
+    scale: float | Scaling | None = None
+    random: Random | None = None
+
+    def text(self) -> str:
+        rule = self.rule
+        more = rule.overflow, rule.infinity_is_nan, rule.rounding, rule.round_mode
+        return json.dumps([[rule.src.name, rule.dst.name, *more], self.scale, self.random])
+
+    @classmethod
+    def parse(cls, text: str) -> ProgramCast:
+        (src, dst, *more), scale, random = json.loads(text)
+        return cls(CastRule(dtype(src), dtype(dst), *more), scale, None if random is None else Random(*random))
+
+    def inputs(self) -> FusedInputs:
+        """For the host's loops and the kernels; of an operand with another number."""
+        scale = _EXAMPLES[self.scale] if isinstance(self.scale, str) else self.scale
+        return FusedInputs(scale, random=self.random)
+
+
+def held_as(kind: DType) -> np.dtype[Any]:
+    """The dtype of the codes that go in and out of a handler: of packed types and floats whole bytes."""
+    return kind.code_numpy if kind.is_float or kind.packed else kind.numpy
+
+
+def can_cast(wanted: ProgramCast) -> bool:
+    """Whether there is a handler for a cast on the devices that JAX uses by default."""
+    if not (_register() and _serve_on_host(wanted.text())):
         return False
-    on_cpu = jax.default_backend() == "cpu"
-    # XLA's handler for the CPU runs loops alone.
-    if not (_register() and loops.has(rule)) or (on_cpu and loops.is_product(rule)):
-        return False
-    return on_cpu or (jax.default_backend() == "gpu" and gpu.driver.unavailable() is None)
+    backend = jax.default_backend()
+    return backend == "cpu" or (backend == "gpu" and gpu.driver.unavailable() is None)
 
 
-def cast(rule: CastRule, x: Any, kind: Any) -> Any:
-    """The cast of a traced array of codes, for which `can_cast`; `kind`: the shape and dtype of the result."""
-    name = kernel_name(rule)
-    _RULES[name] = rule
-    call: Any = jax.ffi.ffi_call(_TARGET, kind, vmap_method="broadcast_all")
-    return call(x, cast=name)
+def cast(wanted: ProgramCast, x: Any, *scale: Any) -> Any:
+    """The cast of a traced array, for which `can_cast`: codes in, codes out, those of packed types in a byte each."""
+    dst = wanted.rule.dst
+    # Random words go by the places of elements, so each part of a batch is cast as if it were alone.
+    method = "sequential" if scale or wanted.random is not None else "broadcast_all"
+
+    def call(shape: tuple[int, ...], method: str, *given: Any) -> Any:
+        kind: Any = jax.ShapeDtypeStruct(shape, held_as(dst))  # type: ignore[no-untyped-call]
+        called: Any = jax.ffi.ffi_call(_TARGET, kind, vmap_method=method)
+        return called(*given, cast=wanted.text())
+
+    def on_host(*given: Any) -> Any:
+        return call(x.shape, method, *given)
+
+    def on_device(*given: Any) -> Any:
+        # A kernel packs its results.
+        data = call((dst.nbytes(x.size),), "sequential", *given)
+        codes = data[:, None] >> np.array(range(0, 8, dst.bits), np.uint8) & np.uint8(dst.code_mask)
+        return codes.reshape(-1)[: x.size].reshape(x.shape)
+
+    given = (x, *scale)
+    return jax.lax.platform_dependent(*given, cpu=on_host, cuda=on_device) if dst.packed else on_host(*given)
 
 
 @lru_cache(maxsize=1)
@@ -47,13 +93,30 @@ def _register() -> bool:
     if MODULE is None or not hasattr(jax, "ffi"):
         return False
     register: Any = jax.ffi.register_ffi_target
-    on_host, on_device = MODULE.xla_handlers(_load, nvidia.function("cuCtxGetDevice"))
+    on_host, on_device = MODULE.xla_handlers(_serve, nvidia.function("cuCtxGetDevice"))
     register(_TARGET, on_host, platform="cpu")
     register(_TARGET, on_device, platform="CUDA")
     return True
 
 
-def _load(name: str) -> None:
-    """Load the kernel of a program's cast on the current device. KeyError for a program that came from elsewhere."""
-    device = gpu.driver.driver().current()
-    MODULE.serve(name, gpu.driver.kernel(CastSpec(_RULES[name]), device))
+@lru_cache(maxsize=4096)
+def _serve_on_host(text: str) -> bool:
+    """Let the module do a cast on the host; False where it has no loop, for dtypes that came after it was built."""
+    try:
+        _serve(text, False)
+    except LookupError:
+        return False
+    return True
+
+
+def _serve(text: str, on_device: bool) -> None:
+    """Let the module do a program's cast on the host, or on the current device."""
+    wanted = ProgramCast.parse(text)
+    rule, inputs = wanted.rule, wanted.inputs()
+    if not on_device:
+        MODULE.serve(text, None, loops.work(rule, inputs), 8)
+        return
+    ops, arguments = gpu.cast_on_gpu.fused_kernel(inputs, None)
+    spec = CastSpec.of(rule, unpacked=rule.src.packed, ops=ops)
+    kernel = gpu.driver.kernel(spec, gpu.driver.driver().current())
+    MODULE.serve(text, kernel, b"" if spec.ops is None else arguments.to_bytes(), min(8, rule.dst.bits))

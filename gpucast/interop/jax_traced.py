@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Casts of JAX arrays that have no values yet: within ``jax.jit``, ``grad``, ``vmap`` and the like.
 
-A compiled function calls the extension module (`gpucast.interop.jax_ffi`), or, for other casts than plain ones, Python
-on the host. Both give the same bits as everywhere; of XLA's own conversions none promises them (they flush subnormals,
-keep payloads of NaN, and do not saturate).
+A compiled function calls the extension module (`gpucast.interop.jax_ffi`), or, where that is missing, Python on the
+host. Both give the same bits as everywhere; of XLA's own conversions none promises them (they flush subnormals, keep
+payloads of NaN, and do not saturate).
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 
 from gpucast.arrays import adapters
 from gpucast.casting.cast import cast_with
-from gpucast.casting.fused_options import resolve_scale, rule_of
+from gpucast.casting.fused_options import fused_rule, resolve_scale, rule_of
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import resolve_random
-from gpucast.core.rule import Options
+from gpucast.core.fused_ops import Scaling, resolve_random
+from gpucast.core.rule import STOCHASTIC, Options
 from gpucast.interop import jax_ffi
 from gpucast.layers.cast_layer import times as array_times
 
@@ -42,17 +42,17 @@ def cast(x: Any, dst: DType, options: Options, coefficient: float | None = None)
         )
     rule_of(src, dst, options)
     resolve_random(options.rounding, options.seed, options.offset, caller)
-    scale = options.scale
-    if isinstance(scale, jax.core.Tracer):
+    scale, number = options.scale, None
+    if isinstance(scale, jax.Array):
         if scale.size != 1 or scale.dtype not in (np.float32, np.float64):
             raise TypeError(f"{caller}: scale is {scale.dtype} of shape {scale.shape}; expected one FLOAT or DOUBLE")
     elif scale is not None:
-        scale = resolve_scale(scale, None, caller)
-    if src is dst and scale is None and not options.copy:
+        scale, number = None, resolve_scale(scale, None, caller)
+    if src is dst and scale is number is None and not options.copy:
         return x
-    # Without what cannot be compared, and without the array, the options are a constant of the function.
-    options = options._replace(scale=None)
-    back = Options(caller=caller)
+    # Without the array the options are a constant of the function.
+    options = options._replace(scale=number)
+    back = Options(caller=caller, scale=number)
     if coefficient is not None:
         back = options._replace(scale=None if coefficient == 1 else coefficient)
     return _cast(dst, options, back, x, scale)
@@ -70,37 +70,51 @@ def _cast(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> An
     if not (isinstance(x, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
         # As where `grad` is not within `jit`: there are values.
         adapter = adapters.find(x)
-        if options.scale is not None and adapter is not None:
+        if _is_times(options) and adapter is not None:
             return adapter.cast_times(array_times, x, dst, options)
-        return cast_with(x, dst, options._replace(scale=scale))
-    # Random bits go by the places of elements, so each part of a batch is cast as if it were alone.
-    method = "broadcast_all" if options.seed is None and scale is None else "sequential"
+        return cast_with(x, dst, options if scale is None else options._replace(scale=scale))
     src = dtype(x.dtype)
-    # Codes go in and out: XLA would move floats of 8 bits as wider ones, and NaNs would change.
-    codes = jax.lax.bitcast_convert_type(x, src.code_numpy) if _has_codes(src) else x
-    kind: Any = jax.ShapeDtypeStruct(x.shape, dst.code_numpy if _has_codes(dst) else dst.numpy)  # type: ignore[no-untyped-call]
-    given = (codes,) if scale is None else (codes, scale)
-    rule = rule_of(src, dst, options)
-    if scale is None and options.scale is None and jax_ffi.can_cast(rule):
-        y = jax_ffi.cast(rule, codes, kind)
+    random = resolve_random(options.rounding, options.seed, options.offset, options.caller)
+    kind: Scaling | None = None if scale is None else "narrow" if scale.dtype == np.float32 else "wide"
+    scaled = scale is not None or options.scale is not None
+    wanted = jax_ffi.ProgramCast(fused_rule(src, dst, options, scaled=scaled), kind or options.scale, random)
+    given = (_codes(x, src),) if scale is None else (_codes(x, src), scale)
+    if jax_ffi.can_cast(wanted):
+        y = jax_ffi.cast(wanted, *given)
     else:
-        y = jax.pure_callback(partial(_on_host, src, dst, options), kind, *given, vmap_method=method)
-    return jax.lax.bitcast_convert_type(y, dst.numpy) if _has_codes(dst) else y
+        method = "sequential" if scale is not None or random is not None else "broadcast_all"
+        like: Any = jax.ShapeDtypeStruct(x.shape, jax_ffi.held_as(dst))  # type: ignore[no-untyped-call]
+        y = jax.pure_callback(partial(_on_host, src, dst, options), like, *given, vmap_method=method)
+    return _of_codes(y, dst)
 
 
-def _has_codes(kind: DType) -> bool:
-    """Whether JAX has the codes of a type as integers of its size."""
-    return kind.is_float and not kind.packed
+def _is_times(options: Options) -> bool:
+    """Whether options are those of `times`, or of a cast with a number that does the same."""
+    return options.scale is not None and options.rounding != STOCHASTIC
+
+
+def _codes(x: Any, kind: DType) -> Any:
+    """The codes of an array in whole bytes: XLA would move floats of 8 bits as wider ones, and NaNs would change."""
+    held = jax_ffi.held_as(kind)
+    if kind.packed:
+        return jax.lax.bitcast_convert_type(x, dtype(f"UINT{kind.bits}").numpy).astype(held)
+    return x if held == kind.numpy else jax.lax.bitcast_convert_type(x, held)
+
+
+def _of_codes(codes: Any, kind: DType) -> Any:
+    if kind.packed:
+        codes = codes.astype(dtype(f"UINT{kind.bits}").numpy)
+    return codes if codes.dtype == kind.numpy else jax.lax.bitcast_convert_type(codes, kind.numpy)
 
 
 @exact()
 def _on_host(src: DType, dst: DType, options: Options, x: Any, scale: Any = None) -> np.ndarray[Any, Any]:
     array = np.asarray(x).view(src.numpy)
-    if options.scale is None:
-        y = np.asarray(cast_with(array, dst, options._replace(scale=None if scale is None else np.asarray(scale))))
-    else:
+    if _is_times(options):
         y = np.asarray(array_times(array, dst, options))
-    return y.view(dst.code_numpy) if _has_codes(dst) else y
+    else:
+        y = np.asarray(cast_with(array, dst, options if scale is None else options._replace(scale=np.asarray(scale))))
+    return y.view(jax_ffi.held_as(dst))
 
 
 def _forward(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> tuple[Any, Any]:

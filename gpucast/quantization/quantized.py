@@ -20,10 +20,10 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
-from gpucast.core.formats import SOURCES, Format, Parts, find
+from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
-from gpucast.quantization import engine, quantized_files, swizzle
+from gpucast.quantization import engine, quantized_files, recipes, swizzle
 from gpucast.quantization import gpu as on_device
 
 ScaleLayout = Literal["linear", "128x4"]
@@ -70,7 +70,7 @@ class Quantized:
 
     def __post_init__(self) -> None:
         caller = "Quantized"
-        object.__setattr__(self, "format", find(self.format, caller))
+        object.__setattr__(self, "format", recipes.find(self.format, caller))
         # First of all checks, because the next ones use the shape.
         _check_type(self.data, "data", self.format.element)
         object.__setattr__(self, "dtype", source_dtype(self.dtype, f"{caller}: dtype="))

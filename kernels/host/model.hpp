@@ -83,6 +83,7 @@ inline float neg(float a) { return as_float(bits(a) ^ 0x80000000); }
 inline float min(float a, float b) { return a != a ? canonical(b) : b != b ? a : a < b || (a == b && bits(a) >> 31) ? a : b; }
 inline float max(float a, float b) { return a != a ? canonical(b) : b != b ? a : a > b || (a == b && bits(b) >> 31) ? a : b; }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned mad(unsigned a, unsigned b, unsigned c) { return a * b + c; }
 inline float min_nan(float a, float b) { return canonical(a != a || b != b ? a + b : min(a, b)); }
 inline float max_nan(float a, float b) { return canonical(a != a || b != b ? a + b : max(a, b)); }
 inline float rcp(float a) { return canonical(1 / a); }
@@ -91,6 +92,7 @@ inline void prefetch(const unsigned char*) {}
 inline float add_rn(float a, float b) { return canonical(a + b); }
 inline unsigned set_ne(float a, float b) { return a < b || a > b; }
 inline float mul_rn(float a, float b) { return canonical(a * b); }
+inline float div_rn(float a, float b) { return canonical(a / b); }
 inline float fma_rn(float a, float b, float c) { return canonical(std::fmaf(a, b, c)); }
 
 // Toward zero: the nearest float, stepped back where it lies farther from zero. `Exact` holds a and every float near it.

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -14,9 +16,10 @@ import pytest
 import gpucast
 from codes import assert_same, values
 from fake_cuda import Cuda, arrays
-from gpucast.codegen.cast_kernel import kernel_name
+from gpucast.codegen.fused_kernel import FusedArguments
 from gpucast.compile import nvidia
 from gpucast.core.dtypes import dtype
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import resolve
 from gpucast.host.extension import MODULE
 
@@ -27,14 +30,25 @@ from gpucast.interop import jax_ffi  # noqa: E402
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the handlers are in the extension module, which is missing")
 
-RULE = resolve(dtype("FLOAT"), dtype("FLOAT16"))
+CAST = jax_ffi.ProgramCast(resolve(dtype("FLOAT"), dtype("FLOAT16")))
 
 
 # ---- on the CPU ----
 
 
-def test_plain_casts_call_no_python() -> None:
-    text = str(jax.make_jaxpr(lambda x: gpucast.cast(x, "FLOAT8E4M3FN"))(jnp.ones(3)))
+@pytest.mark.parametrize(
+    ("to", "keywords"),
+    [
+        ("FLOAT8E4M3FN", {}),
+        ("INT4", {}),
+        ("FLOAT", {"scale": 0.1}),
+        ("FLOAT4E2M1", {"scale": np.float32(3)}),
+        ("BFLOAT16", {"rounding": "stochastic", "seed": 7}),
+        ("FLOAT16", {"rounding": "upward"}),
+    ],
+)
+def test_no_cast_calls_python(to: str, keywords: dict[str, Any]) -> None:
+    text = str(jax.make_jaxpr(lambda x: gpucast.cast(x, to, **keywords))(jnp.ones(3)))
     assert "ffi_call" in text and "pure_callback" not in text
 
 
@@ -49,6 +63,22 @@ def test_shapes_and_transforms(shape: tuple[int, ...]) -> None:
     assert_same(np.asarray(cast(jnp.swapaxes(jnp.asarray(x), 0, -1))), wanted.swapaxes(0, -1))
 
 
+@pytest.mark.parametrize("shape", [(), (0,), (7,), (3, 5)], ids=str)
+@pytest.mark.parametrize(("src", "to"), [("FLOAT", "INT4"), ("FLOAT4E2M1", "FLOAT"), ("INT2", "FLOAT4E2M1")])
+def test_packed_types(src: str, to: str, shape: tuple[int, ...]) -> None:
+    x = values(dtype(src), (2, *shape))
+    cast = jax.jit(lambda x: gpucast.cast(x, to))
+    assert_same(np.asarray(cast(jnp.asarray(x))), gpucast.reference.cast(x, to))
+    assert_same(np.asarray(jax.vmap(cast)(jnp.asarray(x))), gpucast.reference.cast(x, to))
+
+
+def test_a_number_stays_a_double() -> None:
+    # JAX would make a FLOAT of it.
+    x = values(dtype("FLOAT"), (64,))
+    found = jax.jit(lambda x: gpucast.cast(x, "FLOAT", scale=0.1))(jnp.asarray(x))
+    assert_same(np.asarray(found), gpucast.cast(x, "FLOAT", scale=0.1))
+
+
 @pytest.mark.parametrize("src", ["FLOAT", "BFLOAT16", "INT32"])
 def test_directed_rounding(src: str) -> None:
     x = values(dtype(src), (3, 5))
@@ -56,15 +86,19 @@ def test_directed_rounding(src: str) -> None:
     assert_same(np.asarray(cast(jnp.asarray(x))), gpucast.reference.cast(x, "FLOAT8E4M3FN", rounding="upward"))
 
 
-def test_a_program_with_a_cast_that_is_not_known() -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_programs_from_elsewhere() -> None:
     kind = jax.ShapeDtypeStruct((3,), ml_dtypes.bfloat16)
-    assert jax_ffi.can_cast(RULE)
-    call = jax.jit(lambda x: jax.ffi.ffi_call("gpucast_cast", kind)(x, cast="gpucast_float32_to_float7"))
-    with pytest.raises(Exception, match="a cast that this version of gpucast does not know"):
-        call(jnp.ones(3)).block_until_ready()
-    call = jax.jit(lambda x: jax.ffi.ffi_call("gpucast_cast", kind)(x, cast="gpucast_float32_to_bfloat16"))
+    # A product that this process has not traced.
+    text = jax_ffi.ProgramCast(resolve(dtype("FLOAT"), dtype("BFLOAT16")), 0.3725).text()
+    call = jax.jit(lambda x: jax.ffi.ffi_call("gpucast_cast", kind)(x, cast=text))
+    assert jax_ffi.can_cast(CAST)
+    assert_same(np.asarray(call(jnp.ones(3))), gpucast.cast(np.ones(3, np.float32), "BFLOAT16", scale=0.3725))
     with pytest.raises(Exception, match="the arrays have other sizes"):
         call(jnp.ones(4)).block_until_ready()
+    call = jax.jit(lambda x: jax.ffi.ffi_call("gpucast_cast", kind)(x, cast=text.replace("BFLOAT16", "FLOAT7")))
+    with pytest.raises(Exception, match="a cast of the program cannot be loaded; the reason was reported"):
+        call(jnp.ones(3)).block_until_ready()
 
 
 # ---- on CUDA: XLA's structs, as far as the handler reads them ----
@@ -101,8 +135,8 @@ class _Text(ctypes.Structure):
     _fields_ = (("begin", ctypes.c_char_p), ("size", ctypes.c_size_t))
 
 
-def _called(handler: Any, name: str, x: Any, y: Any) -> str:
-    """What the handler complains about when it casts an array into another; "" for nothing."""
+def _called(handler: Any, text: str, y: Any, *given: Any) -> str:
+    """What the handler complains about when it casts an array into `y`, perhaps times a scale; "" for nothing."""
     said: list[str] = []
 
     def create(error: Any) -> int:
@@ -116,52 +150,96 @@ def _called(handler: Any, name: str, x: Any, y: Any) -> str:
     api = _Api(0, None, _Version(0, None, 0, 3), None, _CREATE(create), (ctypes.c_void_p * 3)(), _FIND(find))
     held = []
 
-    def buffers(array: Any) -> Any:
-        dims = (ctypes.c_int64 * array.ndim)(*array.shape)
-        buffer = _Buffer(0, None, 0, array.data.ptr, array.ndim, ctypes.addressof(dims))
-        each = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
-        held.extend((dims, buffer, each))
-        return _Each(0, None, 1, None, ctypes.addressof(each))
+    def buffers(*arrays: Any) -> Any:
+        each = (ctypes.c_void_p * len(arrays))()
+        for number, array in enumerate(arrays):
+            dims = (ctypes.c_int64 * array.ndim)(*array.shape)
+            buffer = _Buffer(0, None, 0, array.data.ptr, array.ndim, ctypes.addressof(dims))
+            each[number] = ctypes.addressof(buffer)
+            held.extend((dims, buffer))
+        held.append(each)
+        return _Each(0, None, len(arrays), None, ctypes.addressof(each))
 
-    text, types = _Text(name.encode(), len(name)), (ctypes.c_int * 1)(4)
-    given = (ctypes.c_void_p * 1)(ctypes.addressof(text))
-    attributes = _Attributes(0, None, 1, ctypes.addressof(types), None, ctypes.addressof(given))
-    frame = _Frame(0, None, ctypes.addressof(api), 5, 3, buffers(x), buffers(y), attributes)
+    asked, types = _Text(text.encode(), len(text)), (ctypes.c_int * 1)(4)
+    attribute = (ctypes.c_void_p * 1)(ctypes.addressof(asked))
+    attributes = _Attributes(0, None, 1, ctypes.addressof(types), None, ctypes.addressof(attribute))
+    frame = _Frame(0, None, ctypes.addressof(api), 5, 3, buffers(*given), buffers(y), attributes)
     failed = handler(ctypes.byref(frame))
     assert bool(failed) == bool(said)
     return said[0] if said else ""
 
 
+class _CudaWithLast(Cuda):
+    """It keeps the last argument of a fused kernel, too."""
+
+    last = b""
+
+    def launch(self, function: int, blocks: int, threads: int, stream: int, address: int) -> int:
+        place = (ctypes.c_void_p * 5).from_address(address)[4]
+        self.last = ctypes.string_at(place, len(FusedArguments().to_bytes())) if place else b""
+        return super().launch(function, blocks, threads, stream, address)
+
+
 @pytest.fixture
-def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
-    with Cuda().in_use() as fake:
-        yield fake
+def cuda() -> Iterator[_CudaWithLast]:
+    # Casts of programs are served for the life of the process: each test has a device of its own.
+    cuda = _CudaWithLast()
+    cuda.device = next(_DEVICES)
+    with cuda.in_use():
+        yield cuda
+
+
+_DEVICES = itertools.count(1)
 
 
 def _handler() -> Any:
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    _, capsule = MODULE.xla_handlers(jax_ffi._load, nvidia.function("cuCtxGetDevice"))
+    _, capsule = MODULE.xla_handlers(jax_ffi._serve, nvidia.function("cuCtxGetDevice"))
     return ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(get(capsule, None))
 
 
-def test_a_cast_on_the_stream_that_xla_names(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    handler, name = _handler(), kernel_name(RULE)
-    monkeypatch.setitem(jax_ffi._RULES, name, RULE)
+def test_a_cast_on_the_stream_that_xla_names(cuda: _CudaWithLast) -> None:
+    handler, text = _handler(), CAST.text()
     x, y = arrays(300)
     for _ in range(2):
-        assert _called(handler, name, x.reshape(3, 100), y.reshape(3, 100)) == ""
+        assert _called(handler, text, y.reshape(3, 100), x.reshape(3, 100)) == ""
         one = cuda.launches.pop()
         assert (one.stream, one.src, one.src_bit, one.dst, one.n) == (77, x.data.ptr, 0, y.data.ptr, 300)
-    assert _called(handler, name, x[:0], y[:0]) == "" and not cuda.launches
-    assert _called(handler, name, x, y[1:]) == "gpucast: the arrays have other sizes"
-    assert _called(handler, 200 * "x", x, y) == "gpucast: the name of the cast is too long"
+        assert cuda.last == b""
+    assert _called(handler, text, y[:0], x[:0]) == "" and not cuda.launches
+    assert _called(handler, text, y[1:], x) == "gpucast: the arrays have other sizes"
+    assert _called(handler, 300 * "x", y, x) == "gpucast: the text of the cast is too long"
     cuda.error = 700
-    assert _called(handler, name, x, y) == "gpucast: the launch failed"
+    assert _called(handler, text, y, x) == "gpucast: the launch failed"
+
+
+def test_fused_and_packed_casts(cuda: _CudaWithLast) -> None:
+    handler = _handler()
+    x, y = arrays(300)
+    rule = replace(resolve(dtype("DOUBLE"), dtype("FLOAT16")), src=dtype("FLOAT"))
+    assert _called(handler, jax_ffi.ProgramCast(rule, "narrow").text(), y, x, x[:1]) == ""
+    assert cuda.last == FusedArguments(scale_at=x.data.ptr).to_bytes()
+    assert _called(handler, jax_ffi.ProgramCast(rule, "narrow").text(), y, x, x[:2]).endswith("other sizes")
+    at_random = replace(rule, rounding="stochastic")
+    assert _called(handler, jax_ffi.ProgramCast(at_random, 0.3, Random(7, 5)).text(), y, x) == ""
+    assert cuda.last == FusedArguments(0.3, seed=7, offset=5).to_bytes()
+    packed = jax_ffi.ProgramCast(resolve(dtype("FLOAT"), dtype("INT2"))).text()
+    assert _called(handler, packed, y.view(np.uint8)[:75], x) == "" and cuda.launches[-1].n == 300
+    assert _called(handler, packed, y.view(np.uint8)[:74], x) == "gpucast: the arrays have other sizes"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_program_that_was_traced_elsewhere_has_no_kernels(cuda: Cuda) -> None:
+def test_a_text_that_says_nothing(cuda: _CudaWithLast) -> None:
     x, y = arrays(300)
-    assert "cannot be loaded" in _called(_handler(), "gpucast_float32_to_elsewhere", x, y)
+    assert "cannot be loaded" in _called(_handler(), "gpucast_float32_to_float16", y, x)
     assert not cuda.launches
+
+
+def test_what_a_device_packs_is_unpacked_by_xla() -> None:
+    # The branch for CUDA, lowered for it: the handler gives bytes of packed codes.
+    x = jax.ShapeDtypeStruct((3, 5), np.float32)
+    cast = jax.jit(lambda x: gpucast.cast(x, "INT4"))
+    allowed = [jax.export.DisabledSafetyCheck.custom_call("gpucast_cast")]
+    lowered = jax.export.export(cast, platforms=["cuda"], disabled_checks=allowed)(x)
+    assert "tensor<8xui8>" in lowered.mlir_module()

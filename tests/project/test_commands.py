@@ -56,7 +56,7 @@ def commands(page: Path) -> list[tuple[str, str]]:
     found = []
     for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
         for command, printed in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", block, re.MULTILINE):
-            found.append((command, printed))
+            found.append((command.replace("\\\n", ""), printed))
         if not language and re.match(r"(python3|pip|gpucast) ", block):
             found += [(line, "") for line in block.splitlines()]
     return found

@@ -90,7 +90,7 @@ def of_cast(
 
 
 def _looked(x: Array, y: Array, src: DType, dst: DType) -> CastStats | None:
-    """The statistics of a cast that did not count, between floats of which NaN is the largest code."""
+    """The statistics of a cast that did not count, between floats whose NaN is the largest code."""
     if not (src.family == dst.family == "float" and dst.has_nan and dst.bits <= 32):
         return None
     if "fnuz" in (src.specials, dst.specials):

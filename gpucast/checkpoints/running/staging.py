@@ -37,7 +37,7 @@ class Busy(FileError):
 
 
 class Staging:
-    """The unfinished work of a plan, of which there need not be any."""
+    """The unfinished work of a plan, if there is any."""
 
     def __init__(self, plan: ConversionPlan) -> None:
         self.plan = plan
@@ -80,7 +80,7 @@ class Staging:
         return None if restart else job
 
     def begin(self, restart: bool = False, is_share: bool = False) -> None:
-        """Begin, or go on with what is there; with `restart`, without it. FileError where neither can be.
+        """Begin the work or continue it; with `restart` begin anew. FileError if neither is possible.
 
         From then on this process has the lock, with other shares if it is one; nobody has where the target is written
         and nothing unfinished is left.
@@ -132,7 +132,7 @@ class Staging:
         return job if job is not None and job.fingerprint == self.plan.fingerprint else None
 
     def is_seen(self) -> bool:
-        """Whether this process sees what it, or another one, has begun for this plan."""
+        """Whether this process sees work on this plan, its own or another's."""
         return self._job() is not None
 
     def is_own(self) -> bool:

@@ -19,7 +19,7 @@ from gpucast.core.places import durable, status_of, sync_folder
 from gpucast.files import FileError, file_limits
 from gpucast.files.atomic import check_target, open_regular
 
-#: In a written folder: which conversion it is of, by which a process that comes late knows that nothing is left to do.
+#: In a written folder: the conversion that wrote it. A process that comes late sees that nothing is left to do.
 _DONE = ".gpucast.json"
 
 
@@ -121,7 +121,7 @@ class Target:
         return status_of(self._finished(name)) is None and _size_and_time(self._placed(name)) == known
 
     def _known(self, name: str) -> tuple[int, int]:
-        """By which a finished file is known in its place. FileError where it is missing."""
+        """The identity of a finished file in its place. FileError if it is missing."""
         known = _size_and_time(self._finished(name))
         if known is None:
             raise FileError(f"{self._finished(name)}: was finished, and is not there")

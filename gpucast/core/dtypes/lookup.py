@@ -85,7 +85,7 @@ class Lookup:
     """
 
     def __init__(self, rows: tuple[DType, ...]) -> None:
-        #: In lower case, but for codes of safetensors that mean another type in lower case.
+        #: In lower case, except codes of safetensors that mean another type in lower case.
         self._names: dict[str, DType] = {}
         self._numbers: dict[int, DType] = {}
         # Rows of the host dtypes by NumPy's own name; STRING is found by kind instead.

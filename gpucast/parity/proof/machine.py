@@ -30,7 +30,7 @@ _LIMIT = 2_000_000
 
 
 class Fault(Exception):
-    """A kernel does what it must not: an access outside of its arrays, misaligned, or to a byte already written."""
+    """A kernel made a forbidden access: outside its arrays, misaligned, or to a byte already written."""
 
 
 class Unknown(Exception):
@@ -57,7 +57,7 @@ class Memory:
     _image: bytes | None = None
 
     def empty(self) -> None:
-        """Forget what is in shared memory: another block has its own."""
+        """Forget shared memory: another block has its own."""
         for byte in self.shared:
             self.known.pop(byte, None)
         self._image = None

@@ -45,7 +45,7 @@ def midpoints(src: DType, dst: DType) -> tuple[int, ...]:
 
 
 def nearest(size: Term, src: DType, dst: DType, over: int, width: int) -> Term:
-    """The code, of `width` bits, of the magnitude `size`: to nearest even; `over` stands for what is too large."""
+    """Round the magnitude `size` to the nearest code of `width` bits, ties to even; `over` if it is too large."""
     return search(size, midpoints(src, dst), [*range(dst.max_code + 1), over], width)
 
 

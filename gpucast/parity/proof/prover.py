@@ -31,7 +31,7 @@ _NUMBERED = re.compile(r"(x|word)(\d+)")
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Source codes, by index, for which the element `index` differs; all that are not named may be anything."""
+    """Source codes, by index, for which the element `index` differs; codes that are not named may have any value."""
 
     index: int
     codes: dict[int, int]

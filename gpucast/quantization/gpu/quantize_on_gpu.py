@@ -36,6 +36,8 @@ _THREADS, _ELEMENTS = 1 << 17, 16
 _ALIGNMENT = 16
 #: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
 _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "top", "elements")
+#: Stands for any blocks where there are none.
+_ONE = BlockGrid((1, 1, 1), (1, 1, 1), (1, 1, 1), False)
 #: Stands for any format where scales are only moved.
 _ANY = FORMATS["mxfp4"]
 
@@ -82,6 +84,8 @@ def quantize(
                 for spec, one in zip(result_specs, wanted, strict=True)
             ]
         results = _fill(x, src, format, result_specs, results, device, random, workspace)
+        if format.steps is not None:
+            _finish(format, src, results, device)
         for target, result in zip(targets or [], results, strict=False):
             # Results share their scale, and the global one.
             for name in ("scales", "zero_points", "global_scale"):
@@ -139,6 +143,20 @@ def _fill(
         call = _ArrayQuantizer(turned, src, format, result_specs[0].axis, device, random, workspace)
     call.run(results[0], given=given)
     return results
+
+
+def _finish(format: Format, src: DType, results: list[Parts], device: int) -> None:
+    """Replace what the formulas of a format with steps needed until now by scales and the global scale."""
+    steps, rule = format.steps, CastRule(src, format.element)
+    assert steps is not None
+    unique = {id(one.scales): one.scales for one in results}
+    for scales in unique.values() if steps.code_needs_amax else ():
+        if scales.size:
+            kernel = driver.kernel(QuantizeSpec(rule, format, "finish"), device)
+            kernel(0, _address(scales), scales.size, QuantizeArguments(_ONE))
+    if steps.u and steps.global_scale != "u":
+        place = _address(results[0].global_scale)
+        driver.kernel(QuantizeSpec(rule, format, "finish_global"), device)(0, place, 1, QuantizeArguments(_ONE))
 
 
 def _swap(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from bench import cubin
 from bench.static.check import architectures
 from bench.static.paths import Path, full_tile
-from bench.static.sass import blocks, parse
+from bench.static.sass import parse
 from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.codegen.device_functions import WIDTHS, device_functions, held_as
 from gpucast.compile import compiler, disassembler
@@ -42,11 +42,11 @@ def measure(pairs: Sequence[tuple[str, str]], arch: str) -> list[list[float]]:
     text = f"#define GPUCAST_MARK_RARE\n{device_functions(pairs)}{''.join(kernels)}"
     made = compiler.compile(text, "functions", arch).code
     assert set(cubin.kernels(made)) >= {_name(rule, end, calls) for rule in rules for end in WIDTHS for calls in _CALLS}
-    code = parse(disassembler.disassemble(made).decode())
+    code = parse(disassembler.disassemble(made, disassembler.GRAPH).decode())
 
     def path(rule: CastRule, end: str, calls: int) -> Path:
         stored = calls * max(WIDTHS[end] * rule.dst.bits, 8) // 8
-        return full_tile(blocks(code[_name(rule, end, calls)]), store_bytes=stored)
+        return full_tile(code[_name(rule, end, calls)], store_bytes=stored)
 
     def per_value(rule: CastRule, end: str) -> float:
         few, many = (path(rule, end, calls) for calls in _CALLS)
@@ -73,6 +73,12 @@ def _kernel(rule: CastRule, end: str, calls: int) -> str:
     return f"{head} {{\n{loads}{stores}}}\n"
 
 
+def row(pair: tuple[str, str], values: Sequence[Sequence[float]]) -> str:
+    """A line of the table: the values of a pair, for each architecture."""
+    cells = [", ".join(f"{value:.1f}" for value in column) for column in values]
+    return f"| {pair[0]} to {pair[1]} | " + " | ".join(cells) + " |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("arch", nargs="*", help="such as sm_90 (default: for devices 8.0, 9.0, 10.0)")
@@ -80,9 +86,8 @@ def main() -> None:
     print("| Instructions a value, of 1, 2, 4 values | " + " | ".join(chosen) + " |")
     print("| --- |" + " --- |" * len(chosen))
     found = [measure(PAIRS, arch) for arch in chosen]
-    for (src, dst), *columns in zip(PAIRS, *found, strict=True):
-        cells = [", ".join(f"{value:.1f}" for value in column) for column in columns]
-        print(f"| {src} to {dst} | " + " | ".join(cells) + " |")
+    for pair, *values in zip(PAIRS, *found, strict=True):
+        print(row(pair, values))
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def check(items: Any, folder: Path, arch: int) -> None:
             assert_codes(run(library, rule, codes, end), expected, f"{rule} {end} {arch}", codes)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch", (80, 100))
 def test_they_are_the_rules_of_cast(arch: int, tmp_path: Path) -> None:
     check(ITEMS, tmp_path, arch)
 
@@ -85,7 +85,7 @@ def test_every_pair(exhaustive: bool, tmp_path: Path) -> None:
     """Every rule of every pair, on every set of instructions; in each run of the tests a few."""
     every = items_of(all_cases(all_pairs()))
     parts = [every[i : i + 25] for i in range(0, len(every), 25)]
-    for arch, items in itertools.product(ARCHITECTURES, parts) if exhaustive else [(90, every[7::3000])]:
+    for arch, items in itertools.product(ARCHITECTURES, parts) if exhaustive else [(75, every[7::600])]:
         check(items, tmp_path, arch)
 
 
@@ -174,7 +174,7 @@ def test_cupys_kernels_take_the_text(major: int) -> None:
 def test_the_page_says_what_they_cost(exhaustive: bool) -> None:
     page = (Path(__file__).resolve().parents[2] / "docs" / "building-blocks.md").read_text(encoding="utf-8")
     architectures = re.findall(r"\b(sm_\w+) \|", page)
-    pairs = functions.PAIRS if exhaustive else functions.PAIRS[:2]
+    pairs = functions.PAIRS if exhaustive else functions.PAIRS[:1]
     found = [functions.measure(pairs, arch) for arch in architectures]
     for pair, *values in zip(pairs, *found, strict=True):
         assert functions.row(pair, values) in page

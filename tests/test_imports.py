@@ -29,7 +29,7 @@ LAYERS = (
     ("cli",),
 )
 #: Those of `checkpoints`, in the same way.
-CHECKPOINTS = ("streaming", "losses", "scales", "planning", "running", "reporting")
+CHECKPOINTS = ("streaming", "losses", "scales", "planning", "difference", "running", "reporting")
 #: For users alone: names that stay where modules have moved. Nothing inside imports them, nor the package itself.
 PUBLIC = {"gpucast", "gpucast.__main__", "gpucast.dtypes", "gpucast.device", "gpucast.quantization.reference"}
 

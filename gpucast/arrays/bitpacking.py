@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of 2, 4 and 6 bits packed into bytes, and back, as `gpucast.arrays.packed` says that they lie.
+"""Packs codes of 2, 4 and 6 bits into bytes, and unpacks them, in the layout of `gpucast.arrays.packed`.
 
 The same lines serve NumPy and CuPy.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One checked array: the facts that host and device casts need, found out once; and the checks of an `out` array: the
-result's kind, dtype and shape, and no memory shared with the source."""
+"""One checked array, with the facts that host and device casts need. Checks of an `out` array: the kind, dtype and
+shape of the result, and no memory shared with the source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Operand:
     array: Any
     #: The array that holds the bytes: `array` itself, without its subclass, or the flat bytes of a PackedArray.
     data: Any
-    #: Byte order is that of ``data.dtype``.
+    #: ``data.dtype`` has the byte order.
     dtype: DType
     shape: tuple[int, ...]
     size: int

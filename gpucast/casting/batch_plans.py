@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of `gpucast.cast_many` on devices: a call like an earlier one needs little more than addresses.
+"""Plans of `gpucast.cast_many` on devices: a repeated call needs little more than addresses.
 
 A plan serves contiguous arrays of one class on one device, and outs of one class. Each class has a planner that
 describes its arrays. A plan fits a call if their descriptions are equal.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public cast of many arrays: all are checked first, then those of each device are cast in one launch."""
+"""The public cast of many arrays: checks all arrays first, then casts the arrays of each device in one launch."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def cast_many(
         For ``rounding="stochastic"``, as for `gpucast.cast`. The random bits continue from array to array in the tree's
         order (dicts in the order of insertion). The next call continues at `offset` plus the number of all elements.
     scale
-        Multiply every value by this, as in `gpucast.cast`. An array of one element is on the host or on the device of
-        all arrays. An array of as many elements in a row as there are arrays to cast, where these are, has one for
-        each, in the tree's order; tensors that require a gradient take none.
+        Multiply every value by this, as in `gpucast.cast`: a number, or an array of one element on the host or on the
+        device of all arrays. A vector on that device has one scale for each array that is cast, in the tree's order.
+        Tensors that require a gradient take no vector.
     amax
-        As in `gpucast.cast`: an array of one FLOAT, for the largest magnitude of all arrays, or of as many in a row as
-        there are arrays to cast, one for each in the tree's order. It is on the host, or on the device of all arrays.
+        As in `gpucast.cast`: an array of one FLOAT takes the largest magnitude of all arrays. A vector takes one for
+        each array that is cast, in the tree's order. It is on the host, or on the device of all arrays.
     finite
         An array of one BOOL or UINT8 element on the arrays' device. It becomes 0 if a source has an infinity or NaN,
         and does not change otherwise. The call does not wait for it.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FLOAT arithmetic by which another library finds scales and codes, as formulas in a row of data.
+"""The FLOAT arithmetic of another library for scales and codes, as formulas in a row of data.
 
 A formula has numbers, names, + - * /, parentheses and these functions. Every operation rounds once to FLOAT, in the
 order in which it is written, as IEEE 754 has it: 1/448 is the reciprocal rounded to FLOAT.

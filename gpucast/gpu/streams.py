@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one rule for streams: a call works on the current stream of the library whose array it takes, and leaves its
-results there.
+"""The one rule for streams: a call works, and leaves its results, on the current stream of its array's library.
 
 The owner of another array of the call, such as its `out`, may have given work to another stream. The call waits for
 that stream, and that stream waits for the call.

@@ -444,9 +444,6 @@ def test_without_a_gpu_arrays_on_a_device_are_refused() -> None:
         gpucast.cast_many([x, x], "FLOAT16")
 
 
-# ---- on a GPU ----
-
-
 # ---- the text ----
 
 

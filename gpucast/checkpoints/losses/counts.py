@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what casts and quantized pieces lose, from statistics of the extension module where these are enough; the
-limit on what may be lost, and the losses as text."""
+"""Counts the losses of casts and of quantized pieces, from statistics of the extension module if these are enough. Also
+the limit on losses, and their text."""
 
 from __future__ import annotations
 

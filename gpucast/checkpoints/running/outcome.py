@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the work of a plan is done, and what came of it."""
+"""How the work of a plan is done, and its result."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of unfinished work, TARGET.partial: whose it is, its lock, and which conversion it is of.
+"""The folder of unfinished work, TARGET.partial: its owner, its lock, and its conversion.
 
     lock       shared by processes that share the work, else held alone
     job.json   the conversion; without it nothing in the folder counts

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carrying out a plan: file by file, going on from what an earlier run has finished. The tensors of a file are read,
-cast and written piece by piece, and each goes into the journal."""
+"""Carries out a plan file by file, and continues the work of an earlier run. It reads, casts and writes the tensors of
+a file piece by piece, and enters each in the journal."""
 
 from __future__ import annotations
 

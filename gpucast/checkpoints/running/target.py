@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target of a plan: whether it may be written, whether it is, and how finished files get their places there.
+"""The target of a plan: whether it may be written, whether it is written, and how finished files get there.
 
 A folder gets its place by one rename. The files of a single target, a model and its external data, cannot get theirs at
 once: they are written down first, the next start goes on with what is written down, and the last one counts.
@@ -60,7 +60,7 @@ class Target:
         return self.path if self._plan.single else os.path.join(self.path, *file.name.split("/"))
 
     def is_written(self, job: Job | None) -> bool:
-        """Whether all is there; `job` is that of unfinished work for it, if there is any."""
+        """Whether everything is there; `job` is the job of unfinished work for it, if there is any."""
         if self._plan.single:
             return job is not None and job.publishing is not None and all(map(self._is_placed, job.publishing.items()))
         return _done_mark(self.path) == self._plan.fingerprint and all(

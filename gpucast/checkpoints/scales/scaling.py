@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizes tensors: they are divided by scales and rounded to few bits, and the scales are stored with the codes."""
+"""Quantizes tensors: divides them by scales, rounds them to few bits, and stores the scales with the codes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter of tensors: `gpucast.cast` as custom ops, and what `gpucast.cast_many` needs; casts as modules."""
+"""The adapter of tensors: `gpucast.cast` as custom ops, the needs of `gpucast.cast_many`, and casts as modules."""
 
 from __future__ import annotations
 

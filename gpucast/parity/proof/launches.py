@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches of one kernel on unknown input, and the element that each of them writes where."""
+"""Launches of one kernel on unknown input, and the elements that each launch writes."""
 
 from __future__ import annotations
 

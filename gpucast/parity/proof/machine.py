@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executes PTX on terms: one thread at a time, up to its next barrier. Of a branch that depends on the input both ways
-are taken, and come together again where they meet.
+"""Executes PTX on terms: one thread at a time, up to its next barrier. A branch that depends on the input is taken both
+ways; the two paths join where they meet.
 """
 
 from __future__ import annotations

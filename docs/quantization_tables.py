@@ -7,14 +7,17 @@ import json
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 from tables import markdown
 
+import gpucast
 from bench.host import quantize as host_quantize
-from bench.peers import loaders
+from bench.peers import loaders, recipes
 from bench.peers import quantization as quantization_peers
 from bench.peers.quantization_error import RESULT, table
-from gpucast.quantization import FORMATS, Format
+from gpucast.quantization import FORMATS, RECIPES, Format
 
 
 def formats() -> str:
@@ -49,8 +52,79 @@ def host_speed() -> str:
     return host_quantize.table(host_quantize.newest())
 
 
+#: The recipes and formats of a matrix.
+_FAMILIES = {
+    "nvfp4": (
+        "te-nvfp4",
+        "torchao-nvfp4",
+        "torchao-nvfp4-cuda",
+        "modelopt-nvfp4",
+        "compressed-tensors-nvfp4",
+        "vllm-nvfp4",
+        "nvfp4",
+    ),
+    "float8-block": (
+        "deepgemm",
+        "deepgemm-cuda",
+        "tilekernels",
+        "vllm-fp8-group",
+        "te-float8-block",
+        "deepgemm-ue8m0",
+        "float8e4m3fn_1x128",
+    ),
+    "float8-tensor": (
+        "te-float8-current",
+        "torchao-float8-tensor",
+        "torchao-float8-training-tensor",
+        "compressed-tensors-fp8",
+        "modelopt-fp8",
+        "vllm-fp8-tensor",
+        "float8e4m3fn_tensor",
+    ),
+    "mxfp8": (
+        "te-mxfp8",
+        "torchao-mxfp8-floor",
+        "torchao-mxfp8-even",
+        "torchao-mxfp8-rceil",
+        "compressed-tensors-mxfp8",
+        "mxfp8e4m3_up",
+    ),
+}
+
+
+def recipe_matrix(family: str) -> str:
+    """The share of codes that differ between any two recipes of a family."""
+    names = _FAMILIES[family]
+    x = gpucast.cast(np.random.default_rng(0).standard_normal((512, 2048)).astype(np.float32), "BFLOAT16")
+    codes = {name: recipes.ours(name, x)[0].view(np.uint8) for name in names}
+    lines = [[f"`{one}`", *(_share(codes[one], codes[other]) for other in names)] for one in names]
+    return markdown(["", *(f"`{name}`" for name in names)], lines)
+
+
+def _share(codes: Any, others: Any) -> str:
+    differ = int(np.count_nonzero(codes != others))
+    return f"{100 * differ / codes.size:.2g} %" if differ else "0"
+
+
+def recipe_counts() -> str:
+    """A row for every recipe, with the committed counts."""
+    found = json.loads(recipes.RESULT.read_text(encoding="utf-8"))
+    lines = []
+    for recipe in RECIPES.values():
+        row = found[recipe.name]
+        by = row.get("package") or row["model"]
+        compared = f"{by['elements']:,}"
+        differ = f"{by['codes']}, {by['scales']}"
+        lines.append(
+            [f"`{recipe.name}`", f"{recipe.library} {recipe.version}", recipe.held, compared, differ, row["date"]]
+        )
+    return markdown(["Recipe", "Library", "Held against", "Codes", "Codes, scales that differ", "Date"], lines)
+
+
 TABLES: dict[str, Callable[..., str]] = {
     "formats": formats,
+    "recipes": recipe_counts,
+    "recipe_matrix": recipe_matrix,
     "quantization_errors": errors,
     "loaders": partial(measured_with, loaders),
     "quantization_peers": partial(measured_with, quantization_peers),

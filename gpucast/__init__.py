@@ -124,7 +124,7 @@ _LATER = {
     "ufunc": "casting.ufunc",
 }
 
-# Hidden from type checkers, which would take any name for one of ours.
+# Hidden from type checkers: they would take any name for a public one.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:

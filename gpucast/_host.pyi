@@ -9,6 +9,8 @@ INTERFACE: int
 #: The level in use, and all that are built, the best first.
 LEVEL: str
 LEVELS: tuple[str, ...]
+#: The most threads that share a cast.
+THREADS: int
 #: Bytes of a `gpucast.host.loops.Work`.
 WORK_BYTES: int
 #: The floating-point modes that all arithmetic here has: to nearest, subnormal numbers kept, no traps.
@@ -32,7 +34,15 @@ def cast_each(
     empty_like: Callable[[Any], Any] | None,
     /,
 ) -> list[Any] | None: ...
-def cast_tensor(plan: Plan, view: int, stream: int, empty_like: Callable[[Any], Any], x: Any, out: Any, /) -> Any: ...
+def cast_tensor(
+    plan: Plan,
+    torch: tuple[int, int, tuple[Callable[[], Any], ...], dict[str, Any], Callable[[Any], None]],
+    empty_like: Callable[[Any], Any],
+    dtype: Any,
+    x: Any,
+    out: Any,
+    /,
+) -> Any: ...
 def kernel(
     launch: int,
     current: int,

@@ -8,8 +8,8 @@ struct FusedArrays {
     // Of each array, in place of `given.first`.
     i64 first[Capacity];
     FusedArguments given;
-    // How far `given.amax` moves from array to array: 0 where all share one, else 1.
-    u32 amax_step;
+    // How many bytes `given.scale_at` and `given.amax` move from array to array: 0 where all share one.
+    u32 scale_step, amax_step;
 };
 
 template <u32 Capacity>
@@ -26,7 +26,11 @@ struct BatchFused {
     static GPUCAST_INLINE void cast(const FusedArrays<Capacity>& fused, u32 i, u32 block, FourWords*) {
         FusedArguments given = fused.given;
         given.first = fused.first[i];
-        if constexpr (has_amax) given.amax += i * fused.amax_step;
+        if constexpr (scaling != Scaling::none) {
+            // Without an address the scale is a number.
+            given.scale_at = static_cast<const u8*>(given.scale_at) + u64(i) * fused.scale_step;
+        }
+        if constexpr (has_amax) given.amax += u64(i) * fused.amax_step / sizeof(float);
         Fused<Src, Dst, Float, Double, SrcBits, Rule, scaling, has_amax, has_finite> converter(given);
         const Arrays<Capacity>& arrays = fused.arrays;
         cast_contiguous<SrcBits, Dst::bits, Elements, Unroll, Threads>(

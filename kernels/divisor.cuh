@@ -11,8 +11,8 @@ struct Divisor {
     typedef typename V::Word Word;
     typedef typename F::element DType;
     enum : bool {
-        by_power = !V::wide && F::scale::is_e8m0 && !F::stochastic,
-        by_float = !V::wide && !F::scale::is_e8m0 && !F::stochastic
+        by_power = !V::wide && (F::scale::is_e8m0 || F::by_steps) && !F::stochastic,
+        by_float = !V::wide && !F::scale::is_e8m0 && !F::by_steps && !F::stochastic
     };
     Scale scale;
     float global, factor;
@@ -22,7 +22,12 @@ struct Divisor {
 
     GPUCAST_INLINE Divisor(const Scale& of, float global_scale)
         : scale(of), global(global_scale), factor(1), by(divisor(of.code, global_scale)), fast(!of.is_nan) {
-        if constexpr (by_power) factor = ptx::as_float(of.code >= 254 ? 1u << 22 : (254 - of.code) << 23);
+        if constexpr (F::by_steps) {
+            const float s = narrow_scale<F, Float>(of.code);
+            factor = F::step_factor(s, s, global_scale);
+            // A product or quotient that may be NaN is computed one by one.
+            fast &= by_power && factor != 0 && ptx::abs(factor) < ptx::as_float(u32(V::infinity));
+        } else if constexpr (by_power) factor = ptx::as_float(of.code >= 254 ? 1u << 22 : (254 - of.code) << 23);
         else if constexpr (by_float) fast = by.in_range();
         else fast = false;
     }
@@ -61,7 +66,7 @@ struct Divisor {
     // One code with DOUBLE as the compute type.
     GPUCAST_INLINE u32 in_double(Word bits) const {
         if (scale.is_nan) return 0;
-        const double x = V::number(bits), q = x / (scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global));
+        const double x = V::number(bits), q = quotient_in_double(x);
         if constexpr (DType::is_int) {
             return u32(clamped(to_integer(ptx::bits(as_float32<Double>(ptx::bits(q)))) + scale.zero_point)) & u32(DType::mask);
         } else {
@@ -73,12 +78,16 @@ struct Divisor {
 
     GPUCAST_INLINE u32 at_random(Word bits, u32 random) const {
         if (scale.is_nan) return 0;
-        const double x = V::number(bits), q = x / (scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global));
+        const double x = V::number(bits), q = quotient_in_double(x);
         const u64 same = cast_code<typename V::DType, Double>(u64(bits), ToWide());
         return convert_stochastic<Double, DType>(x != x ? same : ptx::bits(q), random, typename F::element_rule());
     }
 
 private:
+    GPUCAST_INLINE double quotient_in_double(double x) const {
+        if constexpr (F::by_steps) return ptx::cvt_f64(F::step(ptx::cvt_rn_f32(x), factor));
+        else return x / (scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global));
+    }
     static GPUCAST_INLINE Quotient divisor(u32 code, float global_scale) {
         if constexpr (!by_float) return Quotient(1);
         else if constexpr (F::global_scale) return Quotient(narrow_scale<F, Float>(code), global_scale);
@@ -90,7 +99,7 @@ private:
 
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void fast_tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
-        if constexpr (by_power && is_upper_half<Src>() && has_halves<Src, DType>() && !has_conversion<DType>()) {
+        if constexpr (by_power && !F::by_steps && is_upper_half<Src>() && has_halves<Src, DType>() && !has_conversion<DType>()) {
             // The products in BFLOAT16 are exact, or so small that they become zero.
             const u32 both = (ptx::bits(factor) >> 16) * 0x00010001;
 #pragma unroll
@@ -99,7 +108,7 @@ private:
                 const u32 high = ptx::fma_rn_bf16x2(in.word[i / 2 + 1], both, repeated<16>(0x8000));
                 put_lanes<DType::bits, 4>(out, i, halves_lanes<Finite<Src>, DType>(low, high, typename F::element_rule()));
             }
-        } else if constexpr (by_power && has_conversion<DType>() && Elements * u32(DType::bits) % 32 == 0) {
+        } else if constexpr (by_power && F::only_multiplies && has_conversion<DType>() && Elements * u32(DType::bits) % 32 == 0) {
             // The products are exact as above, and the instruction saturates.
             typedef ReciprocalCodes<DType> Codes;
             u32 overflow = 0;
@@ -182,7 +191,8 @@ private:
     // range, because `Quotient` takes no larger ones.
     GPUCAST_INLINE u32 quotient(u32 bits, float last) const {
         const float x = ptx::as_float(bits);
-        if constexpr (by_power) return ptx::bits(ptx::mul_rn(x, factor));
+        if constexpr (F::by_steps) return ptx::bits(F::step(x, factor));
+        else if constexpr (by_power) return ptx::bits(ptx::mul_rn(x, factor));
         else return by.rounded_to_odd<!F::global_scale>(ptx::min(ptx::abs(x), last));
     }
 

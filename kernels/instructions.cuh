@@ -59,6 +59,7 @@ GPUCAST_UNARY(rcp, "rcp.approx.ftz.f32", float, "f", float, "f")
 GPUCAST_BINARY(add_rn, "add.rn.f32", float, "f", float, "f")
 GPUCAST_BINARY(mul_rn, "mul.rn.f32", float, "f", float, "f")
 GPUCAST_BINARY(mul_rz, "mul.rz.f32", float, "f", float, "f")
+GPUCAST_BINARY(div_rn, "div.rn.f32", float, "f", float, "f")
 GPUCAST_TERNARY(fma_rn, "fma.rn.f32", float, "f")
 
 // 1 where the two differ, 0 where they are equal or one is NaN.

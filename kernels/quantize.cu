@@ -221,9 +221,23 @@ GPUCAST_INLINE void find_global_scale(u8* dst, const QuantizeArguments& given) {
     BlockStats<V, false, true> stats = {0, 0};
     GPUCAST_PARTS(stats, block, i64(1));
     if (block != 0 || threadIdx.x % 32 != 0) return;
+    if constexpr (F::by_steps) {
+        store_element<32>(dst, ptx::bits(F::step_u(ptx::as_float(u32(stats.high)))));
+        return;
+    }
     const u64 ratio = ptx::bits(V::number(stats.high) / F::global_divisor());
     const u32 code = u32(cast_code<Double, Float>(ratio, typename F::global_rule()));
     store_element<32>(dst, code < 1u << 23 ? 1u << 23 : code);
+}
+
+// The scales in place of the largest magnitudes that the other passes needed, or with `global` the global scale.
+template <typename F, bool global, u32 Threads>
+GPUCAST_INLINE void finish_scales(u8* dst, i64 n) {
+    const i64 i = i64(blockIdx.x) * Threads + threadIdx.x;
+    if (i >= n) return;
+    const float found = reinterpret_cast<const float*>(dst)[i];
+    if constexpr (global) store_element<32>(dst + 4 * i, ptx::bits(F::step_global(found)));
+    else if (found == found) store_element<32>(dst + 4 * i, ptx::bits(F::step_scale(found, 1)));
 }
 
 template <typename Index>
@@ -343,6 +357,28 @@ GPUCAST_INLINE void swizzle_scales(const u8* src, u8* dst, i64 n, const Blocks& 
     const i64 linear = row * blocks.grid_columns + column;
     if constexpr (!back) dst[i] = here ? src[linear] : 0;
     else if (here) dst[linear] = src[i];
+}
+
+// Scales of `Bytes` to tiles of TileRows x 4, or with 0 to the order "mn_major", or `back`; padding is zero.
+template <u32 TileRows, u32 Bytes, bool back, u32 Threads>
+GPUCAST_INLINE void move_scales(const u8* src, u8* dst, i64 n, const Blocks& blocks) {
+    const i64 i = i64(blockIdx.x) * Threads + threadIdx.x;
+    if (i >= n) return;
+    const u32 width = 4 / Bytes;
+    i64 row, column;
+    if constexpr (TileRows != 0) {
+        const i64 tile = i / (TileRows * width), across = (blocks.grid_columns + width - 1) / width;
+        row = tile / across * TileRows + i % (TileRows * width) / width;
+        column = tile % across * width + i % width;
+    } else {
+        const i64 height = (blocks.grid_rows + 3) / 4 * 4 * width;
+        row = i % height / width;
+        column = i / height * width + i % width;
+    }
+    const bool here = row < blocks.grid_rows && column < blocks.grid_columns;
+    const i64 linear = row * blocks.grid_columns + column;
+    if constexpr (!back) store_element<8 * Bytes>(dst + i * Bytes, here ? load_element<8 * Bytes, u32>(src + linear * Bytes) : 0);
+    else if (here) store_element<8 * Bytes>(dst + linear * Bytes, load_element<8 * Bytes, u32>(src + i * Bytes));
 }
 
 }  // namespace gpucast

@@ -29,7 +29,7 @@ LAYERS = (
     ("cli",),
 )
 #: Those of `checkpoints`, in the same way.
-CHECKPOINTS = ("streaming", "losses", "scales", "planning", "running", "reporting")
+CHECKPOINTS = ("streaming", "losses", "scales", "planning", "difference", "running", "reporting")
 #: For users alone: names that stay where modules have moved. Nothing inside imports them, nor the package itself.
 PUBLIC = {"gpucast", "gpucast.__main__", "gpucast.dtypes", "gpucast.device", "gpucast.quantization.reference"}
 
@@ -55,7 +55,13 @@ NARROW = {
         "core.strings",
         "reference.rounding",
     },
-    "reference.exact_quantize": {"core.arithmetic", "core.dtypes", "core.formats", "reference.exact_cast"},
+    "reference.exact_quantize": {
+        "core.arithmetic",
+        "core.dtypes",
+        "core.formats",
+        "core.steps",
+        "reference.exact_cast",
+    },
     "arrays.bitpacking": set(),
     "codegen.cast_kernel": {"core.dtypes", "core.rule"},
     "codegen.strides": {"codegen.cast_kernel"},

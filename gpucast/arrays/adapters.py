@@ -47,7 +47,7 @@ class Lent(NamedTuple):
 
 
 class ArrayAdapter(ABC):
-    """How arrays of one library, or of all that speak one protocol, come in and go back.
+    """Takes arrays of one library, or of one protocol, and gives results back in the same kind.
 
     Native arrays are those of NumPy and CuPy, and PackedArrays. Only `take` has no default. The other defaults suit a
     library without gradients and without a compiler, whose arrays are cast one by one. `caller` begins the message of
@@ -209,7 +209,7 @@ class BatchAdapter(ArrayAdapter):
 
     @abstractmethod
     def empty_like(self, x: Any, dst: DType, caller: str) -> tuple[Any, Any]:
-        """Memory for the cast of `x` to `dst`: what the caller gets, and the same as an array of ours."""
+        """Memory for the cast of `x` to `dst`: the array that the caller gets, and a NumPy or CuPy array over it."""
 
     def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
         """Make the library differentiate through the results of casts. Default: return them as they are."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One array of a call of `gpucast.cast_many`, and the check that those written share no memory."""
+"""One array of a call of `gpucast.cast_many`, and the check that written arrays share no memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of 2, 4 and 6 bits packed into bytes, and back, as `gpucast.arrays.packed` says that they lie.
+"""Packs codes of 2, 4 and 6 bits into bytes, and unpacks them, in the layout of `gpucast.arrays.packed`.
 
 The same lines serve NumPy and CuPy.
 """
@@ -80,7 +80,7 @@ def unpack_codes(data: Any, bits: int, size: int) -> Any:
 
 
 def _unpacked(xp: Any, data: Any, bits: int) -> Any:
-    """The codes of groups, of which the last one may be cut short."""
+    """The codes of groups; the last group may be cut short."""
     count, width = group_of(bits)
     if width == 1:
         words = data.astype(f"<u{count}")

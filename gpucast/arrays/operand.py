@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One checked array: the facts that host and device casts need, found out once; and the checks of an `out` array: the
-result's kind, dtype and shape, and no memory shared with the source."""
+"""One checked array, with the facts that host and device casts need. Checks of an `out` array: the kind, dtype and
+shape of the result, and no memory shared with the source."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Operand:
     array: Any
     #: The array that holds the bytes: `array` itself, without its subclass, or the flat bytes of a PackedArray.
     data: Any
-    #: Byte order is that of ``data.dtype``.
+    #: ``data.dtype`` has the byte order.
     dtype: DType
     shape: tuple[int, ...]
     size: int
@@ -49,7 +49,7 @@ class Operand:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element; 1 for a PackedArray, of which only the ratios of strides matter."""
+        """Bytes of an element; 1 for a PackedArray, where only ratios of strides matter."""
         return 1 if self.packed else int(self.data.itemsize)
 
     @property
@@ -125,7 +125,7 @@ def disjoint(x: Any, out: Any) -> bool:
 def shares_within(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Whether elements of one array may share memory.
 
-    False where each stride, from the shortest to the longest, steps over all that the shorter ones reach; else True."""
+    False if each stride, from the shortest to the longest, steps over everything that shorter ones reach."""
     reached, empty = itemsize, 0 in shape
     for stride, length in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n != 1):
         if stride < reached and not empty:

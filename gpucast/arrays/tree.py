@@ -24,7 +24,7 @@ _CONTAINERS = (dict, list, tuple, type(None))
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A container: what it is, and what lies in it."""
+    """A container: its kind and its contents."""
 
     #: dict, OrderedDict, list, tuple, NoneType, or a class of named tuples.
     kind: type
@@ -33,7 +33,7 @@ class Node:
     children: tuple[Structure, ...]
 
 
-#: A tree without its leaves, each of which is None.
+#: A tree whose leaves are None.
 Structure = Node | None
 
 
@@ -175,7 +175,7 @@ def _described(tree: Any) -> str:
 
 
 _DTYPE_OF = attrgetter("dtype")
-#: What is no array, and holds none.
+#: Types that are no arrays and hold none.
 _SCALARS = (bool, int, float, complex, str, bytes, np.generic)
 
 

@@ -13,6 +13,7 @@ from gpucast.arrays.batch_item import BatchItem, Names, Place, check_disjoint
 from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.fused_options import resolve_amax, resolve_finite, resolve_scale, rule_of
+from gpucast.core.checks import as_double
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs, resolve_random
 from gpucast.core.rule import STOCHASTIC, CastRule, Options
@@ -36,7 +37,6 @@ def checked(
     if any(item.source.device is not None for item in items):
         devices.require(options.caller)
     fused = _fused(items, options, finite)
-    amax = None if fused.amax is None else fused.amax.reshape(-1)
     if not items:
         # The attributes are checked all the same, for the source that takes any of them.
         rule_of(dtype("FLOAT"), dst, options)
@@ -55,7 +55,7 @@ def checked(
         item.rule = rule
         if item.result is not None:
             item.target = _target(item)
-        own = fused if amax is None else fused._replace(amax=amax[i : i + 1] if amax.size > 1 else amax)
+        own = _own(fused, i)
         if random is not None and rule.rounding == STOCHASTIC:
             item.fused = own._replace(random=random._replace(offset=random.offset + start))
         elif fused is not _NOTHING:
@@ -67,7 +67,7 @@ def checked(
 
 
 def _items(given: Sequence[Any], outs: Sequence[Any] | None, whos: Sequence[str]) -> list[BatchItem]:
-    """The items of a call, of which only the arrays are checked yet."""
+    """The items of a call; only their arrays are checked yet."""
     items = []
     known: dict[Any, DType] = {}
     for x, out, caller in zip(given, outs or [None] * len(given), whos, strict=True):
@@ -88,7 +88,7 @@ def _fused(items: Sequence[BatchItem], options: Options, finite: Any) -> FusedIn
     # Without items there is no device to be on: each is checked for its own.
     for place in places or {_device(options.scale, options.caller)}:
         if options.scale is not None:
-            fused = fused._replace(scale=resolve_scale(options.scale, place, options.caller))
+            fused = fused._replace(scale=resolve_scale(options.scale, place, options.caller, len(items)))
     for place in places or {_device(options.amax, options.caller)}:
         if options.amax is not None:
             fused = fused._replace(amax=resolve_amax(options.amax, place, options.caller, len(items)))
@@ -96,6 +96,18 @@ def _fused(items: Sequence[BatchItem], options: Options, finite: Any) -> FusedIn
         if finite is not None:
             fused = fused._replace(finite=resolve_finite(finite, place, options.caller))
     return fused
+
+
+def _own(fused: FusedInputs, i: int) -> FusedInputs:
+    """The inputs of item i: its elements of the arrays that have one for each item."""
+    scale, amax = fused.scale, fused.amax
+    if scale is not None and not isinstance(scale, float) and scale.size > 1:
+        scale = scale.reshape(-1)[i : i + 1]
+        if isinstance(scale, np.ndarray):
+            scale = as_double(scale[0])
+    if amax is not None and amax.size > 1:
+        amax = amax.reshape(-1)[i : i + 1]
+    return fused if scale is fused.scale and amax is fused.amax else fused._replace(scale=scale, amax=amax)
 
 
 def _device(x: Any, caller: str) -> int | None:

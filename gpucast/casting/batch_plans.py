@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of `gpucast.cast_many` on devices: a call like an earlier one needs little more than addresses.
+"""Plans of `gpucast.cast_many` on devices: a repeated call needs little more than addresses.
 
 A plan serves contiguous arrays of one class on one device, and outs of one class. Each class has a planner that
 describes its arrays. A plan fits a call if their descriptions are equal.
@@ -136,12 +136,17 @@ def run(
 def _key(
     given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any
 ) -> tuple[Any, ...]:
-    """The part of a call that is known before its arrays are looked at: a key of `_PLANS`."""
+    """The part of a call that does not depend on its arrays: a key of `_PLANS`."""
     return (
         len(given), type(given[0]), None if outs is None else type(outs[0]), dst, type(options.saturate),
         options.saturate, options.round_mode, type(options.opset), options.opset, options.rounding, options.overflow,
-        finite is None, None if options.amax is None else math.prod(np.shape(options.amax)),
+        finite is None, _size(options.scale), _size(options.amax),
     )  # fmt: skip
+
+
+def _size(x: Any) -> int:
+    """Elements of a scale or an `amax`; 0 for none."""
+    return 0 if x is None else math.prod(np.shape(x))
 
 
 def _found(
@@ -156,7 +161,7 @@ def _found(
         return None
     device = alike[0].device
     fused = FusedInputs(
-        scale=None if options.scale is None else resolve_scale(options.scale, device, options.caller),
+        scale=None if options.scale is None else resolve_scale(options.scale, device, options.caller, len(given)),
         amax=None if options.amax is None else resolve_amax(options.amax, device, options.caller, len(given)),
         finite=None if finite is None else resolve_finite(finite, device, options.caller),
         random=resolve_random(options.rounding, options.seed, options.offset, options.caller),
@@ -174,7 +179,7 @@ def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> Table:
 
 
 def _is_disjoint(src: Table, to: Table | None, plan: BatchPlan, fused: FusedInputs) -> bool:
-    """Whether bounds alone tell that what is written is disjoint from all else; `to`: None for memory to be made."""
+    """Whether bounds alone show that targets overlap nothing else; `to`: None for memory to be made."""
     src_end = src + plan.src_bytes
     scale = None if isinstance(fused.scale, float) else fused.scale
     small = [x for x in (fused.finite, fused.amax, scale) if x is not None]
@@ -208,8 +213,8 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
         or len(used) < 2
         or any(item.source.device != device or item.adapter is not first.adapter for item in items)
         or (outs is None and first.adapter is not None and dst.packed)
-        # The elements of `amax` that belong to arrays without elements are left out.
-        or (options.amax is not None and len(used) < len(items))
+        # The scales and `amax` of arrays without elements are left out.
+        or (len(used) < len(items) and max(_size(options.scale), _size(options.amax)) > 1)
     ):
         return
     live = [(items[i], target) for i in used if (target := items[i].target) is not None]

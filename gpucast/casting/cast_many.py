@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public cast of many arrays: all are checked first, then those of each device are cast in one launch."""
+"""The public cast of many arrays: checks all arrays first, then casts the arrays of each device in one launch."""
 
 from __future__ import annotations
 
@@ -55,11 +55,12 @@ def cast_many(
         For ``rounding="stochastic"``, as for `gpucast.cast`. The random bits continue from array to array in the tree's
         order (dicts in the order of insertion). The next call continues at `offset` plus the number of all elements.
     scale
-        Multiply every value by this, as in `gpucast.cast`. An array of one element is on the host or on the device of
-        all arrays.
+        Multiply every value by this, as in `gpucast.cast`: a number, or an array of one element on the host or on the
+        device of all arrays. A vector on that device has one scale for each array that is cast, in the tree's order.
+        Tensors that require a gradient take no vector.
     amax
-        As in `gpucast.cast`: an array of one FLOAT, for the largest magnitude of all arrays, or of as many in a row as
-        there are arrays to cast, one for each in the tree's order. It is on the host, or on the device of all arrays.
+        As in `gpucast.cast`: an array of one FLOAT takes the largest magnitude of all arrays. A vector takes one for
+        each array that is cast, in the tree's order. It is on the host, or on the device of all arrays.
     finite
         An array of one BOOL or UINT8 element on the arrays' device. It becomes 0 if a source has an infinity or NaN,
         and does not change otherwise. The call does not wait for it.
@@ -90,7 +91,7 @@ def cast_many(
     )  # fmt: skip
     if not isinstance(floating_only, (bool, np.bool_)):
         raise TypeError(f"cast_many: floating_only={floating_only!r} must be True or False")
-    return untraced(_cast_tree, arrays, to, options, finite, out, floating_only)
+    return untraced(_cast_list_or_tree, arrays, to, options, finite, out, floating_only)
 
 
 def cast_arrays(
@@ -99,6 +100,16 @@ def cast_arrays(
     """`cast_many` of a list, under another name in errors; `names` are the names of its arrays."""
     dst = dtype(to, caller=f"{caller}: to=")
     return untraced(_cast_arrays, arrays, out, names, dst, Options(scale=scale, caller=caller), finite)
+
+
+def _cast_list_or_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, floating_only: bool) -> Any:
+    # The module looks at all of a list, which takes as long again as to cast small arrays.
+    is_list = type(arrays) is list and (out is None or type(out) is list)
+    if is_list and arrays and type(arrays[0]) is np.ndarray and options.scale is None and not floating_only:
+        results = host_lists.run(arrays, out, dtype(to, caller=f"{options.caller}: to="), options, finite)
+        if results is not None:
+            return results
+    return _cast_tree(arrays, to, options, finite, out, floating_only)
 
 
 @exact()

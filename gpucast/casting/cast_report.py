@@ -110,7 +110,7 @@ def _report(x: Array, rule: CastRule) -> CastReport:
 
 
 def _double(x: Array, row: DType) -> Array:
-    """The values as float64: exact but for 64-bit integers, which are rounded."""
+    """The values as float64: exact, except that 64-bit integers are rounded."""
     if row.bits >= 16:
         return x.astype(np.float64, copy=False)
     values = np.empty(x.shape, np.float64)

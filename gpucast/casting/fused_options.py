@@ -48,10 +48,11 @@ def resolve_fused(options: Options, rule: CastRule, device: int | None) -> Fused
     return FusedInputs(scale, amax, random=random)
 
 
-def resolve_scale(scale: Any, device: int | None, caller: str) -> Any:
-    """The keyword `scale` of a cast of arrays on a device (None: the host), as `FusedInputs` has it.
+def resolve_scale(scale: Any, device: int | None, caller: str, count: int = 1) -> Any:
+    """The keyword `scale` of a cast of arrays on a device (None: the host), as `FusedInputs` has it; of `count` arrays
+    one for all, or an array of as many in a row.
 
-    TypeError for what is neither a number nor an array of FLOAT or DOUBLE; ValueError for a number that is negative or
+    TypeError unless it is a number or an array of FLOAT or DOUBLE; ValueError for a number that is negative or
     not finite, for another size than 1, and for an array on another device. Values of arrays are not looked at: one on
     the host is read, but not checked.
     """
@@ -65,9 +66,10 @@ def resolve_scale(scale: Any, device: int | None, caller: str) -> Any:
         if not allowed:
             raise ValueError(f"{caller}: scale={scale!r} must be finite, as a DOUBLE, and not negative")
         return number
-    array = _array("scale", scale, (_FLOAT, _DOUBLE), caller, writing=False)
+    array = _array("scale", scale, (_FLOAT, _DOUBLE), caller, writing=False, count=count)
     if device_index(array) is None:
-        return as_double(array.reshape(())[()])
+        if array.size == 1:
+            return as_double(array.reshape(())[()])
     _check_place("scale", array, device, caller)
     return array
 
@@ -80,8 +82,6 @@ def resolve_amax(amax: Any, device: int | None, caller: str, count: int = 1) -> 
         if amax.size == 1 and amax.flags.writeable:
             return amax
     array = _array("amax", amax, (_FLOAT,), caller, writing=True, count=count)
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{caller}: amax is not contiguous; expected its elements in a row")
     _check_place("amax", array, device, caller)
     if device is None and not (array.flags.writeable and array.dtype.isnative):
         raise ValueError(f"{caller}: amax is read-only or of foreign byte order; expected an array that can be written")
@@ -98,7 +98,7 @@ def resolve_finite(finite: Any, device: int | None, caller: str) -> Any:
 
 
 def check_disjoint(fused: FusedInputs, source: Operand, target: Operand | None, caller: str) -> None:
-    """ValueError where what is written (amax, and the target, if there is one) shares memory with what is read."""
+    """ValueError if amax or the target shares memory with an array that is read."""
     scale, amax = None if isinstance(fused.scale, float) else fused.scale, fused.amax
     if scale is None and amax is None:
         return
@@ -130,6 +130,8 @@ def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writ
     if array.size not in (1, count):
         many = "" if count == 1 else f", or {count}: one for each array"
         raise ValueError(f"{caller}: {name} has shape {array.shape}; expected one element{many}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{caller}: {name} is not contiguous; expected its elements in a row")
     return array
 
 

@@ -6,6 +6,7 @@ A kind of call (destination, keywords) has a plan for each dtype of its sources;
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -56,7 +57,7 @@ def run(given: list[Any], outs: list[Any] | None, dst: DType, options: Options, 
 
 
 def keep(items: Sequence[BatchItem], dst: DType, options: Options, finite: Any) -> None:
-    """Make plans for the arrays of a call that went well."""
+    """Make plans for the arrays of a successful call."""
     if (
         options.amax is not None
         or dst.family == "string"
@@ -83,14 +84,16 @@ def keep(items: Sequence[BatchItem], dst: DType, options: Options, finite: Any) 
 
 def _is_plain(item: BatchItem) -> bool:
     source = item.source
-    # Objects may be numbers, of which another array was made.
+    # Objects may be numbers, which were copied into another array.
     if source.device is not None or source.packed or not (item.adapter or item.given is source.array):
         return False
     return item.rule.src.family != "string" and bool(source.data.dtype.isnative) and loops.has(item.rule)
 
 
 def _fused(options: Options, finite: Any) -> FusedInputs | None:
-    """What is fused with a call; None for one that no plan is for."""
+    """The operations fused with a call; None if no plan serves it."""
+    if options.scale is not None and math.prod(np.shape(options.scale)) != 1:
+        return None
     if options.seed is not None or type(options.offset) is not int or options.offset:
         return None
     return FusedInputs(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The counts of what is lost: from values before and after, whoever changed them and however, and from codes."""
+"""Counts the losses of a cast: from values before and after, or from codes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of plans: what casts have worked out, for the next call that looks the same.
+"""The cache of plans: a cast keeps its decisions for the next call of the same kind.
 
 A plan is found by the class of x, its dtype, `to` and the keywords; it then looks at the array itself. The cache is in
 the extension module, which runs the plans of NumPy's arrays; without it there are none.
@@ -46,7 +46,7 @@ def keep(
     run: Callable[..., Any] | None = None,
     kernels: dict[int, Any] | None = None,
 ) -> None:
-    """Keep the plan of a call, if what it names can never come to mean something else.
+    """Keep the plan of a call, if the names in the call can never change their meaning.
 
     ``run(x, out)`` gives the result, or None, nothing done, where only the checked path can tell what is right. It
     raises what an allocation or a launch raises, no more. That of a fused cast is

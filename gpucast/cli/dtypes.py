@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast dtypes`: print the dtype table."""
+"""`gpucast dtypes` and `gpucast recipes`: print the tables of types and of other libraries' formats."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpucast.core.dtypes import DTYPES, DType, finfo
+from gpucast.quantization import RECIPES, Recipe
 
 _HEADINGS = {
     "name": "ONNX",
@@ -26,6 +27,8 @@ _HEADINGS = {
     "safetensors": "safetensors",
 }
 
+_OF_RECIPES = ("recipe", "library", "version", "held", "element", "scale", "block", "scales", "codes")
+
 
 def add(commands: Any) -> None:
     description = (
@@ -36,6 +39,7 @@ def add(commands: Any) -> None:
     form.add_argument("--json", action="store_true", help="print a JSON list")
     form.add_argument("--markdown", action="store_true", help="print a Markdown table")
     parser.set_defaults(run=run)
+    _add_recipes(commands)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,8 +96,12 @@ def range_text(row: Mapping[str, Any]) -> str:
 
 def plain(cells: list[list[str]]) -> str:
     """The table as aligned text."""
-    lines = [list(_HEADINGS.values()), *cells]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADINGS))]
+    return columns([list(_HEADINGS.values()), *cells])
+
+
+def columns(lines: list[list[str]]) -> str:
+    """Lines of cells as aligned text."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
@@ -103,3 +111,42 @@ def markdown(cells: list[list[str]]) -> str:
     """The table as Markdown."""
     lines = [list(_HEADINGS.values()), ["---"] * len(_HEADINGS), *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _add_recipes(commands: Any) -> None:
+    parser = commands.add_parser(
+        "recipes",
+        help="print the formats of other libraries",
+        description="Print the recipes of gpucast.quantize: formats with the codes and scales of another library. "
+        "In the formulas a is the largest magnitude of a block, A that of the array, s the scale and x an element. "
+        "Each operation rounds to FLOAT. T(...) rounds to the type of the array.",
+    )
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
+    parser.set_defaults(run=run_recipes)
+
+
+def run_recipes(args: argparse.Namespace) -> int:
+    rows = [describe_recipe(recipe) for recipe in RECIPES.values()]
+    if args.json:
+        print(json.dumps(rows, indent=1))
+    else:
+        print(columns([list(_OF_RECIPES), *([row[key] for key in _OF_RECIPES] for row in rows)]))
+    return 0
+
+
+def describe_recipe(recipe: Recipe) -> dict[str, Any]:
+    """One row of the table."""
+    format, steps = recipe.format, recipe.format.steps
+    return {
+        "recipe": recipe.name,
+        "library": recipe.library,
+        "version": recipe.version,
+        "held": recipe.held,
+        "element": format.element.name,
+        "scale": format.scale.name,
+        "block": format.block_text,
+        "scales": format.rule if steps is None else steps.scale,
+        "codes": "exact" if steps is None else steps.code,
+        "global_scale": None if steps is None or not steps.u else steps.global_scale.replace("u", f"({steps.u})"),
+        "sources": list(recipe.sources),
+    }

@@ -48,6 +48,7 @@ _ARRAYS: tuple[Field, ...] = (
 _FUSED: tuple[Field, ...] = (
     ("first", np.int64, True),
     ("given", f"V{len(FusedArguments().to_bytes())}", False),
+    ("scale_step", np.uint32, False),
     ("amax_step", np.uint32, False),
 )
 

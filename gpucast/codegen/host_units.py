@@ -38,7 +38,7 @@ _NUMERIC = tuple(kind for kind in DTYPES if kind.family != "string")
 _COUNTED = tuple(map(dtype, ("FLOAT", "BFLOAT16", "FLOAT16")))
 #: That the loops name.
 _FLOAT, _DOUBLE = _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
-#: The sources of which loops round in a direction: all numbers of the other types are DOUBLEs.
+#: The sources that have loops for directed rounding. Numbers of other types go through DOUBLE, which holds them all.
 DIRECTED_SOURCES = (_DOUBLE, dtype("INT64"), dtype("UINT64"))
 
 
@@ -134,7 +134,8 @@ def quantization_unit(src: DType) -> HostUnit:
             arguments = f"gpucast::{src.name}, gpucast::{rule.dst.name}, {_rule(rule)}"
             runs[f"{division}_{src.name}_{rule.dst.name}"] = f"{division}<{arguments}>"
     lines = [f"GPUCAST_RUN({name}, {work})\n" for name, work in runs.items()]
-    others = [f"{function}_{src.name}" for function in ("find_extremes", "divide")]
+    functions = ("find_extremes", "divide") if src is _DOUBLE else ("find_extremes", "divide", "step")
+    others = [f"{function}_{src.name}" for function in functions]
     lines += [f"GPUCAST_RUN_OF({name}, {name.removesuffix(f'_{src.name}')}, {src.name})\n" for name in others]
     if src is _FLOAT:
         lines.append("GPUCAST_RUN(Equal_UINT8, Equal)\n")

@@ -47,7 +47,7 @@ class Cubin:
 
 
 class Compiler:
-    """One copy of NVRTC with the cache of what it compiled. Several threads may use it at a time."""
+    """One copy of NVRTC with the cache of its results. Several threads may use it at a time."""
 
     def __init__(self, found: NvrtcCopy, cache: Cache) -> None:
         self.cache = cache

@@ -27,7 +27,7 @@ _QUOTED, _LOG_LINES = 3, 40
 
 
 class CompileError(RuntimeError):
-    """NVRTC refused a text or an option. `log` is all that it said, `code` its nvrtcResult."""
+    """NVRTC refused a text or an option. `log` is its whole log, `code` its nvrtcResult."""
 
     def __init__(self, message: str, code: int, log: str) -> None:
         super().__init__(message)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The expressions of `gpucast.ufunc`: Python's grammar, of which a few operations are taken.
+"""The expressions of `gpucast.ufunc`: a few operations of Python's grammar.
 
 Each is one that IEEE 754 rounds correctly, so that NumPy and a GPU compute the same bits. A tree is read once; NumPy
 evaluates it on the host, and a kernel's text is written of it. So both mean the same.
@@ -75,7 +75,7 @@ class Expression:
 
 
 def parse(text: Any, caller: str) -> Expression:
-    """Read an expression. TypeError for what is no text, ValueError, which says what is taken, for all else."""
+    """Read an expression. TypeError unless it is text; ValueError for an operation that is not taken."""
     if not isinstance(text, str):
         raise TypeError(f"{caller}: expression={text!r} must be a str")
     try:

@@ -15,17 +15,23 @@ from typing import Any, Literal
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.steps import Steps
 
-__all__ = ["FORMATS", "SOURCES", "Format", "Parts", "ScaleRule", "find"]
+__all__ = ["FORMATS", "ROW", "SOURCES", "Format", "Parts", "ScaleOrder", "ScaleRule", "find"]
 
 #: How the scale of a block comes from its largest magnitude: "amax" (divided by the largest element), "full_range" (by
 #: half of what lies between the lowest and the largest integer), "no_clipping" (as "amax", but the lowest integer is
 #: used for negative numbers), "floor" (the power of two of OCP MX), "up" (the next power of two above amax / the
 #: largest element), "even" (as "floor", after amax is rounded to the bits of an element).
 ScaleRule = Literal["amax", "full_range", "no_clipping", "floor", "up", "even"]
+#: The length of a block that is a whole row, however long.
+ROW = (1 << 31) - 1
 #: Which elements share a scale: all ("tensor"), those of one index of the axis ("axis"), or blocks of these lengths,
 #: the last one along the axis.
 Block = Literal["tensor", "axis"] | tuple[int, ...]
+
+#: The orders of scales besides "linear": `gpucast.quantization.swizzle`.
+ScaleOrder = Literal["128x4", "8x4", "mn_major"]
 
 _FLOAT, _BFLOAT16, _E8M0, _E4M3 = map(dtype, ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "FLOAT8E4M3FN"))
 #: The types of the arrays that can be quantized.
@@ -58,6 +64,8 @@ class Format:
     zero_points: bool = False
     #: True: one FLOAT number multiplies all scales (the second level of NVFP4).
     global_scale: bool = False
+    #: The FLOAT arithmetic of another library in place of exact quotients.
+    steps: Steps | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
@@ -93,6 +101,15 @@ class Format:
             raise ValueError(f"{self._caller}rule={self.rule!r} is for integers without zero points")
         if self.global_scale and scale is not _E4M3:
             raise ValueError(f"{self._caller}a global scale goes with scales of {_E4M3}, not of {scale}")
+        if self.steps is not None:
+            if not isinstance(self.steps, Steps):
+                raise TypeError(f"{self._caller}steps={self.steps!r} must be gpucast.quantization.Steps")
+            if self.zero_points or self.rule == "no_clipping":
+                raise ValueError(f"{self._caller}steps are for scales of the largest magnitude, without zero points")
+            if self.global_scale != bool(self.steps.u):
+                raise ValueError(f"{self._caller}steps have a formula u where, and only where, there is a global scale")
+            if self.steps.code_needs_amax and (scale is not _FLOAT or self.global_scale):
+                raise ValueError(f"{self._caller}a code of a goes with FLOAT scales, and without a global scale")
 
     @property
     def _caller(self) -> str:
@@ -138,7 +155,10 @@ class Format:
     @exact()
     def smallest_scale(self) -> float:
         """The lower bound of scales: FLOAT's smallest normal number, so that its reciprocal is finite and processors
-        that flush subnormals can read it; for a narrow type its smallest positive number."""
+        that flush subnormals can read it; for a narrow type its smallest positive number. 0 with steps, whose formulas
+        have a bound of their own."""
+        if self.steps is not None and self.scale is not _E8M0:
+            return 0.0
         if self.has_float_scales:
             return math.ldexp(1.0, 1 - self.scale.bias)
         return float(self.scale.value(0 if self.scale is _E8M0 else 1))
@@ -146,7 +166,7 @@ class Format:
     @property
     def nan_in_scale(self) -> bool:
         """True: a block with NaN or infinity has the scale NaN. False: NaN stays in its element, infinities clamp."""
-        return not (self.has_float_scales and self.element.has_nan)
+        return self.steps is not None or not (self.has_float_scales and self.element.has_nan)
 
     @property
     def has_float_scales(self) -> bool:
@@ -170,8 +190,10 @@ class Format:
 
     @property
     def block_text(self) -> str:
-        """ "tensor", "axis", "32" or "128x128"."""
-        return self.block if isinstance(self.block, str) else "x".join(map(str, self.block))
+        """ "tensor", "axis", "row", "32" or "128x128"."""
+        if isinstance(self.block, str):
+            return self.block
+        return "row" if self.block == (ROW,) else "x".join(map(str, self.block))
 
     @property
     def min_ndim(self) -> int:
@@ -269,6 +291,11 @@ FORMATS: dict[str, Format] = _table("""
     int2_zp       INT2          FLOAT         tensor,axis,32,64,128      amax   zp  -
     uint2_zp      UINT2         FLOAT         tensor,axis,32,64,128      amax   zp  -
 """)
+
+
+def named(name: str, format: Format) -> Format:
+    """The same format by another name."""
+    return replace(format, name=name)
 
 
 def find(asked: Any, caller: str) -> Format:

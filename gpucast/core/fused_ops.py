@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checked inputs of a fused cast, which does more than a cast in one pass over memory; the random bits of a
-stochastic one, chosen by its `seed` and `offset`.
+"""The checked inputs of a fused cast, which does more than a cast in one pass over memory. The random bits of a
+stochastic cast, chosen by `seed` and `offset`.
 
 Element i, in row-major order, takes word (offset + i) % 4 of block (offset + i) // 4 of Philox4x32-10 (Salmon et al.,
 "Parallel random numbers: as easy as 1, 2, 3", SC 2011) with the key `seed`. So equal seeds give equal bits everywhere,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What packages are made of: modules that are imported when they are first used, and members with public paths."""
+"""The parts of packages: modules that are imported when they are first used, and members with public paths."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies at a path, and files that appear there whole or not at all: written beside, renamed last.
+"""Looks at paths, and makes files that appear whole or not at all: written beside the path, renamed last.
 
 "Not there" is what the system says, never what could not be found out: a disk or server that fails (EIO, ESTALE) and a
 folder that may not be looked into (EACCES) are errors.
@@ -27,7 +27,7 @@ def status_of(path: str) -> os.stat_result | None:
 
 
 def resolved(path: str) -> str:
-    """The absolute path behind all links, of which the last part need not exist. OSError where it cannot be told."""
+    """The absolute path behind all links; its last part need not exist. OSError if it cannot be found."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return os.path.realpath(path, strict=True)
     folder, name = os.path.split(path.rstrip(os.sep + (os.altsep or "")))
@@ -39,13 +39,13 @@ def resolved(path: str) -> str:
         found = status_of(last)
         if found is None or not stat.S_ISLNK(found.st_mode):
             return last
-        # A link to what is not there yet. (One that leads to itself is an error above.)
+        # A link to a file that is not there yet. (One that leads to itself is an error above.)
         return resolved(os.path.join(folder, os.readlink(last)))
     return os.path.realpath(path)
 
 
 def close_quietly(handle: int) -> None:
-    """For finalizers: close a descriptor through which nothing was written, of which an error says nothing."""
+    """For finalizers: close a descriptor that nothing was written to, and ignore errors."""
     with contextlib.suppress(OSError):
         os.close(handle)
 

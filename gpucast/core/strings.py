@@ -209,7 +209,7 @@ def _shortest(significand: int, scale: int, row: DType) -> tuple[str, int]:
     shift = scale - quarter - 2
     spacings = significand << shift if shift >= 0 else significand >> -shift
     center, high = 4 * spacings, 4 * spacings + 2
-    # Below a power of two the values lie twice as close, but for the smallest normal one.
+    # Below a power of two the values lie twice as close, except below the smallest normal one.
     at_power = spacings == 1 << row.mantissa_bits and exponent - 1 > 1 - row.bias
     low = center - (1 if at_power else 2)
     # Ties read back to even: the ends belong to the interval of an even value.

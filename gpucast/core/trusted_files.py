@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that nobody but this user and root can write: the one check before what lies in them is believed.
+"""The one check of a folder before its files are trusted: only this user and root may write to it.
 
 The rule, which SECURITY.md tells users: a folder that is not ours or root's, or that others can write, is refused;
 inside one that passed, ordinary calls serve, for nobody else can exchange what is there. Its parents are not judged:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that appear whole or not at all; and the opening of regular files, whose names may come from another file: then
-they may only lead into the same folder."""
+"""Files that appear whole or not at all. Opens regular files; a name that comes from another file may only lead into
+the folder of that file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def check_target(path: str) -> None:
     target = resolved(path)
     found = status_of(target)
     if found is None:
-        # A link to what is not there yet.
+        # A link to a file that is not there yet.
         return
     if not stat.S_ISREG(found.st_mode):
         raise FileError(f"{path}: is no regular file, and only such can be written")
@@ -130,9 +130,9 @@ def within(folder: str, path: str) -> bool:
 
 
 def open_regular(path: str) -> BinaryIO:
-    """A file, open for reading. What is checked is what is open: a pipe would wait for its other end.
+    """Open a regular file for reading. The open file is checked, so no pipe waits for its other end.
 
-    FileError for what is no regular file, OSError.
+    FileError if it is no regular file, OSError.
     """
     # Some of it cannot be opened at all.
     if os.path.exists(path) and not os.path.isfile(path):

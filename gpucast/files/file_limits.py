@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a file may cost at most: each limit with its reason, and the reading of JSON within them.
+"""Limits on the cost of a file, each with its reason, and the reading of JSON within them.
 
 A small file can claim much: a text of 3 bytes becomes an object of 64, a compressed byte a thousand. What is over a
 limit is refused before it is read. With all of them the list of a file's tensors costs at most about 1.5 GB, however it
@@ -25,7 +25,7 @@ NPY_HEADER = 10_000
 VALUES = 1 << 22
 #: Bytes of a tensor's name: with ".npy" it has to fit into the 16 bits that a ZIP archive has for its length.
 NAME = 65_535 - len(".npy")
-#: Characters of a type that is not known, of which errors and reports tell.
+#: Characters of an unknown type in errors and reports.
 KIND = 100
 #: Lengths in a shape: what NumPy takes.
 NDIM = 64

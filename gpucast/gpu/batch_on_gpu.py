@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checked casts of a batch of arrays on one device: one launch for all that are contiguous."""
+"""Checked casts of a batch of arrays on one device: contiguous arrays share one launch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def launches(items: Sequence[BatchItem], device: int) -> list[Callable[[], None]
                 flat.append(item)
             else:
                 found.append(_alone(item))
-    if len(flat) == 1 or _amax_step(flat) is None:
+    if len(flat) == 1 or _steps(flat) is None:
         found += map(_alone, flat)
     elif flat:
         src = np.array([item.source.address for item in flat], np.uint64)
@@ -60,8 +60,8 @@ def is_flat(item: BatchItem) -> bool:
 
 
 def fused_of(items: Sequence[BatchItem]) -> FusedInputs:
-    """What is fused with the casts of all items: the offset of random words is that of the call, and `amax` that of
-    the first item."""
+    """What is fused with the casts of all items: the offset of random words is that of the call, and scale and `amax`
+    those of the first item."""
     found = next((item.fused for item in items if item.fused is not None), FusedInputs())
     for item in items:
         if item.fused is not None and item.fused.random is not None:
@@ -70,23 +70,29 @@ def fused_of(items: Sequence[BatchItem]) -> FusedInputs:
     return found
 
 
-def _amax_step(items: Sequence[BatchItem]) -> int | None:
-    """How many FLOATs lie between the `amax` of an item and of the next: 0 or 1; None for other distances."""
-    arrays = [item.fused.amax for item in items if item.fused is not None and item.fused.amax is not None]
-    steps = np.diff([array.data.ptr for array in arrays]) // 4
-    if len(arrays) < 2 or not steps.any():
-        return 0
-    return 1 if (steps == 1).all() else None
+def _steps(items: Sequence[BatchItem]) -> tuple[int, int] | None:
+    """How many bytes lie between the scales, and between the `amax`, of an item and of the next: 0 where all have the
+    same. None where the distances differ."""
+    fused = [item.fused for item in items if item.fused is not None]
+    scales = [each.scale for each in fused if each.scale is not None and not isinstance(each.scale, float)]
+    found = []
+    for arrays in (scales, [each.amax for each in fused if each.amax is not None]):
+        steps = np.diff([array.data.ptr for array in arrays])
+        if steps.any() and not (steps == arrays[0].itemsize).all():
+            return None
+        found.append(int(steps[0]) if steps.size else 0)
+    return found[0], found[1]
 
 
 def prepare(items: Sequence[BatchItem], device: int) -> Launch:
-    """The launch of flat items, all of which have elements."""
+    """The launch of flat items that have elements."""
     kinds = [_kind(item) for item in items]
     places = sorted_kinds(kinds)
     number = {kind: i for i, kind in enumerate(places)}
     fuses = any(kind.ops is not None for kind in places)
-    step = _amax_step(items)
-    assert step is not None, "items with scattered amax are cast alone"
+    steps = _steps(items)
+    assert steps is not None, "items with scattered scales are cast alone"
+    scale_step, amax_step = steps
     prepared = Prepared(
         partial(BatchSpec, places),
         [number[kind] for kind in kinds],
@@ -102,8 +108,8 @@ def prepare(items: Sequence[BatchItem], device: int) -> Launch:
         known = cast_on_gpu.fused_kernel(fused, None)[1]
 
         def given(begin: int) -> dict[str, Any]:
-            moved = known._replace(amax=known.amax + 4 * step * begin) if known.amax else known
-            return {"given": moved.to_bytes(), "amax_step": step}
+            moved = known._replace(scale_at=known.scale_at + scale_step * begin, amax=known.amax + amax_step * begin)
+            return {"given": moved.to_bytes(), "scale_step": scale_step, "amax_step": amax_step}
 
         prepared.run({"src": src, "dst": dst}, given)
 

@@ -106,7 +106,7 @@ class Driver(Protocol):
         """Make a device and a stream of it the current ones for the length of a ``with`` block."""
 
     def follow(self, stream: int, device: int) -> None:
-        """Let the current stream wait for what has been given to another stream, of this device, so far."""
+        """Let the current stream wait for all work given so far to another stream of this device."""
 
     def synchronize(self) -> None:
         """Wait for the current stream."""

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one rule for streams: a call works on the current stream of the library whose array it takes, and leaves its
-results there.
+"""The one rule for streams: a call works, and leaves its results, on the current stream of its array's library.
 
 The owner of another array of the call, such as its `out`, may have given work to another stream. The call waits for
 that stream, and that stream waits for the call.
@@ -93,7 +92,7 @@ def _joined(streams: Mapping[int, int], owners: Iterable[tuple[int, int]]) -> It
 
 
 def owner(x: Any) -> Lent | None:
-    """The device of an array and the stream on which its owner works; None for the host, and for what is no array."""
+    """The device of an array and the stream of its owner; None on the host, and for other objects."""
     adapter = _adapter(x)
     if isinstance(x, Owned):
         x, index = x.array, device_index(x.array)

@@ -55,9 +55,13 @@ class _EachRun(ctypes.Structure):
 
 
 class Integers(ctypes.Structure):
-    """The codes of an integer format, and the bits of one."""
+    """The codes of an integer format, the bits of one, and how they are found."""
 
-    _fields_ = (("least", ctypes.c_int32), ("most", ctypes.c_int32), ("mask", ctypes.c_uint32))
+    _fields_ = (
+        ("least", ctypes.c_int32),
+        ("most", ctypes.c_int32),
+        *((name, ctypes.c_uint32) for name in ("mask", "products", "in_float", "rounds")),
+    )
 
 
 class Quotients(ctypes.Structure):

@@ -148,7 +148,7 @@ def _jobs(every: Sequence[HostUnit], levels: Sequence[str], option: str) -> list
 def _compiled(
     jobs: Sequence[_Job], command: Sequence[str], version: str, folder: Path, tell: Callable[[str], None]
 ) -> list[str]:
-    """The objects of all jobs, of which those are compiled that are not there."""
+    """The objects of all jobs; missing ones are compiled."""
     objects = [folder / f"{_digest(version, *command, *job.options, job.text)}.o" for job in jobs]
     missing = [(job, path) for job, path in zip(jobs, objects, strict=True) if not path.exists()]
     done = 0

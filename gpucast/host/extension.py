@@ -2,6 +2,7 @@
 """The extension module `gpucast._host`, and why it is missing where it is.
 
 Environment: ``GPUCAST_HOST_LEVEL`` chooses a lower level of the processor than the best one ("x86-64-v2", ...);
+``GPUCAST_HOST_THREADS`` says how many threads share a long cast, instead of one for each core up to 8;
 ``GPUCAST_NO_HOST=1`` leaves the module out, when it is built and when it is used.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 from gpucast.core.errors import SlowHostWarning
 
 #: `interface` of ``kernels/host/module.cpp``.
-_INTERFACE = 3
+_INTERFACE = 4
 #: What the build writes where it cannot build the module.
 MISSING = Path(__file__).parent.parent / "_host_missing.txt"
 
@@ -47,7 +48,8 @@ _is_said = False
 def status() -> str:
     """Which loops cast arrays of the host, in a line for `gpucast info`."""
     if MODULE is not None:
-        return f"compiled for {MODULE.LEVEL} (built: {', '.join(MODULE.LEVELS)})"
+        threads = f"{MODULE.THREADS} thread{'s' if MODULE.THREADS > 1 else ''} for long casts"
+        return f"compiled for {MODULE.LEVEL} (built: {', '.join(MODULE.LEVELS)}), {threads}"
     return f"slow, by the reference: {_reason()}"
 
 

@@ -105,7 +105,7 @@ def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _template(rule: CastRule, scaling: Scaling, amax: bool, finite: bool) -> bytes:
-    """The work of a fused cast but for its numbers."""
+    """The work of a fused cast, without its numbers."""
     if scaling == "none" and not amax and not finite:
         return bytes(Work(_AT_RANDOM, function_of(rule)))
     src, is_random, is_directed = rule.src, rule.rounding == STOCHASTIC, rule.rounding in DIRECTED

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of text to numbers and back, quickly, with the results that `gpucast.core.strings` defines.
+"""Casts arrays of text to numbers and back, quickly, with the results that `gpucast.core.strings` defines.
 
 Text to floats goes through float64, but without double rounding: where the double is on a boundary of the destination
 (such as the midpoint of two neighbours) and differs from the text's number, it is first moved by one ULP towards that

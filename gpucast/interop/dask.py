@@ -160,7 +160,7 @@ class DaskAdapter(ArrayAdapter):
         return True
 
     def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
-        # CastLike has fewer versions than Cast, each of which is one of Cast, too.
+        # Every version of CastLike is a version of Cast, too.
         opset = newest_version(options.opset, options.versions, options.caller)
         keywords = options._replace(opset=opset)._asdict()
         del keywords["caller"], keywords["versions"]

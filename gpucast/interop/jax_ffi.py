@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts within XLA's programs, by handlers of the extension module: no call of Python, no wait, on the CPU and on CUDA,
-there on XLA's own stream."""
+"""Casts within XLA's programs, by handlers of the extension module, on the CPU and on XLA's own CUDA stream. They call
+no Python and do not wait."""
 
 from __future__ import annotations
 

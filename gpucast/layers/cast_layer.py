@@ -175,7 +175,7 @@ class _Layer:
 
 
 def times(x: Any, to: DType, options: Options) -> Any:
-    """The cast of an array of ours times ``options.scale``, a number of any sign."""
+    """The cast of a NumPy or CuPy array times ``options.scale``, a number of any sign."""
     src = dtype(x.dtype)
     target = None if options.out is None else operand(options.out, to)
     fused = FusedInputs(scale=options.scale)
@@ -247,7 +247,7 @@ class Cast(_Layer):
         return y
 
     def result(self, x: Any) -> Any:
-        """What `forward` gives, of which nothing is kept for `backward`."""
+        """The result of `forward`, without keeping anything for `backward`."""
         if adapters.find(x) is not None:
             return self._through(x, self.to, self._options("cast"))
         return cast(x, self.to, saturate=self.saturate, round_mode=self.round_mode, opset=self._cast_opset)
@@ -268,7 +268,7 @@ class CastLike(_Layer):
         return y
 
     def result(self, x: Any, like: Any) -> Any:
-        """What `forward` gives, of which nothing is kept for `backward`."""
+        """The result of `forward`, without keeping anything for `backward`."""
         keywords: Any = {"saturate": self.saturate, "round_mode": self.round_mode, "opset": self.opset}
         if adapters.find(x) is None:
             return cast_like(x, like, **keywords)

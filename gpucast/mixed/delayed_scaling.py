@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Delayed scaling: narrow tensors whose scales come from the steps before, so that one pass casts and measures.
 
-scaling = DelayedScaling("FLOAT8E4M3FN", tensors=2)
-codes = scaling.cast(x, 0)  # x times scaling.scale[0]; x is about codes times scaling.inverse[0]
-scaling.update()  # once in a step
+>>> scaling = DelayedScaling("FLOAT8E4M3FN", tensors=2)
+>>> x, y = np.float32([0.5, 3.5]), np.float32([0.5])
+>>> codes = scaling.cast(x, 0)  # x times scaling.scale[0]
+>>> many = scaling.cast_many([x, y])  # in one launch
+>>> scaling.update().scale  # once in a step
+array([128., 896.], dtype=float32)
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from gpucast.arrays import tree as trees
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.casting.cast import cast
+from gpucast.casting.cast_many import cast_many
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import dtype, finfo
@@ -105,6 +110,19 @@ class DelayedScaling:
         self._move(device_index(as_array(x, "DelayedScaling.cast")))
         scale, amax = (self._row(name)[i : i + 1].reshape(()) for name in ("scale", "amax"))
         return cast(x, self.to, scale=scale, amax=amax, out=out)
+
+    @exact()
+    def cast_many(self, arrays: Any, *, out: Any = None) -> Any:
+        """Cast a tree of arrays, each with its own scale, in one launch per device. It has as many arrays as there are
+        scales.
+
+        ValueError for another number of arrays; otherwise as `gpucast.cast_many`.
+        """
+        leaves, _ = trees.flatten(arrays, "DelayedScaling.cast_many: arrays")
+        if len(leaves) != self.tensors:
+            raise ValueError(f"DelayedScaling.cast_many: {len(leaves)} arrays; expected {self.tensors}")
+        self._move(device_index(as_array(leaves[0], "DelayedScaling.cast_many")))
+        return cast_many(arrays, self.to, scale=self.scale, amax=self.amax, out=out)
 
     @exact()
     def update(self) -> DelayedScaling:

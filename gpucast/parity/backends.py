@@ -36,7 +36,7 @@ class CastBackend(Protocol):
     """One implementation of every numeric cast."""
 
     name: str
-    #: A description of what it runs on.
+    #: The device, in words.
     device: str
     #: How many cases to prepare at a time.
     batch: int

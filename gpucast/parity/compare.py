@@ -101,7 +101,7 @@ def compare(cast: CastCodes, case: Case, codes: Array) -> CaseResult:
 
 
 def mismatch(case: Case, codes: Array, got: Array, index: int, base: int = 0) -> Mismatch:
-    """The mismatch at `index` of two arrays, whose first element has the index `base` among all that is tried."""
+    """The mismatch at `index` of two arrays. Their first element is number `base` of all elements tried."""
     wanted = wanted_codes(case.rule, codes[index : index + 1], case.random, index)
     return Mismatch(case, base + index, int(codes[index]), int(wanted[0]), int(got[index]))
 

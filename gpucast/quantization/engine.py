@@ -34,8 +34,8 @@ def quantize(
         )
     results: list[Parts] = []
     for swapped, axis, given in result_specs:
-        # The plain and the transposed result have the same global scale.
-        given = results[0].global_scale if format.global_scale and results else given
+        # The plain and the transposed result have the same global scale. Steps may begin with another number.
+        given = results[0].global_scale if format.global_scale and results and format.steps is None else given
         view = x.swapaxes(-1, -2) if swapped else x
         parts = quantize_on_host.quantize(view, format, axis=axis, scale=given, random=random)
         if format.element.packed:

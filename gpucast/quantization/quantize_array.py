@@ -20,10 +20,10 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Parts, find
+from gpucast.core.formats import Format, Parts
 from gpucast.core.fused_ops import Random, resolve_random
 from gpucast.gpu import devices, streams
-from gpucast.quantization import engine, quantize_on_host, swizzle
+from gpucast.quantization import engine, quantize_on_host, recipes, swizzle
 from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype
 
 if TYPE_CHECKING:
@@ -84,8 +84,9 @@ def quantize(
         The axis along which blocks run, as in ONNX QuantizeLinear. In "..._axis" formats each index of this axis has a
         scale. "..._tensor" formats ignore it.
     scale_layout
-        "linear", or "128x4" for the order that cuBLAS reads (``gpucast.quantization.swizzle``). "128x4" needs one-byte
-        scales, and one-dimensional blocks along the last axis that divide its length.
+        "linear", or an order of ``gpucast.quantization.swizzle``: "128x4" as cuBLAS reads it, "8x4", or "mn_major" as
+        DeepGEMM reads it. The first two need one-byte scales, and one-dimensional blocks along the last axis that
+        divide its length; "mn_major" needs a matrix.
     transpose
         True: quantize ``swapaxes(x, -1, -2)``, with blocks along the former columns. "both": return two results, first
         the plain one, then the transposed one. The notes say how often a device reads x.
@@ -160,11 +161,12 @@ def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
 
 def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
-    format = find(format, _CALLER)
+    asked, format = format, recipes.find(format, _CALLER)
     array = as_array(x, _CALLER)
     if isinstance(array, PackedArray):
         raise TypeError(f"{_CALLER}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
     src = source_dtype(array.dtype, f"{_CALLER}: x.dtype=")
+    recipes.check_source(asked, format, src, _CALLER)
     if transpose not in (False, True, "both"):
         raise ValueError(f"{_CALLER}: transpose={transpose!r} must be False, True or 'both'")
     if transpose and array.ndim < 2:
@@ -189,8 +191,8 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         for q, parts in zip(
             outs, engine.quantize(array, format, result_specs, random, targets, workspace, amax), strict=True
         ):
-            if scale_layout == "128x4":
-                swizzle.swizzle(parts.scales, out=q.scales)
+            if scale_layout != "linear":
+                swizzle.swizzle(parts.scales, layout=scale_layout, out=q.scales)
         return request.out
     results = [
         _quantized(parts, format, src, on, scale_layout, adapters.library_of(x))
@@ -221,7 +223,7 @@ def dequantize(q: Quantized, to: Any = "FLOAT", *, out: Any = None) -> Any:
 def _quantized(
     parts: Parts, format: Format, src: DType, axis: int, scale_layout: Any, library: str | None
 ) -> Quantized:
-    scales = swizzle.swizzle(parts.scales) if scale_layout == "128x4" else parts.scales
+    scales = parts.scales if scale_layout == "linear" else swizzle.swizzle(parts.scales, layout=scale_layout)
     return Quantized(
         parts.data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout, library
     )
@@ -259,13 +261,15 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any) -> tuple[An
     number = float(np.float32((amax if device is None else gpu.cast_on_gpu.to_host(amax)).reshape(())))
     if not 0 <= number < math.inf:
         raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
-    return quantize_on_host.global_scale(number, format), None
+    return quantize_on_host.global_scale(number, format, dtype(x.dtype)), None
 
 
 def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
     """The caller's scales for x. Scales on the host, or for an x on the host, are converted to FLOAT and checked."""
     if scale is None:
         return None
+    if format.steps is not None and format.steps.code_needs_amax:
+        raise ValueError(f"{_CALLER}: scale= is not for {format}, whose codes need more than the scale")
     if format.zero_points or not (format.global_scale or format.scale.name == "FLOAT"):
         raise ValueError(
             f"{_CALLER}: scale= is for formats with FLOAT scales and without zero points, not for {format}"

@@ -9,6 +9,7 @@ it may differ from that of DOUBLE (``kernels/host/blocks.hpp``).
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, Options, resolve
+from gpucast.core.steps import Node, evaluate, parse
 from gpucast.host import block_loops, cast_numbers, loops
 from gpucast.host.extension import MODULE, say_slow
 from gpucast.quantization.block_grid import BlockGrid
@@ -46,17 +48,21 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     grid, shape = BlockGrid.of(format, x.shape, axis), format.scales_shape(x.shape, axis)
     source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(grid.shape)
     low, high, lost, is_quick = _extremes(source, grid, format)
-    stored, g = _scales(low, high, format, scale, shape)
+    factor = None
+    if format.steps is None:
+        stored, g = _scales(low, high, format, scale, shape)
+    else:
+        stored, g, factor = _scales_by_steps(high, format, dtype(source.dtype), scale, shape)
     stored = stored.reshape(grid.counts)
     s = _cast(stored, _DOUBLE)
-    d = s * g if format.global_scale else s
+    d = factor if factor is not None else s * g if format.global_scale else s
     zero = _zero_points(low, s, format)
     if lost.any():
         zero[lost] = 0
         stored[lost] = _cast(np.float64(np.nan), format.scale)
     data = np.empty(grid.shape, format.element.numpy)
     is_own = scale is None or format.global_scale
-    run = _quick_run(source, format) if is_quick and is_own and random is None else None
+    run = _quick_run(source, format, d) if is_quick and is_own and random is None else None
     if run is None:
         _divide(source, grid, format, d, zero, lost, random, data)
     else:
@@ -129,8 +135,10 @@ def _name(source: Array) -> str:
 
 
 @exact()
-def global_scale(amax: float, format: Format) -> float:
-    """The global scale of numbers up to `amax`, in formats that have it: a FLOAT."""
+def global_scale(amax: float, format: Format, source: DType) -> float:
+    """What `scale` gives in formats with a global scale, for numbers up to `amax`: a FLOAT."""
+    if format.steps is not None:
+        return float(_formula(format.steps.u, source, A=np.asarray(np.float32(amax))))
     return max(float(_float(np.float64(amax) / (format.divisor * float(format.scale.max)))), _SMALLEST_FLOAT)
 
 
@@ -138,7 +146,9 @@ def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[in
     """The scales of all blocks as they are stored, and the global scale as DOUBLE."""
     g = np.float64(1)
     if format.global_scale:
-        g = np.float64(global_scale(float(high.max(initial=0.0)), format) if scale is None else np.float32(scale))
+        g = np.float64(
+            global_scale(float(high.max(initial=0.0)), format, _FLOAT) if scale is None else np.float32(scale)
+        )
     elif scale is not None:
         return np.broadcast_to(np.asarray(scale, np.float32), shape).copy(), g
     if format.scale is _E8M0:
@@ -152,6 +162,35 @@ def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[in
     # The codes of positive numbers are ordered as the numbers are; the smallest is 1.
     codes = _cast(high / (format.divisor * g), format.scale).view(np.uint8)
     return np.maximum(codes, 1).view(format.scale.numpy), g
+
+
+def _scales_by_steps(
+    high: Array, format: Format, source: DType, scale: Any, shape: tuple[int, ...]
+) -> tuple[Array, np.float64, Array]:
+    """The scales of all blocks as they are stored, the global scale, and what divides or multiplies elements."""
+    steps = format.steps
+    assert steps is not None
+    of = partial(_formula, source=source)
+    a = high.astype(np.float32)
+    u = np.asarray(np.float32(1))
+    if format.global_scale:
+        given = global_scale(float(a.max(initial=0)), format, source) if scale is None else scale
+        u = np.asarray(given, np.float32).reshape(())
+    if scale is not None and not format.global_scale:
+        scales = np.broadcast_to(np.asarray(scale, np.float32), shape).reshape(a.shape)
+    else:
+        found = np.broadcast_to(of(steps.scale, a=a, u=u), a.shape)
+        scales = _powers(found, up=True) if format.scale is _E8M0 else _cast(found, format.scale)
+        if steps.zero:
+            scales = np.where(_cast(scales, _FLOAT) == 0, _cast(of(steps.zero), format.scale), scales)
+    factor = np.broadcast_to(of(steps.factor, a=a, s=_cast(scales, _FLOAT), u=u), a.shape)
+    g = np.float64(of(steps.global_scale, u=u)) if format.global_scale else np.float64(1)
+    return np.array(scales, format.scale.numpy), g, factor
+
+
+def _formula(formula: str | Node, source: DType, **values: Array) -> Array:
+    node = parse(formula) if isinstance(formula, str) else formula
+    return evaluate(node, values, source, lambda p: _cast(_cast(p, source), _FLOAT))
 
 
 def _powers(x: Array, up: bool) -> Array:
@@ -173,26 +212,45 @@ def _zero_points(low: Array, s: Array, format: Format) -> Array:
 # ---- codes ----
 
 
-def _quick_run(source: Array, format: Format) -> str | None:
+def _quick_run(source: Array, format: Format, d: Array) -> str | None:
     """The name of the loop that works with FLOATs; None where there is none."""
     src, element = dtype(source.dtype), format.element
+    if format.steps is not None:
+        # Of floats only quotients for FLOAT8E4M3FN have a loop that rounds once more.
+        steps, rounds = format.steps, format.steps.rounds_codes and src is not _FLOAT
+        if not (np.isfinite(d) & (d != 0)).all():
+            return None
+        if element.family == "int":
+            return f"Whole_{src.name}"
+        is_known = not rounds or (element.name == "FLOAT8E4M3FN" and not steps.multiplies)
+        return _named(src, element, steps.multiplies) if is_known else None
     if element.family == "int":
         # Other scales may give quotients that are too large for that loop's integers.
         return f"Whole_{src.name}" if format.has_float_scales or format.scale is _E8M0 else None
     # With a global scale the divisor is a product, which is rounded when it becomes a FLOAT.
-    division = "Multiplied" if format.scale is _E8M0 else "Near" if format.global_scale else "Divided"
-    name = f"{division}_{src.name}_{element.name}"
+    if format.global_scale and format.scale is not _E8M0:
+        name = f"Near_{src.name}_{element.name}"
+        return name if MODULE.find(name) else None
+    return _named(src, element, format.scale is _E8M0)
+
+
+def _named(src: DType, element: DType, multiplies: bool) -> str | None:
+    name = f"{'Multiplied' if multiplies else 'Divided'}_{src.name}_{element.name}"
     return name if MODULE.find(name) else None
 
 
 def _divide_quickly(
     run: str, source: Array, grid: BlockGrid, format: Format, d: Array, zero: Array, data: Array
 ) -> None:
-    element, more = format.element, None
+    element, more, steps = format.element, None, format.steps
     if element.family == "int":
         of_blocks = np.empty(grid.counts, block_loops.STEP)
         of_blocks["d"], of_blocks["zero"] = d, zero
-        more = block_loops.Integers(int(element.min), int(element.max), element.code_mask)
+        more = _integers(format)
+    elif steps is not None:
+        of_blocks = np.ascontiguousarray(d, np.float32)
+        # Any `more` leaves quotients as FLOAT has them.
+        more = _integers(format)
     elif format.global_scale:
         of_blocks = np.ascontiguousarray(d)
     else:
@@ -223,9 +281,18 @@ def _divide(
         0 if random is None else cast,
         source.ctypes.data,
         *((0, 0, 0) if random is None else (random.seed, *divmod(random.offset, 4))),
-        block_loops.Integers(int(element.min), int(element.max), element.code_mask),
+        _integers(format),
     )
-    block_loops.each_run(block_loops.find(f"divide_{_name(source)}"), source, data, _grid(grid), of_blocks, how)
+    run = "divide" if format.steps is None else "step"
+    block_loops.each_run(block_loops.find(f"{run}_{_name(source)}"), source, data, _grid(grid), of_blocks, how)
+
+
+def _integers(format: Format) -> block_loops.Integers:
+    element, steps = format.element, format.steps
+    lowest, largest = (int(element.min), int(element.max)) if element.family == "int" else (0, 0)
+    products = steps is not None and steps.multiplies
+    rounds = steps is not None and steps.rounds_codes
+    return block_loops.Integers(lowest, largest, element.code_mask, products, steps is not None, rounds)
 
 
 # ---- back ----

@@ -8,6 +8,7 @@ type. A file is read through the checks of `gpucast.files` and of `Quantized`: n
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
+from gpucast.core.steps import Steps
 from gpucast.files import FileError, TensorFile, file_limits
 from gpucast.files import save as save_tensors
 
@@ -41,6 +43,7 @@ def entry(format: Format, axis: int, scale_layout: str, kind: DType) -> dict[str
         "rule": format.rule,
         "zero_points": format.zero_points,
         "global_scale": format.global_scale,
+        "steps": None if format.steps is None else dataclasses.asdict(format.steps),
         "axis": axis,
         "scale_layout": scale_layout,
         "dtype": kind.name,
@@ -65,6 +68,7 @@ def parse_entry(text: str, path: str, name: str = _ENTRY) -> tuple[Format, dict[
             entry["rule"],
             entry["zero_points"],
             entry["global_scale"],
+            Steps(**steps) if (steps := entry.get("steps")) else None,
         )
         return format, {key: entry[key] for key in ("axis", "scale_layout", "dtype")}
     except KeyError as error:

@@ -60,6 +60,10 @@ elements.
     A given `amax`, a FLOAT, finite and not negative, stands for NVFP4's largest amax in the formula of g.
 7.  *Stochastic rounding* (float elements): step 4 casts q with ``rounding="stochastic"``; the random number is that of
     the element's row-major index. Scales and zero points are rounded as above.
+8.  *Steps.* A format with `Format.steps` (a recipe) repeats the FLOAT arithmetic of another library: formulas
+    (`gpucast.core.steps`) take the place of the quotients of steps 2 and 4, and of g; each of their operations rounds
+    to FLOAT. Scales have no lower bound but the formula's. A block with a NaN or an infinity has the scale NaN, and
+    codes 0.
 
 **Dequantizing.** (code - zero point) * s * g, in DOUBLE, where it is exact, then one cast to the destination (out of
 range: infinity). Where s * g is NaN the result is the positive NaN, whatever the code; a NaN element keeps its sign.
@@ -77,6 +81,7 @@ import numpy.typing as npt
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format, Parts
+from gpucast.core.steps import Node, evaluate, parse
 from gpucast.reference.exact_cast import cast
 
 Array = npt.NDArray[Any]
@@ -100,6 +105,8 @@ def quantize(
     np.maximum.at(high, _at(block, finite), value[finite])
     largest = np.maximum(-low * format.negative_weight, high)
 
+    if format.steps is not None:
+        return _by_steps(x, value, largest, format, axis, scale, amax, stochastic)
     g = np.float64(1)
     if format.global_scale:
         if scale is None:
@@ -149,6 +156,45 @@ def quantize(
         None if format.zero_point is None else cast(zero, format.zero_point).reshape(shape),
         cast(g, "FLOAT") if format.global_scale else None,
     )
+
+
+def _by_steps(
+    x: Array, value: Array, largest: Array, format: Format, axis: int, scale: Any, amax: Any, stochastic: Any
+) -> Parts:
+    """Step 8."""
+    steps, source = format.steps, dtype(x.dtype)
+    assert steps is not None
+
+    def of(formula: str | Node, **values: Array) -> Array:
+        node = parse(formula) if isinstance(formula, str) else formula
+        return evaluate(node, values, source, lambda p: cast(cast(p, source), "FLOAT"))
+
+    a = cast(largest, "FLOAT")
+    u = np.asarray(np.float32(1))
+    if format.global_scale:
+        top = np.asarray(a.max(initial=np.float32(0)) if amax is None else cast(amax, "FLOAT"))
+        u = of(steps.u, A=top) if scale is None else cast(scale, "FLOAT")
+    if scale is not None and not format.global_scale:
+        scales = np.broadcast_to(cast(scale, "FLOAT"), format.scales_shape(x.shape, axis)).reshape(a.shape)
+    else:
+        attributes: dict[str, Any] = {} if format.scale is not dtype("FLOAT8E8M0") else {"round_mode": "up"}
+        scales = np.broadcast_to(cast(of(steps.scale, a=a, u=u), format.scale, **attributes), a.shape)
+        if steps.zero:
+            scales = np.where(cast(scales, "FLOAT") == 0, cast(of(steps.zero), format.scale), scales)
+    block, grid = _blocks(x.shape, format, axis)
+    lost = np.zeros(grid, bool)
+    lost[_at(block, ~np.isfinite(value))] = True
+    factor = np.broadcast_to(of(steps.factor, a=a, s=cast(scales, "FLOAT"), u=u), grid)[_at(block)]
+    with np.errstate(all="ignore"):
+        q = cast(x, "FLOAT") * factor if steps.multiplies else cast(x, "FLOAT") / factor
+    q = np.where(lost[_at(block)], np.float32(0), of("T(q)", q=q) if steps.rounds_codes else q)
+    if format.element.family == "int":
+        data = cast(_integers(q), format.element, overflow="saturate")
+    else:
+        data = cast(q, format.element, **stochastic)
+    shape = format.scales_shape(x.shape, axis)
+    stored = np.where(lost, cast(np.float32(np.nan), format.scale), scales).astype(format.scale.numpy)
+    return Parts(data, stored.reshape(shape), None, of(steps.global_scale, u=u) if format.global_scale else None)
 
 
 @exact()

@@ -155,34 +155,58 @@ GPUCAST_CONSTANT u32 midpoint_zeros() {
     return (1u << (22 - int(Element::mantissa_bits))) - 1;
 }
 
-// By a `d` that is a FLOAT.
+// The codes of an integer format, and the bits of one. `products`: numbers are multiplied; `in_float`: by FLOAT's own
+// quotients and products; `rounds`: these are rounded to the source once more.
+struct Integers {
+    i32 least, most;
+    u32 mask, products, in_float, rounds;
+};
+
+// As arithmetic rounds to a type: too large numbers become infinite.
+typedef CastRule<Overflow::infinity, false, Rounding::truncate, RoundMode::up> ToSource;
+
+template <typename Src>
+GPUCAST_INLINE float rounded(float q) {
+    return float(number<Src>(Stored<Src>(cast_code<FLOAT, Src>(ptx::bits(q), ToSource()))));
+}
+
+// By a `d` that is a FLOAT. With `more` the quotients are those of FLOAT, so that there is nothing to correct.
 template <typename Src, typename Element, typename Rule>
 struct Divided {
     typedef Stored<Src> Source;
     typedef u8 Result;
     typedef float OfBlock;
-    enum : u64 { least = short_block };
-    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* d, void*) {
+    enum : u64 { least = is_float4<Element>() ? shorter_block : short_block };
+    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* d, void* more) {
         const u32 zeros = midpoint_zeros<Element>(), least_normal = u32(128 - Element::bias) << 23;
         const float by = *d;
         u32 midpoints = 0;
+        if constexpr (Src::bits == 16 && is_e4m3<Element>()) {
+            if (more && static_cast<const Integers*>(more)->rounds) {
+                for (u64 i = 0; i < n; ++i) {
+                    const float x = number<Src>(src[i]);
+                    dst[i] = quotient_code<Element, Rule>(x, ptx::bits(rounded<Src>(ptx::abs(x) / by)));
+                }
+                return;
+            }
+        }
         for (u64 i = 0; i < n; ++i) {
             const float x = number<Src>(src[i]);
             const u32 q = ptx::bits(ptx::abs(x) / by);
             dst[i] = quotient_code<Element, Rule>(x, q);
             midpoints |= u32((q & zeros) == 0) & u32(q != 0) & (u32((q & (zeros + 1)) != 0) | u32(q < least_normal));
         }
-        if (midpoints) divide_exactly<Src, Element, Rule>(src, dst, n, by);
+        if (midpoints && !more) divide_exactly<Src, Element, Rule>(src, dst, n, by);
     }
 };
 
-// By a power of two, whose reciprocal is here.
+// By a power of two, whose reciprocal is here, or times a FLOAT.
 template <typename Src, typename Element, typename Rule>
 struct Multiplied {
     typedef Stored<Src> Source;
     typedef u8 Result;
     typedef float OfBlock;
-    enum : u64 { least = short_block };
+    enum : u64 { least = is_float4<Element>() ? shorter_block : short_block };
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* factor, void*) {
         const float by = *factor;
         for (u64 i = 0; i < n; ++i) {
@@ -215,13 +239,7 @@ struct Near {
     }
 };
 
-// The codes of an integer format, and the bits of one.
-struct Integers {
-    i32 least, most;
-    u32 mask;
-};
-
-// Of a block: a FLOAT that divides, and the zero point.
+// Of a block: a FLOAT that divides, or multiplies, and the zero point.
 struct Step {
     float d;
     i32 zero;
@@ -255,11 +273,13 @@ struct Whole {
         const i32 zero = step->zero;
         u32 midpoints = 0;
         for (u64 i = 0; i < n; ++i) {
-            const float q = number<Src>(src[i]) / by, whole = q + large - large, rest = q - whole;
+            const float x = number<Src>(src[i]), own = to.products ? x * by : x / by;
+            const float q = Src::bits == 16 && to.rounds ? rounded<Src>(own) : own;
+            const float whole = q + large - large, rest = q - whole;
             dst[i] = integer_code(i32(whole) + zero, to);
             midpoints |= u32(rest == 0.5f) | u32(rest == -0.5f);
         }
-        if (midpoints) divide_wholly<Src>(src, dst, n, *step, to);
+        if (midpoints && !to.in_float) divide_wholly<Src>(src, dst, n, *step, to);
     }
 };
 
@@ -365,8 +385,21 @@ struct Quotients {
     Integers to;
 };
 
-template <typename Src>
-void divide(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
+// A quotient, or with `in_float` FLOAT's quotient or product.
+template <typename Src, bool in_float>
+GPUCAST_INLINE double quotient_of(double x, const Divisor& by, const Quotients& how) {
+    // NaN keeps its sign.
+    if (by.is_lost || x != x) return by.is_lost ? 0 : x;
+    if constexpr (in_float && Src::bits <= 32) {
+        const float d = float(by.d), q = how.to.products ? float(x) * d : float(x) / d;
+        return how.to.rounds ? rounded<Src>(q) : q;
+    } else {
+        return x / by.d;
+    }
+}
+
+template <typename Src, bool in_float>
+void find_codes(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
     const Stored<Src>* __restrict__ src = static_cast<const Stored<Src>*>(from);
     u8* __restrict__ dst = static_cast<u8*>(to);
     const BlockOf<const Divisor> block = {static_cast<const Divisor*>(of), skip, length};
@@ -376,9 +409,7 @@ void divide(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, v
     for (u64 start = 0; start < n; start += numbers) {
         const u64 count = n - start < numbers ? n - start : u64(numbers);
         const auto quotient = [&](u64 i, const Divisor& by) {
-            const double x = number<Src>(src[start + i]);
-            // NaN keeps its sign.
-            return by.is_lost ? 0 : x != x ? x : x / by.d;
+            return quotient_of<Src, in_float>(number<Src>(src[start + i]), by, how);
         };
         if (length == 1) {
             for (u64 i = 0; i < count; ++i) q[i] = quotient(i, block.of[start + i]);
@@ -396,12 +427,21 @@ void divide(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, v
             how.cast(q, dst + start, count);
         } else {
             for (u64 i = 0; i < count; ++i) {
-                const double least = -32768, most = 32767, x = q[i];
+                const double least = -32768, most = 32767, x = q[i] == q[i] ? q[i] : 0;
                 const double inside = x > most ? most : x < least ? least : x;
                 dst[start + i] = integer_code(i32(ptx::cvt_rni_f64(inside)) + block[start + i].zero, how.to);
             }
         }
     }
+}
+
+template <typename Src>
+void divide(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
+    find_codes<Src, false>(from, to, n, skip, length, of, more);
+}
+template <typename Src>
+void step(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
+    find_codes<Src, true>(from, to, n, skip, length, of, more);
 }
 
 // What multiplies the numbers of a block, after its zero point was subtracted.

@@ -92,6 +92,7 @@ inline void prefetch(const unsigned char*) {}
 inline float add_rn(float a, float b) { return canonical(a + b); }
 inline unsigned set_ne(float a, float b) { return a < b || a > b; }
 inline float mul_rn(float a, float b) { return canonical(a * b); }
+inline float div_rn(float a, float b) { return canonical(a / b); }
 inline float fma_rn(float a, float b, float c) { return canonical(std::fmaf(a, b, c)); }
 
 // Toward zero: the nearest float, stepped back where it lies farther from zero. `Exact` holds a and every float near it.

@@ -103,7 +103,7 @@ PyCFunction as_method(Fast* function) {
 }
 
 // Counts the changes of the functions below: `gpucast.host.extension` knows by it whether this was built from its sources.
-enum : long { interface = 3 };
+enum : long { interface = 4 };
 
 static PyMethodDef methods[] = {
     {"find", find, METH_O, nullptr},
@@ -156,12 +156,18 @@ static bool prepare(PyObject* module) {
     static PyType_Spec kernel_spec = {"gpucast._host.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_parts};
     const char* asked = getenv("GPUCAST_HOST_LEVEL");
     if (!choose_level(asked && *asked ? asked : nullptr)) return false;
+    const char* threads = getenv("GPUCAST_HOST_THREADS");
+    if (!choose_threads(threads && *threads ? threads : nullptr)) {
+        PyErr_Format(PyExc_ImportError, "GPUCAST_HOST_THREADS=%s is not a number from 1 to 64", threads);
+        return false;
+    }
     plan_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
     kernel_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&kernel_spec));
     dtype_name = PyUnicode_InternFromString("dtype");
     zero = PyLong_FromLong(0);
-    if (!plan_type || !kernel_type || !take_names() || !dtype_name || !zero || !forget_plans()) return false;
+    if (!plan_type || !kernel_type || !take_names() || !take_tensor_names() || !dtype_name || !zero || !forget_plans()) return false;
     return add(module, "INTERFACE", PyLong_FromLong(interface)) && add(module, "LEVEL", PyUnicode_FromString(level->name)) &&
+           add(module, "THREADS", PyLong_FromLong(helpers.threads)) &&
            add(module, "LEVELS", built_levels()) && add(module, "WORK_BYTES", PyLong_FromSize_t(sizeof(Work))) &&
            add(module, "EXACT_MODES", PyLong_FromUnsignedLongLong(exact_modes));
 }

@@ -2,6 +2,9 @@
 // Casts of tensors of a library that tells of them by DLPack's functions of C.
 #pragma once
 #include "device.hpp"
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace gpucast {
 
@@ -97,18 +100,90 @@ inline bool launch_plain(const Kernel* kernel, CurrentStream* current, const Pla
     return launch_cast(kernel, stream, reinterpret_cast<u64>(x.data), reinterpret_cast<u64>(y.data), x.size, nullptr);
 }
 
-// cast_tensor(plan, view, stream, empty_like, x, out): the cast of a tensor into `out`, or into the new one that
-// empty_like(x) gives; None, nothing done, where only the checked path can tell what is right, as for tensors that are not
-// row-major. `view` and `stream` are addresses of a View and a CurrentStream.
+// Asks for large pages of the memory of a new array, as NumPy does for its own: to get memory a small page at a time takes
+// longer than most casts.
+inline void ask_for_large_pages(const Plain& fresh, u64 itemsize) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const u64 bytes = fresh.size * itemsize, page = 1 << 16, before = (0 - reinterpret_cast<u64>(fresh.data)) % page;
+    // Of a refusal nothing follows but time.
+    if (bytes >= u64(1) << 22) madvise(fresh.data + before, bytes - before, MADV_HUGEPAGE);
+#else
+    (void)fresh, (void)itemsize;
+#endif
+}
+
+// The names of a tensor's attributes, and that of a torch module.
+static PyObject *gradient_name, *negated_name, *offset_name, *level_name;
+
+inline bool take_tensor_names() {
+    gradient_name = PyUnicode_InternFromString("requires_grad");
+    negated_name = PyUnicode_InternFromString("is_neg");
+    offset_name = PyUnicode_InternFromString("storage_offset");
+    level_name = PyUnicode_InternFromString("_current_level");
+    return gradient_name && negated_name && offset_name && level_name;
+}
+
+// The result of a tensor's method, or an attribute; null, without an exception, for what has none.
+inline PyObject* ask(PyObject* x, PyObject* name, bool is_method) {
+    PyObject* found = is_method ? PyObject_CallMethodObjArgs(x, name, nullptr) : PyObject_GetAttr(x, name);
+    if (!found) PyErr_Clear();
+    return found;
+}
+
+inline bool is_false(PyObject* found) {
+    Py_XDECREF(found);
+    // It lives on.
+    return found == Py_False;
+}
+
+// Whether a tensor of torch is no more than the numbers in its memory. Those of one without memory would be at the address
+// of its offset.
+inline bool is_simple(PyObject* x, const Plain& plain, u64 itemsize) {
+    if (!is_false(ask(x, gradient_name, false)) || !is_false(ask(x, negated_name, true))) return false;
+    PyObject* found = ask(x, offset_name, true);
+    const u64 offset = found ? PyLong_AsUnsignedLongLong(found) : 0;
+    const bool is_known = found && !PyErr_Occurred();
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return is_known && (!offset || reinterpret_cast<u64>(plain.data) != offset * itemsize);
+}
+
+// Whether torch is watching what is done with tensors: one of its functions says so, or the level of forward derivatives in
+// the names of its module.
+inline bool is_watched(PyObject* functions, PyObject* names) {
+    for (Py_ssize_t i = 0; i < PyTuple_Size(functions); ++i) {
+        PyObject* found = PyObject_CallNoArgs(PyTuple_GetItem(functions, i));
+        const bool is_quiet = found == Py_None || found == Py_False || (found && PyObject_IsTrue(found) == 0);
+        Py_XDECREF(found);
+        PyErr_Clear();
+        if (!is_quiet) return true;
+    }
+    PyObject* level = PyDict_GetItem(names, level_name);
+    return level && PyLong_AsLong(level) >= 0;
+}
+
+// cast_tensor(plan, torch, empty_like, dtype, x, out): the cast of a tensor into `out`, of that dtype, or into the new one
+// that empty_like(x) gives; None, nothing done, where only the checked path can tell what is right, as for tensors that are
+// not row-major. torch: the addresses of a View and a CurrentStream, what is_watched asks, and a function that is told of
+// an `out` that was written.
 inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    if (count != 6) return nothing();
+    if (!is_call(count, 6, "cast_tensor")) return nullptr;
     Plan* plan = plan_of(arguments[0]);
-    if (!plan) return nullptr;
-    View* view = function_at<View>(arguments[1]);
-    PyObject *x = arguments[4], *out = arguments[5];
+    PyObject *view_address, *stream_address, *functions, *names, *written, *x = arguments[4], *out = arguments[5];
+    if (!plan || !PyArg_ParseTuple(arguments[1], "OOO!O!O", &view_address, &stream_address, &PyTuple_Type, &functions,
+                                   &PyDict_Type, &names, &written)) {
+        return nullptr;
+    }
+    View* view = function_at<View>(view_address);
+    if (out != Py_None) {
+        PyObject* dtype = Py_TYPE(out) == Py_TYPE(x) ? ask(out, dtype_name, false) : nullptr;
+        Py_XDECREF(dtype);
+        if (dtype != arguments[3]) return nothing();
+    }
     Tensor tensor;
     Plain src, dst;
-    if (!look_at(x, view, &tensor) || !is_row_major(tensor, itemsize_of(plan->src), &src)) return nothing();
+    if (is_watched(functions, names) || !look_at(x, view, &tensor)) return nothing();
+    if (!is_row_major(tensor, itemsize_of(plan->src), &src) || !is_simple(x, src, itemsize_of(plan->src))) return nothing();
     Kernel* kernel = nullptr;
     if (src.device_type != on_host) {
         PyObject* index = src.device_type == on_cuda ? PyLong_FromLong(src.device) : nullptr;
@@ -118,16 +193,23 @@ inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t c
     }
     // Held, because other code may run from here on, and drop the plan's.
     Py_XINCREF(reinterpret_cast<PyObject*>(kernel));
-    out = out == Py_None ? PyObject_CallFunctionObjArgs(arguments[3], x, nullptr) : Py_NewRef(out);
+    const bool is_new = out == Py_None;
+    out = is_new ? PyObject_CallFunctionObjArgs(arguments[2], x, nullptr) : Py_NewRef(out);
     PyObject* result = nullptr;
-    if (out && !are_plain(plan, x, out, view, &src, &dst)) {
+    if (out && (!are_plain(plan, x, out, view, &src, &dst) || !(is_new || is_simple(out, dst, itemsize_of(plan->dst))))) {
         result = nothing();
     } else if (out && kernel) {
-        if (launch_plain(kernel, function_at<CurrentStream>(arguments[2]), src, dst)) result = Py_NewRef(out);
+        if (launch_plain(kernel, function_at<CurrentStream>(stream_address), src, dst)) result = Py_NewRef(out);
     } else if (out) {
         Found found;
         Unlocked unlocked(src.size);
+        if (is_new) ask_for_large_pages(dst, itemsize_of(plan->dst));
         if (run_plain(plan, plan->work, src, dst, &found, &unlocked)) result = Py_NewRef(out);
+    }
+    if (result == out && out && !is_new) {
+        PyObject* told = PyObject_CallFunctionObjArgs(written, out, nullptr);
+        if (!told) Py_CLEAR(result);
+        Py_XDECREF(told);
     }
     Py_XDECREF(out);
     Py_XDECREF(reinterpret_cast<PyObject*>(kernel));

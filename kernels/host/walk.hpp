@@ -3,6 +3,7 @@
 #pragma once
 #include <utility>
 
+#include "helpers.hpp"
 #include "python.hpp"
 #include "work.hpp"
 
@@ -336,7 +337,8 @@ inline void cast_tile(const Walk& walk, const Work& work, const Loop& a, const L
     }
 }
 
-inline bool walk_in_tiles(Walk& walk, const Work& work, Found* found, Unlocked* unlocked) {
+// Its loops are reordered.
+inline void walk_in_tiles(Walk& walk, const Work& work, Found* found) {
     // The last loop is along the results; the one before it becomes that along the sources.
     const int last = walk.count - 1;
     if (walk.count > 2) {
@@ -368,7 +370,6 @@ inline bool walk_in_tiles(Walk& walk, const Work& work, Found* found, Unlocked* 
                 const Tile tile = {src + j * b.src + i * a.src, dst + j * b.dst + i * a.dst,
                                    a.n - i < along ? a.n - i : along, b.n - j < across ? b.n - j : across};
                 cast_tile(walk, work, a, b, tile, found);
-                if (unlocked->is_interrupted(u64(tile.along * tile.across))) return false;
             }
         }
         int i = walk.count - 3;
@@ -378,18 +379,82 @@ inline bool walk_in_tiles(Walk& walk, const Work& work, Found* found, Unlocked* 
             src -= walk.loops[i].n * walk.loops[i].src, dst -= walk.loops[i].n * walk.loops[i].dst;
             at[i] = 0;
         }
-        if (i < 0) return true;
+        if (i < 0) return;
     }
+}
+
+// ---- parts ----
+
+// What another part found, too.
+inline void merge(Found* found, const Found& part) {
+    u32 before = __atomic_load_n(&found->largest, __ATOMIC_RELAXED);
+    while (before < part.largest && !__atomic_compare_exchange_n(&found->largest, &before, part.largest, true, __ATOMIC_RELAXED,
+                                                                 __ATOMIC_RELAXED)) {
+    }
+    if (!part.finite) __atomic_store_n(&found->finite, u8(0), __ATOMIC_RELAXED);
+}
+
+// Elements from which on a cast is cut into parts for helpers, and the fewest of a part: to wake them takes as long as some
+// ten thousand elements.
+enum : u64 { cut_from = 1 << 18, least_part = 1 << 15 };
+// Parts for each thread: one that comes late takes fewer.
+enum : u64 { parts_each = 8 };
+// Parts end at multiples of so many steps, which fill cache lines and tiles.
+enum : u64 { part_unit = 64 };
+
+// Calls run(begin, end, found) for parts of the steps [0, n) of `each` elements, by several threads where there are many.
+// False where that was interrupted: an exception is set then.
+template <typename Run>
+inline bool in_parts(u64 n, u64 each, Found* found, Unlocked* unlocked, const Run& run) {
+    struct Context {
+        const Run& run;
+        Found* found;
+        u64 start;
+    };
+    const u64 threads = n * each < cut_from ? 1 : u64(helpers.threads);
+    // A thread may have to wait for a core, and a signal for the slowest.
+    const u64 at_once = ((threads == 1 ? piece : piece / 2 * threads) / each | (part_unit - 1)) + 1;
+    for (u64 start = 0; start < n; start += at_once) {
+        const u64 count = n - start < at_once ? n - start : at_once;
+        if (threads == 1) {
+            run(start, start + count, found);
+        } else {
+            const u64 equal = count / (threads * parts_each), least = least_part / each;
+            const Context context = {run, found, start};
+            Job job;
+            job.run = [](const void* given, u64 begin, u64 end) {
+                const Context& own = *static_cast<const Context*>(given);
+                Found part;
+                own.run(own.start + begin, own.start + end, &part);
+                merge(own.found, part);
+            };
+            job.context = &context, job.size = count, job.part = ((equal > least ? equal : least) | (part_unit - 1)) + 1;
+            run_job(&job);
+        }
+        if (unlocked->is_interrupted(count * each)) return false;
+    }
+    return true;
 }
 
 inline bool walk_flat(const u8* src, u32 src_bytes, u8* dst, u32 dst_bytes, u64 size, const Work& work, Found* found,
                       Unlocked* unlocked) {
-    for (u64 start = 0; start < size; start += piece) {
-        const u64 n = size - start < piece ? size - start : piece;
-        work.run(src + start * src_bytes, dst + start * dst_bytes, n, start, found);
-        if (unlocked->is_interrupted(n)) return false;
+    return in_parts(size, 1, found, unlocked, [&](u64 begin, u64 end, Found* part) {
+        work.run(src + begin * src_bytes, dst + begin * dst_bytes, end - begin, begin, part);
+    });
+}
+
+inline bool walk_in_any_order(const Walk& walk, const Work& work, Found* found, Unlocked* unlocked) {
+    int longest = 0;
+    for (int i = 1; i < walk.count; ++i) {
+        if (walk.loops[i].n > walk.loops[longest].n) longest = i;
     }
-    return true;
+    const Loop& cut = walk.loops[longest];
+    return in_parts(u64(cut.n), walk.size / u64(cut.n), found, unlocked, [&](u64 begin, u64 end, Found* part) {
+        Walk own = walk;
+        own.loops[longest].n = npy_intp(end - begin);
+        own.src.data += npy_intp(begin) * cut.src, own.dst.data += npy_intp(begin) * cut.dst;
+        walk_in_tiles(own, work, part);
+    });
 }
 
 // Casts all elements. False where that was interrupted: an exception is set then.
@@ -403,7 +468,7 @@ inline bool run_walk(Walk& walk, const Work& work, Found* found) {
         walk.src_direct && walk.dst_direct) {
         return walk_flat(walk.src.data, walk.src.itemsize, walk.dst.data, walk.dst.itemsize, walk.size, work, found, &unlocked);
     }
-    return walk.is_ordered ? walk_in_order(walk, work, found, &unlocked) : walk_in_tiles(walk, work, found, &unlocked);
+    return walk.is_ordered ? walk_in_order(walk, work, found, &unlocked) : walk_in_any_order(walk, work, found, &unlocked);
 }
 
 }  // namespace gpucast

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.cases import buffers, check, contenders
-from bench.cases.buffers import CACHES, LAYOUTS, MOST_SETS, Sets, make_sets, sets_of, source_codes
-from bench.cases.case import Call, Case, Row, failures, measure_case
+from bench.cases import buffers, check
+from bench.cases.buffers import CACHES, LAYOUTS, MOST_SETS, Sets, make_sets, source_codes
+from bench.cases.case import Row, failures, measure_case
 from bench.cases.contenders import COPY, SAME_RATIO, Ours, OursAllocating, copies, same_ratio
 from bench.cases.pairs import PairCase
 from bench.timing import times as timing
@@ -144,20 +144,6 @@ def test_sets_are_distinct_and_too_many_for_the_cache(machine: FakeMachine) -> N
     assert len(make_sets(machine, FLOAT, HALF, 1 << 18).sources) == 2
 
 
-@pytest.mark.parametrize("cache", [50 << 20, 60 << 20, 126 << 20], ids=["H100", "H200", "B200"])
-def test_arrays_of_2_to_the_16_are_cold(cache: int, machine: FakeMachine) -> None:
-    machine.cache_bytes = cache
-    each = FLOAT.nbytes(1 << 16) + HALF.nbytes(1 << 16)
-    assert buffers.rotation(machine, each) * each >= CACHES * cache
-
-
-def test_memory_limits_the_sets() -> None:
-    machine = FakeMachine(free=1 << 20)
-    assert len(make_sets(machine, FLOAT, HALF, 1 << 16).sources) == 1
-    with pytest.raises(MemoryError, match="bytes for each"):
-        make_sets(machine, FLOAT, HALF, 1 << 18)
-
-
 @pytest.mark.parametrize("row", NUMERIC, ids=str)
 def test_sources_hold_real_data(row: DType) -> None:
     codes = source_codes(row)
@@ -186,17 +172,6 @@ def test_every_layout_is_cast_as_the_check_expects(
     assert (found.checked, found.wrong) == (3 * check.WINDOW, 0)
 
 
-def test_strided_and_transposed_views_are_those_of_numpy() -> None:
-    flat = np.arange(1 << 10)
-    transposed, strided = LAYOUTS["transposed"], LAYOUTS["strided"]
-    assert np.array_equal(transposed.view(flat), flat.reshape(32, 32).T)
-    for layout in (transposed, strided):
-        n = flat.size // (2 if layout is strided else 1)
-        assert layout.view(flat).shape == layout.shape(n)
-        assert np.array_equal(flat[layout.places(np.arange(n), n)], layout.view(flat).reshape(-1))
-    assert not transposed.applies(FLOAT, 1000) and not strided.applies(INT4, 1024)
-
-
 def test_copies_move_as_many_bytes_as_casts_and_rotate_as_they_do(machine: FakeMachine) -> None:
     sets = make_sets(machine, FLOAT, HALF, 1 << 10)
     machine.copies.clear()
@@ -223,14 +198,6 @@ def test_mismatches_are_counted_and_named(machine: FakeMachine) -> None:
     rival, sets = FakeRival(machine, "rival", 1e9, wrong=17), check.hard_sets(machine, INT8, BYTE)
     found = check.check_windows(rival, sets, rival.prepare(sets)(0), False)
     assert found.wrong == 17 and "gives" in found.first and "the reference" in found.first
-
-
-def test_windows_find_what_was_not_written(machine: FakeMachine) -> None:
-    sets = make_sets(machine, INT8, BYTE, 1 << 15)
-    short = sets_of(machine, INT8, BYTE, sets.n - 5, buffers.CONTIGUOUS, sets.codes, 1)
-    machine.upload(sets.outs[0][: short.n], FakeRival(machine, "", 1e9).prepare(short)(0).view(np.uint8))
-    found = check.check_windows(Ours(machine), sets, sets.out_arrays()[0], True)
-    assert 1 <= found.wrong <= 5
 
 
 def test_any_nan_will_do_for_rivals() -> None:
@@ -282,33 +249,3 @@ def test_what_breaks_is_told_and_the_others_go_on(machine: FakeMachine, driver: 
     assert rows["broken"].problem == "NotImplementedError: no kernel for it" and rows["broken"].times is None
     assert rows["well"].times is not None and rows["gpucast"].times is not None and machine.released == 1
     assert SAME_RATIO not in rows
-
-
-def test_an_error_while_timing_is_told(machine: FakeMachine) -> None:
-    left = list(range(30))
-    case = Case("s", "c", lambda machine: (1, {"gpucast": lambda: Call(lambda i: left.pop())}))
-    (row,) = measure_case(machine, case)
-    assert row.problem == "IndexError: pop from empty list" and failures([row]) == f"gpucast: {row.problem}"
-
-
-# ---- who is there ----
-
-
-def test_rivals_that_cannot_be_imported_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    class Missing:
-        def __init__(self, machine: Any) -> None:
-            raise ModuleNotFoundError("No module named 'torch'")
-
-    class Broken:
-        def __init__(self, machine: Any) -> None:
-            raise RuntimeError("no driver for it")
-
-    found = contenders.contenders(FakeMachine(), [contenders.CupyCopyto, Missing, Broken])
-    assert [one.name for one in found] == ["gpucast", "gpucast allocating", "CuPy copyto"]
-    assert capsys.readouterr().err == "bench: Broken is left out: RuntimeError: no driver for it\n"
-
-
-def test_cupy_has_its_own_types_only() -> None:
-    astype = contenders.CupyAstype(FakeMachine())
-    assert astype.supports(FLOAT, dtype("BFLOAT16")) and astype.supports(dtype("BOOL"), dtype("UINT64"))
-    assert sum(astype.supports(src, dst) for src in NUMERIC for dst in NUMERIC) == 13 * 13

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,11 @@ from bench.cases.case import Row
 from bench.cases.contenders import COPY, SAME_RATIO, Ours, OursAllocating
 from bench.cases.pairs import PairCase
 from bench.gpu import first_call, many_cases, run, sweep, user_cases
-from bench.gpu.quantize_cases import OURS as QUANTIZE
-from bench.gpu.quantize_cases import Quantizing, difference
 from bench.report import gpu_tables
 from bench.report import results as kept
 from bench.report.results import Results
-from bench.revision import VARIABLE, code_digest, commit
 from bench.timing import times as timing
-from fake_machine import COPY_KERNEL, LAUNCH, MANY_LAUNCH, NODE, FakeMachine, FakeRival, TimedDriver, built_driver
-from gpucast import quantize
+from fake_machine import LAUNCH, MANY_LAUNCH, NODE, FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.core.dtypes import dtype
 from gpucast.parity.cases import NUMERIC
 from host_driver import installed
@@ -148,16 +144,6 @@ def test_what_ended_the_process_comes_last(
     assert left == 0 and not again.begun and [*again.cases][-1] == ("common pairs", task)
 
 
-def test_a_line_that_was_cut_off_is_measured_again(machine: FakeMachine, tmp_path: Path) -> None:
-    whole, _ = measured(machine, tmp_path)
-    assert whole.path is not None
-    lines = whole.path.read_text().splitlines(keepends=True)
-    number = max(i for i, line in enumerate(lines) if '"kind":"case"' in line)
-    whole.path.write_text("".join(lines[:number]) + lines[number][:200])
-    again, left = measured(machine, tmp_path)
-    assert left == 0 and again.done == whole.done and kept.read(whole.path).done == whole.done
-
-
 def test_what_failed_is_told_and_measured_again(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,16 +162,6 @@ def test_what_failed_is_told_and_measured_again(
     assert run.report(measured(machine, tmp_path)[0])["failures"] == []
 
 
-def test_a_broken_device_ends_the_run(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*arguments: Any) -> Any:
-        raise RuntimeError("an illegal memory access was encountered")
-
-    monkeypatch.setattr("bench.cases.case.measure_case", broken)
-    monkeypatch.setattr(run, "_GIVE_UP", 3)
-    with pytest.raises(RuntimeError, match="nothing works any more: RuntimeError: an illegal memory access"):
-        measured(machine, tmp_path)
-
-
 def test_wrong_results_are_failures(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     good = Ours.codes
     monkeypatch.setattr(Ours, "codes", lambda self, *arguments: good(self, *arguments) ^ 1)
@@ -194,28 +170,6 @@ def test_wrong_results_are_failures(machine: FakeMachine, monkeypatch: pytest.Mo
     case = PairCase("stage", COMMON[0], LARGE).case([Ours(machine)], lambda moved: machine.copy)
     run.measure(machine, [case], results)
     assert " gives " in results.failed[case.name]
-
-
-def test_other_code_has_another_file(machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = measured(machine, tmp_path, seconds=0.01)
-    monkeypatch.setattr(kept, "code_digest", lambda: "0123abcd")
-    second = kept.open_for(machine.device, tmp_path)
-    assert second.path != first.path and not second.cases
-    assert kept.open_for("NVIDIA Other", tmp_path).path.name.startswith("gpu-nvidia-other-20")  # type: ignore[union-attr]
-
-
-def test_the_digest_is_of_what_a_cast_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in ("gpucast", "kernels", "tests"):
-        (tmp_path / folder).mkdir()
-    before = code_digest(tmp_path)
-    (tmp_path / "tests" / "c.py").write_text("3")
-    assert code_digest(tmp_path) == before
-    for folder, name in (("kernels", "b.cuh"), ("gpucast", "a.py"), ("kernels", "d.h"), ("kernels", "e.cpp")):
-        before = code_digest(tmp_path)
-        (tmp_path / folder / name).write_text("5")
-        assert code_digest(tmp_path) != before, name
-    monkeypatch.setenv(VARIABLE, "abc")
-    assert commit() == "abc"
 
 
 # ---- what is measured ----
@@ -238,14 +192,6 @@ def test_every_pair_size_and_layout_is_planned() -> None:
         taken = {name for name in [*everyone, COPY, SAME_RATIO, "torch.compile"] if case.takes(name, "compile" in name)}
         assert names.setdefault((case.pair, case.n, case.layout), taken) <= taken, case
         names[case.pair, case.n, case.layout] = taken
-
-
-def test_users_are_measured_from_small_to_large_arrays_in_three_libraries() -> None:
-    names = [case.name for case in user_cases.cases()]
-    assert len(names) == len(set(names)) == 3 * len(user_cases.SIZES) * len(user_cases.PAIRS)
-    assert {1 << 10, 1 << 28} <= set(user_cases.SIZES)
-    for library in ("PyTorch", "CuPy", "JAX"):
-        assert any(name.startswith(f"users: {library}: ") for name in names)
 
 
 def by_name(machine: FakeMachine, case: Any) -> dict[str, Row]:
@@ -278,43 +224,6 @@ def test_many_arrays_beside_one(machine: FakeMachine, number: int, monkeypatch: 
 _cases_of_many = many_cases.cases
 
 
-def test_a_transformer_has_300_tensors_of_315_million_elements() -> None:
-    of = many_cases.shapes(many_cases.LAYERS, many_cases.WIDTH)
-    assert len(of) == 300
-    assert sum(int(np.prod(shape)) for shape in of) == 25 * (12 * 1024**2 + 13 * 1024)
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        Quantizing("BFLOAT16", "mxfp4", rows=4, columns=256),
-        Quantizing("FLOAT", "mxfp8e4m3", transpose="both", rows=64, columns=64),
-        Quantizing("FLOAT", "int8_axis", 0, rows=64, columns=64),
-    ],
-    ids=str,
-)
-def test_quantizing_beside_copies(case: Quantizing, machine: FakeMachine) -> None:
-    with installed(TimedDriver(machine)):
-        rows = by_name(machine, case.case())
-    ours, size = rows[QUANTIZE], case.rows * case.columns
-    assert ours.wrong == 0 < ours.checked and ours.times is not None
-    stored = {"mxfp4": size // 2 + size // 32, "mxfp8e4m3": 2 * (size + size // 32), "int8_axis": size + 64 * 4}
-    assert ours.bytes == size * dtype(case.src).bits // 8 + stored[case.format]
-    copied = next(row for name, row in rows.items() if name.startswith(COPY))
-    assert copied.times is not None and copied.times.median == pytest.approx(
-        ours.bytes / COPY_KERNEL + LAUNCH, rel=0.01
-    )
-    assert ("gpucast, two calls" in rows) == (case.transpose == "both")
-    assert any("both reads" in name for name in rows) == (case.format == "int8_axis")
-
-
-def test_a_wrong_result_of_quantizing_is_told() -> None:
-    x = np.ones((4, 64), np.float32)
-    assert difference(quantize(x, "mxfp4"), quantize(x, "mxfp4")).wrong == 0
-    assert difference(quantize(2 * x, "mxfp4"), quantize(x, "mxfp4")).first == "scales are not the host's"
-    assert difference(quantize(-x, "mxfp4"), quantize(x, "mxfp4")).first == "data are not the host's"
-
-
 # ---- what is made of it ----
 
 
@@ -330,16 +239,6 @@ def test_the_table_of_common_pairs(results: Results) -> None:
     assert cells[9] == f"{(24576 / 1.2e9 + LAUNCH) / (24576 / 0.99e9 + LAUNCH):.2f}"
     assert "its results differ" in table and "none has it" in table
     assert group.goal == 0.95 and all(g.goal == 0.9 for g in gpu_tables.groups(results) if "INT4" in g.name)
-
-
-def test_losses_and_short_pairs_are_told(results: Results) -> None:
-    lines = gpu_tables.rival_lines(results, LARGE)
-    cupy, torch = (next(line for line in lines if name in line) for name in ("CuPy copyto", "torch copy_"))
-    assert 2.5 < float(cupy.split(" x ")[0]) < 3.3 and "slower in 0" in cupy
-    assert torch.startswith("0.8") and "FLOAT to FLOAT16 at 131,072 (1.21 x)" in torch
-    text = "\n".join(gpu_tables.pair_lines(results))
-    # The fake's kernels reach 90 % of its copy kernel.
-    assert "0 of 4" in text and "short are" in text and "results that differ from the reference: 0 of" in text
 
 
 def test_the_report_is_written_beside_the_results(results: Results, capsys: pytest.CaptureFixture[str]) -> None:
@@ -359,44 +258,7 @@ def test_the_report_is_written_beside_the_results(results: Results, capsys: pyte
     assert section.count("![") == 1
 
 
-def test_without_figures_there_is_nothing_to_show(tmp_path: Path) -> None:
-    results = Results(tmp_path / "gpu-x.jsonl")
-    results.open_session({"name": "x"})
-    assert gpu_tables.share_picture(results) == ""
-    assert gpu_tables.markdown(results).startswith("# gpucast on x, ")
-    (tmp_path / "none-2026-01-01-00000000.json").write_text(json.dumps({"device": "none"}))
-    assert kept.newest(tmp_path) is None
-    assert readme.gpu_section(tmp_path).startswith("No run on a GPU is recorded yet")
-
-
 # ---- first calls, the sweep for sanitizers ----
-
-
-def test_first_calls_have_an_empty_and_then_the_full_cache(
-    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[tuple[str, bool]] = []
-
-    def call(variables: dict[str, str]) -> dict[str, float]:
-        folder = Path(variables["GPUCAST_CACHE_DIR"])
-        seen.append((str(folder), folder.exists()))
-        folder.mkdir(exist_ok=True)
-        return {"first": 1.0}
-
-    monkeypatch.setattr(first_call, "in_a_process", call)
-    assert [row.name for row in first_call.case().measure(machine)] == ["first, empty cache", "first, full cache"]
-    assert seen[0][0] == seen[1][0] and [there for _, there in seen] == [False, True]
-    assert not Path(seen[0][0]).exists()
-
-
-def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(RuntimeError, match="Error"):
-        first_call.in_a_process({})
-    passed: list[str] = []
-    calls: dict[str, Callable[[], Any]] = {name: lambda name=name: passed.append(name) for name in "ab"}  # type: ignore[misc]
-    found = first_call.timed(calls, lambda: None)
-    assert passed == ["a", "b"] and all(seconds >= 0 for seconds in found.values())
 
 
 def test_the_sweep_has_every_size_and_kernel() -> None:

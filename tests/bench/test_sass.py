@@ -187,14 +187,6 @@ def test_of_opposite_guards_one_counts_as_access_and_both_as_instructions() -> N
     assert (found.loads, found.instructions) == ({8: 1}, 6)
 
 
-def test_a_predicate_that_is_set_again_is_another_guard() -> None:
-    text = "@P0 LDG.E.64 R4, desc[UR4][R2.64]\n{}\n@!P0 LDG.E.64 R6, desc[UR4][R2.64]\n"
-    text += "STG.E.128 desc[UR4][R8.64], R4\nEXIT"
-    again = tile_path(text.format("ISETP.NE.AND P0, PT, R0, RZ, PT"), 16, 16)
-    same = tile_path(text.format("ISETP.NE.AND P1, PT, R0, RZ, PT"), 16, 16)
-    assert again.loads == {8: 2} and same.loads == {8: 1}
-
-
 MARKED = """
     LDG.E.128 R4, desc[UR4][R2.64]
     @P0 BRA `(.L_rare)
@@ -207,15 +199,6 @@ MARKED = """
     MOV R5, R6
     BRA `(.L_store)
     """
-
-
-def test_what_is_marked_is_rare() -> None:
-    marked, plain = tile_path(MARKED.format("PMTRIG 0x2"), 16, 16), tile_path(MARKED.format("MOV R3, R6"), 16, 16)
-    assert (marked.instructions, plain.instructions) == (4, 8)
-
-
-def test_a_marker_that_nothing_passes_by_counts() -> None:
-    assert tile_path(f"PMTRIG 0x2\n{ONE_BLOCK}", 16, 16).instructions == 5
 
 
 def test_a_loop_is_told_but_not_that_of_a_tail_nor_a_marked_one() -> None:
@@ -255,13 +238,6 @@ def test_a_loop_is_told_but_not_that_of_a_tail_nor_a_marked_one() -> None:
     assert (leaves.loop, leaves.stores) == (False, {16: 1})
 
 
-def test_the_loads_of_a_table_come_on_top() -> None:
-    text = "LDG.E.CONSTANT R3, desc[UR4][R2.64]\nSTS [R0], R3\n@P0 BRA `(.L_odd)\n" + ONE_BLOCK
-    text += "\n.L_odd:\n" + 5 * "LDG.E R4, desc[UR4][R2.64]\n" + "STG.E.128 desc[UR4][R8.64], R4\nEXIT"
-    found = tile_path(text, 16, 16)
-    assert (found.loads, found.instructions) == ({16: 1, 4: 1}, 7)
-
-
 # ---- what the compiler makes ----
 
 _KERNEL = """
@@ -296,17 +272,3 @@ def test_threads_that_part_meet_again() -> None:
     (last,) = [number for number, block in enumerate(blocks) if block.exits]
     before = [number for number, block in enumerate(blocks) if last in block.successors]
     assert len(before) == 2 and not any(blocks[number].exits for number in before)
-
-
-def test_a_compiled_marker() -> None:
-    work = "if (v.x == 77) {{ {} v.x /= (v.y | 1); v.y /= (v.z | 1); }}"
-    plain, marked = (
-        full_tile(compiled(work.format(mark), "if (i >= n) return;"), 16, 16)
-        for mark in ("", 'asm volatile("pmevent 1;");')
-    )
-    assert marked.instructions < plain.instructions / 2
-
-
-def test_a_compiled_loop() -> None:
-    found = full_tile(compiled('_Pragma("unroll 1") for (unsigned j = 0; j < n; ++j) v.x += v.x / v.y;'), 16, 16)
-    assert found.loop and found.loads == {16: 1}

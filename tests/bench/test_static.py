@@ -21,9 +21,9 @@ from bench.static import budget as static_budget
 from bench.static import check as static
 from bench.static import layouts as static_layouts
 from bench.static import published as static_published
-from bench.static.budget import FULL, KNOWN, of_casts, problems, widths
+from bench.static.budget import KNOWN, of_casts, problems, widths
 from bench.static.kernels import BATCH, StaticKernel, compiled, facts, measure
-from bench.static.model import ATTAINABLE, GPUS, TURNOVER, estimate, estimates, loaded, resident_threads, work
+from bench.static.model import ATTAINABLE, GPUS, TURNOVER, estimate, estimates, loaded, resident_threads
 from bench.static.sass import Instruction
 from gpucast import dtype
 from gpucast.casting.fused_options import fused_rule
@@ -74,14 +74,6 @@ def test_every_rule_has_wide_accesses_and_no_spills(exhaustive: bool) -> None:
 def test_casts_of_many_arrays_reach_their_goal(exhaustive: bool) -> None:
     chosen = DEFAULTS if exhaustive else random.Random(90).sample(DEFAULTS, BATCH)
     assert verdict(measure(chosen, "sm_90", "many")) == []
-
-
-def test_a_kernel_counts_the_same_alone_and_with_others() -> None:
-    """All that shares a program is time."""
-    some = [rule("FLOAT", dst) for dst in ("INT8", "FLOAT16", "FLOAT8E4M3FN")]
-    together = of([kernel_source(one) for one in some])
-    alone = [of([kernel_source(one)])[0] for one in some]
-    assert [(one.path, one.registers) for one in together] == [(one.path, one.registers) for one in alone]
 
 
 #: Instructions per element of fused casts as they were when the kernels were written, and few more.
@@ -196,19 +188,6 @@ def test_known_misses() -> None:
     assert all(arch.startswith("sm_") and pair in pairs and reason for (arch, _, pair), reason in KNOWN.items())
 
 
-def test_only_the_default_rule_must_not_fill_a_unit() -> None:
-    other = rule("FLOAT", "INT32", overflow="saturate")
-    known = {("sm_90", "contiguous", "FLOAT to INT32"): "a reason"}
-    assert verdict([made(BUSY, other)]) == verdict([made(COPY, other)], known) == []
-    assert len(verdict([made(NARROW, other)])) == 2
-
-
-def test_only_architectures_whose_rates_have_a_source_are_gated() -> None:
-    busy = made(BUSY)
-    assert problems(busy) and problems(dataclasses.replace(busy, arch="sm_100a")) == []
-    assert static_budget.fullest(busy) > FULL
-
-
 @pytest.mark.parametrize(
     ("src", "dst", "wanted"),
     [
@@ -282,26 +261,6 @@ def test_too_few_bytes_in_flight_limit_a_kernel() -> None:
     assert (found.bound, found.share) == ("latency", pytest.approx(part * found.in_flight / found.needed))
 
 
-#: Two stores of 16 bytes: next to each other, and 512 bytes apart.
-SPLIT = "uint4 v = src[2 * i], w = src[2 * i + 1]; dst[2 * i] = v; dst[2 * i + 1] = w;"
-APART = "uint4 v = src[i], w = src[i + 256]; dst[i] = v; dst[i + 256] = w;"
-
-
-@pytest.mark.parametrize(("body", "bytes"), [(SPLIT, 32 + 64), (APART, 32 + 32)], ids=["split", "apart"])
-def test_stores_of_half_sectors_count_whole(body: str, bytes: int) -> None:
-    assert work(made(body).path, 32)["l2"] == bytes
-
-
-def test_lines_are_those_that_a_warp_spans() -> None:
-    """A warp's accesses of 16 bytes are 4 lines, or 8 where threads are 32 bytes apart."""
-    assert work(made(APART).path, 32)["l1 lines"] == pytest.approx(4 * 4 / 32)
-    assert work(made(SPLIT).path, 32)["l1 lines"] == pytest.approx(4 * 8 / 32)
-
-
-def test_a_table_is_loaded_from_the_cache() -> None:
-    assert work(made(APART).path, 16)["l2"] == 16 + 32
-
-
 @pytest.mark.parametrize(
     ("registers", "shared", "threads"),
     [(32, 0, 2048), (33, 0, 1536), (64, 0, 1024), (255, 0, 256), (32, 100 << 10, 512)],
@@ -336,23 +295,6 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "the busiest unit at the speed of a copy, sm_90" in picture and "no GPU was used" in picture
 
 
-def test_the_command_fails_where_a_pair_fills_a_unit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(static_budget, "FULL", 0.1)
-    assert main(["--static", "--src", "FLOAT", "--dst", "INT32", "--arch", "sm_90"]) == 1
-    assert "sm_90 contiguous FLOAT to INT32: " in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("arch", "said"), [("sm_9", "is not an architecture"), ("compute_90", "gives PTX"), ("8.9", "no GPU")]
-)
-def test_an_architecture_without_machine_code(arch: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--static", "--arch", arch])
-    assert said in capsys.readouterr().err
-
-
 # ---- the picture ----
 
 
@@ -361,13 +303,6 @@ VALUES = {("FLOAT", "INT8"): 0.5, ("INT8", "FLOAT"): 1.5, ("INT8", "INT4"): 1.0}
 
 def drawn(good: str) -> str:
     return heatmap(VALUES, "T", ["U & V"], low=0, middle=1, high=2, good=good)  # type: ignore[arg-type]
-
-
-def test_the_picture_says_what_it_shows() -> None:
-    text = drawn("low")
-    for words in ("T", "U &amp; V", *map(str, NUMERIC), "0.50", "1.50", "1.00"):
-        assert f">{words}</text>" in text
-    assert "<title>FLOAT to INT8</title>" in text and "nan" not in text
 
 
 def test_good_is_blue_and_bad_is_orange() -> None:

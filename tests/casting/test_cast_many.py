@@ -228,8 +228,8 @@ AMAX_SHAPES = {"used": (700, (3, 5), 9, 40, (2, 3)), "one is empty": (700, 0, 9,
 
 
 @pytest.mark.parametrize("shapes", AMAX_SHAPES.values(), ids=AMAX_SHAPES)
-@pytest.mark.parametrize("keywords", [{}, {"scale": 0.375}], ids=["", "scaled"])
-def test_amax_of_each_array_and_of_all(driver: HostDriver, shapes: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+@pytest.mark.parametrize("scale", [None, 0.375, np.float32([2, 0.3, 5, 1, 7])], ids=["", "scaled", "each scaled"])
+def test_amax_of_each_array_and_of_all(driver: HostDriver, shapes: tuple[Any, ...], scale: Any) -> None:
     """On the host and on a device, in one launch where every array has elements; a larger value from before stays."""
     names = ("FLOAT16", "FLOAT", "INT8", "FLOAT8E4M3FN", "DOUBLE")
     arrays = [values(name, shape, i) for i, (name, shape) in enumerate(zip(names, shapes, strict=True))]
@@ -239,21 +239,25 @@ def test_amax_of_each_array_and_of_all(driver: HostDriver, shapes: tuple[Any, ..
     there = [upload(x) for x in arrays]
     before = np.float32([0, 1e-3, 1e38, 0, 0])
     each, one = before.copy(), np.zeros((), np.float32)
+    each_scale = [scale] * 5 if scale is None or isinstance(scale, float) else scale.tolist()
     expected = []
     for i, x in enumerate(arrays):
-        expected.append(gpucast.cast(x, "BFLOAT16", amax=each[i : i + 1], **keywords))
-        gpucast.cast(x, "BFLOAT16", amax=one, **keywords)
+        expected.append(gpucast.cast(x, "BFLOAT16", amax=each[i : i + 1], scale=each_scale[i]))
+        gpucast.cast(x, "BFLOAT16", amax=one, scale=each_scale[i])
     assert each[2] == np.float32(1e38) and np.isnan(each[3]) and np.isnan(one)
     for count, wanted in ((5, each), (1, one)):
         on_host = before.copy() if count > 1 else np.zeros((), np.float32)
-        for x, y in zip(gpucast.cast_many(arrays, "BFLOAT16", amax=on_host, **keywords), expected, strict=True):
+        for x, y in zip(gpucast.cast_many(arrays, "BFLOAT16", amax=on_host, scale=scale), expected, strict=True):
             assert_same(x, y)
         np.testing.assert_array_equal(on_host, wanted)
         for _ in range(2):
             amax = upload(before.copy() if count > 1 else np.zeros((), np.float32))
             driver.launched.clear()
-            results = gpucast.cast_many(there, "BFLOAT16", amax=amax, **keywords)
-            assert len(driver.launched) == (4 if count > 1 and 0 in shapes else 1)
+            results = gpucast.cast_many(
+                there, "BFLOAT16", amax=amax, scale=upload(scale) if isinstance(scale, np.ndarray) else scale
+            )
+            scattered = 0 in shapes and (count > 1 or isinstance(scale, np.ndarray))
+            assert len(driver.launched) == (4 if scattered else 1)
             for x, y in zip(results, expected, strict=True):
                 assert_same(elements(x), y)
             np.testing.assert_array_equal(download(amax), wanted)
@@ -390,6 +394,8 @@ def test_what_is_wrong_is_told_and_nothing_written(driver: HostDriver, warm: boo
             arrays,
             {"amax": upload(np.zeros(3, np.float32))},
         ),
+        (ValueError, r"scale is on the host; x is on cuda:0$", arrays, {"scale": np.ones(2, np.float32)}),
+        (ValueError, r"scale is not contiguous", arrays, {"scale": upload(np.ones(4, np.float32))[::2]}),
         (ValueError, r"amax is not contiguous", arrays, {"amax": upload(np.zeros(4, np.float32))[::2]}),
         (ValueError, r"amax is on the host; x is on cuda:0$", arrays, {"amax": np.zeros(2, np.float32)}),
         (ValueError, r"amax overlaps arrays\[0\]", arrays, {"amax": arrays[0][2:4], "out": out}),
@@ -436,9 +442,6 @@ def test_without_a_gpu_arrays_on_a_device_are_refused() -> None:
     x = upload(values("FLOAT", 3))
     with pytest.raises(gpucast.DeviceUnavailable, match="^cast_many: no cast on a GPU"):
         gpucast.cast_many([x, x], "FLOAT16")
-
-
-# ---- on a GPU ----
 
 
 # ---- the text ----

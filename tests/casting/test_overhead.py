@@ -187,6 +187,3 @@ def test_plans_do_not_grow_without_end() -> None:
         for name in set(names):
             gpucast.cast(x, name, opset=opset)
             assert 0 < plans.count() <= 2048
-
-
-# ---- the benchmark ----

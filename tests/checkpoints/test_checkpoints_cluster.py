@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 
 import gpucast
+from conversions import checkpoint, planned
 from endings import HANGS
 from gpucast import files
-from gpucast.checkpoints import Choice, ConversionPlan, Options, Outcome, Request, make_plan, run
+from gpucast.checkpoints import ConversionPlan, Options, Outcome, run
 from gpucast.cli import main
 
 distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
@@ -32,26 +33,16 @@ from gpucast.checkpoints.running.staging import Staging  # noqa: E402
 SHARDS = 4
 
 
-def checkpoint(folder: Path, tensors: int = 2, size: int = 1000) -> Path:
+def made(folder: Path, tensors: int = 2, size: int = 1000) -> Path:
     """A checkpoint of several shards and a file of another kind."""
-    folder.mkdir()
     random = np.random.default_rng(4)
-    weight_map = {}
-    for shard in range(SHARDS):
-        name = f"model-{shard}.safetensors"
-        held = {f"{shard}.{i}": random.normal(size=size).astype(np.float32) for i in range(tensors)}
-        files.save(str(folder / name), held)
-        weight_map |= dict.fromkeys(held, name)
-    total = SHARDS * tensors * size * 4
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map})
-    )
+    held = {
+        f"model-{shard}": {f"{shard}.{i}": random.normal(size=size).astype(np.float32) for i in range(tensors)}
+        for shard in range(SHARDS)
+    }
+    checkpoint(folder, held, total_size=SHARDS * tensors * size * 4)
     (folder / "config.json").write_text("{}")
     return folder
-
-
-def planned(source: Path, target: Path, to: str = "BFLOAT16") -> ConversionPlan:
-    return make_plan(str(source), str(target), Request(Choice(gpucast.dtype(to)), {}))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -63,8 +54,8 @@ def address(cluster: Any) -> str:
 
 
 def test_a_worker_killed_in_the_middle_of_a_file(cluster: Any, tmp_path: Path) -> None:
-    source, target = checkpoint(tmp_path / "in", tensors=48, size=1 << 16), tmp_path / "out"
-    plan = planned(source, target)
+    source, target = made(tmp_path / "in", tensors=48, size=1 << 16), tmp_path / "out"
+    plan = planned(source, target, "BFLOAT16")
     outcome, advanced = Outcome(plan), []
     thread = threading.Thread(target=run_on, args=(address(cluster), plan, Options(), outcome, advanced.append))
     thread.start()
@@ -72,7 +63,7 @@ def test_a_worker_killed_in_the_middle_of_a_file(cluster: Any, tmp_path: Path) -
     assert not target.exists()
     thread.join(HANGS)
     assert not thread.is_alive()
-    run(planned(source, tmp_path / "alone"), Options(), Outcome(plan))
+    run(planned(source, tmp_path / "alone", "BFLOAT16"), Options(), Outcome(plan))
     assert contents(target) == contents(tmp_path / "alone")
     assert sum(advanced) == sum(file.bytes_in for file in plan.files)
     assert len(outcome.results) == SHARDS * 48 and outcome.waiting == 0
@@ -119,7 +110,7 @@ def test_the_command_converts_on_a_cluster(
     cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    checkpoint(tmp_path / "in")
+    made(tmp_path / "in")
     command = ["convert", "in", "out", "--to", "FLOAT16", "--scheduler", address(cluster)]
     assert main([*command, "--verify", "--json", "--report", "report.html"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -131,15 +122,15 @@ def test_the_command_converts_on_a_cluster(
 
 
 def test_an_error_of_a_worker_ends_the_run(cluster: Any, tmp_path: Path) -> None:
-    source = checkpoint(tmp_path / "in")
+    source = made(tmp_path / "in")
     files.save(str(source / "model-2.safetensors"), {"2.0": np.full(1000, 1e9, np.float32), "2.1": np.zeros(1)})
     with pytest.raises(ValueError, match="tensor '2.0' from FLOAT to FLOAT16 would lose 1,000"):
-        run_on(address(cluster), plan := planned(source, tmp_path / "out", "FLOAT16"), Options(), Outcome(plan))
+        run_on(address(cluster), plan := planned(source, tmp_path / "out"), Options(), Outcome(plan))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in"]
 
 
 def test_workers_of_another_version_are_refused(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned(checkpoint(tmp_path / "in"), tmp_path / "out")
+    plan = planned(made(tmp_path / "in"), tmp_path / "out")
     version = gpucast.__version__
     monkeypatch.setattr(on_cluster, "__version__", "0.0.1")
     with pytest.raises(
@@ -151,7 +142,7 @@ def test_workers_of_another_version_are_refused(cluster: Any, tmp_path: Path, mo
 
 
 def test_workers_that_do_not_see_the_files_are_refused(cluster: Any, tmp_path: Path) -> None:
-    plan = planned(checkpoint(tmp_path / "in"), tmp_path / "out")
+    plan = planned(made(tmp_path / "in"), tmp_path / "out")
     first, *others = plan.files
     changes: list[tuple[dict[str, Any], str]] = [
         ({"path": "/elsewhere/model.safetensors"}, r"cannot see /elsewhere/model.safetensors \(No such file"),
@@ -171,7 +162,7 @@ def test_workers_that_do_not_see_the_files_are_refused(cluster: Any, tmp_path: P
 
 def test_a_scheduler_that_is_not_there_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_cluster, "_WORKERS", 0.5)
-    plan = planned(checkpoint(tmp_path / "in"), tmp_path / "out")
+    plan = planned(made(tmp_path / "in"), tmp_path / "out")
     for wrong in ("tcp://127.0.0.1:1", "nonsense://127.0.0.1"):
         with monkeypatch.context() as quick, pytest.raises(ClusterError, match=f"--scheduler {wrong}: cannot be"):
             quick.setattr(on_cluster, "_REACH", 0.5)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import json
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -11,38 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conversions import contents, planned
+from conversions import checkpoint, contents, convert, failure, planned, run
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import cast_tensor, staging
+from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
 from gpucast.core.dtypes import DType
 from onnx_models import save_external
-from scaled_files import convert
 from tensors import full_disk, leftovers
 
 BIG = np.linspace(-1, 1, 1 << 18, dtype=np.float32)
 
 
-def checkpoint(folder: Path, x: np.ndarray = BIG[:500]) -> None:
-    folder.mkdir(parents=True)
-    weight_map = {}
-    for shard in ("a.safetensors", "b.safetensors"):
-        tensors = {f"{shard[0]}{i}": x[i:] for i in range(3)} | {f"{shard[0]}n": np.arange(4)}
-        files.save(str(folder / shard), tensors)
-        weight_map |= dict.fromkeys(tensors, shard)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
-
-
-def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert convert(*argv) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    return printed.err
+def two(folder: Path, x: np.ndarray = BIG[:500]) -> None:
+    checkpoint(folder, {name: {f"{name}{i}": x[i:] for i in range(3)} | {f"{name}n": np.arange(4)} for name in "ab"})
 
 
 @pytest.mark.parametrize("after", [0, 100, 10_000, 300_000])
 def test_a_full_disk(after: int, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint(folder / "in", BIG)
+    two(folder / "in", BIG)
     files.save("one.safetensors", {"x": BIG})
     files.save("old.npz", {"old": np.arange(3)})
     save_external(folder / "models" / "m.onnx", BIG)
@@ -84,7 +71,7 @@ def test_a_full_disk_keeps_what_is_worth_it(
 
 
 def test_a_truncated_shard(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint(folder / "in", BIG)
+    two(folder / "in", BIG)
     shard = folder / "in" / "b.safetensors"
     whole = shard.read_bytes()
     for size in (0, 7, 100, len(whole) - 1):
@@ -102,25 +89,6 @@ def test_a_truncated_shard(folder: Path, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(checkpoints, "make_plan", cut)
     assert "in/b.safetensors: " in failure(capsys, "in", "out", "--to", "FLOAT16")
     assert leftovers(folder, "in") == []
-
-
-def test_two_processes_do_not_write_one_file(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(staging, "_LOOKS", 2)
-    files.save("in.safetensors", {"a": BIG, "b": BIG})
-    argv = ["in.safetensors", "out.safetensors", "--to", "FLOAT16"]
-    plan = planned("in.safetensors", "out.safetensors")
-    other: list[str] = []
-
-    def meanwhile(done: int) -> None:
-        if not other:
-            other.extend(failure(capsys, *argv, *more) for more in ([], ["--restart"]))
-
-    checkpoints.run(plan, checkpoints.Options(), checkpoints.Outcome(plan), meanwhile)
-    assert all("out.safetensors: another process is converting it at this moment" in said for said in other)
-    assert other[1].endswith("; end it first\n")
-    assert set(files.load("out.safetensors")) == {"a", "b"}
 
 
 def test_damaged_work_is_done_again(
@@ -145,10 +113,29 @@ def test_damaged_work_is_done_again(
     assert all(x.tobytes() == wanted for x in files.load("out.safetensors").values())
 
 
+def test_what_did_not_come_to_the_disk_is_written_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error of fsync it may read as if it had come."""
+    files.save("in.safetensors", {"a": BIG, "b": BIG})
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
+    plan, synced = planned("in.safetensors", "out.safetensors"), os.fsync
+
+    def refused(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/out.safetensors"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        synced(descriptor)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        patch.setattr(os, "fsync", refused)
+        run(plan)
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors.partial"]
+    assert not any(map(os.path.exists, Staging(plan).parts(plan.files[0])))
+    assert run(plan).resumed == 0
+
+
 def test_a_wrong_result_is_not_given_a_name(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint(folder / "in")
+    two(folder / "in")
     cast = cast_tensor._cast_on
 
     def wrong(device: str | None, x: Any, dst: DType, attributes: Any) -> Any:
@@ -162,6 +149,12 @@ def test_a_wrong_result_is_not_given_a_name(
     message = failure(capsys, "in", "out", "--to", "FLOAT16", "--verify")
     assert "out/a.safetensors: verify: tensor 'a0': element 17 is" in message
     assert leftovers(folder, "in") == []
+    # Nor gone on with.
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "WORTH_KEEPING", 0)
+        failure(capsys, "in", "out", "--to", "FLOAT16", "--verify")
+    monkeypatch.setattr(cast_tensor, "_cast_on", cast)
+    assert convert("in", "out", "--to", "FLOAT16", "--verify", "all") == 0
     # Among many elements some are looked at.
     files.save("in.npy", {"x": np.ones(5000, np.float32)})
     monkeypatch.setattr(

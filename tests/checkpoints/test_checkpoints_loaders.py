@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from codes import assert_same
+from conversions import convert, header, model, numbers, save
 from gpucast import checkpoints, files
 from gpucast.checkpoints.scales.scaling import groups
 from gpucast.core.dtypes import dtype
-from scaled_files import convert, header, numbers, save
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -36,8 +36,7 @@ def ignored(style: str) -> list[str]:
 
 def written(style: str, tensors: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The tensors of the file, and the layers that the config tells loaders to leave alone."""
-    save("in/model.safetensors", tensors)
-    Path("in/config.json").write_text("{}")
+    model(tensors)
     assert convert("in", "out", *BLOCKS, "--style", style) == 0
     return header("out/model.safetensors"), ignored(style)
 
@@ -148,8 +147,7 @@ def test_compressed_tensors_reads_mx_as_gpucast_does(to: str) -> None:
     from compressed_tensors.quantization import QuantizationScheme
     from safetensors.torch import load_file
 
-    save("in/model.safetensors", {"l.weight": numbers(66, 160)})
-    Path("in/config.json").write_text("{}")
+    model({"l.weight": numbers(66, 160)})
     assert convert("in", "out", "--to", to, "--scale", "mx", "--style", "compressed-tensors", "--verify", "all") == 0
     assert convert("out", "back", "--to", "FLOAT") == 0
     config = json.loads(Path("out/config.json").read_text())["quantization_config"]
@@ -165,11 +163,6 @@ def test_compressed_tensors_reads_mx_as_gpucast_does(to: str) -> None:
 
 
 # ---- the config.json of a converted model ----
-
-
-def model(tensors: dict[str, Any], **config: Any) -> None:
-    save("in/model.safetensors", tensors)
-    Path("in/config.json").write_text(json.dumps(config))
 
 
 def config_written() -> Any:
@@ -195,7 +188,7 @@ def test_numbers_stay_as_they_were_written() -> None:
     assert re.sub(r"\s", "", Path("out/config.json").read_text()) == wanted
 
 
-def test_the_type_is_that_of_most_numbers() -> None:
+def test_the_type_of_most_numbers_counts() -> None:
     model({"l.weight": numbers(8, 8), "norm.weight": numbers(1, 4)}, dtype="float32", quantization_config=None)
     assert convert("in", "out", "--to", "BFLOAT16", "--include", "norm.weight") == 0
     assert Path("out/config.json").read_bytes() == Path("in/config.json").read_bytes()
@@ -242,12 +235,9 @@ def test_joined_weights_get_one_global_scale(among: str) -> None:
     weights = {f"{LAYER}.{last}.weight": numbers(32, 64) * size for last, size in (("q_proj", 1), ("k_proj", 40))}
     weights[f"{LAYER}.v_proj.weight"] = numbers(16, 64) / 9
     weights[f"{LAYER}.o_proj.weight"] = numbers(32, 64) / 9
-    for index, (name, weight) in enumerate(weights.items()):
-        save(f"in/{index}.safetensors", {name: weight})
-    if among == "one file":
-        for path in Path("in").iterdir():
-            path.unlink()
-        save("in/model.safetensors", weights)
+    parts = [weights] if among == "one file" else [{name: weight} for name, weight in weights.items()]
+    for index, part in enumerate(parts):
+        save(f"in/{index}.safetensors", part)
     Path("in/config.json").write_text("{}")
     assert convert("in", "out", *NVFP4, "--verify", "all") == 0
     written = {name: array for path in shards("out") for name, array in files.load(path).items()}
@@ -267,8 +257,7 @@ def test_joined_weights_get_one_global_scale(among: str) -> None:
 
 def test_a_weight_that_is_kept_does_not_count() -> None:
     weights = {f"l.{last}.weight": numbers(16, 64) * size for last, size in (("q_proj", 1), ("k_proj", 40))}
-    save("in/model.safetensors", weights)
-    Path("in/config.json").write_text("{}")
+    model(weights)
     assert convert("in", "out", *NVFP4, "--exclude", "l.k_proj.weight") == 0
     (scale,) = files.load("out/model.safetensors")["l.q_proj.weight_global_scale"]
     np.testing.assert_allclose(scale, 6 * 448 / np.abs(weights["l.q_proj.weight"]).max(), rtol=1e-6)

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conversions import convert, numbers
 from gpucast import files
 from gpucast.checkpoints.scales import scaling, stored
 from gpucast.checkpoints.streaming import pieces
 from gpucast.checkpoints.streaming.pieces import Cut
 from gpucast.core.dtypes import dtype
-from scaled_files import convert, numbers
 
 TYPES = ("FLOAT8E4M3FN", "FLOAT6E2M3", "FLOAT4E2M1", "INT8", "UINT4", "INT2")
 PAIRS = [(to, scale) for to in TYPES for scale in scaling.formats(dtype(to))]

@@ -15,10 +15,9 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
-import numpy as np
 import pytest
 
-from conversions import begun, planned, run
+from conversions import BIG, begun, failure, planned, run, two
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import partial
 from gpucast.cli import main
@@ -27,22 +26,6 @@ from gpucast.core.dtypes import dtype
 from onnx_models import save_external
 from strangers import STRANGER, as_root
 from tensors import leftovers
-
-BIG = np.linspace(-1, 1, 1 << 12, dtype=np.float32)
-
-
-def two(name: Path | str = "in") -> None:
-    os.makedirs(name)
-    for shard in "ab":
-        files.save(f"{name}/{shard}.safetensors", {shard: BIG})
-
-
-def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    assert main(["convert", *argv, "--quiet"]) == 1
-    printed = capsys.readouterr()
-    assert printed.out == ""
-    return printed.err
-
 
 # ---- what is missing, or was put there ----
 
@@ -80,9 +63,6 @@ def test_what_cannot_be_completed_is_told(folder: Path, monkeypatch: pytest.Monk
         run(plan)
     run(plan, restart=True)
     assert leftovers(folder, "in.onnx", "in.onnx.bin") == ["out.onnx", "out.onnx.data"]
-
-
-# ---- after all is written ----
 
 
 # ---- another's folder, links ----
@@ -219,7 +199,9 @@ def test_a_file_that_exists_is_replaced_only_when_told(folder: Path, capsys: pyt
     Path("out.safetensors").write_bytes(b"mine")
     argv = ["in.safetensors", "out.safetensors", "--to", "FLOAT16"]
     for more in ([], ["--dry-run"], ["--restart"]):
-        assert "out.safetensors: exists already; give --overwrite to replace it" in failure(capsys, *argv, *more)
+        assert "out.safetensors: exists already; give --overwrite to replace it" in failure(
+            capsys, *argv, *more, overwrite=False
+        )
     assert Path("out.safetensors").read_bytes() == b"mine"
     assert main(["convert", *argv, "--overwrite", "--quiet"]) == 0
     assert leftovers(folder, "in.safetensors", "out.safetensors") == []

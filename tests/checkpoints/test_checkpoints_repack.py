@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from codes import assert_same
+from conversions import convert, failure, model, numbers, quantized
 from gpucast import files
 from gpucast.checkpoints.scales import repack
 from gpucast.cli import main
-from scaled_files import convert, failure, numbers, quantized, save
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -26,8 +26,7 @@ POWERS = np.exp2(np.random.default_rng(1).integers(-20, 20, (2, 3))).astype(np.f
 
 def checked(tensors: dict[str, Any], *options: str, lossless: bool = True) -> dict[str, Any]:
     """Convert to other scales; the written tensors. The numbers are those that there were if `lossless`."""
-    save("in/model.safetensors", tensors)
-    Path("in/config.json").write_text("{}")
+    model(tensors)
     assert main(["convert", "in", "out", *options, "--verify", "all", "--quiet", "--report", "r.json"]) == 0
     (told,) = json.loads(Path("r.json").read_text())["tensors"]
     assert told.get("lossless", False) is lossless
@@ -80,8 +79,7 @@ def test_larger_blocks_do_not_keep_the_values() -> None:
 def test_a_value_that_is_not_kept_stops_the_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save("in/model.safetensors", {"l.weight": F8, "l.scale": POWERS.astype(E8M0)})
-    Path("in/config.json").write_text("{}")
+    model({"l.weight": F8, "l.scale": POWERS.astype(E8M0)})
     parts = repack.Repacked._parts
 
     def wrong(self: Any, *given: Any) -> Any:
@@ -95,8 +93,7 @@ def test_a_value_that_is_not_kept_stops_the_work(
 
 
 def test_the_plan_and_the_result_say_so(capsys: pytest.CaptureFixture[str]) -> None:
-    save("in/model.safetensors", {"l.weight": F8, "l.scale": POWERS.astype(E8M0)})
-    Path("in/config.json").write_text("{}")
+    model({"l.weight": F8, "l.scale": POWERS.astype(E8M0)})
     assert main(["convert", "in", "out", *DEEPSEEK, "--dry-run"]) == 0
     assert "FLOAT8E4M3FN (lossless)" in capsys.readouterr().out
     assert main(["convert", "in", "out", *DEEPSEEK]) == 0

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 import gpucast
+from conversions import numbers
 from gpucast import files
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.losses.statistics import Histogram
 from gpucast.cli import main
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from scaled_files import numbers
 from tensors import ids, sample
 
 pytestmark = pytest.mark.usefixtures("folder")

@@ -11,16 +11,15 @@ import pytest
 
 import gpucast
 from codes import assert_same
+from conversions import convert, header, model, numbers, save
 from gpucast import files
 from gpucast.core import formats
-from scaled_files import convert, header, numbers, save
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    save("in/model.safetensors", {"l.weight": numbers(64, 128)})
-    Path("in/config.json").write_text("{}")
+    model({"l.weight": numbers(64, 128)})
     return tmp_path
 
 

@@ -15,6 +15,7 @@ import pytest
 
 import gpucast
 from codes import assert_same
+from conversions import NAMES, convert, failure, header, model, numbers, quantized, save
 from gpucast import checkpoints, files
 from gpucast.arrays.packed import PackedArray
 from gpucast.checkpoints.scales import scaling
@@ -22,7 +23,6 @@ from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming import pieces
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
-from scaled_files import NAMES, convert, failure, header, numbers, quantized, save
 from tensors import leftovers
 
 TYPES = [
@@ -167,7 +167,7 @@ def test_verify_notices_other_codes(capsys: pytest.CaptureFixture[str], monkeypa
 # ---- styles ----
 
 
-def model(style: str, to: str, scale: str, rows: int, **config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def styled(style: str, to: str, scale: str, rows: int, **config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Convert a model of one file; returns types and shapes, and its config.json. Checks that it reads back."""
     weight = NAMES["l.weight"][:rows]
     save("in/model.safetensors", {**NAMES, "l.weight": weight})
@@ -194,7 +194,7 @@ def model(style: str, to: str, scale: str, rows: int, **config: Any) -> tuple[di
 
 def test_deepseek() -> None:
     # README_WEIGHTS.md of DeepSeek-V3: names, types, shapes and the entry of config.json.
-    found, written = model("deepseek", "FLOAT8E4M3FN", "block", 256, quantization_config={"quant_method": "old"})
+    found, written = styled("deepseek", "FLOAT8E4M3FN", "block", 256, quantization_config={"quant_method": "old"})
     assert found == {"l.weight": ("F8_E4M3", [256, 256]), "l.weight_scale_inv": ("F32", [2, 2])}
     assert written == {
         "quantization_config": {
@@ -272,7 +272,7 @@ def test_compressed_tensors(
     to: str, scale: str, tensors: Any, format: str, weights: dict[str, Any], activations: Any
 ) -> None:
     rows = next(shape[0] for _, shape in tensors.values())
-    found, written = model("compressed-tensors", to, scale, rows)
+    found, written = styled("compressed-tensors", to, scale, rows)
     assert found == {f"l.weight_{name}".removesuffix("_"): held for name, held in tensors.items()}
     group = {
         "targets": ["Linear"],
@@ -297,8 +297,7 @@ def test_codes_of_compressed_tensors() -> None:
     # weight_global_scale divides.
     x = np.zeros((4, 128), np.float32)
     x[0, :4] = 7, -7, 1, 0
-    save("in/model.safetensors", {"l.weight": x})
-    Path("in/config.json").write_text("{}")
+    model({"l.weight": x})
     options = ["--style", "compressed-tensors"]
     assert convert("in", "i4", "--to", "INT4", "--scale", "per-channel", "--scale-rule", "amax", *options) == 0
     found = files.load("i4/model.safetensors")
@@ -346,8 +345,7 @@ def test_comfyui() -> None:
 
 def test_what_is_asked_for_by_name_is_quantized(capsys: pytest.CaptureFixture[str]) -> None:
     """An embedding; not a row that is no multiple of the block."""
-    save("in/model.safetensors", {**NAMES, "l.weight": NAMES["l.weight"][:256]})
-    Path("in/config.json").write_text("{}")
+    model({**NAMES, "l.weight": NAMES["l.weight"][:256]})
     save("in/other.safetensors", {"m.weight": numbers(4, 40)})
     options = ["--to", "FLOAT8E4M3FN", "--scale", "mx", "--include", "*.weight", "--style", "compressed-tensors"]
     assert convert("in", "out", *options) == 0

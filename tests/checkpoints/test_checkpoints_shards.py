@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from conversions import save
 from gpucast import files
 from gpucast.cli import main
 from gpucast.cli.arguments import size
@@ -34,11 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def save(path: str, tensors: dict[str, Any], metadata: dict[str, str] | None = None) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    files.save(path, tensors, metadata)
-
-
 def metadata(path: str) -> dict[str, str]:
     with files.TensorFile(path) as file:
         return file.metadata
@@ -46,12 +42,6 @@ def metadata(path: str) -> dict[str, str]:
 
 def convert(*argv: str) -> int:
     return main(["convert", *argv, "--to", "FLOAT16", "--quiet"])
-
-
-def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    capsys.readouterr()
-    assert convert(*argv) == 1
-    return capsys.readouterr().err
 
 
 def all_of(folder: str, index: str = "model.safetensors.index.json") -> dict[str, Any]:

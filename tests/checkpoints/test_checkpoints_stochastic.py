@@ -12,6 +12,7 @@ import pytest
 
 import gpucast
 from codes import assert_same
+from conversions import convert, failure, numbers
 from gpucast import checkpoints, files
 from gpucast.checkpoints import tensor_seed
 from gpucast.checkpoints.running import staging
@@ -21,7 +22,6 @@ from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from gpucast.files.tensor import StoredTensor
 from host_driver import HostDriver, installed
-from scaled_files import convert, failure, numbers
 from tensors import leftovers
 
 SEED = 2**64 - 5

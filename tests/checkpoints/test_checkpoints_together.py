@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conversions import planned, run
+from conversions import BIG, planned, run, two
 from gpucast import files
 from gpucast.checkpoints.running import staging, stream
 from gpucast.checkpoints.running.outcome import Share
@@ -21,20 +21,12 @@ from gpucast.core.dtypes import dtype
 from onnx_models import save_external
 from tensors import leftovers
 
-BIG = np.linspace(-1, 1, 1 << 16, dtype=np.float32)
-
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
     return tmp_path
-
-
-def two(name: str = "in") -> None:
-    os.makedirs(name)
-    for shard in "ab":
-        files.save(f"{name}/{shard}.safetensors", {shard: BIG})
 
 
 def test_a_file_is_finished_only_when_it_is_verified(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

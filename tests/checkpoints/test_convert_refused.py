@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from codes import assert_same
-from conversions import contents
+from conversions import contents, convert, failure, numbers
 from gpucast import files
-from scaled_files import convert, failure, numbers
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -25,7 +24,6 @@ F8, I8 = numbers(6, 8).astype(E4M3), np.arange(-24, 24, dtype=np.int8).reshape(6
 ROWS = np.arange(1, 7, dtype=np.float32)[:, None]
 DENSE = numbers(200, 300).astype(E4M3)
 FOUR = np.ones((4, 1), np.float32)
-WIDE = np.ones((4, 2), np.float32)
 
 
 def words(*, width: int = 1, shape: Any = (4, 4), **more: Any) -> dict[str, Any]:
@@ -243,11 +241,7 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
     ({"a.npz.partial": "mine"}, f"{FIRST} a.npz {HALF}", "is in the way, and nothing that gpucast left"),
     ({"a.npz.partial/x": "mine"}, f"{FIRST} a.npz {HALF}", "is in the way, and nothing that gpucast left"),
     ({"a.npz.partial/job.json": "[]"}, f"{FIRST} a.npz {HALF}", "is in the way, and nothing that gpucast left"),
-    (
-        {"out.partial": Path("other"), "other": FOLDER},
-        f"in out {HALF} --restart",
-        "is in the way, and is a link",
-    ),
+    ({"out.partial": Path("other"), "other": FOLDER}, f"in out {HALF} --restart", "is in the way, and is a link"),
     ({}, f"in one.npy {HALF}", "is the name of a file"),
     ({}, f"{INDEX} one.NPZ {HALF}", "is the name of a file"),
     ({"full/x": "mine"}, f"full out {HALF}", "has no file of .safetensors"),
@@ -295,11 +289,7 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
     ({}, "in out --to BFLOAT16 --scale none --scale-rule up", "--scale-rule goes with --scale"),
     # Styles.
     ({}, "in out --to INT8 --scale block --style deepseek", "it holds FLOAT8E4M3FN with --scale block alone"),
-    (
-        {},
-        "in out --to FLOAT8E4M3FN --scale per-channel --style comfyui",
-        "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and",
-    ),
+    ({}, "in out --to FLOAT8E4M3FN --scale per-channel --style comfyui", "it holds FLOAT8E4M3FN and FLOAT8E5M2 with"),
     *(
         ({}, f"in out --to {to} --scale {scale} --style compressed-tensors", "cannot hold")
         for to, scale in (("FLOAT8E5M2", "block"), ("FLOAT6E3M2", "mx"), ("INT2", "block"), ("INT8", "per-tensor"))
@@ -355,11 +345,7 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
     # Files of another size.
     ({}, f"in x.safetensors {HALF} --shard-size 5GB", "--shard-size gives a folder"),
     ({"x.npy": X}, f"x.npy out {HALF} --shard-size 5GB", "--shard-size is for .safetensors files"),
-    (
-        {"in/b.safetensors": {"a": ROWS}, INDEX: GONE},
-        f"in one.safetensors {HALF}",
-        "'a' is in in/a.safetensors, too",
-    ),
+    ({"in/b.safetensors": {"a": ROWS}, INDEX: GONE}, f"in one.safetensors {HALF}", "'a' is in in/a.safetensors, too"),
     ({"in/vae/v.safetensors": X}, f"in one.safetensors {HALF}", "holds more than the checkpoint of one index"),
     (
         {FIRST: LINEAR, INDEX: GONE},

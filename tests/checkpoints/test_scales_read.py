@@ -13,11 +13,11 @@ import pytest
 
 import gpucast
 from codes import assert_same
+from conversions import NAMES, checkpoint, convert, failure, header, numbers, quantized, save
 from gpucast import files
 from gpucast.arrays.bitpacking import pack_codes
 from gpucast.checkpoints.scales import dequantized
 from gpucast.checkpoints.streaming import pieces
-from scaled_files import NAMES, convert, failure, header, numbers, quantized, save
 
 Held = dict[str, Any]
 E4M3, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
@@ -214,23 +214,17 @@ def test_formats_in_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def shards(folder: str, tensors: dict[str, dict[str, Any]], **config: Any) -> None:
-    """A checkpoint of several files, with an index."""
-    weight_map = {}
-    for name, held in tensors.items():
-        save(f"{folder}/{name}", held)
-        weight_map |= dict.fromkeys(held, name)
-    index = {"metadata": {}, "weight_map": weight_map}
-    Path(folder, "model.safetensors.index.json").write_text(json.dumps(index))
-    if config:
-        Path(folder, "config.json").write_text(json.dumps(config))
+def shards(held: dict[str, dict[str, Any]], **config: Any) -> None:
+    """The folder `in`, of several files with an index, and its config.json."""
+    checkpoint("in", held)
+    Path("in/config.json").write_text(json.dumps(config))
 
 
 def test_scales_in_another_file_than_their_weight() -> None:
     q = quantized(NAMES["l.weight"], "FLOAT8E4M3FN", "block")
     one = {"l.weight": q.data, "n.weight": np.ones(4, np.float32)}
     two = {"l.weight_scale_inv": q.scales, "m.weight": numbers(4, 6)}
-    shards("in", {"1.safetensors": one, "2.safetensors": two}, quantization_config={}, vocab=3)
+    shards({"1": one, "2": two}, quantization_config={}, vocab=3)
     for source in ("in", "in/model.safetensors.index.json"):
         assert convert(source, "out", "--to", "BFLOAT16", "--verify", "all") == 0
         assert_same(files.load("out/1.safetensors")["l.weight"], q.dequantize("BFLOAT16"))
@@ -256,7 +250,7 @@ def test_scales_in_another_file_than_their_weight() -> None:
 def test_a_model_of_which_a_part_keeps_its_scales_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     q = quantized(NAMES["l.weight"], "FLOAT8E4M3FN", "block")
     held = {f"{name}.{part}": x for name in "lm" for part, x in (("weight", q.data), ("weight_scale_inv", q.scales))}
-    shards("in", {"1.safetensors": held}, quantization_config={})
+    shards({"1": held}, quantization_config={})
     message = failure(capsys, "in", "out", "--to", "FLOAT", "--exclude", "m.weight")
     assert "cast them all, or none" in message
 
@@ -266,7 +260,7 @@ def test_new_scales_beside_old_ones_that_are_kept_are_refused(capsys: pytest.Cap
     held = {
         f"{name}.{part}": x for name in ("l", "lm_head") for part, x in (("weight", q.data), ("weight_scale", q.scales))
     }
-    shards("in", {"1.safetensors": held}, quantization_config={})
+    shards({"1": held}, quantization_config={})
     options = ["--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "deepseek"]
     # lm_head is left alone by this style, and so would keep scales that its loaders do not look for.
     assert "'lm_head.weight' is kept with its scales" in failure(capsys, "in", "out", *options)
@@ -327,7 +321,7 @@ def test_blocks_that_nothing_tells_are_refused(capsys: pytest.CaptureFixture[str
         ((130, 256), (1, 128), [128, 128], "for each block of 128x128 (config.json)"),
     ]:
         held, _ = blocks(shape, *block)
-        shards("in", {"1.safetensors": held}, quantization_config={"weight_block_size": block_size})
+        shards({"1": held}, quantization_config={"weight_block_size": block_size})
         assert message in failure(capsys, "in", "out", "--to", "FLOAT"), (shape, block)
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import signal
@@ -146,16 +145,6 @@ def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("it sleeps", "run wake"))
     assert main(["info"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "GPU casts: no, because it sleeps; run wake"
-
-
-def test_info_names_what_is_missing_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", none)
-    advice = info.collect()["advice"]
-    for name in info._OPTIONAL:
-        assert any(line.startswith(f"{name} is not installed") and "pip install" in line for line in advice)
 
 
 def test_cupy_and_the_driver_must_fit() -> None:

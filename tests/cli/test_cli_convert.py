@@ -70,25 +70,18 @@ def test_every_format_converts_to_every_format(suffix: str, folder: Path, capsys
         assert_same(y, gpucast.cast(x, row), row)
 
 
-#: Computed by hand: elements, options, how many are saturated, wrapped, infinite, NaN, lost NaN, zero; the error.
-#: 17 lies between 16 and 18 and becomes 16, the even one; -1e-9 becomes -0; 300 wraps to 300 - 256; 3 lies between 2
-#: and 4.
+#: Elements, options, how many are saturated, wrapped, infinite, NaN, lost NaN, zero; the error. All that options do:
+#: tests/casting/test_report.py.
 COUNTS: list[tuple[str, str, list[int], float]] = [
     ("0 1 17 1000 -1e-9 nan inf", "FLOAT8E4M3FN", [2, 0, 0, 0, 0, 1], 1),
-    ("0 16 17", "FLOAT8E4M3FN", [0, 0, 0, 0, 0, 0], 1 / 17),
     ("2 1000 nan", "FLOAT8E4M3FN --no-saturate", [0, 0, 0, 1, 0, 0], 0),
-    ("2 1e6 inf", "FLOAT8E5M2 --no-saturate", [0, 0, 1, 0, 0, 0], 0),
-    ("inf", "FLOAT8E4M3FNUZ", [1, 0, 0, 0, 0, 0], 0),
     ("inf", "FLOAT8E4M3FNUZ --opset 19", [0, 0, 0, 1, 0, 0], 0),
     ("300 1 0.5 inf", "INT8", [0, 2, 0, 0, 0, 1], 1),
-    ("300 1", "INT8", [0, 1, 0, 0, 0, 0], 256 / 300),
     ("300 1", "INT8 --overflow saturate", [1, 0, 0, 0, 0, 0], 173 / 300),
-    ("1.5 nan", "INT8", [0, 0, 0, 0, 1, 0], 0.5 / 1.5),
     ("2.5", "INT8 --rounding nearest_even", [0, 0, 0, 0, 0, 0], 0.5 / 2.5),
-    ("3 -1", "FLOAT8E8M0", [1, 0, 0, 0, 0, 0], 1),
     ("3", "FLOAT8E8M0 --round-mode down", [0, 0, 0, 0, 0, 0], 1 / 3),
     ("1e39 -inf", "FLOAT", [0, 0, 1, 0, 0, 0], 0),
-    ("1e39 -inf", "FLOAT --overflow saturate", [2, 0, 0, 0, 0, 0], 1 - float(np.finfo(np.float32).max) / 1e39),
+    ("1.5 nan", "INT8", [0, 0, 0, 0, 1, 0], 0.5 / 1.5),
 ]
 
 
@@ -113,36 +106,6 @@ def test_the_summary_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         "left alone: 'n' (INT64), 't' (STRING)\n"
         "out.npz: 2 tensors cast to FLOAT16, 3,000 elements, 24 kB -> 6 kB; 1 became infinite\n"
     )
-
-
-def test_only_floating_tensors_of_several_are_cast(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tensors = {
-        "w": np.ones(3, np.float32),
-        "layer.b": sample(gpucast.dtype("FLOAT8E8M0"), (4,)),
-        "ids": np.arange(4),
-        "mask": np.array([True, False]),
-        "q": sample(gpucast.dtype("INT4"), (3,)),
-    }
-    for suffix in (".npz", ".safetensors"):
-        path = f"in{suffix}"
-        files.save(path, tensors, {"format": "pt"} if suffix == ".safetensors" else {})
-        for options, cast in [
-            ([], {"w", "layer.b"}),
-            (["--include", "w"], {"w"}),
-            (["--include", "i*", "--include", "layer.?"], {"ids", "layer.b"}),
-            (["--include", "*"], set(tensors)),
-        ]:
-            for out in (f"out{suffix}", "other.npz", "other.safetensors"):
-                result = summary(capsys, path, out, "--to", "DOUBLE", *options)
-                assert {tensor["name"] for tensor in result["tensors"]} == cast
-                assert {tensor["name"] for tensor in result["left_alone"]} == set(tensors) - cast
-                loaded = files.load(out)
-                assert set(loaded) == set(tensors)
-                for name, x in tensors.items():
-                    row = gpucast.dtype("DOUBLE") if name in cast else gpucast.dtype(x.dtype)
-                    assert_same(loaded[name], gpucast.cast(x, row), row)
-    with files.TensorFile("out.safetensors") as file:
-        assert file.metadata == {"format": "pt"}
 
 
 def test_bytes_that_are_left_alone_are_not_touched(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

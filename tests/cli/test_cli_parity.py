@@ -19,7 +19,6 @@ from gpucast.parity.compare import run
 
 pytestmark = pytest.mark.usefixtures("folder")
 
-SVG = "{http://www.w3.org/2000/svg}"
 #: With many random codes the kernels are compiled with optimisation, which takes too long for a test.
 FEW = ("--random", "10")
 

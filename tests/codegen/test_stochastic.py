@@ -180,6 +180,3 @@ def test_the_mean_of_many_roundings(dst: DType) -> None:
         (low, high), wanted = np.unique(got), float(x[0])
         p = (wanted - low) / (high - low)
         assert abs(got.mean() - wanted) <= 5 * (high - low) * (p * (1 - p) / n) ** 0.5
-
-
-# ---- whole arrays on the host ----

@@ -1,26 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVRTC and the library of its builtins: copies that do not find it, have the wrong one, or are not alone.
+"""NVRTC 13.0.88, whose wheel has no RPATH, and the library of its builtins: copies that find it, and that do not.
 
 Every case is a process of its own: the loader forgets nothing that was loaded.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import functools
+import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import nvrtc_13_0
-from gpucast.compile.nvrtc_builtins import builtins_name
-from nvrtc_13_0 import link
-from nvrtc_wheels import load, wheels
-
 ROOT = Path(__file__).parents[2]
+VERSION = "13.0.88"
+#: Ignored by git.
+_BUILD = ROOT / "build"
+
+
+@functools.cache
+def wheel() -> Path:
+    """The folder of Python packages that holds the wheel. The test fails where pip cannot get it."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        installed = importlib.metadata.distribution("nvidia-cuda-nvrtc")
+        if installed.version == VERSION:
+            return Path(str(installed.locate_file("")))
+    folder = _BUILD / f"nvrtc-{VERSION}"
+    _BUILD.mkdir(exist_ok=True)
+    with open(_BUILD / f"nvrtc-{VERSION}.lock", "w") as lock:
+        # Several processes of a test run want it at the same time.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            with tempfile.TemporaryDirectory(dir=_BUILD) as unfinished:
+                command = [sys.executable, *"-m pip --quiet --disable-pip-version-check install --no-deps".split()]
+                wanted = ["--target", f"{unfinished}/packages", f"nvidia-cuda-nvrtc=={VERSION}"]
+                run = subprocess.run([*command, *wanted], capture_output=True, text=True, check=False)
+                if run.returncode:
+                    pytest.fail(f"these tests need nvidia-cuda-nvrtc=={VERSION}, which pip cannot get: {run.stderr}")
+                os.rename(f"{unfinished}/packages", folder)
+    return folder
+
+
+def library() -> Path:
+    return wheel() / "nvidia/cu13/lib/libnvrtc.so.13"
+
+
+def builtins() -> Path:
+    return library().with_name("libnvrtc-builtins.so.13.0")
+
+
+def link(file: Path, there: Path) -> Path:
+    """The same file in another folder, which is created. No symbolic link, which would lead to the files next to it,
+    and no copy where the file system can do without: a library has a hundred megabytes."""
+    there.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(file, there)
+    except OSError:
+        shutil.copy(file, there)
+    return there
+
+
 BUILTINS = "libnvrtc-builtins.so.13.0"
 REMEDY = "run: pip install --force-reinstall 'nvidia-cuda-nvrtc==13.0.*'"
 #: NVRTC 13 is to be taken whatever the driver of this machine runs.
@@ -74,17 +121,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
-def copy(folder: Path, builtins: Path | None = None) -> Path:
+def copy(folder: Path, its_builtins: Path | None = None) -> Path:
     """NVRTC 13.0.88 in a folder, alone or with that as its builtins."""
-    if builtins is not None:
-        link(builtins, folder / BUILTINS)
-    return link(nvrtc_13_0.library(), folder / "libnvrtc.so.13")
-
-
-def others() -> list[Path]:
-    """Where the builtins of the other copies that are installed are."""
-    versions = {load(major).version: Path(path) for major, path in wheels().items()}
-    return [path.with_name(builtins_name(version)) for version, path in versions.items() if version != (13, 0)]
+    if its_builtins is not None:
+        link(its_builtins, folder / BUILTINS)
+    return link(library(), folder / "libnvrtc.so.13")
 
 
 @pytest.mark.parametrize("where", ["wheel", "LD_LIBRARY_PATH", "loaded link"])
@@ -92,10 +133,10 @@ def test_it_compiles_wherever_it_is_found(where: str, folder: Path) -> None:
     packages: Path | str = ""
     lib, before = folder / "lib", ""
     if where == "wheel":
-        packages = nvrtc_13_0.packages()
+        packages = wheel()
         lib = packages / "nvidia/cu13/lib"
     else:
-        copy(lib, nvrtc_13_0.builtins())
+        copy(lib, builtins())
     if where == "LD_LIBRARY_PATH":
         # Not told to the loader, which reads it at the start and would find the builtins by itself.
         before = f"os.environ['LD_LIBRARY_PATH'] = {str(lib)!r}"
@@ -118,12 +159,5 @@ def test_no_builtins_and_then_some(folder: Path) -> None:
         f"{path.parent}; {REMEDY}"
     )
     # The failure has not been taken for a no: once it is mended, sm_100a is accepted, with the same cache.
-    link(nvrtc_13_0.builtins(), path.parent / BUILTINS)
+    link(builtins(), path.parent / BUILTINS)
     assert cast(folder, folder)[1] == "sm_100a"
-
-
-def test_builtins_of_another_version(folder: Path) -> None:
-    """Under the wanted name they are loaded, but the loader goes by the name that is written in them."""
-    path = copy(folder, others()[0])
-    _, error = cast(folder, before=f"ctypes.CDLL({str(path)!r})")
-    assert error.endswith(f"{path.parent / BUILTINS} is damaged or of another version; {REMEDY}")

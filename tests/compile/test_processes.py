@@ -95,12 +95,3 @@ def test_commands_that_nobody_waits_for(compiler: Path) -> None:
     assert results == [-signal.SIGKILL] and ended(compiler)
     with pytest.raises(subprocess.SubprocessError, match="compiler is not started, for nobody waits"):
         commands.run([str(compiler)])
-
-
-def test_what_a_command_says() -> None:
-    with Commands() as commands:
-        code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(len(sys.stdin.read()) + 3)"
-        done = commands.run([sys.executable, "-c", code])
-        assert (done.stdout, done.stderr, done.returncode) == ("out\n", "err\n", 3)
-        with pytest.raises(FileNotFoundError):
-            commands.run(["/no/such/command"])

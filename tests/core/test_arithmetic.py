@@ -113,7 +113,7 @@ def run(program: str, *, cache: Path | None = None, modes: Modes = DEFAULT) -> A
         text=True,
         check=False,
         env=os.environ
-        | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
+        | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "core")])}
         | ({} if cache is None else {"PYTHONPYCACHEPREFIX": str(cache)}),
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -136,66 +136,6 @@ print(json.dumps([x.tolist() for x in found], allow_nan=True))
     if sys.platform != "linux" or not hasattr(__import__("ctypes").CDLL(None), "feenableexcept"):
         pytest.skip("this C library sets no traps")
     assert run(program) == [[0.0, math.inf, math.inf], [0, 3], [0.0, 3.69921875]]
-
-
-# ---- what is kept ----
-
-#: Everything that depends on nothing but the code, as text without arithmetic.
-TABLES = """
-import struct
-import gpucast, gpucast.quantization
-import numpy as np
-from gpucast import mixed
-from gpucast.core.dtypes import DTYPES
-from gpucast.core.formats import FORMATS, find
-from gpucast.host import text_on_host
-from gpucast.quantization.gpu import source
-from gpucast.reference import exact_cast, rounding
-from gpucast.parity.cases import SMALL
-
-def bits(x):
-    if isinstance(x, float):
-        return struct.pack("<d", x).hex()
-    if isinstance(x, (list, tuple)):
-        return [bits(one) for one in x]
-    if isinstance(x, np.ndarray):
-        return x.tolist() if x.dtype == object else x.tobytes().hex()
-    return str(x)
-
-found = {}
-for row in DTYPES:
-    if row.is_float:
-        info = gpucast.finfo(row)
-        found[f"{row} limits"] = bits([info.max, info.min, info.eps, info.smallest_normal, info.smallest_subnormal])
-        found[f"{row} tiny"] = bits([row.value(code) for code in (0, 1, 2, row.sign_code, row.sign_code | 1)])
-        found[f"{row} own"] = bits([row.min, row.max])
-    if row.family == "int":
-        found[f"{row} limits"] = [gpucast.iinfo(row).min, gpucast.iinfo(row).max]
-for name in [*FORMATS, "mxfp4_even", "int8_64_full_range", "int4_axis_no_clipping"]:
-    one = find(name, "")
-    own = [one.divisor, one.smallest_scale, one.bits, one.negative_weight]
-    found[f"{name} own"] = [*bits(own), source.format_struct(one, False, "F")]
-for row in SMALL:
-    if row.family == "float":
-        found[f"{row} tables"] = bits([*rounding._midpoints(row), *rounding._table_of_values(row)])
-        found[f"{row} texts"] = text_on_host._table(row).tolist()
-found["e8m0"] = bits(exact_cast._e8m0_table(gpucast.dtype("FLOAT8E8M0")))
-found["powers"] = bits(text_on_host._POWERS_OF_TEN)
-found["e8m0 texts"] = text_on_host._table(gpucast.dtype("FLOAT8E8M0")).tolist()
-scale = mixed.StaticLossScale(2.0**127)
-found["scale"] = [bits(part) for part in scale._factors(None)]
-import hashlib
-print(json.dumps({name: hashlib.sha256(repr(one).encode()).hexdigest() for name, one in found.items()}))
-"""
-
-
-@pytest.mark.parametrize("modes", FEW[:1], ids=str)
-def test_tables_and_constants_of_a_process_that_began_with_other_modes(modes: Modes, tmp_path: Path) -> None:
-    wanted = run(TABLES)
-    # Python compiles our modules anew, and the constants of their texts.
-    assert run(TABLES, cache=tmp_path, modes=modes) == wanted
-    # What it has kept on the disk is right for all who come later.
-    assert run(TABLES, cache=tmp_path) == wanted
 
 
 # ---- what is computed ----
@@ -247,10 +187,11 @@ def values_of_dtypes() -> Any:
 
 
 def numbers_of_formats() -> Any:
-    # New objects: the table's have kept theirs.
     names = [*FORMATS, "mxfp8e5m2_even", "int8_64_full_range", "int4_axis_no_clipping"]
-    formats = [Format(*(getattr(find(name, ""), column) for column in Format.__dataclass_fields__)) for name in names]
-    formats.append(Format("mine", "INT4", "FLOAT", (48,), "amax"))
+    kept = [find(name, "") for name in names]
+    # New objects, too: the table's have kept theirs.
+    formats = [Format(*(getattr(one, column) for column in Format.__dataclass_fields__)) for one in kept]
+    formats += [*kept, Format("mine", "INT4", "FLOAT", (48,), "amax")]
     return [
         (one.divisor, one.smallest_scale, one.bits, one.negative_weight, source.format_struct(one, False, "F"))
         for one in formats
@@ -357,6 +298,33 @@ def test_the_same_under_all_modes(function: Callable[[], Any]) -> None:
     for modes in FEW:
         for found in everywhere(lambda: image(function()), modes):
             assert found == wanted, modes
+
+
+#: What `RESULTS` say in a process that imports our modules under other modes, and computes under them. The values it
+#: tries are chosen under the default ones.
+KEPT = """
+import hashlib
+import gpucast
+from gpucast import mixed, reference
+from gpucast.casting import cast_report
+from gpucast.host import text_on_host
+from gpucast.quantization.gpu import source
+from gpucast.reference import exact_quantize
+with processor_modes.under(processor_modes.DEFAULT):
+    import test_arithmetic as tests
+functions = [function for function in tests.RESULTS if function is not tests.casts_of_the_reference]
+found = {function.__name__: repr(tests.image(function())) for function in functions}
+print(json.dumps({name: hashlib.sha256(one.encode()).hexdigest() for name, one in found.items()}))
+"""
+
+
+def test_a_process_that_began_with_other_modes(tmp_path: Path) -> None:
+    """Tables and constants of modules, which are computed once."""
+    wanted = run(KEPT)
+    # Python compiles our modules anew, and the constants of their texts.
+    assert run(KEPT, cache=tmp_path, modes=FEW[0]) == wanted
+    # What it has kept on the disk is right for all who come later.
+    assert run(KEPT, cache=tmp_path) == wanted
 
 
 def test_a_tiny_scale_is_negative_under_all_modes() -> None:

@@ -57,7 +57,7 @@ def test_each_version_takes_its_types(opset: int) -> None:
                     resolve(src, dst, Options(opset=opset))
 
 
-def test_versions_have_equal_rules_but_for_fnuz_infinities() -> None:
+def test_versions_have_equal_rules_except_for_fnuz_infinities() -> None:
     """So tests at opsets 28 and 23 cover all ten versions."""
     for src in DTYPES:
         for dst in DTYPES:
@@ -106,12 +106,7 @@ def test_the_rules_themselves() -> None:
         ("FLOAT", {"saturate": "no"}, TypeError, "saturate='no' must be True or False"),
         ("FLOAT", {"saturate": 2}, TypeError, "saturate=2 must be"),
         ("FLOAT", {"saturate": None}, TypeError, "must be True or False"),
-        (
-            "FLOAT",
-            {"saturate": False, "opset": 18},
-            ValueError,
-            "saturate=False needs opset 19; opset=18 has version 13",
-        ),
+        ("FLOAT", {"saturate": False, "opset": 18}, ValueError, "saturate=False needs opset 19; opset=18 has version"),
         ("FLOAT", {"round_mode": "down", "opset": 23}, ValueError, "round_mode='down' needs opset 24"),
         ("FLOAT", {"rounding": "truncate"}, ValueError, "rounding='truncate' does not apply to FLOAT; expected None"),
         ("BOOL", {"rounding": "nearest_even"}, ValueError, "does not apply to BOOL"),

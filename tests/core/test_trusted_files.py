@@ -131,6 +131,3 @@ def test_a_file_is_not_written_through_a_link(folder: Path, tmp_path: Path) -> N
     opened.write("entry", b"new")
     assert opened.read("entry") == b"new"
     assert (tmp_path / "precious").read_bytes() == b"precious"
-
-
-# ---- while somebody exchanges what is there ----

@@ -60,34 +60,6 @@ def test_an_error_in_the_middle(old: Path, error: type[BaseException]) -> None:
     assert_untouched(old)
 
 
-def test_an_unwritable_folder(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = os.open
-
-    def refused(path: str, flags: int, *mode: int, **keywords: int) -> int:
-        if flags & os.O_CREAT:
-            raise PermissionError(errno.EACCES, "Permission denied", path)
-        return opened(path, flags, *mode, **keywords)
-
-    # Not with chmod, since the tests may run as root.
-    monkeypatch.setattr(os, "open", refused)
-    with pytest.raises(PermissionError) as caught:
-        files.save(str(old), {"new": BIG})
-    assert caught.value.filename == str(old)
-    assert_untouched(old)
-
-
-def test_a_name_that_cannot_be_replaced(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(one: str, other: str) -> None:
-        raise PermissionError(errno.EPERM, "Operation not permitted", one, None, other)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", refused)
-        with pytest.raises(PermissionError) as caught:
-            files.save(str(old), {"new": BIG})
-    assert caught.value.filename == str(old)
-    assert_untouched(old)
-
-
 def test_folders_that_do_not_exist_and_names_that_are_no_files(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         files.save(str(tmp_path / "no" / "x.npy"), {"x": BIG})
@@ -120,11 +92,10 @@ def _umask() -> int:
     return umask
 
 
-# ---- findings of the security review (docs/security-reading.md) ----
+# ---- files that are no files, and rights ----
 
 
 def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was looked at by name, and then opened."""
     os.mkfifo("x.npy")
     monkeypatch.setattr(os.path, "isfile", lambda path: True)
     with pytest.raises(files.FileError, match="x.npy: is no regular file"):
@@ -132,7 +103,6 @@ def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(monkeypatch: py
 
 
 def test_a_link_that_leads_through_more_links_than_any_system_follows() -> None:
-    """RecursionError, of os.path.realpath."""
     for number in range(1500):
         os.symlink(f"{number + 1}", f"{number}")
     with pytest.raises((files.FileError, OSError)):
@@ -165,7 +135,6 @@ def model(*nodes: onnx.NodeProto, names: str = "wv", values: list[str] | None = 
     ],
 )
 def test_a_cast_without_one_input_and_one_output(node: onnx.NodeProto) -> None:
-    """IndexError, and ValueError of a list."""
     onnx.save(model(node), "x.onnx")
     assert main(["convert", "x.onnx", "y.onnx", "--to", "FLOAT16", "--quiet"]) == 0
     made = onnx.load("y.onnx").graph

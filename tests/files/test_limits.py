@@ -66,7 +66,6 @@ def test_text_with_many_marks_is_no_list_of_many_values() -> None:
 
 @pytest.mark.parametrize("value", ["{}", '"ab":0'])
 def test_a_header_of_many_values_takes_bounded_memory(value: str, tmp_path: Path) -> None:
-    """94 MB of ``{}`` took 2.5 GB."""
     text = ",".join([value] * 5_000_000)
     path = tmp_path / "x.safetensors"
     path.write_bytes(safetensors((f"{{{text}}}" if ":" in value else f'{{"a":[{text}]}}').encode()))
@@ -76,7 +75,6 @@ def test_a_header_of_many_values_takes_bounded_memory(value: str, tmp_path: Path
 
 
 def test_a_config_of_any_size_takes_bounded_memory(tmp_path: Path) -> None:
-    """One of 286 MB took 7.2 GB."""
     (tmp_path / "config.json").write_bytes(b"[" + b"{}," * 5_000_000 + b"{}]")
     used, said = memory("config_json.block_size(sys.argv[1])", tmp_path)
     assert "config.json: expected at most 10000000 bytes of config.json" in said
@@ -131,7 +129,6 @@ def test_fortran_order_is_read_in_row_major_order(
 
 
 def test_fortran_order_is_read_once(tmp_path: Path) -> None:
-    """It was there twice: 3 GB of a file of 1.5 MB."""
     x = np.asfortranarray(np.random.default_rng(0).integers(0, 256, (1 << 13, 1 << 13), np.uint8))
     np.savez(tmp_path / "x.npz", x=x)
     code = "[None for t in files.TensorFile(sys.argv[1]).tensors for _ in t.chunks()]"

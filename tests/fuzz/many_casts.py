@@ -17,8 +17,6 @@ from gpucast.core.dtypes import DTYPES
 from gpucast.quantization import FORMATS
 from processor_modes import sometimes
 
-Array = np.ndarray[Any, Any]
-
 
 @dataclass(frozen=True)
 class Known:

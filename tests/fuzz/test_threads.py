@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads and forks that use the same caches: every result has the reference's bits, and nothing hangs."""
+"""Threads and forks that use the same caches, and Ctrl-C in large casts: right bits, and nothing works on or hangs."""
 
 from __future__ import annotations
 
@@ -35,3 +35,13 @@ def test_forks_while_threads_cast(exhaustive: bool) -> None:
     programs.noted("forks", casts=result["casts"])
     assert result["problems"] == []
     assert result["casts"] > 100
+
+
+def test_casts_interrupted_at_random_times(exhaustive: bool) -> None:
+    given = {"seed": 1, "runs": 1000 if exhaustive else 60, "elements": 1 << 27 if exhaustive else 1 << 24}
+    # Memory that is given back is overwritten: who goes on reading it finds other numbers.
+    result = programs.run("interrupted_casts", given, MALLOC_PERTURB_="165")
+    programs.noted("interrupts", runs=given["runs"], interrupted=result["interrupted"])
+    print(f"the longest time after a signal: {result['longest']:.3f} s")
+    assert result["problems"] == []
+    assert result["interrupted"] > given["runs"] // 4

@@ -348,6 +348,3 @@ def test_errors_of_other_arrays() -> None:
         text_on_host.parse(codes.view("U1"), rule)
     with pytest.raises(ValueError, match="cast: element 1 is 'y'"):
         text_on_host.parse(np.array([["1", "2"], ["x", "y"], ["3", "4"]]).T[::-1], rule)
-
-
-# ---- the reference and the host agree on mixtures ----

@@ -177,7 +177,10 @@ def test_other_calls(library: Library) -> None:
         one, other = gpucast.cast_many({"a": given, "b": [x]}, to).values()
         assert_same(library.get(one, row), wanted)
         assert_same(other[0], wanted)
-    if not library.lazy:
+    if library.lazy:
+        with pytest.raises(TypeError, match="is a Dask array, whose elements are not there yet"):
+            gpucast.cast_report(given, "FLOAT16")
+    else:
         assert gpucast.cast(given, "FLOAT", copy=False) is given
         assert gpucast.cast_report(given, "FLOAT8E4M3FN") == gpucast.cast_report(x, "FLOAT8E4M3FN")
 
@@ -224,11 +227,7 @@ def test_out(library: Library) -> None:
         ({"to": "FLOAT6E2M3", "opset": 25}, TypeError, "^cast: to=FLOAT6E2M3 entered at opset 28"),
         ({"overflow": "wrap"}, ValueError, "^cast: overflow='wrap' does not apply to FLOAT16"),
         ({"saturate": "no"}, TypeError, "^cast: saturate='no' must be True or False"),
-        (
-            {"to": "INT8", "rounding": "stochastic", "seed": 1},
-            ValueError,
-            "^cast: rounding='stochastic' does not apply",
-        ),
+        ({"to": "INT8", "rounding": "stochastic", "seed": 1}, ValueError, "^cast: rounding='stochastic' does not"),
         ({"rounding": "stochastic"}, ValueError, "^cast: rounding='stochastic' needs seed="),
         ({"seed": 1}, ValueError, "^cast: seed=1 does not apply to rounding=None"),
         ({"scale": -1.0}, ValueError, "^cast: scale=-1.0 must be finite, as a DOUBLE, and not negative"),

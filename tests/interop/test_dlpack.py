@@ -291,10 +291,7 @@ def test_export_refuses_what_nobody_takes() -> None:
         ({"shape": ctypes.POINTER(ctypes.c_int64)()}, "gave 1 dimensions and no shape"),
         ({"ndim": -1}, "gave -1 dimensions"),
         ({"shape": (-3,)}, r"gave the shape \(-3,\)"),
-        (
-            {"device_id": 0, "device_type": 2},
-            "gave memory on device 0 of DLPack type 2; __dlpack_device__ said the host",
-        ),
+        ({"device_id": 0, "device_type": 2}, "gave memory on device 0 of DLPack type 2; __dlpack_device__ said the"),
     ],
     ids=["no memory, offset", "no memory", "no shape", "negative ndim", "negative length", "another device"],
 )

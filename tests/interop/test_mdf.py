@@ -76,11 +76,6 @@ def cast_file(folder: Path, to: Any, **args: Any) -> Path:
     return graph_file(folder, node("c", "onnx::Cast", input="c_in", to=to, **args))
 
 
-def codes(x: np.ndarray) -> list[int]:
-    row = gpucast.dtype(x.dtype)
-    return x.view(row.code_numpy).tolist()  # type: ignore[no-any-return]
-
-
 @pytest.mark.parametrize("to", STOCK_TYPES)
 def test_the_results_of_the_stock_package_where_it_is_right(to: str, tmp_path: Path) -> None:
     path = cast_file(tmp_path, gpucast.dtype(to).number)

@@ -140,26 +140,6 @@ def test_round_mode_of_both_operators(opset: int, attributes: dict[str, str], co
     assert cast.view(np.uint8).tolist() == cast_like.view(np.uint8).tolist() == codes
 
 
-@pytest.mark.parametrize("src", DTYPES, ids=str)
-def test_every_pair_is_what_gpucast_casts(src: DType) -> None:
-    if src.family == "string":
-        x = np.array([["1", "0"], ["0.5", "1e0"]], object)
-    else:
-        count = 2 if src.family == "bool" else 4
-        x = np.array([src.max_code // (i + 1) for i in range(count)], src.code_numpy).view(src.numpy).reshape(-1, 2)
-    for dst in DTYPES:
-        expected = gpucast.cast(x, dst)
-        results = [run_operator(cast_model(src, dst, 28), x)]
-        if {src, dst} <= schema_types("CastLike", 25):
-            results.append(run_operator(cast_like_model(src, dst, 28), x, zeros(dst, (3, 0))))
-        for result in results:
-            assert (result.dtype, result.shape) == (dst.numpy, x.shape)
-            if dst.family == "string":
-                assert result.tolist() == expected.tolist()
-            else:
-                assert result.tobytes() == expected.tobytes()
-
-
 def test_an_input_that_is_no_tensor_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^Cast: the input is a list; expected a tensor"):
         run_operator(cast_model(FLOAT, FLOAT, 28), [1.0])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,7 @@ from codes import assert_same, values
 from foreign_arrays import NUMERIC, PAIRED, from_torch, tensor
 from gpucast import PackedArray
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.host import extension
 from host_driver import HostDriver, download, installed
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -45,6 +47,26 @@ def test_torch_dtypes_name_types() -> None:
     assert gpucast.cast_like(x, tensor(values(PAIRED, (2,)))).dtype is torch.float4_e2m1fn_x2
     with pytest.raises(TypeError, match="to=torch.complex64 is complex|'complex64' is complex"):
         gpucast.cast(x, torch.complex64)
+
+
+@pytest.mark.skipif(
+    extension.MODULE is None or not tensors.VIEW or not Path("/sys/kernel/mm/transparent_hugepage").exists(),
+    reason="needs the extension module, a torch with DLPack's functions, and Linux with large pages",
+)
+def test_large_results_ask_for_large_pages() -> None:
+    x, flags = torch.ones(1 << 23), {}
+    # The first call makes the plan.
+    gpucast.cast_many([x[:8]], "DOUBLE")
+    for y in (gpucast.cast(x, "DOUBLE"), gpucast.cast(x, "DOUBLE"), *gpucast.cast_many([x, x], "DOUBLE")):
+        inside = y.data_ptr() + y.nbytes // 2
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            words = line.split()
+            if not words[0].endswith(":"):
+                begin, end = (int(word, 16) for word in words[0].split("-"))
+            elif words[0] == "VmFlags:" and begin <= inside < end:
+                flags[y.data_ptr()] = words
+        assert "hg" in flags[y.data_ptr()]
+    assert x[0] == y[0] == y[-1] == 1
 
 
 @pytest.mark.parametrize("dst", [dtype("FLOAT16"), dtype("DOUBLE"), dtype("FLOAT8E5M2")], ids=str)
@@ -153,9 +175,6 @@ def test_dlpack_with_torch() -> None:
         torch.from_dlpack(PackedArray.pack(values(dtype("INT4"), (4, 6))))
 
 
-# ---- gradients ----
-
-
 # ---- the op ----
 
 
@@ -199,30 +218,6 @@ def compiled(function: Any, **options: Any) -> tuple[Any, list[Any]]:
         return graph.forward
 
     return torch.compile(function, fullgraph=True, backend=backend, **options), graphs
-
-
-@pytest.mark.parametrize(
-    "to", ["FLOAT8E4M3FN", "FLOAT4E2M1", "INT32", torch.bfloat16, np.float16, 16, dtype("INT8")], ids=str
-)
-def test_compile_keeps_the_graph_whole(to: Any) -> None:
-    is_number = type(to) is int
-
-    def function(x: Any) -> Any:
-        return gpucast.cast(x * 2, to, saturate=True) if not is_number else gpucast.cast(x * 2, to, copy=False) + 1
-
-    x = torch.from_numpy(values(dtype("FLOAT"), (4, 6)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        run, graphs = compiled(function)
-        assert torch.equal(run(x).view(torch.uint8), function(x).view(torch.uint8))
-        assert [node.target for node in graphs[0].graph.nodes if "gpucast" in str(node.target)] == [
-            torch.ops.gpucast.cast.default
-        ]
-        # Casts of arrays in between leave the compiled function as it is.
-        for dst in WHOLE:
-            gpucast.cast(values(dtype("FLOAT"), (3,)), dst, opset=27)
-            run(x)
-    assert len(graphs) == 1
 
 
 def test_meta_tensors_have_shapes_and_types_alone() -> None:
@@ -604,6 +599,3 @@ def test_devices_of_torch() -> None:
         gpucast.cast(np.ones(3), "FLOAT16", device=torch.device("cuda", 0))
     with pytest.raises(TypeError, match="is not a device; expected None, 'cpu', 'cuda' or 'cuda:N'"):
         gpucast.cast(x, "FLOAT16", device=torch.device("meta"))
-
-
-# ---- layers ----

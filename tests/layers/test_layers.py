@@ -188,17 +188,9 @@ def test_the_newest_rules_differ_and_are_the_default() -> None:
     ("make", "error", "message"),
     [
         (lambda: layers.Cast("INT4", opset=19), TypeError, "layers.Cast: to=INT4 entered at opset 21; opset=19"),
-        (
-            lambda: layers.Cast("FLOAT", opset=29),
-            ValueError,
-            "layers.Cast: opset=29 is not supported; expected 1 to 28",
-        ),
+        (lambda: layers.Cast("FLOAT", opset=29), ValueError, "layers.Cast: opset=29 is not supported; expected 1 to"),
         (lambda: layers.Cast("FLOAT", opset="19"), TypeError, "layers.Cast: opset='19' must be an integer"),
-        (
-            lambda: layers.CastLike(opset=14),
-            ValueError,
-            "layers.CastLike: opset=14 is not supported; expected 15 to 28",
-        ),
+        (lambda: layers.CastLike(opset=14), ValueError, "layers.CastLike: opset=14 is not supported; expected 15 to"),
         (lambda: layers.Cast("FLOAT", opset=13, saturate=False), ValueError, "layers.Cast: saturate=False needs opset"),
         (lambda: layers.CastLike(opset=21, round_mode="down"), ValueError, "layers.CastLike: round_mode='down' needs"),
     ],
@@ -208,7 +200,7 @@ def test_bad_opsets(make: Any, error: type[Exception], message: str) -> None:
         make()
 
 
-def test_repr_shows_what_is_not_the_default() -> None:
+def test_repr_shows_changed_parameters() -> None:
     assert repr(layers.Cast("bf16")) == "layers.Cast('BFLOAT16')"
     layer = layers.Cast("FLOAT8E4M3FN", saturate=False, opset=19, lda_coeff=0.5, name="c1", training=False)
     assert repr(layer) == (

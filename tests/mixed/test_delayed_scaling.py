@@ -14,7 +14,7 @@ import pytest
 import gpucast
 from gpucast.mixed import DelayedScaling
 from gpucast.mixed.gpu.kernels import RescaleSpec
-from host_driver import HostDriver, download, installed, upload
+from host_driver import HostDriver, download, elements, installed, upload
 
 #: Magnitudes of some steps for five tensors: usual ones, zeros, extremes, an overflow and NaN.
 STEPS = np.float32(
@@ -99,6 +99,27 @@ def test_a_cast_scales_and_measures() -> None:
     np.testing.assert_array_equal(out.view(np.uint8), expected.view(np.uint8))
 
 
+@pytest.mark.parametrize("place", ["host", "device"])
+def test_many_are_cast_as_each_alone(place: str, shared: HostDriver) -> None:
+    rng = np.random.default_rng(4)
+    arrays = [rng.standard_normal(n).astype(np.float32) * size for n, size in ((30, 1e-3), (500, 7), (33, 1e4))]
+    together, alone = (DelayedScaling("FLOAT8E4M3FN", tensors=3, margin=1) for _ in range(2))
+    with installed(shared):
+        there = [upload(x) for x in arrays] if place == "device" else arrays
+        for _ in range(3):
+            shared.launched.clear()
+            codes = together.cast_many({"a": there[:2], "b": there[2]})
+            launches = [name for name, _ in shared.launched if "_many_" in name]
+            assert len(launches) == (place == "device")
+            for i, y in enumerate([*codes["a"], codes["b"]]):
+                expected = alone.cast(arrays[i], i)
+                np.testing.assert_array_equal(elements(y).view(np.uint8), expected.view(np.uint8))
+            assert elements(together.amax).tolist() == alone.amax.tolist()
+            together.update()
+            alone.update()
+            assert elements(together.scale).tolist() == alone.scale.tolist()
+
+
 def test_the_state_follows_its_tensors_and_is_restored(shared: HostDriver) -> None:
     scaling = DelayedScaling("FLOAT8E5M2", history=2)
     with installed(shared):
@@ -128,6 +149,7 @@ def test_the_state_follows_its_tensors_and_is_restored(shared: HostDriver) -> No
         (lambda: DelayedScaling("FLOAT16", margin=-1), ValueError, "margin=-1 must be from 0 to 64"),
         (lambda: DelayedScaling("FLOAT16", power_of_two=2), TypeError, "power_of_two=2 must be True or False"),
         (lambda: DelayedScaling("FLOAT16").cast(np.ones(2), 1), IndexError, "tensor=1 must be from 0 to 0"),
+        (lambda: DelayedScaling("FLOAT16").cast_many([]), ValueError, "0 arrays; expected 1"),
         (lambda: DelayedScaling("FLOAT16").load_state_dict([]), TypeError, "state is list; expected a dict"),
         (lambda: DelayedScaling("FLOAT16").load_state_dict({}), ValueError, "state has the keys []"),
         (lambda: restored(margin=1), ValueError, "state has margin=1; this object has 0"),

@@ -31,7 +31,7 @@ def test_whether_a_gpu_has_run_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch)
 def test_the_first_screen_has_no_table_and_no_wide_code() -> None:
     assert README.index("## Read on") < README.index("\n|")
     for block in re.findall(r"^```\w*\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
-        assert max(map(len, block.splitlines())) <= 88, block
+        assert max(map(len, block.splitlines())) <= 80, block
 
 
 def test_links_lead_somewhere() -> None:

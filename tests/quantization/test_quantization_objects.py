@@ -94,11 +94,7 @@ def test_given_scale() -> None:
         ({"axis": 2}, ValueError, r"quantize: axis=2 is out of bounds for shape \(5, 64\)"),
         ({"axis": 1.0}, TypeError, "quantize: axis=1.0 must be an integer"),
         ({"x": np.float32(1)}, ValueError, r"quantize: shape \(\) has 0 dimensions; mxfp4 needs at least 1"),
-        (
-            {"x": X[0], "format": "float8e5m2_128x128"},
-            ValueError,
-            "has 1 dimensions; float8e5m2_128x128 needs at least 2",
-        ),
+        ({"x": X[0], "format": "float8e5m2_128x128"}, ValueError, "has 1 dimensions; float8e5m2_128x128 needs at"),
         (
             {"x": X.reshape(5, 8, 8), "format": "float8e5m2_128x128", "axis": 0},
             ValueError,
@@ -107,11 +103,7 @@ def test_given_scale() -> None:
         ({"transpose": "yes"}, ValueError, "quantize: transpose='yes' must be False, True or 'both'"),
         ({"x": X[0], "transpose": True}, ValueError, "quantize: transpose=True needs two dimensions"),
         ({"scale_layout": "4x128"}, ValueError, "quantize: scale_layout='4x128' must be one of 'linear', '128x4'"),
-        (
-            {"x": X[:, :40], "scale_layout": "128x4"},
-            ValueError,
-            "scale_layout='128x4' needs whole blocks: 40 elements are no multiple of 32",
-        ),
+        ({"x": X[:, :40], "scale_layout": "128x4"}, ValueError, "scale_layout='128x4' needs whole blocks: 40"),
         ({"axis": 0, "scale_layout": "128x4"}, ValueError, "needs blocks along the last axis; axis=0"),
         ({"format": "int8_32", "scale_layout": "128x4"}, ValueError, "with scales of one byte, not for int8_32"),
         ({"rounding": "stochastic"}, ValueError, "quantize: rounding='stochastic' needs seed="),
@@ -122,17 +114,9 @@ def test_given_scale() -> None:
             ValueError,
             "quantize: rounding='stochastic' is for elements that are floats; int4_32 has INT4",
         ),
-        (
-            {"scale": 1.0},
-            ValueError,
-            "quantize: scale= is for formats with FLOAT scales and without zero points, not for",
-        ),
+        ({"scale": 1.0}, ValueError, "quantize: scale= is for formats with FLOAT scales and without zero points, not"),
         ({"format": "uint4_zp_32", "scale": 1.0}, ValueError, "quantize: scale= is for formats with FLOAT scales"),
-        (
-            {"format": "int8_tensor", "scale": np.nan},
-            ValueError,
-            "quantize: scale= must be finite and above 0 as FLOAT",
-        ),
+        ({"format": "int8_tensor", "scale": np.nan}, ValueError, "quantize: scale= must be finite and above 0 as"),
         ({"format": "int8_tensor", "scale": np.inf}, ValueError, "quantize: scale= must be finite"),
         ({"format": "int8_tensor", "scale": 0.0}, ValueError, "quantize: scale= must be finite"),
         ({"format": "int8_tensor", "scale": 1e-60}, ValueError, "quantize: scale= must be finite and above 0 as FLOAT"),
@@ -145,11 +129,7 @@ def test_given_scale() -> None:
         ({"format": "nvfp4", "amax": np.nan}, ValueError, "quantize: amax= must be finite"),
         ({"format": "nvfp4", "amax": "1"}, TypeError, "quantize: amax="),
         ({"format": "int8_tensor", "scale": "1"}, TypeError, "quantize: scale= has dtype"),
-        (
-            {"format": "int8_axis", "scale": np.ones(3)},
-            ValueError,
-            r"quantize: scale= has shape \(3,\); the scales have \(64,\)",
-        ),
+        ({"format": "int8_axis", "scale": np.ones(3)}, ValueError, r"quantize: scale= has shape \(3,\); the scales"),
         ({"device": "tpu"}, ValueError, "quantize: device='tpu' is not a device"),
     ],
 )

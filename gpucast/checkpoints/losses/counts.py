@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts what casts and quantized pieces lose, from statistics of the extension module where these are enough; the
-limit on what may be lost, and the losses as text."""
+"""Counts the losses of casts and of quantized pieces, from statistics of the extension module if these are enough. Also
+the limit on losses, and their text."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def of_cast(
 
 
 def _looked(x: Array, y: Array, src: DType, dst: DType) -> CastStats | None:
-    """The statistics of a cast that did not count, between floats of which NaN is the largest code."""
+    """The statistics of a cast that did not count, between floats whose NaN is the largest code."""
     if not (src.family == dst.family == "float" and dst.has_nan and dst.bits <= 32):
         return None
     if "fnuz" in (src.specials, dst.specials):

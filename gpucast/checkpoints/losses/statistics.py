@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of a conversion: counts of losses, errors, and histograms of magnitudes. Those of pieces add up.
+"""Statistics of a conversion: counts of losses, errors, and histograms of magnitudes. The statistics of pieces add up.
 
 Counts of losses are exact. Errors take a hundred times the time of a cast, so of large tensors they are those of a
 sample: runs of elements spread over the tensor, the same ones however it is cut into pieces.

@@ -17,7 +17,7 @@ from gpucast.files import FileError
 
 #: Older versions of ModelOpt describe quantized weights here. vLLM reads it if config.json says nothing of them.
 _OLDER = "hf_quant_config.json"
-#: Where a config.json tells the type of the weights, and what it calls each. The first name is the older one.
+#: The keys of a config.json for the type of the weights, and its names of types. The older name comes first.
 _DTYPES = ("torch_dtype", "dtype")
 _TORCH = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOUBLE": "float64"}
 #: What DeepSeek-V4 calls the type of its experts' codes; vLLM reads it beside the quantization_config.

@@ -115,7 +115,7 @@ class FilePlan:
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """All that a conversion does, file by file."""
+    """Everything that a conversion does, file by file."""
 
     source: str
     target: str

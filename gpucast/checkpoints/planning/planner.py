@@ -35,7 +35,7 @@ def _merged(files: Sequence[FilePlan], name: str) -> FilePlan:
 
 
 def _split(files: Sequence[FilePlan], limit: int, stem: str) -> list[FilePlan]:
-    """All tensors of `files` in shards of at most `limit` bytes of tensors; what is larger alone has one of its own.
+    """All tensors of `files` in shards of at most `limit` bytes of tensors; a larger tensor has a shard for itself.
 
     One shard is called STEM.safetensors, several STEM-00001-of-00002.safetensors and so on.
     """
@@ -84,7 +84,7 @@ def _gathered(pairs: _Unit, name: str) -> FilePlan:
 
 
 def _metadata(parts: Sequence[FilePlan]) -> dict[str, str]:
-    """What all sources say that say something; of single tensors, what is said of those that are here."""
+    """The metadata that the sources agree on; entries about single tensors only if the tensor is here."""
     found: dict[str, set[str]] = {}
     for part in parts:
         here = {tensor.name for tensor in part.tensors or ()}
@@ -95,7 +95,7 @@ def _metadata(parts: Sequence[FilePlan]) -> dict[str, str]:
 
 
 def _lost_metadata(file: FilePlan) -> list[str]:
-    """The keys of which its sources say different things, so that it has none of them."""
+    """The keys on which the sources disagree, so that the target has none of them."""
     return [
         key for part in file.parts for key in part.metadata if key not in file.metadata and not key.startswith(ENTRY)
     ]
@@ -319,7 +319,7 @@ def _shards(one: Index, name: str, planned: Sequence[FilePlan]) -> dict[str, Fil
 
 
 def _index(one: Index, name: str, planned: Sequence[FilePlan]) -> str:
-    """The text of the index of the written files; `index` is that of the source."""
+    """The text of the index of the written files; `index` is the index of the source."""
     shards = _shards(one, name, planned)
     weight_map: dict[str, str] = {}
     held: dict[str, list[str]] = {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the user requests: which tensors are cast, and to which types; and what it means for each tensor of an open
+"""The request of the user: which tensors are cast, and to which types. What it means for each tensor of an open
 file."""
 
 from __future__ import annotations

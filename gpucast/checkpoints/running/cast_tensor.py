@@ -155,7 +155,7 @@ class Casting:
         return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
 
     def _cast(self, x: Array, start: int) -> tuple[Array, CastStats | None]:
-        """Cast flat elements, of which the first has the number `start`."""
+        """Cast flat elements; the first one has the number `start`."""
         counting = self._counted()
         if counting is not None:
             y = np.empty(x.shape, self.dtype.numpy)

@@ -100,7 +100,7 @@ def _keep_or_give_up(staging: Staging, outcome: Outcome) -> None:
         return
     deadline = time.monotonic()
     if staging.partial.is_locked:
-        # Workers notice it, and stop. What has not stopped in time is left to the next start.
+        # Workers notice it, and stop. Those that do not stop in time are left to the next start.
         staging.partial.forget()
         deadline += _STOP
     while not staging.discard_alone() and time.monotonic() < deadline:
@@ -133,7 +133,7 @@ def _connected(address: str) -> Iterator[Any]:
 
 
 def _check_versions(client: Any) -> None:
-    # A function of the standard library, because a worker without gpucast could not even be sent one of ours.
+    # A function of the standard library: a worker without gpucast could not receive another one.
     versions = client.run(pydoc.locate, "gpucast.__version__", on_error="return")
     wrong = []
     for worker, version in versions.items():
@@ -257,7 +257,7 @@ def _task(job: _Job, index: int) -> _Done:
 
 
 def _stopper(plan: ConversionPlan) -> Advance:
-    """Ends the work with an error when the process that began it has given it up, and removed what is finished."""
+    """Ends the work with an error after the process that began it has given it up and removed the finished files."""
     staging, looked = Staging(plan), time.monotonic()
 
     def look(done: int) -> None:

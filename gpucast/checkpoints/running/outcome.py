@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the work of a plan is done, and what came of it."""
+"""How the work of a plan is done, and its result."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Outcome:
     results: list[Result] = field(default_factory=list)
     waiting: int = 0
     verified: int = 0
-    #: What is done at this moment, for a progress bar.
+    #: The present stage, for a progress bar.
     stage: str = ""
     #: Bytes of the source that an earlier run had finished.
     resumed: int = 0

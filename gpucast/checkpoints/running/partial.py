@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of unfinished work, TARGET.partial: whose it is, its lock, and which conversion it is of.
+"""The folder of unfinished work, TARGET.partial: its owner, its lock, and its conversion.
 
     lock       shared by processes that share the work, else held alone
     job.json   the conversion; without it nothing in the folder counts
@@ -87,7 +87,7 @@ class Partial:
         self.is_locked = self.is_alone = False
 
     def file(self, name: str) -> str:
-        """The path of what has this name, with slashes, in the folder."""
+        """The path of a name, with slashes, in the folder."""
         return os.path.join(self.path, *name.split("/"))
 
     def made(self, name: str) -> str:
@@ -162,7 +162,7 @@ class Partial:
     # ---- the job ----
 
     def job(self) -> Job | None:
-        """None where there is none, or nothing that counts. FileError where the folder is not one of ours."""
+        """The job; None if there is none yet. FileError if the folder holds anything that gpucast did not leave."""
         if not self.exists():
             return None
         try:

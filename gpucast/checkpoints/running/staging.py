@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of a plan: begun or gone on with in TARGET.partial, done file by file, given its place by a rename.
+"""The work of a plan: begun or continued in TARGET.partial, done file by file, renamed to the target at the end.
 
     files/            finished files under their final names
     work/7.part/      what is written of file 7 of the plan, under its final names
@@ -37,7 +37,7 @@ class Busy(FileError):
 
 
 class Staging:
-    """The unfinished work of a plan, of which there need not be any."""
+    """The unfinished work of a plan, if there is any."""
 
     def __init__(self, plan: ConversionPlan) -> None:
         self.plan = plan
@@ -70,7 +70,7 @@ class Staging:
         self.target.check()
 
     def _going_on(self, restart: bool) -> Job | None:
-        """The job to go on with; None where there is none, or one to discard. FileError where it must not be."""
+        """The job to continue; None if there is none, or if it is to be discarded. FileError if it must not be."""
         job = self._job()
         if job is None and not restart and self.partial.job() is not None and self.partial.has_work():
             raise FileError(
@@ -80,7 +80,7 @@ class Staging:
         return None if restart else job
 
     def begin(self, restart: bool = False, is_share: bool = False) -> None:
-        """Begin, or go on with what is there; with `restart`, without it. FileError where neither can be.
+        """Begin the work or continue it; with `restart` begin anew. FileError if neither is possible.
 
         From then on this process has the lock, with other shares if it is one; nobody has where the target is written
         and nothing unfinished is left.
@@ -132,7 +132,7 @@ class Staging:
         return job if job is not None and job.fingerprint == self.plan.fingerprint else None
 
     def is_seen(self) -> bool:
-        """Whether this process sees what it, or another one, has begun for this plan."""
+        """Whether this process sees work on this plan, its own or another's."""
         return self._job() is not None
 
     def is_own(self) -> bool:
@@ -219,7 +219,7 @@ class Staging:
         return [] if self.is_published() else missing
 
     def is_worth_keeping(self) -> bool:
-        """Whether there is enough finished work for another run to go on with, or a result has its place already."""
+        """Whether another run can continue the finished work, or a result has its place already."""
         job = self._job()
         if job is not None and self.target.is_begun(job):
             return True

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carrying out a plan: file by file, going on from what an earlier run has finished. The tensors of a file are read,
-cast and written piece by piece, and each goes into the journal."""
+"""Carries out a plan file by file, and continues the work of an earlier run. It reads, casts and writes the tensors of
+a file piece by piece, and enters each in the journal."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Stream:
         counts.check(f"{file.origins[tensor.name]}: tensor {tensor.name!r}", tensor.kind, tensor.dtype.name, report)
 
     def begin(self, stage: str) -> None:
-        """Tell what is done from now on."""
+        """Name the present stage, for the progress bar."""
         self._outcome.stage = stage
         self._advance(0)
 
@@ -145,7 +145,7 @@ class Stream:
         planned = list(zip(source.tensors, file.tensors, source.planners, strict=True))
         specs = {tensor.name: planner.plan(tensor, out)[1] for tensor, _, planner in planned}
         every = [spec for tensor in file.tensors for spec in specs[tensor.name]]
-        # A format whose tensors have fixed places is gone on with; the others begin anew.
+        # A file whose tensors have fixed places is continued; others begin anew.
         resumable = out.lower().endswith(".safetensors")
         journal = self._staging.journal(file)
         # What was verified was the file as it was then. What was made of another source is done anew.
@@ -307,7 +307,7 @@ def _all(stream: Stream, plan: ConversionPlan, options: Options, staging: Stagin
         try:
             staging.partial.discard()
         except OSError as error:
-            # The target is whole; the next run discards what is left.
+            # The target is whole; the next run discards the rest.
             outcome.left = f"{staging.folder}: {error.strerror or error}"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target of a plan: whether it may be written, whether it is, and how finished files get their places there.
+"""The target of a plan: whether it may be written, whether it is written, and how finished files get there.
 
 A folder gets its place by one rename. The files of a single target, a model and its external data, cannot get theirs at
 once: they are written down first, the next start goes on with what is written down, and the last one counts.
@@ -19,7 +19,7 @@ from gpucast.core.places import durable, status_of, sync_folder
 from gpucast.files import FileError, file_limits
 from gpucast.files.atomic import check_target, open_regular
 
-#: In a written folder: which conversion it is of, by which a process that comes late knows that nothing is left to do.
+#: In a written folder: the conversion that wrote it. A process that comes late sees that nothing is left to do.
 _DONE = ".gpucast.json"
 
 
@@ -60,7 +60,7 @@ class Target:
         return self.path if self._plan.single else os.path.join(self.path, *file.name.split("/"))
 
     def is_written(self, job: Job | None) -> bool:
-        """Whether all is there; `job` is that of unfinished work for it, if there is any."""
+        """Whether everything is there; `job` is the job of unfinished work for it, if there is any."""
         if self._plan.single:
             return job is not None and job.publishing is not None and all(map(self._is_placed, job.publishing.items()))
         return _done_mark(self.path) == self._plan.fingerprint and all(
@@ -121,7 +121,7 @@ class Target:
         return status_of(self._finished(name)) is None and _size_and_time(self._placed(name)) == known
 
     def _known(self, name: str) -> tuple[int, int]:
-        """By which a finished file is known in its place. FileError where it is missing."""
+        """The identity of a finished file in its place. FileError if it is missing."""
         known = _size_and_time(self._finished(name))
         if known is None:
             raise FileError(f"{self._finished(name)}: was finished, and is not there")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a written file holds what the specification of record gives for its source."""
+"""Compares a written file with the results of the specification of record."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ComfyUI's description of a layer whose weight has scales: JSON in a tensor of its own, or in the file's metadata.
+"""ComfyUI's description of a layer whose weight has scales: JSON in a separate tensor, or in the file's metadata.
 
 comfy/quant_ops.py QUANT_ALGOS, comfy/ops.py _load_quantized_module, comfy/utils.py convert_old_quants.
 """

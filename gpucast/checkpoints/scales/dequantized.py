@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tensor stored as codes and scales, read as the numbers that they stand for."""
+"""Reads a tensor of codes and scales as numbers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes with scales that are stored in another layout with every value kept: the codes stay, the scales are repeated.
+"""Stores codes with scales in another layout and keeps every value: the codes stay, the scales are repeated.
 
 That can be where the codes are of one type, the new blocks lie within the old ones, and the new type of the scales
 holds the old ones. Every value is compared while it is written.

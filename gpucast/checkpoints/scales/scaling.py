@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizes tensors: they are divided by scales and rounded to few bits, and the scales are stored with the codes."""
+"""Quantizes tensors: divides them by scales, rounds them to few bits, and stores the scales with the codes."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ def unexpected(report: CastReport) -> CastReport:
 
 @dataclass(frozen=True)
 class _Sample:
-    """What is compared of a piece: these rows and columns, whose scales begin with that of block `block`."""
+    """The part of a piece that is compared: rows, columns, and the block of their first scale."""
 
     rows: slice
     columns: slice
@@ -315,7 +315,7 @@ class _Sample:
 
 
 def _samples(stored: Stored, everything: bool, whole_rows: bool) -> Iterator[_Sample | None]:
-    """For each piece what is compared of it, whole blocks always: about `_SAMPLE` elements, or all; None for nothing.
+    """For each piece the part that is compared, in whole blocks: about `_SAMPLE` elements, or all; None for nothing.
 
     A block that is much larger is compared of so many fewer pieces, the first among them.
     """
@@ -345,7 +345,7 @@ def _samples(stored: Stored, everything: bool, whole_rows: bool) -> Iterator[_Sa
 def _chosen(
     tensor: Tensor, stored: Stored, samples: Iterator[_Sample | None]
 ) -> Iterator[tuple[int, _Sample, Array] | None]:
-    """For each piece the index of its first element, what is compared of it, and that part of the source; or None."""
+    """For each piece the index of its first element, the part that is compared, and the same part of the source."""
     cut, start = stored.cut, 0
     placed = tensor.part(0, 1) is not None and not (tensor.dtype is not None and tensor.dtype.packed)
     pieces = None if placed else matrices(tensor, cut)

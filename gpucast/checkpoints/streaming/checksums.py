@@ -93,7 +93,7 @@ def checksum_of_blocks(blocks: Iterable[bytes]) -> int:
 
 
 class ChecksumFile:
-    """A file that computes the checksum of what is written to it."""
+    """A file that computes the checksum of its data as they are written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file

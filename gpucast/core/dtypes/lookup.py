@@ -16,7 +16,8 @@ import numpy as np
 from gpucast.core.dtypes.table import DTYPES, DType
 
 # One- and two-character codes mean other types to NumPy than to people who write "i4" for a 4-bit integer.
-_NUMPY_CODE = r"[<>=|]?[A-Za-z?][0-9]{0,2}"
+# NumPy warns of "a".
+_NUMPY_CODE = r"[<>=|]?[A-Zb-z?][0-9]{0,2}"
 
 #: Short forms, taken in any case.
 _SHORT_FORMS = {
@@ -85,7 +86,7 @@ class Lookup:
     """
 
     def __init__(self, rows: tuple[DType, ...]) -> None:
-        #: In lower case, but for codes of safetensors that mean another type in lower case.
+        #: In lower case, except codes of safetensors that mean another type in lower case.
         self._names: dict[str, DType] = {}
         self._numbers: dict[int, DType] = {}
         # Rows of the host dtypes by NumPy's own name; STRING is found by kind instead.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter of tensors: `gpucast.cast` as custom ops, and what `gpucast.cast_many` needs; casts as modules."""
+"""The adapter of tensors: `gpucast.cast` as custom ops, the needs of `gpucast.cast_many`, and casts as modules."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TorchAdapter(BatchAdapter):
         tensors.check_gradient(x, dst, caller)
         is_tensor = tensors.has_tensors(dst) and (out is None or isinstance(out, torch.Tensor))
         if not is_tensor and compiler() is not None:
-            # What is no tensor is no part of a graph.
+            # Only tensors are part of a graph.
             return self.untraced(self.cast, cast, x, to, options)
         if dst.family == "string":
             with streams.visit(x, out):
@@ -158,7 +158,7 @@ ADAPTER = TorchAdapter()
 
 
 class Cast(torch.nn.Module):  # type: ignore[misc]
-    """`gpucast.layers.Cast` as a module: the same parameters, of which `training` means nothing here.
+    """`gpucast.layers.Cast` as a module: the same parameters; `training` has no effect here.
 
     The gradient of x is that of the layer's `backward`, `lda_coeff` included. Casts from and to integers, BOOL and text
     have none. ValueError for an x that requires a gradient and a type whose results are no tensors (float6).

@@ -20,12 +20,22 @@ from gpucast.host.extension import MODULE
 from gpucast.interop.torch import tensors
 
 _DEFAULT = Options()
+_TORCH = (tensors.VIEW, tensors.STREAM, tensors.WATCHING, tensors.FORWARD_NAMES, tensors.written)
 
 
 class _Pair(NamedTuple):
     rule: CastRule
     #: The results' dtype of torch.
     to: Any
+
+
+class _Ways(NamedTuple):
+    """``way(x, out)``: the cast of a tensor that needs nothing but memory; None, nothing done, for others."""
+
+    #: That of the module alone, which looks at the tensors.
+    direct: Callable[[Any, Any], Any]
+    #: The same, once it has found the kernel of a device.
+    checked: Callable[[Any, Any], Any]
 
 
 def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
@@ -37,10 +47,10 @@ def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
     pair = _pair(x.dtype, to)
     if pair is None:
         return None
-    run = _run(pair)
-    y: torch.Tensor | None = run(x, options.out)
+    ways = _ways(pair)
+    y: torch.Tensor | None = ways.checked(x, options.out)
     if y is not None:
-        plans.keep(x, to, options, pair.rule, run)
+        plans.keep(x, to, options, pair.rule, ways.direct)
     return y
 
 
@@ -54,45 +64,25 @@ def _pair(kind: Any, to: Any) -> _Pair | None:
 
 
 @lru_cache(maxsize=1024)
-def _run(pair: _Pair) -> Callable[[Any, Any], Any]:
-    """``run(x, out)`` of a plan: the cast of a tensor that needs nothing but memory."""
+def _ways(pair: _Pair) -> _Ways:
     rule, kind = pair
     kernels: dict[int, Any] = {}
     plan = MODULE.plan(rule, True, None, rule.src.numpy, rule.dst.numpy, loops.plain(rule), kernels)
-    # The module's function, and what is the same in all calls.
-    cast_tensor = partial(MODULE.cast_tensor, plan, tensors.VIEW, tensors.STREAM, partial(torch.empty_like, dtype=kind))
+    direct = partial(MODULE.cast_tensor, plan, _TORCH, partial(torch.empty_like, dtype=kind), kind)
 
-    def run(x: Any, out: Any) -> Any:
-        if x.requires_grad or x.is_neg() or tensors.is_watched():
-            return None
-        # The module knows a tensor without memory by its address, which is the offset.
-        if x.storage_offset() and not tensors.has_memory(x):
-            return None
-        if out is None:
-            y = cast_tensor(x, None)
-        elif (
-            type(out) is not torch.Tensor
-            or out.dtype is not kind
-            or out.requires_grad
-            or out.is_neg()
-            or (out.storage_offset() and not tensors.has_memory(out))
-        ):
-            return None
-        else:
-            y = cast_tensor(x, out)
-            if y is not None:
-                tensors.written(out)
-        if y is None and not x.is_meta:
+    def checked(x: Any, out: Any) -> Any:
+        y = direct(x, out)
+        if y is None and not (x.requires_grad or tensors.is_watched() or x.is_meta):
             device = tensors.device_of(x, "cast")
             # The checked path loads it.
             if device is not None and device not in kernels:
                 kernel = gpu.driver.loaded(rule, device)
                 if kernel is not None:
                     kernels[device] = kernel
-                    return run(x, out)
+                    return direct(x, out)
         return y
 
-    return run
+    return _Ways(direct, checked)
 
 
 @torch.compiler.substitute_in_graph(plans.hit, skip_signature_check=True)  # type: ignore[untyped-decorator]
@@ -102,4 +92,4 @@ def _hit_in_graph(*call: Any) -> None:
 
 plans.HITS[torch.Tensor] = plans.hit
 # The kernels are those of the driver with which they were loaded.
-gpu.ON_NEW_DRIVER.append(_run.cache_clear)
+gpu.ON_NEW_DRIVER.append(_ways.cache_clear)

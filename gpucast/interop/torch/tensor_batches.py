@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import torch
 
 from gpucast.arrays.adapters import BatchPlanner, one_class
@@ -146,6 +148,8 @@ def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[
             tensors.check_gradient(x, y.dtype, "cast_many")
     attached = list(results)
     if places and torch.is_grad_enabled():
+        if scale is not None and math.prod(np.shape(scale)) != 1:
+            raise ValueError("cast_many: a scale for each array is not differentiable; pass detached tensors")
         differentiable = _BatchCast.apply([results[i] for i in places], scale, *[sources[i] for i in places])
         for i, y in zip(places, differentiable, strict=True):
             attached[i] = y

@@ -121,11 +121,14 @@ def stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
-_dispatch_modes: Any = torch._C._len_torch_dispatch_stack
-_function_modes: Any = torch._C._len_torch_function_stack
-_tracing: Any = torch._C._get_tracing_state
 _transforms: Any = getattr(torch._C, "_are_functorch_transforms_active", bool)
 _forward_ad: Any = torch.autograd.forward_ad
+#: Functions whose results are true while a mode, a tracer or a transform of torch wants to see the operations.
+WATCHING: tuple[Callable[[], Any], ...] = (
+    torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack, torch._C._get_tracing_state, _transforms,
+)  # fmt: skip
+#: Forward mode's level is among these names, -1 or missing where it is off.
+FORWARD_NAMES: dict[str, Any] = vars(_forward_ad)
 
 
 def transformed() -> bool:
@@ -138,14 +141,7 @@ def transformed() -> bool:
 
 def is_watched() -> bool:
     """Whether a transform or a mode of torch wants to see the operations."""
-    # One function, because each call of Python's counts in a cast of a few elements.
-    return (
-        _dispatch_modes()
-        or _function_modes()
-        or _tracing() is not None
-        or _transforms()
-        or getattr(_forward_ad, "_current_level", -1) >= 0
-    )
+    return any(function() for function in WATCHING) or FORWARD_NAMES.get("_current_level", -1) >= 0
 
 
 def check_pairs(shape: Any, dst: DType, caller: str) -> None:
@@ -167,7 +163,7 @@ def as_result(y: torch.Tensor, shape: Any, dst: DType, caller: str) -> Any:
 
 
 def check_gradient(x: torch.Tensor, dst: DType, caller: str) -> None:
-    """ValueError for a tensor that requires a gradient and is cast to floats of which torch has no tensors."""
+    """ValueError if a tensor requires a gradient and is cast to a float type that torch lacks."""
     if dst.is_float and not has_tensors(dst) and x.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{caller}: x requires grad, and {dst.name} becomes a PackedArray, through which torch passes no gradient; "
@@ -183,7 +179,7 @@ def check_batched(to: str) -> None:
 
 
 def from_array(x: Any) -> Any:
-    """An array of ours over its memory: a tensor, or a PackedArray that goes back to tensors, or text as it is."""
+    """Wrap memory: as a tensor, as a PackedArray that goes back to tensors, or text as it is."""
     if isinstance(x, PackedArray):
         if x.dtype is PAIRED and PAIRS is not None and x.shape and x.shape[-1] % 2 == 0:
             return from_packed(x)

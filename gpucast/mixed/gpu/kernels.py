@@ -31,7 +31,7 @@ _CHOICES: tuple[Field, ...] = (("otherwise", np.uint64, True), ("chosen", np.uin
 
 @dataclass(frozen=True)
 class Adjustment:
-    """``struct Adjustment`` of kernels/loss_scale.cu: the settings by which a loss scale is adjusted."""
+    """``struct Adjustment`` of kernels/loss_scale.cu: the settings of a loss scale."""
 
     factor: float
     backoff: float
@@ -52,7 +52,7 @@ def adjust(state: Any, finite: Any, by: Adjustment) -> None:
 
 @dataclass(frozen=True)
 class Rescaling:
-    """``struct Rescaling`` of kernels/delayed_scaling.cu: the settings by which delayed scales are computed."""
+    """``struct Rescaling`` of kernels/delayed_scaling.cu: the settings of delayed scales."""
 
     largest: float
     margin: float

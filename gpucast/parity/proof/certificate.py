@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves rules one after the other, and says what was proved of which PTX, as text and as JSON."""
+"""Proves rules one after the other, and reports as text and as JSON which PTX was proved for which rule."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def explain(proof: Proof) -> str:
 
 
 def opened(path: str | None, arch: str, paths: Paths | Literal["blocks"]) -> dict[str, Any]:
-    """The certificate to go on with: that of a file, if there is one. ValueError if it is of something else."""
+    """The certificate of a file, to be continued. ValueError if it is a certificate of something else."""
     begin: dict[str, Any] = {"arch": arch, "paths": paths, "solvers": {}, "mutants": {}, "proofs": []}
     if path is None or not Path(path).is_file():
         return begin
@@ -237,7 +237,7 @@ def proved(certificates: Iterable[Mapping[str, Any]], paths: Paths) -> dict[str,
 
 
 def proved_pairs(certificates: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """The pairs, by name, of which each certificate has proved every rule."""
+    """The pairs, by name, whose every rule is proved by each certificate."""
     found: list[set[tuple[str, str]]] = []
     for one in certificates:
         counts = Counter((proof["src"], proof["dst"]) for proof in one["proofs"] if proof["verdict"] == "proved")

@@ -130,7 +130,7 @@ def encode(x: Array, form: Format, mode: str) -> Array:
 
 
 def _to_odd(x: Array, rest: Array) -> Array:
-    """x, a sum of which `rest` was lost, rounded to odd instead: what rounds it again gives what once would have."""
+    """Round the sum x + `rest` to odd. A second rounding then gives the result of one rounding of the exact sum."""
     with np.errstate(invalid="ignore"):
         lost = np.isfinite(x) & (rest != 0)
         bits = x.view(np.uint64) - (lost & ((rest < 0) != np.signbit(x)))

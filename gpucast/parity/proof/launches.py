@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches of one kernel on unknown input, and the element that each of them writes where."""
+"""Launches of one kernel on unknown input, and the elements that each launch writes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpucast.parity.proof.machine import Fault, Machine, Memory, Unknown
 from gpucast.parity.proof.ptx import Kernel
 from gpucast.parity.proof.terms import Term, const, var
 
-#: Where the arrays begin, before a launch's offsets: multiples of all that a kernel may align to.
+#: Where the arrays begin, before a launch's offsets: multiples of every alignment that a kernel may use.
 _SOURCE, _RESULT = 0x7000_0000_0000, 0x7100_0000_0000
 #: A thread of the second half of its block's first warp.
 _THREAD = 21
@@ -101,7 +101,7 @@ def element(index: int, width: int) -> Term:
 
 
 def cell(at: int) -> Term:
-    """What is at `NARROW`, `WIDE`, `AMAX` or `FINITE` before the launch."""
+    """The value at `NARROW`, `WIDE`, `AMAX` or `FINITE` before the launch."""
     return var(f"cell{at - NARROW:x}", _CELLS[at])
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executes PTX on terms: one thread at a time, up to its next barrier. Of a branch that depends on the input both ways
-are taken, and come together again where they meet.
+"""Executes PTX on terms: one thread at a time, up to its next barrier. A branch that depends on the input is taken both
+ways; the two paths join where they meet.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIMIT = 2_000_000
 
 
 class Fault(Exception):
-    """A kernel does what it must not: an access outside of its arrays, misaligned, or to a byte already written."""
+    """A kernel made a forbidden access: outside its arrays, misaligned, or to a byte already written."""
 
 
 class Unknown(Exception):
@@ -57,7 +57,7 @@ class Memory:
     _image: bytes | None = None
 
     def empty(self) -> None:
-        """Forget what is in shared memory: another block has its own."""
+        """Forget shared memory: another block has its own."""
         for byte in self.shared:
             self.known.pop(byte, None)
         self._image = None

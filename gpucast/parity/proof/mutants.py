@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes one constant or opcode of a kernel's PTX, and asks the prover what that has done: a guard of the prover."""
+"""Tests the prover: changes one constant or opcode of a kernel's PTX, and asks whether the prover finds the change."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def value(src: DType, size: int) -> Fraction | None:
 
 
 def first(src: DType, bound: Fraction, above: bool) -> int:
-    """The lowest magnitude whose number is at, or above, a bound. Past all finite ones it is that of infinity."""
+    """The lowest magnitude whose number is at or above a bound. Above all finite numbers it is infinity."""
     low, high = 0, (src.max_code + 1 if src.is_float else 1 << src.bits)
     while low < high:
         middle = (low + high) // 2
@@ -45,7 +45,7 @@ def midpoints(src: DType, dst: DType) -> tuple[int, ...]:
 
 
 def nearest(size: Term, src: DType, dst: DType, over: int, width: int) -> Term:
-    """The code, of `width` bits, of the magnitude `size`: to nearest even; `over` stands for what is too large."""
+    """Round the magnitude `size` to the nearest code of `width` bits, ties to even; `over` if it is too large."""
     return search(size, midpoints(src, dst), [*range(dst.max_code + 1), over], width)
 
 

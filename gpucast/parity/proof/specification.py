@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cast must give, as a term: written from the meaning of casts, apart from the kernels and from the reference.
+"""The required result of a cast as a term, written from the meaning of casts, apart from the kernels and the reference.
 
 To types of 8 bits or fewer it compares with thresholds, computed as exact rationals; to the IEEE types it is the
 rounding of SMT-LIB's floating point; to integers it shifts.

@@ -19,7 +19,7 @@ import numpy as np
 from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import FORMATS, Format, Parts
+from gpucast.core.formats import FORMATS, Format, Parts, ScaleOrder
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import cast_on_gpu, driver
@@ -36,6 +36,14 @@ _THREADS, _ELEMENTS = 1 << 17, 16
 _ALIGNMENT = 16
 #: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
 _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "top", "elements")
+#: The kinds of kernels to an order of scales, and back.
+_MOVES: dict[ScaleOrder, tuple[Kind, Kind]] = {
+    "128x4": ("swizzle", "unswizzle"),
+    "8x4": ("to_8x4", "from_8x4"),
+    "mn_major": ("to_mn_major", "from_mn_major"),
+}
+#: Stands for any blocks where there are none.
+_ONE = BlockGrid((1, 1, 1), (1, 1, 1), (1, 1, 1), False)
 #: Stands for any format where scales are only moved.
 _ANY = FORMATS["mxfp4"]
 
@@ -82,6 +90,8 @@ def quantize(
                 for spec, one in zip(result_specs, wanted, strict=True)
             ]
         results = _fill(x, src, format, result_specs, results, device, random, workspace)
+        if format.steps is not None:
+            _finish(format, src, results, device)
         for target, result in zip(targets or [], results, strict=False):
             # Results share their scale, and the global one.
             for name in ("scales", "zero_points", "global_scale"):
@@ -141,6 +151,20 @@ def _fill(
     return results
 
 
+def _finish(format: Format, src: DType, results: list[Parts], device: int) -> None:
+    """Replace what the formulas of a format with steps needed until now by scales and the global scale."""
+    steps, rule = format.steps, CastRule(src, format.element)
+    assert steps is not None
+    unique = {id(one.scales): one.scales for one in results}
+    for scales in unique.values() if steps.code_needs_amax else ():
+        if scales.size:
+            kernel = driver.kernel(QuantizeSpec(rule, format, "finish"), device)
+            kernel(0, _address(scales), scales.size, QuantizeArguments(_ONE))
+    if steps.u and steps.global_scale != "u":
+        place = _address(results[0].global_scale)
+        driver.kernel(QuantizeSpec(rule, format, "finish_global"), device)(0, place, 1, QuantizeArguments(_ONE))
+
+
 def _swap(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-2], shape[-1], shape[-2])
 
@@ -149,8 +173,10 @@ def _seed(random: Random | None) -> dict[str, int]:
     return {} if random is None else {"seed": random.seed, "offset": random.offset}
 
 
-def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False, out: Any = None) -> Any:
-    """One-byte scales in the order "128x4", `size` of them, from linear scales of `shape`; `back`: the inverse.
+def swizzle(
+    scales: Any, shape: tuple[int, ...], size: int, layout: ScaleOrder, *, back: bool = False, out: Any = None
+) -> Any:
+    """Scales in another order, `size` of them, from linear scales of `shape`; `back`: the inverse.
 
     `out`: a contiguous array for them.
     """
@@ -162,14 +188,15 @@ def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = Fals
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
-            kernel = driver.kernel(swizzle_spec(kind, back), device)
+            kernel = driver.kernel(swizzle_spec(kind, back, layout), device)
             kernel(_address(scales), _address(out), size, QuantizeArguments(blocks))
     return out
 
 
-def swizzle_spec(kind: DType, back: bool) -> QuantizeSpec:
+def swizzle_spec(kind: DType, back: bool, layout: ScaleOrder = "128x4") -> QuantizeSpec:
     """The kernel of `swizzle`, for scales of a type."""
-    return QuantizeSpec(CastRule(kind, kind), _ANY, "unswizzle" if back else "swizzle")
+    there, home = _MOVES[layout]
+    return QuantizeSpec(CastRule(kind, kind), _ANY, home if back else there)
 
 
 def dequantize(

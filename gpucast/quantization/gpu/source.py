@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of the kernels that quantize and dequantize, as `gpucast.codegen.cast_kernel` has it for casts.
+"""The CUDA text of the kernels that quantize and dequantize.
 
 `kernels/quantize.cu` and `kernels/dequantize.cu` have a function for each kind of kernel. This module writes its
 arguments and the struct of the format.
@@ -22,14 +22,16 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.gpu.step_source import step_functions
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
 #: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which
 #: vectors of `VECTOR` bytes have side by side. "top" and "global" compute the global scale. "back" dequantizes.
-#: "swizzle" and "unswizzle" reorder scales.
+#: "swizzle" and those after it reorder scales. "finish" and "finish_global" end what formats with steps began.
 Kind = Literal[
-    "rows", "extremes", "columns", "scales", "kept", "top", "global", "elements", "back", "swizzle", "unswizzle"
-]
+    "rows", "extremes", "columns", "scales", "kept", "top", "global", "elements", "finish", "finish_global", "back",
+    "swizzle", "unswizzle", "to_8x4", "from_8x4", "to_mn_major", "from_mn_major",
+]  # fmt: skip
 
 #: The further files of these kernels, after those of fused kernels.
 FILES = ("quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantize.cu")
@@ -87,11 +89,17 @@ class QuantizeSpec(KernelSpec[KernelSource]):
             "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",
             "global": f"find_global_scale<{own}, {value}, DOUBLE, FLOAT, {THREADS}>(dst, given)",
             "elements": f"quantize_elements<{own}, {other.name}, {both}, {place}, {THREADS}>{arrays}",
+            "finish": f"static_cast<void>(given), finish_scales<{own}, false, {THREADS}>(dst, n)",
+            "finish_global": f"static_cast<void>(given), finish_scales<{own}, true, {THREADS}>(dst, n)",
             "back": f"dequantize_{back_by}, {THREADS}>{arrays}",
             "swizzle": f"swizzle_scales<false, {THREADS}>(src, dst, n, given.blocks)",
             "unswizzle": f"swizzle_scales<true, {THREADS}>(src, dst, n, given.blocks)",
+            "to_8x4": f"move_scales<8, {other.bits // 8}, false, {THREADS}>(src, dst, n, given.blocks)",
+            "from_8x4": f"move_scales<8, {other.bits // 8}, true, {THREADS}>(src, dst, n, given.blocks)",
+            "to_mn_major": f"move_scales<0, {other.bits // 8}, false, {THREADS}>(src, dst, n, given.blocks)",
+            "from_mn_major": f"move_scales<0, {other.bits // 8}, true, {THREADS}>(src, dst, n, given.blocks)",
         }[self.kind]
-        kernel = f"{format_struct(format, self.stochastic, own)}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
+        kernel = f"{format_struct(format, self.stochastic, own, other)}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
         return KernelSource(
             name=name,
             rule=rule,
@@ -127,19 +135,21 @@ def columns_of(format: Format) -> list[str]:
     """The part of a kernel's name that stands for the format. It is not the format's own name, which may be anything,
     and formats that only differ in their blocks share kernels."""
     columns = [format.element.numpy_name, format.scale.numpy_name, format.rule]
+    columns += [] if format.steps is None else [format.steps.label]
     return columns + ["zero_points"] * format.zero_points + ["global"] * format.global_scale
 
 
 @exact()
-def format_struct(format: Format, stochastic: bool, name: str) -> str:
-    """The C++ struct of a format, the template parameter `F` of the kernels."""
+def format_struct(format: Format, stochastic: bool, name: str, source: DType = _FLOAT) -> str:
+    """The C++ struct of a format, the template parameter `F` of the kernels that read or write a type."""
     element, scale = format.element, format.scale
     of_element = resolve(_DOUBLE, element, Options(rounding=STOCHASTIC)) if stochastic else resolve(_FLOAT, element)
     to_float = resolve(_DOUBLE, _FLOAT, Options(overflow="saturate"))
     if scale.family == "e8m0":
         of_scale = resolve(_DOUBLE, scale, Options(round_mode="down" if format.rounds_down else "up"))
     else:
-        of_scale = resolve(_DOUBLE, scale, Options(overflow="saturate") if format.has_float_scales else Options())
+        saturates = format.has_float_scales and format.steps is None
+        of_scale = resolve(_DOUBLE, scale, Options(overflow="saturate") if saturates else Options())
     spread = float(element.max - element.min) if format.zero_points else format.divisor
     whole = element.family == "int"
     lowest, largest = (int(element.min), int(element.max)) if whole else (0, 0)
@@ -152,7 +162,7 @@ def format_struct(format: Format, stochastic: bool, name: str) -> str:
         f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
         f"enum : bool {{ two_sided = {format.two_sided:d}, clamps = {_clamps(format):d} }};",
         f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {stochastic:d} }};",
-        f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
+        f"enum : u32 {{ smallest_scale = {0 if format.steps is not None else _smallest(scale):#x} }};",
         f"enum : int {{ lowest = {lowest}, largest = {largest} }};",
         f"enum : int {{ exponent = {_exponent(format)} }};",
         f"enum : u32 {{ carry = {_carry(format):#x} }};",
@@ -161,6 +171,7 @@ def format_struct(format: Format, stochastic: bool, name: str) -> str:
         f"static GPUCAST_CONSTANT double negative_weight() {{ return {format.negative_weight!r}; }}",
         f"static GPUCAST_CONSTANT float last() {{ return {512.0 if whole else float(element.max)!r}; }}",
         f"static GPUCAST_CONSTANT double global_divisor() {{ return {format.divisor * float(scale.max)!r}; }}",
+        *step_functions(format, source),
     ]
     body = "".join(f"    {line}\n" for line in lines)
     return f"namespace gpucast {{\nstruct {name} {{\n{body}}};\n}}\n"
@@ -176,7 +187,7 @@ def _smallest(scale: DType) -> int:
 def _clamps(format: Format) -> bool:
     """Whether the numbers of a block divided by its own scale may be beyond the largest element by more than rounding
     errors: a scale of few bits may be rounded down."""
-    return format.rule == "full_range" or format.scale.bits < 32
+    return format.rule == "full_range" or format.scale.bits < 32 or format.steps is not None
 
 
 def _exponent(format: Format) -> int:

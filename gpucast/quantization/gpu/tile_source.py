@@ -58,7 +58,7 @@ class TileSpec(KernelSpec[KernelSource]):
         ]
         tiles = "".join(f"    {line}\n" for line in lines)
         kernel = (
-            format_struct(format, self.stochastic, f"{name}_format")
+            format_struct(format, self.stochastic, f"{name}_format", rule.src)
             + f"namespace gpucast {{\nstruct {name}_tiles {{\n{tiles}}};\n}}\n"
             + f"GPUCAST_QUANTIZE_TILES({name}, {rule.src.name}, {size.threads})\n"
         )

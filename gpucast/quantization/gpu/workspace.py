@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a call besides its results."""
+"""The memory of a call other than its results."""
 
 from __future__ import annotations
 

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The libraries of `gpucast.quantization.RECIPES` themselves, on the CPU, with the results of `recipe_models`.
+
+torchao and compressed-tensors are installed packages. The references of DeepGEMM, TileKernels, TransformerEngine and
+ModelOpt are single files of PyTorch: the variable GPUCAST_PEER_SOURCES names a folder with checkouts of these names.
+What their files import without needing it here is replaced by empty modules.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from bench.peers.recipe_models import Array, Found
+
+Reference = Callable[[Array], Found]
+
+
+def available() -> Iterator[tuple[str, Reference]]:
+    """What can run here, by recipe."""
+    if importlib.util.find_spec("torch") is None:
+        return
+    if importlib.util.find_spec("torchao") is not None:
+        yield from _torchao()
+    if importlib.util.find_spec("compressed_tensors") is not None:
+        yield from _compressed_tensors()
+    folder = Path(os.environ.get("GPUCAST_PEER_SOURCES", "nowhere"))
+    for name, found in _CHECKOUTS.items():
+        if (folder / name).is_dir():
+            yield from found(folder / name)
+
+
+def _tensor(x: Array) -> Any:
+    import torch
+
+    if x.dtype == ml_dtypes.bfloat16:
+        return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(x.copy())
+
+
+def _array(tensor: Any) -> Array:
+    """Any tensor as the NumPy array of the numbers that it stands for."""
+    import torch
+
+    numpy: Array = tensor.detach().to(torch.float32).numpy()
+    return numpy
+
+
+def _halves(packed: Any) -> Array:
+    """Two FLOAT4E2M1 codes of each byte, the low ones first."""
+    import torch
+
+    codes = packed.view(torch.uint8).numpy()
+    both = np.stack([codes & 15, codes >> 4], -1).reshape(codes.shape[0], -1)
+    return both.view(ml_dtypes.float4_e2m1fn)
+
+
+# ---- installed packages ----
+
+
+def _torchao() -> Iterator[tuple[str, Reference]]:
+    import torch
+    from torchao.float8 import float8_utils
+    from torchao.float8.config import ScalingGranularity
+    from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
+    from torchao.prototype.mx_formats import mx_tensor, nvfp4_tensor
+    from torchao.quantization import quant_primitives as primitives
+
+    def mx(x: Array, kind: Any, mode: str) -> Found:
+        mode = mx_tensor.ScaleCalculationMode[mode.upper()]
+        scale, data = mx_tensor.to_mx(_tensor(x), kind, 32, mode)
+        return _array(data) if kind is torch.float8_e4m3fn else _halves(data), _array(scale), 1
+
+    def float8(x: Array, block: list[int]) -> Found:
+        scale = primitives._choose_scale_float8(_tensor(x), block)
+        return _array(primitives._quantize_affine_float8(_tensor(x), scale)), _array(scale), 1
+
+    def training(x: Array, granularity: Any, axis: int | None) -> Found:
+        kind = torch.float8_e4m3fn
+        scale = float8_utils.tensor_to_scale(_tensor(x), kind, scaling_granularity=granularity, axiswise_dim=axis)
+        found = hp_tensor_and_scale_to_float8(_tensor(x), scale, kind)
+        return _array(found._data), _array(1.0 / found._scale), 1
+
+    def nvfp4(x: Array, two_levels: bool) -> Found:
+        given = _tensor(x)
+        g = nvfp4_tensor.per_tensor_amax_to_scale(given.abs().max()) if two_levels else None
+        scale, data = nvfp4_tensor.nvfp4_quantize(given, per_tensor_scale=g)
+        return _halves(data), _array(scale), 1 if g is None else g.item()
+
+    def integers(x: Array, bits: int, block: list[int]) -> Found:
+        low, high = -(1 << bits - 1), (1 << bits - 1) - 1
+        kind = primitives.MappingType.SYMMETRIC
+        scale, zero = primitives.choose_qparams_affine(_tensor(x), kind, block, torch.int8, low, high)
+        codes = primitives.quantize_affine(_tensor(x), block, scale, zero, torch.int8, low, high)
+        return codes.numpy(), _array(scale), 1
+
+    if hasattr(mx_tensor, "_f32_to_e8m0_rceil"):
+        # Earlier versions have no reciprocal of 2^-127, and RCEIL by a logarithm in FLOAT.
+        for mode in ("floor", "even", "rceil"):
+            yield f"torchao-mxfp8-{mode}", _of(_not_half, mx, torch.float8_e4m3fn, mode)
+            yield f"torchao-mxfp4-{mode}", _of(_not_half, mx, torch.float4_e2m1fn_x2, mode)
+    yield "torchao-float8-row", lambda x: float8(x, [1, x.shape[1]])
+    yield "torchao-float8-tensor", lambda x: float8(x, list(x.shape))
+    yield "torchao-float8-training-row", lambda x: training(x, ScalingGranularity.AXISWISE, -1)
+    yield "torchao-float8-training-tensor", lambda x: training(x, ScalingGranularity.TENSORWISE, None)
+    yield "torchao-nvfp4", _of(_not_half, nvfp4, True)
+    yield "torchao-nvfp4-one-level", _of(_not_half, nvfp4, False)
+    yield "torchao-int4-32", lambda x: integers(x, 4, [1, 32])
+    yield "torchao-int4-128", lambda x: integers(x, 4, [1, 128])
+    yield "torchao-int8-row", lambda x: integers(x, 8, [1, x.shape[1]])
+
+
+def _of(check: Callable[[Array], Array], function: Callable[..., Found], *more: Any) -> Reference:
+    return lambda x: function(check(x), *more)
+
+
+def _not_half(x: Array) -> Array:
+    """torchao's functions refuse FLOAT16, which FLOAT holds."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x
+
+
+def _compressed_tensors() -> Iterator[tuple[str, Reference]]:
+    import torch
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import quantize
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+
+    def found(x: Array, **options: Any) -> Found:
+        args, given = QuantizationArgs(**options), _tensor(x)
+        if args.strategy == "tensor":
+            groups = given.reshape(1, -1)
+        elif args.strategy == "block":
+            groups = given.unflatten(0, (-1, 128)).unflatten(-1, (-1, 128)).transpose(1, 2).flatten(2)
+        else:
+            groups = given.unflatten(-1, (-1, args.group_size or x.shape[1]))
+        low, high = groups.amin(-1), groups.amax(-1)
+        one = generate_gparam(low.min(), high.max()) if args.strategy == "tensor_group" else None
+        scale, zero = calculate_qparams(low, high, args, global_scale=one)
+        codes = quantize(given, scale, zero, args, global_scale=one)
+        if options.get("scale_dtype") is torch.uint8:
+            # As it is stored: the exponents of powers of two.
+            scale = torch.exp2(torch.floor(torch.log2(scale.float())))
+        return _array(codes), _array(scale), 1 if one is None else (1 / one).item()
+
+    mx = {"type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8}
+    rows: dict[str, dict[str, Any]] = {
+        "fp8": {"num_bits": 8, "type": "float", "strategy": "tensor"},
+        "fp8-row": {"num_bits": 8, "type": "float", "strategy": "channel"},
+        "fp8-128x128": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
+        "mxfp4": {"num_bits": 4} | mx,
+        "mxfp8": {"num_bits": 8} | mx,
+        "nvfp4": {
+            "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+            "scale_dtype": torch.float8_e4m3fn,
+        },
+        "int4-128": {"num_bits": 4, "strategy": "group", "group_size": 128},
+        "int4-32": {"num_bits": 4, "strategy": "group", "group_size": 32},
+        "int8-row": {"num_bits": 8, "strategy": "channel"},
+    }  # fmt: skip
+    for name, options in rows.items():
+        yield f"compressed-tensors-{name}", lambda x, options=options: found(x, **options)  # type: ignore[misc]
+
+
+# ---- files of checkouts ----
+
+
+def _module(path: Path, name: str, **others: Any) -> Any:
+    """The module of a file. `others`: names of modules that it imports, with what it takes from them."""
+    parts = {".".join(dotted.split("__")[: i + 1]) for dotted in others for i in range(len(dotted.split("__")))}
+    made = {full: types.ModuleType(full) for full in parts}
+    for dotted, content in others.items():
+        vars(made[dotted.replace("__", ".")]).update(content)
+    for full, module in made.items():
+        module.__path__ = []
+        if "." in full:
+            setattr(made[full.rpartition(".")[0]], full.rpartition(".")[2], module)
+    before = {full: sys.modules.get(full) for full in made}
+    sys.modules.update(made)
+    try:
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    finally:
+        for full, old in before.items():
+            sys.modules.pop(full) if old is None else sys.modules.update({full: old})
+    return module
+
+
+def _deepgemm(folder: Path) -> Iterator[tuple[str, Reference]]:
+    math = _module(folder / "deep_gemm/utils/math.py", "deepgemm_math")
+
+    def found(function: str, powers: bool) -> Reference:
+        return lambda x: (*map(_array, getattr(math, function)(_tensor(x), powers)), 1)  # type: ignore[return-value]
+
+    yield "deepgemm", found("per_token_cast_to_fp8", False)
+    yield "deepgemm-128x128", found("per_block_cast_to_fp8", False)
+    yield "deepgemm-ue8m0", found("per_token_cast_to_fp8", True)
+    yield "deepgemm-ue8m0-128x128", found("per_block_cast_to_fp8", True)
+
+
+def _tilekernels(folder: Path) -> Iterator[tuple[str, Reference]]:
+    cast = _module(
+        folder / "tile_kernels/torch/cast.py",
+        "tilekernels_cast",
+        tile_kernels__utils={"align": lambda x, y: -(-x // y) * y, "ceil_div": lambda x, y: -(-x // y)},
+        tile_kernels__quant__common={"unpack_from_e2m1fn_x2": None},
+        tile_kernels__quant__types={"QuantTensor": tuple},
+    )
+
+    def found(block: tuple[int, int]) -> Reference:
+        return lambda x: (*map(_array, cast.cast(_tensor(_not_half(x)), "e4m3", block)), 1)  # type: ignore[return-value]
+
+    yield "tilekernels", found((1, 128))
+    yield "tilekernels-128x128", found((128, 128))
+
+
+def _transformer_engine(folder: Path) -> Iterator[tuple[str, Reference]]:
+    import torch
+
+    references = folder / "tests/pytorch/references"
+    scales = _module(references / "quantize_scale_calc.py", "te_scales")
+    blocks = _module(
+        references / "blockwise_quantizer_reference.py",
+        "te_blocks",
+        references__quantize_scale_calc={"scale_from_amax_tensor": scales.scale_from_amax_tensor},
+    ).BlockwiseQuantizerReference()
+    files = folder / "transformer_engine/pytorch/custom_recipes"
+    gemm = types.SimpleNamespace(MMParams=object, GEMMType=types.SimpleNamespace(FPROP=0))
+    utils = _module(files / "reference_utils.py", "te_reference_utils")
+    nvfp4 = _module(
+        files / "reference_nvfp4.py",
+        "te_nvfp4",
+        transformer_engine__pytorch__custom_recipes={"gemm": gemm, "reference_utils": utils},
+        transformer_engine__pytorch__quantized_tensor={"QuantizedTensorStorage": object, "Quantizer": object},
+    ).NVFP4QuantizerRef
+
+    def current(x: Array, kind: Any) -> Found:
+        given = _tensor(x)
+        amax = given.float().abs().max().view(1)
+        scale, inverse, _ = scales.scale_from_amax_tensor(given.dtype, amax, kind, eps=0.0, pow_2_scales=False)
+        return _array((given.float() * scale).to(kind)), _array(inverse).reshape(()), 1
+
+    def block(x: Array, shape: tuple[int, int]) -> Found:
+        result = blocks.quantize(
+            _tensor(x), torch.float8_e4m3fn, pow_2_scales=True, quant_tile_shape=shape, munge_scale_shapes=False
+        )
+        return _array(result.data), _array(result.scale), 1
+
+    def four(x: Array, side: int) -> Found:
+        given = _tensor(x)
+        top = given.abs().max().to(torch.float32).view(1)
+        codes, scale = nvfp4._quantize_blockwise_reference(given, top, 16, side, pow_2_scales=False, eps=0.0)
+        encode = torch.clamp(torch.div(2688.0, top), max=torch.finfo(torch.float32).max) if top else torch.ones(1)
+        return _halves(codes), _array(scale)[::side], (1 / encode).item()
+
+    yield "te-float8-current", lambda x: current(x, torch.float8_e4m3fn)
+    yield "te-float8-current-e5m2", lambda x: current(x, torch.float8_e5m2)
+    yield "te-float8-block", lambda x: block(x, (1, 128))
+    yield "te-float8-block-128x128", lambda x: block(x, (128, 128))
+    yield "te-nvfp4", lambda x: four(x, 1)
+    yield "te-nvfp4-16x16", lambda x: four(x, 16)
+
+
+def _modelopt(folder: Path) -> Iterator[tuple[str, Reference]]:
+    def largest(x: Any, block_sizes: dict[int, int]) -> Any:
+        return x.abs().unflatten(-1, (-1, block_sizes[-1])).amax(-1)
+
+    def whole(x: Any, axis: Any = None) -> Any:
+        return x.abs().max()
+
+    modelopt: dict[str, Any] = {
+        "m__backends__utils": {"fp4_compatible": lambda: False},
+        "m__qtensor__base_qtensor": {"BaseQuantizedTensor": _Quantized},
+        "m__utils": {
+            "convert_quantization_axis_to_reduce_axis": lambda x, axis: None,
+            "reduce_amax": whole,
+            "reduce_block_amax": largest,
+            "reduce_block_padding": lambda x, block_sizes: x,
+        },
+        "m__utils__numeric_utils": {"E2M1_MAX": 6.0, "E4M3_MAX": 448.0, "fp8_max_for_normalization": None},
+    }
+    files = folder / "modelopt/torch/quantization/qtensor"
+    four = _module(files / "nvfp4_tensor.py", "m.qtensor.nvfp4_tensor", **modelopt).NVFP4QTensor
+    eight = _module(files / "fp8_tensor.py", "m.qtensor.fp8_tensor", **modelopt).FP8QTensor
+
+    def nvfp4(x: Array) -> Found:
+        found, scale, g = four.quantize(_tensor(x), 16)
+        return _halves(found.data), _array(scale), g.item()
+
+    def fp8(x: Array) -> Found:
+        found, scale = eight.quantize(_tensor(x))
+        return _array(found.data), _array(scale), 1
+
+    yield "modelopt-nvfp4", nvfp4
+    yield "modelopt-fp8", fp8
+
+
+class _Quantized:
+    """What ModelOpt's classes inherit from."""
+
+    def __init__(self, shape: Any, dtype: Any, data: Any) -> None:
+        self.data = data
+
+
+_CHECKOUTS: dict[str, Callable[[Path], Iterator[tuple[str, Reference]]]] = {
+    "DeepGEMM": _deepgemm,
+    "TileKernels": _tilekernels,
+    "TransformerEngine": _transformer_engine,
+    "ModelOpt": _modelopt,
+}

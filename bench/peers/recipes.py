@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Holds every recipe against its library: ``python -m bench.peers.recipes``.
+
+It quantizes hard matrices (ties and their neighbours, every exponent, subnormal numbers, blocks of zeros, largest
+magnitudes at the ends of a scale) by `gpucast.quantize`, by the models of `recipe_models`, and, where a package is
+installed or a checkout of it named, by the library itself. Codes and scales are compared by value, so that zeros of
+both signs are equal. The counts are written to bench/results/recipes.json, which docs/which-recipe.md shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+import gpucast
+from bench.peers.recipe_models import Found, models
+from bench.revision import ROOT
+from gpucast.quantization import RECIPES, Quantized
+
+Array = npt.NDArray[Any]
+RESULT = ROOT / "bench" / "results" / "recipes.json"
+SOURCES: tuple[Any, ...] = (np.float32, ml_dtypes.bfloat16, np.float16)
+_SEED, _ROWS, _COLUMNS = 20261124, 128, 256
+
+
+def hard(kind: Any, rng: np.random.Generator, wide: bool, rows: int = _ROWS, columns: int = _COLUMNS) -> Array:
+    """A matrix whose rows are hard in different ways; all its numbers are finite. `wide`: rows of all magnitudes."""
+    finfo: Any = ml_dtypes.finfo
+    info = finfo(kind)
+    lowest, highest = np.log2(float(info.smallest_subnormal)), np.log2(float(info.max)) - 2
+    # Rows around a magnitude of their own: most near 1, some anywhere.
+    middle = np.where(
+        rng.random((rows, 1)) < (0.6 if wide else 1),
+        rng.normal(0, 3 if wide else 1, (rows, 1)),
+        rng.uniform(lowest, highest, (rows, 1)),
+    )
+    x = rng.standard_normal((rows, columns)) * 2.0 ** np.clip(middle, lowest, highest)
+    of_rows = np.array_split(rng.permutation(rows), 6)
+    # Halves between codes of 1 to 4 bits after the point, times a scale that the largest number gives, and neighbours.
+    ties = rng.integers(1, 255, (rows, columns)) * 2.0 ** rng.integers(-9, 1, (rows, columns))
+    ends = rng.choice([448.0, 57344.0, 6.0, 7.0, 7.5, 127.5, 256.0, 4.0], (rows, 1))
+    most = 2.0 ** np.round(np.clip(middle, lowest, highest - 9)) * rng.choice([1, 1, 1 + 2.0**-7, 1.3, 1.9], (rows, 1))
+    for part, unit in ((of_rows[0], most), (of_rows[1], most * 3 / 7), (of_rows[2], most / 448)):
+        x[part] = (rng.choice([-1, 1], x.shape) * ties * unit)[part]
+        x[part, ::16] = (ends * unit)[part]
+    x[of_rows[3], ::16] = (ends * most)[of_rows[3]]
+    # Every exponent in a row, and zeros.
+    far = rng.uniform(lowest, np.maximum(np.log2(np.abs(x).max(1, keepdims=True) + 1e-300), lowest), x.shape)
+    if wide:
+        x[of_rows[4]] = (np.sign(x) * 2.0**far)[of_rows[4]]
+    x[of_rows[5][::4]] = 0
+    x[:, rng.random(columns // 16).repeat(16) < 0.02] = 0
+    found = np.clip(x, float(info.min), float(info.max)).astype(kind)
+    code = found.view(np.uint32 if found.itemsize == 4 else np.uint16)
+    # The next number in some places; code 0 has none here.
+    code += ((rng.random(x.shape) < 0.2) & (found != 0)).astype(code.dtype)
+    return np.where(np.isfinite(found.astype(np.float32)), found, kind(1))
+
+
+def ours(name: str, x: Array) -> Found:
+    """What gpucast finds, as the models give it."""
+    return _as_found(gpucast.quantize(x, name))
+
+
+def _as_found(q: Quantized) -> Found:
+    codes = q.data.get() if isinstance(q.data, gpucast.PackedArray) else q.data
+    return codes, q.scales, 1 if q.global_scale is None else q.global_scale
+
+
+def differing(one: Found, other: Found) -> tuple[int, int, str]:
+    """How many codes and how many scales differ, and the first of them as text."""
+    counts, first = [], ""
+    for what, a, b in zip(("code", "scale"), one[:2], other[:2], strict=True):
+        x, y = (np.asarray(part).astype(np.float64) for part in (a, b))
+        y = y.reshape(x.shape)
+        unequal = ~((x == y) | (np.isnan(x) & np.isnan(y)))
+        if unequal.any() and not first:
+            at = tuple(int(i) for i in np.argwhere(unequal)[0])
+            first = f"{what} {at}: {x[at]} for {y[at]}"
+        counts.append(int(unequal.sum()))
+    if np.float32(one[2]) != np.float32(other[2]):
+        counts[1] += 1
+        first = first or f"global scale: {float(one[2])!r} for {float(other[2])!r}"
+    return counts[0], counts[1], first
+
+
+def compared(
+    name: str, reference: Callable[[Array], Found], elements: int, ours: Callable[[str, Array], Found] = ours
+) -> dict[str, Any]:
+    """The counts of a recipe over hard matrices of all its sources."""
+    sources = [kind for kind in SOURCES if gpucast.dtype(kind).name in RECIPES[name].sources]
+    found: dict[str, Any] = {"elements": 0, "codes": 0, "scales": 0, "first": ""}
+    rng = np.random.default_rng(_SEED)
+    while found["elements"] < elements:
+        for kind in sources:
+            x = hard(kind, rng, wide=found["elements"] // (_ROWS * _COLUMNS) % 2 == 0)
+            x = np.where(np.abs(x.astype(np.float32)) <= RECIPES[name].limit, x, kind(1))
+            with np.errstate(all="ignore"):
+                expected = reference(x)
+            codes, scales, first = differing(ours(name, x), expected)
+            found["codes"] += codes
+            found["scales"] += scales
+            found["first"] = found["first"] or (first and f"{np.dtype(kind).name} {first}")
+            found["elements"] += x.size
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.peers.recipes", description=__doc__)
+    parser.add_argument("--elements", type=int, default=10**6, help="of each recipe (default: %(default)s)")
+    parser.add_argument("--only", default="", help="recipes whose names begin so")
+    parser.add_argument("--models", action="store_true", help="only the models, without the libraries")
+    parser.add_argument("--out", metavar="FILE", help=f"the counts, such as {RESULT.relative_to(ROOT)}")
+    args = parser.parse_args(arguments)
+    packages = {} if args.models else dict(available())
+    rows: dict[str, dict[str, Any]] = {}
+    for name, model in models().items():
+        if name.startswith(args.only):
+            row: dict[str, Any] = {"model": compared(name, model, args.elements)}
+            if name in packages:
+                row["package"] = compared(name, packages[name], args.elements)
+            rows[name] = row | {"date": f"{datetime.date.today()}"}
+            print(name, {by: (n["codes"], n["scales"], n["first"]) for by, n in row.items()}, flush=True)
+    if args.out:
+        with open(args.out, "w", encoding="utf-8") as file:
+            file.write(json.dumps(rows, indent=1) + "\n")
+    counts = [row[by] for row in rows.values() for by in ("model", "package") if by in row]
+    return int(any(found["codes"] or found["scales"] for found in counts))
+
+
+def available() -> Iterator[tuple[str, Callable[[Array], Found]]]:
+    """The libraries themselves, by recipe, where they are installed."""
+    from bench.peers import recipe_packages
+
+    yield from recipe_packages.available()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

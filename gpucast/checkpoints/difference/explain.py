@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds the recipe by which a quantized tensor was made from the original: by trying each one on some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpucast.arrays.packed import PackedArray
+from gpucast.checkpoints.difference.numbers import code_pieces
+from gpucast.checkpoints.scales.dequantized import Dequantized
+from gpucast.core.formats import FORMATS, SOURCES, Format
+from gpucast.files import Tensor
+from gpucast.files.tensor import Array
+from gpucast.quantization import RECIPES, quantize
+
+#: About so many elements are quantized by each recipe, in whole rows of the largest blocks.
+_ELEMENTS, _ROWS = 1 << 18, 128
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A recipe, and how many codes and scales of some rows it has otherwise than the checkpoint."""
+
+    recipe: str
+    codes: int
+    scales: int
+    of: int
+
+    @property
+    def is_exact(self) -> bool:
+        return not self.codes and not self.scales
+
+
+def explanations(tensor: Tensor, original: Tensor) -> list[Explanation]:
+    """The recipes that fit a quantized tensor's form, the best first. Empty for a tensor that is not quantized, or an
+    original that is not of a type to quantize."""
+    if not isinstance(tensor, Dequantized) or original.dtype not in SOURCES or original.shape != tensor.shape:
+        return []
+    stored = tensor.detected.stored
+    assert stored is not None
+    if stored.transposed or len(tensor.shape) != 2 or not tensor.size:
+        return []
+    rows, x = _rows(original)
+    codes = next(code_pieces(tensor))[: rows * x.shape[1]].reshape(rows, -1)
+    scales = tensor.scales()
+    found = []
+    for name, format, axis in _candidates(x, stored.format):
+        q = quantize(x, format, axis=axis)
+        grid = q.scales.reshape(-1)
+        # The last row stands for the numbers that are not looked at.
+        own = q.data.get() if isinstance(q.data, PackedArray) else q.data
+        own_scales = _leading(q.scales, format, rows)
+        given = _leading(scales.reshape(q.format.scales_shape(tensor.shape, axis)), format, rows)
+        if grid.size and own_scales.shape == given.shape:
+            differ = _differ(own[:rows], codes), _differ(own_scales, given)
+            found.append(Explanation(name, *differ, codes.size))
+    return sorted(found, key=lambda one: (one.codes + one.scales, one.codes))
+
+
+def _rows(original: Tensor) -> tuple[int, Array]:
+    """Some rows of the original, and one more with the largest magnitude of all."""
+    columns, top = original.shape[1], 0.0
+    rows = min(original.shape[0], max(_ROWS, _ELEMENTS // columns // _ROWS * _ROWS))
+    kept: list[Array] = []
+    missing = rows * columns
+    for chunk in original.chunks():
+        kept.append(chunk[:missing])
+        missing -= kept[-1].size
+        magnitudes = np.abs(chunk[np.isfinite(chunk)])
+        top = max(top, float(magnitudes.max(initial=0)))
+    last = np.zeros(columns, kept[0].dtype)
+    last[0] = top
+    return rows, np.concatenate([*kept, last]).reshape(rows + 1, columns)
+
+
+def _candidates(x: Array, stored: Format) -> Iterator[tuple[str, Format, int]]:
+    """Names, formats and axes whose blocks are those of the stored tensor."""
+    kind = next(one.name for one in SOURCES if one.numpy == x.dtype)
+    known = {name: row.format for name, row in RECIPES.items() if kind in row.sources} | FORMATS
+    for name, format in known.items():
+        alike = format.element is stored.element and format.zero_points == stored.zero_points
+        if not alike or format.global_scale != stored.global_scale:
+            continue
+        axis = 0 if format.block == "axis" else 1
+        wanted = stored.lengths(x.shape, 0 if stored.block == "axis" else 1)
+        if format.lengths(x.shape, axis) == wanted:
+            yield name, format, axis
+
+
+def _leading(scales: Array, format: Format, rows: int) -> Array:
+    """The scales of the first rows."""
+    if format.block == "tensor":
+        return scales.reshape(1)
+    per = format.block[0] if isinstance(format.block, tuple) and len(format.block) == 2 else 1
+    return scales[: -(-rows // per)]
+
+
+def _differ(a: Array, b: Array) -> int:
+    x, y = (part.astype(np.float64) for part in (a, b))
+    return int(np.count_nonzero(~((x == y) | (np.isnan(x) & np.isnan(y)))))

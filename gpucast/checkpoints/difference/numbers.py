@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares two tensors of any forms in pieces: their numbers, and the codes and scales that stand for them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpucast.casting.cast import cast
+from gpucast.checkpoints.scales.dequantized import Dequantized
+from gpucast.checkpoints.streaming.pieces import regroup
+from gpucast.core.dtypes import DType, dtype
+from gpucast.files import Tensor
+from gpucast.files.tensor import Array
+
+#: Elements that are compared at a time.
+PIECE = 1 << 20
+_DOUBLE = dtype("DOUBLE")
+
+
+@dataclass
+class Count:
+    """How many of some elements differ, and by how many ULPs at most, None where they are of two types."""
+
+    of: int = 0
+    differ: int = 0
+    ulps: int | None = None
+
+    def add(self, a: Array, b: Array) -> Array:
+        """Count two flat arrays; returns where they differ by value."""
+        unequal = a.view(_codes_of(a)) != b.view(_codes_of(b)) if a.dtype == b.dtype else np.ones(a.shape, bool)
+        if unequal.any():
+            x, y = _doubles(a), _doubles(b)
+            unequal = ~((x == y) | (np.isnan(x) & np.isnan(y)))
+        self.of += a.size
+        self.differ += int(np.count_nonzero(unequal))
+        if a.dtype == b.dtype and unequal.any():
+            kind = dtype(a.dtype)
+            distance = np.abs(_ordered(a[unequal], kind) - _ordered(b[unequal], kind))
+            self.ulps = max(self.ulps or 0, int(distance.max()))
+        return np.asarray(unequal)
+
+
+@dataclass
+class Difference:
+    """What two tensors of one name have in common."""
+
+    name: str
+    kinds: tuple[str, str]
+    shape: tuple[int, ...]
+    values: Count = field(default_factory=Count)
+    #: None where the two are not codes of one type, or scales of one grid.
+    codes: Count | None = None
+    scales: Count | None = None
+    #: The root of the square of the difference over that of the first tensor's numbers; where both are finite.
+    relative_error: float = 0.0
+    #: The rows of the first axis with the largest relative errors, and these.
+    worst: tuple[tuple[int, float], ...] = ()
+    problem: str = ""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all numbers are equal."""
+        return not self.problem and not self.values.differ
+
+
+def compared(name: str, a: Tensor, b: Tensor, advance: Callable[[int], object]) -> Difference:
+    """Compare two tensors in pieces. `advance` gets the bytes that were read."""
+    found = Difference(name, (kind_of(a), kind_of(b)), a.shape)
+    if a.shape != b.shape:
+        found.problem = f"shapes {a.shape} and {b.shape}"
+        return found
+    rows = a.shape[0] if len(a.shape) > 1 else 1
+    columns, errors, powers = max(1, a.size // max(1, rows)), np.zeros(rows), np.zeros(rows)
+    start = 0
+    for one, other in zip(_pieces(a), _pieces(b), strict=True):
+        unequal = found.values.add(one, other)
+        x, y = _doubles(one), _doubles(other)
+        known = np.isfinite(x) & np.isfinite(y)
+        with np.errstate(over="ignore"):
+            error = np.where(known & unequal, np.square(np.where(known, x, 0) - np.where(known, y, 0)), 0)
+            power = np.square(np.where(known, x, 0))
+        row = np.arange(start, start + x.size) // columns
+        for totals, part in ((errors, error), (powers, power)):
+            totals[row[0] : row[-1] + 1] += np.bincount(row - row[0], part)
+        start += x.size
+        advance(a.nbytes * x.size // a.size + b.nbytes * x.size // b.size)
+    total, of = float(errors.sum()), float(powers.sum())
+    found.relative_error = math.sqrt(total / of) if of else math.inf if total else 0.0
+    if rows > 1 and total:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            relative = np.where(errors > 0, np.sqrt(errors / powers), 0)
+        found.worst = tuple((int(i), float(relative[i])) for i in np.argsort(-relative, kind="stable")[:3])
+    _compare_parts(found, a, b)
+    return found
+
+
+def kind_of(tensor: Tensor) -> str:
+    assert tensor.dtype is not None
+    return tensor.kind if isinstance(tensor, Dequantized) else tensor.dtype.name
+
+
+def _compare_parts(found: Difference, a: Tensor, b: Tensor) -> None:
+    """Count codes and scales where both tensors have them in one form."""
+    if not (isinstance(a, Dequantized) and isinstance(b, Dequantized)):
+        return
+    one, other = a.detected.stored, b.detected.stored
+    assert one is not None and other is not None
+    if one.format.element is other.format.element and one.transposed == other.transposed:
+        found.codes = Count()
+        for pair in zip(code_pieces(a), code_pieces(b), strict=True):
+            found.codes.add(*pair)
+    scales = a.scales().reshape(-1), b.scales().reshape(-1)
+    if scales[0].shape == scales[1].shape:
+        found.scales = Count()
+        found.scales.add(*scales)
+
+
+def code_pieces(tensor: Dequantized) -> Iterator[Array]:
+    """The codes of a tensor in row-major order, `PIECE` at a time."""
+    with contextlib.ExitStack() as stack:
+        stored, tensors = tensor.opened(stack)
+        flat = (codes.reshape(-1) for codes in stored.codes(tensors["data"]))
+        yield from regroup(flat, _sizes(tensor.size))
+
+
+def _pieces(tensor: Tensor) -> Iterator[Array]:
+    return regroup(tensor.chunks(), _sizes(tensor.size))
+
+
+def _sizes(size: int) -> Iterator[int]:
+    return (min(PIECE, size - first) for first in range(0, size, PIECE))
+
+
+def _doubles(x: Array) -> Array:
+    return x if x.dtype == np.float64 else np.asarray(cast(x, _DOUBLE))
+
+
+def _codes_of(x: Array) -> np.dtype:
+    return np.dtype(f"u{x.dtype.itemsize}")
+
+
+def _ordered(x: Array, kind: DType) -> Array:
+    """Codes as integers in the order of their numbers, so that neighbours are one apart."""
+    code = x.view(_codes_of(x)).astype(np.int64)
+    if not kind.is_float or not kind.sign_code:
+        return x.astype(np.int64) if kind.family == "int" else code
+    sign = np.int64(kind.sign_code) if kind.bits < 64 else np.int64(-(1 << 63))
+    return np.where(code & sign != 0, -(code & ~sign), code)

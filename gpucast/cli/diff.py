@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast diff A B`: compare two checkpoints by their numbers."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+from typing import Any
+
+from gpucast.checkpoints.difference import side
+from gpucast.checkpoints.difference.explain import Explanation, explanations
+from gpucast.checkpoints.difference.numbers import Count, Difference, compared
+from gpucast.cli.dtypes import columns
+from gpucast.cli.progress import progress_bar
+from gpucast.core.errors import printable
+
+_DESCRIPTION = """\
+Compare the tensors of two files, indexes or folders by value. Each side may be
+plain, or codes with scales in a style that `convert` reads. If one side is not
+quantized, or with --original, the command also finds the recipe (`gpucast
+recipes`) of the quantized side: it tries all recipes on some rows. The exit
+code is 0 if all numbers are equal, and 1 if some differ."""
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "diff",
+        help="compare two checkpoints by their numbers",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("a", metavar="A", help="a file, an *.index.json or a folder")
+    parser.add_argument("b", metavar="B", help="another one, to compare with A")
+    parser.add_argument(
+        "--original", metavar="C", help="the checkpoint that A and B were made from; finds the recipe of both"
+    )
+    parser.add_argument("--all", action="store_true", help="also list the tensors that are equal")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    with contextlib.ExitStack() as stack:
+        a, b = (stack.enter_context(side.opened(path)) for path in (args.a, args.b))
+        origin = stack.enter_context(side.opened(args.original)) if args.original else None
+        shared = [name for name in a.tensors if name in b.tensors]
+        total = sum(part.tensors[name].nbytes for part in (a, b) for name in shared)
+        rows = []
+        with progress_bar(total, not args.no_progress) as advance:
+            for name in shared:
+                one, other = a.tensors[name], b.tensors[name]
+                found = compared(name, one, other, advance)
+                first = origin.tensors.get(name) if origin is not None else None
+                rows.append((found, explanations(one, first or other), explanations(other, first or one)))
+    missing = {
+        path: sorted(part.tensors.keys() - other.tensors.keys())
+        for path, part, other in ((args.a, a, b), (args.b, b, a))
+    }
+    problems = [printable(text) for part in (a, b) for text in part.problems.values()]
+    differ = sum(not found.is_equal for found, _, _ in rows)
+    if args.json:
+        print(json.dumps({
+            "tensors": [_object(*row) for row in rows], "differ": differ, "only_in": missing, "problems": problems,
+        }, indent=1))  # fmt: skip
+    else:
+        _print(rows, args.all)
+        for path, names in missing.items():
+            if names:
+                print(f"only in {printable(path)}: {len(names):,} tensors, such as {printable(names[0])!r}")
+        for text in problems:
+            print(f"not compared: {text}")
+        print(f"{differ:,} of {len(rows):,} tensors differ")
+    return int(bool(differ or problems or any(missing.values())))
+
+
+_Row = tuple[Difference, list[Explanation], list[Explanation]]
+
+
+def _print(rows: list[_Row], everything: bool) -> None:
+    lines = [["tensor", "A", "B", "numbers differ", "codes", "scales", "ULPs", "relative error", "worst row", "recipe"]]
+    for found, of_a, of_b in rows:
+        if found.is_equal and not everything and not (of_a or of_b):
+            continue
+        worst = f"{found.worst[0][0]}: {found.worst[0][1]:.2g}" if found.worst else ""
+        ulps = next((str(c.ulps) for c in (found.codes, found.values) if c is not None and c.ulps is not None), "")
+        lines.append([
+            printable(found.name), *found.kinds, found.problem or _share(found.values), _share(found.codes),
+            _share(found.scales), ulps, f"{found.relative_error:.3g}" if not found.problem else "", worst,
+            "; ".join(f"{which}: {_best(one)}" for which, one in (("A", of_a), ("B", of_b)) if one),
+        ])  # fmt: skip
+    if len(lines) > 1:
+        print(columns(lines))
+
+
+def _share(count: Count | None) -> str:
+    if count is None:
+        return ""
+    return f"{count.differ:,} ({count.differ / count.of:.2%})" if count.differ else "0"
+
+
+def _best(found: list[Explanation]) -> str:
+    exact = [one.recipe for one in found if one.is_exact]
+    if exact:
+        return " or ".join(exact)
+    return f"nearest {found[0].recipe} ({found[0].codes:,} of {found[0].of:,} codes, {found[0].scales:,} scales)"
+
+
+def _object(found: Difference, of_a: list[Explanation], of_b: list[Explanation]) -> dict[str, Any]:
+    counts = {name: getattr(found, name) for name in ("values", "codes", "scales")}
+    return {
+        "name": found.name,
+        "kinds": found.kinds,
+        "shape": found.shape,
+        **{name: None if count is None else vars(count) for name, count in counts.items()},
+        "relative_error": found.relative_error,
+        "worst": found.worst,
+        "problem": found.problem,
+        "recipes": {which: [vars(one) for one in some] for which, some in (("a", of_a), ("b", of_b))},
+    }

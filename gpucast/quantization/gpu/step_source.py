@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The formulas of a format with steps as CUDA text: functions of the struct that stands for the format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucast.core.dtypes import DType
+from gpucast.core.formats import Format
+from gpucast.core.steps import Node, constants, evaluate, parse
+
+_CALLS = {"+": "ptx::add_rn", "*": "ptx::mul_rn", "/": "ptx::div_rn", "min": "ptx::min", "max": "ptx::max"}
+_X, _F = Node("x"), Node("f")
+
+
+def step_functions(format: Format, source: DType) -> list[str]:
+    """The lines of the struct that say how scales and codes of arrays of a type are found."""
+    steps = format.steps
+    if steps is None:
+        return ["enum : bool { by_steps = 0, only_multiplies = 1 };"]
+    step = Node("*" if steps.multiplies else "/", (_X, _F))
+    rounds = steps.rounds_codes and source.bits < 32
+    # The code of a scale that replaces zero.
+    zero = 0
+    if steps.zero:
+        zero = int(_constant(parse(steps.zero), source).astype(format.scale.numpy).view(format.scale.code_numpy))
+    return [
+        f"enum : bool {{ by_steps = 1, keeps_amax = {steps.code_needs_amax:d}, has_zero = {bool(steps.zero):d} }};",
+        f"enum : bool {{ only_multiplies = {steps.multiplies and not rounds:d} }};",
+        f"static GPUCAST_CONSTANT u32 zero_code() {{ return {zero:#x}; }}",
+        f"static GPUCAST_INLINE float rounded(float p) {{ return {_rounded(source)}; }}",
+        "static GPUCAST_INLINE float power(float p) { return ptx::as_float(ptx::bits(p) & 0xff800000); }",
+        _function("step_scale", "au", parse(steps.scale), source),
+        _function("step_factor", "asu", steps.factor, source),
+        _function("step", "xf", Node("T", (step,)) if rounds else step, source),
+        _function("step_u", "A", parse(steps.u or "A"), source),
+        _function("step_global", "u", parse(steps.global_scale), source),
+    ]
+
+
+def _rounded(source: DType) -> str:
+    """The FLOAT p rounded to the type of the array."""
+    if source.bits >= 32:
+        return "p"
+    narrow = f"cast_code<FLOAT, {source.name}>(ptx::bits(p), ToWide())"
+    return f"ptx::as_float(u32(cast_code<{source.name}, FLOAT>(u32({narrow}), ToWide())))"
+
+
+def _function(name: str, parameters: str, formula: Node, source: DType) -> str:
+    # A parameter that a formula does not have has no name, because compilers warn of it.
+    named = ", ".join(f"float {one}" if one in formula.names else "float" for one in parameters)
+    return f"static GPUCAST_INLINE float {name}({named}) {{ return {_text(formula, source)}; }}"
+
+
+def _text(node: Node, source: DType) -> str:
+    if not node.names - constants(source).keys():
+        return f"ptx::as_float({int(_constant(node, source).view(np.uint32)):#x})"
+    if not node.operands:
+        return node.name
+    operands = [_text(part, source) for part in node.operands]
+    match node.name:
+        case "-":
+            return f"ptx::add_rn({operands[0]}, ptx::neg({operands[1]}))"
+        case "pick":
+            return f"({operands[0]} != 0 ? {operands[1]} : {operands[2]})"
+        case "T":
+            return f"rounded({operands[0]})"
+    return f"{_CALLS.get(node.name, node.name)}({', '.join(operands)})"
+
+
+def _constant(node: Node, source: DType) -> Any:
+    """The FLOAT value of a formula without names."""
+    return np.float32(evaluate(node, {}, source, lambda p: p.astype(source.numpy).astype(np.float32)))

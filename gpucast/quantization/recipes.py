@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes: the formats of other libraries, with the same codes and scales as theirs.
+
+A recipe is a row of data: a `Format` and, where that library's arithmetic is not exact, its `Steps`. It stands here
+only because a comparison with the library, or with its formula, found no code and no scale that differs
+(`tests/quantization/test_recipes.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Literal
+
+from gpucast.core import formats
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import ROW, Format
+from gpucast.core.steps import Steps
+
+__all__ = ["RECIPES", "Recipe", "find"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A row of the table."""
+
+    format: Format
+    #: The library, and its version or commit.
+    library: str
+    version: str
+    #: The types of arrays for which it was held.
+    sources: tuple[str, ...]
+    #: The largest magnitude up to which it was held. Beyond it that library has scales that are infinite or NaN.
+    limit: float
+    #: What was compared: the "package" itself on a CPU; the "reference" of its kernels in PyTorch, on a CPU; or the
+    #: "formula" in the source of its kernels, which no GPU has confirmed.
+    held: Literal["package", "reference", "formula"]
+
+    @property
+    def name(self) -> str:
+        return self.format.name
+
+
+_ALL = ("FLOAT", "FLOAT16", "BFLOAT16")
+_NO_HALF = ("FLOAT", "BFLOAT16")
+_VERSIONS = {
+    "DeepGEMM": "54e2261",
+    "TileKernels": "36d9e45",
+    "TransformerEngine": "d0067d0",
+    "torchao": "36027d8",
+    "compressed-tensors": "0.20.0",
+    "ModelOpt": "a2fbac7",
+    "vLLM": "0d6c41a",
+}
+
+#: What some rows leave out of the types that arrays can have.
+_SOURCES = {"compressed-tensors-mxfp4": _NO_HALF, "compressed-tensors-mxfp8": _NO_HALF}
+
+#: Those whose largest magnitude overflows when it is rounded.
+_LIMITS = dict.fromkeys(
+    ("torchao-mxfp8-even", "torchao-mxfp4-even", "compressed-tensors-mxfp4", "compressed-tensors-mxfp8"), 2.0**126
+)
+
+#: Columns: name; library; what it was held against; element, scale, block ("row": one for each row) and rule, or the
+#: name of a format; then, as `Steps` has them: scale; code; u; global scale; zero.
+_TABLE = """
+deepgemm | DeepGEMM | reference | FLOAT8E4M3FN FLOAT 1x128 amax | max(a,1e-4)/448 | x*(1/s)
+deepgemm-128x128 | DeepGEMM | reference | FLOAT8E4M3FN FLOAT 128x128 amax | max(a,1e-4)/448 | x*(1/s)
+deepgemm-ue8m0 | DeepGEMM | reference | FLOAT8E4M3FN FLOAT8E8M0 1x128 up | max(a,1e-4)/448 | x*(1/s)
+deepgemm-ue8m0-128x128 | DeepGEMM | reference | FLOAT8E4M3FN FLOAT8E8M0 128x128 up | max(a,1e-4)/448 | x*(1/s)
+tilekernels | TileKernels | reference | FLOAT8E4M3FN FLOAT 1x128 amax | max(a,1e-4)/448 | x*(448/max(a,1e-4))
+tilekernels-128x128 | TileKernels | reference | FLOAT8E4M3FN FLOAT 128x128 amax | max(a,1e-4)/448 \
+    | x*(448/max(a,1e-4))
+deepgemm-cuda | DeepGEMM | formula | FLOAT8E4M3FN FLOAT 1x128 amax | max(a,1e-4)*(1/448) | x*(1/s)
+deepgemm-cuda-128x128 | DeepGEMM | formula | FLOAT8E4M3FN FLOAT 128x128 amax | max(a,1e-4)*(1/448) | x*(1/s)
+
+torchao-mxfp8-floor | torchao | package | mxfp8e4m3
+torchao-mxfp8-even | torchao | package | mxfp8e4m3_even
+torchao-mxfp8-rceil | torchao | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | a*(1/448) | x*(1/s)
+torchao-mxfp4-floor | torchao | package | mxfp4
+torchao-mxfp4-even | torchao | package | mxfp4_even
+torchao-mxfp4-rceil | torchao | package | FLOAT4E2M1 FLOAT8E8M0 32 up | a*(1/6) | x*(1/s)
+torchao-float8-row | torchao | package | FLOAT8E4M3FN FLOAT row amax | T(a/448) | x/s
+torchao-float8-tensor | torchao | package | FLOAT8E4M3FN FLOAT tensor amax | T(a/448) | x/s
+torchao-float8-cuda-row | torchao | formula | FLOAT8E4M3FN FLOAT row amax | T(a*(1/448)) | x/s
+torchao-float8-cuda-tensor | torchao | formula | FLOAT8E4M3FN FLOAT tensor amax | T(a*(1/448)) | x/s
+torchao-float8-training-row | torchao | package | FLOAT8E4M3FN FLOAT row amax | 1/min(448/a,4.48e14) \
+    | x*min(448/a,4.48e14)
+torchao-float8-training-tensor | torchao | package | FLOAT8E4M3FN FLOAT tensor amax | 1/min(448/a,4.48e14) \
+    | x*min(448/a,4.48e14)
+torchao-nvfp4 | torchao | package | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | max(a/6/u,0.015625) | x*(1/u/s) | A/2688
+torchao-nvfp4-cuda | torchao | formula | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | max(a*(1/6)/u,0.015625) | x*(1/u/s) \
+    | A*(1/2688)
+torchao-nvfp4-one-level | torchao | package | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | max(a/6,0.015625) | x*(1/s)
+torchao-int4-32 | torchao | package | INT4 FLOAT 32 full_range | max(T(a/7.5),tiny) | T(x*T(1/s))
+torchao-int4-128 | torchao | package | INT4 FLOAT 128 full_range | max(T(a/7.5),tiny) | T(x*T(1/s))
+torchao-int8-row | torchao | package | INT8 FLOAT row full_range | max(T(a/127.5),tiny) | T(x*T(1/s))
+
+compressed-tensors-fp8 | compressed-tensors | package | FLOAT8E4M3FN FLOAT tensor amax | T(a/448) | T(x/s) | | | eps
+compressed-tensors-fp8-row | compressed-tensors | package | FLOAT8E4M3FN FLOAT row amax | T(a/448) | T(x/s) | | \
+    | eps
+compressed-tensors-fp8-128x128 | compressed-tensors | package | FLOAT8E4M3FN FLOAT 128x128 amax | T(a/448) | T(x/s) \
+    | | | eps
+compressed-tensors-mxfp4 | compressed-tensors | package | mxfp4_even
+compressed-tensors-mxfp8 | compressed-tensors | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a*(8/7))/256 \
+    | x*(1/s)
+compressed-tensors-nvfp4 | compressed-tensors | package | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | u*T(a/6) | x/(s/u) \
+    | pick(1/T(T(1/max(A,tiny))*2688),T(T(1/max(A,tiny))*2688),1) | 1/u | 0.125
+compressed-tensors-int4-128 | compressed-tensors | package | INT4 FLOAT 128 full_range | T(a/7.5) | T(x/s) | | | eps
+compressed-tensors-int4-32 | compressed-tensors | package | INT4 FLOAT 32 full_range | T(a/7.5) | T(x/s) | | | eps
+compressed-tensors-int8-row | compressed-tensors | package | INT8 FLOAT row full_range | T(a/127.5) | T(x/s) | | \
+    | eps
+
+te-float8-current | TransformerEngine | reference | FLOAT8E4M3FN FLOAT tensor amax | pick(a,1/min(448/a,largest),1) \
+    | x*pick(a,min(448/a,largest),1)
+te-float8-current-e5m2 | TransformerEngine | reference | FLOAT8E5M2 FLOAT tensor amax \
+    | pick(a,1/min(57344/a,largest),1) | x*pick(a,min(57344/a,largest),1)
+te-float8-block | TransformerEngine | reference | FLOAT8E4M3FN FLOAT 1x128 amax \
+    | pick(a,1/power(min(448/a,largest)),1) | x*(1/s)
+te-float8-block-128x128 | TransformerEngine | reference | FLOAT8E4M3FN FLOAT 128x128 amax \
+    | pick(a,1/power(min(448/a,largest)),1) | x*(1/s)
+te-mxfp8 | TransformerEngine | formula | FLOAT8E4M3FN FLOAT8E8M0 32 up | a*(1/448) | x*(1/s)
+te-mxfp8-e5m2 | TransformerEngine | formula | FLOAT8E5M2 FLOAT8E8M0 32 up | a*(1/57344) | x*(1/s)
+te-nvfp4 | TransformerEngine | reference | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | min(a*(u*(1/6)),largest) \
+    | x*min(1/(s*(1/u)),largest) | pick(A,min(2688/A,largest),1) | 1/u
+te-nvfp4-16x16 | TransformerEngine | reference | FLOAT4E2M1 FLOAT8E4M3FN 16x16 amax | min(a*(u*(1/6)),largest) \
+    | x*min(1/(s*(1/u)),largest) | pick(A,min(2688/A,largest),1) | 1/u
+
+modelopt-nvfp4 | ModelOpt | reference | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | pick(a/(6*u),max(a/(6*u),0.001953125),1) \
+    | x/(s*u) | A/2688
+modelopt-nvfp4-cuda | ModelOpt | formula | FLOAT4E2M1 FLOAT8E4M3FN 16 amax \
+    | pick(a/(6*u),max(a/(6*u),0.001953125),1) | x/(s*u) | A*(1/2688)
+modelopt-fp8-cuda | ModelOpt | formula | FLOAT8E4M3FN FLOAT tensor amax | T(a*(1/448)) | T(x/s)
+modelopt-fp8 | ModelOpt | reference | FLOAT8E4M3FN FLOAT tensor amax | T(a/448) | T(x/s)
+
+vllm-fp8-token | vLLM | formula | FLOAT8E4M3FN FLOAT row amax | max(a/448,1/(448*512)) | x/s
+vllm-fp8-tensor | vLLM | formula | FLOAT8E4M3FN FLOAT tensor amax | a/448 | x*(1/s)
+vllm-fp8-group | vLLM | formula | FLOAT8E4M3FN FLOAT 1x128 amax | max(a,1e-10)/448 | x/s
+vllm-nvfp4 | vLLM | formula | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | u*(a*(1/6)) | x*pick(s*(1/u),1/(s*(1/u)),0) \
+    | 1/A*2688 | 1/u
+"""
+
+
+def _rows(text: str) -> dict[str, Recipe]:
+    recipes = {}
+    for line in text.replace("\\\n", "").strip().splitlines():
+        if not line:
+            continue
+        name, library, held, columns, *formulas = (cell.strip() for cell in line.split("|"))
+        if not formulas:
+            format = formats.named(name, formats.find(columns, "recipes"))
+        else:
+            element, scale, block, rule = columns.split()
+            lengths: Any = {"row": (ROW,), "tensor": "tensor"}.get(block) or tuple(map(int, block.split("x")))
+            scale_formula, code, u, global_scale, zero = [*formulas, *[""] * (5 - len(formulas))]
+            steps = Steps(scale_formula, code, u, global_scale or "u", zero)
+            types = dtype(element), dtype(scale)
+            format = Format(name, *types, lengths, rule, False, bool(u), steps)  # type: ignore[arg-type]
+        sources, limit = _SOURCES.get(name, _ALL), _LIMITS.get(name, inf)
+        recipes[name] = Recipe(format, library, _VERSIONS[library], sources, limit, held)  # type: ignore[arg-type]
+    return recipes
+
+
+RECIPES = _rows(_TABLE)
+
+
+def find(asked: Any, caller: str) -> Format:
+    """As `gpucast.core.formats.find`, also for recipes. ValueError with the nearest names for an unknown one."""
+    if not isinstance(asked, str):
+        return formats.find(asked, caller)
+    name = asked.lower()
+    if name in RECIPES:
+        return RECIPES[name].format
+    if "-" in name or name in {row.library.lower() for row in RECIPES.values()}:
+        alike = [known for known in RECIPES if known.startswith(name.split("-")[0])]
+        near = difflib.get_close_matches(name, RECIPES, 3) or alike or list(RECIPES)
+        raise ValueError(f"{caller}: format={asked!r} is no recipe; did you mean one of {', '.join(near)}?")
+    return formats.find(asked, caller)
+
+
+def check_source(asked: Any, format: Format, src: DType, caller: str) -> None:
+    """TypeError for arrays of a type for which the recipe was not held, or which FLOAT does not hold."""
+    recipe = RECIPES.get(asked.lower()) if isinstance(asked, str) else None
+    sources = recipe.sources if recipe is not None else _ALL if format.steps is not None else None
+    if sources is not None and src.name not in sources:
+        raise TypeError(f"{caller}: {format} is for arrays of {', '.join(sources)}, not of {src.name}")

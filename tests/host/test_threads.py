@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Long casts by several threads: the same bits, in every layout and from several threads at once; after a fork, where
+the process ends, and where the number of threads is given."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from test_fallback import run
+
+from gpucast.host.extension import MODULE
+
+pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
+
+PRELUDE = """
+import os, sys, threading, warnings
+import numpy as np
+import gpucast
+def count(): return len(os.listdir("/proc/self/task"))
+rng = np.random.default_rng(1)
+x = rng.standard_normal(1_000_003).astype(np.float32)
+x[::1000] = np.nan
+x[7::999] = 1e9
+def pieces(x, to, **keywords):
+    "The same by casts that are too short to be cut."
+    return np.concatenate([gpucast.cast(part, to, **keywords) for part in np.array_split(x, 10)])
+def same(a, b): return a.dtype == b.dtype and a.tobytes() == b.tobytes()
+"""
+CASTS = """
+assert count() == 1
+assert same(gpucast.cast(x[:100_000], "FLOAT16"), x[:100_000].astype(np.float16)) and count() == 1
+for to in ("FLOAT16", "FLOAT8E4M3FN", "INT8", "DOUBLE", "BOOL"):
+    assert same(gpucast.cast(x, to), pieces(x, to)), to
+assert count() == 4
+short = gpucast.cast(x, "FLOAT8E4M3FN")
+assert same(gpucast.cast(short, "FLOAT"), pieces(short, "FLOAT"))
+keywords = {"rounding": "stochastic", "seed": 3}
+parts = [gpucast.cast(x[i : i + 100_000], "BFLOAT16", offset=i, **keywords) for i in range(0, x.size, 100_000)]
+assert same(gpucast.cast(x, "BFLOAT16", **keywords), np.concatenate(parts))
+# The largest magnitude is in one part, NaN in another.
+for at, value in ((3, 2e9), (x.size - 1, -3e9), (500_000, np.inf)):
+    finite, amax, flag = np.nan_to_num(x), np.zeros((), np.float32), np.ones((), bool)
+    finite[at] = value
+    scaled = gpucast.cast(finite, "FLOAT8E5M2", scale=0.5, amax=amax)
+    assert same(scaled, pieces(finite, "FLOAT8E5M2", scale=0.5)) and amax == abs(value), amax
+    gpucast.cast_many([finite], "FLOAT16", finite=flag)
+    assert flag == np.isfinite(value)
+# Every cut: of rows, of columns, and of the only loop.
+whole = x[:1_000_000]
+wanted = gpucast.cast(whole[:100_000], "INT16")
+for shape in ((1000, 1000), (4, 250_000), (250_000, 4), (10, 100, 1000)):
+    square = whole.reshape(shape)
+    transposed = gpucast.cast(square.T, "FLOAT16", out=np.empty(square.T.shape, np.float16))
+    assert same(transposed, np.ascontiguousarray(square.astype(np.float16).T)), shape
+    assert same(gpucast.cast(square[..., ::-1], "DOUBLE"), square[..., ::-1].astype(np.float64)), shape
+swapped = whole.astype(">f4")
+assert same(gpucast.cast(swapped[::2], "FLOAT16"), whole[::2].astype(np.float16))
+results = {}
+def work(i): results[i] = [gpucast.cast(x, "FLOAT16") for _ in range(8)]
+threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert all(same(y, pieces(x, "FLOAT16")) for i in range(3) for y in results[i])
+assert count() == 4
+print("done")
+"""
+FORK = """
+wanted = pieces(x, "FLOAT16")
+def check(): assert same(gpucast.cast(x, "FLOAT16"), wanted) and count() == 4
+def fork():
+    # Python warns of threads that a fork leaves behind.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        child = os.fork()
+    if child: return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    try:
+        check()
+        os._exit(0)
+    finally:
+        os._exit(1)
+check()
+assert fork() == 0 and fork() == 0
+check()
+# While another thread casts.
+is_over = False
+def busy():
+    while not is_over: gpucast.cast(x, "FLOAT16")
+thread = threading.Thread(target=busy)
+thread.start()
+warnings.filterwarnings("ignore", "This process .*is multi-threaded", DeprecationWarning)
+for _ in range(10):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if same(gpucast.cast(x, "FLOAT16"), wanted) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+is_over = True
+thread.join()
+print("done")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+@pytest.mark.parametrize("code", [CASTS, FORK], ids=["casts", "fork"])
+def test_four_threads(code: str) -> None:
+    # Of which a quiet end is a part.
+    assert run(PRELUDE + code, GPUCAST_HOST_THREADS="4", OMP_NUM_THREADS="1") == ["done"]
+
+
+def test_how_many() -> None:
+    code = "from gpucast.host import extension; print(extension.status())"
+    for asked, limit, wanted in (("3", "2", "3 threads"), ("", "1", "1 thread")):
+        (line,) = run(code, GPUCAST_HOST_THREADS=asked, OMP_NUM_THREADS=limit)
+        assert line.endswith(f", {wanted} for long casts"), line
+    (line,) = run(code, GPUCAST_HOST_THREADS="", OMP_NUM_THREADS="")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert line.endswith(f", {min(cores or 1, 8)} thread{'s' if cores != 1 else ''} for long casts")
+    (line,) = run(code, GPUCAST_HOST_THREADS="2x")
+    assert "GPUCAST_HOST_THREADS=2x is not a number from 1 to 64" in line

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes have the codes and scales of other libraries, on the host and on devices."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from bench.peers import recipe_packages, recipes
+from bench.peers.recipe_models import models
+from gpucast.cli.main import main
+from gpucast.quantization import RECIPES, Format, Quantized, Steps
+from gpucast.reference import exact_quantize
+from tests import host_driver
+
+MODELS = models()
+#: A recipe for each kind of kernel and formula, with a type: rows and tiles; the largest magnitude kept to the end; a
+#: global scale that is found last; a division, rounding to the array's type, and a scale that replaces 0.
+ON_DEVICE = (
+    ("deepgemm", ml_dtypes.bfloat16, "both"),
+    ("tilekernels", np.float32, False),
+    ("te-nvfp4", np.float32, False),
+    ("compressed-tensors-int8-row", ml_dtypes.bfloat16, False),
+)
+
+
+def test_every_recipe_has_a_model() -> None:
+    assert MODELS.keys() == RECIPES.keys()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_codes_and_scales_are_those_of_the_library(name: str) -> None:
+    found = recipes.compared(name, MODELS[name], 3 * 128 * 256)
+    assert (found["codes"], found["scales"]) == (0, 0), found["first"]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_reference_agrees(name: str) -> None:
+    def by_reference(_: str, x: Any) -> Any:
+        parts = exact_quantize.quantize(x, RECIPES[name].format)
+        return parts.data, parts.scales, 1 if parts.global_scale is None else parts.global_scale
+
+    x = recipes.hard(np.float32, np.random.default_rng(5), wide=True, rows=16 if "128x128" not in name else 128)
+    assert recipes.differing(recipes.ours(name, x), by_reference(name, x)) == (0, 0, "")
+
+
+def test_a_wrong_model_is_found_out() -> None:
+    found = recipes.compared("deepgemm", MODELS["tilekernels"], 1)
+    assert found["codes"] > 0 and "code (" in found["first"]
+
+
+def _library(package: str) -> dict[str, recipe_packages.Reference]:
+    pytest.importorskip("torch")
+    pytest.importorskip(package)
+    function = {"torchao": recipe_packages._torchao, "compressed_tensors": recipe_packages._compressed_tensors}[package]
+    return dict(function())
+
+
+@pytest.mark.parametrize("package", ["torchao", "compressed_tensors"])
+def test_installed_libraries_themselves(package: str) -> None:
+    for name, reference in _library(package).items():
+        found = recipes.compared(name, reference, 1)
+        assert (found["codes"], found["scales"]) == (0, 0), f"{name}: {found['first']}"
+
+
+@pytest.mark.parametrize(("name", "kind", "transpose"), ON_DEVICE)
+def test_devices_have_the_same_bits(name: str, kind: Any, transpose: Any) -> None:
+    rng = np.random.default_rng(11)
+    with host_driver.installed(host_driver.HostDriver()):
+        for wide in (True, False):
+            x = recipes.hard(kind, rng, wide)
+            x[3, 5] = np.nan
+            on_device = gpucast.cast(x, gpucast.dtype(kind), device="cuda:0")
+            found = [gpucast.quantize(one, name, transpose=transpose) for one in (on_device, x)]
+            for got, expected in zip(*(q if isinstance(q, tuple) else (q,) for q in found), strict=True):
+                pair = (recipes._as_found(q) for q in (got.get(), expected))
+                assert recipes.differing(*pair) == (0, 0, "")
+
+
+def test_a_result_is_written_again() -> None:
+    x = recipes.hard(np.float32, np.random.default_rng(7), wide=False)
+    for name in ("te-nvfp4", "tilekernels"):
+        q = gpucast.quantize(x, name)
+        again = gpucast.quantize(x * np.float32(0.5), name)
+        assert gpucast.quantize(x, name, out=again) is again
+        assert recipes.differing(recipes._as_found(again), recipes._as_found(q)) == (0, 0, "")
+
+
+def test_given_scales_and_amax() -> None:
+    x = recipes.hard(np.float32, np.random.default_rng(9), wide=False)
+    q = gpucast.quantize(x, "te-nvfp4")
+    top = np.abs(x).max()
+    assert recipes.differing(recipes._as_found(gpucast.quantize(x, "te-nvfp4", amax=top)), recipes._as_found(q)) == (
+        0,
+        0,
+        "",
+    )
+    # The library's own number: 2688 / amax.
+    u = gpucast.quantize(x, "te-nvfp4", scale=np.float32(2688) / top)
+    assert u.global_scale == q.global_scale
+    with pytest.raises(ValueError, match="more than the scale"):
+        gpucast.quantize(x, "tilekernels", scale=1.0)
+
+
+def test_a_file_keeps_the_steps(tmp_path: Path) -> None:
+    q = gpucast.quantize(np.ones((4, 128), np.float32), "deepgemm")
+    q.save(str(tmp_path / "q.safetensors"))
+    again = Quantized.load(str(tmp_path / "q.safetensors"))
+    assert again.format == q.format and again.format.steps is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("deepgem-ue8m0", "no recipe; did you mean one of deepgemm-ue8m0"),
+        ("te-nvfp5", "did you mean one of te-nvfp4"),
+        ("deepgemm-fp4", "did you mean one of deepgemm"),
+    ],
+)
+def test_unknown_recipes_name_the_nearest(asked: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        gpucast.quantize(np.ones((4, 128), np.float32), asked)
+
+
+def test_types_for_which_a_recipe_was_not_held() -> None:
+    with pytest.raises(TypeError, match="deepgemm is for arrays of FLOAT, FLOAT16, BFLOAT16, not of DOUBLE"):
+        gpucast.quantize(np.ones((4, 128)), "deepgemm")
+    with pytest.raises(TypeError, match="compressed-tensors-mxfp4 is for arrays of FLOAT, BFLOAT16"):
+        gpucast.quantize(np.ones((4, 128), np.float16), "compressed-tensors-mxfp4")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"scale": "a/x"}, "has x; expected a u"),
+        ({"scale": "__import__('os')"}, "is no formula"),
+        ({"scale": "a**2"}, "is no formula"),
+        ({"code": "s/x"}, "must be x\\*f or x/f"),
+    ],
+)
+def test_formulas_are_checked(columns: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Steps(**({"scale": "a/448", "code": "x*(1/s)"} | columns))
+
+
+def test_steps_of_ones_own() -> None:
+    steps = Steps("max(a,1e-12)/448", "x/s")
+    mine = Format("mine", "FLOAT8E4M3FN", "FLOAT", (64,), "amax", steps=steps)  # type: ignore[arg-type]
+    q = gpucast.quantize(np.full((2, 64), 3, np.float32), mine)
+    assert (q.scales == np.float32(3) / np.float32(448)).all() and (q.dequantize() == 3).all()
+    with pytest.raises(ValueError, match="only where, there is a global scale"):
+        Format("mine", "FLOAT8E4M3FN", "FLOAT", (64,), "amax", steps=Steps("a/448", "x/s", "A"))  # type: ignore[arg-type]
+
+
+def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    assert "deepgemm-ue8m0" in capsys.readouterr().out
+    assert main(["recipes", "--json"]) == 0
+    rows = {row["recipe"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows.keys() == RECIPES.keys() and rows["te-mxfp8"]["scales"] == "a*(1/448)"

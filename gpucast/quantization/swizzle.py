@@ -58,7 +58,7 @@ def offset(row: int, col: int, cols: int) -> int:
 def swizzle(scales: Any, *, layout: ScaleOrder = "128x4", out: Any = None) -> Any:
     """Scales (NumPy or CuPy, of any shape but ()) in another order: a flat array, new or `out`.
 
-    TypeError for what is no array of one byte each ("mn_major": one or four), ValueError for the shape ().
+    TypeError unless it is an array of one byte each ("mn_major": one or four). ValueError for the shape ().
     """
     _check(scales, "swizzle", layout)
     if not scales.ndim:
@@ -78,7 +78,7 @@ def swizzle(scales: Any, *, layout: ScaleOrder = "128x4", out: Any = None) -> An
 def unswizzle(scales: Any, shape: tuple[int, ...], *, layout: ScaleOrder = "128x4", out: Any = None) -> Any:
     """The inverse: scales of `shape`, new or `out`, from a flat array in that order.
 
-    ValueError for one of another length, and for the shape (). TypeError for what is no such array, and no shape.
+    ValueError for an array of another length, and for the shape (). TypeError for any other object.
     """
     _check(scales, "unswizzle", layout)
     shape = checked_shape(shape, "unswizzle")

@@ -18,7 +18,7 @@ def _scales(rows: int, columns: int, kind: Any = np.uint8) -> Any:
 
 
 def test_8x4_is_the_order_of_vllm() -> None:
-    """Its tests read it back so (tests/kernels/quantization/nvfp4_utils.py)."""
+    """Its tests read it back so (vllm/tests/kernels/quantization/nvfp4_utils.py)."""
     scales = _scales(20, 10)
     moved = swizzle.swizzle(scales, layout="8x4")
     tiles = moved.reshape(3, 3, 8, 4).transpose(0, 2, 1, 3).reshape(24, 12)

@@ -24,7 +24,7 @@ _FLOAT, _E4M3, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E4M3FN"), dtype("FLOAT8E8M0"
 
 
 @exact()
-def repack(q: Quantized, format: Any, *, axis: int | None = None) -> Quantized:
+def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: float | None = None) -> Quantized:
     """The same numbers in another format: MXFP4 as NVFP4 or as FP8, UE8M0 scales as FLOAT, blocks as channels.
 
     Codes stay as they are where they can, with their scales repeated. Where blocks with different scales become one,
@@ -38,6 +38,8 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None) -> Quantized:
         As `quantize` takes it.
     axis
         The axis of the new blocks; that of q by default.
+    global_scale
+        The global scale of a new format that has one. By default that of q, or a power of two.
 
     Raises
     ------
@@ -62,7 +64,9 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None) -> Quantized:
         amax = _largest(np.where(np.isfinite(values), np.abs(values), 0), grid)
         unit = _largest(np.where((values != 0) & np.isfinite(old), old, 0), grid)
     fewest = None
-    own = None if q.global_scale is None else float(q.global_scale)
+    own = global_scale
+    if own is None and q.global_scale is not None:
+        own = float(q.global_scale)
     for headroom in (False, True):
         scales, g = _scales(amax, unit, target, headroom, own)
         codes, changed = _codes(values, scales, g, lost, target, grid)
@@ -73,10 +77,7 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None) -> Quantized:
     assert fewest is not None
     changed, codes, scales, g = fewest
     if changed:
-        raise ValueError(
-            f"{_CALLER}: {changed:,} of {values.size:,} numbers would change from {q.format} to {target}; "
-            "quantize q.dequantize() instead, if they may"
-        )
+        raise ValueError(f"{_CALLER}: {changed:,} of {values.size:,} numbers would change from {q.format} to {target}")
     data = codes.reshape(q.shape)
     stored = np.where(lost, np.nan, np.asarray(cast(scales, "DOUBLE")))
     return Quantized(

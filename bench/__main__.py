@@ -99,23 +99,25 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description="Check results, then measure speed.")
     for name, (text, _) in BENCHMARKS.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
-    parser.add_argument("--allow-cpu", action="store_true", help="without a GPU do what needs none (device: none)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there, too")
+    parser.add_argument(
+        "--allow-cpu", action="store_true", help="without a GPU run the parts that need none (device: none)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to FILE")
     parser.add_argument(
         "--elements",
         type=_count,
         nargs="+",
         metavar="N",
-        help=f"elements of arrays: of --quick (default: {gpu.ELEMENTS}), and on the host (default: "
-        f"{', '.join(map(str, host.SIZES))}; {FEW} with --allow-cpu)",
+        help=f"elements of an array (default: with --quick {gpu.ELEMENTS}, on the host "
+        f"{', '.join(map(str, host.SIZES))}, with --allow-cpu {FEW})",
     )
     parser.add_argument("--repeats", type=_count, default=5, help="interleaved runs; the fastest counts (default: 5)")
     parser.add_argument("--src", nargs="+", default=[], metavar="TYPE", help="only these source types")
     parser.add_argument("--dst", nargs="+", default=[], metavar="TYPE", help="only these destination types")
     group = parser.add_argument_group("on a GPU")
     folder = {"type": Path, "default": FOLDER, "metavar": "FOLDER"}
-    group.add_argument("--results", **folder, help="where results are (default: bench/results)")  # type: ignore[arg-type]
-    seconds = "begin nothing after S; a later run goes on"
+    group.add_argument("--results", **folder, help="folder of the results (default: bench/results)")  # type: ignore[arg-type]
+    seconds = "begin no case after S seconds; a later run continues"
     group.add_argument("--seconds", type=positive, default=float("inf"), metavar="S", help=seconds)
     newest = "measure nothing: write tables and the picture of the newest results"
     group.add_argument("--report-only", action="store_true", help=newest)

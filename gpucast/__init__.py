@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gpucast import mixed, quantization
     from gpucast.casting.ufunc import ufunc
     from gpucast.codegen.device_functions import device_function, device_functions
+    from gpucast.interop.dlpack import from_dlpack, to_dlpack
     from gpucast.quantization import Quantized, dequantize, quantize
 
 __all__ = [
@@ -55,12 +56,14 @@ __all__ = [
     "empty_like",
     "finfo",
     "from_bytes",
+    "from_dlpack",
     "iinfo",
     "layers",
     "mixed",
     "quantization",
     "quantize",
     "reference",
+    "to_dlpack",
     "ufunc",
     "warmup",
 ]
@@ -121,6 +124,7 @@ def __dir__() -> list[str]:
 _LATER = {
     **dict.fromkeys(("Quantized", "dequantize", "quantize"), "quantization"),
     **dict.fromkeys(("device_function", "device_functions"), "codegen.device_functions"),
+    **dict.fromkeys(("from_dlpack", "to_dlpack"), "interop.dlpack"),
     "ufunc": "casting.ufunc",
 }
 

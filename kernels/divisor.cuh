@@ -26,7 +26,8 @@ struct Divisor {
             const float s = narrow_scale<F, Float>(of.code);
             factor = F::step_factor(s, s, global_scale);
             // A product or quotient that may be NaN is computed one by one.
-            fast &= by_power && factor != 0 && ptx::abs(factor) < ptx::as_float(u32(V::infinity));
+            const bool is_safe = F::safe_factor || (factor != 0 && ptx::abs(factor) < ptx::as_float(u32(V::infinity)));
+            fast &= by_power && is_safe;
         } else if constexpr (by_power) factor = ptx::as_float(of.code >= 254 ? 1u << 22 : (254 - of.code) << 23);
         else if constexpr (by_float) fast = by.in_range();
         else fast = false;
@@ -66,7 +67,7 @@ struct Divisor {
     // One code with DOUBLE as the compute type.
     GPUCAST_INLINE u32 in_double(Word bits) const {
         if (scale.is_nan) return 0;
-        const double x = V::number(bits), q = quotient_in_double(bits);
+        const double x = V::number(bits), q = quotient_in_double(x);
         if constexpr (DType::is_int) {
             return u32(clamped(to_integer(ptx::bits(as_float32<Double>(ptx::bits(q)))) + scale.zero_point)) & u32(DType::mask);
         } else {
@@ -78,15 +79,15 @@ struct Divisor {
 
     GPUCAST_INLINE u32 at_random(Word bits, u32 random) const {
         if (scale.is_nan) return 0;
-        const double x = V::number(bits), q = quotient_in_double(bits);
+        const double x = V::number(bits), q = quotient_in_double(x);
         const u64 same = cast_code<typename V::DType, Double>(u64(bits), ToWide());
         return convert_stochastic<Double, DType>(x != x ? same : ptx::bits(q), random, typename F::element_rule());
     }
 
 private:
-    GPUCAST_INLINE double quotient_in_double(Word bits) const {
-        if constexpr (F::by_steps) return ptx::cvt_f64(F::step(ptx::as_float(u32(bits)), factor));
-        else return V::number(bits) / (scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global));
+    GPUCAST_INLINE double quotient_in_double(double x) const {
+        if constexpr (F::by_steps) return ptx::cvt_f64(F::step(ptx::cvt_rn_f32(x), factor));
+        else return x / (scale_value<F, Float, Double>(scale.code) * ptx::cvt_f64(global));
     }
     static GPUCAST_INLINE Quotient divisor(u32 code, float global_scale) {
         if constexpr (!by_float) return Quotient(1);

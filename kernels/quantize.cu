@@ -359,6 +359,28 @@ GPUCAST_INLINE void swizzle_scales(const u8* src, u8* dst, i64 n, const Blocks& 
     else if (here) dst[linear] = src[i];
 }
 
+// Scales of `Bytes` to tiles of TileRows x 4, or with 0 to the order "mn_major", or `back`; padding is zero.
+template <u32 TileRows, u32 Bytes, bool back, u32 Threads>
+GPUCAST_INLINE void move_scales(const u8* src, u8* dst, i64 n, const Blocks& blocks) {
+    const i64 i = i64(blockIdx.x) * Threads + threadIdx.x;
+    if (i >= n) return;
+    const u32 width = 4 / Bytes;
+    i64 row, column;
+    if constexpr (TileRows != 0) {
+        const i64 tile = i / (TileRows * width), across = (blocks.grid_columns + width - 1) / width;
+        row = tile / across * TileRows + i % (TileRows * width) / width;
+        column = tile % across * width + i % width;
+    } else {
+        const i64 height = (blocks.grid_rows + 3) / 4 * 4 * width;
+        row = i % height / width;
+        column = i / height * width + i % width;
+    }
+    const bool here = row < blocks.grid_rows && column < blocks.grid_columns;
+    const i64 linear = row * blocks.grid_columns + column;
+    if constexpr (!back) store_element<8 * Bytes>(dst + i * Bytes, here ? load_element<8 * Bytes, u32>(src + linear * Bytes) : 0);
+    else if (here) store_element<8 * Bytes>(dst + linear * Bytes, load_element<8 * Bytes, u32>(src + i * Bytes));
+}
+
 }  // namespace gpucast
 
 // A macro, because the name of a kernel is that of its work. gpucast/quantization/gpu/source.py defines NAME_format; the

@@ -27,7 +27,7 @@ class Operand:
     array: Any
     #: The array that holds the bytes: `array` itself, without its subclass, or the flat bytes of a PackedArray.
     data: Any
-    #: Byte order is that of ``data.dtype``.
+    #: ``data.dtype`` has the byte order.
     dtype: DType
     shape: tuple[int, ...]
     size: int

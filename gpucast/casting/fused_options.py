@@ -52,7 +52,7 @@ def resolve_scale(scale: Any, device: int | None, caller: str, count: int = 1) -
     """The keyword `scale` of a cast of arrays on a device (None: the host), as `FusedInputs` has it; of `count` arrays
     one for all, or an array of as many in a row.
 
-    TypeError for what is neither a number nor an array of FLOAT or DOUBLE; ValueError for a number that is negative or
+    TypeError unless it is a number or an array of FLOAT or DOUBLE; ValueError for a number that is negative or
     not finite, for another size than 1, and for an array on another device. Values of arrays are not looked at: one on
     the host is read, but not checked.
     """

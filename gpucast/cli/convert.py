@@ -112,6 +112,11 @@ def _add_scales(group: Any) -> None:
         f"{scale_styles.STYLES[0]}; required if there is a config.json)",
     )
     group.add_argument(
+        "--repack",
+        action="store_true",
+        help="convert only tensors that have scales already, and keep every number; refused where one would change",
+    )
+    group.add_argument(
         "--scale-rule",
         "--mx-rule",
         metavar="RULE",
@@ -213,6 +218,7 @@ def run(args: argparse.Namespace) -> int:
         args.seed,
         args.scale_rule,
         args.shard_size,
+        args.repack,
     )
     paths = args.input, args.output
     if args.scheduler is not None:

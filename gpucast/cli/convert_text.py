@@ -43,7 +43,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     if scale not in (None, "none") and all(len(tensor.names) == 1 for _, tensor in plan.converted):
         lines.append(f"--scale {scale} scaled nothing: it is for floating values that go to 8 bits or fewer")
     if kept := sum(result.plan.lossless for result in results):
-        lines.append(f"lossless: {_count(kept, 'tensor')} with every value kept and compared; the scales alone moved")
+        lines.append(f"lossless: {_count(kept, 'tensor')} with every value kept and compared")
     if outcome.resumed:
         lines.append(f"{outcome.resumed:,} bytes had been finished before")
     if outcome.verified:

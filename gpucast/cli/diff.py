@@ -16,11 +16,11 @@ from gpucast.cli.progress import progress_bar
 from gpucast.core.errors import printable
 
 _DESCRIPTION = """\
-Compare the tensors of two files, indexes or folders by value, whatever their
-forms: plain, or codes with scales in the styles that convert reads. Where one
-side is not quantized, or --original is given, the recipes (`gpucast recipes`)
-that turn it into the codes of the other side are found by trying them on some
-rows. The exit code is 0 if all numbers are equal, 1 if some differ."""
+Compare the tensors of two files, indexes or folders by value. Each side may be
+plain, or codes with scales in a style that `convert` reads. If one side is not
+quantized, or with --original, the command also finds the recipe (`gpucast
+recipes`) of the quantized side: it tries all recipes on some rows. The exit
+code is 0 if all numbers are equal, and 1 if some differ."""
 
 
 def add(commands: Any) -> None:
@@ -31,11 +31,13 @@ def add(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("a", metavar="A", help="a file, an *.index.json or a folder")
-    parser.add_argument("b", metavar="B", help="what to compare it with")
-    parser.add_argument("--original", metavar="C", help="what both were made from, to find the recipe of each")
+    parser.add_argument("b", metavar="B", help="another one, to compare with A")
+    parser.add_argument(
+        "--original", metavar="C", help="the checkpoint that A and B were made from; finds the recipe of both"
+    )
     parser.add_argument("--all", action="store_true", help="also list the tensors that are equal")
-    parser.add_argument("--json", action="store_true", help="an object in place of the table")
-    parser.add_argument("--no-progress", action="store_true", help="no progress bar")
+    parser.add_argument("--json", action="store_true", help="print a JSON object")
+    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run)
 
 

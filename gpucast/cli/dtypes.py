@@ -118,10 +118,10 @@ def _add_recipes(commands: Any) -> None:
         "recipes",
         help="print the formats of other libraries",
         description="Print the recipes of gpucast.quantize: formats with the codes and scales of another library. "
-        "In a formula, a is a block's largest magnitude, A the array's, s the scale, x an element; each operation "
-        "rounds to FLOAT, and T(...) rounds to the type of the array.",
+        "In the formulas a is the largest magnitude of a block, A that of the array, s the scale and x an element. "
+        "Each operation rounds to FLOAT. T(...) rounds to the type of the array.",
     )
-    parser.add_argument("--json", action="store_true", help="a list of objects")
+    parser.add_argument("--json", action="store_true", help="print a JSON list")
     parser.set_defaults(run=run_recipes)
 
 

@@ -84,7 +84,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     if args.command is None:
         parser.exit(2, parser.format_help())
     if unknown:
-        # Of the subcommand, whose help has more to say than that of `gpucast`.
+        # By the subcommand: its help says more than the help of `gpucast`.
         commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     return args
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from gpucast.codegen.cast_kernel import host_section, join, kernel_file, kernel_name, options, prelude, structs
+from gpucast.codegen.cast_kernel import host_section, join, kernel_file, kernel_name, options, structs
+from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import (
     DEFAULT_OPSET,
@@ -22,6 +23,7 @@ from gpucast.core.rule import (
 
 #: How many values a function takes, by the end of its name.
 WIDTHS = {"": 1, "_x2": 2, "_x4": 4}
+_FLOAT = dtype("FLOAT")
 _ATTRIBUTES = ("saturate", "round_mode", "opset", "rounding", "overflow")
 #: The C++ types that hold a value of these types as such; every other type is held by its code.
 _VALUES = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
@@ -74,8 +76,7 @@ def device_functions(functions: Iterable[tuple[Any, Any] | tuple[Any, Any, Mappi
         if not isinstance(keywords, Mapping) or not set(keywords) <= set(_ATTRIBUTES):
             raise TypeError(f"device_functions: keywords={keywords!r}; expected a dict of {', '.join(_ATTRIBUTES)}")
         rules[_rule(src, dst, Options(**keywords, caller="device_functions"))] = None
-    types = (kind for rule in rules for kind in (rule.src, rule.dst))
-    return join(_prelude(), dict(structs(*types)), [_functions(rule) for rule in rules])
+    return _text(rules)
 
 
 def device_function(
@@ -90,7 +91,7 @@ def device_function(
 ) -> str:
     """The text of `device_functions` for one rule. Attributes and errors as for `cast`; ValueError for STRING."""
     rule = _rule(src, dst, Options(saturate, round_mode, opset, rounding, overflow, caller="device_function"))
-    return join(_prelude(), dict(structs(rule.src, rule.dst)), [_functions(rule)])
+    return _text([rule])
 
 
 def held_as(kind: DType, count: int = 1) -> str:
@@ -110,9 +111,14 @@ def _rule(src: Any, dst: Any, asked: Options) -> CastRule:
     return rule
 
 
+def _text(rules: Iterable[CastRule]) -> str:
+    rules = list(rules)
+    types = (_FLOAT, *(kind for rule in rules for kind in (rule.src, rule.dst)))
+    return join(_prelude(), dict(structs(*types)), [_functions(rule) for rule in rules])
+
+
 @lru_cache(maxsize=1)
 def _prelude() -> str:
-    files = map(kernel_file, ("philox.cuh", "stochastic.cuh", "functions.cuh"))
     return "\n".join(
         [
             "#if !defined(__CUDACC__) && !defined(GPUCAST_HOST)",
@@ -126,8 +132,8 @@ def _prelude() -> str:
             "#define __clz(word) __builtin_clz(word)",
             "#define __clzll(word) __builtin_clzll(word)",
             "#endif",
-            prelude(),
-            *files,
+            fused_prelude(),
+            kernel_file("functions.cuh"),
             "#if defined(__CUDACC__) && !defined(__CUDA_ARCH__)",
             "#undef __clz",
             "#undef __clzll",
@@ -152,10 +158,14 @@ def _bodies(rule: CastRule, count: int) -> list[tuple[str, str]]:
     counted = ", const gpucast::Random& random, long long index"
     if count > 1:
         arguments = f"values, random, index, {as_rule}" if stochastic else f"values, {as_rule}"
-        lines = f"    return gpucast::cast_values<{pair}, {count}, {held_as(rule.dst, count)}>({arguments});\n"
+        by_float = "" if stochastic else "gpucast::FLOAT, "
+        types = f"{pair}, {by_float}{count}, {held_as(rule.dst, count)}"
+        lines = f"    return gpucast::cast_values<{types}>({arguments});\n"
         return [(counted if stochastic else "", lines)]
     wide = "true" if max(rule.src.bits, rule.dst.bits) > 32 else "false"
-    convert = f"convert_stochastic<{pair}>(code, random, " if stochastic else f"cast_code<{pair}>(code, "
+    convert = (
+        f"convert_stochastic<{pair}>(code, random, " if stochastic else f"cast_value<{pair}, gpucast::FLOAT>(code, "
+    )
     lines = (
         f"    typedef gpucast::WordOf<{wide}>::type Word;\n"
         f"    const Word code = {_to_code(rule.src)};\n"

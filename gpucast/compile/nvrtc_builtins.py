@@ -132,7 +132,7 @@ def path_of(library: Any) -> str:
 
 
 def _folders(nvrtc: str, major: int) -> Iterator[str]:
-    """The folder of NVRTC, that of the file behind it if it is a link, then those of the wheels."""
+    """The folder of NVRTC, the folder of the file behind it if it is a link, then the folders of the wheels."""
     if nvrtc:
         yield os.path.dirname(nvrtc)
         yield os.path.dirname(os.path.realpath(nvrtc))

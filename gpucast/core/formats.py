@@ -17,7 +17,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.steps import Steps
 
-__all__ = ["FORMATS", "ROW", "SOURCES", "Format", "Parts", "ScaleRule", "find"]
+__all__ = ["FORMATS", "ROW", "SOURCES", "Format", "Parts", "ScaleOrder", "ScaleRule", "find"]
 
 #: How the scale of a block comes from its largest magnitude: "amax" (divided by the largest element), "full_range" (by
 #: half of what lies between the lowest and the largest integer), "no_clipping" (as "amax", but the lowest integer is
@@ -29,6 +29,9 @@ ROW = (1 << 31) - 1
 #: Which elements share a scale: all ("tensor"), those of one index of the axis ("axis"), or blocks of these lengths,
 #: the last one along the axis.
 Block = Literal["tensor", "axis"] | tuple[int, ...]
+
+#: The orders of scales besides "linear": `gpucast.quantization.swizzle`.
+ScaleOrder = Literal["128x4", "8x4", "mn_major"]
 
 _FLOAT, _BFLOAT16, _E8M0, _E4M3 = map(dtype, ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "FLOAT8E4M3FN"))
 #: The types of the arrays that can be quantized.

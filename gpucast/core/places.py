@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kind of a path, and files that appear whole or not at all: they are written beside it and renamed last.
+"""Looks at paths, and makes files that appear whole or not at all: written beside the path, renamed last.
 
 "Not there" is what the system says, never what could not be found out: a disk or server that fails (EIO, ESTALE) and a
 folder that may not be looked into (EACCES) are errors.

@@ -132,7 +132,7 @@ def within(folder: str, path: str) -> bool:
 def open_regular(path: str) -> BinaryIO:
     """Open a regular file for reading. The open file is checked, so no pipe waits for its other end.
 
-    FileError for what is no regular file, OSError.
+    FileError if it is no regular file, OSError.
     """
     # Some of it cannot be opened at all.
     if os.path.exists(path) and not os.path.isfile(path):

@@ -87,7 +87,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
 
     With `fused` more is done in the same pass, and `rule` is a `gpucast.casting.fused_options.fused_rule`.
 
-    Allocates nothing with a target. RuntimeError for what a CUDA graph capture cannot take in.
+    Allocates nothing with a target. RuntimeError for work that a CUDA graph cannot capture.
     """
     with driver.driver().on(_device(source)):
         if target is None:

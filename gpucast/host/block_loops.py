@@ -60,7 +60,7 @@ class Integers(ctypes.Structure):
     _fields_ = (
         ("least", ctypes.c_int32),
         ("most", ctypes.c_int32),
-        *((name, ctypes.c_uint32) for name in ("mask", "products", "in_float")),
+        *((name, ctypes.c_uint32) for name in ("mask", "products", "in_float", "rounds")),
     )
 
 
@@ -70,7 +70,6 @@ class Quotients(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_uint64) for name in ("cast", "cast_at_random", "first", "seed", "first_block", "skip")),
         ("to", Integers),
-        ("rounds", ctypes.c_uint64),
     )
 
 

@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 
 from gpucast import gpu
+from gpucast.arrays import adapters
 from gpucast.arrays.adapters import ArrayAdapter, Lent
-from gpucast.arrays.packed import PackedArray
+from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.gpu import devices, streams
@@ -45,6 +47,32 @@ _CODES = {
     "float6_e3m2fn": 16,
     "float4_e2m1fn": 17,
 }
+
+
+def from_dlpack(x: Any) -> Any:
+    """An array of NumPy (from the host) or CuPy (from a device) over the memory of another library's array.
+
+    Any of the types may come: float8, bfloat16 and FLOAT8E8M0 as arrays with the ml_dtypes dtype, which CuPy's own
+    ``from_dlpack`` refuses; types below one byte as a PackedArray if the library packs them. `x` is a tensor, a JAX
+    array, or any object with ``__dlpack__``. Work that its library has given to the device comes first.
+
+    TypeError for an object without memory to lend, and for a type that Cast does not take.
+    """
+    if adapters.find(x) is None and not hasattr(x, "__dlpack__"):
+        raise TypeError(f"from_dlpack: {type(x).__name__} has no __dlpack__; expected an array of a library")
+    with adapters.visit(None, x):
+        return as_array(x, "from_dlpack")
+
+
+def to_dlpack(x: Any) -> Export:
+    """An object with ``__dlpack__`` over an array of NumPy or CuPy of any whole-byte type, or FLOAT4E2M1 as a
+    PackedArray: ``torch.from_dlpack(gpucast.to_dlpack(y))``, ``jax.dlpack.from_dlpack(gpucast.to_dlpack(y))``.
+
+    TypeError for anything else; BufferError for a type that DLPack does not have, or that libraries do not take.
+    """
+    if not isinstance(x, PackedArray) and namespace(x) is None:
+        raise TypeError(f"to_dlpack: {type(x).__name__} is no array of NumPy or CuPy, and no PackedArray")
+    return Export(x)
 
 
 class _Tensor(ctypes.Structure):

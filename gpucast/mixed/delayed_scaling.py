@@ -113,7 +113,8 @@ class DelayedScaling:
 
     @exact()
     def cast_many(self, arrays: Any, *, out: Any = None) -> Any:
-        """A tree of as many arrays as there are scales, each cast with its own, in one launch per device.
+        """Cast a tree of arrays, each with its own scale, in one launch per device. It has as many arrays as there are
+        scales.
 
         ValueError for another number of arrays; otherwise as `gpucast.cast_many`.
         """

@@ -25,7 +25,8 @@ class Policy:
     `gpucast.cast`, on a device all of them in one launch. Leaves that have the type already, and all other arrays,
     numbers and texts, are returned as they are, without a copy.
 
-    TypeError for what is no dtype, or a dtype that cannot hold parameters: integers, BOOL, STRING, FLOAT8E8M0; and for
+    TypeError for an object that is no dtype, or a
+    dtype that cannot hold parameters: integers, BOOL, STRING, FLOAT8E8M0; and for
     a leaf into which gpucast does not look: an iterator, a model, a container of another kind.
     """
 
@@ -67,7 +68,7 @@ def get_policy(text: str) -> Policy:
     Defaults: parameters are FLOAT, computations have the type of the parameters, outputs that of the computations.
     Types: jmp's short names f16 or half, bf16, f32 or full, f64, and every name that `gpucast.dtype` takes.
 
-    TypeError for what is no text or names no type, ValueError for an unknown or repeated key.
+    TypeError for an object that is no text, and for text that names no type, ValueError for an unknown or repeated key.
     """
     if not isinstance(text, str):
         raise TypeError(f"get_policy: {text!r} is no text; expected one such as 'p=f32,c=bf16,o=f32'")

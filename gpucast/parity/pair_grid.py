@@ -9,7 +9,7 @@ from html import escape
 
 from gpucast.parity.cases import NUMERIC
 
-#: Blue and orange, which colour-blind readers can distinguish, from good to bad, and grey for what is not known.
+#: Blue and orange, which colour-blind readers can distinguish, from good to bad; grey for unknown results.
 BLUE, LIGHT_BLUE, LIGHT_ORANGE, ORANGE, GREY = "#2b7a9e", "#a9d1e0", "#ffdcc2", "#e8590c", "#ececec"
 _CELL, _GAP, _LEFT, _LEGEND = 28, 2, 150, 140
 _WIDTH = _LEFT + _CELL * len(NUMERIC) + 40

@@ -8,10 +8,11 @@ result.
 from gpucast.core import packages
 from gpucast.core.formats import FORMATS, Format
 from gpucast.core.steps import Steps
+from gpucast.quantization.lossless import repack
 from gpucast.quantization.quantize_array import dequantize, quantize
 from gpucast.quantization.quantized import Quantized
 from gpucast.quantization.recipes import RECIPES, Recipe
 
-__all__ = ["FORMATS", "RECIPES", "Format", "Quantized", "Recipe", "Steps", "dequantize", "quantize"]
+__all__ = ["FORMATS", "RECIPES", "Format", "Quantized", "Recipe", "Steps", "dequantize", "quantize", "repack"]
 
 packages.publish(globals())

@@ -79,13 +79,15 @@ def quantize(
         An array of FLOAT, FLOAT16, BFLOAT16 or DOUBLE, as `gpucast.cast` takes it.
     format
         A name in ``gpucast.quantization.FORMATS`` ("mxfp4", "int4_128", ...), also with another rule for the scales
-        ("mxfp4_even", "int4_128_full_range"), or a ``Format`` of your own.
+        ("mxfp4_even", "int4_128_full_range"); a recipe in ``gpucast.quantization.RECIPES`` ("deepgemm-ue8m0"), which
+        has the bits of another library; or a ``Format`` of your own.
     axis
         The axis along which blocks run, as in ONNX QuantizeLinear. In "..._axis" formats each index of this axis has a
         scale. "..._tensor" formats ignore it.
     scale_layout
-        "linear", or "128x4" for the order that cuBLAS reads (``gpucast.quantization.swizzle``). "128x4" needs one-byte
-        scales, and one-dimensional blocks along the last axis that divide its length.
+        "linear", or an order of ``gpucast.quantization.swizzle``: "128x4" as cuBLAS reads it, "8x4", or "mn_major" as
+        DeepGEMM reads it. The first two need one-byte scales, and one-dimensional blocks along the last axis that
+        divide its length; "mn_major" needs a matrix.
     transpose
         True: quantize ``swapaxes(x, -1, -2)``, with blocks along the former columns. "both": return two results, first
         the plain one, then the transposed one. The notes say how often a device reads x.
@@ -94,8 +96,8 @@ def quantize(
         ties to even.
     scale
         Given scales, for formats with FLOAT scales and without zero points: a number, or an array that broadcasts to
-        the scales' shape. For NVFP4, the global scale. Scales must be finite and above 0. This is not checked for an
-        array on a device.
+        the scales' shape. For NVFP4, the global scale; with a recipe the number that its library calls so. Scales must
+        be finite and above 0. This is not checked for an array on a device.
     amax
         For NVFP4: find the global scale from this magnitude instead of the largest one in x, such as that of an earlier
         step. A number, or an array of one element: on a device a FLOAT array there, which is not waited for. It must be
@@ -190,8 +192,8 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         for q, parts in zip(
             outs, engine.quantize(array, format, result_specs, random, targets, workspace, amax), strict=True
         ):
-            if scale_layout == "128x4":
-                swizzle.swizzle(parts.scales, out=q.scales)
+            if scale_layout != "linear":
+                swizzle.swizzle(parts.scales, layout=scale_layout, out=q.scales)
         return request.out
     results = [
         _quantized(parts, format, src, on, scale_layout, adapters.library_of(x))
@@ -222,7 +224,7 @@ def dequantize(q: Quantized, to: Any = "FLOAT", *, out: Any = None) -> Any:
 def _quantized(
     parts: Parts, format: Format, src: DType, axis: int, scale_layout: Any, library: str | None
 ) -> Quantized:
-    scales = swizzle.swizzle(parts.scales) if scale_layout == "128x4" else parts.scales
+    scales = parts.scales if scale_layout == "linear" else swizzle.swizzle(parts.scales, layout=scale_layout)
     return Quantized(
         parts.data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout, library
     )

@@ -216,10 +216,14 @@ def _quick_run(source: Array, format: Format, d: Array) -> str | None:
     """The name of the loop that works with FLOATs; None where there is none."""
     src, element = dtype(source.dtype), format.element
     if format.steps is not None:
-        if (format.steps.rounds_codes and src is not _FLOAT) or not (np.isfinite(d) & (d != 0)).all():
+        # Of floats only quotients for FLOAT8E4M3FN have a loop that rounds once more.
+        steps, rounds = format.steps, format.steps.rounds_codes and src is not _FLOAT
+        if not (np.isfinite(d) & (d != 0)).all():
             return None
-        multiplies = format.steps.multiplies
-        return f"Whole_{src.name}" if element.family == "int" else _named(src, element, multiplies)
+        if element.family == "int":
+            return f"Whole_{src.name}"
+        is_known = not rounds or (element.name == "FLOAT8E4M3FN" and not steps.multiplies)
+        return _named(src, element, steps.multiplies) if is_known else None
     if element.family == "int":
         # Other scales may give quotients that are too large for that loop's integers.
         return f"Whole_{src.name}" if format.has_float_scales or format.scale is _E8M0 else None
@@ -278,7 +282,6 @@ def _divide(
         source.ctypes.data,
         *((0, 0, 0) if random is None else (random.seed, *divmod(random.offset, 4))),
         _integers(format),
-        format.steps is not None and format.steps.rounds_codes,
     )
     run = "divide" if format.steps is None else "step"
     block_loops.each_run(block_loops.find(f"{run}_{_name(source)}"), source, data, _grid(grid), of_blocks, how)
@@ -288,7 +291,8 @@ def _integers(format: Format) -> block_loops.Integers:
     element, steps = format.element, format.steps
     lowest, largest = (int(element.min), int(element.max)) if element.family == "int" else (0, 0)
     products = steps is not None and steps.multiplies
-    return block_loops.Integers(lowest, largest, element.code_mask, products, steps is not None)
+    rounds = steps is not None and steps.rounds_codes
+    return block_loops.Integers(lowest, largest, element.code_mask, products, steps is not None, rounds)
 
 
 # ---- back ----

@@ -26,9 +26,9 @@ from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle
 from gpucast.quantization import gpu as on_device
 
-ScaleLayout = Literal["linear", "128x4"]
+ScaleLayout = Literal["linear", "128x4", "8x4", "mn_major"]
 _FLOAT = dtype("FLOAT")
-SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("linear", "128x4")
+SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("linear", *swizzle.LAYOUTS)
 #: What to write for the methods of other libraries' arrays.
 _NUMBERS = "q.dequantize('FLOAT') gives its numbers"
 _INSTEAD = {
@@ -53,7 +53,7 @@ class Quantized:
 
     #: The codes: an array of `shape` of the format's element type, or a PackedArray of a type below one byte.
     data: Any
-    #: FLOAT, FLOAT8E4M3FN or FLOAT8E8M0: of `Format.scales_shape`, or flat in the order "128x4".
+    #: FLOAT, FLOAT8E4M3FN or FLOAT8E8M0: of `Format.scales_shape`, or flat in another order.
     scales: Any
     format: Format
     #: INT8 or UINT8, of the scales' shape; None in symmetric formats.
@@ -77,7 +77,8 @@ class Quantized:
         object.__setattr__(self, "axis", checked_axis(self.axis, self.shape, self.format, caller))
         check_layout(self.scale_layout, self.shape, self.axis, self.format, caller)
         shape = self.scales_shape
-        flat = (swizzle.size(shape),) if self.scale_layout == "128x4" else shape
+        layout, itemsize = self.scale_layout, self.format.scale.bits // 8
+        flat = shape if layout == "linear" else (swizzle.size(shape, layout, itemsize),)
         _check(self.scales, "scales", self.format.scale, flat)
         _check(self.zero_points, "zero_points", self.format.zero_point, shape)
         _check(self.global_scale, "global_scale", _FLOAT if self.format.global_scale else None, ())
@@ -143,15 +144,15 @@ class Quantized:
         if self.scale_layout == "linear":
             return self.scales
         with self._visit():
-            return swizzle.unswizzle(self.scales, self.scales_shape)
+            return swizzle.unswizzle(self.scales, self.scales_shape, layout=self.scale_layout)
 
     def with_layout(self, scale_layout: ScaleLayout) -> Quantized:
-        """A copy with the scales in another layout. ValueError if these scales cannot have the layout "128x4"."""
+        """A copy with the scales in another layout. ValueError if these scales cannot have it."""
         check_layout(scale_layout, self.shape, self.axis, self.format, "with_layout")
         with self._visit():
             scales = self.linear_scales()
-            if scale_layout == "128x4":
-                scales = swizzle.swizzle(scales)
+            if scale_layout != "linear":
+                scales = swizzle.swizzle(scales, layout=scale_layout)
         return replace(self, scales=scales, scale_layout=scale_layout)
 
     def get(self) -> Quantized:
@@ -176,7 +177,7 @@ class Quantized:
     def linear_parts(self, workspace: Any = None) -> Parts:
         """The parts, with memory of a workspace in place of scales that are not linear."""
         scales = self.scales
-        if self.scale_layout == "128x4":
+        if self.scale_layout != "linear":
             shape, kind = self.scales_shape, self.format.scale
             scales = np.empty(shape, kind.numpy) if workspace is None else workspace.array("scales", shape, kind)
         return Parts(self.data, scales, self.zero_points, self.global_scale)
@@ -235,8 +236,8 @@ def _dequantized(q: Quantized, to: DType, out: Any) -> Any:
         else:
             workspace = q.workspace("dequantize")
             parts = q.linear_parts(workspace)
-            if q.scale_layout == "128x4":
-                swizzle.unswizzle(q.scales, q.scales_shape, out=parts.scales)
+            if q.scale_layout != "linear":
+                swizzle.unswizzle(q.scales, q.scales_shape, layout=q.scale_layout, out=parts.scales)
             engine.dequantize(parts, q.format, to, q.axis, _checked_out(q, to, out), workspace)
             return out
         return numbers if q.library is None else adapters.of_library(q.library).from_array(numbers)
@@ -295,8 +296,11 @@ def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format,
         raise ValueError(f"{caller}: scale_layout={layout!r} must be one of {', '.join(map(repr, SCALE_LAYOUTS))}")
     if layout == "linear":
         return
-    asked = f"{caller}: scale_layout='128x4'"
-    if format.scale.bits != 8 or isinstance(format.block, str) or format.min_ndim != 1:
+    asked = f"{caller}: scale_layout={layout!r}"
+    if layout == "mn_major":
+        if format.scale.bits == 16 or isinstance(format.block, str) or len(shape) != 2:
+            raise ValueError(f"{asked} is for blocks of matrices with scales of one or four bytes, not for {format}")
+    elif format.scale.bits != 8 or isinstance(format.block, str) or format.min_ndim != 1:
         raise ValueError(f"{asked} is for one-dimensional blocks with scales of one byte, not for {format}")
     if axis != len(shape) - 1:
         raise ValueError(f"{asked} needs blocks along the last axis; axis={axis} of shape {shape}")

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order "128x4" in which cuBLAS and the tensor cores of Blackwell read block scales.
+"""The orders in which matrix multiplications read block scales.
+
+**128x4** is that of cuBLAS and the tensor cores of Blackwell.
 
 The scales of a matrix form a matrix themselves, with the same rows and a column per block. It is padded to whole tiles
 of 128 rows and 4 columns. The tiles of 512 scales follow each other in row-major order; within a tile, rows that are 32
@@ -10,6 +12,12 @@ apart are stored next to each other:
 
 Source: cuBLAS documentation, "1D Block Scaling Factors Layout" (offset = (outer % 32) * 16 + (outer / 32) * 4 + inner
 in a tile of 128 x 4); torchao's `to_blocked` and TransformerEngine's swizzle give the same order. Padding is code 0.
+
+**8x4** has tiles of 8 rows and 4 columns, row by row (vLLM and FlashInfer, for few rows).
+
+**mn_major** is the transpose: columns one after the other, each padded to a multiple of 4 rows, so that it begins at 16
+bytes, as TMA loads need it. Scales of one byte are packed first, four neighbours of a row to a word (DeepGEMM's
+"MN-major TMA-aligned packed UE8M0"; its words are these bytes as INT32).
 """
 
 from __future__ import annotations
@@ -21,19 +29,23 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import checked_shape
+from gpucast.core.formats import ScaleOrder
 from gpucast.quantization import gpu
 
 _ROWS, _COLS = 128, 4
+LAYOUTS: tuple[ScaleOrder, ...] = ("128x4", "8x4", "mn_major")
 
 
-def padded(rows: int, cols: int) -> tuple[int, int]:
+def padded(rows: int, cols: int, layout: ScaleOrder = "128x4", itemsize: int = 1) -> tuple[int, int]:
     """The shape of the padded matrix."""
-    return -(-rows // _ROWS) * _ROWS, -(-cols // _COLS) * _COLS
+    height = {"128x4": _ROWS, "8x4": 8, "mn_major": 4}[layout]
+    width = _COLS // itemsize
+    return -(-rows // height) * height, -(-cols // width) * width
 
 
-def size(shape: tuple[int, ...]) -> int:
+def size(shape: tuple[int, ...], layout: ScaleOrder = "128x4", itemsize: int = 1) -> int:
     """The number of scales, padding included, for scales of this shape; all dimensions but the last are rows."""
-    return math.prod(padded(*_matrix(shape)))
+    return math.prod(padded(*_matrix(shape), layout, itemsize))
 
 
 def offset(row: int, col: int, cols: int) -> int:
@@ -43,45 +55,60 @@ def offset(row: int, col: int, cols: int) -> int:
     return tile * _ROWS * _COLS + row % 32 * 16 + row % _ROWS // 32 * 4 + col % _COLS
 
 
-def swizzle(scales: Any, *, out: Any = None) -> Any:
-    """Scales of one byte each (NumPy or CuPy, of any shape but ()) in the order "128x4": a flat array, new or `out`.
+def swizzle(scales: Any, *, layout: ScaleOrder = "128x4", out: Any = None) -> Any:
+    """Scales (NumPy or CuPy, of any shape but ()) in another order: a flat array, new or `out`.
 
-    TypeError for what is no such array, ValueError for the shape ().
+    TypeError unless it is an array of one byte each ("mn_major": one or four). ValueError for the shape ().
     """
-    _check(scales, "swizzle")
+    _check(scales, "swizzle", layout)
     if not scales.ndim:
         raise ValueError("swizzle: scales has shape (); expected rows of scales")
     if namespace(scales) is not np:
-        return gpu.quantize_on_gpu.swizzle(scales, scales.shape, size(scales.shape), out=out)
+        count = size(scales.shape, layout, scales.dtype.itemsize)
+        return gpu.quantize_on_gpu.swizzle(scales, scales.shape, count, layout, out=out)
     rows, cols = _matrix(scales.shape)
-    padded_scales = np.zeros(padded(rows, cols), dtype=np.uint8)
-    padded_scales[:rows, :cols] = scales.view(np.uint8).reshape(rows, cols)
-    tile_rows, tile_cols = padded_scales.shape[0] // _ROWS, padded_scales.shape[1] // _COLS
-    tiles = padded_scales.reshape(tile_rows, 4, 32, tile_cols, _COLS).transpose(0, 3, 2, 1, 4)
-    return _in(out, np.ascontiguousarray(tiles).reshape(-1).view(scales.dtype))
+    code = np.dtype(f"u{scales.dtype.itemsize}")
+    padded_scales = np.zeros(padded(rows, cols, layout, code.itemsize), code)
+    padded_scales[:rows, :cols] = np.ascontiguousarray(scales).view(code).reshape(rows, cols)
+    split, order = _tiles(padded_scales.shape, layout, code.itemsize)
+    tiles = np.ascontiguousarray(padded_scales.reshape(split).transpose(order))
+    return _in(out, tiles.reshape(-1).view(scales.dtype))
 
 
-def unswizzle(scales: Any, shape: tuple[int, ...], *, out: Any = None) -> Any:
-    """The inverse: scales of `shape`, new or `out`, from a flat array in the order "128x4".
+def unswizzle(scales: Any, shape: tuple[int, ...], *, layout: ScaleOrder = "128x4", out: Any = None) -> Any:
+    """The inverse: scales of `shape`, new or `out`, from a flat array in that order.
 
-    ValueError for one of another length, and for the shape (). TypeError for what is no such array, and no shape.
+    ValueError for an array of another length, and for the shape (). TypeError for any other object.
     """
-    _check(scales, "unswizzle")
+    _check(scales, "unswizzle", layout)
     shape = checked_shape(shape, "unswizzle")
     if not shape:
         raise ValueError("unswizzle: shape=() has no rows of scales")
-    if scales.shape != (size(shape),):
+    if scales.shape != (count := size(shape, layout, scales.dtype.itemsize),):
         raise ValueError(
             f"unswizzle: scales has shape {scales.shape}; "
-            f"scales of shape {shape} in the order '128x4' have shape ({size(shape)},)"
+            f"scales of shape {shape} in the order {layout!r} have shape ({count},)"
         )
     if namespace(scales) is not np:
-        return gpu.quantize_on_gpu.swizzle(scales, shape, scales.size, back=True, out=out)
+        return gpu.quantize_on_gpu.swizzle(scales, shape, scales.size, layout, back=True, out=out)
     rows, cols = _matrix(shape)
-    padded_rows, padded_cols = padded(rows, cols)
-    tiles = scales.view(np.uint8).reshape(padded_rows // _ROWS, padded_cols // _COLS, 32, 4, _COLS)
-    padded_scales = tiles.transpose(0, 3, 2, 1, 4).reshape(padded_rows, padded_cols)
+    code = np.dtype(f"u{scales.dtype.itemsize}")
+    whole = padded(rows, cols, layout, code.itemsize)
+    split, order = _tiles(whole, layout, code.itemsize)
+    tiles = scales.view(code).reshape([split[axis] for axis in order])
+    padded_scales = tiles.transpose(np.argsort(order)).reshape(whole)
     return _in(out, np.ascontiguousarray(padded_scales[:rows, :cols]).view(scales.dtype).reshape(shape))
+
+
+def _tiles(whole: tuple[int, ...], layout: ScaleOrder, itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How the padded matrix is split into more dimensions, and their order in memory."""
+    rows, cols = whole
+    if layout == "128x4":
+        return (rows // _ROWS, 4, 32, cols // _COLS, _COLS), (0, 3, 2, 1, 4)
+    if layout == "8x4":
+        return (rows // 8, 8, cols // _COLS, _COLS), (0, 2, 1, 3)
+    width = _COLS // itemsize
+    return (rows, cols // width, width), (1, 0, 2)
 
 
 def _in(out: Any, found: Any) -> Any:
@@ -91,10 +118,10 @@ def _in(out: Any, found: Any) -> Any:
     return out
 
 
-def _check(scales: Any, caller: str) -> None:
+def _check(scales: Any, caller: str, layout: ScaleOrder) -> None:
     if namespace(scales) is None:
         raise TypeError(f"{caller}: scales is of type {type(scales).__name__}; expected a NumPy or CuPy array")
-    if scales.dtype.itemsize != 1:
+    if scales.dtype.itemsize != 1 and (layout != "mn_major" or scales.dtype.itemsize != 4):
         raise TypeError(f"{caller}: scales has dtype {scales.dtype}; expected one of one byte")
 
 

@@ -77,7 +77,7 @@ def cast(
 
 @exact()
 def apply(x: Array, rule: CastRule, words: Array | None = None) -> Array:
-    """Cast an array whose dtype is that of ``rule.src``.
+    """Cast an array of the dtype ``rule.src``.
 
     `words`: for stochastic rounding a uint32 for each element, in row-major order.
     """

@@ -155,17 +155,41 @@ GPUCAST_CONSTANT u32 midpoint_zeros() {
     return (1u << (22 - int(Element::mantissa_bits))) - 1;
 }
 
+// The codes of an integer format, and the bits of one. `products`: numbers are multiplied; `in_float`: by FLOAT's own
+// quotients and products; `rounds`: these are rounded to the source once more.
+struct Integers {
+    i32 least, most;
+    u32 mask, products, in_float, rounds;
+};
+
+// As arithmetic rounds to a type: too large numbers become infinite.
+typedef CastRule<Overflow::infinity, false, Rounding::truncate, RoundMode::up> ToSource;
+
+template <typename Src>
+GPUCAST_INLINE float rounded(float q) {
+    return float(number<Src>(Stored<Src>(cast_code<FLOAT, Src>(ptx::bits(q), ToSource()))));
+}
+
 // By a `d` that is a FLOAT. With `more` the quotients are those of FLOAT, so that there is nothing to correct.
 template <typename Src, typename Element, typename Rule>
 struct Divided {
     typedef Stored<Src> Source;
     typedef u8 Result;
     typedef float OfBlock;
-    enum : u64 { least = short_block };
+    enum : u64 { least = is_float4<Element>() ? shorter_block : short_block };
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* d, void* more) {
         const u32 zeros = midpoint_zeros<Element>(), least_normal = u32(128 - Element::bias) << 23;
         const float by = *d;
         u32 midpoints = 0;
+        if constexpr (Src::bits == 16 && is_e4m3<Element>()) {
+            if (more && static_cast<const Integers*>(more)->rounds) {
+                for (u64 i = 0; i < n; ++i) {
+                    const float x = number<Src>(src[i]);
+                    dst[i] = quotient_code<Element, Rule>(x, ptx::bits(rounded<Src>(ptx::abs(x) / by)));
+                }
+                return;
+            }
+        }
         for (u64 i = 0; i < n; ++i) {
             const float x = number<Src>(src[i]);
             const u32 q = ptx::bits(ptx::abs(x) / by);
@@ -182,7 +206,7 @@ struct Multiplied {
     typedef Stored<Src> Source;
     typedef u8 Result;
     typedef float OfBlock;
-    enum : u64 { least = short_block };
+    enum : u64 { least = is_float4<Element>() ? shorter_block : short_block };
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* factor, void*) {
         const float by = *factor;
         for (u64 i = 0; i < n; ++i) {
@@ -213,13 +237,6 @@ struct Near {
         }
         if (midpoints) divide_exactly<Src, Element, Rule>(src, dst, n, exactly);
     }
-};
-
-// The codes of an integer format, and the bits of one. `products`: numbers are multiplied; `in_float`: by FLOAT's own
-// quotients and products.
-struct Integers {
-    i32 least, most;
-    u32 mask, products, in_float;
 };
 
 // Of a block: a FLOAT that divides, or multiplies, and the zero point.
@@ -256,7 +273,8 @@ struct Whole {
         const i32 zero = step->zero;
         u32 midpoints = 0;
         for (u64 i = 0; i < n; ++i) {
-            const float x = number<Src>(src[i]), q = to.products ? x * by : x / by;
+            const float x = number<Src>(src[i]), own = to.products ? x * by : x / by;
+            const float q = Src::bits == 16 && to.rounds ? rounded<Src>(own) : own;
             const float whole = q + large - large, rest = q - whole;
             dst[i] = integer_code(i32(whole) + zero, to);
             midpoints |= u32(rest == 0.5f) | u32(rest == -0.5f);
@@ -365,12 +383,7 @@ struct Quotients {
     const u8* first;
     u64 seed, first_block, skip;
     Integers to;
-    // Of `step`: whether FLOAT's quotients and products are rounded to the source once more.
-    u64 rounds;
 };
-
-// As arithmetic rounds to a type: too large numbers become infinite.
-typedef CastRule<Overflow::infinity, false, Rounding::truncate, RoundMode::up> ToSource;
 
 // A quotient, or with `in_float` FLOAT's quotient or product.
 template <typename Src, bool in_float>
@@ -379,8 +392,7 @@ GPUCAST_INLINE double quotient_of(double x, const Divisor& by, const Quotients& 
     if (by.is_lost || x != x) return by.is_lost ? 0 : x;
     if constexpr (in_float && Src::bits <= 32) {
         const float d = float(by.d), q = how.to.products ? float(x) * d : float(x) / d;
-        if (!how.rounds) return q;
-        return number<Src>(Stored<Src>(cast_code<FLOAT, Src>(ptx::bits(q), ToSource())));
+        return how.to.rounds ? rounded<Src>(q) : q;
     } else {
         return x / by.d;
     }

@@ -11,14 +11,19 @@
 #define __clz(word) ((word) == 0 ? 32 : __builtin_clz((unsigned)(word)))
 #define __clzll(word) ((word) == 0 ? 64 : __builtin_clzll((unsigned long long)(word)))
 #define __umul64hi(a, b) ((unsigned long long)((unsigned __int128)(a) * (b) >> 64))
-// Threads run one after the other: whoever calls a kernel sets these before.
-namespace {
-[[maybe_unused]] struct { unsigned x = 0, y = 0, z = 0; } blockIdx, threadIdx;
-[[maybe_unused]] struct { unsigned x = 1, y = 1, z = 1; } blockDim, gridDim;
-}
+// Threads run one after the other, unless these are defined before: `thread_local`, and what waits for all of a block.
+#ifndef GPUCAST_THREAD_LOCAL
+#define GPUCAST_THREAD_LOCAL
+#endif
 #ifndef GPUCAST_BARRIER
 #define GPUCAST_BARRIER()
 #endif
+#define __syncthreads() GPUCAST_BARRIER()
+// Whoever calls a kernel sets these before.
+namespace {
+[[maybe_unused]] GPUCAST_THREAD_LOCAL struct { unsigned x = 0, y = 0, z = 0; } blockIdx, threadIdx;
+[[maybe_unused]] GPUCAST_THREAD_LOCAL struct { unsigned x = 1, y = 1, z = 1; } blockDim, gridDim;
+}
 namespace gpucast {
 namespace ptx {
 inline unsigned lane() { return threadIdx.x % 32; }

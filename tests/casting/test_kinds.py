@@ -65,7 +65,7 @@ def test_objects_of_ml_dtypes_are_numbers() -> None:
         (SimpleNamespace(graph=1, SerializeToString=2), "x is of type SimpleNamespace, a model; .*`gpucast convert`"),
     ],
 )
-def test_what_is_no_number_is_named(x: Any, message: str) -> None:
+def test_other_objects_are_refused_by_name(x: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         gpucast.cast(x, "FLOAT")
 

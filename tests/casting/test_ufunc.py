@@ -140,7 +140,7 @@ def test_nvrtc_compiles_every_operation(major: int) -> None:
         ("out + 1", "names 'out', which is a keyword"),
     ],
 )
-def test_what_is_no_expression(text: str, message: str) -> None:
+def test_other_expressions_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         gpucast.ufunc(text, "FLOAT16")
 

@@ -188,7 +188,7 @@ def test_numbers_stay_as_they_were_written() -> None:
     assert re.sub(r"\s", "", Path("out/config.json").read_text()) == wanted
 
 
-def test_the_type_is_that_of_most_numbers() -> None:
+def test_the_type_of_most_numbers_counts() -> None:
     model({"l.weight": numbers(8, 8), "norm.weight": numbers(1, 4)}, dtype="float32", quantization_config=None)
     assert convert("in", "out", "--to", "BFLOAT16", "--include", "norm.weight") == 0
     assert Path("out/config.json").read_bytes() == Path("in/config.json").read_bytes()

@@ -42,7 +42,7 @@ def test_a_model(model: Path, name: str, capsys: pytest.CaptureFixture[str]) -> 
     assert onnx.load(target) == wanted
 
 
-def test_what_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for data in (b"%PDF-1.7", b""):
         (tmp_path / "in.onnx").write_bytes(data)
         assert main(["fold", str(tmp_path / "in.onnx"), str(tmp_path / "out.onnx")]) == 1

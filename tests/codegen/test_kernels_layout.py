@@ -267,7 +267,7 @@ def test_whole_squares_are_read_and_written_by_words(name: str) -> None:
         kernels.run(source.rule, Arguments(memory.ctypes.data + 1, out.ctypes.data, 64 * 64, more=dims), "transposed")
 
 
-def test_what_is_not_a_transpose() -> None:
+def test_other_strides_are_no_transpose() -> None:
     def of(shape: tuple[int, ...], src: tuple[int, ...], dst: tuple[int, ...]) -> object:
         return squares(collapse(shape, src, dst), 4, 4, 32)
 

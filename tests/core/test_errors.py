@@ -23,7 +23,7 @@ EVIL = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj\u2028\udc80\r\ngpucast convert: 
 SHOWN = r"\x1b[2J\x1b]0;owned\x07\x9b31m\u202egpj\u2028\udc80\r\ngpucast convert: all is well"
 
 
-def test_what_is_not_printed_is_an_escape() -> None:
+def test_unprintable_characters_are_escaped() -> None:
     assert printable(EVIL) == SHOWN
     assert printable(SHOWN) == SHOWN
     assert printable_lines(f"a\n{EVIL}") == "a\n" + SHOWN.replace(r"\n", "\n")

@@ -230,7 +230,7 @@ def test_bytes_must_be_ascii() -> None:
 
 
 @pytest.mark.parametrize("order", "<>")
-def test_what_is_no_character(order: str) -> None:
+def test_invalid_characters(order: str) -> None:
     array = np.array([0x31, 0, 0x32, 0x110000, 0xFFFFFFFF, 0x33], np.uint32).astype(f"{order}u4").view(f"{order}U2")
     texts = strings.texts(array, first=7)
     assert next(texts) == "1"

@@ -73,6 +73,8 @@ CALLS: dict[str, Call] = {
     "empty": Call(gpucast.empty, lambda: {"shape": (2, 3), "dtype": "FLOAT"}, ("device",), (MemoryError,)),
     "empty_like": Call(gpucast.empty_like, lambda: {"x": x()}, ("dtype", "device")),
     "from_bytes": Call(gpucast.from_bytes, lambda: {"buffer": bytes(3), "dtype": "INT4", "shape": (2, 3)}),
+    "from_dlpack": Call(gpucast.from_dlpack, lambda: {"x": x()}),
+    "to_dlpack": Call(gpucast.to_dlpack, lambda: {"x": x()}, also=(BufferError,)),
     "device_function": Call(gpucast.device_function, lambda: {"src": "FLOAT", "dst": "INT4"}, _ATTRIBUTES),
     "device_functions": Call(gpucast.device_functions, lambda: {"functions": [("FLOAT", "INT4")]}),
     "ufunc": Call(gpucast.ufunc, lambda: {"expression": "a + b", "out": "FLOAT16"}, ("compute", *_ATTRIBUTES)),

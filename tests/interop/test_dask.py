@@ -39,7 +39,7 @@ def computed(array: Any) -> Any:
 
 
 @pytest.mark.parametrize("row", DTYPES, ids=str)
-def test_a_cast_is_that_of_the_whole_array(row: DType) -> None:
+def test_a_cast_by_chunks_equals_one_of_the_whole_array(row: DType) -> None:
     x = values()
     y = gpucast_dask.cast(da.from_array(x, CHUNKS), row)
     assert (y.dtype, y.shape, y.chunks) == (row.numpy, SHAPE, CHUNKS)

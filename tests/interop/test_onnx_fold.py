@@ -243,7 +243,7 @@ def test_casts_that_fail_are_left() -> None:
     assert fold_casts(undecodable) == undecodable
 
 
-def test_what_is_no_tensor_in_the_model_is_left() -> None:
+def test_external_and_sparse_constants_are_left() -> None:
     external = model_of([cast("x", "y", FLOAT16)], {"y": FLOAT16}, {"x": BIG})
     onnx.external_data_helper.set_external_data(external.graph.initializer[0], "elsewhere.bin")
     external.graph.initializer[0].ClearField("raw_data")

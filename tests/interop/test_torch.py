@@ -6,6 +6,7 @@ from __future__ import annotations
 import pickle
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +18,7 @@ from codes import assert_same, values
 from foreign_arrays import NUMERIC, PAIRED, from_torch, tensor
 from gpucast import PackedArray
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.host import extension
 from host_driver import HostDriver, download, installed
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -45,6 +47,26 @@ def test_torch_dtypes_name_types() -> None:
     assert gpucast.cast_like(x, tensor(values(PAIRED, (2,)))).dtype is torch.float4_e2m1fn_x2
     with pytest.raises(TypeError, match="to=torch.complex64 is complex|'complex64' is complex"):
         gpucast.cast(x, torch.complex64)
+
+
+@pytest.mark.skipif(
+    extension.MODULE is None or not tensors.VIEW or not Path("/sys/kernel/mm/transparent_hugepage").exists(),
+    reason="needs the extension module, a torch with DLPack's functions, and Linux with large pages",
+)
+def test_large_results_ask_for_large_pages() -> None:
+    x, flags = torch.ones(1 << 23), {}
+    # The first call makes the plan.
+    gpucast.cast_many([x[:8]], "DOUBLE")
+    for y in (gpucast.cast(x, "DOUBLE"), gpucast.cast(x, "DOUBLE"), *gpucast.cast_many([x, x], "DOUBLE")):
+        inside = y.data_ptr() + y.nbytes // 2
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            words = line.split()
+            if not words[0].endswith(":"):
+                begin, end = (int(word, 16) for word in words[0].split("-"))
+            elif words[0] == "VmFlags:" and begin <= inside < end:
+                flags[y.data_ptr()] = words
+        assert "hg" in flags[y.data_ptr()]
+    assert x[0] == y[0] == y[-1] == 1
 
 
 @pytest.mark.parametrize("dst", [dtype("FLOAT16"), dtype("DOUBLE"), dtype("FLOAT8E5M2")], ids=str)

@@ -200,7 +200,7 @@ def test_bad_opsets(make: Any, error: type[Exception], message: str) -> None:
         make()
 
 
-def test_repr_shows_what_is_not_the_default() -> None:
+def test_repr_shows_changed_parameters() -> None:
     assert repr(layers.Cast("bf16")) == "layers.Cast('BFLOAT16')"
     layer = layers.Cast("FLOAT8E4M3FN", saturate=False, opset=19, lda_coeff=0.5, name="c1", training=False)
     assert repr(layer) == (

@@ -188,7 +188,7 @@ def test_unscale_multiplies_with_the_inverse_and_rounds_once(scale: LossScale, t
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 @pytest.mark.parametrize("src", ["FLOAT16", "FLOAT", "BFLOAT16", "FLOAT8E5M2", "DOUBLE"])
-def test_finiteness_is_that_of_the_source(src: str, bad: float) -> None:
+def test_finiteness_is_judged_in_the_source(src: str, bad: float) -> None:
     """FLOAT8E4M3FN saturates: its results are finite. What only the result loses is no overflow of the source."""
     good = gpucast.cast(np.array([1.0, 30000.0]), src)
     grads = [good, gpucast.cast(np.array([[0.0, bad, 1.0]]), src, saturate=False)]

@@ -43,7 +43,7 @@ TAKERS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
 @pytest.mark.parametrize(("caller", "take"), TAKERS.items(), ids=[name.split(":")[0] for name in TAKERS])
-def test_what_is_not_looked_into_is_refused_by_its_path(
+def test_other_containers_are_refused_by_their_path(
     caller: str, take: Callable[[Any], Any], make: Callable[[], Any]
 ) -> None:
     kind = type(make()).__name__

@@ -84,6 +84,19 @@ def test_every_precision_learns_on_a_gpu(load: Any) -> None:
 
 
 @pytest.mark.peers
+def test_a_transformer_learns_in_every_precision(load: Any) -> None:
+    pytest.importorskip("torch")
+    train_transformer = load("train_transformer")
+    results = train_transformer.run(8, 1, "cpu")
+    assert list(results) == list(train_transformer.PRECISIONS)
+    wide = results["float32"][0]
+    assert wide["loss"][-1] < wide["loss"][0] - 0.2
+    for name, (one,) in results.items():
+        assert abs(one["unseen"] - wide["unseen"]) < 0.1, name
+        assert (one["loss"] == wide["loss"]) == (name == "float32")
+
+
+@pytest.mark.peers
 def test_the_product_of_torch(load: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """On a GPU from sm_89 on, else on the host."""
     torch = pytest.importorskip("torch")

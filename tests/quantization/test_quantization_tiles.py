@@ -192,7 +192,7 @@ def test_one_read(driver: HostDriver) -> None:
     assert kinds(driver) == ["tiles", "swizzle", "swizzle"]
 
 
-def test_what_is_no_tile(driver: HostDriver) -> None:
+def test_blocks_that_fit_no_tile(driver: HostDriver) -> None:
     """Blocks of other lengths, lines that end inside a byte, other axes, arrays with gaps: as ever."""
     rng = np.random.default_rng(3)
     mine = Format("mine", "INT4", "FLOAT", (24,), "amax")

@@ -148,7 +148,7 @@ class ConversionPlan:
         names = [[file.name, file.tensors is None] for file in self.files]
         request = self.request
         options = [dict(request.attributes), request.seed, request.scale, request.style, request.detail]
-        options.append(request.scale_rule)
+        options += [request.scale_rule, request.repack]
         parts = [__version__, names, identities, tensors, options, self.indexes]
         text = json.dumps(parts, default=str, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -319,7 +319,7 @@ def _shards(one: Index, name: str, planned: Sequence[FilePlan]) -> dict[str, Fil
 
 
 def _index(one: Index, name: str, planned: Sequence[FilePlan]) -> str:
-    """The text of the index of the written files; `index` is that of the source."""
+    """The text of the index of the written files; `index` is the index of the source."""
     shards = _shards(one, name, planned)
     weight_map: dict[str, str] = {}
     held: dict[str, list[str]] = {}

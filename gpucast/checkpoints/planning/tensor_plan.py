@@ -13,7 +13,7 @@ from gpucast import files
 from gpucast.checkpoints.scales import scale_styles, scaling
 from gpucast.checkpoints.scales.dequantized import Dequantized
 from gpucast.checkpoints.scales.per_file import FileScales, read_as_numbers
-from gpucast.checkpoints.scales.repack import Repacked, keeps_values
+from gpucast.checkpoints.scales.repack import Repacked, Rescaled, keeps_values
 from gpucast.checkpoints.scales.scaling import FusedGroup, Scaled
 from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.pieces import tensor_seed
@@ -148,6 +148,8 @@ class Request:
     scale_rule: ScaleRule | None = None
     #: Checkpoints are written in files of at most so many bytes of tensors; None: in those that they have.
     shard_size: int | None = None
+    #: Only tensors that are codes with scales are converted, and every number of theirs is kept.
+    repack: bool = False
 
     def __post_init__(self) -> None:
         resolve_random(self.attributes.get("rounding"), self.seed, None, "convert")
@@ -236,6 +238,8 @@ class TensorPlanner:
             self._repacked[tensor.name] = keeps_values(tensor, stored)
         if self._repacked[tensor.name]:
             return Repacked(tensor, stored)
+        if self._request.repack:
+            return Rescaled(tensor, stored, None, self._groups.get(tensor.name))
         return Scaled(tensor, stored, self._request.random(tensor.name), self._groups.get(tensor.name))
 
     def metadata(self) -> dict[str, str]:
@@ -256,7 +260,8 @@ class TensorPlanner:
         return self._stored
 
     def _target(self, tensor: Tensor) -> DType | None:
-        return None if tensor.name in self._scales.kept else self._request.choice.target(tensor, self._alone)
+        is_kept = tensor.name in self._scales.kept or (self._request.repack and not isinstance(tensor, Dequantized))
+        return None if is_kept else self._request.choice.target(tensor, self._alone)
 
     def _checked_target(self, tensor: Tensor, out: str) -> tuple[DType | None, str]:
         """What a tensor is cast to. None if it is kept; the text says why, if it was chosen to be cast."""

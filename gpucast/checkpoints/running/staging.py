@@ -70,7 +70,7 @@ class Staging:
         self.target.check()
 
     def _going_on(self, restart: bool) -> Job | None:
-        """The job to go on with; None where there is none, or one to discard. FileError where it must not be."""
+        """The job to continue; None if there is none, or if it is to be discarded. FileError if it must not be."""
         job = self._job()
         if job is None and not restart and self.partial.job() is not None and self.partial.has_work():
             raise FileError(
@@ -219,7 +219,7 @@ class Staging:
         return [] if self.is_published() else missing
 
     def is_worth_keeping(self) -> bool:
-        """Whether there is enough finished work for another run to go on with, or a result has its place already."""
+        """Whether another run can continue the finished work, or a result has its place already."""
         job = self._job()
         if job is not None and self.target.is_begun(job):
             return True

@@ -60,7 +60,7 @@ class Target:
         return self.path if self._plan.single else os.path.join(self.path, *file.name.split("/"))
 
     def is_written(self, job: Job | None) -> bool:
-        """Whether all is there; `job` is that of unfinished work for it, if there is any."""
+        """Whether everything is there; `job` is the job of unfinished work for it, if there is any."""
         if self._plan.single:
             return job is not None and job.publishing is not None and all(map(self._is_placed, job.publishing.items()))
         return _done_mark(self.path) == self._plan.fingerprint and all(

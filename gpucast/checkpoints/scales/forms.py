@@ -281,7 +281,8 @@ class Family:
     is_half: Callable[[Tensor], bool] = lambda tensor: False
 
     def names(self, scale: str) -> tuple[str, str]:
-        """From the name of scales to those of the weight and of its codes; empty where it is no such name."""
+        """The names of the weight and of its codes, from the name of its scales; empty if the name is none of
+        scales."""
         stem = scale.removesuffix(self.scales)
         return ("", "") if stem == scale else (stem + self.weight, stem + self.codes)
 

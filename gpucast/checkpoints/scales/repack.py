@@ -8,11 +8,13 @@ holds the old ones. Every value is compared while it is written.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses.statistics import runs_of_piece
@@ -22,9 +24,10 @@ from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.pieces import dequantized, regroup, shaped, sliced
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import Format, Parts
+from gpucast.core.formats import Format, Parts, named
 from gpucast.files import Tensor
 from gpucast.files.tensor import Array, FileError
+from gpucast.quantization import Quantized, lossless
 
 _FLOAT, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E8M0")
 #: At most this many scales are looked at to find out whether they are powers of two.
@@ -135,3 +138,54 @@ class Repacked(Scaled):
             yield codes, start, values
             start += values.size
             del now, values
+
+
+@dataclass(frozen=True)
+class Rescaled(Repacked):
+    """A quantized tensor in another format, with every value kept: codes become others by the ratios of scales, as in
+    `gpucast.quantization.repack`. It is in memory as DOUBLE."""
+
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None, detailed: bool) -> None:
+        stored = self.stored
+        try:
+            axis = _axis(stored.format, stored.shape)
+            new = lossless.repack(self._quantized(), stored.format, axis=axis, global_scale=self._global())
+        except (TypeError, ValueError) as error:
+            raise FileError(f"tensor {self.tensor.name!r}: {error}") from None
+        values = self.tensor.read().reshape(-1)
+        chosen = runs_of_piece(values.size, 0, values.size) if detailed else []
+        examined = [(values[run], values[run], 0.0) for run in chosen]
+        observe(CastReport(values.size, int(np.count_nonzero(values))), examined)
+        codes = new.data.get() if isinstance(new.data, PackedArray) else new.data
+        pieces = map(stored.pack, shaped(iter([codes.reshape(-1)]), stored.cut))
+        write(stored.specs["data"], stored.in_groups(pieces))
+        arrays = stored.stored_parts(Parts(None, new.scales, None, new.global_scale))
+        for part, spec in stored.specs.items():
+            if part != "data":
+                write(spec, [arrays[part]])
+
+    def _quantized(self) -> Quantized:
+        """The codes and scales of the tensor, in the shape of the model's weight."""
+        assert isinstance(self.tensor, Dequantized)
+        with contextlib.ExitStack() as stack:
+            old, tensors = self.tensor.opened(stack)
+            parts = old.loaded_parts({part: tensors[part] for part in tensors if part != "data"})
+            flat = np.concatenate([codes.reshape(-1) for codes in old.codes(tensors["data"])])
+        codes, scales, axis = flat.reshape(old.shape), parts.scales, _axis(old.format, old.shape)
+        if old.transposed:
+            codes, scales, axis = codes.swapaxes(-1, -2), scales.swapaxes(-1, -2), axis - 1
+        codes = np.ascontiguousarray(codes)
+        one = None if parts.global_scale is None else np.asarray(parts.global_scale, np.float32)
+        if one is not None and float(one) != float(parts.global_scale):
+            raise ValueError("numbers are divided by its global scale, and no FLOAT multiplies so")
+        data = PackedArray.pack(codes) if old.format.element.packed else codes
+        format = named(self.tensor.kind, old.format)
+        return Quantized(data, np.ascontiguousarray(scales), format, parts.zero_points, one, axis=axis)
+
+    def _global(self) -> float | None:
+        """A power of two for all weights that share a global scale. A block's largest code is 3 or more, if its scale
+        is the rule's: no scale is then above 2^8, the largest power of two that FLOAT8E4M3FN holds."""
+        if self.group is None or not self.stored.format.global_scale:
+            return None
+        top = float(np.abs(self.group.extremes()).max())
+        return math.ldexp(1.0, max(-126, math.ceil(math.log2(top / (3 * 256))))) if top else None

@@ -67,7 +67,7 @@ def prove(format: Format, src: DType, arch: str, solvers: Sequence[str]) -> dict
 
 
 def certificate(before: Mapping[str, Any], new: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A certificate with proofs in addition to those of other formats and types that are in it."""
+    """A certificate with new proofs; its proofs of other formats and types stay."""
     pairs = {(proof["format"], proof["src"]) for proof in new}
     proofs = [*new, *(old for old in before["proofs"] if (old["format"], old["src"]) not in pairs)]
     return {**made(before, proofs), "proofs": proofs}

@@ -174,7 +174,7 @@ def explain(proof: Proof) -> str:
 
 
 def opened(path: str | None, arch: str, paths: Paths | Literal["blocks"]) -> dict[str, Any]:
-    """The certificate to go on with: that of a file, if there is one. ValueError if it is of something else."""
+    """The certificate of a file, to be continued. ValueError if it is a certificate of something else."""
     begin: dict[str, Any] = {"arch": arch, "paths": paths, "solvers": {}, "mutants": {}, "proofs": []}
     if path is None or not Path(path).is_file():
         return begin

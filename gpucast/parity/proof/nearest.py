@@ -20,7 +20,7 @@ def value(src: DType, size: int) -> Fraction | None:
 
 
 def first(src: DType, bound: Fraction, above: bool) -> int:
-    """The lowest magnitude whose number is at, or above, a bound. Past all finite ones it is that of infinity."""
+    """The lowest magnitude whose number is at or above a bound. Above all finite numbers it is infinity."""
     low, high = 0, (src.max_code + 1 if src.is_float else 1 << src.bits)
     while low < high:
         middle = (low + high) // 2

@@ -68,7 +68,7 @@ class Prover:
         verdict: Verdict | None = None,
     ) -> None:
         self.source, self.kernel, self.solvers, self.limit = source, kernel, solvers, limit
-        #: One may be given to go on with: that of a rule with several kernels.
+        #: A rule with several kernels passes it on from kernel to kernel.
         self.verdict = Verdict() if verdict is None else verdict
         self._done: set[tuple[Term, Term]] = set()
         self._table: dict[int, Term] = {}

@@ -19,7 +19,7 @@ import numpy as np
 from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import FORMATS, Format, Parts
+from gpucast.core.formats import FORMATS, Format, Parts, ScaleOrder
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import cast_on_gpu, driver
@@ -36,6 +36,12 @@ _THREADS, _ELEMENTS = 1 << 17, 16
 _ALIGNMENT = 16
 #: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
 _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "top", "elements")
+#: The kinds of kernels to an order of scales, and back.
+_MOVES: dict[ScaleOrder, tuple[Kind, Kind]] = {
+    "128x4": ("swizzle", "unswizzle"),
+    "8x4": ("to_8x4", "from_8x4"),
+    "mn_major": ("to_mn_major", "from_mn_major"),
+}
 #: Stands for any blocks where there are none.
 _ONE = BlockGrid((1, 1, 1), (1, 1, 1), (1, 1, 1), False)
 #: Stands for any format where scales are only moved.
@@ -167,8 +173,10 @@ def _seed(random: Random | None) -> dict[str, int]:
     return {} if random is None else {"seed": random.seed, "offset": random.offset}
 
 
-def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = False, out: Any = None) -> Any:
-    """One-byte scales in the order "128x4", `size` of them, from linear scales of `shape`; `back`: the inverse.
+def swizzle(
+    scales: Any, shape: tuple[int, ...], size: int, layout: ScaleOrder, *, back: bool = False, out: Any = None
+) -> Any:
+    """Scales in another order, `size` of them, from linear scales of `shape`; `back`: the inverse.
 
     `out`: a contiguous array for them.
     """
@@ -180,14 +188,15 @@ def swizzle(scales: Any, shape: tuple[int, ...], size: int, *, back: bool = Fals
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
-            kernel = driver.kernel(swizzle_spec(kind, back), device)
+            kernel = driver.kernel(swizzle_spec(kind, back, layout), device)
             kernel(_address(scales), _address(out), size, QuantizeArguments(blocks))
     return out
 
 
-def swizzle_spec(kind: DType, back: bool) -> QuantizeSpec:
+def swizzle_spec(kind: DType, back: bool, layout: ScaleOrder = "128x4") -> QuantizeSpec:
     """The kernel of `swizzle`, for scales of a type."""
-    return QuantizeSpec(CastRule(kind, kind), _ANY, "unswizzle" if back else "swizzle")
+    there, home = _MOVES[layout]
+    return QuantizeSpec(CastRule(kind, kind), _ANY, home if back else there)
 
 
 def dequantize(

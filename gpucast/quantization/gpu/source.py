@@ -27,10 +27,10 @@ from gpucast.quantization.gpu.step_source import step_functions
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
 #: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which
 #: vectors of `VECTOR` bytes have side by side. "top" and "global" compute the global scale. "back" dequantizes.
-#: "swizzle" and "unswizzle" reorder scales. "finish" and "finish_global" end what formats with steps began.
+#: "swizzle" and those after it reorder scales. "finish" and "finish_global" end what formats with steps began.
 Kind = Literal[
     "rows", "extremes", "columns", "scales", "kept", "top", "global", "elements", "finish", "finish_global", "back",
-    "swizzle", "unswizzle",
+    "swizzle", "unswizzle", "to_8x4", "from_8x4", "to_mn_major", "from_mn_major",
 ]  # fmt: skip
 
 #: The further files of these kernels, after those of fused kernels.
@@ -94,6 +94,10 @@ class QuantizeSpec(KernelSpec[KernelSource]):
             "back": f"dequantize_{back_by}, {THREADS}>{arrays}",
             "swizzle": f"swizzle_scales<false, {THREADS}>(src, dst, n, given.blocks)",
             "unswizzle": f"swizzle_scales<true, {THREADS}>(src, dst, n, given.blocks)",
+            "to_8x4": f"move_scales<8, {other.bits // 8}, false, {THREADS}>(src, dst, n, given.blocks)",
+            "from_8x4": f"move_scales<8, {other.bits // 8}, true, {THREADS}>(src, dst, n, given.blocks)",
+            "to_mn_major": f"move_scales<0, {other.bits // 8}, false, {THREADS}>(src, dst, n, given.blocks)",
+            "from_mn_major": f"move_scales<0, {other.bits // 8}, true, {THREADS}>(src, dst, n, given.blocks)",
         }[self.kind]
         kernel = f"{format_struct(format, self.stochastic, own, other)}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
         return KernelSource(

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantized arrays in another format with every number kept, such as MXFP4 as NVFP4 or FP8."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.casting.cast import cast
+from gpucast.core.arithmetic import exact
+from gpucast.core.dtypes import dtype
+from gpucast.core.formats import Format
+from gpucast.quantization import recipes
+from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.quantized import Quantized, checked_axis
+
+Array = npt.NDArray[Any]
+_CALLER = "repack"
+_FLOAT, _E4M3, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E4M3FN"), dtype("FLOAT8E8M0")
+
+
+@exact()
+def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: float | None = None) -> Quantized:
+    """The same numbers in another format: MXFP4 as NVFP4 or as FP8, UE8M0 scales as FLOAT, blocks as channels.
+
+    Codes stay as they are where they can, with their scales repeated. Where blocks with different scales become one,
+    codes are multiplied by the ratio of the scales. Every number is compared. `Quantized.with_layout` orders scales.
+
+    Parameters
+    ----------
+    q
+        A `Quantized` on the host, without zero points.
+    format
+        As `quantize` takes it.
+    axis
+        The axis of the new blocks; that of q by default.
+    global_scale
+        The global scale of a new format that has one. By default that of q, or a power of two.
+
+    Raises
+    ------
+    TypeError
+        For a `Quantized` on a device, or formats with zero points.
+    ValueError
+        Where a number would change: the message has the count.
+    """
+    target = recipes.find(format, _CALLER)
+    if device_index(q.data) is not None:
+        raise TypeError(f"{_CALLER}: q is on a device; q.get() is a copy on the host")
+    for one in (q.format, target):
+        if one.zero_points:
+            raise TypeError(f"{_CALLER}: {one} has zero points; expected formats without them")
+    axis = checked_axis(q.axis if axis is None else axis, q.shape, target, _CALLER)
+    numbers = np.asarray(q.dequantize("DOUBLE") if q.library is None else q.__array__(np.float64))
+    grid = BlockGrid.of(target, q.shape, axis)
+    values = numbers.reshape(grid.shape)
+    old = _of_elements(q).reshape(grid.shape)
+    lost = _largest(np.isnan(values).astype(np.float64), grid) > 0
+    with np.errstate(invalid="ignore"):
+        amax = _largest(np.where(np.isfinite(values), np.abs(values), 0), grid)
+        unit = _largest(np.where((values != 0) & np.isfinite(old), old, 0), grid)
+    fewest = None
+    own = global_scale
+    if own is None and q.global_scale is not None:
+        own = float(q.global_scale)
+    for headroom in (False, True):
+        scales, g = _scales(amax, unit, target, headroom, own)
+        codes, changed = _codes(values, scales, g, lost, target, grid)
+        if fewest is None or changed < fewest[0]:
+            fewest = changed, codes, scales, g
+        if not changed:
+            break
+    assert fewest is not None
+    changed, codes, scales, g = fewest
+    if changed:
+        raise ValueError(f"{_CALLER}: {changed:,} of {values.size:,} numbers would change from {q.format} to {target}")
+    data = codes.reshape(q.shape)
+    stored = np.where(lost, np.nan, np.asarray(cast(scales, "DOUBLE")))
+    return Quantized(
+        PackedArray.pack(data) if target.element.packed else data,
+        np.asarray(cast(stored, target.scale)).reshape(target.scales_shape(q.shape, axis)),
+        target,
+        global_scale=np.asarray(g, np.float32) if target.global_scale else None,
+        dtype=q.dtype,
+        axis=axis,
+        library=q.library,
+    )
+
+
+def _of_elements(q: Quantized) -> Array:
+    """The scale of each element, with the global one."""
+    grid = BlockGrid.of(q.format, q.shape, q.axis)
+    scales = np.asarray(cast(q.linear_scales(), "DOUBLE")).reshape(grid.counts)
+    return _spread(scales * float(1 if q.global_scale is None else q.global_scale), grid).reshape(q.shape or (1,))
+
+
+def _spread(of_blocks: Array, grid: BlockGrid) -> Array:
+    """What belongs to blocks, for each of their elements."""
+    for dimension, (length, n) in enumerate(zip(grid.lengths, grid.shape, strict=True)):
+        if dimension or grid.splits_outer:
+            of_blocks = of_blocks.repeat(length, dimension).take(np.arange(n), dimension)
+    return np.broadcast_to(of_blocks, grid.shape)
+
+
+def _largest(of_elements: Array, grid: BlockGrid) -> Array:
+    """The largest number of each block, none of which is negative; 0 for a block without elements."""
+    if not of_elements.size:
+        return np.zeros(grid.counts)
+    for dimension in (1, 2):
+        starts = np.arange(0, grid.shape[dimension], grid.lengths[dimension])
+        of_elements = np.maximum.reduceat(of_elements, starts, dimension)
+    return of_elements if grid.splits_outer else of_elements.max(0, keepdims=True)
+
+
+def _scales(amax: Array, unit: Array, format: Format, headroom: bool, own: float | None) -> tuple[Array, float]:
+    """The scales as they are stored, and the global one. `unit`: the largest old scale of each block. With `headroom`
+    scales are as small as the largest number allows, which leaves the most room for small ones. `own`: a global scale
+    that the numbers have already."""
+    found = np.where(unit > 0, unit, 1.0)
+    most = float(format.element.max)
+    # The largest number has to fit in any case.
+    with np.errstate(divide="ignore"):
+        room = np.floor(np.log2(np.where(amax > 0, most * found / amax, 1.0)))
+    found = np.ldexp(found, -(room if headroom else np.minimum(room, 0)).astype(np.int64))
+    g = 1.0
+    if format.global_scale:
+        needed = found[unit > 0].max(initial=0.0) / float(_E4M3.max)
+        g = math.ldexp(1.0, max(-126, math.ceil(math.log2(needed)))) if needed else 1.0
+        g = g if own is None else own
+        found = np.maximum(np.where(unit > 0, found / g, 1.0), float(_E4M3.value(1)))
+    attributes: Any = {"round_mode": "up"} if format.scale is _E8M0 else {}
+    return np.asarray(cast(found, format.scale, **attributes)), g
+
+
+def _codes(values: Array, scales: Array, g: float, lost: Array, format: Format, grid: BlockGrid) -> tuple[Array, int]:
+    """The codes, and how many numbers they change."""
+    factor = _spread(np.asarray(cast(scales, "DOUBLE")) * g, grid)
+    gone = _spread(lost, grid)
+    with np.errstate(all="ignore"):
+        quotients = np.where(gone, 0.0, values / factor)
+        options: Any = {"rounding": "nearest_even", "overflow": "saturate"} if format.element.family == "int" else {}
+        codes = np.asarray(cast(quotients, format.element, **options))
+        back = np.where(gone, np.nan, np.asarray(cast(codes, "DOUBLE")) * factor)
+        same = (back == values) | (np.isnan(back) & np.isnan(values))
+    return codes, int(np.count_nonzero(~same))

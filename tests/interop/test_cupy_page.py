@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page "float8 in CuPy": its lines are tried on CuPy arrays over host memory."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import cupy
+import numpy as np
+import pytest
+
+import gpucast
+from host_driver import elements, upload
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "interop" / "cupy.md").read_text(encoding="utf-8")
+VIEWS = re.findall(r"^\| `(.+)` \| (\(.*\)) \|$", PAGE, re.MULTILINE)
+INSTEAD = re.findall(r"^\| `(.+)` \| `(.+)` \|$", PAGE, re.MULTILINE)
+X = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)
+#: What NumPy gives for the lines that allocate, or compute.
+WANTED = {
+    "xp.ascontiguousarray(y.T)": lambda y: y.T,
+    'y.astype("float32")': lambda y: y.astype(np.float32),
+    "y + y": lambda y: y + y,
+    "xp.maximum(y, 0)": lambda y: np.maximum(y, y.dtype.type(0)),
+    "-y": lambda y: -y,
+}
+
+
+def test_the_page_has_lines() -> None:
+    assert len(VIEWS) == 11 and len(INSTEAD) == 7
+
+
+@pytest.mark.parametrize(("line", "shape"), VIEWS)
+def test_views(line: str, shape: str, driver: Any) -> None:
+    y = gpucast.cast(upload(X), "FLOAT8E4M3FN")
+    view = eval(line, {"y": y, "xp": cupy})
+    wanted = eval(line, {"y": elements(y), "xp": np})
+    assert str(view.shape) == shape and view.dtype == wanted.dtype
+    assert view.data.mem.ptr == y.data.mem.ptr
+    assert elements(view).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize(("refused", "line"), INSTEAD)
+def test_what_to_write_instead(refused: str, line: str, driver: Any) -> None:
+    y = gpucast.cast(upload(X), "FLOAT8E4M3FN")
+    # Without a GPU CuPy does not come so far as to refuse arithmetic.
+    with pytest.raises((ValueError, TypeError, cupy.cuda.runtime.CUDARuntimeError)):
+        eval(refused, {"y": y, "xp": cupy})
+    found = elements(eval(line, {"y": y, "gpucast": gpucast}))
+    if refused in WANTED:
+        assert found.tobytes() == np.ascontiguousarray(WANTED[refused](elements(y))).tobytes()
+    else:
+        assert found.dtype == y.dtype and found.size == (3 if "3" in refused else 12)

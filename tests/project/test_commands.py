@@ -127,6 +127,7 @@ FILES: dict[str, Callable[[], None]] = {
     "llama/": llama,
     "llama-bf16/": lambda: converted("llama-bf16/", "BFLOAT16"),
     "llama-fp8/": lambda: converted("llama-fp8/", *BLOCKS, "deepseek"),
+    "model-mxfp4/": lambda: converted("model-mxfp4/", "FLOAT4E2M1", "--scale", "mx", "--style", "compressed-tensors"),
     "llama-from-trainer/": lambda: converted("llama-from-trainer/", *BLOCKS, "deepseek"),
     "llama-from-exporter/": lambda: converted("llama-from-exporter/", *BLOCKS, "compressed-tensors"),
     "deepseek-v4/": deepseek,

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, the most valuable first (see bench/GPU.md): what users write, the tests, the benchmark,
-# every rule against the reference, misaligned arrays, all 2^32 codes of FLOAT, compute-sanitizer. What a step finds is
-# in its file at once; a second run of the same code goes on where the first one ended.
+# Everything that needs a GPU, the most valuable first (see bench/GPU.md): the extension module, which launches for
+# users, is built where it is missing; then what users write, the tests, the benchmark, every rule against the reference,
+# misaligned arrays, all 2^32 codes of FLOAT, compute-sanitizer. What a step finds is in its file at once; a second run of
+# the same code goes on where the first one ended.
 # PYTHON (python3) must have CuPy for the driver's CUDA, numpy, ml_dtypes and pytest. RESULTS (bench/results): where the
 # files go. GPUCAST_COMMIT: names the commit where there is no git. The exit code is 1 if anything failed.
 set -uo pipefail
@@ -41,10 +42,15 @@ step() {
 bench() { "$python" -m bench --results "$results" "$@"; }
 parity() { "$python" -m gpucast parity --backend gpu "$@"; }
 # Only files with tests of the GPU, because others may import packages that are not installed here. Other versions of
-# packages may emit warnings, which must not be errors.
-tests() { grep -rl --include='test_*.py' 'mark\.gpu' tests | xargs "$python" -m pytest -q -m gpu -p no:cacheprovider -W default; }
+# packages may emit warnings, which must not be errors. Where all are skipped, pytest has no complaint.
+tests() {
+    grep -rl --include='test_*.py' 'mark\.gpu' tests | xargs "$python" -m pytest -q -m gpu -p no:cacheprovider -W default |
+        tee /dev/stderr | grep '[0-9] passed'
+}
 sanitize() { compute-sanitizer --tool "$1" --error-exitcode 9 --kernel-name kns=gpucast_ "$python" -m bench.gpu.sweep --kernels; }
 
+# Quick where it is there. Without it calls take longer, and what users see is not what is measured.
+"$python" -m gpucast.host.build || { summary+=("module: FAILED, see above"); failed=1; }
 step users bench --users
 step tests tests
 step bench bench

@@ -18,7 +18,6 @@ project_copyright = author
 version = release = gpucast.__version__
 
 extensions = ["directives", "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_argparse_cli"]
-exclude_patterns = ["sidebyside"]
 myst_heading_anchors = 3
 
 html_theme = "furo"

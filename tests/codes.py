@@ -13,7 +13,7 @@ from gpucast.core.dtypes import DType
 EXTRA = (
     DType("FLOAT8E3M4", None, "float", 8, 1, 3, 4, 3, "ieee", None, "float8_e3m4", None),
     DType("FLOAT8E4M3B11FNUZ", None, "float", 8, 1, 4, 3, 11, "fnuz", None, "float8_e4m3b11fnuz", None),
-    DType("FLOAT8E2M5", 200, "float", 8, 1, 2, 5, 1, "none", 99, "float8_e2m5", None),
+    DType("FLOAT8E6M1", 200, "float", 8, 1, 6, 1, 31, "none", 99, "float8_e6m1", None),
 )
 
 

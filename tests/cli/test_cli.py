@@ -127,7 +127,7 @@ def test_the_table_of_types(capsys: pytest.CaptureFixture[str]) -> None:
     assert len({line.count("|") for line in markdown}) == 1
     for row, line, cells in zip(DTYPES, plain[1:], markdown[2:], strict=True):
         assert line.split()[0] == row.name
-        assert cells.startswith(f"| {row.name} | {row.number} | ")
+        assert cells.startswith(f"| {row.name} | {row.number or ''} | ")
     assert "2^-127" in next(line for line in plain if line.startswith("FLOAT8E8M0"))
 
 

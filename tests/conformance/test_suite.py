@@ -295,7 +295,7 @@ def test_three_lines_reproduce_a_case(name: str, capsys: pytest.CaptureFixture[s
     adapter = load(name)
     found = run.run(adapter, name, [""], [("DOUBLE", "FLOAT8E5M2FNUZ")])[0].pairs["DOUBLE", "FLOAT8E5M2FNUZ"]
     case = found.worst["via-float"]
-    lines = run.reproduction(adapter, case)
+    lines = run.reproduction(name, adapter.LINES, getattr(adapter, "NAMES", None), case)
     assert len(lines.splitlines()) == 3
     exec(lines, {})
     assert capsys.readouterr().out == f"{case.got:#x}\n"

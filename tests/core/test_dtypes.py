@@ -18,23 +18,27 @@ from gpucast import files
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.parity.cases import NUMERIC, SMALL
 
-FLOATS = [row for row in NUMERIC if row.is_float]
+#: NumPy and ml_dtypes, which these rows are compared with, need not have every type of the table.
+KNOWN = [row for row in NUMERIC if row.numpy.names is None]
+FLOATS = [row for row in KNOWN if row.is_float]
 
 
-def test_the_table_has_the_26_types_with_onnx_numbers() -> None:
-    numbers = {row.name: row.number for row in DTYPES}
-    assert len(numbers) == 26
+def test_the_table_has_the_types_of_onnx_with_their_numbers() -> None:
+    of_onnx = {row: row.opset for row in DTYPES if row.opset is not None}
+    numbers = {row.name: row.number for row in of_onnx}
     assert numbers == {
         "BOOL": 9, "INT8": 3, "INT16": 5, "INT32": 6, "INT64": 7, "UINT8": 2, "UINT16": 4, "UINT32": 12, "UINT64": 13,
         "FLOAT16": 10, "FLOAT": 1, "DOUBLE": 11, "STRING": 8, "BFLOAT16": 16, "FLOAT8E4M3FN": 17, "FLOAT8E4M3FNUZ": 18,
         "FLOAT8E5M2": 19, "FLOAT8E5M2FNUZ": 20, "UINT4": 21, "INT4": 22, "FLOAT4E2M1": 23, "FLOAT8E8M0": 24,
         "UINT2": 25, "INT2": 26, "FLOAT6E2M3": 27, "FLOAT6E3M2": 28,
     }  # fmt: skip
-    opsets = {opset: sum(row.opset <= opset for row in DTYPES) for opset in (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)}
+    opsets = {
+        opset: sum(first <= opset for first in of_onnx.values()) for opset in (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)
+    }
     assert opsets == {1: 12, 6: 12, 9: 13, 13: 14, 19: 18, 21: 20, 23: 21, 24: 22, 25: 24, 28: 26}
 
 
-@pytest.mark.parametrize("row", SMALL, ids=str)
+@pytest.mark.parametrize("row", [row for row in SMALL if row in KNOWN], ids=str)
 def test_value_is_what_ml_dtypes_and_the_model_decode(row: DType) -> None:
     codes = every_code(row)
     with np.errstate(invalid="ignore"):
@@ -71,8 +75,10 @@ def test_finfo_and_iinfo_refuse_other_families() -> None:
 
 @pytest.mark.parametrize("row", DTYPES, ids=str)
 def test_every_name_of_a_row_is_taken(row: DType) -> None:
-    names = [row, row.name, row.name.lower(), row.name.title(), row.number, np.int64(row.number), row.numpy]
-    if row.family != "string":
+    names = [row, row.name, row.name.lower(), row.name.title(), row.numpy]
+    if row.number is not None:
+        names += [row.number, np.int64(row.number)]
+    if row in KNOWN:
         names += [row.numpy_name, row.numpy.type, np.empty(0, row.numpy).dtype, row.numpy.newbyteorder(">")]
     for name in gpucast.dtype.names(row):
         # In any case, but for the codes that mean another type in lower case.
@@ -126,18 +132,21 @@ def test_ambiguous_names_are_refused_with_both_readings(kind: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "members"),
+    ("text", "columns"),
     [
-        ("fp8", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ, FLOAT8E8M0"),
-        ("FP8", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ, FLOAT8E8M0"),
-        ("float8", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ, FLOAT8E5M2, FLOAT8E5M2FNUZ, FLOAT8E8M0"),
-        ("fp6", "FLOAT6E2M3, FLOAT6E3M2"),
-        ("e4m3", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ"),
-        ("fp8_e4m3", "FLOAT8E4M3FN, FLOAT8E4M3FNUZ"),
-        ("torch.e5m2", "FLOAT8E5M2, FLOAT8E5M2FNUZ"),
+        ("fp8", {"bits": 8}),
+        ("FP8", {"bits": 8}),
+        ("float8", {"bits": 8}),
+        ("fp6", {"bits": 6}),
+        ("e4m3", {"exponent_bits": 4, "mantissa_bits": 3}),
+        ("fp8_e4m3", {"bits": 8, "exponent_bits": 4, "mantissa_bits": 3}),
+        ("torch.e5m2", {"exponent_bits": 5, "mantissa_bits": 2}),
     ],
 )
-def test_a_family_is_refused_with_its_members(text: str, members: str) -> None:
+def test_a_family_is_refused_with_its_members(text: str, columns: dict[str, int]) -> None:
+    rows = [row for row in DTYPES if row.is_float and all(getattr(row, name) == n for name, n in columns.items())]
+    members = ", ".join(row.name for row in rows)
+    assert len(rows) > 1
     with pytest.raises(TypeError, match=f"is a family of types; write one of them: {members}$"):
         gpucast.dtype(text)
 
@@ -279,17 +288,17 @@ def test_a_format_is_one_row(row: DType) -> None:
 @pytest.mark.filterwarnings("ignore::gpucast.core.errors.SlowHostWarning")
 def test_a_type_that_numpy_lacks_is_codes_in_a_named_field(tmp_path: Path) -> None:
     row = EXTRA[-1]
-    x = np.float32([[0.1, 1.03, 7], [-3, 500, -0.0]])
+    x = np.float32([[0.1, 1.03, 7], [-3, 1e12, -0.0]])
     with gpucast.dtype.registered(*EXTRA):
-        y = gpucast.cast(x, "e2m5")
-        assert y.dtype == [("float8_e2m5", "u1")] and y["float8_e2m5"].tolist() == [[3, 33, 120], [208, 127, 128]]
-        assert gpucast.cast(y[:, ::2], "FLOAT").tolist() == [[0.09375, 7], [-3, 0]]
-        assert gpucast.from_bytes(bytes([3, 33]), row, (2,)).tolist() == [(3,), (33,)]
+        y = gpucast.cast(x, "e6m1")
+        assert y.dtype == [("float8_e6m1", "u1")] and y["float8_e6m1"].tolist() == [[55, 62, 68], [193, 127, 128]]
+        assert gpucast.cast(y[:, ::2], "FLOAT").tolist() == [[0.09375, 8], [-3, 0]]
+        assert gpucast.from_bytes(bytes([55, 62]), row, (2,)).tolist() == [(55,), (62,)]
         files.save(f"{tmp_path}/y.npz", {"y": y})
         assert np.array_equal(files.load(f"{tmp_path}/y.npz")["y"], y)
         with pytest.raises(files.FileError, match="ONNX has no FLOAT8E3M4; write .npz or .safetensors"):
             files.save(f"{tmp_path}/y.pb", {"y": gpucast.cast(x, EXTRA[0])})
-        for kind in ([("float8_e2m5", "<u2")], [("float8_e2m5", "u1"), ("b", "u1")], [("float32", "<f4")]):
+        for kind in ([("float8_e6m1", "<u2")], [("float8_e6m1", "u1"), ("b", "u1")], [("float32", "<f4")]):
             with pytest.raises(TypeError, match="is not a dtype"):
                 gpucast.dtype(np.dtype(kind))
 

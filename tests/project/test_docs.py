@@ -4,14 +4,10 @@
 from __future__ import annotations
 
 import doctest
-import importlib
-import importlib.util
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -22,11 +18,11 @@ from test_imports import LAYERS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-#: Its snippets are results of its script, and tested as such below.
-SCRIPTED = DOCS / "switching.md"
+#: Its snippets are lines of several libraries with their results, for tests/project/test_switching.py.
+COMPARED = DOCS / "switching.md"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FENCE = re.compile(r"^```(python|pycon)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SNIPPETS = {page: found for page in PAGES if page != SCRIPTED and (found := FENCE.findall(page.read_text("utf-8")))}
+SNIPPETS = {page: found for page in PAGES if page != COMPARED and (found := FENCE.findall(page.read_text("utf-8")))}
 #: What a snippet may need beyond the tests' own requirements.
 OPTIONAL = ("dask", "jax", "modeci_mdf", "onnx", "onnxruntime", "torch")
 
@@ -90,33 +86,6 @@ def check_claims(names: dict[str, Any], text: str) -> None:
     for name, claim in claims:
         wanted = [float(number) for number in claim.strip("[]").split(",")]
         assert np.array_equal(names[name].astype(np.float64), wanted, equal_nan=True), (name, names[name])
-
-
-# ---- what the code writes into the pages ----
-
-
-@pytest.fixture
-def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import a script of docs/."""
-    monkeypatch.syspath_prepend(ROOT)
-    monkeypatch.syspath_prepend(DOCS)
-    return importlib.import_module
-
-
-@pytest.fixture
-def switching(scripts: Any) -> Iterator[ModuleType]:
-    yield scripts("switching")
-
-
-@pytest.mark.parametrize("system", ["numpy", "cupy", pytest.param("torch", marks=pytest.mark.peers), "onnxruntime"])
-def test_switching_is_up_to_date(switching: ModuleType, capsys: pytest.CaptureFixture[str], system: str) -> None:
-    for library in {"torch": ["torch"], "onnxruntime": ["onnx", "onnxruntime"]}.get(system, []):
-        pytest.importorskip(library, reason=f"{library} is not installed")
-    page = SCRIPTED.read_text(encoding="utf-8")
-    assert page.startswith(switching.INTRO)
-    if system != "cupy" and f"{switching.MEASURED}{switching.version(system)}." not in page:
-        pytest.skip(f"the page was measured with other versions than {switching.version(system)}")
-    assert switching.main(["--check", "--systems", system]) == 0, capsys.readouterr().out
 
 
 # ---- the site ----

@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     for result in results:
         print("\n".join(report.text(result, options.every)))
     if options.json:
-        options.json.write_text(json.dumps(report.as_json(results), indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(report.as_json(results, adapter), indent=1) + "\n", encoding="utf-8")
     if options.junit:
         options.junit.write_text(report.junit(results), encoding="utf-8")
     if options.html:

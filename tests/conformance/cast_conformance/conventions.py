@@ -15,6 +15,7 @@ CLASSES = {"nan": 1, "infinite": 2, "overflow": 4, "subnormal": 8, "zero": 16, "
 #: Columns of wrong results, with what a library did to get them.
 FAULTS = {
     "via-float": "rounded twice, by way of float32",
+    "via-float-over": "rounded twice, by way of float32",
     "via-double": "rounded twice, by way of float64",
     "via-float16": "rounded twice, by way of float16",
     "flushed": "subnormal numbers flushed to zero",
@@ -25,7 +26,7 @@ OTHER = {
     "nan": "NaN is treated otherwise",
     "infinite": "infinity is treated otherwise",
     "overflow": "out of range is treated otherwise",
-    "subnormal": "subnormal numbers are wrong",
+    "subnormal": "wrong where numbers are subnormal",
 }
 
 

@@ -161,6 +161,10 @@ def derived(x: Array, kinds: Array, src: DType, dst: DType, known: Columns) -> I
     for name, middle in (("via-float", FLOAT), ("via-double", DOUBLE), ("via-float16", FLOAT16)):
         if dst.is_float and dst.bits < middle.bits and src is not middle:
             yield name, _codes(reference.cast(reference.cast(x, middle), dst), dst)
+            if name == "via-float" and "overflowing" in known:
+                # The first rounding may reach a number that is out of range.
+                twice = _codes(reference.cast(reference.cast(x, middle), dst, saturate=False), dst)
+                yield "via-float-over", np.where(twice == known["overflowing"], onnx, twice)
     if dst.family == "int" and src.is_float:
         # Exact: half of an integer that DOUBLE has.
         value = reference.cast(x, DOUBLE)
@@ -211,6 +215,8 @@ def packed(table: Columns) -> bytes:
     place = HEAD.size + ENTRY.size * len(table)
     entries, bodies = [], []
     for name, array in table.items():
+        if len(name) > 20:
+            raise ValueError(f"the name {name!r} is longer than the file has room for")
         body = np.ascontiguousarray(array).tobytes()
         entries.append(ENTRY.pack(name.encode(), array.dtype.itemsize, array.size, place))
         # Every array begins at a multiple of eight bytes.

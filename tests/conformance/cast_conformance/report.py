@@ -8,6 +8,7 @@ import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from html import escape
+from types import ModuleType
 from typing import Any
 
 from cast_conformance.compare import Verdict
@@ -39,9 +40,9 @@ def summary(verdict: Verdict) -> str:
     return f"{verdict.wrong:,} of {verdict.cases:,} differ from {verdict.convention}: {faults}"
 
 
-def as_json(results: Iterable[Result]) -> dict[str, Any]:
+def as_json(results: Iterable[Result], adapter: ModuleType) -> dict[str, Any]:
     """For the scoreboard: by mode, source and destination the convention, and where results differ more."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"lines": getattr(adapter, "LINES", None), "names": getattr(adapter, "NAMES", None)}
     for result in results:
         found |= {"system": result.system, "version": result.version}
         modes = found.setdefault("modes", {})
@@ -57,7 +58,8 @@ def as_json(results: Iterable[Result]) -> dict[str, Any]:
                     "worst": {n: [hex(c.code), hex(c.got), hex(c.wanted)] for n, c in verdict.worst.items()},
                 }
             rows.setdefault(src, {})[dst] = cell
-        modes[result.mode] = {"seconds": round(result.seconds, 1), "pairs": rows}
+        cases = sum(verdict.cases for verdict in result.pairs.values())
+        modes[result.mode] = {"seconds": round(result.seconds, 1), "cases": cases, "pairs": rows}
     measured = {"date": datetime.date.today().isoformat(), "machine": platform.machine()}
     return {"suite": manifest()["version"], **measured, **found}
 

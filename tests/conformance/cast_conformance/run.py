@@ -97,13 +97,11 @@ def one_case(adapter: ModuleType, case: str, mode: str) -> Iterator[str]:
         yield f"  {each.name}: {shown(int(table.expected(each)[at[0]]), row)}"
 
 
-def reproduction(adapter: ModuleType, case: Case) -> str:
-    """The adapter's lines for a case, or the command that makes it."""
-    lines: str | None = getattr(adapter, "LINES", None)
-    if lines is None:
-        name = adapter.__name__.rpartition(".")[2]
-        return f"python -m cast_conformance {name} --case {case.src}:{case.dst}:{case.code:#x}"
-    names = getattr(adapter, "NAMES", None) or {name: numpy_dtype(name).name for name in (case.src, case.dst)}
+def reproduction(system: str, lines: str | None, names: dict[str, str] | None, case: Case) -> str:
+    """An adapter's lines for a case, or the command that makes it."""
+    if lines is None or (names is not None and not {case.src, case.dst} <= names.keys()):
+        return f"python -m cast_conformance {system} --case {case.src}:{case.dst}:{case.code:#x}"
+    names = names or {name: numpy_dtype(name).name for name in (case.src, case.dst)}
     rows = manifest()["types"]
     uint, dst_uint = (codes_dtype(rows[name]).name for name in (case.src, case.dst))
     return lines.format(code=hex(case.code), src=names[case.src], dst=names[case.dst], uint=uint, dst_uint=dst_uint)

@@ -16,7 +16,7 @@ from cast_conformance.adapters import Refused, load
 from cast_conformance.numbers import codes_dtype
 from cast_conformance.reader import manifest
 
-NAMES = {
+TYPES = {
     "FLOAT": tl.float32, "DOUBLE": tl.float64, "FLOAT16": tl.float16, "BFLOAT16": tl.bfloat16, "BOOL": tl.int1,
     "FLOAT8E4M3FN": tl.float8e4nv, "FLOAT8E5M2": tl.float8e5, "FLOAT8E4M3FNUZ": tl.float8e4b8,
     "FLOAT8E5M2FNUZ": tl.float8e5b16, "INT8": tl.int8, "INT16": tl.int16, "INT32": tl.int32, "INT64": tl.int64,
@@ -36,7 +36,7 @@ def version() -> str:
 
 
 def cast(codes: Any, src: str, dst: str, mode: str) -> Any:
-    if src not in NAMES or dst not in NAMES:
+    if src not in TYPES or dst not in TYPES:
         raise Refused("no dtype")
     x = torch.from_numpy(codes.copy()).view(getattr(torch, TORCH[src]))
     y = torch.empty(codes.size, dtype=getattr(torch, TORCH[dst]))

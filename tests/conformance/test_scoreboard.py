@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scoreboard says what the committed results say, and these what the libraries give."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from cast_conformance import generate, report, run
+from cast_conformance.adapters import load
+
+ROOT = Path(__file__).resolve().parents[2]
+SCORES = Path(__file__).parent / "scores"
+#: Among them each fault of each library that the tests can run.
+PAIRS = ("DOUBLE:FLOAT8E5M2", "INT32:BFLOAT16", "INT16:FLOAT8E8M0", "FLOAT8E5M2:BOOL", "FLOAT8E4M3FN:INT4")
+#: Libraries that the tests have.
+OURS = ("gpucast", "ml_dtypes", "onnx", "onnxruntime", "c")
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    return importlib.import_module("conformance")
+
+
+def test_the_page_the_picture_and_the_readme_are_up_to_date(page: ModuleType) -> None:
+    assert page.PAGE.read_text("utf-8") == page.page(), "run docs/conformance.py"
+    assert page.PICTURE.read_text("utf-8") == page.picture(page.systems())
+    assert page.README.read_text("utf-8").endswith(page.readme(page.systems()))
+    assert {path.stem for path in SCORES.glob("*.json")} == {*page.TITLES, "outside"}
+
+
+@pytest.mark.parametrize("name", [*OURS, pytest.param("torch", marks=pytest.mark.peers)])
+def test_a_library_gives_what_its_score_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        adapter = load(name)
+    except ImportError as error:
+        pytest.skip(f"{name}: {str(error)[:80]}")
+    score = json.loads((SCORES / f"{name}.json").read_text("utf-8"))
+    if adapter.version() != score["version"]:
+        pytest.skip(f"the score is of {score['version']}, not of {adapter.version()}")
+    assert generate.main(["--pairs", *PAIRS, "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr("cast_conformance.compare.TABLES", tmp_path)
+    pairs = [(src, dst) for src, dst in (pair.split(":") for pair in PAIRS)]
+    found = report.as_json(run.run(adapter, name, score["modes"], pairs), adapter)
+    for mode, content in found["modes"].items():
+        for src, row in content["pairs"].items():
+            for dst, cell in row.items():
+                assert cell == score["modes"][mode]["pairs"][src][dst], (mode, src, dst)

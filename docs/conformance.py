@@ -153,7 +153,7 @@ def scoreboard(all_systems: list[System]) -> Iterator[str]:
     rows = []
     rows = [[what, who(all_systems, what)] for what in dict.fromkeys(WHAT.values())]
     undefined = [(each, sum(cell == "c-cast" for cell in each.pairs.values())) for each in all_systems]
-    rows.append(["numbers out of an integer's range have no defined result", counted(undefined)])
+    rows.append(["numbers out of an integer's range give undefined results", counted(undefined)])
     yield markdown(["What", "Who, in how many pairs"], rows) + "\n"
 
 
@@ -270,8 +270,8 @@ HELD = {
 
 
 def outside(all_systems: list[System]) -> Iterator[str]:
-    yield "## The suite itself, held from outside\n"
-    yield "The expected bits come from [the reference](semantics.md); its rules are [proved](proof.md). Beside:\n"
+    yield "## The suite, checked by others\n"
+    yield "The expected bits come from [the reference](semantics.md), and its rules are [proved](proof.md).\n"
     noted = json.loads((SUITE / "scores" / "outside.json").read_text(encoding="utf-8"))
     rows = []
     for name, what in HELD.items():

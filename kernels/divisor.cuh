@@ -26,7 +26,8 @@ struct Divisor {
             const float s = narrow_scale<F, Float>(of.code);
             factor = F::step_factor(s, s, global_scale);
             // A product or quotient that may be NaN is computed one by one.
-            fast &= by_power && factor != 0 && ptx::abs(factor) < ptx::as_float(u32(V::infinity));
+            const bool is_safe = F::safe_factor || (factor != 0 && ptx::abs(factor) < ptx::as_float(u32(V::infinity)));
+            fast &= by_power && is_safe;
         } else if constexpr (by_power) factor = ptx::as_float(of.code >= 254 ? 1u << 22 : (254 - of.code) << 23);
         else if constexpr (by_float) fast = by.in_range();
         else fast = false;

@@ -70,11 +70,11 @@ GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule rule, FloatFamily) {
 // ---- fast paths ----
 // The compute type is float: the number itself or the number rounded to odd (float32.cuh).
 
-// Whether the type is a float of 16 bits or fewer, with fewer exponents than FLOAT has.
+// Whether the type is a float of 16 bits or fewer whose numbers are below 2^17: `float32_for_small` clamps there.
 template <typename DType>
 GPUCAST_CONSTANT bool is_small() {
     if constexpr (!DType::is_float) return false;
-    else return DType::bits <= 16 && int(DType::max_code >> DType::mantissa_bits) - int(DType::bias) <= 100;
+    else return DType::bits <= 16 && int(DType::max_code >> DType::mantissa_bits) - int(DType::bias) <= 16;
 }
 
 // Whether the type is the upper half of a FLOAT: BFLOAT16.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Codes of a dtype: all, random ones, those of an array's elements; and bitwise comparisons of arrays."""
+"""Codes of a dtype: all, random ones, those of an array's elements; bitwise comparisons of arrays; a share of rules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import numpy as np
 
 import gpucast
 from gpucast.core.dtypes import DType
+from gpucast.core.rule import CastRule
+from gpucast.parity.cases import NUMERIC, directed_cases
 
 # A new format of a known kind is one entry of the dtype table: these exist in tests only. NumPy and ml_dtypes lack the
 # last one, which is of an opset to come.
@@ -21,6 +23,13 @@ def every_code(dtype: DType) -> np.ndarray:
     """Each code of a dtype of 16 bits or fewer, in order."""
     assert dtype.bits <= 16
     return np.arange(2 if dtype.family == "bool" else 1 << dtype.bits, dtype=dtype.code_numpy)
+
+
+def directed(src: DType, dst: DType, exhaustive: bool) -> list[CastRule]:
+    """The rules that round in a direction, all of which share one path; of these one for each overflow, each pair
+    another."""
+    every = [case.rule for case in directed_cases(src, dst)]
+    return every if exhaustive else every[(NUMERIC.index(src) + NUMERIC.index(dst)) % 4 :: 4]
 
 
 def random_codes(dtype: DType, shape: int | tuple[int, ...], seed: int | np.random.Generator = 0) -> np.ndarray:

@@ -86,13 +86,16 @@ def build(target: Path, levels: Sequence[str], tell: Callable[[str], None] = pri
     folder = Path(os.environ.get("GPUCAST_BUILD_DIR") or _root() / "build" / "host")
     folder.mkdir(parents=True, exist_ok=True)
     # Zig has the processors' names of its own.
-    option = "-mcpu={}" if any("zig" in word for word in compiler) else "-march={}"
+    is_zig = any("zig" in word for word in compiler)
+    option = "-mcpu={}" if is_zig else "-march={}"
     jobs = _jobs(list(units()), levels, option)
     command = [*compiler, *_FLAGS, *own]
     tell(f"gpucast: building the host's loops for {', '.join(levels)} with {version}")
     objects = _compiled(jobs, command, version, folder, tell)
     made = folder / f"{os.getpid()}.so"
-    link = [*compiler, "-shared", "-fPIC", "-fno-sanitize=all", "-Wl,-s", "-o", str(made), *objects]
+    # Nothing here is of C++'s own library, which Zig would compile first, for minutes.
+    linker = [*compiler[:-1], "cc"] if is_zig and compiler[-1] == "c++" else compiler
+    link = [*linker, "-shared", "-fPIC", "-fno-sanitize=all", "-Wl,-s", "-o", str(made), *objects]
     try:
         _run(link)
         os.replace(shutil.copy(made, target.with_suffix(".new")), target)

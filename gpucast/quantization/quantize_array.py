@@ -79,7 +79,8 @@ def quantize(
         An array of FLOAT, FLOAT16, BFLOAT16 or DOUBLE, as `gpucast.cast` takes it.
     format
         A name in ``gpucast.quantization.FORMATS`` ("mxfp4", "int4_128", ...), also with another rule for the scales
-        ("mxfp4_even", "int4_128_full_range"), or a ``Format`` of your own.
+        ("mxfp4_even", "int4_128_full_range"); a recipe in ``gpucast.quantization.RECIPES`` ("deepgemm-ue8m0"), which
+        has the bits of another library; or a ``Format`` of your own.
     axis
         The axis along which blocks run, as in ONNX QuantizeLinear. In "..._axis" formats each index of this axis has a
         scale. "..._tensor" formats ignore it.
@@ -95,8 +96,8 @@ def quantize(
         ties to even.
     scale
         Given scales, for formats with FLOAT scales and without zero points: a number, or an array that broadcasts to
-        the scales' shape. For NVFP4, the global scale. Scales must be finite and above 0. This is not checked for an
-        array on a device.
+        the scales' shape. For NVFP4, the global scale; with a recipe the number that its library calls so. Scales must
+        be finite and above 0. This is not checked for an array on a device.
     amax
         For NVFP4: find the global scale from this magnitude instead of the largest one in x, such as that of an earlier
         step. A number, or an array of one element: on a device a FLOAT array there, which is not waited for. It must be

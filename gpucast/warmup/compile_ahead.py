@@ -142,7 +142,7 @@ def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSo
     for pair in pairs:
         yield from _of_pair(pair, request)
     if formats:
-        from gpucast.core.formats import find
+        from gpucast.quantization.recipes import find
         from gpucast.warmup import kinds
 
         rounding = attributes.get("rounding")

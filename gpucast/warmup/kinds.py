@@ -68,6 +68,8 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
     if format.global_scale:
         yield QuantizeSpec(rule, format, "top", lanes=WARP)
         yield QuantizeSpec(rule, format, "global")
+    if format.steps is not None:
+        yield QuantizeSpec(rule, format, "finish_global" if format.global_scale else "finish")
     for dst in dict.fromkeys((src, _FLOAT)):
         back = CastRule(format.element, dst)
         yield QuantizeSpec(back, format, "back", single=format.block == "tensor")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The static check: no pair fills a unit of the machine, layouts reach their goals, and one that does not is told.
 
-In CI: every pair for sm_90, and a seeded sample of the pairs for sm_80 and sm_100a and of the other rules. Under
+In CI: every second pair for sm_90, and a seeded sample of the pairs for sm_80 and sm_100a and of the other rules. Under
 --exhaustive: all of these.
 """
 
@@ -50,11 +50,12 @@ def of(sources: list[KernelSource], arch: str = "sm_90") -> list[StaticKernel]:
 
 
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
-def test_no_pair_fills_a_unit(src: DType) -> None:
+def test_no_pair_fills_a_unit(src: DType, exhaustive: bool) -> None:
     """Warnings and local memory are looked at too, so `test_kernels_compile` leaves these kernels to this test."""
-    kernels = measure([resolve(src, dst) for dst in NUMERIC], "sm_90")
+    chosen = NUMERIC if exhaustive else NUMERIC[NUMERIC.index(src) % 2 :: 2]
+    kernels = measure([resolve(src, dst) for dst in chosen], "sm_90")
     assert [(kernel.log, kernel.local) for kernel in kernels] == [("", 0)] * len(kernels)
-    assert [kernel.rule.dst for kernel in kernels] == list(NUMERIC)
+    assert [kernel.rule.dst for kernel in kernels] == list(chosen)
     assert verdict(kernels) == []
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -275,7 +276,7 @@ def test_the_adapter_on_the_page_works(tmp_path: Path, capsys: pytest.CaptureFix
     assert "2 pairs" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", [name for name in names() if name != "triton"])
 def test_an_adapter_gives_codes(name: str) -> None:
     """Every library that is installed casts at least one of the pairs."""
     try:
@@ -287,6 +288,17 @@ def test_an_adapter_gives_codes(name: str) -> None:
     )
     assert found[0].pairs, found[0].refused
     assert adapter.version()
+
+
+@pytest.mark.peers
+def test_tritons_interpreter_gives_codes(tables: Path) -> None:
+    """In a process of its own: its interpreter is chosen with its first import."""
+    pytest.importorskip("triton")
+    paths = os.pathsep.join(map(str, (PACKAGE.parent, Path(gpucast.__file__).parents[1])))
+    environment = os.environ | {"CAST_CONFORMANCE_TABLES": str(tables), "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "cast_conformance", "triton", "--pairs", "INT16:FLOAT16"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, "1 as onnx exact" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ["ml_dtypes", pytest.param("torch", marks=pytest.mark.peers)])

@@ -92,7 +92,8 @@ def test_a_type_that_holds_all_numbers_rounds_none() -> None:
             rule = resolve(src, dst, Options(rounding="odd"))
             assert (rule.rounding == "odd") == (src is not dst and not holds(dst, src))
             if src.family != "string" and src.bits <= 16 and holds(dst, src):
-                every = [exact.decode(src, code).magnitude for code in range(1 << src.bits)]
+                some = range(0, 1 << src.bits, 1 if src.bits <= 8 else 29)
+                every = [exact.decode(src, code).magnitude for code in some]
                 codes = [exact.round_magnitude(one, dst) for one in every]
                 assert [exact.decode(dst, code).magnitude for code in codes] == every
 

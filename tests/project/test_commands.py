@@ -126,6 +126,7 @@ FILES: dict[str, Callable[[], None]] = {
     "model.onnx": onnx_model,
     "llama/": llama,
     "llama-bf16/": lambda: converted("llama-bf16/", "BFLOAT16"),
+    "model-mxfp4/": lambda: converted("model-mxfp4/", "FLOAT4E2M1", "--scale", "mx", "--style", "compressed-tensors"),
     "llama-fp8/": lambda: converted("llama-fp8/", *BLOCKS, "deepseek"),
     "llama-from-trainer/": lambda: converted("llama-from-trainer/", *BLOCKS, "deepseek"),
     "llama-from-exporter/": lambda: converted("llama-from-exporter/", *BLOCKS, "compressed-tensors"),

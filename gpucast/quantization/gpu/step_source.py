@@ -22,13 +22,15 @@ def step_functions(format: Format, source: DType) -> list[str]:
         return ["enum : bool { by_steps = 0, only_multiplies = 1 };"]
     step = Node("*" if steps.multiplies else "/", (_X, _F))
     rounds = steps.rounds_codes and source.bits < 32
+    # Powers of two that FLOAT8E8M0 holds, and their reciprocals, are finite and not 0.
+    safe = format.scale.family == "e8m0" and parse(steps.code) in (parse("x*(1/s)"), parse("x/s"))
     # The code of a scale that replaces zero.
     zero = 0
     if steps.zero:
         zero = int(_constant(parse(steps.zero), source).astype(format.scale.numpy).view(format.scale.code_numpy))
     return [
         f"enum : bool {{ by_steps = 1, keeps_amax = {steps.code_needs_amax:d}, has_zero = {bool(steps.zero):d} }};",
-        f"enum : bool {{ only_multiplies = {steps.multiplies and not rounds:d} }};",
+        f"enum : bool {{ only_multiplies = {steps.multiplies and not rounds:d}, safe_factor = {safe:d} }};",
         f"static GPUCAST_CONSTANT u32 zero_code() {{ return {zero:#x}; }}",
         f"static GPUCAST_INLINE float rounded(float p) {{ return {_rounded(source)}; }}",
         "static GPUCAST_INLINE float power(float p) { return ptx::as_float(ptx::bits(p) & 0xff800000); }",

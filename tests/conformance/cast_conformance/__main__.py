@@ -7,12 +7,11 @@ The exit status is 0 where every cast follows a convention in full, 1 where one 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from cast_conformance import adapters, report
-from cast_conformance.reader import TABLES
+from cast_conformance.reader import TABLES, as_text
 from cast_conformance.run import all_pairs, applies, one_case, run
 
 
@@ -46,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     for result in results:
         print("\n".join(report.text(result, options.every)))
     if options.json:
-        options.json.write_text(json.dumps(report.as_json(results, adapter), indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(as_text(report.as_json(results, adapter), 4) + "\n", encoding="utf-8")
     if options.junit:
         options.junit.write_text(report.junit(results), encoding="utf-8")
     if options.html:

@@ -23,10 +23,10 @@ FAULTS = {
 }
 #: Classes of differing results that no column names; the first that applies.
 OTHER = {
-    "nan": "NaN is treated otherwise",
-    "infinite": "infinity is treated otherwise",
-    "overflow": "out of range is treated otherwise",
-    "subnormal": "wrong where numbers are subnormal",
+    "nan": "NaN is treated differently",
+    "infinite": "infinity is treated differently",
+    "overflow": "out of range is treated differently",
+    "subnormal": "wrong for subnormal numbers",
 }
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from cast_conformance.blocks import FORMATS, block_table
 from cast_conformance.conventions import CLASSES, FAULTS, listed
-from cast_conformance.reader import ENTRY, HEAD, MAGIC, TABLES, manifest
+from cast_conformance.reader import ENTRY, HEAD, MAGIC, TABLES, as_text, manifest
 from gpucast import DTYPES, reference
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
@@ -305,8 +305,7 @@ def write_manifest(made: dict[str, Any]) -> None:
         "formats": FORMATS,
         "tables": made,
     }
-    lines = json.dumps(content, indent=1, default=str)
-    MANIFEST.write_text(lines + "\n", encoding="utf-8")
+    MANIFEST.write_text(as_text(content, 2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,15 @@ def manifest() -> dict[str, Any]:
     return found
 
 
+def as_text(content: Any, depth: int) -> str:
+    """JSON with a line for each item of the outer `depth` levels: short, and readable in a diff."""
+    if not depth or not isinstance(content, dict):
+        return json.dumps(content)
+    return (
+        "{\n" + ",\n".join(f"{json.dumps(key)}: {as_text(value, depth - 1)}" for key, value in content.items()) + "\n}"
+    )
+
+
 def read(path: str | Path) -> dict[str, memoryview[int]]:
     """The arrays of a table by name, each a memoryview of unsigned codes."""
     data = memoryview(Path(path).read_bytes())

@@ -70,7 +70,8 @@ def show(arch: str) -> int:
     except (gpucast.DeviceUnavailable, ValueError) as error:
         print(f"fused_cast: {error}", file=sys.stderr)
         return 1
-    print(FUNCTION[FUNCTION.rindex("__device__ ") :])
+    at = FUNCTION.index("gpucast_float32_to_float8e4m3fn(")
+    print(FUNCTION[FUNCTION.rindex("__device__ ", 0, at) : FUNCTION.index("\n}\n", at) + 3])
     print(KERNEL)
     print(f"{len(code):,} bytes for {arch}")
     return 0

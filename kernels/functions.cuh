@@ -18,15 +18,26 @@ GPUCAST_CONSTANT u32 tile_of_values() {
 }
 
 // Whether codes of a small float, for which there is no instruction and here no table, become FLOATs first, which have
-// all of its values.
-template <typename Src, typename Dst>
-GPUCAST_CONSTANT bool goes_by_float() {
-    return Src::is_float && u32(Src::bits) <= 8 && u32(Dst::bits) >= 8 && !is_same<Src, Dst> && !has_float32<Src>();
+// all of its values. Not where a FLOAT is the result and its infinity is to saturate.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool goes_by_float(Rule) {
+    const bool saturates = Src::has_inf && u32(Dst::bits) == 32 && Rule::overflow() == Overflow::saturate;
+    return Src::is_float && u32(Src::bits) <= 8 && u32(Dst::bits) >= 8 && !is_same<Src, Dst> && !has_float32<Src>() && !saturates;
+}
+
+template <typename Src, typename Float>
+GPUCAST_INLINE u32 small_as_float(u32 code) {
+    const u32 found = float_code<Src, Float>(code), sign = u32(Float::sign_code);
+    if constexpr (Src::has_inf) {
+        // Of NaN that keeps the fraction.
+        if ((found & ~sign) > u32(Float::inf_code)) return (found & sign) | u32(Float::nan_code);
+    }
+    return found;
 }
 
 template <typename Src, typename Dst, typename Float, typename Word, typename Rule>
 GPUCAST_INLINE Word cast_value(Word code, Rule rule) {
-    if constexpr (goes_by_float<Src, Dst>()) return cast_code<Float, Dst>(Word(float_code<Src, Float>(code)), rule);
+    if constexpr (goes_by_float<Src, Dst>(rule)) return cast_code<Float, Dst>(Word(small_as_float<Src, Float>(u32(code))), rule);
     else return cast_code<Src, Dst>(code, rule);
 }
 
@@ -47,10 +58,10 @@ GPUCAST_INLINE To cast_values(const From& values, [[maybe_unused]] Rule rule) {
     memcpy(in.word, &values, sizeof values);
     // Once more in the next byte: the assembler of CUDA 12.9 crashes at conversions of a word that is known to be a byte.
     if constexpr (N == 2 && is_float4<Src>() && has_conversion<Src>()) in.word[0] *= 0x0101;
-    if constexpr (goes_by_float<Src, Dst>() && !has_unpacking<Src, Dst>(rule)) {
+    if constexpr (goes_by_float<Src, Dst>(rule) && !has_unpacking<Src, Dst>(rule)) {
         Tile<4 * count> floats;
 #pragma unroll
-        for (u32 i = 0; i < count; ++i) floats.word[i] = float_code<Src, Float>(get<Src::bits, u32>(in, i));
+        for (u32 i = 0; i < count; ++i) floats.word[i] = small_as_float<Src, Float>(get<Src::bits, u32>(in, i));
         Arithmetic<Float, Dst, 32, Rule>().template tile<count>(floats, out, 0);
     } else {
         Arithmetic<Src, Dst, Src::bits, Rule>().template tile<count>(in, out, 0);

@@ -194,7 +194,8 @@ def _by_steps(
         data = cast(q, format.element, **stochastic)
     shape = format.scales_shape(x.shape, axis)
     stored = np.where(lost, cast(np.float32(np.nan), format.scale), scales).astype(format.scale.numpy)
-    return Parts(data, stored.reshape(shape), None, of(steps.global_scale, u=u) if format.global_scale else None)
+    found = np.asarray(of(steps.global_scale, u=u), np.float32) if format.global_scale else None
+    return Parts(data, stored.reshape(shape), None, found)
 
 
 @exact()

@@ -394,9 +394,9 @@ inline void merge(Found* found, const Found& part) {
     if (!part.finite) __atomic_store_n(&found->finite, u8(0), __ATOMIC_RELAXED);
 }
 
-// Elements from which on a cast is cut into parts for helpers, and the fewest of a part: to wake them takes as long as some
-// ten thousand elements.
-enum : u64 { cut_from = 1 << 18, least_part = 1 << 15 };
+// Elements from which on a cast is cut into parts for helpers, and the fewest of a part: to wake a sleeping core takes as
+// long as to cast half a million elements.
+enum : u64 { cut_from = 1 << 21, least_part = 1 << 15 };
 // Parts for each thread: one that comes late takes fewer.
 enum : u64 { parts_each = 8 };
 // Parts end at multiples of so many steps, which fill cache lines and tiles.

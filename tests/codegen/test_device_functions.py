@@ -29,6 +29,8 @@ ITEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("FLOAT", "FLOAT4E2M1", {}),
     ("FLOAT16", "FLOAT8E5M2", {}),
     ("FLOAT8E4M3FN", "FLOAT", {}),
+    ("FLOAT8E5M2", "FLOAT", {}),
+    ("FLOAT8E5M2", "FLOAT", {"overflow": "saturate"}),
     ("FLOAT8E5M2FNUZ", "BFLOAT16", {}),
     ("FLOAT6E2M3", "FLOAT16", {}),
     ("FLOAT6E3M2", "FLOAT6E2M3", {}),

@@ -45,9 +45,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     held = _VIEW(view), _CURRENT(current)
     for name, function in zip(("VIEW", "STREAM"), held, strict=True):
         monkeypatch.setattr(tensors, name, ctypes.cast(function, ctypes.c_void_p).value)
+    monkeypatch.setattr(plain, "_TORCH", (tensors.VIEW, tensors.STREAM, *plain._TORCH[2:]))
     monkeypatch.setattr(tensors, "device_of", lambda x, caller: 0)
     monkeypatch.setattr(tensors, "stream", lambda device: _STREAM)
-    plain._run.cache_clear()
+    plain._ways.cache_clear()
     with Cuda().in_use() as fake:
 
         @contextlib.contextmanager
@@ -68,7 +69,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
         monkeypatch.setattr(CupyDriver, "using", using)
         monkeypatch.setattr(CupyDriver, "_switched", switched)
         yield fake
-    plain._run.cache_clear()
+    plain._ways.cache_clear()
 
 
 def _launched(cuda: Cuda, x: Any, y: Any) -> None:

@@ -127,8 +127,7 @@ GPUCAST_INLINE void look_up_bytes(const FourWords* shared, u32 lane, u32 bytes, 
     static_assert(Shape::index_bits == 8 && Shape::entry_bytes <= 2 && Shape::copies == 32, "offsets of 14 bits");
     // The index's upper bits choose a row of 128 bytes, its low ones the position in a word.
     const u32 log = Shape::entry_bytes - 1, up = 5 + log;
-    const u32 rows = (0x7f80u >> (2 - log) & 0x3f80) * 0x00010001, places = (4 - Shape::entry_bytes) * 0x00010001;
-    const u32 lanes = lane * 0x00040004;
+    const u32 places = (4 - Shape::entry_bytes) * 0x00010001, lanes = lane * 0x00040004;
     u32 even, odd;
     if constexpr (GPUCAST_ARCH >= 1000) {
         // A multiplication shifts and adds at once, on a unit that has little else to do.
@@ -136,6 +135,7 @@ GPUCAST_INLINE void look_up_bytes(const FourWords* shared, u32 lane, u32 bytes, 
         even = ptx::mad(bytes & own, 1u << up, lanes) | (bytes << log & places);
         odd = ptx::mad(upper & own, 1u << up, lanes) | (upper << log & places);
     } else {
+        const u32 rows = (0x7f80u >> (2 - log) & 0x3f80) * 0x00010001;
         even = ((bytes << up & rows) | lanes) | (bytes << log & places);
         odd = ((bytes >> (8 - up) & rows) | lanes) | (bytes >> (8 - log) & places);
     }

@@ -74,6 +74,7 @@ class Ufunc:
     There are no gradients.
     """
 
+    @exact()
     def __init__(self, expression: Any, out: Any, compute: Any, options: Options) -> None:
         self._expression = parse(expression, options.caller)
         self._compute = dtype(compute, caller="ufunc: compute=")
@@ -96,6 +97,7 @@ class Ufunc:
 
     def __call__(
         self,
+        /,
         *arrays: Any,
         out: Any = None,
         scale: Any = None,
@@ -154,6 +156,8 @@ class Ufunc:
         if device is not None:
             devices.require("ufunc")
             return gpu.ufunc_on_gpu.apply(self._expression, inputs, shape, rule, target, fused, device).array
+        # A scale that lies in the result, or in `amax`, is read once.
+        options = options._replace(scale=None if fused is None else fused.scale)
         result = self._on_host(inputs, shape, target, options)
         if not (packed and self._dtype.packed):
             return result

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 from typing import Any
 
 from gpucast.checkpoints.difference import side
@@ -114,8 +115,9 @@ def _object(found: Difference, of_a: list[Explanation], of_b: list[Explanation])
         "kinds": found.kinds,
         "shape": found.shape,
         **{name: None if count is None else vars(count) for name, count in counts.items()},
-        "relative_error": found.relative_error,
-        "worst": found.worst,
+        # JSON has no infinity.
+        "relative_error": found.relative_error if math.isfinite(found.relative_error) else None,
+        "worst": [(row, error if math.isfinite(error) else None) for row, error in found.worst],
         "problem": found.problem,
         "recipes": {which: [vars(one) for one in some] for which, some in (("a", of_a), ("b", of_b))},
     }

@@ -11,6 +11,7 @@ from gpucast.codegen.cast_kernel import host_section, join, kernel_file, kernel_
 from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import (
+    ATTRIBUTES,
     DEFAULT_OPSET,
     STOCHASTIC,
     CastRule,
@@ -24,7 +25,6 @@ from gpucast.core.rule import (
 #: How many values a function takes, by the end of its name.
 WIDTHS = {"": 1, "_x2": 2, "_x4": 4}
 _FLOAT = dtype("FLOAT")
-_ATTRIBUTES = ("saturate", "round_mode", "opset", "rounding", "overflow")
 #: The C++ types that hold a value of these types as such; every other type is held by its code.
 _VALUES = {"FLOAT": "float", "DOUBLE": "double", "BOOL": "bool"}
 _UNSIGNED = {8: "unsigned char", 16: "unsigned short", 32: "unsigned int", 64: "unsigned long long"}
@@ -73,8 +73,8 @@ def device_functions(functions: Iterable[tuple[Any, Any] | tuple[Any, Any, Mappi
             raise TypeError(f"device_functions: {item!r} is not (src, dst) or (src, dst, keywords)")
         src, dst, *more = item
         keywords = more[0] if more else {}
-        if not isinstance(keywords, Mapping) or not set(keywords) <= set(_ATTRIBUTES):
-            raise TypeError(f"device_functions: keywords={keywords!r}; expected a dict of {', '.join(_ATTRIBUTES)}")
+        if not isinstance(keywords, Mapping) or not set(keywords) <= set(ATTRIBUTES):
+            raise TypeError(f"device_functions: keywords={keywords!r}; expected a dict of {', '.join(ATTRIBUTES)}")
         rules[_rule(src, dst, Options(**keywords, caller="device_functions"))] = None
     return _text(rules)
 

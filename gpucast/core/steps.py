@@ -130,12 +130,18 @@ def parse(text: str) -> Node:
 def _node(part: ast.expr) -> Node:
     if isinstance(part, ast.Name):
         return Node(part.id)
-    if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and _FUNCTIONS[part.func.id] == len(part.args):
+    if (
+        isinstance(part, ast.Call)
+        and isinstance(part.func, ast.Name)
+        and _FUNCTIONS[part.func.id] == len(part.args)
+        and not part.keywords
+    ):
         return Node(part.func.id, tuple(map(_node, part.args)))
     if isinstance(part, ast.BinOp):
         return Node(_OPERATORS[type(part.op)], (_node(part.left), _node(part.right)))
-    if isinstance(part, ast.Constant) and isinstance(part.value, (int, float)):
-        return Node("number", number=float(part.value))
+    value = part.value if isinstance(part, ast.Constant) else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return Node("number", number=float(value))
     raise KeyError
 
 

@@ -174,7 +174,11 @@ class DelayedScaling:
                 f"{caller}: state has {words.dtype} words of shape {words.shape}; expected uint32 {self._state.shape}"
             )
         floats = np.delete(words, _ROWS.index("place"), 0).view(np.float32)
-        if (words[3] >= self.history).any() or (words[3] != words[3, 0]).any() or not (floats[:2] > 0).all():
+        if (
+            (words[3] >= self.history).any()
+            or (words[3] != words[3, 0]).any()
+            or not ((floats[:2] > 0) & np.isfinite(floats[:2])).all()
+        ):
             raise ValueError(f"{caller}: state holds scales or places that no step leaves")
         # Written into the same memory, because a CUDA graph may have captured its address.
         device = device_index(self._state)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
+from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format
 from gpucast.quantization import recipes
@@ -33,13 +34,13 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
     Parameters
     ----------
     q
-        A `Quantized` on the host, without zero points.
+        A `Quantized` on the host, without zero points; `Quantized.get` copies one from a device.
     format
         As `quantize` takes it.
     axis
         The axis of the new blocks; that of q by default.
     global_scale
-        The global scale of a new format that has one. By default that of q, or a power of two.
+        The global scale of a new format that has one, a FLOAT. By default that of q, or a power of two.
 
     Raises
     ------
@@ -48,6 +49,8 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
     ValueError
         Where a number would change: the message has the count.
     """
+    if not isinstance(q, Quantized):
+        raise TypeError(f"{_CALLER}: q is {type(q).__name__}; expected a Quantized")
     target = recipes.find(format, _CALLER)
     if device_index(q.data) is not None:
         raise TypeError(f"{_CALLER}: q is on a device; q.get() is a copy on the host")
@@ -64,9 +67,9 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
         amax = _largest(np.where(np.isfinite(values), np.abs(values), 0), grid)
         unit = _largest(np.where((values != 0) & np.isfinite(old), old, 0), grid)
     fewest = None
-    own = global_scale
-    if own is None and q.global_scale is not None:
-        own = float(q.global_scale)
+    own = None if q.global_scale is None else float(q.global_scale)
+    if global_scale is not None:
+        own = _checked(global_scale)
     for headroom in (False, True):
         scales, g = _scales(amax, unit, target, headroom, own)
         codes, changed = _codes(values, scales, g, lost, target, grid)
@@ -89,6 +92,16 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
         axis=axis,
         library=q.library,
     )
+
+
+def _checked(global_scale: Any) -> float:
+    if not is_real(global_scale):
+        raise TypeError(f"{_CALLER}: global_scale={global_scale!r} must be a number")
+    with np.errstate(over="ignore"):
+        own = float(np.float32(as_double(global_scale)))
+    if not 0 < own < math.inf:
+        raise ValueError(f"{_CALLER}: global_scale={global_scale!r} must be above 0 and finite, as a FLOAT")
+    return own
 
 
 def _of_elements(q: Quantized) -> Array:

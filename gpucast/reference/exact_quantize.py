@@ -169,7 +169,8 @@ def _by_steps(
         node = parse(formula) if isinstance(formula, str) else formula
         return evaluate(node, values, source, lambda p: cast(cast(p, source), "FLOAT"))
 
-    a = cast(largest, "FLOAT")
+    # The largest of zeros may be -0.
+    a = np.abs(cast(largest, "FLOAT"))
     u = np.asarray(np.float32(1))
     if format.global_scale:
         top = np.asarray(a.max(initial=np.float32(0)) if amax is None else cast(amax, "FLOAT"))

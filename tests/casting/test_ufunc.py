@@ -95,6 +95,17 @@ def test_scale_amax_and_random_bits_are_those_of_a_cast_of_the_value(driver: Any
     assert elements(on_device) == wanted
 
 
+def test_a_scale_in_the_result_is_read_once() -> None:
+    f = gpucast.ufunc("a", out="FLOAT")
+    y = np.full(200_000, 3, np.float32)
+    f(np.full(200_000, 2, np.float32), out=y, scale=y[:1])
+    assert (y == 6).all()
+
+
+def test_an_input_may_be_called_self() -> None:
+    assert gpucast.ufunc("self + 1", out="FLOAT")(self=np.float32([1])).tolist() == [2]
+
+
 def test_numbers_foreign_order_and_empty_arrays() -> None:
     f = gpucast.ufunc("a + b", "INT16")
     assert f.names == ("a", "b")

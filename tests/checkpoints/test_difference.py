@@ -58,6 +58,39 @@ def test_the_recipe_is_found(tmp_path: Path, plain: str, recipe: str, capsys: py
     assert row["relative_error"] == pytest.approx(float(_error(recipe)), rel=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(200, 256), (128, 9000)], ids=str)
+def test_rows_that_are_no_whole_blocks_and_more_than_a_piece(
+    shape: tuple[int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
+    save(str(tmp_path / "plain.safetensors"), {"a.weight": x})
+    quantized = _quantized(tmp_path / "q.safetensors", "deepgemm-128x128", x)
+    _, found = _diff(capsys, str(tmp_path / "plain.safetensors"), quantized)
+    exact = [one["recipe"] for one in found["tensors"][0]["recipes"]["b"] if one["codes"] == one["scales"] == 0]
+    assert "deepgemm-128x128" in exact
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "ulps"),
+    [
+        (np.array([2**62, 2**53 + 1, 5]), np.array([2**62 + 1, 2**53, 5]), 1),
+        (np.array([0, 1, 1], np.uint64), np.array([2**64 - 1, 2, 1], np.uint64), 2**64 - 1),
+        (np.array([2**53 + 1, -1, 3]), np.array([2**53, 7, 3], np.float64), None),
+        (np.float64([-4, 1, 2]), np.float64([4, 2, 2]), 2 * 0x4010000000000000),
+        (np.float64([1e300, 1, 2]), np.float64([-1e300, 2, 2]), 2 * int(np.float64(1e300).view(np.uint64))),
+    ],
+)
+def test_wide_numbers(
+    one: Any, other: Any, ulps: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, x in (("a", one), ("b", other)):
+        save(str(tmp_path / f"{name}.safetensors"), {"w": x})
+    code, found = _diff(capsys, str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors"))
+    row = found["tensors"][0]
+    assert (code, row["values"]["differ"], row["values"]["ulps"]) == (1, 2, ulps)
+    assert row["relative_error"] is None or row["relative_error"] >= 0
+
+
 def _error(recipe: str) -> Any:
     x, y = (part.astype(np.float64) for part in (X, gpucast.quantize(X, recipe).dequantize("DOUBLE")))
     return np.sqrt(np.square(x - y).sum() / np.square(x).sum())

@@ -14,7 +14,7 @@ import exact
 import functions_on_host
 import gpucast
 from codes import assert_codes, every_code
-from gpucast.codegen.cast_kernel import join, kernel_file, options, prelude, structs
+from gpucast.codegen.cast_kernel import host_section, join, kernel_file, options, prelude, structs
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, has_stochastic
@@ -130,7 +130,7 @@ extern "C" void convert_{number}(const {code}* codes, const gpucast::u32* words,
     convert<gpucast::{rule.src.name}, gpucast::{rule.dst.name}, {word}>(codes, words, out, n, rule);
 }}
 """
-    files = [prelude(), kernel_file("philox.cuh"), kernel_file("stochastic.cuh")]
+    files = [host_section(), prelude(), kernel_file("philox.cuh"), kernel_file("stochastic.cuh")]
     return functions_on_host.build(join("\n".join(files), dict(structs(*NUMERIC)), [text]), folder)
 
 

@@ -50,6 +50,8 @@ def test_the_reference_agrees(name: str) -> None:
         return parts.data, parts.scales, 1 if parts.global_scale is None else parts.global_scale
 
     x = recipes.hard(np.float32, np.random.default_rng(5), wide=True, rows=16 if "128x128" not in name else 128)
+    x[0] = -0.0
+    x[1] *= 0
     assert recipes.differing(recipes.ours(name, x), by_reference(name, x)) == (0, 0, "")
 
 
@@ -150,6 +152,12 @@ def test_types_for_which_a_recipe_was_not_held() -> None:
 def test_formulas_are_checked(columns: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Steps(**({"scale": "a/448", "code": "x*(1/s)"} | columns))
+
+
+@pytest.mark.parametrize("formula", ["x*True", "min(x,1,key=2)"])
+def test_what_is_no_formula(formula: str) -> None:
+    with pytest.raises(ValueError, match="formula|expected"):
+        Steps("a", formula)
 
 
 def test_steps_of_ones_own() -> None:

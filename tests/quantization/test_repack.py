@@ -64,7 +64,26 @@ def test_blocks_that_are_nan_stay_so() -> None:
     assert np.isnan(q.dequantize()[3, :32]).all() and not np.isnan(q.dequantize()[3, 32:]).any()
 
 
+@pytest.mark.parametrize("g", [0.1, 1 / 3])
+def test_a_given_global_scale_is_a_float(g: float) -> None:
+    """It is compared as it is stored: what is accepted has equal DOUBLEs."""
+    q = gpucast.quantize(X, "mxfp4")
+    try:
+        repacked = repack(q, "nvfp4", global_scale=g)
+    except ValueError as error:
+        assert "numbers would change" in str(error)
+    else:
+        np.testing.assert_array_equal(repacked.dequantize("DOUBLE"), q.dequantize("DOUBLE"))
+
+
 def test_what_is_not_taken() -> None:
+    with pytest.raises(TypeError, match="q is ndarray; expected a Quantized"):
+        repack(X, "nvfp4")
+    for wrong in (0, -1, float("nan"), 1e39):
+        with pytest.raises(ValueError, match="must be above 0 and finite, as a FLOAT"):
+            repack(gpucast.quantize(X, "mxfp4"), "nvfp4", global_scale=wrong)
+    with pytest.raises(TypeError, match="global_scale='a' must be a number"):
+        repack(gpucast.quantize(X, "mxfp4"), "nvfp4", global_scale="a")
     with pytest.raises(TypeError, match="has zero points"):
         repack(gpucast.quantize(X, "int8_zp_tensor"), "nvfp4")
     with host_driver.installed(host_driver.HostDriver()), pytest.raises(TypeError, match="on a device"):

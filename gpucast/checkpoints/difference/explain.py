@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
 from gpucast.arrays.packed import PackedArray
-from gpucast.checkpoints.difference.numbers import code_pieces
+from gpucast.checkpoints.difference.numbers import PIECE, code_pieces
 from gpucast.checkpoints.scales.dequantized import Dequantized
 from gpucast.core.formats import FORMATS, SOURCES, Format
 from gpucast.files import Tensor
@@ -44,24 +45,24 @@ def explanations(tensor: Tensor, original: Tensor) -> list[Explanation]:
     if stored.transposed or len(tensor.shape) != 2 or not tensor.size:
         return []
     rows, x = _rows(original)
-    codes = next(code_pieces(tensor))[: rows * x.shape[1]].reshape(rows, -1)
+    n = rows * x.shape[1]
+    codes = np.concatenate(list(islice(code_pieces(tensor), -(-n // PIECE))))[:n].reshape(rows, -1)
     scales = tensor.scales()
     found = []
     for name, format, axis in _candidates(x, stored.format):
         q = quantize(x, format, axis=axis)
-        grid = q.scales.reshape(-1)
-        # The last row stands for the numbers that are not looked at.
         own = q.data.get() if isinstance(q.data, PackedArray) else q.data
         own_scales = _leading(q.scales, format, rows)
         given = _leading(scales.reshape(q.format.scales_shape(tensor.shape, axis)), format, rows)
-        if grid.size and own_scales.shape == given.shape:
+        if q.scales.size and own_scales.shape == given.shape:
             differ = _differ(own[:rows], codes), _differ(own_scales, given)
             found.append(Explanation(name, *differ, codes.size))
     return sorted(found, key=lambda one: (one.codes + one.scales, one.codes))
 
 
 def _rows(original: Tensor) -> tuple[int, Array]:
-    """Some rows of the original, and one more with the largest magnitude of all."""
+    """The first rows of the original. Where these are not all, one more stands for the rest: it has the largest
+    magnitude of all."""
     columns, top = original.shape[1], 0.0
     rows = min(original.shape[0], max(_ROWS, _ELEMENTS // columns // _ROWS * _ROWS))
     kept: list[Array] = []
@@ -73,7 +74,7 @@ def _rows(original: Tensor) -> tuple[int, Array]:
         top = max(top, float(magnitudes.max(initial=0)))
     last = np.zeros(columns, kept[0].dtype)
     last[0] = top
-    return rows, np.concatenate([*kept, last]).reshape(rows + 1, columns)
+    return rows, np.concatenate(kept if rows == original.shape[0] else [*kept, last]).reshape(-1, columns)
 
 
 def _candidates(x: Array, stored: Format) -> Iterator[tuple[str, Format, int]]:

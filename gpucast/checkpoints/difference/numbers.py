@@ -34,14 +34,13 @@ class Count:
         """Count two flat arrays; returns where they differ by value."""
         unequal = a.view(_codes_of(a)) != b.view(_codes_of(b)) if a.dtype == b.dtype else np.ones(a.shape, bool)
         if unequal.any():
-            x, y = _doubles(a), _doubles(b)
-            unequal = ~((x == y) | (np.isnan(x) & np.isnan(y)))
+            unequal = _unequal(a, b)
         self.of += a.size
         self.differ += int(np.count_nonzero(unequal))
         if a.dtype == b.dtype and unequal.any():
             kind = dtype(a.dtype)
-            distance = np.abs(_ordered(a[unequal], kind) - _ordered(b[unequal], kind))
-            self.ulps = max(self.ulps or 0, int(distance.max()))
+            x, y = _ordered(a[unequal], kind), _ordered(b[unequal], kind)
+            self.ulps = max(self.ulps or 0, int((np.maximum(x, y) - np.minimum(x, y)).max()))
         return np.asarray(unequal)
 
 
@@ -90,7 +89,8 @@ def compared(name: str, a: Tensor, b: Tensor, advance: Callable[[int], object]) 
         start += x.size
         advance(a.nbytes * x.size // a.size + b.nbytes * x.size // b.size)
     total, of = float(errors.sum()), float(powers.sum())
-    found.relative_error = math.sqrt(total / of) if of else math.inf if total else 0.0
+    # Infinite, too, where squares are beyond DOUBLE.
+    found.relative_error = math.sqrt(total / of) if of and math.isfinite(total) else math.inf if total else 0.0
     if rows > 1 and total:
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = np.where(errors > 0, np.sqrt(errors / powers), 0)
@@ -140,14 +140,29 @@ def _doubles(x: Array) -> Array:
     return x if x.dtype == np.float64 else np.asarray(cast(x, _DOUBLE))
 
 
+def _unequal(a: Array, b: Array) -> Array:
+    """Where the numbers of two arrays differ. No two NaN do."""
+    x, y = _doubles(a), _doubles(b)
+    unequal = ~((x == y) | (np.isnan(x) & np.isnan(y)))
+    if any(part.dtype.kind in "iu" and part.dtype.itemsize == 8 for part in (a, b)):
+        # Neighbours of 64 bits may be one DOUBLE.
+        close = ~unequal & (np.abs(x) >= 2.0**53)
+        unequal[close] = [int(p) != int(q) for p, q in zip(a[close].tolist(), b[close].tolist(), strict=True)]
+    return np.asarray(unequal)
+
+
 def _codes_of(x: Array) -> np.dtype:
     return np.dtype(f"u{x.dtype.itemsize}")
 
 
 def _ordered(x: Array, kind: DType) -> Array:
-    """Codes as integers in the order of their numbers, so that neighbours are one apart."""
-    code = x.view(_codes_of(x)).astype(np.int64)
+    """Codes as UINT64 in the order of their numbers, so that neighbours are one apart."""
+    code, middle = x.view(_codes_of(x)).astype(np.uint64), np.uint64(1 << 63)
+    if kind.family == "int" and x.dtype.kind == "u":
+        return np.asarray(x, np.uint64)
+    if kind.family == "int":
+        return np.asarray(x.astype(np.int64).view(np.uint64) ^ middle)
     if not kind.is_float or not kind.sign_code:
-        return x.astype(np.int64) if kind.family == "int" else code
-    sign = np.int64(kind.sign_code) if kind.bits < 64 else np.int64(-(1 << 63))
-    return np.where(code & sign != 0, -(code & ~sign), code)
+        return code
+    sign = np.uint64(kind.sign_code)
+    return np.asarray(np.where(code & sign != 0, middle - (code & ~sign), middle + code))

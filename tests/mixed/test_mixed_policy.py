@@ -104,3 +104,9 @@ def test_the_three_casts(row: gpucast.DType) -> None:
     ):
         result = getattr(policy, cast)([x])
         assert (result[0].dtype, result[0].tobytes()) == (row.numpy, gpucast.cast(x, row).tobytes())
+
+
+def test_another_output_dtype() -> None:
+    policy = get_policy("p=f32,c=bf16,o=bf16")
+    assert policy.with_output_dtype("FLOAT") == get_policy("p=f32,c=bf16,o=f32")
+    assert policy == get_policy("p=f32,c=bf16,o=bf16")

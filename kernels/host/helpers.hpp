@@ -26,10 +26,18 @@ struct Job {
     // Of `helpers.lock`.
     int busy = 0;
 
-    void take_parts() {
+    // goes_on(n): whether to take another part after one of n steps. If not, nobody does.
+    template <typename GoesOn>
+    bool take_parts(const GoesOn& goes_on) {
         for (u64 begin = next.fetch_add(part); begin < size; begin = next.fetch_add(part)) {
-            run(context, begin, size - begin < part ? size : begin + part);
+            const u64 end = size - begin < part ? size : begin + part;
+            run(context, begin, end);
+            if (!goes_on(end - begin)) {
+                next = size;
+                return false;
+            }
         }
+        return true;
     }
 };
 
@@ -53,7 +61,7 @@ inline void* help(void*) {
         Job* job = helpers.job;
         ++job->busy;
         pthread_mutex_unlock(&helpers.lock);
-        job->take_parts();
+        job->take_parts([](u64) { return true; });
         pthread_mutex_lock(&helpers.lock);
         // All its parts are taken: nobody else begins with it.
         if (helpers.job == job) helpers.job = nullptr;
@@ -76,8 +84,9 @@ inline void start_helpers() {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-// Runs a job of parts, with helpers where no other cast has them.
-inline void run_job(Job* job) {
+// Runs a job of parts, with helpers where no other cast has them. False where `goes_on` ended it, which only the caller asks.
+template <typename GoesOn>
+inline bool run_job(Job* job, const GoesOn& goes_on) {
     pthread_mutex_lock(&helpers.lock);
     if (helpers.started + 1 < helpers.threads && !helpers.is_ending) start_helpers();
     const bool is_helped = helpers.started && !helpers.is_taken && !helpers.is_ending;
@@ -86,13 +95,14 @@ inline void run_job(Job* job) {
         pthread_cond_broadcast(&helpers.has_job);
     }
     pthread_mutex_unlock(&helpers.lock);
-    job->take_parts();
-    if (!is_helped) return;
+    const bool is_done = job->take_parts(goes_on);
+    if (!is_helped) return is_done;
     pthread_mutex_lock(&helpers.lock);
     if (helpers.job == job) helpers.job = nullptr;
     while (job->busy) pthread_cond_wait(&helpers.is_left, &helpers.lock);
     helpers.is_taken = false;
     pthread_mutex_unlock(&helpers.lock);
+    return is_done;
 }
 
 // ---- how many, and forks ----

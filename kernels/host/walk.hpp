@@ -409,31 +409,26 @@ inline bool in_parts(u64 n, u64 each, Found* found, Unlocked* unlocked, const Ru
     struct Context {
         const Run& run;
         Found* found;
-        u64 start;
     };
-    const u64 threads = n * each < cut_from ? 1 : u64(helpers.threads);
-    // A thread may have to wait for a core, and a signal for the slowest.
-    const u64 at_once = ((threads == 1 ? piece : piece / 2 * threads) / each | (part_unit - 1)) + 1;
-    for (u64 start = 0; start < n; start += at_once) {
-        const u64 count = n - start < at_once ? n - start : at_once;
-        if (threads == 1) {
-            run(start, start + count, found);
-        } else {
-            const u64 equal = count / (threads * parts_each), least = least_part / each;
-            const Context context = {run, found, start};
-            Job job;
-            job.run = [](const void* given, u64 begin, u64 end) {
-                const Context& own = *static_cast<const Context*>(given);
-                Found part;
-                own.run(own.start + begin, own.start + end, &part);
-                merge(own.found, part);
-            };
-            job.context = &context, job.size = count, job.part = ((equal > least ? equal : least) | (part_unit - 1)) + 1;
-            run_job(&job);
-        }
-        if (unlocked->is_interrupted(count * each)) return false;
+    if (n * each < cut_from) {
+        run(0, n, found);
+        return !unlocked->is_interrupted(n * each);
     }
-    return true;
+    const Context context = {run, found};
+    const bool is_shared = helpers.threads > 1;
+    // A signal waits for the longest part. The end waits once, for a helper that may itself wait for a core.
+    const u64 equal = is_shared ? n / (u64(helpers.threads) * parts_each) : n, least = least_part / each, most = piece / each;
+    Job job;
+    job.run = [](const void* given, u64 begin, u64 end) {
+        const Context& own = *static_cast<const Context*>(given);
+        Found part;
+        own.run(begin, end, &part);
+        merge(own.found, part);
+    };
+    job.context = &context, job.size = n;
+    job.part = ((equal < least ? least : equal > most ? most : equal) | (part_unit - 1)) + 1;
+    const auto goes_on = [&](u64 steps) { return !unlocked->is_interrupted(steps * each); };
+    return is_shared ? run_job(&job, goes_on) : job.take_parts(goes_on);
 }
 
 inline bool walk_flat(const u8* src, u32 src_bytes, u8* dst, u32 dst_bytes, u64 size, const Work& work, Found* found,

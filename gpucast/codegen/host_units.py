@@ -14,7 +14,6 @@ from functools import lru_cache
 
 from gpucast.codegen.cast_kernel import FILES, join, kernel_file, kernel_name, options, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.formats import SOURCES
 from gpucast.core.rule import (
     DEFAULT_OPSET,
     DIRECTED,
@@ -54,6 +53,9 @@ class HostUnit:
 
 def units() -> Iterator[HostUnit]:
     """All units of the extension module."""
+    # Only a build needs the formats. `import gpucast` loads this module, and stays quick without them.
+    from gpucast.core.formats import SOURCES
+
     for src in _NUMERIC:
         rules = every_rule(src)
         usual = [rule for rule in rules if rule == resolve(src, rule.dst)]

@@ -53,6 +53,8 @@ _VERSIONS = {
     "ModelOpt": "a2fbac7",
     "vLLM": "0d6c41a",
 }
+#: Their names as users may write them.
+_LIBRARIES = {library.lower() for library in _VERSIONS}
 
 #: What some rows leave out of the types that arrays can have.
 _SOURCES = {"compressed-tensors-mxfp4": _NO_HALF, "compressed-tensors-mxfp8": _NO_HALF}
@@ -172,7 +174,7 @@ def find(asked: Any, caller: str) -> Format:
     name = asked.lower()
     if name in RECIPES:
         return RECIPES[name].format
-    if "-" in name or name in {row.library.lower() for row in RECIPES.values()}:
+    if "-" in name or name in _LIBRARIES:
         alike = [known for known in RECIPES if known.startswith(name.split("-")[0])]
         near = difflib.get_close_matches(name, RECIPES, 3) or alike or list(RECIPES)
         raise ValueError(f"{caller}: format={asked!r} is no recipe; did you mean one of {', '.join(near)}?")

@@ -262,7 +262,12 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any) -> tuple[An
     number = float(np.float32((amax if device is None else gpu.cast_on_gpu.to_host(amax)).reshape(())))
     if not 0 <= number < math.inf:
         raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
-    return quantize_on_host.global_scale(number, format, dtype(x.dtype)), None
+    scale = quantize_on_host.global_scale(number, format, dtype(x.dtype))
+    if not 0 < scale < math.inf:
+        raise ValueError(
+            f"{_CALLER}: amax={number!r} gives {format} the global scale {scale!r}; expected one above 0 and finite"
+        )
+    return scale, None
 
 
 def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:

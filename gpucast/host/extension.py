@@ -19,6 +19,7 @@ from gpucast.core.errors import SlowHostWarning
 
 #: `interface` of ``kernels/host/module.cpp``.
 _INTERFACE = 4
+_THREADS = "GPUCAST_HOST_THREADS"
 #: What the build writes where it cannot build the module.
 MISSING = Path(__file__).parent.parent / "_host_missing.txt"
 
@@ -66,6 +67,9 @@ def _reason() -> str:
     """Why the module is missing, and what mends it."""
     if WHY_NOT == "GPUCAST_NO_HOST=1":
         return "GPUCAST_NO_HOST=1 is set; unset it"
+    if WHY_NOT.startswith(_THREADS):
+        # To build the module again would not help.
+        return f"{WHY_NOT}; set {_THREADS} to one, or unset it"
     return (
         f"the extension module is missing ({WHY_NOT}); with a C++ compiler, run: {sys.executable} -m gpucast.host.build"
     )

@@ -115,5 +115,7 @@ def test_how_many() -> None:
     (line,) = run(code, GPUCAST_HOST_THREADS="", OMP_NUM_THREADS="")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     assert line.endswith(f", {min(cores or 1, 8)} thread{'s' if cores != 1 else ''} for long casts")
-    (line,) = run(code, GPUCAST_HOST_THREADS="2x")
-    assert "GPUCAST_HOST_THREADS=2x is not a number from 1 to 64" in line
+    for asked in ("2x", "0", "65", "4 "):
+        (line,) = run(code, GPUCAST_HOST_THREADS=asked)
+        wrong = f"GPUCAST_HOST_THREADS={asked} is not a number from 1 to 64"
+        assert line == f"slow, by the reference: {wrong}; set GPUCAST_HOST_THREADS to one, or unset it"

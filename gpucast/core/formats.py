@@ -155,10 +155,7 @@ class Format:
     @exact()
     def smallest_scale(self) -> float:
         """The lower bound of scales: FLOAT's smallest normal number, so that its reciprocal is finite and processors
-        that flush subnormals can read it; for a narrow type its smallest positive number. 0 with steps, whose formulas
-        have a bound of their own."""
-        if self.steps is not None and self.scale is not _E8M0:
-            return 0.0
+        that flush subnormals can read it; for a narrow type its smallest positive number. Scales of steps have none."""
         if self.has_float_scales:
             return math.ldexp(1.0, 1 - self.scale.bias)
         return float(self.scale.value(0 if self.scale is _E8M0 else 1))
@@ -291,11 +288,6 @@ FORMATS: dict[str, Format] = _table("""
     int2_zp       INT2          FLOAT         tensor,axis,32,64,128      amax   zp  -
     uint2_zp      UINT2         FLOAT         tensor,axis,32,64,128      amax   zp  -
 """)
-
-
-def named(name: str, format: Format) -> Format:
-    """The same format by another name."""
-    return replace(format, name=name)
 
 
 def find(asked: Any, caller: str) -> Format:

@@ -18,7 +18,7 @@ from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
-from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, QuantizeSpec
+from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, QuantizeSpec, finishing
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
 
@@ -68,8 +68,8 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
     if format.global_scale:
         yield QuantizeSpec(rule, format, "top", lanes=WARP)
         yield QuantizeSpec(rule, format, "global")
-    if format.steps is not None:
-        yield QuantizeSpec(rule, format, "finish_global" if format.global_scale else "finish")
+    for kind in () if format.steps is None else finishing(format.steps):
+        yield QuantizeSpec(rule, format, kind)
     for dst in dict.fromkeys((src, _FLOAT)):
         back = CastRule(format.element, dst)
         yield QuantizeSpec(back, format, "back", single=format.block == "tensor")

@@ -22,9 +22,19 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts, ScaleOrder
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, resolve
+from gpucast.core.steps import Steps
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.quantization.block_grid import BlockGrid
-from gpucast.quantization.gpu.source import ROW_BLOCKS, VECTOR, WARP, Kind, QuantizeArguments, QuantizeSpec, stats_bytes
+from gpucast.quantization.gpu.source import (
+    ROW_BLOCKS,
+    VECTOR,
+    WARP,
+    Kind,
+    QuantizeArguments,
+    QuantizeSpec,
+    finishing,
+    stats_bytes,
+)
 from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
 from gpucast.quantization.gpu.workspace import Workspace
@@ -91,7 +101,7 @@ def quantize(
             ]
         results = _fill(x, src, format, result_specs, results, device, random, workspace)
         if format.steps is not None:
-            _finish(format, src, results, device)
+            _finish(format, format.steps, src, results, device)
         for target, result in zip(targets or [], results, strict=False):
             # Results share their scale, and the global one.
             for name in ("scales", "zero_points", "global_scale"):
@@ -151,18 +161,15 @@ def _fill(
     return results
 
 
-def _finish(format: Format, src: DType, results: list[Parts], device: int) -> None:
+def _finish(format: Format, steps: Steps, src: DType, results: list[Parts], device: int) -> None:
     """Replace what the formulas of a format with steps needed until now by scales and the global scale."""
-    steps, rule = format.steps, CastRule(src, format.element)
-    assert steps is not None
     unique = {id(one.scales): one.scales for one in results}
-    for scales in unique.values() if steps.code_needs_amax else ():
-        if scales.size:
-            kernel = driver.kernel(QuantizeSpec(rule, format, "finish"), device)
-            kernel(0, _address(scales), scales.size, QuantizeArguments(_ONE))
-    if steps.u and steps.global_scale != "u":
-        place = _address(results[0].global_scale)
-        driver.kernel(QuantizeSpec(rule, format, "finish_global"), device)(0, place, 1, QuantizeArguments(_ONE))
+    numbers = {"finish": list(unique.values()), "finish_global": [results[0].global_scale]}
+    for kind in finishing(steps):
+        for array in numbers[kind]:
+            if array.size:
+                kernel = driver.kernel(QuantizeSpec(CastRule(src, format.element), format, kind), device)
+                kernel(0, _address(array), array.size, QuantizeArguments(_ONE))
 
 
 def _swap(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
+from gpucast.core.steps import Steps
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.step_source import step_functions
 
@@ -32,6 +33,13 @@ Kind = Literal[
     "rows", "extremes", "columns", "scales", "kept", "top", "global", "elements", "finish", "finish_global", "back",
     "swizzle", "unswizzle", "to_8x4", "from_8x4", "to_mn_major", "from_mn_major",
 ]  # fmt: skip
+
+
+def finishing(steps: Steps) -> tuple[Kind, ...]:
+    """The kinds of kernels that end what others began in a format with steps, in their order."""
+    scales: tuple[Kind, ...] = ("finish",) if steps.code_needs_amax else ()
+    return (*scales, "finish_global") if steps.u and steps.global_scale != "u" else scales
+
 
 #: The further files of these kernels, after those of fused kernels.
 FILES = ("quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantize.cu")
@@ -162,7 +170,7 @@ def format_struct(format: Format, stochastic: bool, name: str, source: DType = _
         f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
         f"enum : bool {{ two_sided = {format.two_sided:d}, clamps = {_clamps(format):d} }};",
         f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {stochastic:d} }};",
-        f"enum : u32 {{ smallest_scale = {0 if format.steps is not None else _smallest(scale):#x} }};",
+        f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
         f"enum : int {{ lowest = {lowest}, largest = {largest} }};",
         f"enum : int {{ exponent = {_exponent(format)} }};",
         f"enum : u32 {{ carry = {_carry(format):#x} }};",

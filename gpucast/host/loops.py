@@ -66,7 +66,7 @@ def function_of(rule: CastRule) -> int:
 @lru_cache(maxsize=4096)
 def plain(rule: CastRule) -> bytes:
     """The work of a cast that fuses nothing."""
-    if is_product(rule):
+    if _is_product(rule):
         return work(rule, FusedInputs(scale=1.0))
     return bytes(Work(_PLAIN, function_of(rule)))
 
@@ -80,7 +80,7 @@ def fused(rule: CastRule, scaled: bool) -> bytes:
     return _template(rule, "wide", True, False) + _template(rule, "narrow", True, False)
 
 
-def is_product(rule: CastRule) -> bool:
+def _is_product(rule: CastRule) -> bool:
     """Whether a cast rounds in a direction for which its source has no loop: then its DOUBLEs are rounded, times 1."""
     return rule.rounding in DIRECTED and rule.src not in DIRECTED_SOURCES
 
@@ -90,7 +90,7 @@ def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
     (`gpucast.casting.fused_options.fused_rule`)."""
     if fused is None or all(given is None for given in fused):
         return plain(rule)
-    if fused.scale is None and is_product(rule):
+    if fused.scale is None and _is_product(rule):
         fused = fused._replace(scale=1.0)
     looks = fused.amax is not None, fused.finite is not None
     made = Work.from_buffer_copy(_template(rule, fused.scaling, *looks))

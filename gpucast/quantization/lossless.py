@@ -66,21 +66,19 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
     with np.errstate(invalid="ignore"):
         amax = _largest(np.where(np.isfinite(values), np.abs(values), 0), grid)
         unit = _largest(np.where((values != 0) & np.isfinite(old), old, 0), grid)
-    fewest = None
     own = None if q.global_scale is None else float(q.global_scale)
     if global_scale is not None:
         own = _checked(global_scale)
+    counts = []
     for headroom in (False, True):
         scales, g = _scales(amax, unit, target, headroom, own)
         codes, changed = _codes(values, scales, g, lost, target, grid)
-        if fewest is None or changed < fewest[0]:
-            fewest = changed, codes, scales, g
         if not changed:
             break
-    assert fewest is not None
-    changed, codes, scales, g = fewest
-    if changed:
-        raise ValueError(f"{_CALLER}: {changed:,} of {values.size:,} numbers would change from {q.format} to {target}")
+        counts.append(changed)
+    else:
+        least, size = min(counts), values.size
+        raise ValueError(f"{_CALLER}: {least:,} of {size:,} numbers would change from {q.format} to {target}")
     data = codes.reshape(q.shape)
     stored = np.where(lost, np.nan, np.asarray(cast(scales, "DOUBLE")))
     return Quantized(
@@ -113,10 +111,7 @@ def _of_elements(q: Quantized) -> Array:
 
 def _spread(of_blocks: Array, grid: BlockGrid) -> Array:
     """What belongs to blocks, for each of their elements."""
-    for dimension, (length, n) in enumerate(zip(grid.lengths, grid.shape, strict=True)):
-        if dimension or grid.splits_outer:
-            of_blocks = of_blocks.repeat(length, dimension).take(np.arange(n), dimension)
-    return np.broadcast_to(of_blocks, grid.shape)
+    return of_blocks[np.ix_(*(np.arange(n) // length for n, length in zip(grid.shape, grid.lengths, strict=True)))]
 
 
 def _largest(of_elements: Array, grid: BlockGrid) -> Array:

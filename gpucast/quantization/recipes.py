@@ -9,7 +9,7 @@ only because a comparison with the library, or with its formula, found no code a
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
@@ -151,7 +151,7 @@ def _rows(text: str) -> dict[str, Recipe]:
             continue
         name, library, held, columns, *formulas = (cell.strip() for cell in line.split("|"))
         if not formulas:
-            format = formats.named(name, formats.find(columns, "recipes"))
+            format = replace(formats.find(columns, "recipes"), name=name)
         else:
             element, scale, block, rule = columns.split()
             lengths: Any = {"row": (ROW,), "tensor": "tensor"}.get(block) or tuple(map(int, block.split("x")))

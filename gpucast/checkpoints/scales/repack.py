@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from gpucast.checkpoints.scales.stored import Stored
 from gpucast.checkpoints.streaming.pieces import dequantized, regroup, shaped, sliced
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import Format, Parts, named
+from gpucast.core.formats import Format, Parts
 from gpucast.files import Tensor
 from gpucast.files.tensor import Array, FileError
 from gpucast.quantization import Quantized, lossless
@@ -152,7 +152,8 @@ class Rescaled(Repacked):
             new = lossless.repack(self._quantized(), stored.format, axis=axis, global_scale=self._global())
         except (TypeError, ValueError) as error:
             raise FileError(f"tensor {self.tensor.name!r}: {error}") from None
-        values = self.tensor.read().reshape(-1)
+        # The same numbers, which need not be read again.
+        values = np.asarray(new.dequantize("DOUBLE")).reshape(-1)
         chosen = runs_of_piece(values.size, 0, values.size) if detailed else []
         examined = [(values[run], values[run], 0.0) for run in chosen]
         observe(CastReport(values.size, int(np.count_nonzero(values))), examined)
@@ -179,7 +180,7 @@ class Rescaled(Repacked):
         if one is not None and float(one) != float(parts.global_scale):
             raise ValueError("numbers are divided by its global scale, and no FLOAT multiplies so")
         data = PackedArray.pack(codes) if old.format.element.packed else codes
-        format = named(self.tensor.kind, old.format)
+        format = replace(old.format, name=self.tensor.kind)
         return Quantized(data, np.ascontiguousarray(scales), format, parts.zero_points, one, axis=axis)
 
     def _global(self) -> float | None:

@@ -82,6 +82,9 @@ def unmasked(x: Any, caller: str) -> None:
 def as_array(x: Any, caller: str) -> Any:
     """`x` as an array that casts take: a PackedArray or CuPy array as it is, arrays of other libraries over their own
     memory, all else as a plain NumPy array."""
+    # As most calls have it: what follows takes longer than a small cast.
+    if type(x) is np.ndarray and x.dtype.kind != "O":
+        return x
     unmasked(x, f"{caller}: x")
     if isinstance(x, PackedArray) or namespace(x) not in (None, np):
         return x

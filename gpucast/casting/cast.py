@@ -287,7 +287,7 @@ def _checked_array(x: Any, to: Any, options: Options) -> Any:
 
 def _cast_array(x: Any, to: Any, options: Options) -> Any:
     caller, out = options.caller, options.out
-    array = x if type(x) is _ndarray and x.dtype != object else as_array(x, caller)
+    array = as_array(x, caller)
     if array is not x:
         return cast_with(array, to, options)
     source = operand(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
@@ -300,7 +300,7 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
         rule, fused = resolve(source.dtype, dst, options), None
     if not isinstance(options.copy, (bool, np.bool_)):
         raise TypeError(f"{caller}: copy={options.copy!r} must be True or False")
-    place = None if options.device is None else devices.parse(options.device, caller)
+    place = devices.parse(options.device, caller)
     target = None
     if out is not None:
         adapter = adapters.find(out)
@@ -329,17 +329,17 @@ def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRul
     """Keep the plan of a successful cast, if it has a fast path."""
     if "string" in (rule.src.family, rule.dst.family):
         return
-    fuses = not (options.seed is options.scale is options.amax is None)
+    is_plain = options.seed is options.scale is options.amax is None
     if source.device is None:
         if type(x) is np.ndarray and x.dtype.isnative and MODULE is not None:
             plans.keep(x, to, options, rule)
-    elif type(source.data) is namespace(source.data).ndarray and not (fuses and source.packed):
-        if fuses:
-            plans.keep(x, to, options, rule, gpu.fast_path.fused(source, rule))
-        else:
+    elif type(source.data) is namespace(source.data).ndarray and (is_plain or not source.packed):
+        if is_plain:
             kernels: dict[int, Any] = {}
             run = gpu.fast_path.plain(source, rule, kernels)
             plans.keep(x, to, options, rule, run, None if source.packed or rule.dst.packed else kernels)
+        else:
+            plans.keep(x, to, options, rule, gpu.fast_path.fused(source, rule))
 
 
 def _unchanged(source: Operand, rule: CastRule) -> bool:

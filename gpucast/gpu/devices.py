@@ -21,12 +21,14 @@ def unavailable() -> tuple[str, str] | None:
 
 def parse(device: Any, caller: str) -> str | None:
     """A `device` keyword, checked: None, "cpu", "cuda" or "cuda:N", or an object with such a type and an index."""
+    if device is None:
+        return None
     text = device
     if isinstance(getattr(device, "type", None), str):
         # Such as torch.device("cuda", 1). There is one host, whatever its index.
         index = getattr(device, "index", None)
         text = device.type if index is None or device.type == "cpu" else f"{device.type}:{index}"
-    if text is None or (isinstance(text, str) and re.fullmatch(r"cpu|cuda(:[0-9]+)?", text)):
+    if isinstance(text, str) and re.fullmatch(r"cpu|cuda(:[0-9]+)?", text):
         return text
     error = ValueError if isinstance(device, str) else TypeError
     raise error(f"{caller}: device={device!r} is not a device; expected None, 'cpu', 'cuda' or 'cuda:N'")

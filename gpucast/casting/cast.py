@@ -312,7 +312,7 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
     elif (
         fused is None
         and not options.copy
-        and place in (None, "cpu" if source.device is None else f"cuda:{source.device}")
+        and place in (None, devices.place(source.device))
         and _unchanged(source, rule)
     ):
         return x

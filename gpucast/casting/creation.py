@@ -41,10 +41,9 @@ def empty_like(x: Any, dtype: Any = None, device: Any = None) -> Any:
     if not isinstance(x, PackedArray) and namespace(x) is None:
         x = np.asarray(x)
     kind = _kind(x.dtype if dtype is None else dtype, "empty_like")
-    if isinstance(x, PackedArray) and kind.packed and (device == "cpu" or (device is None and device_index(x) is None)):
+    device = devices.place(device_index(x)) if device is None else device
+    if isinstance(x, PackedArray) and kind.packed and device == "cpu":
         return PackedArray(np.empty(kind.nbytes(x.size), dtype=np.uint8), kind, x.shape)
-    if device is None and device_index(x) is not None:
-        device = f"cuda:{device_index(x)}"
     return empty(x.shape, kind, device)
 
 

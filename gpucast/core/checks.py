@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,23 @@ def integer(value: Any, what: str, expected: str = "an integer") -> int:
         except TypeError:
             pass
     raise TypeError(f"{what}={value!r} must be {expected}")
+
+
+def count(value: Any, what: str, least: int, most: int, shown: str = "") -> int:
+    """Return an integer in a range as an int; otherwise TypeError or ValueError. `shown`: how `most` is written."""
+    number = integer(value, what)
+    if not least <= number <= most:
+        raise ValueError(f"{what}={value!r} must be from {least} to {shown or most}")
+    return number
+
+
+def state_with_keys(state: Any, keys: Sequence[str], caller: str) -> dict[str, Any]:
+    """Return the argument of `load_state_dict` as a dict. TypeError for another object, ValueError for other keys."""
+    if not isinstance(state, Mapping):
+        raise TypeError(f"{caller}: state is {type(state).__name__}; expected a dict")
+    if set(state) != set(keys):
+        raise ValueError(f"{caller}: state has the keys {sorted(map(str, state))}; expected {list(keys)}")
+    return dict(state)
 
 
 def is_real(value: Any) -> bool:

@@ -39,6 +39,11 @@ def name(number: int | None) -> str:
     return "the host" if number is None else f"cuda:{number}"
 
 
+def place(number: int | None) -> str:
+    """The `device` keyword for the device with that index, or for the host (None)."""
+    return "cpu" if number is None else f"cuda:{number}"
+
+
 def require(caller: str) -> None:
     """DeviceUnavailable, with the reason and the remedy, unless casts can run on a GPU here."""
     problem = unavailable()
@@ -46,14 +51,14 @@ def require(caller: str) -> None:
         raise DeviceUnavailable(f"{caller}: no cast on a GPU: {problem[0]}; {problem[1]}")
 
 
-def index(place: str, caller: str) -> int:
+def index(device: str, caller: str) -> int:
     """The index of the device that "cuda" (the current one) or "cuda:N" names."""
     require(caller)
-    number = place.partition(":")[2]
+    number = device.partition(":")[2]
     if not number:
         return gpu.driver.driver().current()
     count = gpu.driver.driver().count()
     if int(number) >= count:
         last = f"cuda:{count - 1}"
-        raise DeviceUnavailable(f"{caller}: device={place!r} does not exist; expected 'cuda' or 'cuda:0' to '{last}'")
+        raise DeviceUnavailable(f"{caller}: device={device!r} does not exist; expected 'cuda' or 'cuda:0' to '{last}'")
     return int(number)

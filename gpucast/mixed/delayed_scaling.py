@@ -22,9 +22,9 @@ from gpucast.arrays.packed import as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_many import cast_many
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import integer
+from gpucast.core.checks import count, integer, state_with_keys
 from gpucast.core.dtypes import dtype, finfo
-from gpucast.gpu import streams
+from gpucast.gpu import devices, streams
 from gpucast.mixed import gpu
 
 #: Rows of the state before the history, as kernels/delayed_scaling.cu has them.
@@ -67,9 +67,9 @@ class DelayedScaling:
         self.to = dtype(to, caller=f"{caller}: to=")
         if self.to.family != "float" or self.to.bits > 16:
             raise TypeError(f"{caller}: to is {self.to.name}; expected a float type of at most 16 bits")
-        self.tensors = _count(tensors, 1, 2**20, f"{caller}: tensors")
-        self.history = _count(history, 1, 2**16, f"{caller}: history")
-        self.margin = _count(margin, 0, 64, f"{caller}: margin")
+        self.tensors = count(tensors, f"{caller}: tensors", 1, 2**20)
+        self.history = count(history, f"{caller}: history", 1, 2**16)
+        self.margin = count(margin, f"{caller}: margin", 0, 64)
         if not isinstance(power_of_two, (bool, np.bool_)):
             raise TypeError(f"{caller}: power_of_two={power_of_two!r} must be True or False")
         self.power_of_two = bool(power_of_two)
@@ -151,20 +151,14 @@ class DelayedScaling:
     @exact()
     def state_dict(self) -> dict[str, Any]:
         """The settings as Python values and ``"state"``, a UINT32 NumPy array (waits for the device that holds it)."""
-        state = (
-            np.array(self._state) if device_index(self._state) is None else cast(self._state, "UINT32", device="cpu")
-        )
-        return self._settings() | {"state": state}
+        return self._settings() | {"state": cast(self._state, "UINT32", device="cpu")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `state_dict` of an object with equal settings. ValueError or TypeError, and no change,
         for anything else."""
         caller = "DelayedScaling.load_state_dict"
-        if not isinstance(state, Mapping):
-            raise TypeError(f"{caller}: state is {type(state).__name__}; expected a dict")
         expected = self._settings()
-        if set(state) != {*expected, "state"}:
-            raise ValueError(f"{caller}: state has the keys {sorted(map(str, state))}; expected {[*expected, 'state']}")
+        state = state_with_keys(state, [*expected, "state"], caller)
         for name, value in expected.items():
             if state[name] != value:
                 raise ValueError(f"{caller}: state has {name}={state[name]!r}; this object has {value!r}")
@@ -181,8 +175,8 @@ class DelayedScaling:
         ):
             raise ValueError(f"{caller}: state holds scales or places that no step leaves")
         # Written into the same memory, because a CUDA graph may have captured its address.
-        device = device_index(self._state)
-        cast(np.ascontiguousarray(words), "UINT32", out=self._state, device=_name(device))
+        device = devices.place(device_index(self._state))
+        cast(np.ascontiguousarray(words), "UINT32", out=self._state, device=device)
 
     def _settings(self) -> dict[str, Any]:
         return {
@@ -198,15 +192,4 @@ class DelayedScaling:
 
     def _move(self, device: int | None) -> None:
         if device_index(self._state) != device:
-            self._state = cast(self._state, "UINT32", device=_name(device))
-
-
-def _name(device: int | None) -> str:
-    return "cpu" if device is None else f"cuda:{device}"
-
-
-def _count(value: Any, least: int, most: int, caller: str) -> int:
-    count = integer(value, caller)
-    if not least <= count <= most:
-        raise ValueError(f"{caller}={value!r} must be from {least} to {most}")
-    return count
+            self._state = cast(self._state, "UINT32", device=devices.place(device))

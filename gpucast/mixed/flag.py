@@ -12,6 +12,7 @@ from gpucast.arrays.packed import as_array, device_index
 from gpucast.arrays.tree import dtype_of
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
+from gpucast.gpu import devices
 
 _ROWS = (dtype("BOOL"), dtype("UINT8"))
 
@@ -40,4 +41,4 @@ def new_flag(device: int | None) -> Any:
 
 def flag_on(flag: Any, device: int) -> Any:
     """The flag on a device."""
-    return flag if device_index(flag) == device else cast(flag, flag.dtype, device=f"cuda:{device}")
+    return flag if device_index(flag) == device else cast(flag, flag.dtype, device=devices.place(device))

@@ -25,13 +25,15 @@ from gpucast.arrays.tree import all_floating, floating, is_floating
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_many import cast_arrays
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import as_double, integer, is_real
+from gpucast.core.checks import as_double, count, is_real, state_with_keys
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import streams
+from gpucast.gpu import devices, streams
 from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag, flag_on, new_flag
 
 _FLOAT = dtype("FLOAT")
+#: The largest number of steps, and how it is written.
+_MOST = (2**32 - 1, "2^32 - 1")
 
 
 class LossScale:
@@ -137,7 +139,7 @@ class LossScale:
         numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, float) and not isinstance(leaf, np.floating)]
         if numbers:
             first = next(filter(is_floating, leaves), None)
-            device = _device_name(self._device_index() if first is None else _device_of(first))
+            device = devices.place(self._device_index() if first is None else _device_of(first))
             for i in numbers:
                 leaves[i] = cast(leaves[i], _FLOAT, device=device)
         return floating(leaves, lambda: trees.paths(structure), caller, all_of_them=True)
@@ -151,12 +153,7 @@ class LossScale:
         return None
 
     def _checked_state(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        caller, expected = f"{type(self).__name__}.load_state_dict", set(self.state_dict())
-        if not isinstance(state, Mapping):
-            raise TypeError(f"{caller}: state is {type(state).__name__}; expected a dict")
-        if set(state) != expected:
-            raise ValueError(f"{caller}: state has the keys {sorted(map(str, state))}; expected {sorted(expected)}")
-        return dict(state)
+        return state_with_keys(state, sorted(self.state_dict()), f"{type(self).__name__}.load_state_dict")
 
 
 class NoOpLossScale(LossScale):
@@ -209,12 +206,12 @@ class DynamicLossScale(LossScale):
         counter: int = 0,
     ) -> None:
         caller = "DynamicLossScale"
-        self.period = _count(period, 1, f"{caller}: period")
+        self.period = count(period, f"{caller}: period", 1, *_MOST)
         self.factor = _number(factor, f"{caller}: factor")
         self.backoff = self.factor if backoff is None else _number(backoff, f"{caller}: backoff")
         self.min_loss_scale = _number(min_loss_scale, f"{caller}: min_loss_scale")
         scale = _number(loss_scale, f"{caller}: loss_scale")
-        steps = _count(counter, 0, f"{caller}: counter")
+        steps = count(counter, f"{caller}: counter", 0, *_MOST)
         for name, given, number in (("factor", factor, self.factor), ("backoff", backoff, self.backoff)):
             if number <= 1:
                 raise ValueError(f"{caller}: {name}={given!r} must be above 1, as a FLOAT")
@@ -259,7 +256,7 @@ class DynamicLossScale(LossScale):
 
     @exact()
     def state_dict(self) -> dict[str, Any]:
-        state = self._state if self._device_index() is None else cast(self._state, "UINT32", device="cpu")
+        state = cast(self._state, "UINT32", device="cpu")
         return {
             "loss_scale": float(_floats(state)[0]),
             "period": self.period,
@@ -274,7 +271,7 @@ class DynamicLossScale(LossScale):
         self.period, self.min_loss_scale = other.period, other.min_loss_scale
         self.factor, self.backoff = other.factor, other.backoff
         # Written into the same memory, because a CUDA graph may have captured its address.
-        cast(other._state, "UINT32", out=self._state, device=_device_name(self._device_index()))
+        cast(other._state, "UINT32", out=self._state, device=devices.place(self._device_index()))
 
     def _factors(self, leaf: Any) -> tuple[Any, Any]:
         self._move(_device_of(leaf))
@@ -285,7 +282,7 @@ class DynamicLossScale(LossScale):
 
     def _move(self, device: int | None) -> None:
         if self._device_index() != device:
-            self._state = cast(self._state, "UINT32", device=_device_name(device))
+            self._state = cast(self._state, "UINT32", device=devices.place(device))
 
     @exact()
     def _write(self, scale: Any, counter: int) -> None:
@@ -311,10 +308,6 @@ def _device_of(leaf: Any) -> int | None:
     return None if leaf is None else device_index(as_array(leaf, "unscale"))
 
 
-def _device_name(device: int | None) -> str:
-    return "cpu" if device is None else f"cuda:{device}"
-
-
 @exact()
 def _number(value: Any, caller: str) -> float:
     """A scale or factor rounded to FLOAT."""
@@ -324,10 +317,3 @@ def _number(value: Any, caller: str) -> float:
     if not (math.isfinite(number) and number >= math.ldexp(1.0, -126)):
         raise ValueError(f"{caller}={value!r} must be finite and 2^-126 or more, as a FLOAT")
     return number
-
-
-def _count(value: Any, least: int, caller: str) -> int:
-    count = integer(value, caller)
-    if not least <= count < 2**32:
-        raise ValueError(f"{caller}={value!r} must be from {least} to 2^32 - 1")
-    return count

@@ -83,7 +83,7 @@ class Repacked(Scaled):
         with contextlib.ExitStack() as stack:
             # In streams of their own: the numbers to compare with are read from the same tensors.
             old, tensors = self.tensor.opened(stack)
-            parts = self._parts(old.loaded_parts({part: tensors[part] for part in tensors if part != "data"}), old)
+            parts = self._parts(old.loaded_parts(tensors), old)
             flat = (codes.reshape(-1) for codes in old.codes(tensors["data"]))
 
             def pieces() -> Iterator[Array]:
@@ -96,10 +96,7 @@ class Repacked(Scaled):
                     yield stored.pack(codes)
 
             write(stored.specs["data"], stored.in_groups(pieces()))
-        arrays = stored.stored_parts(parts)
-        for part, spec in stored.specs.items():
-            if part != "data":
-                write(spec, [arrays[part]])
+        self._write_scales(write, parts)
 
     def verify(self, written: Mapping[str, Tensor], everything: bool, caller: str) -> int:
         stored = self.stored
@@ -160,17 +157,14 @@ class Rescaled(Repacked):
         codes = new.data.get() if isinstance(new.data, PackedArray) else new.data
         pieces = map(stored.pack, shaped(iter([codes.reshape(-1)]), stored.cut))
         write(stored.specs["data"], stored.in_groups(pieces))
-        arrays = stored.stored_parts(Parts(None, new.scales, None, new.global_scale))
-        for part, spec in stored.specs.items():
-            if part != "data":
-                write(spec, [arrays[part]])
+        self._write_scales(write, Parts(None, new.scales, None, new.global_scale))
 
     def _quantized(self) -> Quantized:
         """The codes and scales of the tensor, in the shape of the model's weight."""
         assert isinstance(self.tensor, Dequantized)
         with contextlib.ExitStack() as stack:
             old, tensors = self.tensor.opened(stack)
-            parts = old.loaded_parts({part: tensors[part] for part in tensors if part != "data"})
+            parts = old.loaded_parts(tensors)
             flat = np.concatenate([codes.reshape(-1) for codes in old.codes(tensors["data"])])
         codes, scales, axis = flat.reshape(old.shape), parts.scales, _axis(old.format, old.shape)
         if old.transposed:

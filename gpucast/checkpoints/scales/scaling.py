@@ -250,8 +250,12 @@ class Scaled:
                 yield packed
 
         write(stored.specs["data"], stored.in_groups(pieces()))
-        arrays = stored.stored_parts(joined(format, stored.shape, scales))
-        for part, spec in stored.specs.items():
+        self._write_scales(write, joined(format, stored.shape, scales))
+
+    def _write_scales(self, write: Write, parts: Parts) -> None:
+        """Write all of `specs` behind the codes."""
+        arrays = self.stored.stored_parts(parts)
+        for part, spec in self.stored.specs.items():
             if part != "data":
                 write(spec, [arrays[part]])
 

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from gpucast.checkpoints.difference import side
-from gpucast.checkpoints.difference.explain import Explanation, explanations
+from gpucast.checkpoints.difference.explain import Explanation, Original, explanations
 from gpucast.checkpoints.difference.numbers import Count, Difference, compared
 from gpucast.cli.dtypes import columns
 from gpucast.cli.progress import progress_bar
@@ -54,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
                 one, other = a.tensors[name], b.tensors[name]
                 found = compared(name, one, other, advance)
                 first = origin.tensors.get(name) if origin is not None else None
-                rows.append((found, explanations(one, first or other), explanations(other, first or one)))
+                known = None if first is None else Original(first)
+                of_a, of_b = explanations(one, known or Original(other)), explanations(other, known or Original(one))
+                rows.append((found, of_a, of_b))
     missing = {
         path: sorted(part.tensors.keys() - other.tensors.keys())
         for path, part, other in ((args.a, a, b), (args.b, b, a))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import numpy as np
 import pytest
 
 import gpucast
+from gpucast.checkpoints.difference import side
+from gpucast.checkpoints.difference.explain import Original, explanations
 from gpucast.cli.main import main
 from gpucast.files import save
+from gpucast.files.tensor import LoadedTensor
 
 X = gpucast.cast(np.random.default_rng(4).standard_normal((256, 256)).astype(np.float32), "BFLOAT16")
 
@@ -109,6 +113,22 @@ def test_codes_and_scales_of_two_stacks(tmp_path: Path, plain: str, capsys: pyte
         1
     )
     assert errors[worst] == errors.max()
+
+
+def test_an_original_is_read_once_for_both_sides(tmp_path: Path) -> None:
+    reads = []
+
+    class Counted(LoadedTensor):
+        def chunks(self, limit: int = 1 << 23) -> Iterator[Any]:
+            reads.append(self.name)
+            return super().chunks(limit)
+
+    original = Original(Counted("a.weight", gpucast.dtype("BFLOAT16"), X.shape, "BF16", X.nbytes, X))
+    for recipe in ("deepgemm", "vllm-fp8-group"):
+        with side.opened(_quantized(tmp_path / f"{recipe}.safetensors", recipe)) as one:
+            found = explanations(one.tensors["a.weight"], original)
+        assert found[0].recipe == recipe and found[0].is_exact
+    assert reads == ["a.weight"]
 
 
 def test_the_table(tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import numpy as np
 
 from gpucast.arrays.packed import PackedArray
-from gpucast.checkpoints.difference.numbers import PIECE, code_pieces
+from gpucast.checkpoints.difference.numbers import PIECE, code_pieces, unequal
 from gpucast.checkpoints.scales.dequantized import Dequantized
 from gpucast.core.formats import FORMATS, SOURCES, Format
 from gpucast.files import Tensor
@@ -35,16 +36,41 @@ class Explanation:
         return not self.codes and not self.scales
 
 
-def explanations(tensor: Tensor, original: Tensor) -> list[Explanation]:
+@dataclass
+class Original:
+    """A tensor that others were made from. It is read once for all of them."""
+
+    tensor: Tensor
+
+    @cached_property
+    def rows(self) -> tuple[int, Array]:
+        """How many of its first rows there are, and these. Where these are not all, one more stands for the rest: it
+        has the largest magnitude of all."""
+        columns, top = self.tensor.shape[1], 0.0
+        rows = min(self.tensor.shape[0], max(_ROWS, _ELEMENTS // columns // _ROWS * _ROWS))
+        kept: list[Array] = []
+        missing = rows * columns
+        for chunk in self.tensor.chunks():
+            kept.append(chunk[:missing])
+            missing -= kept[-1].size
+            magnitudes = np.abs(chunk[np.isfinite(chunk)])
+            top = max(top, float(magnitudes.max(initial=0)))
+        last = np.zeros(columns, kept[0].dtype)
+        last[0] = top
+        return rows, np.concatenate(kept if rows == self.tensor.shape[0] else [*kept, last]).reshape(-1, columns)
+
+
+def explanations(tensor: Tensor, original: Original) -> list[Explanation]:
     """The recipes that fit a quantized tensor's form, the best first. Empty for a tensor that is not quantized, or an
     original that is not of a type to quantize."""
-    if not isinstance(tensor, Dequantized) or original.dtype not in SOURCES or original.shape != tensor.shape:
+    made_from = original.tensor
+    if not isinstance(tensor, Dequantized) or made_from.dtype not in SOURCES or made_from.shape != tensor.shape:
         return []
     stored = tensor.detected.stored
     assert stored is not None
     if stored.transposed or len(tensor.shape) != 2 or not tensor.size:
         return []
-    rows, x = _rows(original)
+    rows, x = original.rows
     n = rows * x.shape[1]
     codes = np.concatenate(list(islice(code_pieces(tensor), -(-n // PIECE))))[:n].reshape(rows, -1)
     scales = tensor.scales()
@@ -55,26 +81,9 @@ def explanations(tensor: Tensor, original: Tensor) -> list[Explanation]:
         own_scales = _leading(q.scales, format, rows)
         given = _leading(scales.reshape(q.format.scales_shape(tensor.shape, axis)), format, rows)
         if q.scales.size and own_scales.shape == given.shape:
-            differ = _differ(own[:rows], codes), _differ(own_scales, given)
-            found.append(Explanation(name, *differ, codes.size))
+            differ, scales_differ = (int(unequal(*pair).sum()) for pair in ((own[:rows], codes), (own_scales, given)))
+            found.append(Explanation(name, differ, scales_differ, codes.size))
     return sorted(found, key=lambda one: (one.codes + one.scales, one.codes))
-
-
-def _rows(original: Tensor) -> tuple[int, Array]:
-    """The first rows of the original. Where these are not all, one more stands for the rest: it has the largest
-    magnitude of all."""
-    columns, top = original.shape[1], 0.0
-    rows = min(original.shape[0], max(_ROWS, _ELEMENTS // columns // _ROWS * _ROWS))
-    kept: list[Array] = []
-    missing = rows * columns
-    for chunk in original.chunks():
-        kept.append(chunk[:missing])
-        missing -= kept[-1].size
-        magnitudes = np.abs(chunk[np.isfinite(chunk)])
-        top = max(top, float(magnitudes.max(initial=0)))
-    last = np.zeros(columns, kept[0].dtype)
-    last[0] = top
-    return rows, np.concatenate(kept if rows == original.shape[0] else [*kept, last]).reshape(-1, columns)
 
 
 def _candidates(x: Array, stored: Format) -> Iterator[tuple[str, Format, int]]:
@@ -97,8 +106,3 @@ def _leading(scales: Array, format: Format, rows: int) -> Array:
         return scales.reshape(1)
     per = format.block[0] if isinstance(format.block, tuple) and len(format.block) == 2 else 1
     return scales[: -(-rows // per)]
-
-
-def _differ(a: Array, b: Array) -> int:
-    x, y = (part.astype(np.float64) for part in (a, b))
-    return int(np.count_nonzero(~((x == y) | (np.isnan(x) & np.isnan(y)))))

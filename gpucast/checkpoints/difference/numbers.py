@@ -32,16 +32,16 @@ class Count:
 
     def add(self, a: Array, b: Array) -> Array:
         """Count two flat arrays; returns where they differ by value."""
-        unequal = a.view(_codes_of(a)) != b.view(_codes_of(b)) if a.dtype == b.dtype else np.ones(a.shape, bool)
-        if unequal.any():
-            unequal = _unequal(a, b)
+        found = a.view(_codes_of(a)) != b.view(_codes_of(b)) if a.dtype == b.dtype else np.ones(a.shape, bool)
+        if found.any():
+            found = unequal(a, b)
         self.of += a.size
-        self.differ += int(np.count_nonzero(unequal))
-        if a.dtype == b.dtype and unequal.any():
+        self.differ += int(np.count_nonzero(found))
+        if a.dtype == b.dtype and found.any():
             kind = dtype(a.dtype)
-            x, y = _ordered(a[unequal], kind), _ordered(b[unequal], kind)
+            x, y = _ordered(a[found], kind), _ordered(b[found], kind)
             self.ulps = max(self.ulps or 0, int((np.maximum(x, y) - np.minimum(x, y)).max()))
-        return np.asarray(unequal)
+        return np.asarray(found)
 
 
 @dataclass
@@ -140,15 +140,15 @@ def _doubles(x: Array) -> Array:
     return x if x.dtype == np.float64 else np.asarray(cast(x, _DOUBLE))
 
 
-def _unequal(a: Array, b: Array) -> Array:
+def unequal(a: Array, b: Array) -> Array:
     """Where the numbers of two arrays differ. No two NaN do."""
     x, y = _doubles(a), _doubles(b)
-    unequal = ~((x == y) | (np.isnan(x) & np.isnan(y)))
+    found = ~((x == y) | (np.isnan(x) & np.isnan(y)))
     if any(part.dtype.kind in "iu" and part.dtype.itemsize == 8 for part in (a, b)):
         # Neighbours of 64 bits may be one DOUBLE.
-        close = ~unequal & (np.abs(x) >= 2.0**53)
-        unequal[close] = [int(p) != int(q) for p, q in zip(a[close].tolist(), b[close].tolist(), strict=True)]
-    return np.asarray(unequal)
+        close = ~found & (np.abs(x) >= 2.0**53)
+        found[close] = [int(p) != int(q) for p, q in zip(a[close].tolist(), b[close].tolist(), strict=True)]
+    return np.asarray(found)
 
 
 def _codes_of(x: Array) -> np.dtype:

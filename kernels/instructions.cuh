@@ -57,10 +57,19 @@ GPUCAST_BINARY(max_nan, "max.NaN.f32", float, "f", float, "f")
 // The reciprocal within one unit in the last place. It alone flushes subnormal numbers: `Quotient` excludes them.
 GPUCAST_UNARY(rcp, "rcp.approx.ftz.f32", float, "f", float, "f")
 GPUCAST_BINARY(add_rn, "add.rn.f32", float, "f", float, "f")
+GPUCAST_BINARY(sub_rn, "sub.rn.f32", float, "f", float, "f")
 GPUCAST_BINARY(mul_rn, "mul.rn.f32", float, "f", float, "f")
 GPUCAST_BINARY(mul_rz, "mul.rz.f32", float, "f", float, "f")
 GPUCAST_BINARY(div_rn, "div.rn.f32", float, "f", float, "f")
+GPUCAST_UNARY(sqrt_rn, "sqrt.rn.f32", float, "f", float, "f")
 GPUCAST_TERNARY(fma_rn, "fma.rn.f32", float, "f")
+
+// Operations on double.
+GPUCAST_BINARY(add_rn, "add.rn.f64", double, "d", double, "d")
+GPUCAST_BINARY(sub_rn, "sub.rn.f64", double, "d", double, "d")
+GPUCAST_BINARY(mul_rn, "mul.rn.f64", double, "d", double, "d")
+GPUCAST_BINARY(div_rn, "div.rn.f64", double, "d", double, "d")
+GPUCAST_UNARY(sqrt_rn, "sqrt.rn.f64", double, "d", double, "d")
 
 // 1 where the two differ, 0 where they are equal or one is NaN.
 GPUCAST_INLINE u32 set_ne(float a, float b) {

@@ -5,41 +5,11 @@ namespace gpucast {
 
 // ---- operations: each one rounds to nearest by itself, whatever the compiler's flags ----
 
-#ifdef GPUCAST_HOST
-#define GPUCAST_OPERATION(NAME, INSTRUCTION, VALUE) \
-    inline float NAME(float a, float b) { return VALUE; } \
-    inline double NAME(double a, double b) { return VALUE; }
-inline float sqrt(float a) { return std::sqrt(a); }
-inline double sqrt(double a) { return std::sqrt(a); }
-#else
-#define GPUCAST_OPERATION(NAME, INSTRUCTION, VALUE)                                    \
-    GPUCAST_INLINE float NAME(float a, float b) {                                      \
-        float c;                                                                       \
-        asm(INSTRUCTION ".f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));                \
-        return c;                                                                      \
-    }                                                                                  \
-    GPUCAST_INLINE double NAME(double a, double b) {                                   \
-        double c;                                                                      \
-        asm(INSTRUCTION ".f64 %0, %1, %2;" : "=d"(c) : "d"(a), "d"(b));                \
-        return c;                                                                      \
-    }
-GPUCAST_INLINE float sqrt(float a) {
-    float b;
-    asm("sqrt.rn.f32 %0, %1;" : "=f"(b) : "f"(a));
-    return b;
-}
-GPUCAST_INLINE double sqrt(double a) {
-    double b;
-    asm("sqrt.rn.f64 %0, %1;" : "=d"(b) : "d"(a));
-    return b;
-}
-#endif
-GPUCAST_OPERATION(add, "add.rn", a + b)
-GPUCAST_OPERATION(subtract, "sub.rn", a - b)
-GPUCAST_OPERATION(multiply, "mul.rn", a * b)
-GPUCAST_OPERATION(divide, "div.rn", a / b)
-#undef GPUCAST_OPERATION
-
+template <typename T> GPUCAST_INLINE T add(T a, T b) { return ptx::add_rn(a, b); }
+template <typename T> GPUCAST_INLINE T subtract(T a, T b) { return ptx::sub_rn(a, b); }
+template <typename T> GPUCAST_INLINE T multiply(T a, T b) { return ptx::mul_rn(a, b); }
+template <typename T> GPUCAST_INLINE T divide(T a, T b) { return ptx::div_rn(a, b); }
+template <typename T> GPUCAST_INLINE T sqrt(T a) { return ptx::sqrt_rn(a); }
 GPUCAST_INLINE float negative(float a) { return ptx::neg(a); }
 GPUCAST_INLINE double negative(double a) { return ptx::as_double(ptx::bits(a) ^ u64(1) << 63); }
 GPUCAST_INLINE float abs(float a) { return ptx::abs(a); }

@@ -20,11 +20,10 @@ from gpucast.casting.fused_options import check_disjoint, fused_rule, resolve_fu
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import dtype
-from gpucast.core.expression import parse
+from gpucast.core.expression import COMPUTE, parse
 from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, Rounding, RoundMode, destination
 from gpucast.gpu import devices
 
-_COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
 _KEYWORDS = ("out", "scale", "amax", "seed", "offset")
 
 
@@ -82,7 +81,7 @@ class Ufunc:
         self._options = options
         #: The names of the arrays, in order.
         self.names = self._expression.names
-        if self._compute not in _COMPUTE:
+        if self._compute not in COMPUTE:
             raise ValueError(f"ufunc: compute={self._compute.name} is not FLOAT or DOUBLE")
         if self._dtype.family == "string":
             raise ValueError("ufunc: out=STRING is not a type of numbers; cast the result of another type")
@@ -111,7 +110,8 @@ class Ufunc:
             got = ", ".join([f"{len(arrays)} arrays", *named])
             raise TypeError(f"ufunc: got {got}; expected one for each of {', '.join(self.names)}")
         options = self._options._replace(seed=seed, offset=offset, scale=scale, amax=amax, out=out)
-        return adapters.untraced(self._call, [(given | named)[name] for name in self.names], options)
+        given |= named
+        return adapters.untraced(self._call, [given[name] for name in self.names], options)
 
     @exact()
     def _call(self, given: Sequence[Any], options: Options) -> Any:

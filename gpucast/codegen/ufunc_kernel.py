@@ -15,13 +15,11 @@ from gpucast.codegen.fused_kernel import FusedArguments, FusedOps, fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.codegen.strides import Dims
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.expression import Expression
+from gpucast.core.expression import COMPUTE, Expression
 from gpucast.core.rule import CastRule, resolve
 
 #: ``ufunc_dims`` of kernels/ufunc.cu; and the most inputs, whose fields the arguments of a kernel have room for.
 MAX_UFUNC_DIMS, MAX_INPUTS = 10, 10
-#: The compute types.
-_COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
 Walk = Literal["dense", "strided", "number"]
 
 
@@ -66,7 +64,7 @@ class UfuncSpec(KernelSpec[KernelSource]):
         elements = 16 if {2, 6} & set(bits) else 8 if 4 in bits or max(bits) <= 16 else 4
         key = f"{self.expression.text} {self}"
         name = f"gpucast_ufunc_{dst.numpy_name.replace('_', '')}_{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-        types = (compute, dst, *_COMPUTE, *(one.dtype for one in self.inputs))
+        types = (compute, dst, *COMPUTE, *(one.dtype for one in self.inputs))
         return replace(
             kernel_source(resolve(compute, dst), "strided"),
             name=name,

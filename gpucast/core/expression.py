@@ -15,6 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from gpucast.core.dtypes import dtype
+
+#: The types in which expressions are computed.
+COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
 _BINARY = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
 _COMPARED = {
     ast.Lt: "less",

@@ -90,10 +90,18 @@ inline float rcp(float a) { return canonical(1 / a); }
 inline void mark_rare() {}
 inline void prefetch(const unsigned char*) {}
 inline float add_rn(float a, float b) { return canonical(a + b); }
+inline float sub_rn(float a, float b) { return canonical(a - b); }
 inline unsigned set_ne(float a, float b) { return a < b || a > b; }
 inline float mul_rn(float a, float b) { return canonical(a * b); }
 inline float div_rn(float a, float b) { return canonical(a / b); }
+inline float sqrt_rn(float a) { return canonical(std::sqrt(a)); }
 inline float fma_rn(float a, float b, float c) { return canonical(std::fmaf(a, b, c)); }
+// Of operations on double no caller looks at the bits of a NaN.
+inline double add_rn(double a, double b) { return a + b; }
+inline double sub_rn(double a, double b) { return a - b; }
+inline double mul_rn(double a, double b) { return a * b; }
+inline double div_rn(double a, double b) { return a / b; }
+inline double sqrt_rn(double a) { return std::sqrt(a); }
 
 // Toward zero: the nearest float, stepped back where it lies farther from zero. `Exact` holds a and every float near it.
 template <typename Exact>

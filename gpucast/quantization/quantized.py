@@ -20,13 +20,13 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
-from gpucast.core.formats import SOURCES, Format, Parts
+from gpucast.core.formats import SOURCES, Format, Parts, ScaleOrder
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle
 from gpucast.quantization import gpu as on_device
 
-ScaleLayout = Literal["linear", "128x4", "8x4", "mn_major"]
+ScaleLayout = Literal["linear", ScaleOrder]
 _FLOAT = dtype("FLOAT")
 SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("linear", *swizzle.LAYOUTS)
 #: What to write for the methods of other libraries' arrays.

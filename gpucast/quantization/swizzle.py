@@ -23,7 +23,7 @@ bytes, as TMA loads need it. Scales of one byte are packed first, four neighbour
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
@@ -33,7 +33,7 @@ from gpucast.core.formats import ScaleOrder
 from gpucast.quantization import gpu
 
 _ROWS, _COLS = 128, 4
-LAYOUTS: tuple[ScaleOrder, ...] = ("128x4", "8x4", "mn_major")
+LAYOUTS: tuple[ScaleOrder, ...] = get_args(ScaleOrder)
 
 
 def padded(rows: int, cols: int, layout: ScaleOrder = "128x4", itemsize: int = 1) -> tuple[int, int]:

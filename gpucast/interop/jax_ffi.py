@@ -34,6 +34,12 @@ class ProgramCast(NamedTuple):
     scale: float | Scaling | None = None
     random: Random | None = None
 
+    @property
+    def vmap_method(self) -> str:
+        """How JAX does a batch. Random words go by the places of elements, and operands are numbers of one cast: there
+        each part is cast as if it were alone."""
+        return "sequential" if isinstance(self.scale, str) or self.random is not None else "broadcast_all"
+
     def text(self) -> str:
         rule = self.rule
         more = rule.overflow, rule.infinity_is_nan, rule.rounding, rule.round_mode
@@ -66,8 +72,6 @@ def can_cast(wanted: ProgramCast) -> bool:
 def cast(wanted: ProgramCast, x: Any, *scale: Any) -> Any:
     """The cast of a traced array, for which `can_cast`: codes in, codes out, those of packed types in a byte each."""
     dst = wanted.rule.dst
-    # Random words go by the places of elements, so each part of a batch is cast as if it were alone.
-    method = "sequential" if scale or wanted.random is not None else "broadcast_all"
 
     def call(shape: tuple[int, ...], method: str, *given: Any) -> Any:
         kind: Any = jax.ShapeDtypeStruct(shape, held_as(dst))  # type: ignore[no-untyped-call]
@@ -75,7 +79,7 @@ def cast(wanted: ProgramCast, x: Any, *scale: Any) -> Any:
         return called(*given, cast=wanted.text())
 
     def on_host(*given: Any) -> Any:
-        return call(x.shape, method, *given)
+        return call(x.shape, wanted.vmap_method, *given)
 
     def on_device(*given: Any) -> Any:
         # A kernel packs its results.

@@ -82,9 +82,9 @@ def _cast(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> An
     if jax_ffi.can_cast(wanted):
         y = jax_ffi.cast(wanted, *given)
     else:
-        method = "sequential" if scale is not None or random is not None else "broadcast_all"
         like: Any = jax.ShapeDtypeStruct(x.shape, jax_ffi.held_as(dst))  # type: ignore[no-untyped-call]
-        y = jax.pure_callback(partial(_on_host, src, dst, options), like, *given, vmap_method=method)
+        on_host = partial(_on_host, src, dst, options)
+        y = jax.pure_callback(on_host, like, *given, vmap_method=wanted.vmap_method)
     return _of_codes(y, dst)
 
 

@@ -58,7 +58,7 @@ def measure(pairs: Sequence[tuple[str, str]], arch: str) -> list[list[float]]:
 
 
 def _name(rule: CastRule, end: str, calls: int) -> str:
-    return f"{calls}_calls_of_{kernel_name(rule)}{end}".replace("2_", "two_", 1).replace("6_", "six_", 1)
+    return f"{kernel_name(rule)}{end}_{calls}_calls"
 
 
 def _kernel(rule: CastRule, end: str, calls: int) -> str:

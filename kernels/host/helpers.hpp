@@ -145,13 +145,14 @@ inline long count_cores() {
 inline bool choose_threads(const char* asked) {
     // A program that limits the threads of others' loops means these, too.
     const char* limit = getenv("OMP_NUM_THREADS");
+    const long limited = limit ? strtol(limit, nullptr, 10) : 0;
     long count = count_cores(), most = most_threads;
     if (asked) {
         char* end;
         count = most = strtol(asked, &end, 10);
         if (*end || count < 1 || count > most_asked) return false;
-    } else if (limit && strtol(limit, nullptr, 10) > 0) {
-        count = strtol(limit, nullptr, 10) < count ? strtol(limit, nullptr, 10) : count;
+    } else if (limited > 0 && limited < count) {
+        count = limited;
     }
     helpers.threads = int(count < most ? count : most);
     if (pthread_atfork(before_fork, after_fork, after_fork_in_child) != 0) helpers.threads = 1;

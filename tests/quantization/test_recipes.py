@@ -67,6 +67,7 @@ def _library(package: str) -> dict[str, recipe_packages.Reference]:
     return dict(function())
 
 
+@pytest.mark.peers
 @pytest.mark.parametrize("package", ["torchao", "compressed_tensors"])
 def test_installed_libraries_themselves(package: str) -> None:
     for name, reference in _library(package).items():

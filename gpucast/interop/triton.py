@@ -14,7 +14,8 @@ have the same bits on every GPU, also for types that Triton does not have, or ro
         block = tl.load(x + i, i < n)
         tl.store(codes + i, encode(block * scale, "FLOAT8E4M3FN"), i < n)
 
-The attributes of a cast have their defaults. ``encode(block, to, False)`` does not saturate.
+The attributes of a cast have their defaults. ``encode(block, to, False)`` does not saturate. Triton's interpreter ran
+these functions, and its compiler takes them; no GPU has run them yet.
 """
 
 from __future__ import annotations

@@ -116,6 +116,7 @@ def test_numbers_foreign_order_and_empty_arrays() -> None:
     assert gpucast.ufunc("-a", "INT4")(packed, out=out) is out and out.tolist() == [-1, 2, -3]
 
 
+@pytest.mark.peers
 def test_tensors_give_tensors() -> None:
     torch = pytest.importorskip("torch")
     x = torch.arange(4, dtype=torch.bfloat16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from math import hypot
 from pathlib import Path
 from typing import Any
 
@@ -75,24 +76,27 @@ def test_rows_that_are_no_whole_blocks_and_more_than_a_piece(
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "ulps"),
+    ("one", "other", "ulps", "error"),
     [
-        (np.array([2**62, 2**53 + 1, 5]), np.array([2**62 + 1, 2**53, 5]), 1),
-        (np.array([0, 1, 1], np.uint64), np.array([2**64 - 1, 2, 1], np.uint64), 2**64 - 1),
-        (np.array([2**53 + 1, -1, 3]), np.array([2**53, 7, 3], np.float64), None),
-        (np.float64([-4, 1, 2]), np.float64([4, 2, 2]), 2 * 0x4010000000000000),
-        (np.float64([1e300, 1, 2]), np.float64([-1e300, 2, 2]), 2 * int(np.float64(1e300).view(np.uint64))),
+        (np.array([2**62, 2**53 + 1, 5]), np.array([2**62 + 1, 2**53, 5]), 1, 2**0.5 / hypot(2**62, 2**53)),
+        (np.array([2**62 + 1, 1, 5]), np.array([2**62 + 1000, 2, 5]), 999, hypot(999, 1) / 2**62),
+        (np.array([0, 1, 1], np.uint64), np.array([2**64 - 1, 2, 1], np.uint64), 2**64 - 1, 2**64 / 2**0.5),
+        (np.array([2**63, 5, 0]), np.array([-(2**63), 6, 0]), None, 2.0),
+        (np.array([2**53 + 1, -1, 3]), np.array([2**53, 7, 3], np.float64), None, 65**0.5 / 2**53),
+        (np.float64([-4, 1, 2]), np.float64([4, 2, 2]), 2 * 0x4010000000000000, (65 / 21) ** 0.5),
+        # The squares are beyond DOUBLE.
+        (np.float64([1e300, 1, 2]), np.float64([-1e300, 2, 2]), 2 * int(np.float64(1e300).view(np.uint64)), None),
     ],
 )
 def test_wide_numbers(
-    one: Any, other: Any, ulps: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    one: Any, other: Any, ulps: int | None, error: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, x in (("a", one), ("b", other)):
         save(str(tmp_path / f"{name}.safetensors"), {"w": x})
     code, found = _diff(capsys, str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors"))
     row = found["tensors"][0]
     assert (code, row["values"]["differ"], row["values"]["ulps"]) == (1, 2, ulps)
-    assert row["relative_error"] is None or row["relative_error"] >= 0
+    assert row["relative_error"] == (None if error is None else pytest.approx(error, rel=1e-9, abs=0))
 
 
 def _error(recipe: str) -> Any:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -67,11 +68,15 @@ def _library(package: str) -> dict[str, recipe_packages.Reference]:
     return dict(function())
 
 
-@pytest.mark.parametrize("package", ["torchao", "compressed_tensors"])
-def test_installed_libraries_themselves(package: str) -> None:
-    for name, reference in _library(package).items():
-        found = recipes.compared(name, reference, 1)
-        assert (found["codes"], found["scales"]) == (0, 0), f"{name}: {found['first']}"
+@pytest.mark.peers
+@pytest.mark.parametrize("name", [name for name, recipe in RECIPES.items() if recipe.held == "package"])
+def test_installed_libraries_themselves(name: str) -> None:
+    package, version = RECIPES[name].library.replace("-", "_"), RECIPES[name].version
+    references = _library(package)
+    if name not in references:
+        pytest.skip(f"held against {package} {version}; {metadata.version(package)} has other arithmetic here")
+    found = recipes.compared(name, references[name], 1)
+    assert (found["codes"], found["scales"]) == (0, 0), found["first"]
 
 
 @pytest.mark.parametrize(("name", "kind", "transpose"), ON_DEVICE)

@@ -64,16 +64,15 @@ def test_blocks_that_are_nan_stay_so() -> None:
     assert np.isnan(q.dequantize()[3, :32]).all() and not np.isnan(q.dequantize()[3, 32:]).any()
 
 
-@pytest.mark.parametrize("g", [0.1, 1 / 3])
-def test_a_given_global_scale_is_a_float(g: float) -> None:
-    """It is compared as it is stored: what is accepted has equal DOUBLEs."""
+def test_a_given_global_scale_is_compared_as_it_is_stored() -> None:
     q = gpucast.quantize(X, "mxfp4")
-    try:
-        repacked = repack(q, "nvfp4", global_scale=g)
-    except ValueError as error:
-        assert "numbers would change" in str(error)
-    else:
-        np.testing.assert_array_equal(repacked.dequantize("DOUBLE"), q.dequantize("DOUBLE"))
+    for g in (0.1, 1 / 3):
+        with pytest.raises(ValueError, match=r"repack: [\d,]+ of 32,768 numbers would change from mxfp4 to nvfp4"):
+            repack(q, "nvfp4", global_scale=g)
+    # The nearest FLOAT is 2^-3.
+    repacked = repack(q, "nvfp4", global_scale=2**-3 * (1 + 2**-30))
+    assert repacked.global_scale == 0.125
+    np.testing.assert_array_equal(repacked.dequantize("DOUBLE"), q.dequantize("DOUBLE"))
 
 
 def test_what_is_not_taken() -> None:

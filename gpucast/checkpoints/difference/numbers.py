@@ -81,7 +81,11 @@ def compared(name: str, a: Tensor, b: Tensor, advance: Callable[[int], object]) 
         x, y = _doubles(one), _doubles(other)
         known = np.isfinite(x) & np.isfinite(y)
         with np.errstate(over="ignore"):
-            error = np.where(known & unequal, np.square(np.where(known, x, 0) - np.where(known, y, 0)), 0)
+            gap = np.where(known, x, 0) - np.where(known, y, 0)
+            if _is_wide(one, other):
+                close = known & unequal & (np.minimum(np.abs(x), np.abs(y)) >= 2.0**53)
+                gap[close] = [p - q for p, q in _integers(one[close], other[close])]
+            error = np.where(unequal, np.square(gap), 0)
             power = np.square(np.where(known, x, 0))
         row = np.arange(start, start + x.size) // columns
         for totals, part in ((errors, error), (powers, power)):
@@ -144,11 +148,20 @@ def unequal(a: Array, b: Array) -> Array:
     """Where the numbers of two arrays differ. No two NaN do."""
     x, y = _doubles(a), _doubles(b)
     found = ~((x == y) | (np.isnan(x) & np.isnan(y)))
-    if any(part.dtype.kind in "iu" and part.dtype.itemsize == 8 for part in (a, b)):
-        # Neighbours of 64 bits may be one DOUBLE.
+    if _is_wide(a, b):
         close = ~found & (np.abs(x) >= 2.0**53)
-        found[close] = [int(p) != int(q) for p, q in zip(a[close].tolist(), b[close].tolist(), strict=True)]
+        found[close] = [p != q for p, q in _integers(a[close], b[close])]
     return np.asarray(found)
+
+
+def _is_wide(a: Array, b: Array) -> bool:
+    """Whether there are integers of 64 bits. Neighbours from 2^53 on may be one DOUBLE."""
+    return any(part.dtype.kind in "iu" and part.dtype.itemsize == 8 for part in (a, b))
+
+
+def _integers(a: Array, b: Array) -> Iterator[tuple[int, int]]:
+    """Numbers from 2^53 on, of any type, as Python's integers."""
+    return ((int(p), int(q)) for p, q in zip(a.tolist(), b.tolist(), strict=True))
 
 
 def _codes_of(x: Array) -> np.dtype:

@@ -38,8 +38,8 @@ from gpucast.quantization import quantized_files
 STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui", "qdq")
 #: What loads each style, for people.
 LOADERS = (
-    "deepseek (transformers; vLLM and SGLang were not tried), compressed-tensors (vLLM, transformers), comfyui "
-    "(ComfyUI), or gpucast (gpucast alone: other loaders take the codes for weights)"
+    "deepseek (transformers, vLLM, SGLang; tried in transformers alone), compressed-tensors (vLLM, transformers), "
+    "comfyui (ComfyUI), or gpucast (gpucast alone: other loaders take the codes for weights)"
 )
 #: Styles whose loaders read the config.json of a folder.
 CONFIGURED = ("deepseek", "compressed-tensors")

@@ -153,6 +153,7 @@ class DelayedScaling:
         """The settings as Python values and ``"state"``, a UINT32 NumPy array (waits for the device that holds it)."""
         return self._settings() | {"state": cast(self._state, "UINT32", device="cpu")}
 
+    @exact()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state from `state_dict` of an object with equal settings. ValueError or TypeError, and no change,
         for anything else."""

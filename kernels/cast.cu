@@ -23,7 +23,7 @@ GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
         return next_bias_lanes<Src, Dst>(codes);
     } else if constexpr (N == 4 && has_upper_halves<Src, Dst>() && !has_instruction<Dst>(rule)) {
         return upper_halves_lanes<Src, Dst>(codes, rule);
-    } else if constexpr (by_float && has_power_conversion<Dst>(rule)) {
+    } else if constexpr (by_float && has_power_conversion<Dst>(rule) && !has_integer_power<Src, Dst>(rule)) {
         return power_lanes<Src>(codes, rule);
     } else if constexpr (by_float && (is_small<Dst>() || (is_upper_half<Dst>() && has_packing<Dst>(rule)))) {
         return small_lanes<Src, Dst>(codes, rule);
@@ -164,6 +164,9 @@ struct Arithmetic {
         } else if constexpr (SrcBits == 8 && Elements % 8 == 0 && has_float8_halves<Src, Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements / 8; ++i) out.word[i] = float4_of_float8<Src>(in.word[2 * i], in.word[2 * i + 1]);
+        } else if constexpr (Src::is_e8m0 && Elements % 8 == 0 && is_float4<Dst>() && has_conversion<Dst>()) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 8; ++i) out.word[i] = float4_of_powers(in.word[2 * i], in.word[2 * i + 1]);
         } else if constexpr (is_float4<Dst>() && has_conversion<Dst>() && has_float32<Src>() && SrcBits >= 8) {
             const u32 count = Elements < 8 ? Elements : 8;
 #pragma unroll
@@ -192,6 +195,22 @@ struct Arithmetic {
                 ptx::mark_rare();
 #pragma unroll
                 for (u32 i = 0; i < Elements / 2; ++i) out.word[i] = finished_lanes<Src, Dst>(out.word[i], codes[i]);
+            }
+        } else if constexpr (GPUCAST_ARCH >= 1000 && SrcBits == 16 && Dst::has_nan && has_halves<Src, Dst>() && !has_instruction<Dst>(Rule())) {
+            // Infinities and NaN times zero are NaN.
+            u32 nan = 0;
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                nan = halves_fma<Src>(in.word[i / 2 + 1], 0, halves_fma<Src>(in.word[i / 2], 0, nan));
+                put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst, false>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
+            }
+            if ((nan & repeated<16>(0x7fff)) != 0) {
+                ptx::mark_rare();
+                out = {};
+#pragma unroll
+                for (u32 i = 0; i < Elements; i += 4) {
+                    put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
+                }
             }
         } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>() && !has_instruction<Dst>(Rule())) {
 #pragma unroll

@@ -443,14 +443,14 @@ GPUCAST_INLINE u32 halves_magnitude(u32 a, Rule) {
     }
 }
 
-// Four codes in two words to the bytes of one.
-template <typename Src, typename Dst, typename Rule>
+// Four codes in two words to the bytes of one. Without `maybe_nan` none is NaN.
+template <typename Src, typename Dst, bool maybe_nan = true, typename Rule>
 GPUCAST_INLINE u32 halves_lanes(u32 low, u32 high, Rule rule) {
     const u32 magnitudes = repeated<16>(0x7fff), top = repeated<8>(0x80);
     const u32 a = low & magnitudes, b = high & magnitudes;
     // A half's top bit is set in the sum where it is NaN; `prmt` copies it to all bits of the lane.
     const u32 to_top_bit = repeated<16>(0x8000 - u32(Src::inf_code) - (Rule::infinity_is_nan() ? 0 : 1));
-    const u32 nan = Src::has_nan ? ptx::prmt(a + to_top_bit, b + to_top_bit, 0xfdb9) : 0;
+    const u32 nan = Src::has_nan && maybe_nan ? ptx::prmt(a + to_top_bit, b + to_top_bit, 0xfdb9) : 0;
     const u32 code = ptx::prmt(halves_magnitude<Src, Dst>(a, rule), halves_magnitude<Src, Dst>(b, rule), 0x6420);
     u32 signs = ptx::prmt(low, high, 0x7531);
     if constexpr (Dst::has_nan) {
@@ -531,6 +531,26 @@ GPUCAST_INLINE u32 float4_of_float8(u32 first, u32 second) {
         u32 two = halves[i / 2][i % 2];
         if constexpr (float8_unit<Src>() != 0x3c00) two = ptx::fma_rn_f16x2(two, repeated<16>(float8_unit<Src>()), repeated<16>(0x8000));
         ptx::cvt_f32_f16x2(two, x[2 * i], x[2 * i + 1]);
+    }
+    return ptx::cvt_e2m1x8(x);
+}
+
+// The same of FLOAT8E8M0, whose codes are a float's exponent field. The smallest counts as zero.
+GPUCAST_INLINE u32 float4_of_powers(u32 first, u32 second) {
+    float x[8], nan = 0;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+        const u32 codes = i < 4 ? first : second;
+        x[i] = ptx::as_float((i % 4 == 3 ? codes >> 1 : codes << (23 - i % 4 * 8)) & 0x7f800000);
+        nan = ptx::fma_rn(x[i], 0, nan);
+    }
+    if (nan != nan) {
+        // The code of NaN is that of infinity; it becomes the zero of the other sign.
+        ptx::mark_rare();
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            if (ptx::bits(x[i]) == 0x7f800000) x[i] = ptx::as_float(0x80000000);
+        }
     }
     return ptx::cvt_e2m1x8(x);
 }

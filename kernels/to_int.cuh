@@ -83,7 +83,10 @@ GPUCAST_INLINE Word wrapped(Word code, Rule) {
         const float value = as_float32<Src>(code);
         const float x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f32(value) : value;
         const bool negative = int(ptx::bits(x)) < 0;
-        if constexpr (Dst::bits == 64) {
+        if constexpr (GPUCAST_ARCH >= 1000 && Src::bits == 16 && Src::mantissa_bits == 10 && Dst::bits <= 16) {
+            // Below 2^16. The low bits of that, of NaN in its place, and of -2^31 are 0.
+            return u32(ptx::cvt_rzi_s32(ptx::min(x, ptx::as_float(0x47800000))));
+        } else if constexpr (Dst::bits == 64) {
             const u64 magnitude = truncated(x);
             return negative ? 0 - magnitude : magnitude;
         } else if constexpr (Dst::bits + Src::mantissa_bits <= 31) {

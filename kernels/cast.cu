@@ -161,9 +161,11 @@ struct Arithmetic {
 #pragma unroll
                 for (u32 j = 0; j < words; ++j) out.word[i / 4 * words + j] = found[j];
             }
-        } else if constexpr (SrcBits == 8 && Elements % 8 == 0 && has_float8_halves<Src, Dst>()) {
+        } else if constexpr (SrcBits >= 6 && Elements % 8 == 0 && has_float8_halves<Src, Dst>()) {
 #pragma unroll
-            for (u32 i = 0; i < Elements / 8; ++i) out.word[i] = float4_of_float8<Src>(in.word[2 * i], in.word[2 * i + 1]);
+            for (u32 i = 0; i < Elements; i += 8) {
+                out.word[i / 8] = float4_of_float8<Src>(four_codes<SrcBits>(in, i), four_codes<SrcBits>(in, i + 4));
+            }
         } else if constexpr (Src::is_e8m0 && Elements % 8 == 0 && is_float4<Dst>() && has_conversion<Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements / 8; ++i) out.word[i] = float4_of_powers(in.word[2 * i], in.word[2 * i + 1]);

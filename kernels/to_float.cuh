@@ -488,11 +488,11 @@ GPUCAST_INLINE u32 integer_halves_lanes(u32 low, u32 high, Rule rule) {
     return own | (ptx::prmt(a, b, 0x7531) & repeated<8>(0x80)) >> (8 - Dst::bits);
 }
 
-// ---- floats of 8 bits to FLOAT4E2M1 ----
+// ---- floats of 6 and 8 bits to FLOAT4E2M1 ----
 
 template <typename Src, typename Dst>
 GPUCAST_CONSTANT bool has_float8_halves() {
-    return is_float8_like<Src>() && is_float4<Dst>() && has_conversion<Dst>();
+    return (is_float8_like<Src>() || has_float6_conversion<Src>()) && is_float4<Dst>() && has_conversion<Dst>();
 }
 
 // FLOAT16 in place of those that are no numbers in it: zero of the other sign, or a number beyond the largest where the
@@ -511,10 +511,12 @@ GPUCAST_INLINE void finish_float8_halves(u32 codes, u32 (&halves)[2]) {
 // Eight codes, in bytes, to those of a word.
 template <typename Src>
 GPUCAST_INLINE u32 float4_of_float8(u32 first, u32 second) {
-    u32 halves[2][2], nan;
+    u32 halves[2][2], nan = 0;
     halves_of_float8<Src>(first, halves[0]);
     halves_of_float8<Src>(second, halves[1]);
-    if constexpr (Src::mantissa_bits == 3) {
+    if constexpr (Src::bits == 6) {
+        // None is NaN.
+    } else if constexpr (Src::mantissa_bits == 3) {
         // All numbers of FLOAT8E4M3FN are smaller than those with this bit.
         nan = (halves[0][0] | halves[0][1] | halves[1][0] | halves[1][1]) & repeated<16>(0x2000);
     } else {

@@ -114,13 +114,16 @@ GPUCAST_CONSTANT bool is_float8_like() {
 // What those are multiplied with, as a FLOAT16.
 template <typename DType>
 GPUCAST_CONSTANT u32 float8_unit() {
-    return (15 + (DType::mantissa_bits == 3 ? 7 : 15) - DType::bias) << 10;
+    return DType::bits == 6 ? 0x3c00 : (15 + (DType::mantissa_bits == 3 ? 7 : 15) - DType::bias) << 10;
 }
 
 // Four codes to FLOAT16, without that factor. What is NaN in FLOAT8E4M3FN is NaN; FLOAT8E5M2 is the upper half.
 template <typename Src>
 GPUCAST_INLINE void halves_of_float8(u32 codes, u32 (&halves)[2]) {
-    if constexpr (Src::mantissa_bits == 3) {
+    if constexpr (has_float6_conversion<Src>()) {
+        if constexpr (Src::mantissa_bits == 3) ptx::cvt_f16x4_e2m3(codes, halves[0], halves[1]);
+        else ptx::cvt_f16x4_e3m2(codes, halves[0], halves[1]);
+    } else if constexpr (Src::mantissa_bits == 3) {
         ptx::cvt_f16x4_e4m3(codes, halves[0], halves[1]);
     } else {
         halves[0] = ptx::prmt(codes, 0, 0x1404);

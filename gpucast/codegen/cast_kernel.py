@@ -232,7 +232,9 @@ def _is_shorter(rule: CastRule, known: bool) -> bool:
         return half or float8 or power or (src.family == "int" and (float4 or dst.bits == 6))
     if src.family == "e8m0":
         return double or half or float4 or (dst.bits == 32 and dst.is_float)
-    return (src.bits == 4 and double) or (float4 and (src.bits, src.mantissa_bits) in ((8, 2), (8, 3)))
+    if float4:
+        return (src.bits, src.mantissa_bits) in ((6, 2), (6, 3), (8, 2), (8, 3))
+    return src.bits == 4 and double
 
 
 def choose(condition: str, text: str, other: str) -> str:

@@ -172,13 +172,19 @@ def find(asked: Any, caller: str) -> Format:
     if not isinstance(asked, str):
         return formats.find(asked, caller)
     name = asked.lower()
-    if name in RECIPES:
-        return RECIPES[name].format
-    if "-" in name or name in _LIBRARIES:
-        alike = [known for known in RECIPES if known.startswith(name.split("-")[0])]
-        near = difflib.get_close_matches(name, RECIPES, 3) or alike or list(RECIPES)
-        raise ValueError(f"{caller}: format={asked!r} is no recipe; did you mean one of {', '.join(near)}?")
+    if name in RECIPES or "-" in name or name in _LIBRARIES:
+        return find_recipe(asked, f"{caller}: format=").format
     return formats.find(asked, caller)
+
+
+def find_recipe(asked: str, caller: str) -> Recipe:
+    """The recipe of a name. ValueError with the nearest names for an unknown one; `caller` stands before the name."""
+    name = asked.lower()
+    if name in RECIPES:
+        return RECIPES[name]
+    alike = [known for known in RECIPES if known.startswith(name.split("-")[0])]
+    near = difflib.get_close_matches(name, RECIPES, 3) or alike or list(RECIPES)
+    raise ValueError(f"{caller}{asked!r} is no recipe; did you mean one of {', '.join(near)}?")
 
 
 def check_source(asked: Any, format: Format, src: DType, caller: str) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,8 +74,7 @@ def explanations(tensor: Tensor, original: Original) -> list[Explanation]:
     rows, x = original.rows
     n = rows * x.shape[1]
     codes = np.concatenate(list(islice(code_pieces(tensor), -(-n // PIECE))))[:n].reshape(rows, -1)
-    with contextlib.ExitStack() as stack:
-        parts = stored.loaded_parts(tensor.opened(stack)[1])
+    parts = tensor.all_scales()
     found = []
     for name, format, axis in _candidates(x, stored.format):
         given = _leading(parts.scales.reshape(format.scales_shape(tensor.shape, axis)), format, rows)

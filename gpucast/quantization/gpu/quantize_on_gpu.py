@@ -24,6 +24,7 @@ from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, resolve
 from gpucast.core.steps import Steps
 from gpucast.gpu import cast_on_gpu, driver
+from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.source import (
     ROW_BLOCKS,
@@ -37,7 +38,6 @@ from gpucast.quantization.gpu.source import (
 )
 from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
-from gpucast.quantization.gpu.workspace import Workspace
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 #: The number of threads that keeps a device busy, and the elements that make a thread worth starting.

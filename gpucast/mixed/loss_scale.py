@@ -130,7 +130,7 @@ class LossScale:
             with streams.visit(first, norm, finite, *kinds.values()) if measures else nullcontext():
                 inverse = self._factors(first)[1]
                 if measures:
-                    inverse = norms.factor(self, chosen, inverse, most, norm, "unscale")
+                    inverse = norms.factor(self, chosen, inverse, most, norm, _device_of(first), "unscale")
                 results = cast_arrays(
                     chosen,
                     to,

@@ -36,8 +36,10 @@ _EPSILON = 1e-6
 _CHUNK = 128
 
 Doubles = npt.NDArray[np.float64]
-#: The memory that an object keeps on devices between calls.
-_WORKSPACES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+#: What an object keeps for devices between calls.
+_KEPT: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+# It holds kernels of the driver with which it was made.
+gpu.ON_NEW_DRIVER.append(_KEPT.clear)
 
 
 def checked_clip(clip: Any, caller: str) -> float:
@@ -54,7 +56,9 @@ def checked_clip(clip: Any, caller: str) -> float:
 
 
 @exact()
-def factor(owner: Any, leaves: Sequence[Any], inverse: Any, clip: float, norm: Any, caller: str) -> Any:
+def factor(
+    owner: Any, leaves: Sequence[Any], inverse: Any, clip: float, norm: Any, device: int | None, caller: str
+) -> Any:
     """An array of one FLOAT on the device of the arrays `leaves`: `inverse` (None: 1), times clip / (norm + 1e-6) where
     that is below 1.
 
@@ -62,16 +66,14 @@ def factor(owner: Any, leaves: Sequence[Any], inverse: Any, clip: float, norm: A
     the memory of repeated calls. Nothing waits.
     """
     inverse = 1.0 if inverse is None else inverse
-    sources = [operand(as_array(leaf, caller)) for leaf in leaves]
-    device = sources[0].device
     if norm is not None:
         norm = resolve_amax(norm, device, caller, name="norm")
-    sources = [_in_one_piece(source) for source in sources]
     if device is not None:
-        if owner not in _WORKSPACES:
-            _WORKSPACES[owner] = gpu.workspace.Workspace(caller)
-        return on_device.norm.factor(sources, inverse, clip, norm, device, _WORKSPACES[owner])
-    one, found = np.float32(inverse), np.sqrt(_sum_of_squares(sources))
+        kept = _KEPT.get(owner)
+        if kept is None:
+            kept = _KEPT[owner] = on_device.norm.Kept(caller)
+        return kept.factor(leaves, inverse, clip, norm, device)
+    one, found = np.float32(inverse), np.sqrt(_sum_of_squares(in_one_piece(leaves, caller)))
     with np.errstate(over="ignore", invalid="ignore"):
         found = found * np.float64(one)
         share = np.float64(np.float32(clip)) / (found + _EPSILON)
@@ -80,8 +82,12 @@ def factor(owner: Any, leaves: Sequence[Any], inverse: Any, clip: float, norm: A
         return np.asarray(np.float32(np.float64(one) * share) if share < 1 and found < np.inf else one)
 
 
+def in_one_piece(leaves: Iterable[Any], caller: str) -> list[Operand]:
+    """The arrays; of those whose memory has more than their elements copies in C order."""
+    return [_in_one_piece(operand(as_array(leaf, caller))) for leaf in leaves]
+
+
 def _in_one_piece(source: Operand) -> Operand:
-    """An array whose memory has its elements and nothing else, or a copy of it in C order."""
     if source.contiguous or source.array.flags.f_contiguous:
         return source
     copy = empty_like(source.array)

@@ -6,13 +6,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucast.arrays.operand import Operand
 from gpucast.arrays.packed import device_index
+from gpucast.casting import batch_plans
 from gpucast.codegen.batch_kernel import BatchSource, Field, capacity_of, source_of, table_of
 from gpucast.codegen.cast_kernel import KernelSource, kernel_file, kernel_source, structs
 from gpucast.codegen.fused_kernel import fused_prelude
@@ -22,7 +24,7 @@ from gpucast.core.rule import CastRule
 from gpucast.gpu import driver
 from gpucast.gpu.batch_on_gpu import Prepared
 from gpucast.gpu.workspace import Workspace
-from gpucast.mixed.norm import TILE
+from gpucast.mixed.norm import TILE, in_one_piece
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _THREADS = 256
@@ -30,42 +32,64 @@ _THREADS = 256
 _SUMS: tuple[Field, ...] = (("sums", np.uint64, False),)
 
 
-def factor(sources: Sequence[Operand], inverse: Any, clip: float, norm: Any, device: int, workspace: Workspace) -> Any:
-    """The 2-norm of arrays times `inverse`, a number or a FLOAT on the device, and what clips them.
+class Kept:
+    """What the calls of one object keep: memory, and the launch for arrays like those of the last call."""
 
-    The arrays are in one piece. `norm`: a FLOAT to write the norm to, or None. Returns an array of one FLOAT: `inverse`
-    times the factor that clips. Memory is that of the workspace.
-    """
-    with driver.driver().on(device):
-        sources = [source for source in sources if source.size]
+    def __init__(self, caller: str) -> None:
+        self._workspace = Workspace(caller)
+        self._caller = caller
+        self._launch: _Launch | None = None
+
+    def factor(self, leaves: Sequence[Any], inverse: Any, clip: float, norm: Any, device: int) -> Any:
+        """An array of one FLOAT: `inverse`, a number or a FLOAT on the device, times the factor that clips. `norm`: a
+        FLOAT to write the 2-norm of the arrays to, or None."""
+        with driver.driver().on(device):
+            launch, described = self._launch, batch_plans.describe(leaves)
+            if launch is not None and launch.described is not None and launch.described == described:
+                src = batch_plans.addresses(leaves)[launch.used]
+            else:
+                sources = in_one_piece(leaves, self._caller)
+                launch = self._launch = _Launch(sources, described, device)
+                src = np.array([source.address for source in sources], np.uint64)[launch.used]
+            sums = self._workspace.array("sums", (max(launch.count, 1),), _DOUBLE)
+            result = self._workspace.array("factor", (), _FLOAT)
+            launch.run(src, sums.data.ptr)
+            given = inverse if device_index(inverse) is None else 1.0
+            at = 0 if device_index(inverse) is None else inverse.data.ptr
+            arguments = NormArguments(launch.count, at, 0 if norm is None else norm.data.ptr, float(given), clip)
+            driver.kernel(FinishSpec(), device)(sums.data.ptr, result.data.ptr, 1, arguments)
+        return result
+
+
+class _Launch:
+    """The launch that adds the squares of arrays."""
+
+    def __init__(self, sources: Sequence[Operand], described: Any, device: int) -> None:
         n = np.array([source.size for source in sources], np.int64)
-        ends = (-(-n // TILE)).cumsum()
-        count = int(ends[-1]) if ends.size else 0
-        sums = workspace.array("sums", (max(count, 1),), _DOUBLE)
-        result = workspace.array("factor", (), _FLOAT)
-        if sources:
-            kinds = [
-                CastSpec(CastRule(one.dtype, _FLOAT), unpacked=one.dtype.packed and not one.packed) for one in sources
-            ]
-            places = tuple(sorted(set(kinds), key=_name_of))
-            prepared = Prepared(
-                lambda argument_bytes: NormSpec(places, argument_bytes),
-                [places.index(kind) for kind in kinds],
-                n.tolist(),
-                device,
-                {},
-            )
-            src = np.array([source.address for source in sources], np.uint64)
-            begins = np.concatenate([[0], ends[:-1]])
+        #: None where arrays are not read where they are.
+        self.described = described if all(source.contiguous for source in sources) else None
+        #: The places of the arrays that have elements.
+        self.used = np.flatnonzero(n)
+        ends = (-(-n[self.used] // TILE)).cumsum()
+        #: The number of sums, and of each array the first of its own.
+        self.count = int(ends[-1]) if ends.size else 0
+        self._begins = np.concatenate([[0], ends])
+        kinds = [
+            CastSpec(CastRule(one.dtype, _FLOAT), unpacked=one.dtype.packed and not one.packed)
+            for one in sources
+            if one.size
+        ]
+        places = tuple(sorted(set(kinds), key=_name_of))
+        self._prepared = Prepared(
+            partial(NormSpec, places), list(map(places.index, kinds)), n[self.used].tolist(), device, {}
+        ) if kinds else None  # fmt: skip
+
+    def run(self, src: npt.NDArray[np.uint64], sums: int) -> None:
+        """Launch it for arrays at these addresses."""
+        if self._prepared is not None:
             # There is no destination whose address could move the first tile.
-            prepared.run(
-                {"src": src, "dst": np.zeros_like(src)}, lambda i: {"sums": sums.data.ptr + 8 * int(begins[i])}
-            )
-        given = inverse if device_index(inverse) is None else 1.0
-        at = 0 if device_index(inverse) is None else inverse.data.ptr
-        arguments = NormArguments(count, at, 0 if norm is None else norm.data.ptr, float(given), clip)
-        driver.kernel(FinishSpec(), device)(sums.data.ptr, result.data.ptr, 1, arguments)
-    return result
+            columns = {"src": src, "dst": np.zeros_like(src)}
+            self._prepared.run(columns, lambda i: {"sums": sums + 8 * int(self._begins[i])})
 
 
 @dataclass(frozen=True)

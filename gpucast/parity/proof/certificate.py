@@ -228,7 +228,7 @@ def text(found: Mapping[str, Any]) -> str:
 
 
 def proved(certificates: Iterable[Mapping[str, Any]], paths: Paths) -> dict[str, Verdict]:
-    """What certificates prove, by the digest of the PTX."""
+    """The proofs in certificates, by the digest of the PTX."""
     return {
         proof["ptx"]: Verdict(proof["seconds"], launches=proof["launches"])
         for found in certificates

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The further kernels that `gpucast.warmup` compiles: those of `cast_many`, `quantize` and `mixed`."""
+"""The further kernels that `gpucast.warmup` compiles, for `cast_many`, `quantize` and `mixed`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 // The norm of a step's gradients from the sums of squares.cu, and the factor that clips them, on the device so that no
 // step waits.
 //
-// gpucast/mixed/gpu/norm.py compiles this file after squares.cu; it is the kernel itself. gpucast/mixed/norm.py has the
+// gpucast/mixed/gpu/norm_kernels.py compiles this file after squares.cu; it is the kernel itself. gpucast/mixed/norm.py has the
 // same arithmetic on the host.
 namespace gpucast {
 

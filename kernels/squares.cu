@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The sums of the squares of many arrays in one launch. All sums are DOUBLE, in an order that depends on the arrays'
-// lengths alone; gpucast/mixed/norm.py has the same on the host.
+// lengths alone; gpucast/mixed/sum_of_squares.py has the same on the host.
 //
-// gpucast/mixed/gpu/norm.py puts this file after fused.cu and batch.cu.
+// gpucast/mixed/gpu/norm_kernels.py puts this file after fused.cu and batch.cu.
 namespace gpucast {
 
 template <u32 Capacity>

@@ -96,8 +96,8 @@ class LossScale:
             combined with the outcome by a logical and, and returned. None: a new BOOL array of shape ().
         norm
             An array of one FLOAT on the device of the gradients. It takes their 2-norm after the division and before
-            `clip`. Equal gradients of equal shapes give equal bits everywhere: `gpucast.mixed.norm` has the order of
-            the additions. The gradients are read once more for it.
+            `clip`. Equal gradients of equal shapes give equal bits everywhere, because the order of the additions is
+            fixed (`gpucast.mixed.sum_of_squares`). The gradients are read once more for it.
         clip
             Multiply all results by clip / (norm + 1e-6) where that is below 1, as ``torch.nn.utils.clip_grad_norm_``
             does with ``max_norm=clip``. The factor is found on the device, and rounded to FLOAT together with the

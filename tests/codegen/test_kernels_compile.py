@@ -25,7 +25,7 @@ from gpucast.codegen.spec import CastSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
-from gpucast.mixed.gpu.norm import FinishSpec, NormSpec
+from gpucast.mixed.gpu.norm_kernels import FinishSpec, NormSpec
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load
 

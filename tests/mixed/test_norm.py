@@ -29,7 +29,7 @@ def block(threads: list[float]) -> float:
 
 
 def model(arrays: list[Array]) -> float:
-    """The sum of squares as the text of gpucast/mixed/norm.py has it, one addition at a time."""
+    """The sum of squares as the text of gpucast/mixed/sum_of_squares.py has it, one addition at a time."""
     sums = []
     for array in arrays:
         x = array.astype(np.float64).reshape(-1).tolist()

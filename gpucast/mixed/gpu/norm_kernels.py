@@ -24,7 +24,7 @@ from gpucast.core.rule import CastRule
 from gpucast.gpu import driver
 from gpucast.gpu.batch_on_gpu import Prepared
 from gpucast.gpu.workspace import Workspace
-from gpucast.mixed.norm import TILE, in_one_piece
+from gpucast.mixed.sum_of_squares import TILE, in_one_piece
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _THREADS = 256

@@ -23,7 +23,9 @@ from gpucast.codegen.cast_kernel import KernelSource, join, kernel_source, prelu
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
+from gpucast.mixed.gpu.norm_kernels import FinishSpec, NormSpec
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load
 
@@ -82,6 +84,10 @@ def others() -> Iterator[KernelSource | BatchSource]:
     yield AdjustSpec().source()
     yield RescaleSpec().source()
     yield SelectSpec(ARGUMENT_BYTES[0]).source()
+    yield NormSpec(
+        tuple(CastSpec(CastRule(dtype(name), dtype("FLOAT"))) for name in ("BFLOAT16", "DOUBLE")), 4096
+    ).source()
+    yield FinishSpec().source()
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100a"])

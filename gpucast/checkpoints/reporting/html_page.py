@@ -40,7 +40,7 @@ def _text(name: str) -> str:
 
 
 def _visible(value: Any) -> Any:
-    """The same with escapes for characters that hide or reorder their neighbours, or are no text."""
+    """The text with escapes for characters that hide or reorder their neighbours, and for invalid ones."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):

@@ -126,7 +126,7 @@ def _file(file: FilePlan) -> dict[str, Any]:
 
 
 def planned(plan: ConversionPlan) -> dict[str, Any]:
-    """What a conversion would do. `bytes_out` is null for text, whose size is not known in advance."""
+    """The plan of a conversion as JSON. `bytes_out` is null for text, whose size is not known in advance."""
     tensors = [(file, tensor) for file in plan.files for tensor in file.tensors or ()]
     copied = sum(file.bytes_in for file in plan.files if file.tensors is None)
     sizes = [tensor.bytes_out for _, tensor in tensors]

@@ -314,7 +314,7 @@ def _modelopt(folder: Path) -> Iterator[tuple[str, Reference]]:
 def _flashinfer(folder: Path) -> Iterator[tuple[str, Reference]]:
     names = ("NVFP44Over6Config", "NVFP44Over6ErrMode", "nvfp4_e4m3_max")
     reference = _module(
-        folder / "tests/test_helpers/utils_fp4.py",
+        folder / "tests" / "test_helpers" / "utils_fp4.py",
         "flashinfer_fp4",
         flashinfer__utils={},
         flashinfer__quantization__nvfp4_quantization_utils=dict.fromkeys(names, object),

@@ -38,7 +38,7 @@ def _written(folder: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
     config = json.loads((folder / "out" / "config.json").read_text())["quantization_config"]
     path = str(folder / "out" / "model.safetensors")
     with safe_open(path, "numpy") as file:
-        recipe = file.metadata()["gpucast.recipe"]
+        recipe = file.metadata()["gpucast_recipe"]
     return {name.rpartition(".")[2]: part for name, part in load(path).items() if "q_proj" in name}, config, recipe
 
 

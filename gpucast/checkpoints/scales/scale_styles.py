@@ -48,7 +48,7 @@ CONFIGURED = ("deepseek", "compressed-tensors")
 #: The metadata entry of a tensor in our own style.
 ENTRY = "gpucast.quantized."
 #: The metadata entry of a file in another style for the recipe of its codes and scales.
-RECIPE = "gpucast.recipe"
+RECIPE = "gpucast_recipe"
 _WEIGHT = "weight"
 _SQUARE = (128, 128)
 _MX = {

@@ -94,7 +94,7 @@ class Steps:
 
     @cached_property
     def label(self) -> str:
-        """What tells it from other steps in the name of a kernel."""
+        """The part of a kernel's name that identifies these steps."""
         return f"steps{zlib.crc32(repr(self).encode()):08x}"
 
     @property
@@ -111,6 +111,11 @@ class Steps:
     def rounds_codes(self) -> bool:
         """Whether products or quotients are rounded to the type of the array before they become codes."""
         return parse(self.code).name == "T"
+
+    @property
+    def rounds_scales(self) -> bool:
+        """Whether scales are numbers of the type of the array."""
+        return parse(self.scale).name == "T"
 
     @property
     def code_needs_amax(self) -> bool:

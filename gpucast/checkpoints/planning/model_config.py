@@ -97,6 +97,9 @@ def _quantization(
         raise FileError(f"{path}: --style {request.style} holds weights of one type; expected one of {names}")
     (dtype,) = dtypes
     assert request.scale is not None
+    format = scaling.format_of(request.scale, dtype)
+    assert format is not None
+    format = scale_styles.form(request.style, format)
     kept = {
         tensor.name.rpartition(".")[0]
         for tensor in tensors
@@ -106,7 +109,7 @@ def _quantization(
     expert_layers = {layer for name in kept if (layer := _EXPERT.sub("", name)) != name}
     kept |= expert_layers - {_EXPERT.sub("", tensor.name) for tensor in quantized}
     has_head = any(f".{tensor.name}".endswith(".lm_head.weight") for tensor in tensors)
-    return scale_styles.config(request.style, scaling.formats(dtype)[request.scale], sorted(kept), has_head)
+    return scale_styles.config(request.style, format, sorted(kept), has_head)
 
 
 def _may_be_codes(tensor: TensorPlan) -> bool:
@@ -114,16 +117,16 @@ def _may_be_codes(tensor: TensorPlan) -> bool:
 
 
 def _method(config: FilePlan) -> str | None:
-    """What a config.json calls the quantization of its weights; None if it tells of none."""
+    """The name of the quantization in a config.json, or None."""
     document = document_of(config.path) or {}
     entries = [document[entry] for entry in ENTRIES if isinstance(document.get(entry), dict)]
     return str(entries[0].get("quant_method", entries[0].get("format", "?"))) if entries else None
 
 
 def _of_numbers(config: FilePlan, tensors: Sequence[TensorPlan], dequantized: bool) -> str | None:
-    """The config.json of weights without scales; None if it stays as it is.
+    """The config.json for weights without scales, or None if it stays unchanged.
 
-    transformers gives a model the type that its config.json tells, whatever the weights have.
+    transformers takes a model's type from its config.json, not from its weights.
     """
     document = document_of(config.path)
     sizes: dict[str, int] = {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -159,9 +159,9 @@ def axis(format: Format) -> int:
 
 
 class Quantizer:
-    """Quantizes the pieces of a tensor with the same result as the tensor at once.
+    """Quantizes a tensor in pieces, with the result of the whole tensor.
 
-    What all blocks share (extremes, the global scale) is computed first, in a pass of its own.
+    A first pass computes the data that all blocks share (extremes, the global scale).
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Quantizer:
         random: Random | None = None,
         among: Callable[[], Array] | None = None,
     ) -> None:
-        """`among`: the extremes that the global scale is for, if not those of the tensor alone."""
+        """`among`: the extremes for the global scale, if it covers more than this tensor."""
         self._format, self._engine, self._random = format, engine, random
         self._shared: Array | None = None
         self._scale: Any = None
@@ -180,13 +180,22 @@ class Quantizer:
             self._shared = extremes(tensor, format.nan_in_scale)
         elif format.global_scale:
             largest = extremes(tensor, False) if among is None else among()
-            self._scale = engine(largest, format, axis=-1, scale=None).global_scale
+            if format.steps is None:
+                self._scale = engine(largest, format, axis=-1, scale=None).global_scale
+            elif amax := float(np.abs(largest).max()):
+                kind = tensor.dtype if tensor.dtype in SOURCES else dtype("FLOAT")
+                self._scale = quantize_on_host.global_scale(amax, format, kind)
 
     def __call__(self, x: Array, start: int) -> Parts:
         """Quantize the piece whose first element is element `start` of the tensor."""
         random = moved(self._random, start)
         if self._shared is None:
-            return self._engine(x, self._format, axis=axis(self._format), scale=self._scale, random=random)
+            parts = self._engine(x, self._format, axis=axis(self._format), scale=self._scale, random=random)
+            steps = self._format.steps
+            if steps is None or steps.global_scale != "1/u" or self._scale is None:
+                return parts
+            # Styles that divide store the u of such a recipe, which is no reciprocal of the rounded one.
+            return replace(parts, global_scale=1 / np.float64(self._scale))
         # The extremes of the tensor are appended, so that each piece gets the scale of the tensor.
         shared = cast(self._shared, x.dtype)
         extended = np.concatenate([x.reshape(-1), shared])
@@ -225,7 +234,7 @@ def by_reference(x: Array, format: Format, *, axis: int, scale: Any, random: Ran
 
 
 def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:
-    """The scales of the tensor, from those of all its pieces; no data."""
+    """The scales of the tensor, joined from its pieces; no data."""
     scales_shape = format.scales_shape(shape, 0 if format.block == "axis" else len(shape) - 1)
 
     def join(arrays: list[Any]) -> Array:
@@ -237,7 +246,7 @@ def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:
 
 
 def sliced(format: Format, cut: Cut, parts: Parts) -> Iterator[Parts]:
-    """The scales of each piece, from those of the tensor; no data."""
+    """The scales of each piece, cut from the tensor's; no data."""
     if format.block == "tensor":
         for _ in cut.shapes():
             yield parts

@@ -91,10 +91,9 @@ def _cast(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> An
 
 
 def _axes(x: Any) -> frozenset[str]:
-    """The axes of a mesh along which a traced array differs, within shard_map. Versions of JAX name this differently."""
+    """The axes of a mesh along which a traced array varies, within shard_map. Versions of JAX name them differently."""
     kind = getattr(x.aval, "manual_axis_type", None)
-    axes: frozenset[str] = getattr(kind, "varying", None) or getattr(x.aval, "vma", frozenset())
-    return axes
+    return frozenset(getattr(kind, "varying", ()) or getattr(x.aval, "vma", ()))
 
 
 def _varying(y: Any, axes: frozenset[str]) -> Any:
@@ -102,7 +101,8 @@ def _varying(y: Any, axes: frozenset[str]) -> Any:
     missing = tuple(sorted(axes - _axes(y)))
     if not missing:
         return y
-    return jax.lax.pcast(y, missing, to="varying") if hasattr(jax.lax, "pcast") else jax.lax.pvary(y, missing)
+    lax: Any = jax.lax
+    return lax.pcast(y, missing, to="varying") if hasattr(lax, "pcast") else lax.pvary(y, missing)
 
 
 def _is_times(options: Options) -> bool:

@@ -16,7 +16,7 @@ from bench.cases.contenders import COPY, QUICK, UNROLLS, Contender, contenders, 
 from bench.cases.pairs import COMMON, PairCase
 from bench.gpu import first_call, many_cases, quantize_cases, user_cases
 from bench.report import gpu_tables
-from bench.report.results import Results, newest, open_for
+from bench.report.results import Results, open_for
 from bench.timing.machine import Copy, Machine
 from gpucast.cli.progress import progress_bar
 from gpucast.core.dtypes import DType, dtype
@@ -35,16 +35,11 @@ QUICK_PAIRS = COMMON[:3] + COMMON[6:10] + COMMON[11:16]
 
 
 def run(arguments: argparse.Namespace, stages: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure, and write the results, the tables and the picture."""
-    if arguments.report_only:
-        found = newest(arguments.results)
-        if found is None:
-            raise ValueError(f"{arguments.results} holds no results of a GPU")
-        return report(found)
+    """Measure, and write the results, the tables and the picture. A run that finds all measured writes these anew."""
     machine = Machine()
     results = open_for(machine.device, arguments.results)
     chosen = (case for case in cases(machine, contenders(machine), results) if not stages or case.stage in stages)
-    left = measure(machine, chosen, results, arguments.seconds)
+    left = measure(machine, chosen, results)
     print(f"{results.path}: {len(results.rows()):,} rows; {left} cases are left", file=sys.stderr)
     return report(results)
 
@@ -60,7 +55,7 @@ def quick(arguments: argparse.Namespace) -> dict[str, Any]:
     quick_cases = [PairCase("quick", pair, n, samples=100, limit=0.2) for pair in chosen]
     todo = [copy_case(2 * n), *(one.case(everyone, choose) for one in quick_cases)]
     todo += [one.case(everyone, choose) for one in pairs.calls()][:1]
-    left = measure(machine, todo, results, min(arguments.seconds, SECONDS))
+    left = measure(machine, todo, results, SECONDS)
     rivals = [f"- {line}" for line in gpu_tables.rival_lines(results, n)]
     print(f"gpucast on {machine.device}\n", gpu_tables.common_table(results, n), *rivals, sep="\n")
     print("", gpu_tables.case_table(results, "copies", "calls"), sep="\n")

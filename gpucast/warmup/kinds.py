@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The further kernels that `gpucast.warmup` compiles: those of `cast_many`, `quantize` and `mixed`."""
+"""The further kernels that `gpucast.warmup` compiles, for `cast_many`, `quantize` and `mixed`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from gpucast.core.formats import Format
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
+from gpucast.mixed.gpu.norm_kernels import FinishSpec, NormSpec
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, QuantizeSpec, finishing
@@ -94,6 +95,8 @@ def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchS
             yield CastSpec(unscale, shape, ops=gradients)
         for argument_bytes in ARGUMENT_BYTES:
             yield BatchSpec((CastSpec(unscale, ops=gradients),), argument_bytes)
+            yield NormSpec((CastSpec(CastRule(src, _FLOAT)),), argument_bytes)
+    yield FinishSpec()
     for src in _STATE:
         yield CastSpec(CastRule(src, src))
     yield AdjustSpec()

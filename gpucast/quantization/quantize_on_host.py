@@ -21,7 +21,7 @@ from gpucast.core.formats import Format, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, Options, resolve
 from gpucast.core.steps import Node, evaluate, parse
-from gpucast.host import block_loops, cast_numbers, loops
+from gpucast.host import block_loops, cast_on_host, loops
 from gpucast.host.extension import MODULE, say_slow
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.reference import exact_quantize
@@ -78,7 +78,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
 def _cast(x: Any, dst: DType, **attributes: Any) -> Array:
     x = np.asarray(x)
     out = np.empty(x.shape, dst.numpy)
-    cast_numbers.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
+    cast_on_host.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
     return out
 
 

@@ -205,9 +205,9 @@ def _is_computed(rule: CastRule) -> bool:
     """Whether words of the source are cast by arithmetic where the GPU has less of memory's time for a look-up."""
     src, dst = rule.src, rule.dst
     if src.family == "bool":
-        return not dst.packed or dst.is_float
+        return dst.family in ("float", "e8m0") and dst.bits <= 8
     if (src.family, src.bits) == ("int", 4):
-        return dst.is_float and dst.bits == 8
+        return dst.family == "float" and dst.bits == 8
     truncates = dst.family == "int" and rule.overflow == "wrap" and rule.rounding == "truncate"
     shifts = src.family == "e8m0" and dst.bits in (2, 4, 64)
     return truncates and (shifts or ((src.bits, src.mantissa_bits) in ((8, 2), (8, 3)) and dst.bits < 8))

@@ -105,7 +105,7 @@ compressed-tensors-fp8-row | compressed-tensors | package | FLOAT8E4M3FN FLOAT r
 compressed-tensors-fp8-128x128 | compressed-tensors | package | FLOAT8E4M3FN FLOAT 128x128 amax | T(a/448) | T(x/s) \
     | | | eps
 compressed-tensors-mxfp4 | compressed-tensors | package | mxfp4_even
-compressed-tensors-mxfp8 | compressed-tensors | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a*(8/7))/256 \
+compressed-tensors-mxfp8 | compressed-tensors | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a+power(a)*0.25)/256 \
     | x*(1/s)
 compressed-tensors-nvfp4 | compressed-tensors | package | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | u*T(a/6) | x/(s/u) \
     | pick(1/T(T(1/max(A,tiny))*2688),T(T(1/max(A,tiny))*2688),1) | 1/u | 0.125

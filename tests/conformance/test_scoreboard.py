@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from cast_conformance import generate, report, run
+from cast_conformance import generate, quantized, report, run
 from cast_conformance.adapters import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,3 +59,17 @@ def test_a_library_gives_what_its_score_says(name: str, tmp_path: Path, monkeypa
         cells = [one["modes"][mode]["pairs"].get(src, {}).get(dst) for one in (found, score)]
         assert cells[0] == cells[1], (mode, src, dst)
     assert any(one["pairs"] for one in found["modes"].values())
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["compressed_tensors", "torchao"])
+def test_a_quantizer_gives_what_its_score_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(name)
+    adapter = load(name)
+    score = json.loads((SCORES / f"{name}.json").read_text("utf-8"))
+    if adapter.version() != score["version"]:
+        pytest.skip(f"the score is of {score['version']}, installed is {adapter.version()}")
+    formats = [*score["blocks"]["formats"]]
+    assert generate.main(["--formats", *formats, "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr("cast_conformance.quantized.TABLES", tmp_path)
+    assert quantized.run_blocks(adapter, formats)[0] == score["blocks"]["formats"]

@@ -22,6 +22,7 @@ COLUMNS = 256
 _MODERATE = 8
 #: Recipes: the bits of other libraries, where no format above has them.
 _RECIPES = """
+torchao-0.18-mxfp8-floor torchao-0.18-mxfp8-even torchao-0.18-mxfp4-floor torchao-0.18-mxfp4-even
 torchao-mxfp8-rceil torchao-mxfp4-rceil torchao-nvfp4 torchao-nvfp4-one-level torchao-float8-row torchao-float8-tensor
 torchao-int4-32 torchao-int4-128 torchao-int8-row compressed-tensors-mxfp8 compressed-tensors-nvfp4
 compressed-tensors-fp8 compressed-tensors-fp8-row compressed-tensors-int4-32 compressed-tensors-int4-128

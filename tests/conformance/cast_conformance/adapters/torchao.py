@@ -10,8 +10,18 @@ import torchao
 from torchao.prototype.mx_formats import mx_tensor, nvfp4_tensor
 from torchao.quantization import quant_primitives as primitives
 
-_MX = {"mxfp8e4m3": "FLOOR", "mxfp8e4m3_even": "EVEN", "mxfp4": "FLOOR", "mxfp4_even": "EVEN",
-       "torchao-mxfp8-rceil": "RCEIL", "torchao-mxfp4-rceil": "RCEIL"}  # fmt: skip
+_MX = {
+    "mxfp8e4m3": "FLOOR",
+    "mxfp8e4m3_even": "EVEN",
+    "mxfp4": "FLOOR",
+    "mxfp4_even": "EVEN",
+    "torchao-mxfp8-rceil": "RCEIL",
+    "torchao-mxfp4-rceil": "RCEIL",
+    "torchao-0.18-mxfp8-floor": "FLOOR",
+    "torchao-0.18-mxfp8-even": "EVEN",
+    "torchao-0.18-mxfp4-floor": "FLOOR",
+    "torchao-0.18-mxfp4-even": "EVEN",
+}
 _INTEGERS = {"torchao-int4-32": (4, 32), "torchao-int4-128": (4, 128), "torchao-int8-row": (8, 256)}
 _FLOAT8 = {"torchao-float8-row": 1, "torchao-float8-tensor": 8}
 BLOCKS = (*_MX, "torchao-nvfp4", "torchao-nvfp4-one-level", *_FLOAT8, *_INTEGERS)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gpucast.casting.ufunc import ufunc
     from gpucast.codegen.device_functions import device_function, device_functions
     from gpucast.interop.dlpack import from_dlpack, to_dlpack
-    from gpucast.quantization import Quantized, dequantize, quantize
+    from gpucast.quantization import Quantized, dequantize, hadamard, quantize
 
 __all__ = [
     "DEFAULT_OPSET",
@@ -57,6 +57,7 @@ __all__ = [
     "finfo",
     "from_bytes",
     "from_dlpack",
+    "hadamard",
     "iinfo",
     "layers",
     "mixed",
@@ -122,7 +123,7 @@ def __dir__() -> list[str]:
 
 #: The modules of names that no cast needs.
 _LATER = {
-    **dict.fromkeys(("Quantized", "dequantize", "quantize"), "quantization"),
+    **dict.fromkeys(("Quantized", "dequantize", "hadamard", "quantize"), "quantization"),
     **dict.fromkeys(("device_function", "device_functions"), "codegen.device_functions"),
     **dict.fromkeys(("from_dlpack", "to_dlpack"), "interop.dlpack"),
     "ufunc": "casting.ufunc",

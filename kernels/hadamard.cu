@@ -71,7 +71,7 @@ GPUCAST_INLINE u32 narrow_bits(typename V::Word bits) {
 
 // The numbers of a unit: FLOATs that were transformed, or with a Length of 0 elements as they are.
 template <typename Src, typename Float, typename Double, u32 Length, u32 Size>
-struct Unit {
+struct HeldUnit {
     typedef typename FloatOrDouble<Length != 0, Src, Float>::type Held;
     typedef Value<Src, Float, Double> V;
     typedef Tile<Size * Src::bits / 8> SrcTile;
@@ -148,9 +148,9 @@ GPUCAST_INLINE float squared_error(const Tile<Bytes>& in, const Scale& scale, fl
 }
 
 // The codes and scales of a unit: `begin` is the index of its first element in the result.
-template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Unit>
-GPUCAST_INLINE void quantize_unit(const Unit& unit, i64 begin, const UnitResult& result, const Random& random) {
-    typedef typename Unit::Held Held;
+template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Held_>
+GPUCAST_INLINE void quantize_unit(const Held_& unit, i64 begin, const UnitResult& result, const Random& random) {
+    typedef typename Held_::Held Held;
     typedef typename F::element DType;
     typedef typename CodeOf<F::scale::bits>::type ScaleCode;
     // Codes of so many elements are whole words.
@@ -188,7 +188,7 @@ GPUCAST_INLINE void quantize_units(const u8* src, i64 n, const UnitArguments& gi
     if (begin >= n) return;
     Tile<Size * Src::bits / 8> in;
     load_aligned(src + begin * i64(Src::bits) / 8, in);
-    Unit<Src, Float, Double, Length, Size> unit;
+    HeldUnit<Src, Float, Double, Length, Size> unit;
     unit.take(in, given.negative);
     quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.same, given.random);
 }
@@ -200,7 +200,7 @@ GPUCAST_INLINE void find_transformed(const u8* src, i64 n, const UnitArguments& 
     BlockStats<Value<Float, Float, Double>, false, true> stats = {0, 0};
 #pragma unroll 1
     for (i64 run = thread; thread < n && run < given.units; run += n) {
-        Unit<Src, Float, Double, Length, Length> unit;
+        HeldUnit<Src, Float, Double, Length, Length> unit;
         if constexpr (strided) {
             const i64 above = run / given.inner, first = above * Length * given.inner + (run - above * given.inner);
             unit.take_strided(src + first * bytes, given.inner * bytes, given.negative);
@@ -290,7 +290,7 @@ GPUCAST_INLINE void quantize_unit_tiles(const u8* src, const UnitArguments& give
             if (row >= rows || column >= columns) continue;
             Tile<G::same * bytes> in;
             load_aligned(shared.at(row, column), in);
-            Unit<Src, Float, Double, G::same_run, G::same> unit;
+            HeldUnit<Src, Float, Double, G::same_run, G::same> unit;
             unit.take(in, given.negative);
             const i64 begin = (matrix * given.rows + first_row + row) * given.columns + first_column + column;
             quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.same, given.random);
@@ -303,7 +303,7 @@ GPUCAST_INLINE void quantize_unit_tiles(const u8* src, const UnitArguments& give
             // Neighbouring threads take neighbours in the result.
             const u32 row = k % down * G::swapped, column = k / down;
             if (row >= rows || column >= columns) continue;
-            Unit<Src, Float, Double, G::swapped_run, G::swapped> unit;
+            HeldUnit<Src, Float, Double, G::swapped_run, G::swapped> unit;
             unit.take_column(shared, row, column, given.negative);
             const i64 begin = (matrix * given.columns + first_column + column) * given.rows + first_row + row;
             quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.swapped, given.random);

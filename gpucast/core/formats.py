@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.steps import Steps
 
-__all__ = ["FORMATS", "ROW", "SOURCES", "Format", "Parts", "ScaleOrder", "ScaleRule", "find"]
+__all__ = ["FORMATS", "LENGTHS", "ROW", "SOURCES", "Format", "Hadamard", "Parts", "ScaleOrder", "ScaleRule", "find"]
 
 #: How the scale of a block comes from its largest magnitude: "amax" (divided by the largest element), "full_range" (by
 #: half of what lies between the lowest and the largest integer), "no_clipping" (as "amax", but the lowest integer is
@@ -252,6 +254,27 @@ class Parts:
     scales: Any
     zero_points: Any = None
     global_scale: Any = None
+
+
+#: The lengths of a Hadamard transform that have kernels and loops.
+LENGTHS = (16, 32, 64, 128)
+
+
+class Hadamard(NamedTuple):
+    """A transform of runs of `length` numbers. Bit i of `negative` is set where sign i is -1."""
+
+    length: int
+    negative: int = 0
+
+    @property
+    def factor(self) -> float:
+        """1 / sqrt(length), rounded to FLOAT: exact for 16 and 64."""
+        return float(np.float32(self.length**-0.5))
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """The bits of `negative` as four words, the low one first."""
+        return tuple(self.negative >> i & 2**32 - 1 for i in range(0, LENGTHS[-1], 32))
 
 
 def _table(text: str) -> dict[str, Format]:

@@ -11,12 +11,13 @@ import numpy as np
 
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Parts
+from gpucast.core.formats import Format, Hadamard, Parts
 from gpucast.core.fused_ops import Random
-from gpucast.core.hadamard import Hadamard
 from gpucast.core.rule import resolve
 from gpucast.host import cast_numbers
 from gpucast.quantization import gpu, hadamard_on_host, quantize_on_host
+
+_FLOAT = dtype("FLOAT")
 
 
 def quantize(
@@ -37,6 +38,11 @@ def quantize(
     """
     if device_index(x) is not None:
         wanted = [gpu.tiles.ResultSpec(*one) for one in result_specs]
+        if any(hadamards) or format.rule == "4over6":
+            hows = hadamards or [None] * len(wanted)
+            return gpu.units.quantize(
+                x, format, wanted, hows, random=random, targets=targets, workspace=workspace, amax=amax
+            )
         return gpu.quantize_on_gpu.quantize(
             x, format, wanted, random=random, targets=targets, workspace=workspace, amax=amax
         )
@@ -74,8 +80,9 @@ def dequantize(
     `hadamard`: what they are the transform of; FLOATs are transformed back.
     """
     if hadamard is not None:
-        numbers = dequantize(parts, format, dtype("FLOAT"), axis, workspace=workspace)
-        return transform(numbers, hadamard, axis, to, inverse=True, out=out)
+        kept = None if out is None or workspace is None else workspace.array("codes", out.shape, _FLOAT)
+        numbers = dequantize(parts, format, _FLOAT, axis, kept, workspace)
+        return transform(numbers, hadamard, axis, to, inverse=True, out=out, workspace=workspace)
     if device_index(parts.data) is not None:
         return gpu.quantize_on_gpu.dequantize(parts, format, to, axis=axis, out=out, workspace=workspace)
     data = parts.data.get() if isinstance(parts.data, PackedArray) else parts.data
@@ -86,11 +93,22 @@ def dequantize(
     return out
 
 
-def transform(x: Any, hadamard: Hadamard, axis: int, to: DType, *, inverse: bool = False, out: Any = None) -> Any:
+def transform(
+    x: Any,
+    hadamard: Hadamard,
+    axis: int,
+    to: DType,
+    *,
+    inverse: bool = False,
+    out: Any = None,
+    workspace: Any = None,
+) -> Any:
     """The transformed numbers, each rounded once to FLOAT and once to `to`; written to `out`, if there is one."""
+    if device_index(x) is not None:
+        return gpu.units.transform(x, hadamard, axis, to, inverse=inverse, out=out, workspace=workspace)
     made = hadamard_on_host.transform(x, hadamard, axis=axis, inverse=inverse)
     result = made
-    if to.name != "FLOAT":
+    if to is not _FLOAT:
         result = np.empty(made.shape, to.numpy)
         cast_numbers.into(made, resolve(dtype(made.dtype), to), result)
     if out is None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
-from gpucast.core.hadamard import Hadamard
+from gpucast.core.formats import Hadamard
 from gpucast.host import block_loops
 from gpucast.host.extension import MODULE, say_slow
 from gpucast.quantization.block_grid import BlockGrid
@@ -30,7 +30,7 @@ def transform(x: Array, hadamard: Hadamard, *, axis: int = -1, inverse: bool = F
     made = np.empty(runs.shape, np.float32)
     n = hadamard.length
     grid = BlockGrid((1, 1, x.size), (1, 1, n), (1, 1, x.size // n))
-    how = block_loops.Transform((ctypes.c_uint32 * 4)(*hadamard.words), float(hadamard.factor), inverse)
+    how = block_loops.Transform((ctypes.c_uint32 * 4)(*hadamard.words), hadamard.factor, inverse)
     block_loops.each_run(
         block_loops.find(f"hadamard_{dtype(x.dtype).name}"), runs, made,
         block_loops.Grid(grid.shape, grid.lengths, grid.counts), made, how,

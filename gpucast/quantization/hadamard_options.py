@@ -9,8 +9,7 @@ import numpy as np
 
 from gpucast.arrays.packed import device_index
 from gpucast.core.checks import integer
-from gpucast.core.formats import Format
-from gpucast.core.hadamard import LENGTHS, Hadamard
+from gpucast.core.formats import LENGTHS, Format, Hadamard
 from gpucast.reference.exact_hadamard import negative_signs
 
 

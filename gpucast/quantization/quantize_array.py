@@ -20,9 +20,8 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Parts
+from gpucast.core.formats import Format, Hadamard, Parts
 from gpucast.core.fused_ops import Random, resolve_random
-from gpucast.core.hadamard import Hadamard
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, recipes, swizzle
 from gpucast.quantization.hadamard_options import check_format, check_runs, resolve_hadamard

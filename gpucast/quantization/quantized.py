@@ -20,8 +20,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
-from gpucast.core.formats import SOURCES, Format, Parts, ScaleOrder
-from gpucast.core.hadamard import Hadamard
+from gpucast.core.formats import SOURCES, Format, Hadamard, Parts, ScaleOrder
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle

@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
-from gpucast.core.hadamard import LENGTHS, Hadamard
+from gpucast.core.formats import LENGTHS, Hadamard
 from gpucast.reference.exact_cast import cast, philox
 
 Array = npt.NDArray[Any]
@@ -39,7 +39,7 @@ def transform(x: Array, hadamard: Hadamard, *, axis: int = -1, inverse: bool = F
     n = hadamard.length
     value = np.moveaxis(cast(x, "FLOAT"), axis, -1)
     runs = value.reshape(-1, n).copy()
-    signs = np.float32([-1 if hadamard.negative >> i & 1 else 1 for i in range(n)])
+    signs = np.array([-1 if hadamard.negative >> i & 1 else 1 for i in range(n)], np.float32)
     if not inverse:
         runs *= signs
     with np.errstate(all="ignore"):
@@ -47,7 +47,7 @@ def transform(x: Array, hadamard: Hadamard, *, axis: int = -1, inverse: bool = F
             pairs = runs.reshape(-1, n // (2 * h), 2, h)
             a, b = pairs[:, :, 0], pairs[:, :, 1]
             runs = np.stack([a + b, a - b], axis=2).reshape(-1, n)
-        runs = runs * hadamard.factor
+        runs = runs * np.float32(hadamard.factor)
     if inverse:
         runs *= signs
     runs[np.isnan(runs)] = np.float32(np.nan)

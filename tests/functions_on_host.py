@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,9 @@ RANDOM = {"seed": 7, "offset": 2**33 + 1}
 
 def build(text: str, folder: Path, arch: int = 90) -> ctypes.CDLL:
     """A library with the C functions of a text, where the GPU's instructions are those of an architecture."""
-    path, library = folder / "functions.cpp", folder / f"functions_{arch}.so"
+    # Of its own: a path that is loaded already would give the library that was there before.
+    folder = Path(tempfile.mkdtemp(dir=folder))
+    path, library = folder / "functions.cpp", folder / "functions.so"
     path.write_text(text)
     options = ["-std=c++17", "-O0", "-w", "-fPIC", "-shared", f"-DGPUCAST_ARCH={10 * arch}"]
     subprocess.run([*host_build.compiler(), *options, "-o", str(library), str(path)], check=True)

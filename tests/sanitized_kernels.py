@@ -29,8 +29,9 @@ def sample(src: DType, dst: DType) -> np.ndarray:
 def main() -> None:
     rng = np.random.default_rng(30)
     pairs = list(itertools.product(BY_WIDTH, BY_WIDTH))
-    # Every width to every width, and every rule of a seeded sixtieth of the pairs.
-    layouts = [kernel_source(rules(*pair)[0], shape) for pair in pairs for shape in ("contiguous", "strided")]
+    # Every width to every width, in turn by one of both kernels, and every rule of a seeded sixtieth of the pairs.
+    shapes = itertools.cycle(("contiguous", "strided"))
+    layouts = [kernel_source(rules(*pair)[0], shape) for pair, shape in zip(pairs, shapes, strict=False)]
     some = [pair for pair in itertools.product(NUMERIC, NUMERIC) if rng.random() < 1 / 60 and pair not in pairs]
     numbers = [rule for pair in some for rule in rules(*pair)]
     kernels = host_build.build([*layouts, *numbers], optimize=False, sanitize=True)

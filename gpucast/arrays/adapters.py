@@ -270,7 +270,9 @@ def register(*entries: Library | Protocol) -> None:
 
 
 def register_ours(kind: type, adapter: ArrayAdapter | None = None) -> None:
-    """Register a class of native arrays, whatever protocol they speak; the adapter, if any, tells how they go back."""
+    """Register a class of native arrays. It comes before every protocol; its adapter, if any, returns results in its
+    kind.
+    """
     global _OURS  # noqa: PLW0603 (isinstance takes a tuple)
     _OURS = (*_OURS, kind)
     if adapter is not None:
@@ -278,7 +280,7 @@ def register_ours(kind: type, adapter: ArrayAdapter | None = None) -> None:
 
 
 def find(x: Any) -> ArrayAdapter | None:
-    """The adapter of `x`; None if `x` is no array of another library."""
+    """The adapter of `x`, or None if `x` is not an array of another library."""
     if type(x) in _PLAIN or isinstance(x, _OURS):
         return _KEPT.get(type(x))
     library = _library(x)

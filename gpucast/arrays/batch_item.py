@@ -22,7 +22,7 @@ Launch = Callable[[Table, Table, FusedInputs], None]
 
 
 class Names(NamedTuple):
-    """What errors call the arrays of a call."""
+    """The names of a call's arrays in error messages."""
 
     #: The caller's parameter: "arrays".
     parameter: str

@@ -42,7 +42,7 @@ _INSTEAD = {
 
 
 def register_cast(cast: Callable[..., Any]) -> None:
-    """Say by what PackedArrays are converted to other types."""
+    """Set the function that converts PackedArrays to other types."""
     _CAST[:] = [cast]
 
 
@@ -126,7 +126,7 @@ def _numbers(x: Any, array: npt.NDArray[Any], caller: str) -> npt.NDArray[Any]:
 
 
 def _described(x: Any) -> str:
-    """What an object is that is no array, and what takes it, if something does."""
+    """Describe an object that is not an array, with the function that takes it, if there is one."""
     what = f"of type {type(x).__name__}"
     if x is None:
         return "None; expected an array, a number or a text"
@@ -335,7 +335,7 @@ class PackedArray:
 
     @_in_order
     def __getitem__(self, key: Any) -> PackedArray:
-        """A copy of what NumPy's indexing selects. Where an int or a slice comes first, only its rows are unpacked."""
+        """A copy of the selected elements, with NumPy's indexing. A leading int or slice unpacks only its rows."""
         head, *rest = key if isinstance(key, tuple) and key else (key,)
         if not self.shape or isinstance(head, bool) or not isinstance(head, (int, np.integer, slice)):
             return self._packed(self.codes()[key])
@@ -374,7 +374,7 @@ class PackedArray:
         return self._of(self.data.copy(), self.shape)
 
     def plain(self) -> PackedArray:
-        """The same over the same data, as one whose casts are arrays of NumPy or CuPy, whatever it was made of."""
+        """A view of the same data whose casts are NumPy or CuPy arrays, whatever library it came from."""
         return self
 
     def _packed(self, codes: Any) -> PackedArray:
@@ -399,7 +399,7 @@ class PackedArray:
         return f"PackedArray({self.shown('PackedArray(')}, dtype={self.dtype.name}, shape={self.shape}{where})"
 
     def shown(self, prefix: str) -> str:
-        """The values as NumPy shows those of an array behind such a text: of a large one those at the edges."""
+        """The values that NumPy would print: all of a small array, the edges of a large one."""
         options = np.get_printoptions()
         if self.size <= options["threshold"]:
             return np.array2string(self._values(), separator=", ", prefix=prefix)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees of arrays: dicts, lists, tuples, named tuples and None, nested in any way; all else is a leaf.
+"""Trees of arrays: dicts, lists, tuples, named tuples and None, nested in any way. Anything else is a leaf.
 
-The leaves have an order: of a dict that of its keys as they were inserted, of the others that of their places. None is
-a node without leaves. A list is a node too, so that a list of numbers is as many leaves.
+Leaves have an order: the order of insertion in a dict, the order of position elsewhere. None is a node without leaves.
+A list is always a node, so a list of numbers has one leaf per number.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _structure(tree: Any, leaves: list[Any]) -> Structure:
 
 
 def _only_leaves(values: Iterable[Any]) -> bool:
-    """Whether there is no container among values. Most often all are of one class; a call for each would take long."""
+    """Whether `values` has no container. Most often all values share one class, so classes are checked once each."""
     return not any(issubclass(kind, _CONTAINERS) for kind in set(map(type, values)))
 
 
@@ -150,7 +150,7 @@ def _match(structure: Structure, tree: Any, place: str, leaves: list[Any]) -> No
 
 
 def _children(node: Node, tree: Any, place: str) -> list[Any]:
-    """What lies in a tree that has to be such a container."""
+    """The children of a container that must be a node of trees."""
     kind = node.kind
     if issubclass(kind, dict):
         if not isinstance(tree, dict):
@@ -232,7 +232,7 @@ def floating(
 
 
 def _problem(leaf: Any, all_of_them: bool) -> str | None:
-    """The problem with a leaf that is no array; None for a leaf that may be passed on."""
+    """The problem with a leaf that is not an array; None if it may be passed on."""
     kind = getattr(leaf, "dtype", None)
     if kind is not None:
         is_numpy = isinstance(kind, np.dtype)

@@ -38,7 +38,7 @@ def view_at(
 
 
 class _Memory:
-    """What NumPy makes an array of; the array keeps it, and it keeps the owner."""
+    """The object that NumPy makes an array of. The array keeps it alive, and it keeps the owner alive."""
 
     def __init__(
         self,

@@ -169,12 +169,27 @@ def _found(
     return next(((plan, fused) for plan in alike if plan.scaling == fused.scaling), None)
 
 
+def describe(arrays: Sequence[Any]) -> Any:
+    """What a plan of another kernel compares: equal for arrays of equal types, shapes and layouts on one device. None
+    for arrays that no plan is for."""
+    try:
+        _register(arrays[0])
+        return _described(arrays)
+    except Exception:
+        return None
+
+
+def addresses(arrays: Sequence[Any]) -> Table:
+    """Where arrays that `describe` has described begin; 0 for tensors without memory."""
+    return np.asarray(_PLANNERS[type(arrays[0])].addresses(arrays), np.uint64)
+
+
 def _described(arrays: Sequence[Any]) -> Any:
     return _PLANNERS[type(arrays[0])].describe(arrays)
 
 
 def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> Table:
-    found = np.asarray(_PLANNERS[type(arrays[0])].addresses(arrays), np.uint64)
+    found = addresses(arrays)
     return found if plan.used is None else found[plan.used]
 
 

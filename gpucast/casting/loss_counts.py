@@ -44,7 +44,7 @@ class CastReport:
 
     @property
     def lost(self) -> int:
-        """Values that are no longer near what they were: all the counts of change together."""
+        """The number of changed values: all counts of change together."""
         return self.saturated + self.wrapped + self.infinite + self.nan + self.nan_lost + self.underflowed
 
 

@@ -23,7 +23,7 @@ _DEFAULTS: dict[str, Any] = dict(zip(Options._fields[:12], Options()[:12], stric
 
 
 def _nothing(*call: Any) -> None:
-    """Without the extension module there are no plans, and every cast takes the checked path."""
+    """Keep no plan: without the extension module every cast takes the checked path."""
 
 
 if MODULE is not None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parses the values of options, with errors that say what is accepted; adds the options that are the attributes of a
-cast; opens the files that options name."""
+"""Parses the values of options, with errors that list the accepted ones. Adds the options for the attributes of a cast,
+and opens the files that options name.
+"""
 
 from __future__ import annotations
 

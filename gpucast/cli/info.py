@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast info`: shows versions, devices, cache, what is missing, and a verdict that comes from a test cast."""
+"""`gpucast info`: shows versions, devices, the cache and missing parts, and gives a verdict from a test cast."""
 
 from __future__ import annotations
 

@@ -27,7 +27,9 @@ from gpucast.core.version import __version__
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser, of commands too, whose errors show what must be given: all usage of `convert` has a dozen lines."""
+    """A parser (also of a command) whose errors show only the required arguments: the full usage of `convert` is a
+    dozen lines.
+    """
 
     def error(self, message: str) -> NoReturn:
         if misspelt := re.match(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)$", message, re.DOTALL):

@@ -292,8 +292,9 @@ def prelude() -> str:
 
 
 def host_section() -> str:
-    """The text that makes the rest of a text host code: a model of the instructions of the GPU, and what CUDA has built
-    in."""
+    """The text that lets a C++ compiler build the rest for the host: a model of the GPU's instructions and CUDA's
+    built-ins.
+    """
     return kernel_file("host/model.hpp") + kernel_file("host/cuda.hpp")
 
 

@@ -30,9 +30,9 @@ class KernelSpec(ABC, Generic[Source_co]):
 
     @abstractmethod
     def source(self) -> Source_co:
-        """The kernel's text, its name, and what a launch needs to know. A pure function of the fields.
+        """The kernel's text, its name, and the data for a launch. A pure function of the fields.
 
-        ValueError where there is no such kernel.
+        ValueError if there is no such kernel.
         """
 
 

@@ -122,7 +122,7 @@ class Cache:
         self._written = limit
 
     def get(self, key: str) -> bytes | None:
-        """The entry, or None where there is no intact one."""
+        """The entry, or None if there is no intact one."""
         value = self._memory.get(key)
         if value is None:
             value = self._read(self.folder, key)

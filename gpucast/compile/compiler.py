@@ -173,7 +173,7 @@ _creation = threading.Lock()
 
 
 def compiler() -> Compiler:
-    """The compiler of this process. DeviceUnavailable, saying what to install, where there is none."""
+    """The compiler of this process. DeviceUnavailable, with the packages to install, if there is none."""
     with _creation:
         return _compiler()
 

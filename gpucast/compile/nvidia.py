@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the NVIDIA driver reports. Reads only: no context is created and no CuPy is needed."""
+"""Reads the NVIDIA driver's report. It creates no context and needs no CuPy."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def in_wheels(major: int) -> Iterator[str]:
 
 
 def package(version: tuple[int, int]) -> str:
-    """What pip installs for an NVRTC of that version."""
+    """The package to install with pip for an NVRTC of that version."""
     major, minor = version
     return f"nvidia-cuda-nvrtc{'-cu12' if major == 12 else ''}=={major}.{minor}.*"
 
@@ -99,9 +99,9 @@ class Builtins:
 
 
 def load(library: Any, version: tuple[int, int]) -> Builtins:
-    """Load the builtins library of a loaded NVRTC, if it is in the same folder or in a wheel.
+    """Load the builtins library of a loaded NVRTC from the same folder or from a wheel.
 
-    It is no failure if there is none: the loader may still find one.
+    A missing library is no failure: the loader may still find one.
     """
     nvrtc = path_of(library)
     problem = ""

@@ -15,7 +15,9 @@ from gpucast.core.arithmetic import exact
 
 
 def integer(value: Any, what: str, expected: str = "an integer") -> int:
-    """Return an integer of any class as an int. Booleans and all else raise a TypeError that begins with `what`."""
+    """Return an integer of any class as an int. Booleans and all other objects raise a TypeError that begins with
+    `what`.
+    """
     if type(value) is int:
         # operator.index would make torch.compile take every number for a constant.
         return value

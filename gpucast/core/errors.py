@@ -23,7 +23,7 @@ def printable_lines(text: str) -> str:
 
 
 def no_attribute(x: object, name: str, instead: dict[str, str]) -> AttributeError:
-    """The error for an attribute that x lacks, with what to write `instead` of those that other libraries have."""
+    """The error for a missing attribute that arrays of other libraries have. It names the replacement, `instead`."""
     advice = f"; {instead[name]}" if name in instead else ""
     return AttributeError(f"{type(x).__name__!r} object has no attribute {name!r}{advice}", name=name, obj=x)
 

@@ -100,7 +100,7 @@ def parse(text: Any, caller: str) -> Expression:
 
 
 class _Refused(Exception):
-    """Says what an expression has that is not taken."""
+    """The error for a part of an expression that is not accepted."""
 
 
 def _node(tree: ast.expr, names: dict[str, int]) -> Node:

@@ -83,8 +83,9 @@ def scaling_of(scale: Any) -> Scaling:
 
 
 def _is_float(number: float) -> bool:
-    """Whether FLOAT has a number, but for its subnormals, for which "wide" serves as well. By its bits: processors may
-    flush numbers that are compared or rounded."""
+    """Whether a number is a FLOAT, apart from subnormals, for which "wide" serves as well. It looks at bits, because a
+    processor may flush numbers in comparisons and roundings.
+    """
     code: int = struct.unpack("<Q", struct.pack("<d", number))[0]
     exponent = code >> 52 & 0x7FF
     return not code & (1 << 29) - 1 and (897 <= exponent <= 1150 or code << 1 & (1 << 64) - 1 == 0)

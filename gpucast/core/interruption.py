@@ -15,7 +15,7 @@ from types import FrameType
 
 
 def _is_command() -> bool:
-    """Whether this process was started as ``gpucast`` or ``python -m gpucast`` and is no worker of such a process."""
+    """Whether this process is the command ``gpucast`` or ``python -m gpucast`` itself, not a worker of one."""
     first, given = sys.argv[0] if hasattr(sys, "argv") else "", sys.orig_argv
     if first not in given:
         return False

@@ -53,7 +53,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def submodules(package: str, *names: str) -> Callable[[str], ModuleType]:
-    """The ``__getattr__`` of a package (PEP 562) that imports those of its modules when they are first named."""
+    """A package's ``__getattr__`` (PEP 562) that imports a submodule when it is first named."""
 
     def import_it(name: str) -> ModuleType:
         if name in names:

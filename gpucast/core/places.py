@@ -19,7 +19,7 @@ TEMPORARY = ".tmp"
 
 
 def status_of(path: str) -> os.stat_result | None:
-    """What lies at a path, links not followed; None where nothing does. OSError where that cannot be told."""
+    """The status of a path without following links, or None if there is nothing. OSError if it cannot be found out."""
     try:
         return os.stat(path, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
@@ -85,7 +85,7 @@ def durable(path: str) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def closing(file: BinaryIO) -> Iterator[BinaryIO]:
-    """Close the file when the block ends; after an error what cannot be written is not told again."""
+    """Close the file when the block ends. After an error in the block, an error of closing is dropped."""
     try:
         yield file
     except BaseException:

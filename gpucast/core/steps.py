@@ -94,7 +94,7 @@ class Steps:
 
     @cached_property
     def label(self) -> str:
-        """What tells it from other steps in the name of a kernel."""
+        """The part of a kernel's name that identifies these steps."""
         return f"steps{zlib.crc32(repr(self).encode()):08x}"
 
     @property

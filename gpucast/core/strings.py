@@ -121,7 +121,7 @@ def parse(text: str, index: int | None = None) -> Number:
 def to_integer(text: str, row: DType, index: int | None = None) -> int:
     """Parse a number and cut off its fraction.
 
-    OverflowError outside the range of the type. ValueError for INF, NaN and text that is no number.
+    OverflowError outside the range of the type. ValueError for INF, NaN and text that is not a number.
     """
     number = parse(text, index)
     if number.kind != "finite":

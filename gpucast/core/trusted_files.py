@@ -63,7 +63,7 @@ class Folder:
             raise Untrusted(self.path, why)
 
     def read(self, name: str) -> bytes:
-        """What a file holds. `Untrusted` where somebody else may have written it or it is no regular file."""
+        """The content of a file. `Untrusted` if another user may have written it, or if it is not a regular file."""
         path = self._where(name)
         with open(path, "rb", buffering=0, opener=lambda path, flags: os.open(path, flags | _FILE)) as file:
             status = os.fstat(file.fileno())

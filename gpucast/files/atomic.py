@@ -19,10 +19,10 @@ from gpucast.files.tensor import FileError
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` when the block ends well.
+    """A new file that replaces `path` when the block ends without an error.
 
-    Until then it is a temporary file in the same folder; after any error, a full disk and Ctrl-C included, it is
-    removed, and what was at `path` is as before. An OSError names `path`.
+    Until then it is a temporary file in the same folder. After any error, such as a full disk or Ctrl-C, it is removed,
+    and `path` is unchanged. An OSError names `path`.
     """
     # A link keeps pointing where it does: the file behind it is replaced.
     target = resolved(path)
@@ -34,7 +34,9 @@ def replacing(path: str) -> Iterator[BinaryIO]:
 
 
 def check_target(path: str) -> None:
-    """FileError where `path` is no file that can be replaced; PermissionError where it is protected from writing."""
+    """FileError if `path` cannot be replaced because it is not a regular file; PermissionError if it is
+    write-protected.
+    """
     if status_of(path) is None:
         return
     target = resolved(path)

@@ -54,9 +54,11 @@ def parsed_json(
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
     number: Callable[[str], Any] | None = None,
 ) -> Any:
-    """The value of a JSON text from a file; `pairs` makes the objects, `number` the numbers with
-    a fraction or an exponent. ValueError for what is none, is nested too
-    deep, or is no UTF-8; `OverLimit` for too many values."""
+    """The value of a JSON text from a file. `pairs` makes the objects, `number` the numbers with a fraction or an
+    exponent.
+
+    ValueError for text that is not JSON, is nested too deep, or is not UTF-8; `OverLimit` for too many values.
+    """
     # Text that is shorter cannot have more.
     if len(text) > VALUES and _marks(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text) > VALUES:
         raise OverLimit(f"holds more than {VALUES} values")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all file formats share: named tensors that are read piece by piece, writers, and the error."""
+"""The parts that all file formats share: named tensors that are read piece by piece, writers, and the error."""
 
 from __future__ import annotations
 
@@ -305,7 +305,7 @@ class Writer(Protocol):
         """
 
     def finish(self) -> None:
-        """Write what follows the tensors."""
+        """Write the part of the file that follows the tensors."""
 
     def abort(self) -> None:
         """Release the file after an error; its content no longer matters."""

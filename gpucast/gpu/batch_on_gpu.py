@@ -25,8 +25,9 @@ _NONE = 2**32 - 1
 
 
 def launches(items: Sequence[BatchItem], device: int) -> list[Callable[[], None]]:
-    """The launches that cast checked items with targets on the current device, whose index is `device`, on its current
-    stream. All kernels are loaded: what can fail has been done."""
+    """The launches that cast checked items with targets, on the current stream of the current device `device`. All
+    kernels are loaded by now, so nothing can fail later.
+    """
     flat: list[BatchItem] = []
     found: list[Callable[[], None]] = []
     for item in items:
@@ -60,8 +61,9 @@ def is_flat(item: BatchItem) -> bool:
 
 
 def fused_of(items: Sequence[BatchItem]) -> FusedInputs:
-    """What is fused with the casts of all items: the offset of random words is that of the call, and scale and `amax`
-    those of the first item."""
+    """The operations that are fused with the casts of all items. The offset of random words is the call's; `scale` and
+    `amax` are those of the first item.
+    """
     found = next((item.fused for item in items if item.fused is not None), FusedInputs())
     for item in items:
         if item.fused is not None and item.fused.random is not None:
@@ -126,9 +128,9 @@ def _kind(item: BatchItem) -> CastSpec:
 
 
 class Prepared:
-    """Everything about a launch for contiguous arrays of some types and sizes on one device, but for their addresses.
+    """The data of a launch for contiguous arrays of some types and sizes on one device, apart from their addresses.
 
-    Columns are those of the kernel's `BatchSource.table`, which has one value of each for every array.
+    Columns are those of the kernel's `BatchSource.table`, with one value for every array.
     """
 
     def __init__(

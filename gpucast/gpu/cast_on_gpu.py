@@ -45,7 +45,7 @@ def new_strided(shape: tuple[int, ...], strides: tuple[int, ...], kind: DType) -
 
 @lru_cache(maxsize=1024)
 def _strides_like(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Strides of an array without gaps whose axes follow each other in memory as those of another do."""
+    """Strides of an array without gaps whose axes have the same order in memory as another array's."""
     dense = [0] * len(shape)
     slowest_first = sorted(range(len(shape)), key=lambda axis: -abs(strides[axis]))
     for axis in slowest_first[::-1]:

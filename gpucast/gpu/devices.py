@@ -15,7 +15,7 @@ from gpucast.core.errors import DeviceUnavailable
 
 
 def unavailable() -> tuple[str, str] | None:
-    """Why no cast can run on a GPU here (one clause), and what mends it; None when it can."""
+    """The reason why no cast can run on a GPU here (one clause) and the remedy, or None."""
     return gpu.driver.unavailable()
 
 
@@ -35,7 +35,7 @@ def parse(device: Any, caller: str) -> str | None:
 
 
 def name(number: int | None) -> str:
-    """What messages call the device with that index, or the host (None)."""
+    """The name of the device with that index, or of the host (None), in messages."""
     return "the host" if number is None else f"cuda:{number}"
 
 

@@ -58,10 +58,10 @@ class ManyKernel(Protocol):
 
 
 class Driver(Protocol):
-    """What casts need of CUDA. Addresses and streams are plain integers."""
+    """The parts of CUDA that casts need. Addresses and streams are plain integers."""
 
     def unavailable(self) -> tuple[str, str] | None:
-        """Why no cast can run, and what mends it; None when it can."""
+        """The reason why no cast can run, and the remedy, or None."""
 
     def count(self) -> int:
         """The number of devices."""
@@ -137,7 +137,7 @@ class _Foreign:
 
 
 class _Thread(threading.local):
-    """What each thread has of its own."""
+    """The state of each thread."""
 
     def __init__(self) -> None:
         from cupy_backends.cuda.api import runtime
@@ -148,7 +148,9 @@ class _Thread(threading.local):
         self.free: list[_Arguments] = []
 
     def bind(self) -> None:
-        """Nothing: the first access to a `threading.local` in a thread calls `__init__`, and that is what counts."""
+        """Bind the thread. Empty, because the first access to a `threading.local` in a thread calls `__init__`, which
+        does it.
+        """
 
 
 def _failed(status: int, is_repeated: bool) -> None:
@@ -379,7 +381,9 @@ _available = False
 
 
 def unavailable() -> tuple[str, str] | None:
-    """Why no cast can run on a GPU, and what mends it; None when it can. A yes is remembered, a no asked again."""
+    """The reason why no cast can run on a GPU, and the remedy, or None. None is remembered; a reason is looked for
+    again.
+    """
     global _available  # noqa: PLW0603 (asking takes longer than a small cast)
     problem = None if _available else _driver.unavailable()
     _available = problem is None

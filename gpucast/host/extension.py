@@ -64,7 +64,7 @@ def say_slow(reason: str = "") -> None:
 
 
 def _reason() -> str:
-    """Why the module is missing, and what mends it."""
+    """The reason why the module is missing, and the remedy."""
     if WHY_NOT == "GPUCAST_NO_HOST=1":
         return "GPUCAST_NO_HOST=1 is set; unset it"
     if WHY_NOT.startswith(_THREADS):

@@ -84,7 +84,7 @@ def format(x: Array, rule: CastRule) -> Array:
 
 
 def _texts(chunk: Array, first: int) -> tuple[list[str], Exception | None]:
-    """The texts of a chunk up to the first element that is no text, and that element's error."""
+    """The texts of a chunk up to the first element that is not a text, and the error for that element."""
     if chunk.dtype.kind == "S" and chunk.itemsize:
         characters = np.ascontiguousarray(chunk).view(np.uint8)
         if characters.max() < 128:
@@ -142,7 +142,7 @@ def _toward(text: str, number: float) -> float:
 
 
 def _doubles(texts: list[str], first: int) -> Array:
-    """The nearest doubles; ValueError with the index of the first text that is no number."""
+    """The nearest doubles. ValueError with the index of the first text that is not a number."""
     joined = ",".join(texts)
     if joined.isascii():
         raw = joined.encode()

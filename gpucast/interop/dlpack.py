@@ -352,7 +352,9 @@ class Export:
 
 
 class DlpackAdapter(ArrayAdapter):
-    """Objects with ``__dlpack__`` and ``__dlpack_device__``; results are what their library's `from_dlpack` makes."""
+    """Objects with ``__dlpack__`` and ``__dlpack_device__``. Results come from `from_dlpack` of the object's
+    library.
+    """
 
     settles = True
 

@@ -26,7 +26,7 @@ _EXAMPLES: dict[Scaling, float] = {"narrow": 1.0, "wide": 0.1}
 
 
 class ProgramCast(NamedTuple):
-    """A cast as a program has it: its text stands there, and tells any process what to do."""
+    """A cast inside a compiled program. It is stored there as text that any process can execute."""
 
     #: With a scale that of `gpucast.casting.fused_options.fused_rule`.
     rule: CastRule
@@ -70,7 +70,7 @@ def can_cast(wanted: ProgramCast) -> bool:
 
 
 def cast(wanted: ProgramCast, x: Any, *scale: Any) -> Any:
-    """The cast of a traced array, for which `can_cast`: codes in, codes out, those of packed types in a byte each."""
+    """The cast of a traced array that `can_cast` accepts: codes in, codes out, packed types with one code per byte."""
     dst = wanted.rule.dst
 
     def call(shape: tuple[int, ...], method: str, *given: Any) -> Any:

@@ -26,9 +26,9 @@ from gpucast.layers.cast_layer import times as array_times
 
 
 def cast(x: Any, dst: DType, options: Options, coefficient: float | None = None) -> Any:
-    """The cast of a traced array. Errors as for `gpucast.cast`, all of them while the function is traced.
+    """The cast of a traced array. Errors are those of `gpucast.cast`, raised while the function is traced.
 
-    `coefficient`: that of a layer. The gradient is cast back by the same options then, times this number of any sign.
+    `coefficient` is the factor of a layer. The gradient is then cast back with the same options and multiplied with it.
     """
     caller = options.caller
     for name in ("amax", "out", "device"):
@@ -66,7 +66,9 @@ def times(x: Any, dst: DType, options: Options) -> Any:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _cast(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> Any:
-    """The cast by `options`, times the array `scale` or the number ``options.scale``; `back`: that of the gradient."""
+    """The cast by `options`, times the array `scale` or the number ``options.scale``. `back`: the cast of the
+    gradient.
+    """
     if not (isinstance(x, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
         # As where `grad` is not within `jit`: there are values.
         adapter = adapters.find(x)
@@ -89,7 +91,7 @@ def _cast(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> An
 
 
 def _is_times(options: Options) -> bool:
-    """Whether options are those of `times`, or of a cast with a number that does the same."""
+    """Whether options belong to `times`, or to a cast with a number that does the same."""
     return options.scale is not None and options.rounding != STOCHASTIC
 
 

@@ -56,7 +56,7 @@ def _simulated(x: Any, to: Any, src: Any = None) -> Any:
 
 
 def _typed(context: Any, x: Any, to: Any, src: Any = None) -> Any:
-    """The signature of a call, and what lowers it; None for types that are not constant, which Numba offers first."""
+    """The signature of a call and its lowering. None while a type is not constant: Numba offers such types first."""
     literal = types.StringLiteral
     if not isinstance(to, literal) or not (src is None or isinstance(src, literal)):
         return None

@@ -27,7 +27,7 @@ _FREE_INITIALIZERS = 4
 
 
 class _Operator(OpRun):
-    """What Cast and CastLike share: which attributes a node may have, and what ONNX means by their values."""
+    """The common part of Cast and CastLike: the attributes of a node, and the meaning of their values in ONNX."""
 
     op_domain = ""
     # With a schema OpRun would add the newest version's defaults to every node. Without one `_run` gets exactly the

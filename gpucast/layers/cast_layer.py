@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cast and CastLike as layers of a network, with a forward and a backward pass.
 
-What PyTorch and JAX differentiate by themselves, a tensor that requires a gradient or an array within ``jax.grad``,
-they differentiate through a layer as well, with its `lda_coeff`.
+PyTorch differentiates through a layer when the tensor requires a gradient, and JAX within ``jax.grad``. Both use the
+layer's `lda_coeff`.
 
 Example::
 
@@ -40,7 +40,7 @@ __all__ = ["Cast", "CastLike"]
 
 
 class _Layer:
-    """What both layers share: the attributes and the backward pass."""
+    """The common part of both layers: the attributes and the backward pass."""
 
     #: The versions of the operator.
     _VERSIONS: ClassVar[tuple[int, ...]]

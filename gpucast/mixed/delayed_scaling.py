@@ -89,7 +89,7 @@ class DelayedScaling:
 
     @property
     def inverse(self) -> Any:
-        """1 / scale, likewise: what dequantizes the results, and what ``torch._scaled_mm`` takes."""
+        """1 / scale for each tensor, to dequantize the results; ``torch._scaled_mm`` takes it."""
         return self._row("inverse")
 
     @property

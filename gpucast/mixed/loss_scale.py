@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from gpucast.core.checks import as_double, count, is_real, state_with_keys
 from gpucast.core.dtypes import dtype
 from gpucast.gpu import devices, streams
 from gpucast.mixed import gpu
+from gpucast.mixed import norm as norms
 from gpucast.mixed.flag import checked_flag, flag_on, new_flag
 
 _FLOAT = dtype("FLOAT")
@@ -66,7 +68,16 @@ class LossScale:
         return trees.unflatten(structure, leaves)
 
     @exact()
-    def unscale(self, grads: Any, *, to: Any = "FLOAT", out: Any = None, finite: Any = None) -> tuple[Any, Any]:
+    def unscale(
+        self,
+        grads: Any,
+        *,
+        to: Any = "FLOAT",
+        out: Any = None,
+        finite: Any = None,
+        norm: Any = None,
+        clip: float | None = None,
+    ) -> tuple[Any, Any]:
         """Gradients divided by the scale, and whether all of them are finite, in one pass that reads each once.
 
         Parameters
@@ -83,6 +94,14 @@ class LossScale:
         finite
             For gradients that come in several calls: an array of one BOOL or UINT8 element on their device, which is
             combined with the outcome by a logical and, and returned. None: a new BOOL array of shape ().
+        norm
+            An array of one FLOAT on the device of the gradients. It takes their 2-norm after the division and before
+            `clip`. Equal gradients of equal shapes give equal bits everywhere, because the order of the additions is
+            fixed (`gpucast.mixed.sum_of_squares`). The gradients are read once more for it.
+        clip
+            Multiply all results by clip / (norm + 1e-6) where that is below 1, as ``torch.nn.utils.clip_grad_norm_``
+            does with ``max_norm=clip``. The factor is found on the device, and rounded to FLOAT together with the
+            inverse of the scale. Where the norm is not finite nothing is clipped: `finite` is false then.
 
         Returns
         -------
@@ -99,18 +118,28 @@ class LossScale:
             finite = new_flag(_device_of(first))
         else:
             checked_flag(finite, "unscale")
+        most = norms.checked_clip(clip, "unscale")
+        measures = norm is not None or clip is not None
+        if measures and not indices:
+            raise ValueError("unscale: grads has no arrays, and norm= and clip= are for arrays")
         if indices:
             # Most trees have no other leaves.
             chosen = leaves if len(indices) == len(leaves) else [leaves[i] for i in indices]
-            results = cast_arrays(
-                chosen,
-                to,
-                Names("grads", lambda: trees.paths(structure, indices)),
-                "unscale",
-                scale=self._factors(first)[1],
-                finite=finite,
-                out=None if targets is None else [targets[i] for i in indices],
-            )
+            # One stream for the passes over arrays of all libraries.
+            kinds = {type(leaf): leaf for leaf in chosen} if measures else {}
+            with streams.visit(first, norm, finite, *kinds.values()) if measures else nullcontext():
+                inverse = self._factors(first)[1]
+                if measures:
+                    inverse = norms.factor(self, chosen, inverse, most, norm, _device_of(first), "unscale")
+                results = cast_arrays(
+                    chosen,
+                    to,
+                    Names("grads", lambda: trees.paths(structure, indices)),
+                    "unscale",
+                    scale=inverse,
+                    finite=finite,
+                    out=None if targets is None else [targets[i] for i in indices],
+                )
             if chosen is leaves:
                 leaves = results
             else:

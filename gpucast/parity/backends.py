@@ -46,7 +46,7 @@ class CastBackend(Protocol):
 
 
 class HostBackend:
-    """The extension module, or what serves where it is missing."""
+    """The extension module, or the reference if the module is missing."""
 
     name = "host"
     batch = 8

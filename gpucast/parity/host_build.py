@@ -76,7 +76,7 @@ def compiler() -> list[str]:
 
 
 def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:
-    """The compiler's options. Warnings are errors, because those of g++ and clang++ deserve a look."""
+    """The compiler's options. Warnings of g++ and clang++ are errors, because they deserve a look."""
     chosen = ["-std=c++17", "-O2" if optimize else "-O0", "-fPIC", "-shared"]
     # The kernels read bytes as words, which is common in CUDA code.
     chosen += ["-fno-strict-aliasing", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function"]

@@ -22,7 +22,7 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class Cell:
-    """A square: its colour, a number on it, and what it says to the mouse."""
+    """A square of the grid: its colour, its number, and its tooltip."""
 
     fill: str
     number: str = ""

@@ -67,7 +67,7 @@ class PairResult(_Counts):
 
 @dataclass
 class ParityReport(_Counts):
-    """A run. `date` is ISO text; `what` describes which codes of each type were tried."""
+    """The report of a run. `date` is ISO text; `what` describes which codes of each type were tried."""
 
     backend: str
     device: str

@@ -110,7 +110,7 @@ def _of_elements(q: Quantized) -> Array:
 
 
 def _spread(of_blocks: Array, grid: BlockGrid) -> Array:
-    """What belongs to blocks, for each of their elements."""
+    """The values of blocks, repeated for each of their elements."""
     return of_blocks[np.ix_(*(np.arange(n) // length for n, length in zip(grid.shape, grid.lengths, strict=True)))]
 
 

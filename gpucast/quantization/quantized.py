@@ -24,7 +24,6 @@ from gpucast.core.formats import SOURCES, Format, Hadamard, Parts, ScaleOrder
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle
-from gpucast.quantization import gpu as on_device
 from gpucast.quantization.hadamard_options import check_format, check_runs, resolve_hadamard
 
 ScaleLayout = Literal["linear", ScaleOrder]
@@ -180,7 +179,7 @@ class Quantized:
         if device_index(self.data) is None:
             return None
         if self not in _WORKSPACES:
-            _WORKSPACES[self] = on_device.workspace.Workspace(caller)
+            _WORKSPACES[self] = gpu.workspace.Workspace(caller)
         return _WORKSPACES[self]
 
     def linear_parts(self, workspace: Any = None) -> Parts:

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads of the module's own that help with long casts. They start with the first one, sleep between two, never touch
-// Python, and end with the process. They end before a fork, too, so that both processes have only threads that they know.
+// Threads of the module's own that help with long casts. They start with the first one, watch for the next one for a few
+// microseconds and sleep then, never touch Python, and end with the process. They end before a fork, too, so that both
+// processes have only threads that they know.
 #pragma once
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -16,25 +18,50 @@ namespace gpucast {
 
 // Eight threads keep the memory of most machines busy; and the most that may be asked for.
 enum : int { most_threads = 8, most_asked = 64 };
+// Nanoseconds that a thread watches for work, or for the end of others' work, before it sleeps: to wake one takes as long.
+enum : u64 { watched = 50'000 };
+// Parts end at multiples of so many steps, which fill cache lines and tiles.
+enum : u64 { part_unit = 64 };
+// Nanoseconds of work from which on threads that watch for it help, and from which on sleeping ones are woken; they come
+// too late for less, but not for the next cast, if it follows the last one within so many.
+enum : u64 { shared_from = 7'000, woken_from = 200'000, close = 500'000 };
 
 // A piece of work: run(context, begin, end) for all parts of [0, size), in any order and by any thread.
 struct Job {
+    // What one thread begins with, adjacent parts of which its core may hold what is written; then it helps with the others'.
+    struct alignas(64) Lane {
+        std::atomic<u64> next;
+        u64 end;
+    };
     void (*run)(const void* context, u64 begin, u64 end);
     const void* context;
     u64 size, part;
-    std::atomic<u64> next{0};
-    // Of `helpers.lock`.
-    int busy = 0;
+    int lanes = 1;
+    Lane each[most_threads];
+    // How many others work on it; changed with `helpers.lock` held.
+    std::atomic<int> busy{0};
+
+    void cut(int threads) {
+        lanes = threads < most_threads ? threads : int(most_threads);
+        const u64 length = ((size / u64(lanes)) | (part_unit - 1)) + 1;
+        for (int i = 0; i < lanes; ++i) {
+            const u64 begin = u64(i) * length, left = begin < size ? size - begin : 0;
+            each[i].next = begin, each[i].end = begin + (left < length ? left : length);
+        }
+    }
 
     // goes_on(n): whether to take another part after one of n steps. If not, nobody does.
     template <typename GoesOn>
-    bool take_parts(const GoesOn& goes_on) {
-        for (u64 begin = next.fetch_add(part); begin < size; begin = next.fetch_add(part)) {
-            const u64 end = size - begin < part ? size : begin + part;
-            run(context, begin, end);
-            if (!goes_on(end - begin)) {
-                next = size;
-                return false;
+    bool take_parts(int thread, const GoesOn& goes_on) {
+        for (int i = 0; i < lanes; ++i) {
+            Lane& lane = each[(thread + i) % lanes];
+            for (u64 begin = lane.next.fetch_add(part); begin < lane.end; begin = lane.next.fetch_add(part)) {
+                const u64 end = lane.end - begin < part ? lane.end : begin + part;
+                run(context, begin, end);
+                if (!goes_on(end - begin)) {
+                    for (int other = 0; other < lanes; ++other) each[other].next = each[other].end;
+                    return false;
+                }
             }
         }
         return true;
@@ -46,26 +73,76 @@ struct Helpers {
     pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER, fork = PTHREAD_MUTEX_INITIALIZER;
     pthread_cond_t has_job = PTHREAD_COND_INITIALIZER, is_left = PTHREAD_COND_INITIALIZER;
     Job* job = nullptr;
-    bool is_taken = false, is_ending = false;
+    bool is_taken = false;
+    std::atomic<bool> is_ending{false};
+    // How many more threads the job wants; how many watch for one.
+    std::atomic<int> wanted{0}, watching{0};
+    // When the last cast began that they could help with, in nanoseconds.
+    std::atomic<u64> last{0};
     // How many threads work on a job, the caller's included; the others, and how many there are.
     int threads = 1, started = 0;
     pthread_t each[most_asked];
 };
 static Helpers helpers;
 
-inline void* help(void*) {
+inline u64 nanoseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return u64(now.tv_sec) * 1'000'000'000 + u64(now.tv_nsec);
+}
+
+inline void pause_briefly() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Waits until is_so(), but not for long. Others that could use the core get it.
+template <typename IsSo>
+inline void watch(const IsSo& is_so) {
+    const u64 until = nanoseconds() + watched;
+    do {
+        for (int i = 0; i < 64; ++i, pause_briefly()) {
+            if (is_so()) return;
+        }
+        sched_yield();
+    } while (nanoseconds() < until);
+}
+
+// Whether this thread is one that the job wants.
+inline bool joins() {
+    int wanted = helpers.wanted.load(std::memory_order_relaxed);
+    while (wanted > 0) {
+        if (helpers.wanted.compare_exchange_weak(wanted, wanted - 1)) return true;
+    }
+    return false;
+}
+
+inline void* help(void* thread) {
+    bool has_joined = false;
     pthread_mutex_lock(&helpers.lock);
-    for (;;) {
-        while (!helpers.job && !helpers.is_ending) pthread_cond_wait(&helpers.has_job, &helpers.lock);
-        if (helpers.is_ending) break;
-        Job* job = helpers.job;
-        ++job->busy;
+    while (!helpers.is_ending) {
+        Job* job = has_joined ? helpers.job : nullptr;
+        if (job) {
+            ++job->busy;
+            pthread_mutex_unlock(&helpers.lock);
+            job->take_parts(int(reinterpret_cast<Address>(thread)), [](u64) { return true; });
+            pthread_mutex_lock(&helpers.lock);
+            // All its parts are taken: nobody else begins with it.
+            if (helpers.job == job) helpers.job = nullptr, helpers.wanted = 0;
+            if (--job->busy == 0) pthread_cond_signal(&helpers.is_left);
+        }
+        // One that was woken too late for a short job watches for the next one, too.
+        ++helpers.watching;
         pthread_mutex_unlock(&helpers.lock);
-        job->take_parts([](u64) { return true; });
+        has_joined = false;
+        watch([&] { return (has_joined = joins()) || helpers.is_ending; });
         pthread_mutex_lock(&helpers.lock);
-        // All its parts are taken: nobody else begins with it.
-        if (helpers.job == job) helpers.job = nullptr;
-        if (--job->busy == 0) pthread_cond_signal(&helpers.is_left);
+        --helpers.watching;
+        has_joined = has_joined || joins();
+        if (!has_joined && !helpers.is_ending) pthread_cond_wait(&helpers.has_job, &helpers.lock);
     }
     pthread_mutex_unlock(&helpers.lock);
     return nullptr;
@@ -78,10 +155,18 @@ inline void start_helpers() {
     // Signals are for the threads of the program.
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (helpers.started + 1 < helpers.threads) {
-        if (pthread_create(&helpers.each[helpers.started], nullptr, help, nullptr) == 0) ++helpers.started;
+        void* const thread = reinterpret_cast<void*>(Address(helpers.started + 1));
+        if (pthread_create(&helpers.each[helpers.started], nullptr, help, thread) == 0) ++helpers.started;
         else helpers.threads = helpers.started + 1;
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+// Whether threads are to help with work that takes so many nanoseconds.
+inline bool is_worth_help(double takes, u64 now) {
+    if (takes < double(shared_from)) return false;
+    const u64 since = now - helpers.last.exchange(now, std::memory_order_relaxed);
+    return takes >= double(woken_from) || since < close || helpers.watching.load(std::memory_order_relaxed);
 }
 
 // Runs a job of parts, with helpers where no other cast has them. False where `goes_on` ended it, which only the caller asks.
@@ -90,15 +175,21 @@ inline bool run_job(Job* job, const GoesOn& goes_on) {
     pthread_mutex_lock(&helpers.lock);
     if (helpers.started + 1 < helpers.threads && !helpers.is_ending) start_helpers();
     const bool is_helped = helpers.started && !helpers.is_taken && !helpers.is_ending;
-    if (is_helped) {
-        helpers.is_taken = true, helpers.job = job;
-        pthread_cond_broadcast(&helpers.has_job);
+    if (!is_helped) {
+        job->cut(1);
+    } else {
+        const u64 others = (job->size - 1) / job->part;
+        const int wanted = others < u64(helpers.started) ? int(others) : helpers.started;
+        job->cut(wanted + 1);
+        helpers.is_taken = true, helpers.job = job, helpers.wanted = wanted;
+        for (int i = helpers.watching; i < wanted; ++i) pthread_cond_signal(&helpers.has_job);
     }
     pthread_mutex_unlock(&helpers.lock);
-    const bool is_done = job->take_parts(goes_on);
+    const bool is_done = job->take_parts(0, goes_on);
     if (!is_helped) return is_done;
+    watch([&] { return !job->busy; });
     pthread_mutex_lock(&helpers.lock);
-    if (helpers.job == job) helpers.job = nullptr;
+    if (helpers.job == job) helpers.job = nullptr, helpers.wanted = 0;
     while (job->busy) pthread_cond_wait(&helpers.is_left, &helpers.lock);
     helpers.is_taken = false;
     pthread_mutex_unlock(&helpers.lock);
@@ -127,7 +218,7 @@ inline void after_fork() {
 
 inline void after_fork_in_child() {
     // Of threads that are not here.
-    helpers.is_taken = false, helpers.job = nullptr;
+    helpers.is_taken = false, helpers.job = nullptr, helpers.wanted = 0;
     pthread_cond_init(&helpers.is_left, nullptr);
     pthread_cond_init(&helpers.has_job, nullptr);
     after_fork();

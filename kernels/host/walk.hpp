@@ -394,41 +394,54 @@ inline void merge(Found* found, const Found& part) {
     if (!part.finite) __atomic_store_n(&found->finite, u8(0), __ATOMIC_RELAXED);
 }
 
-// Elements from which on a cast is cut into parts for helpers, and the fewest of a part: to wake a sleeping core takes as
-// long as to cast half a million elements.
-enum : u64 { cut_from = 1 << 21, least_part = 1 << 15 };
+// Elements of which the time is taken, to know whether helpers are worth while, and the fewest of casts for which it may be
+// and of a part: loops look for the start of a cache line in more than 2^14.
+enum : u64 { timed = 1 << 13, least_timed = 1 << 15, least_part = 3 << 13 };
 // Parts for each thread: one that comes late takes fewer.
 enum : u64 { parts_each = 8 };
-// Parts end at multiples of so many steps, which fill cache lines and tiles.
-enum : u64 { part_unit = 64 };
 
-// Calls run(begin, end, found) for parts of the steps [0, n) of `each` elements, by several threads where there are many.
+// So many elements in whole steps of `each`.
+inline u64 steps_of(u64 elements, u64 each) { return ((elements / each) | (part_unit - 1)) + 1; }
+
+// Calls run(begin, end, found) for parts of the steps [0, n) of `each` elements, by several threads where that takes long.
 // False where that was interrupted: an exception is set then.
 template <typename Run>
 inline bool in_parts(u64 n, u64 each, Found* found, Unlocked* unlocked, const Run& run) {
     struct Context {
         const Run& run;
         Found* found;
+        u64 begin;
     };
-    if (n * each < cut_from) {
-        run(0, n, found);
+    Context context = {run, found, 0};
+    const u64 first = steps_of(timed, each);
+    bool is_shared = false;
+    if (helpers.threads > 1 && n * each >= least_timed && n > first) {
+        const u64 start = nanoseconds();
+        run(0, first, found);
+        const u64 now = nanoseconds();
+        is_shared = is_worth_help(double(now - start) / double(first) * double(n - first), now);
+        context.begin = first;
+    }
+    const u64 left = n - context.begin;
+    if (!is_shared && left * each < piece) {
+        run(context.begin, n, found);
         return !unlocked->is_interrupted(n * each);
     }
-    const Context context = {run, found};
-    const bool is_shared = helpers.threads > 1;
     // A signal waits for the longest part. The end waits once, for a helper that may itself wait for a core.
-    const u64 equal = is_shared ? n / (u64(helpers.threads) * parts_each) : n, least = least_part / each, most = piece / each;
+    const u64 equal = is_shared ? left * each / (u64(helpers.threads) * parts_each) : u64(piece);
     Job job;
     job.run = [](const void* given, u64 begin, u64 end) {
         const Context& own = *static_cast<const Context*>(given);
         Found part;
-        own.run(begin, end, &part);
+        own.run(own.begin + begin, own.begin + end, &part);
         merge(own.found, part);
     };
-    job.context = &context, job.size = n;
-    job.part = ((equal < least ? least : equal > most ? most : equal) | (part_unit - 1)) + 1;
+    job.context = &context, job.size = left;
+    job.part = steps_of(equal < least_part ? u64(least_part) : equal < piece ? equal : u64(piece), each);
     const auto goes_on = [&](u64 steps) { return !unlocked->is_interrupted(steps * each); };
-    return is_shared ? run_job(&job, goes_on) : job.take_parts(goes_on);
+    if (is_shared) return run_job(&job, goes_on);
+    job.cut(1);
+    return job.take_parts(0, goes_on);
 }
 
 inline bool walk_flat(const u8* src, u32 src_bytes, u8* dst, u32 dst_bytes, u64 size, const Work& work, Found* found,

@@ -103,10 +103,11 @@ def test_nvrtc_compiles_them(major: int, exhaustive: bool) -> None:
 
 
 @pytest.mark.parametrize("arch", ["compute_75", "compute_90", "compute_100a"])
-def test_fast_math_changes_no_result(arch: str) -> None:
+def test_fast_math_changes_no_result(arch: str, exhaustive: bool) -> None:
     """In the PTX nothing but comparisons of a number with itself, whether it is NaN, flush subnormal numbers then."""
-    text = gpucast.device_functions(ITEMS)
-    text += loops([rule_of(*item) for item in ITEMS]).replace("void run_", "__global__ void run_")
+    items = ITEMS if exhaustive else ITEMS[int(re.sub(r"\D", "", arch)) % 4 :: 4]
+    text = gpucast.device_functions(items)
+    text += loops([rule_of(*item) for item in items]).replace("void run_", "__global__ void run_")
     text += 'extern "C" __global__ void root(float* x) { *x = 1 / sqrtf(*x); }'
     plain, fast = (
         load(INSTALLED[-1]).compile(text, "functions", arch, ("--std=c++17", "--minimal", *more)).code.decode()

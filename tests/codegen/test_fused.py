@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import exact
 from codes import assert_codes, assert_same, every_code
-from fused_cases import CASES, RANDOM, on_host, rule_of, to_device
+from fused_cases import CASES, RANDOM, in_use, on_host, rule_of, to_device
 from gpucast import PackedArray
 from gpucast.arrays.operand import operand
 from gpucast.casting.cast import apply
@@ -113,6 +114,13 @@ def test_the_host_is_the_exact_model(src: DType) -> None:
 
 
 # ---- the kernels ----
+
+
+@pytest.fixture
+def driver() -> Iterator[HostDriver]:
+    with in_use() as ready:
+        yield ready
+
 
 #: Those whose kernels multiply without DOUBLE.
 SHORT_PRODUCTS = [

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every kernel compiles for every architecture: no warning, and no local memory. No GPU is needed.
 
-In each run of the tests: a seeded share of all but the default for sm_90, and eight pairs for each other architecture,
+In each run of the tests: a seeded share of all but the default for sm_90, and four pairs for each other architecture,
 and for some of them with the second NVRTC: which, differs from one to the other. Under --exhaustive: everything.
 `test_static` compiles the pairs for sm_90 (default rule, contiguous), and looks at their machine code too.
 """
@@ -23,7 +23,9 @@ from gpucast.codegen.cast_kernel import KernelSource, join, kernel_source, prelu
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
+from gpucast.mixed.gpu.norm_kernels import FinishSpec, NormSpec
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load
 
@@ -53,8 +55,8 @@ def chosen(major: int, arch: str, exhaustive: bool) -> list[KernelSource]:
         # `test_static` compiles the plain ones.
         plain = {variants(*pair)[0] for pair in pairs}
         others = [source for source in every if source not in plain]
-        return others if exhaustive else draw.sample(others, len(others) // 80)
-    return every if exhaustive else [variants(*pair)[0] for pair in draw.sample(pairs, 8)]
+        return others if exhaustive else draw.sample(others, len(others) // 160)
+    return every if exhaustive else [variants(*pair)[0] for pair in draw.sample(pairs, 4)]
 
 
 def compiled(major: int, sources: Iterable[KernelSource], arch: str) -> dict[str, cubin.CubinKernel]:
@@ -71,7 +73,7 @@ def compiled(major: int, sources: Iterable[KernelSource], arch: str) -> dict[str
 
 def others() -> Iterator[KernelSource | BatchSource]:
     """Kernels of fused casts, of many casts, and of mixed precision."""
-    yield from SOURCES[::5]
+    yield from SOURCES[::9]
     for names, to, ops in (
         (("FLOAT8E4M3FN", "INT4", "FLOAT"), "FLOAT16", FusedOps()),
         (("FLOAT16", "BFLOAT16"), "FLOAT", FusedOps("narrow", finite=True)),
@@ -82,6 +84,10 @@ def others() -> Iterator[KernelSource | BatchSource]:
     yield AdjustSpec().source()
     yield RescaleSpec().source()
     yield SelectSpec(ARGUMENT_BYTES[0]).source()
+    yield NormSpec(
+        tuple(CastSpec(CastRule(dtype(name), dtype("FLOAT"))) for name in ("BFLOAT16", "DOUBLE")), 4096
+    ).source()
+    yield FinishSpec().source()
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100a"])

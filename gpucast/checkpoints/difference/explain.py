@@ -87,7 +87,7 @@ def explanations(tensor: Tensor, original: Original) -> list[Explanation]:
 
 
 def _candidates(x: Array, stored: Format) -> Iterator[tuple[str, Format, int]]:
-    """Names, formats and axes whose blocks are those of the stored tensor."""
+    """The names, formats and axes whose blocks fit the stored tensor."""
     kind = next(one.name for one in SOURCES if one.numpy == x.dtype)
     known = {name: row.format for name, row in RECIPES.items() if kind in row.sources} | FORMATS
     for name, format in known.items():

@@ -46,7 +46,7 @@ class Count:
 
 @dataclass
 class Difference:
-    """What two tensors of one name have in common."""
+    """The comparison of two tensors with one name."""
 
     name: str
     kinds: tuple[str, str]

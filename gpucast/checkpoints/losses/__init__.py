@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts and measures of what conversions lose."""
+"""Counts and measures the losses of conversions."""

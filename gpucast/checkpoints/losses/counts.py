@@ -153,7 +153,7 @@ def _nonzero_of_finite(values: Array) -> int | None:
 
 
 def _kept(parts: Parts, format: Format) -> int | None:
-    """How many codes do not stand for zero; None where there is no loop that counts them."""
+    """The number of codes that do not stand for zero. None if no loop counts them."""
     element, raw = format.element, parts.data.view(np.uint8)
     if not format.zero_points:
         stats = look(raw.reshape(-1), element.code_mask & ~(element.sign_code if element.family == "float" else 0))
@@ -182,7 +182,7 @@ def _saturated(x: Array, parts: Parts, format: Format, scales: Array) -> int:
 
 
 def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> CastReport:
-    """As `of_piece`, whatever the values, and without the extension module."""
+    """As `of_piece`, for any values and without the extension module."""
     report = CastReport()
     values, restored, codes = values.reshape(-1), restored.reshape(-1), parts.data.reshape(-1)
     with np.errstate(all="ignore"):

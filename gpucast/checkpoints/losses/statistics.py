@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of a conversion: counts of losses, errors, and histograms of magnitudes. The statistics of pieces add up.
 
-Counts of losses are exact. Errors take a hundred times the time of a cast, so of large tensors they are those of a
-sample: runs of elements spread over the tensor, the same ones however it is cut into pieces.
+Counts of losses are exact. Errors take a hundred times as long as a cast, so large tensors are sampled. The sample is
+made of runs of elements spread over the tensor, and does not depend on its division into pieces.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planning: what a conversion will do, worked out before anything is written."""
+"""Plans a conversion completely before anything is written."""

@@ -114,16 +114,16 @@ def _may_be_codes(tensor: TensorPlan) -> bool:
 
 
 def _method(config: FilePlan) -> str | None:
-    """What a config.json calls the quantization of its weights; None if it tells of none."""
+    """The name of the quantization in a config.json, or None."""
     document = document_of(config.path) or {}
     entries = [document[entry] for entry in ENTRIES if isinstance(document.get(entry), dict)]
     return str(entries[0].get("quant_method", entries[0].get("format", "?"))) if entries else None
 
 
 def _of_numbers(config: FilePlan, tensors: Sequence[TensorPlan], dequantized: bool) -> str | None:
-    """The config.json of weights without scales; None if it stays as it is.
+    """The config.json for weights without scales, or None if it stays unchanged.
 
-    transformers gives a model the type that its config.json tells, whatever the weights have.
+    transformers takes a model's type from its config.json, not from its weights.
     """
     document = document_of(config.path)
     sizes: dict[str, int] = {}

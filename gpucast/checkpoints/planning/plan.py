@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a conversion: what it does with every file and tensor."""
+"""The plan of a conversion: the work for every file and tensor."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _lost_metadata(file: FilePlan) -> list[str]:
 
 @dataclass(frozen=True)
 class Opened:
-    """The tensors that a written file is made from, in the order of its plan, and what plans each of them."""
+    """The tensors of a written file, in the order of its plan, each with its planner."""
 
     tensors: list[Tensor]
     planners: list[TensorPlanner]
@@ -190,9 +190,9 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
 
 
 def _in_shards(planned: Sequence[FilePlan], source: Source, limit: int) -> tuple[list[FilePlan], dict[str, str]]:
-    """The files with those of each checkpoint in shards of another size, and the indexes of those in several.
+    """The files with new shard sizes, and the indexes of checkpoints in several files.
 
-    A .safetensors file of no index is a checkpoint of its own.
+    A .safetensors file without an index is a checkpoint of its own.
     """
     result = list(planned)
     indexes: dict[str, str] = {}
@@ -246,7 +246,7 @@ def _file(
 
 
 def _grouped(planned: Sequence[FilePlan], request: Request) -> list[FilePlan]:
-    """The plans with the weights that share a global scale; the weights of a model are those of one folder."""
+    """The plans, with the weights that share a global scale. The weights of a model are those in one folder."""
     if request.style not in scale_styles.CONFIGURED or request.scale != "nvfp4":
         return list(planned)
     result = list(planned)

@@ -145,7 +145,7 @@ def _files_of(path: str, target: str) -> Source:
 
 
 def _merged(source: Source) -> Source:
-    """The files whose tensors become those of one file: all of one checkpoint."""
+    """The files whose tensors go into one file: all files of one checkpoint."""
     items = [item for item in source.items if item.name.endswith(_MERGED)]
     held = {
         os.path.normpath(os.path.join(os.path.dirname(name), file))

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The request of the user: which tensors are cast, and to which types. What it means for each tensor of an open
-file."""
+"""The user's request: which tensors are cast and to which types. It decides for each tensor of an open file."""
 
 from __future__ import annotations
 
@@ -40,10 +39,10 @@ class SelectionRule:
 
 @dataclass(frozen=True)
 class Choice:
-    """Decides by name what becomes of a tensor. Patterns are shell wildcards. The first line that applies decides:
+    """Decides by name whether a tensor is cast. Patterns are shell wildcards. The first line that applies decides:
 
     - A pattern of `exclude` matches: the tensor is kept.
-    - A rule matches: the first matching rule says what is done.
+    - A rule matches: the first matching rule gives the type, or keeps the tensor.
     - `include` has patterns: the tensor is cast to `to` if one matches, otherwise kept.
     - The tensor is floating, or the only tensor of the only file: it is cast to `to`.
     - Otherwise it is kept.
@@ -132,7 +131,7 @@ def _is_raw(tensor: StoredTensor, dtype: DType, asked_for: bool) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user requests. `attributes` are keywords of `gpucast.cast`; raw elements are read as `source_dtype`."""
+    """The user's request. `attributes` are keywords of `gpucast.cast`; raw elements are read as `source_dtype`."""
 
     choice: Choice
     attributes: Mapping[str, Any]
@@ -166,7 +165,7 @@ class Request:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """What becomes of one tensor: it is cast to `dtype`, or kept if that is None; `bytes_out` is None for text."""
+    """The plan of one tensor: it is cast to `dtype`, or kept if that is None. `bytes_out` is None for text."""
 
     name: str
     kind: str
@@ -264,7 +263,9 @@ class TensorPlanner:
         return None if is_kept else self._request.choice.target(tensor, self._alone)
 
     def _checked_target(self, tensor: Tensor, out: str) -> tuple[DType | None, str]:
-        """What a tensor is cast to. None if it is kept; the text says why, if it was chosen to be cast."""
+        """The type to cast a tensor to, or None to keep it. The text is the reason for keeping a tensor that was
+        chosen.
+        """
         choice = self._request.choice
         dtype = self._target(tensor)
         if dtype is None:

@@ -136,7 +136,7 @@ def _file(file: FilePlan) -> dict[str, Any]:
 
 
 def planned(plan: ConversionPlan) -> dict[str, Any]:
-    """What a conversion would do. `bytes_out` is null for text, whose size is not known in advance."""
+    """The plan of a conversion as JSON. `bytes_out` is null for text, whose size is not known in advance."""
     tensors = [(file, tensor) for file in plan.files for tensor in file.tensors or ()]
     copied = sum(file.bytes_in for file in plan.files if file.tensors is None)
     sizes = [tensor.bytes_out for _, tensor in tensors]
@@ -196,7 +196,7 @@ def _template() -> str:
 
 
 def _visible(value: Any) -> Any:
-    """The same with escapes for characters that hide or reorder their neighbours, or are no text."""
+    """The text with escapes for characters that hide or reorder their neighbours, and for invalid ones."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions at work: files staged, resumed, verified, shared among machines."""
+"""Carries out conversions: writes files beside the target, resumes, verifies, and shares the work among machines."""

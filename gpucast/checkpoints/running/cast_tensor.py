@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tensor cast without scales: several threads each read, cast, count and write parts of it."""
+"""Casts one tensor without scales. Several threads each read, cast, count and write parts of it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BLOCK = 1 << 17
 
 @dataclass(frozen=True)
 class Casting:
-    """A cast of a tensor to `dtype`. `path` is what errors name."""
+    """A cast of a tensor to `dtype`. Errors name `path`."""
 
     tensor: Tensor
     dtype: DType
@@ -47,7 +47,7 @@ class Casting:
     def write(
         self, writer: ChecksumWriter, spec: Spec, prefetcher: Prefetcher, observe: Callable[[int, Statistics], None]
     ) -> None:
-        """Write all of the tensor; the observer is told of some elements at a time what they lost."""
+        """Write the whole tensor. The observer hears how many elements are done and what they lost."""
         positioned = writer.positioned(spec)
         # Closed, so that no thread goes on after an error.
         with closing(self._made(positioned, prefetcher, observe)) as made:
@@ -61,7 +61,7 @@ class Casting:
     def _made(
         self, positioned: PositionedWriter | None, prefetcher: Prefetcher, observe: Callable[[int, Statistics], None]
     ) -> Generator[Array, None, None]:
-        """The casts, in their order, that have not gone to their places."""
+        """The cast parts, in order, that still have to be written."""
 
         def work(part: tuple[int, Tensor]) -> tuple[int, Statistics, list[Array]]:
             return self._part(*part, positioned)
@@ -77,7 +77,7 @@ class Casting:
             raise ValueError(printable(f"{self.path}: tensor {self.tensor.name!r}: {error}")) from None
 
     def _parts(self) -> Iterator[tuple[int, Tensor]]:
-        """Parts of the tensor, each with the number of its first element."""
+        """The parts of the tensor, each with the index of its first element."""
         start, tensor = 0, self.tensor
         assert tensor.dtype is not None
         if tensor.dtype.family == "string":
@@ -92,7 +92,7 @@ class Casting:
     def _part(
         self, start: int, part: Tensor, positioned: PositionedWriter | None
     ) -> tuple[int, Statistics, list[Array]]:
-        """Cast a part. Its elements; what they lost; their casts, where these have not been written."""
+        """Cast a part. Returns its elements, what they lost, and the result if it is not written yet."""
         told, casts = Statistics(errors=Errors() if self.request.detail == "all" else None), list[Array]()
         if positioned is not None and (lost := self._passed_on(start, part, positioned)) is not None:
             told.report = lost
@@ -115,7 +115,7 @@ class Casting:
         return part.size, told, casts
 
     def _examined(self, start: int, size: int) -> Iterator[slice]:
-        """The elements of a part whose errors are computed, as slices of it."""
+        """The elements of a part whose errors are computed, as slices of the part."""
         return iter(()) if self.request.detail == "counts" else runs(self.tensor.size, start, size)
 
     def _examine(self, told: Statistics, x: Array, y: Array) -> None:
@@ -126,7 +126,9 @@ class Casting:
         told.examine(x, y, report.max_relative_error)
 
     def _passed_on(self, start: int, part: Tensor, positioned: PositionedWriter) -> CastReport | None:
-        """Cast a part from file to file in one call, and what was lost; None where that cannot be, or does not tell."""
+        """Cast a part from file to file in one call and return what was lost. None if that is impossible, or counts
+        nothing.
+        """
         rule, cast = self._rule, self._counted()
         if cast is None or not isinstance(part, StoredTensor):
             return None
@@ -145,17 +147,17 @@ class Casting:
         return lost
 
     def _counted(self) -> CountedCast | None:
-        """As `gpucast.host.files.counted`."""
+        """Count losses as `gpucast.host.files.counted` does."""
         return counted(self._rule) if self._on_host and self.request.seed is None else None
 
     def _limit(self, part: Tensor) -> int:
-        """Bytes of a part that are worked on at a time: all where that is quicker."""
+        """The bytes of a part that are cast at a time; all of them where that is quicker."""
         quick = self.request.seed is None and self._rule.src.family == self.dtype.family == "float"
         # A limit that is no whole group of 4 elements would be cut down to one.
         return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
 
     def _cast(self, x: Array, start: int) -> tuple[Array, CastStats | None]:
-        """Cast flat elements; the first one has the number `start`."""
+        """Cast flat elements. `start` is the index of the first one."""
         counting = self._counted()
         if counting is not None:
             y = np.empty(x.shape, self.dtype.numpy)
@@ -179,7 +181,9 @@ class Casting:
 
 
 def _cast_on(device: str | None, x: Array, dst: DType, attributes: dict[str, Any]) -> Array:
-    """``cast(x, dst, **attributes)`` by that device; `gpucast.cast` itself narrows on the host before it moves x."""
+    """``cast(x, dst, **attributes)`` on that device: x moves there first. `gpucast.cast` would narrow x before the
+    move.
+    """
     place, src = devices.parse(device, "cast"), dtype(x.dtype)
     if place is None or place == "cpu" or "string" in (src.family, dst.family):
         return files.on_host(cast(x, dst, device=place, **attributes))

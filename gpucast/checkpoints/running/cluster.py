@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A conversion whose files are the tasks of a Dask cluster.
+"""Converts the files of a plan as the tasks of a Dask cluster.
 
-This process makes the plan, begins the work, and at the end puts it in the target's place with its indexes; workers
-convert one file at a time by the code of every other run. All see the source and the target under the same paths. The
-task of a worker that dies goes to another one, which goes on from what is there: the system lifts the lock of a
-process that has died, and one that is only thought dead is waited for.
+This process makes the plan and starts the work. Workers convert one file at a time with the code of every other run. At
+the end this process moves the result to the target and writes its indexes. All machines see the source and the target
+under the same paths. When a worker dies, another one continues its task from the files on disk: the system releases the
+lock of a dead process, and a worker that only seems dead is waited for.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Job(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """What a task tells. `error` is one that trying again would not mend."""
+    """The report of a task. `error` is an error that another try would not mend."""
 
     resumed: int = 0
     verified: int = 0
@@ -57,10 +57,10 @@ class _Done(NamedTuple):
 def run_on(
     address: str, plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None
 ) -> None:
-    """Do the work of a plan, whose paths are absolute, on the cluster of the scheduler at `address`.
+    """Carry out a plan with absolute paths on the cluster of the scheduler at `address`.
 
-    As `gpucast.checkpoints.running.stream.run`, and ClusterError where the cluster cannot be reached, has no workers,
-    or loses them.
+    Errors as `gpucast.checkpoints.running.stream.run`, and ClusterError if the cluster cannot be reached, has no
+    workers, or loses them.
     """
     if not (os.path.isabs(plan.source) and os.path.isabs(plan.target)):
         raise ValueError(f"run_on: {plan.source!r} and {plan.target!r} must be absolute paths")
@@ -182,7 +182,7 @@ def _convert(client: Any, plan: ConversionPlan, options: Options, outcome: Outco
 
 
 def _completed(client: Any, unfinished: set[Any]) -> Iterator[Any]:
-    """The tasks as they end, in any way; they are taken out of the set. ClusterError where nothing can be hoped for."""
+    """The tasks as they end, with success or not; each leaves the set. ClusterError when no task can end any more."""
     import distributed
 
     workers_seen = time.monotonic()
@@ -219,7 +219,7 @@ def _result(future: Any, file: FilePlan) -> _Done:
 
 
 def _wait_until_seen(staging: Staging) -> None:
-    """Until what the workers have finished is seen here: file systems of a network take their time."""
+    """Wait until this process sees the workers' finished files: network file systems have a delay."""
     deadline = time.monotonic() + _SEEN
     while missing := staging.missing():
         if time.monotonic() > deadline:
@@ -231,7 +231,7 @@ def _wait_until_seen(staging: Staging) -> None:
 
 
 def _task(job: _Job, index: int) -> _Done:
-    """Convert one file. OSError is raised, and tried again; other errors are told."""
+    """Convert one file. An OSError is raised, so that the task is tried again; other errors are returned."""
     plan, options = job
     file = plan.files[index]
     problem = _problem(plan, [file])
@@ -257,7 +257,7 @@ def _task(job: _Job, index: int) -> _Done:
 
 
 def _stopper(plan: ConversionPlan) -> Advance:
-    """Ends the work with an error after the process that began it has given it up and removed the finished files."""
+    """A function that ends the work with an error, for a worker whose conversion was given up and removed meanwhile."""
     staging, looked = Staging(plan), time.monotonic()
 
     def look(done: int) -> None:
@@ -271,7 +271,7 @@ def _stopper(plan: ConversionPlan) -> Advance:
 
 
 def _problem(plan: ConversionPlan, files: Iterable[FilePlan]) -> str | None:
-    """What keeps a worker from converting these files; None: nothing."""
+    """The reason why a worker cannot convert these files, or None."""
     for file in files:
         try:
             changed = file.changed(quick=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the work of a plan is done, and its result."""
+"""How a plan is carried out, and its result."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ class Share:
     count: int
 
     def of(self, sizes: Sequence[int]) -> set[int]:
-        """The indexes of the files that this process converts: the largest file first, each to who has least to do.
+        """The indexes of the files that this process converts. Files go by size, each to the process with the least
+        work so far.
 
-        Every process comes to the same division, whatever the others do.
+        Every process finds the same division by itself.
         """
         # More processes than files have nothing to do.
         loads = [(0, number) for number in range(min(self.count, len(sizes)))]
@@ -62,7 +63,7 @@ def _share(number: str, count: str, said: str) -> Share:
 
 @dataclass(frozen=True)
 class Options:
-    """How the work is done; what comes of it does not depend on these."""
+    """How a plan is carried out. The result does not depend on these options."""
 
     device: str | None = None
     allow_loss: bool = False
@@ -85,7 +86,7 @@ class Options:
 
 @dataclass
 class Result:
-    """What became of one tensor that was cast."""
+    """The result for one tensor that was cast."""
 
     file: FilePlan
     plan: TensorPlan
@@ -95,8 +96,9 @@ class Result:
 
 @dataclass
 class Outcome:
-    """`results` of this process; once the target is written, of all. `waiting`: files that other processes have yet
-    to finish before the target is written."""
+    """The outcome of a run. `results` are those of this process, or of all processes once the target is written.
+    `waiting` lists files that other processes must finish before that.
+    """
 
     plan: ConversionPlan
     results: list[Result] = field(default_factory=list)
@@ -113,5 +115,5 @@ class Outcome:
 
     @property
     def was_written(self) -> bool:
-        """Whether another run has written all and told of it, so that nothing is known here but that."""
+        """Whether another run has written the target already, so that nothing else is known about the tensors."""
         return not self.results and not self.waiting

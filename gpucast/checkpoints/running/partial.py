@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of unfinished work, TARGET.partial: its owner, its lock, and its conversion.
+"""The folder of unfinished work, TARGET.partial: its owner, its lock, and the description of its conversion.
 
-    lock       shared by processes that share the work, else held alone
+    lock       shared by processes that share the work, otherwise exclusive
     job.json   the conversion; without it nothing in the folder counts
     files/     finished files under their final names
     work/      unfinished files, and the journals
 
-The folder is made first and removed last, with its lock. Nobody but its user and root can write it
+The folder is created first and removed last, together with its lock. Only its user and root can write to it
 (`gpucast.core.trusted_files`).
 """
 
@@ -40,9 +40,9 @@ _JOB, _LOCK = "job.json", "lock"
 
 
 def lock(file: int | IO[bytes], wait: bool, shared: bool = False) -> bool:
-    """Whether the file could be locked: for this process alone, or `shared` with others that say so too.
+    """Lock the file, for this process alone or `shared` with others that ask for the same; False if it is locked.
 
-    True as well where the file system knows no locks. OSError where it cannot be told.
+    True as well on file systems without locks. OSError if the state cannot be found out.
     """
     if fcntl is None:
         return True
@@ -60,7 +60,7 @@ def lock(file: int | IO[bytes], wait: bool, shared: bool = False) -> bool:
 
 
 def unlock(file: int) -> None:
-    """Lift the lock on an open file, if there is one."""
+    """Release the lock on an open file, if there is one."""
     if fcntl is not None:
         # Closing lifts it as well.
         with contextlib.suppress(OSError):
@@ -78,7 +78,7 @@ class Job:
 
 
 class Partial:
-    """The folder beside the resolved `target`; it need not exist."""
+    """The folder beside the resolved `target`. It may not exist yet."""
 
     def __init__(self, target: str) -> None:
         self.target, self.path = target, target + SUFFIX
@@ -87,16 +87,16 @@ class Partial:
         self.is_locked = self.is_alone = False
 
     def file(self, name: str) -> str:
-        """The path of a name, with slashes, in the folder."""
+        """The path of a file in the folder; `name` may have slashes."""
         return os.path.join(self.path, *name.split("/"))
 
     def made(self, name: str) -> str:
-        """The same, where its folder is made."""
+        """The path of a file, after creating its parent folder."""
         os.makedirs(os.path.dirname(self.file(name)), exist_ok=True)
         return self.file(name)
 
     def exists(self) -> bool:
-        """FileError where what bears the name is no folder of this user's alone."""
+        """Whether the folder exists. FileError if another thing has its name, or if other users can write to it."""
         status = status_of(self.path)
         if status is None:
             return False
@@ -116,8 +116,11 @@ class Partial:
     # ---- the lock ----
 
     def lock(self, alone: bool, wait: bool = False, make: bool = False) -> bool:
-        """Take the lock, in the place of the one that this process has; with `make` the folder is made. Whether others
-        let it, if not to `wait`. FileNotFoundError where there is no folder."""
+        """Take the lock, or change the kind of the lock that this process holds.
+
+        `make` creates the folder, and `wait` waits for other processes. False if another process holds the lock.
+        FileNotFoundError if there is no folder.
+        """
         while True:
             self.release()
             if make:
@@ -143,7 +146,7 @@ class Partial:
                 return True
 
     def release(self) -> None:
-        """Give the lock back; more than once is no error."""
+        """Release the lock. Releasing it twice is no error."""
         if self._lock is not None:
             if not self._lock.closed:
                 unlock(self._lock.fileno())
@@ -152,7 +155,7 @@ class Partial:
         self._lock, self.is_locked, self.is_alone = None, False, False
 
     def is_idle(self) -> bool:
-        """Whether nobody has the lock; nothing is written to find out."""
+        """Whether no process holds the lock. The question writes nothing."""
         try:
             with open(self.file(_LOCK), "rb+") as file:
                 return lock(file, wait=False)
@@ -162,7 +165,9 @@ class Partial:
     # ---- the job ----
 
     def job(self) -> Job | None:
-        """The job; None if there is none yet. FileError if the folder holds anything that gpucast did not leave."""
+        """The description of the conversion, or None before it is written. FileError if the folder holds files of
+        others.
+        """
         if not self.exists():
             return None
         try:
@@ -192,17 +197,17 @@ class Partial:
             return []
 
     def write(self, job: Job) -> None:
-        """Write the job down, whole or not at all, to last through a power cut."""
+        """Write the description, whole or not at all, so that it survives a power cut."""
         with replaced(self.file(_JOB), 0o666) as file:
             file.write(json.dumps(vars(job)).encode())
 
     def forget(self) -> None:
-        """From now on nothing in the folder counts; who works there sees it."""
+        """Remove the description. From then on nothing in the folder counts, and processes at work there see that."""
         _unlink(self.file(_JOB))
         sync_folder(self.path)
 
     def has_work(self) -> bool:
-        """Whether there is anything but journals, which remain when all has its place."""
+        """Whether there are files other than journals. Journals stay when all results have their places."""
         return any(
             ".jsonl" not in name
             for folder in (WORK, FILES)
@@ -213,7 +218,7 @@ class Partial:
     # ---- for who has the lock alone ----
 
     def clear(self) -> None:
-        """Remove all but the lock. The job is the last: what it says of published results holds until then."""
+        """Remove all files but the lock. The description goes last, because it records published results."""
         for name in sorted(self._names(), key=_JOB.__eq__):
             if name in (WORK, FILES):
                 shutil.rmtree(self.file(name))
@@ -221,7 +226,7 @@ class Partial:
                 _unlink(self.file(name))
 
     def discard(self) -> None:
-        """Remove it all."""
+        """Remove the folder with all its files."""
         self.clear()
         _unlink(self.file(_LOCK))
         try:
@@ -233,7 +238,7 @@ class Partial:
 
 
 def is_mount_point(path: str) -> bool:
-    """Whether something is mounted at a resolved path, so that nothing can take its place by a rename."""
+    """Whether a file system is mounted at a resolved path. Such a path cannot be replaced by a rename."""
     # Files may tell another device than their folder where none is mounted: an overlay's layers have theirs.
     if os.path.isdir(path) and os.path.ismount(path):
         return True

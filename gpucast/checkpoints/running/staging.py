@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work of a plan: begun or continued in TARGET.partial, done file by file, renamed to the target at the end.
+"""The unfinished work of a plan: begun or continued in TARGET.partial, done file by file, renamed to the target at the
+end.
 
     files/            finished files under their final names
-    work/7.part/      what is written of file 7 of the plan, under its final names
+    work/7.part/      written parts of file 7 of the plan, under its final names
     work/7.jsonl      the journal of file 7
 
-A process has the folder's lock while it works (shares of one conversion have it together), and a lock on the file that
-it writes; the system lifts locks when a process dies. So after a kill at any moment the next run goes on with what is
-there (docs/checkpoints.md has the table).
+A process holds the folder's lock while it works (shares of one conversion hold it together), and a lock on the file
+that it writes. The system releases locks when a process dies. So after a kill at any moment the next run continues from
+the files on disk (docs/checkpoints.md has the table).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _LOOKS, _APART = 100, 0.05
 
 
 class Busy(FileError):
-    """Another process works on the same file."""
+    """Another process writes the same file."""
 
 
 class Staging:
@@ -52,7 +53,7 @@ class Staging:
     # ---- beginning ----
 
     def check(self, restart: bool = False) -> None:
-        """The errors of `begin`, and nothing else."""
+        """Raise the errors of `begin`, and do nothing else."""
         if within(self.folder, self.plan.source):
             raise FileError(f"{self.plan.source}: lies in {self.folder}, which is for unfinished work; move it first")
         if self._going_on(restart) is not None:
@@ -70,7 +71,9 @@ class Staging:
         self.target.check()
 
     def _going_on(self, restart: bool) -> Job | None:
-        """The job to continue; None if there is none, or if it is to be discarded. FileError if it must not be."""
+        """The job to continue, or None to begin anew. FileError if the job in the folder must be neither continued nor
+        discarded.
+        """
         job = self._job()
         if job is None and not restart and self.partial.job() is not None and self.partial.has_work():
             raise FileError(
@@ -80,10 +83,10 @@ class Staging:
         return None if restart else job
 
     def begin(self, restart: bool = False, is_share: bool = False) -> None:
-        """Begin the work or continue it; with `restart` begin anew. FileError if neither is possible.
+        """Begin the work or continue it; `restart` begins anew. FileError if neither is possible.
 
-        From then on this process has the lock, with other shares if it is one; nobody has where the target is written
-        and nothing unfinished is left.
+        Afterwards this process holds the lock, together with other shares if it is one. Once the target is written and
+        nothing unfinished is left, no process holds it.
         """
         for _ in range(_LOOKS):
             self.check(restart)
@@ -107,7 +110,7 @@ class Staging:
         raise self._busy()
 
     def _mend(self, restart: bool) -> None:
-        """With the lock held alone: write the job down, or go on giving results their places."""
+        """Write the job down, or continue to publish results. The caller holds the lock alone."""
         job = self._going_on(restart)
         if job is None:
             if not restart and self.is_published():
@@ -127,17 +130,18 @@ class Staging:
     # ---- whose work this is ----
 
     def _job(self) -> Job | None:
-        """The job that is there, if it is of this plan."""
+        """The job in the folder, if it belongs to this plan."""
         job = self.partial.job()
         return job if job is not None and job.fingerprint == self.plan.fingerprint else None
 
     def is_seen(self) -> bool:
-        """Whether this process sees work on this plan, its own or another's."""
+        """Whether there is work on this plan, by this process or another one."""
         return self._job() is not None
 
     def is_own(self) -> bool:
-        """Whether this process has begun the work (or was about to), or gone on with it, and no other has put its own
-        there since."""
+        """Whether this process has begun or continued the work (or was about to), and no other process has replaced it
+        since.
+        """
         return self._is_begun and (self.partial.job() is None or self.is_seen())
 
     def _taken(self) -> FileError:
@@ -160,7 +164,7 @@ class Staging:
 
     @contextlib.contextmanager
     def part(self, file: FilePlan) -> Iterator[BinaryIO]:
-        """The unfinished file, as it was left, open for reading and writing; no other process has it meanwhile."""
+        """Open the unfinished file for reading and writing, as it was left. No other process can open it meanwhile."""
         with self._working():
             if not self.is_seen():
                 raise self._taken()
@@ -174,7 +178,7 @@ class Staging:
 
     @contextlib.contextmanager
     def _working(self) -> Iterator[None]:
-        """The folder's lock: the one that this process has since it began, or one of its own, shared."""
+        """The folder's lock: the one held since `begin`, or a shared one of its own."""
         if self.partial.is_locked:
             yield
             return
@@ -188,18 +192,18 @@ class Staging:
             self.partial.release()
 
     def parts(self, file: FilePlan) -> list[str]:
-        """Where the files of `file.names` are until they are finished."""
+        """The folder of the files in `file.names` until they are finished."""
         return [os.path.join(self._path(file, "part"), name.rpartition("/")[2]) for name in file.names]
 
     def remove_parts(self, file: FilePlan) -> None:
-        """Have the file written anew."""
+        """Remove the written parts, so that the file is written anew."""
         _remove(self.parts(file))
 
     def remove_finished(self, file: FilePlan) -> None:
         _remove([self.finished(name) for name in file.names])
 
     def finish(self, file: FilePlan) -> None:
-        """Give the written parts, which have come to the disk, their names."""
+        """Give the written parts their final names. They must be on the disk already."""
         # The permissions of the file that is replaced, or those that a plain ``open`` would give.
         mode = mode_of(self.target.path) if self.plan.single else new_mode()
         for path, name in zip(self.parts(file), file.names, strict=True):
@@ -213,13 +217,13 @@ class Staging:
     # ---- all ----
 
     def missing(self) -> list[FilePlan]:
-        """The files that are not finished yet. None are when the target has been written."""
+        """The files that are not finished yet; none once the target is written."""
         missing = [file for file in self.plan.files if not self.is_done(file)]
         # Asked for last: another share may publish what is being counted.
         return [] if self.is_published() else missing
 
     def is_worth_keeping(self) -> bool:
-        """Whether another run can continue the finished work, or a result has its place already."""
+        """Whether another run can continue the finished work, or a result is published already."""
         job = self._job()
         if job is not None and self.target.is_begun(job):
             return True
@@ -230,13 +234,17 @@ class Staging:
         return done >= WORTH_KEEPING
 
     def is_published(self) -> bool:
-        """Whether the target has been written: by this process, another one, or one that was killed right then."""
+        """Whether the target is written: by this process, by another one, or by one that was killed immediately
+        afterwards.
+        """
         return self.is_whole or self.target.is_written(self._job())
 
     @contextlib.contextmanager
     def concluding(self) -> Iterator[bool]:
-        """Whether it is for this process to publish, to read the journals and to discard them. Of several shares one
-        does; the others wait until all that is done. FileError where the work is gone, and the target not written."""
+        """Whether it is this process that publishes, reads the journals and discards them.
+
+        One of several shares does; the others wait for it. FileError if the work is gone and the target is not written.
+        """
         try:
             with contextlib.suppress(FileNotFoundError):
                 if not self.partial.is_alone:
@@ -249,8 +257,9 @@ class Staging:
             self.partial.release()
 
     def publish(self) -> None:
-        """Put the finished work in the place of the target, unless that has been done; for who has the lock alone.
-        FileError where a result is missing."""
+        """Move the finished work to the target, unless that is done. The caller holds the lock alone. FileError if a
+        result is missing.
+        """
         try:
             if not self.is_published():
                 self.target.publish()
@@ -262,7 +271,9 @@ class Staging:
             raise
 
     def discard_alone(self) -> bool:
-        """Remove what is of this plan, or of none, if no other process works here; whether that was so."""
+        """Remove the work of this plan, and work of no plan, unless another process is at work here. Returns whether it
+        did.
+        """
         try:
             with contextlib.suppress(FileNotFoundError):
                 if not (self.partial.is_alone or self.partial.lock(alone=True)):

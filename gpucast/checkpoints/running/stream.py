@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carries out a plan file by file, and continues the work of an earlier run. It reads, casts and writes the tensors of
-a file piece by piece, and enters each in the journal."""
+"""Carries out a plan file by file and continues the work of an earlier run. It reads, casts and writes the tensors of a
+file piece by piece, and enters each one in the journal.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from gpucast.files.tensor import Array
 
 
 class Stream:
-    """The files of a plan, one at a time."""
+    """Converts the files of a plan, one at a time."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Stream:
         self._outcome, self._advance, self._prefetcher = outcome, advance, prefetcher
 
     def file(self, file: FilePlan) -> None:
-        """Convert a file, unless that has been done."""
+        """Convert a file, unless that is done."""
         staging = self._staging
         # An earlier run may have been allowed more.
         for result in results_of(file, staging):
@@ -62,7 +63,7 @@ class Stream:
         self._verify(file, [staging.finished(name) for name in file.names], staging.remove_finished)
 
     def check_loss(self, file: FilePlan, tensor: TensorPlan, statistics: Statistics) -> None:
-        """TooMuchLost where a tensor that was cast lost too much, unless that is allowed."""
+        """TooMuchLost if a cast tensor lost too much, unless that is allowed."""
         if tensor.dtype is None or self._options.allow_loss:
             return
         scaled = len(tensor.names) > 1
@@ -70,12 +71,12 @@ class Stream:
         counts.check(f"{file.origins[tensor.name]}: tensor {tensor.name!r}", tensor.kind, tensor.dtype.name, report)
 
     def begin(self, stage: str) -> None:
-        """Name the present stage, for the progress bar."""
+        """Name the present stage for the progress bar."""
         self._outcome.stage = stage
         self._advance(0)
 
     def resumed(self, nbytes: int) -> None:
-        """Tell that so many bytes had been finished before."""
+        """Report the number of bytes that an earlier run has finished."""
         self._outcome.resumed += nbytes
         self._advance(nbytes)
 
@@ -109,8 +110,9 @@ class Stream:
         self._advance(file.bytes_in)
 
     def _verify(self, file: FilePlan, written: Sequence[str], remove: Callable[[FilePlan], None]) -> None:
-        """Verify the files that `file.names` are to be, if that was asked for and has not been done; what is not right
-        is removed."""
+        """Verify the written files in `file.names`, if verification was asked for and is not done. A wrong file is
+        removed.
+        """
         if self._options.verify is None or file.tensors is None:
             return
         everything = self._options.verify == "all"
@@ -130,7 +132,7 @@ class Stream:
         self._outcome.verified += done[-1]
 
     def compared(self, file: FilePlan, written: str) -> int:
-        """The elements of a written file that were compared with the reference. FileError where it is not that."""
+        """The number of elements of a written file that were compared with the reference. FileError if one differs."""
         plan = self._plan
         self.begin("verifying")
         _check_unchanged(file)
@@ -185,7 +187,7 @@ class Stream:
         planner: TensorPlanner,
         writer: ChecksumWriter,
     ) -> dict[str, Any]:
-        """Write what takes the place of a tensor; the record of it."""
+        """Write the result of a tensor, and return its record."""
         request = self._plan.request
         statistics = Statistics(errors=Errors() if request.detail == "all" else None)
         scaled = None if plan.dtype is None else planner.scaled(tensor)
@@ -217,7 +219,7 @@ class Stream:
 
 
 def results_of(file: FilePlan, staging: Staging) -> Iterator[Result]:
-    """What the journal of a finished file says about its tensors that were cast."""
+    """The results that the journal of a finished file records for its cast tensors."""
     records = {record.get("name"): record for record in staging.journal(file).read()}
     for tensor in file.tensors or ():
         if tensor.dtype is not None and tensor.name in records:
@@ -233,8 +235,10 @@ def _check_unchanged(file: FilePlan) -> None:
 
 @exact()
 def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
-    """Do the work, or this process's share of it, and fill `outcome`. The target appears whole, at the end, or not at
-    all. FileError, OSError, ValueError (too much is lost; a result that is not the reference's), DeviceUnavailable."""
+    """Carry out the plan, or this process's share of it, and fill `outcome`. The target appears whole at the end, or
+    not at all. FileError, OSError, ValueError (too much is lost, or a result differs from the reference),
+    DeviceUnavailable.
+    """
     staging = Staging(plan)
     with _naming(plan.target):
         if not options.files_of(plan) and (missing := len(staging.missing())):
@@ -257,7 +261,7 @@ def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advan
 
 
 def _discard_or_keep(staging: Staging, options: Options, outcome: Outcome) -> None:
-    """After an error: what little is unfinished goes, if nobody else works on it."""
+    """Clean up after an error: remove work too small to keep, unless another process is at work."""
     if staging.is_whole:
         outcome.left = f"{staging.folder}: was not removed"
         if staging.discard_alone():
@@ -273,7 +277,7 @@ def _discard_or_keep(staging: Staging, options: Options, outcome: Outcome) -> No
 def run_file(
     plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None
 ) -> None:
-    """Convert one file of a plan whose staging another process has begun; who began it publishes. Errors as `run`."""
+    """Convert one file of a plan. Another process has begun the staging and publishes the result. Errors as `run`."""
     with _naming(plan.target), Prefetcher(threads(options.device)) as prefetcher:
         Stream(plan, options, Staging(plan), outcome, advance, prefetcher).file(file)
 
@@ -313,7 +317,7 @@ def _all(stream: Stream, plan: ConversionPlan, options: Options, staging: Stagin
 
 @contextlib.contextmanager
 def _naming(path: str) -> Iterator[None]:
-    """Errors of the system that name no file are of the one that is written."""
+    """Let system errors that name no file name the written file."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The target of a plan: whether it may be written, whether it is written, and how finished files get there.
 
-A folder gets its place by one rename. The files of a single target, a model and its external data, cannot get theirs at
-once: they are written down first, the next start goes on with what is written down, and the last one counts.
+A folder gets its place by one rename. The files of a single target, a model and its external data, need several
+renames. The job lists them first; after a kill the next start continues the list, and the last rename counts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DONE = ".gpucast.json"
 
 
 class Target:
-    """Where the finished files of `partial` go."""
+    """The target that the finished files of `partial` go to."""
 
     def __init__(self, plan: ConversionPlan, partial: Partial) -> None:
         self.path = partial.target
@@ -33,7 +33,7 @@ class Target:
         self._names = [name for file in plan.files for name in file.names] + [name for name, _ in plan.indexes]
 
     def check(self) -> None:
-        """FileError, OSError where it cannot be written, or something would be replaced that must not be."""
+        """FileError or OSError if the target cannot be written, or if something would be replaced that must stay."""
         target, plan = self.path, self._plan
         _check_place(target, plan.target)
         if plan.single:
@@ -56,11 +56,11 @@ class Target:
             )
 
     def file(self, file: FilePlan) -> str:
-        """The path of a file of it."""
+        """The path of one of its files."""
         return self.path if self._plan.single else os.path.join(self.path, *file.name.split("/"))
 
     def is_written(self, job: Job | None) -> bool:
-        """Whether everything is there; `job` is the job of unfinished work for it, if there is any."""
+        """Whether all files are there. `job` is the job of unfinished work for the target, if there is any."""
         if self._plan.single:
             return job is not None and job.publishing is not None and all(map(self._is_placed, job.publishing.items()))
         return _done_mark(self.path) == self._plan.fingerprint and all(
@@ -68,15 +68,15 @@ class Target:
         )
 
     def is_begun(self, job: Job) -> bool:
-        """Whether a file of it is there already."""
+        """Whether at least one of its files is there."""
         return job.publishing is not None and any(map(self._is_placed, job.publishing.items()))
 
     def job(self, publishing: dict[str, tuple[int, int]] | None = None) -> Job:
-        """Unfinished work for it."""
+        """The job of unfinished work for the target."""
         return Job(self._plan.fingerprint, {"source": self._plan.source, "target": self._plan.target}, publishing)
 
     def publish(self) -> None:
-        """Give finished files their places; for who has the lock alone. FileError where one is missing."""
+        """Move finished files to their places. The caller holds the lock alone. FileError if a file is missing."""
         if self._plan.single:
             publishing = {name: self._known(name) for name in self._names}
             self._partial.write(self.job(publishing))
@@ -96,7 +96,7 @@ class Target:
         sync_folder(self._parent)
 
     def complete(self, publishing: dict[str, tuple[int, int]]) -> None:
-        """Give files that are written down their places, where they have not got them."""
+        """Move the listed files that are not in their places yet."""
         for name, known in publishing.items():
             place, is_there = self._placed(name), self._is_placed((name, known))
             if not is_there and status_of(self._finished(name)) is None:
@@ -113,7 +113,7 @@ class Target:
         sync_folder(self._parent)
 
     def _placed(self, name: str) -> str:
-        """The place of a file of a single target, which may have another name than its plan says."""
+        """The place of a file of a single target, whose name may differ from its name in the plan."""
         return os.path.join(self._parent, self._place if name == self._names[-1] else name)
 
     def _is_placed(self, result: tuple[str, tuple[int, int]]) -> bool:
@@ -132,13 +132,13 @@ class Target:
 
 
 def _size_and_time(path: str) -> tuple[int, int] | None:
-    """Bytes, and the time of the last change in nanoseconds; None where no regular file is."""
+    """The bytes of a regular file and its modification time in nanoseconds. None for anything else."""
     status = status_of(path)
     return None if status is None or not stat.S_ISREG(status.st_mode) else (status.st_size, status.st_mtime_ns)
 
 
 def _done_mark(folder: str) -> str | None:
-    """The fingerprint that a written folder bears; None where it bears none."""
+    """The fingerprint in a written folder, or None."""
     try:
         with open_regular(os.path.join(folder, _DONE)) as file:
             # Anybody may have made it.
@@ -148,7 +148,7 @@ def _done_mark(folder: str) -> str | None:
 
 
 def _check_place(target: str, path: str) -> None:
-    """Errors that a rename to the resolved `target`, from beside it, would meet; `path` is what they name."""
+    """Raise the errors that a rename to the resolved `target`, from beside it, would meet. They name `path`."""
     parent = os.path.dirname(target)
     number = 0
     if not os.path.isdir(parent):
@@ -174,5 +174,5 @@ def _check_place(target: str, path: str) -> None:
 
 
 def _size(file: FilePlan) -> int:
-    """The bytes of a written file, without its header. Text counts as nothing."""
+    """The bytes of a written file without its header. Text counts as nothing."""
     return file.bytes_in if file.tensors is None else sum(tensor.bytes_out or 0 for tensor in file.tensors)

@@ -21,10 +21,11 @@ _PIECE, _SAMPLE = 1 << 20, 1 << 10
 
 
 def verify(written: str, file: FilePlan, plan: ConversionPlan, everything: bool, name: str) -> int:
-    """Compare a finished file with its sources; how many elements were compared. FileError names one that differs.
+    """Compare a finished file with its sources. Returns the number of compared elements. FileError names one that
+    differs.
 
-    Of tensors that are cast all elements are compared with `gpucast.reference`, or a sample; kept ones byte by byte.
-    `name` is what messages call the file.
+    For cast tensors all elements, or a sample, are compared with `gpucast.reference`. Kept tensors are compared byte by
+    byte. Messages use `name` for the file.
     """
     compared = 0
     with opened(file, plan.request, plan.single) as before, TensorFile(written) as after:
@@ -83,7 +84,7 @@ def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request,
 
 
 def _pieces(source: Tensor, target: Tensor, everything: bool) -> Iterator[tuple[int, Array, Array]]:
-    """Elements of both tensors, with the index of the first of them: all, or some of each piece."""
+    """Pieces of both tensors with the index of their first element: all elements, or some of each piece."""
     chance = np.random.default_rng(source.size)
     sizes = [min(_PIECE, source.size - start) for start in range(0, source.size, _PIECE)]
     # A run of elements, which begins on a byte.

@@ -127,6 +127,6 @@ def is_plain(description: Mapping[str, Any], element: DType) -> bool:
 
 
 def shown(description: Mapping[str, Any]) -> str:
-    """What an error says of a description. Many weights may have the same one, and it may be long."""
+    """A description as an error shows it, shortened."""
     text = repr({key: description[key] for key in ("format", "convrot", "params") if key in description})
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads in the config.json of a model how its weights are stored, and writes JSON whose numbers stay as they were read:
-1e400 is no infinity, and 0.10 keeps its digits."""
+"""Reads from a model's config.json how its weights are stored. Writes JSON with every number as it was read: 1e400 does
+not become infinity, and 0.10 keeps its digits.
+"""
 
 from __future__ import annotations
 

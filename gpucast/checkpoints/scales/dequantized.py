@@ -78,8 +78,9 @@ class Dequantized(Tensor):
         return np.concatenate([*self._pieces(), np.empty(0)]).reshape(self.shape)
 
     def check_scales(self) -> None:
-        """FileError for FLOAT scales of float8 that are no numbers. (Other scales are NaN where a block has no meaning;
-        float8 has NaN of its own.)"""
+        """FileError for FLOAT scales of float8 that are NaN. (Other formats use a NaN scale for a block without
+        meaning; float8 has NaNs of its own.)
+        """
         stored = self.detected.stored
         if stored is None or stored.format.scale is not _FLOAT or not stored.format.element.has_nan:
             return

@@ -117,7 +117,7 @@ class _Problem(ValueError):
 
 
 def is_narrow(data: Tensor) -> bool:
-    """Whether a tensor can hold codes; otherwise it is an ordinary weight, whatever its name."""
+    """Whether a tensor can hold codes. If not, it is an ordinary weight under any name."""
     element = data.dtype
     if element is None:
         return False

@@ -27,7 +27,7 @@ _WORD = 8
 
 
 class Journal:
-    """A file that only grows. What a kill leaves of the last line is passed over."""
+    """A file that only grows. A last line that a kill cut short is ignored."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -71,7 +71,7 @@ def _line(record: dict[str, Any]) -> bytes:
 
 
 def checksum(data: Any, position: int = 0) -> int:
-    """What bytes at byte `position` of a tensor add to its checksum."""
+    """The share of some bytes, at byte `position` of a tensor, in its checksum."""
     raw = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     head = min(-position % _WORD, raw.size)
     total = int.from_bytes(raw[:head].tobytes(), "little") << 8 * (position % _WORD)

@@ -159,9 +159,9 @@ def axis(format: Format) -> int:
 
 
 class Quantizer:
-    """Quantizes the pieces of a tensor with the same result as the tensor at once.
+    """Quantizes a tensor in pieces, with the result of the whole tensor.
 
-    What all blocks share (extremes, the global scale) is computed first, in a pass of its own.
+    A first pass computes the data that all blocks share (extremes, the global scale).
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class Quantizer:
         random: Random | None = None,
         among: Callable[[], Array] | None = None,
     ) -> None:
-        """`among`: the extremes that the global scale is for, if not those of the tensor alone."""
+        """`among`: the extremes for the global scale, if it covers more than this tensor."""
         self._format, self._engine, self._random = format, engine, random
         self._shared: Array | None = None
         self._scale: Any = None
@@ -225,7 +225,7 @@ def by_reference(x: Array, format: Format, *, axis: int, scale: Any, random: Ran
 
 
 def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:
-    """The scales of the tensor, from those of all its pieces; no data."""
+    """The scales of the tensor, joined from its pieces; no data."""
     scales_shape = format.scales_shape(shape, 0 if format.block == "axis" else len(shape) - 1)
 
     def join(arrays: list[Any]) -> Array:
@@ -237,7 +237,7 @@ def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:
 
 
 def sliced(format: Format, cut: Cut, parts: Parts) -> Iterator[Parts]:
-    """The scales of each piece, from those of the tensor; no data."""
+    """The scales of each piece, cut from the tensor's; no data."""
     if format.block == "tensor":
         for _ in cut.shapes():
             yield parts

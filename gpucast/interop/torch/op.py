@@ -257,7 +257,7 @@ def _run(x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> tuple[torch
 
 
 def _function(scale: Any) -> Callable[..., Any]:
-    """What casts: only the coefficient of a layer may be negative."""
+    """The casting function. Only the coefficient of a layer may be negative."""
     return _times if isinstance(scale, float) and math.copysign(1, scale) < 0 else array_cast
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `gpucast.cast_many` needs for tensors: plans, gradients, and calls outside of compiled graphs."""
+"""The parts of `gpucast.cast_many` for tensors: plans, gradients, and calls outside of compiled graphs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _requires_grad = attrgetter("requires_grad")
 
 
 def _are_plain(arrays: Sequence[torch.Tensor]) -> bool:
-    """Whether tensors take no part in differentiation, and are what their memory holds."""
+    """Whether tensors take no part in differentiation and hold plain memory."""
     if tensors.is_watched() or (torch.is_grad_enabled() and any(map(_requires_grad, arrays))):
         return False
     return not any(map(torch.Tensor.is_neg, arrays))

@@ -9,5 +9,6 @@ from gpucast.core import packages
 
 if TYPE_CHECKING:
     from gpucast.mixed.gpu import kernels as kernels
+    from gpucast.mixed.gpu import norm_kernels as norm_kernels
 else:
-    __getattr__ = packages.submodules(__name__, "kernels")
+    __getattr__ = packages.submodules(__name__, "kernels", "norm_kernels")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proofs that kernels cast every input as specified, from the PTX that NVRTC makes of them.
+"""Proofs that a kernel casts every input as specified, from the PTX that NVRTC makes of it.
 
-`ptx` reads it, `machine` executes it on `terms` of unknown inputs with the meaning that `instructions` gives, and
-`prover` compares what is written with the `specification`: for all inputs by `evaluation`, or with `solvers`.
+`ptx` reads the PTX. `machine` executes it on `terms`, which stand for unknown inputs; `instructions` says what each
+instruction computes. `prover` compares the result with the `specification`, over all inputs (`evaluation`) or with SMT
+solvers (`solvers`).
 """

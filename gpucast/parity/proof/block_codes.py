@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves that kernels that quantize by blocks give each element the right code, for every scale that a block can have.
+"""Proves that a block quantizer gives each element the right code, for every scale that a block can have.
 
-The kernel is the one that reads the scales, "elements" of `gpucast.quantization.gpu.source`. A thread whose elements
-are whole, aligned and in one block is executed for each code of a scale, on unknown elements. What is assumed is what
-finding the scale guarantees: elements are finite, or the scale is NaN. Then each element's code is compared with the
-specification for every number of its type; that of the others' may be anything.
+The kernel is the one that reads the scales, "elements" in `gpucast.quantization.gpu.source`. One thread, whose elements
+are aligned and in one block, is executed for each code of a scale on unknown elements. The proof assumes what the
+search for the scale guarantees: all elements are finite, or the scale is NaN. It then compares the code of each element
+with the specification, for every value of that element and any values of the others.
 """
 
 from __future__ import annotations
@@ -36,18 +36,20 @@ _UNSOLVED = ("fdiv", "lookup")
 
 
 def kernel_of(format: Format, src: DType) -> KernelSource:
-    """The kernel that gives elements their codes, of blocks of any length."""
+    """The kernel that gives elements their codes, for blocks of any length."""
     return QuantizeSpec(CastRule(src, format.element), format, "elements").source()
 
 
 def every_scale(format: Format) -> Iterable[int]:
-    """The codes of all scales, NaN included."""
+    """The codes of all scales, with NaN."""
     return range(1 << format.scale.bits)
 
 
 def prove(format: Format, src: DType, arch: str, solvers: Sequence[str]) -> dict[str, Any]:
-    """What was proved of a format's kernel for a type, as it stands in a certificate. ValueError for formats whose
-    scales are no powers of two, or whose elements are integers."""
+    """Prove a format's kernel for a source type; returns the entry of the certificate.
+
+    ValueError for formats whose scales are not powers of two, and for formats with integer elements.
+    """
     if format.scale.family != "e8m0" or not format.element.is_float or not isinstance(format.block, tuple):
         raise ValueError(f"prove: {format} has other scales than powers of two, or integers; expected mxfp8e4m3, ...")
     t.forget()
@@ -67,7 +69,7 @@ def prove(format: Format, src: DType, arch: str, solvers: Sequence[str]) -> dict
 
 
 def certificate(before: Mapping[str, Any], new: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A certificate with new proofs; its proofs of other formats and types stay."""
+    """A certificate with new proofs added; its proofs of other formats and types stay."""
     pairs = {(proof["format"], proof["src"]) for proof in new}
     proofs = [*new, *(old for old in before["proofs"] if (old["format"], old["src"]) not in pairs)]
     return {**made(before, proofs), "proofs": proofs}
@@ -75,7 +77,7 @@ def certificate(before: Mapping[str, Any], new: Sequence[Mapping[str, Any]]) -> 
 
 @dataclass
 class BlockProof:
-    """The proof for a format whose scales are powers of two. The verdict has the scales as launches."""
+    """The proof for one format whose scales are powers of two. The verdict counts the scales as launches."""
 
     format: Format
     src: DType
@@ -89,7 +91,7 @@ class BlockProof:
     _done: set[tuple[int, Term]] = field(default_factory=set)
 
     def prove(self, scales: Iterable[int]) -> Verdict:
-        """For some codes of a scale; ends at the first that fails."""
+        """Prove some codes of a scale; stop at the first failure."""
         verdict = self.prover.verdict
         for code in scales:
             try:
@@ -103,7 +105,7 @@ class BlockProof:
         return verdict
 
     def codes(self, scale: int) -> list[Term]:
-        """What the first thread writes for its elements, where all blocks have this scale."""
+        """The codes that the first thread writes when every block has this scale."""
         bits, dst, count = self.src.bits, self.format.element.bits, self.source.elements
         assert isinstance(self.format.block, tuple)
         length = 2 * max(count, *self.format.block)
@@ -127,7 +129,7 @@ class BlockProof:
         return [t.part(word, index * dst, dst) for index in range(count)]
 
     def _compare(self, scale: int, index: int, got: Term) -> None:
-        """One element's code. With the scale NaN it is 0, whatever the elements are."""
+        """Compare the code of one element. When the scale is NaN the code must be 0 for any element."""
         format, x = self.format, element(index, self.src.bits)
         if scale == format.scale.nan_code:
             wanted, finite = const(0, format.element.bits), const(1, 1)
@@ -162,7 +164,7 @@ class BlockProof:
         return t.ult(t.magnitude(x), const(self.src.inf_code, x.width - 1))
 
     def _with_finite_others(self, got: Term) -> Term:
-        """The term with what follows from all elements being finite in place of conditions on several of them."""
+        """Simplify a term by the assumption that all elements are finite."""
         while True:
             before, known = got, self._known.items()
             got = t.substitute(got, {term: const(value, 1) for term, value in known if value is not None})
@@ -176,7 +178,7 @@ class BlockProof:
             self._known[condition] = int(never[1]) if any(never) else None
 
     def _is_open(self, term: Term) -> bool:
-        """Whether a term compares several elements with a constant, and is not known."""
+        """Whether a term compares several elements with a constant and its value is unknown."""
         if term.width != 1 or term in self._closed or term in self._known:
             return False
         compares = any(arg.constant for arg in term.args) and len(t.variables(term)) > 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves rules one after the other, and reports as text and as JSON which PTX was proved for which rule."""
+"""Proves rules in turn and reports, as text and as JSON, which PTX was proved for which rule."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PATHS = get_args(Paths)
 
 @dataclass(frozen=True)
 class Proof:
-    """What came of one rule. `digest` is the SHA-256 of the PTX without its comments and its target."""
+    """The outcome for one rule. `digest` is the SHA-256 of its PTX without comments and target."""
 
     case: Case
     arch: str
@@ -70,13 +70,13 @@ class Proof:
 
 
 def ptx(source: KernelSource | BatchSource, arch: str) -> str:
-    """The PTX of a kernel, as NVRTC makes it for an architecture such as sm_90."""
+    """The PTX that NVRTC makes of a kernel for an architecture such as sm_90."""
     compiled = compiler.compile(source.text, source.name, arch.replace("sm_", "compute_"))
     return compiled.code.rstrip(b"\0").decode()
 
 
 def digest(text: str) -> str:
-    """What the PTX of a kernel is known by: equal for architectures for which NVRTC makes the same."""
+    """The identity of a kernel's PTX. Architectures that get the same instructions share it."""
     lines = (line for line in text.splitlines() if not line.startswith(("//", ".target")))
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -89,10 +89,11 @@ def prove(
     known: Mapping[str, Verdict] | None = None,
     second: Collection[Case] = (),
 ) -> Iterator[Proof]:
-    """The proofs of some rules. `solvers`: each of them must agree. `paths`: "full" is one thread of a block without
-    ends, "edges" are `edges`, "layouts" kernels that are not contiguous; "scaled" are casts times a FLOAT, "many" those
-    of many arrays. `known`: verdicts by the digest of the PTX. `second`: cases for which every solver there is must
-    agree.
+    """Prove some rules. Every solver in `solvers` must agree.
+
+    `paths` chooses what runs: "full" is one thread of a full block, "edges" are the launches of `edges`, "layouts" are
+    kernels for arrays that are not contiguous, "scaled" are casts times a FLOAT, and "many" are casts of many arrays.
+    `known` holds earlier verdicts by the digest of the PTX. The rules in `second` need the agreement of all solvers.
     """
     for case in cases:
         asked = SOLVERS if case in second else solvers
@@ -115,7 +116,7 @@ def prove(
 
 
 def mutants(cases: Sequence[Case], arch: str, solvers: Sequence[str]) -> Counter[str]:
-    """What becomes of a mutant of each of some rules' kernels, counted as `gpucast.parity.proof.mutants.judge` does."""
+    """Judge a mutant of each kernel of some rules, with the counts of `gpucast.parity.proof.mutants.judge`."""
     judged = Counter(found=0, equal=0, open=0)
     for case in cases:
         source = CastSpec.of(case.rule).source()
@@ -125,7 +126,7 @@ def mutants(cases: Sequence[Case], arch: str, solvers: Sequence[str]) -> Counter
 
 
 def kernels(case: Case, paths: Paths) -> Iterator[tuple[KernelSource | BatchSource, Iterable[Launch | list[Launch]]]]:
-    """The kernels of a rule, and the launches of each."""
+    """The kernels of a rule, with the launches of each."""
     rule = case.rule
     source = CastSpec.of(rule).source()
     if paths == "full":
@@ -152,7 +153,7 @@ def kernels(case: Case, paths: Paths) -> Iterator[tuple[KernelSource | BatchSour
 
 
 def explain(proof: Proof) -> str:
-    """A proof, and of one that failed a counterexample in numbers: what the PTX and everything else makes of it."""
+    """A proof as text. After a failure it adds a counterexample: the input, the PTX's result, and the expected one."""
     found = proof.verdict.counterexample
     rule = proof.case.rule
     if found is None or found.launch.given is not None:
@@ -174,7 +175,7 @@ def explain(proof: Proof) -> str:
 
 
 def opened(path: str | None, arch: str, paths: Paths | Literal["blocks"]) -> dict[str, Any]:
-    """The certificate of a file, to be continued. ValueError if it is a certificate of something else."""
+    """Read a certificate that is to be continued. ValueError if the file is a certificate of something else."""
     begin: dict[str, Any] = {"arch": arch, "paths": paths, "solvers": {}, "mutants": {}, "proofs": []}
     if path is None or not Path(path).is_file():
         return begin
@@ -190,8 +191,9 @@ def _rule(proof: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def certificate(before: Mapping[str, Any], proofs: Sequence[Proof], mutants: Mapping[str, int]) -> dict[str, Any]:
-    """A certificate with what has been proved since it was opened: other rules stay, and so do mutants if there are no
-    new ones."""
+    """The certificate with the proofs made since it was opened. Other rules stay; mutants stay unless new ones were
+    judged.
+    """
     new = [proof.as_json() for proof in proofs]
     rules = set(map(_rule, new))
     every = [*new, *(old for old in before["proofs"] if _rule(old) not in rules)]
@@ -206,7 +208,7 @@ def certificate(before: Mapping[str, Any], proofs: Sequence[Proof], mutants: Map
 
 
 def made(before: Mapping[str, Any], proofs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """With what, when and for which architecture the proofs of a certificate were made, and how many hold."""
+    """When the proofs of a certificate were made, with which tools, for which architecture, and how many hold."""
     used = {method for proof in proofs for method in proof["seconds"]}
     return {
         "gpucast": __version__,
@@ -220,13 +222,13 @@ def made(before: Mapping[str, Any], proofs: Sequence[Mapping[str, Any]]) -> dict
 
 
 def text(found: Mapping[str, Any]) -> str:
-    """A certificate as JSON, with a line for each proof."""
+    """A certificate as JSON, one line for each proof."""
     head = json.dumps({name: value for name, value in found.items() if name != "proofs"}, indent=1).removesuffix("\n}")
     return f'{head},\n "proofs": [\n' + ",\n".join(map(json.dumps, found["proofs"])) + "\n ]\n}\n"
 
 
 def proved(certificates: Iterable[Mapping[str, Any]], paths: Paths) -> dict[str, Verdict]:
-    """What certificates say was proved, by the digest of the PTX."""
+    """The proofs in certificates, by the digest of the PTX."""
     return {
         proof["ptx"]: Verdict(proof["seconds"], launches=proof["launches"])
         for found in certificates
@@ -237,7 +239,7 @@ def proved(certificates: Iterable[Mapping[str, Any]], paths: Paths) -> dict[str,
 
 
 def proved_pairs(certificates: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """The pairs, by name, whose every rule is proved by each certificate."""
+    """The names of the pairs whose every rule is proved by each certificate."""
     found: list[set[tuple[str, str]]] = []
     for one in certificates:
         counts = Counter((proof["src"], proof["dst"]) for proof in one["proofs"] if proof["verdict"] == "proved")

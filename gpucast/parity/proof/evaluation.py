@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computes terms for whole arrays of inputs, with NumPy: the proof by exhaustion."""
+"""Computes terms with NumPy for whole arrays of inputs: proof by exhaustion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 
 
 def evaluate(root: Term, inputs: Mapping[Term, Array]) -> Array:
-    """The numbers of a term, given those of its variables. IndexError where a look-up is outside of its memory."""
+    """The values of a term for given values of its variables. IndexError for a look-up outside its memory."""
     done: dict[Term, Array] = {}
     with np.errstate(all="ignore"):
         for term in in_order(root):
@@ -42,7 +42,7 @@ def _cut(found: Array, width: int) -> Array:
 
 
 def _signed(a: Array, width: int) -> Array:
-    """Two's complement."""
+    """Read codes as two's complement."""
     if a.dtype == object:
         return np.asarray(a - ((a >> (width - 1)) << width), object)
     spare = np.uint64(64 - width)
@@ -100,7 +100,7 @@ def _search(term: Term, key: Array) -> Array:
 
 
 def decode(bits: Array, form: Format) -> Array:
-    """The numbers of codes: exact."""
+    """The exact values of codes."""
     if form == TWICE:
         return bits.astype(np.uint64).view(np.float64)
     if form == HALF:
@@ -110,8 +110,9 @@ def decode(bits: Array, form: Format) -> Array:
 
 
 def encode(x: Array, form: Format, mode: str) -> Array:
-    """The codes of numbers, rounded to nearest even ("rn"), toward zero ("rz") or, where they are
-    not negative, upward ("rp"). NaN is the one of PTX's manual."""
+    """Round values to codes: to nearest even ("rn"), toward zero ("rz"), or upward ("rp", only for values that are not
+    negative). NaN becomes the NaN of the PTX manual.
+    """
     if form == TWICE:
         return np.where(np.isnan(x), np.uint64(0x7FF8 << 48), x.view(np.uint64))
     bits, (exponent_bits, digits) = sum(form), form
@@ -130,7 +131,9 @@ def encode(x: Array, form: Format, mode: str) -> Array:
 
 
 def _to_odd(x: Array, rest: Array) -> Array:
-    """Round the sum x + `rest` to odd. A second rounding then gives the result of one rounding of the exact sum."""
+    """Round the sum x + `rest` to odd, so that a second rounding gives the same result as one rounding of the exact
+    sum.
+    """
     with np.errstate(invalid="ignore"):
         lost = np.isfinite(x) & (rest != 0)
         bits = x.view(np.uint64) - (lost & ((rest < 0) != np.signbit(x)))

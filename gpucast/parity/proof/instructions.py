@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What instructions of PTX compute, as terms. Source: the PTX manual, chapter 9 of version 8.8.
+"""The meaning of PTX instructions, as terms. Source: the PTX manual, chapter 9 of version 8.8.
 
-An instruction is here under its whole name, modifiers included; one that is not here is an error. Operations on float
-do not flush subnormals: `.ftz` is another name.
+The table has each instruction by its full name, with modifiers; an instruction that is missing is an error. Operations
+on float keep subnormals: `.ftz` would be another name.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _remainder(a: Term, b: Term) -> Term:
 
 
 def lanes(operation: Callable[..., Term]) -> Callable[..., Term]:
-    """An operation on both halves of its operands."""
+    """Apply an operation to both halves of its operands."""
 
     def both(*args: Term) -> Term:
         half = args[0].width // 2
@@ -88,13 +88,13 @@ def lanes(operation: Callable[..., Term]) -> Callable[..., Term]:
 
 
 def _any_nan(form: Format, like: Term) -> Term:
-    """What an operation gives for NaN: any. Multiplying by one says so to solvers, and gives PTX's NaN in numbers."""
+    """An unspecified NaN. A solver sees it as any NaN; in computed values it is the NaN of PTX."""
     one = const(((1 << (form[0] - 1)) - 1) << (form[1] - 1), like.width)
     return t.arithmetic("fmul", like.width, (like, one), form, "rn")
 
 
 def choose(least: bool, form: Format, keep_nan: bool = False) -> Callable[[Term, Term], Term]:
-    """min or max: -0 is below +0, and where one operand is NaN the result is the other one, or with `keep_nan` NaN."""
+    """min or max. -0 is below +0. If one operand is NaN the result is the other one, or NaN with `keep_nan`."""
 
     def order(a: Term) -> Term:
         # Ascending as unsigned integers.
@@ -133,8 +133,9 @@ def _arithmetic(op: str, width: int, *param: object) -> Callable[..., Term]:
 
 
 def _to_small(name: str) -> Callable[[Term, Term], Term]:
-    """Two floats to a small type, the second to the low code: nearest even, overflow saturates, NaN is all ones. Codes
-    of 6 bits are in bytes."""
+    """Convert two floats to a small type; the second goes to the low code. It rounds to nearest even and saturates, NaN
+    is all ones, and codes of 6 bits are in bytes.
+    """
     small, single = dtype(name), dtype("FLOAT")
 
     def code(a: Term) -> Term:
@@ -149,12 +150,12 @@ def _to_small(name: str) -> Callable[[Term, Term], Term]:
 
 
 def _funnel(a: Term, b: Term, by: Term) -> Term:
-    """The upper word of `b` and `a`, which is below it, shifted to the left by up to 31 bits."""
+    """The upper word of `b` (high) and `a` (low) after a shift to the left by up to 31 bits."""
     return part(t.shift("shl", t.join((a, b)), t.bitwise("and", by, const(31, 32))), 32, 32)
 
 
 def _to_power(mode: RoundMode) -> Callable[[Term, Term], Term]:
-    """Two floats to FLOAT8E8M0, the second to the low code, without their signs: overflow saturates."""
+    """Convert the magnitudes of two floats to FLOAT8E8M0; the second goes to the low code. Overflow saturates."""
     power, single = dtype("FLOAT8E8M0"), dtype("FLOAT")
 
     def code(a: Term) -> Term:
@@ -165,7 +166,9 @@ def _to_power(mode: RoundMode) -> Callable[[Term, Term], Term]:
 
 
 def _from_small(name: str, half: str = "FLOAT16") -> Callable[[Term], Term]:
-    """Two codes of a small type to float16, or to bfloat16: exact; NaN is 0x7fff. Codes of 6 bits are in bytes."""
+    """Convert two codes of a small type to float16 or bfloat16, exactly. NaN becomes 0x7fff; codes of 6 bits are in
+    bytes.
+    """
     small = dtype(name)
     numbers = np.array([small.value(code) for code in range(1 << small.bits)]).astype(dtype(half).numpy)
     memory = np.where(np.isnan(numbers), 0x7FFF, numbers.view(np.uint16)).astype("<u2").tobytes()

@@ -39,9 +39,12 @@ _SEED = 32
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch of `n` elements: how far behind an aligned address its arrays begin, in bytes, and a packed source in
-    its first byte, in bits. `threads` are those to run, as (block, number); None: all that have elements in a launch of
-    few elements, and those next to them."""
+    """A launch over `n` elements.
+
+    The offsets say how many bytes its arrays begin after an aligned address, and at which bit of its first byte a
+    packed source begins. `threads` lists the threads to run as (block, number). None runs all that have elements, and
+    in a short launch their neighbours too.
+    """
 
     n: int
     src: int = 0
@@ -65,9 +68,10 @@ class Launch:
 
 @dataclass
 class Part:
-    """What one thread has done to one array: `elements` are the codes that it wrote, by index; `pads` is what it wrote
-    above the last element, in the same byte. `observed` is what it gives to the maximum of its warp, and `cells` holds
-    what it leaves at `AMAX` and `FINITE`."""
+    """What one thread did to one array. `elements` holds the codes that it wrote, by index. `pads` holds the bits above
+    the last element of a packed array. `observed` is its contribution to the maximum of its warp; `cells` is what it
+    leaves at `AMAX` and `FINITE`.
+    """
 
     elements: dict[int, Term] = field(default_factory=dict)
     pads: list[Term] = field(default_factory=list)
@@ -78,8 +82,9 @@ class Part:
 
 @dataclass
 class Outcome:
-    """`parts`: of each array, with the kernel of its cast alone, those of all threads. `table`: shared memory.
-    `executed`: instructions, by number."""
+    """The result of a launch. `parts` has the parts of all threads for each array, with the kernel of that array's
+    cast. `table` is the shared memory; `executed` lists the numbers of the instructions that ran.
+    """
 
     parts: list[tuple[KernelSource, Launch, list[Part]]]
     table: dict[int, Term]
@@ -96,12 +101,12 @@ def seed() -> Term:
 
 
 def element(index: int, width: int) -> Term:
-    """The unknown source element of an index."""
+    """The unknown source element at an index."""
     return var(f"x{index}", width)
 
 
 def cell(at: int) -> Term:
-    """The value at `NARROW`, `WIDE`, `AMAX` or `FINITE` before the launch."""
+    """The unknown value at `NARROW`, `WIDE`, `AMAX` or `FINITE` before the launch."""
     return var(f"cell{at - NARROW:x}", _CELLS[at])
 
 
@@ -110,15 +115,18 @@ def is_cell(unknown: Term) -> bool:
 
 
 def full_tile(source: KernelSource, threads: Iterable[int] = (_THREAD,)) -> Launch:
-    """Some threads of the second of three blocks, all of whose elements are in the arrays."""
+    """Some threads of the second of three blocks, so that all their elements lie within the arrays."""
     n = 3 * source.elements * source.threads
     return _with_random(source, Launch(n, threads=tuple((1, number) for number in threads)))
 
 
 def edges(source: KernelSource) -> Iterator[Launch]:
-    """Launches of a contiguous kernel that begin and end in the middle of tiles, with a source at every alignment and,
-    if it is packed, every bit, a result at every alignment, and every count of elements in the last tile; and of so few
-    elements that both ends are in one tile. Every alignment meets another one of the other side, and another end."""
+    """Launches of a contiguous kernel that begin and end inside a tile.
+
+    They cover a source at every alignment (for a packed source, at every bit), a result at every alignment, and every
+    count of elements in the last tile. Some have so few elements that both ends lie in one tile. Each alignment of one
+    side meets a different alignment and a different end on the other side.
+    """
     tile, src_bits = source.tile, source.src_bits
     bits = range(0, 8, 2 if src_bits < 8 else 8)
     # Loads that are not aligned keep this far from the ends of the array.
@@ -137,9 +145,11 @@ def edges(source: KernelSource) -> Iterator[Launch]:
 
 
 def strided(source: KernelSource) -> Iterator[Launch]:
-    """Launches of a strided or a transposed kernel at listed shapes: short and long rows with gaps, a permutation, both
-    sides backwards, elements that are not aligned, more than a block of one dimension, and squares that are not full. A
-    packed side is a stream, at every bit."""
+    """Launches of a strided or a transposed kernel for a list of shapes.
+
+    The shapes have short and long rows with gaps, a permutation, reversed sides, misaligned elements, a dimension
+    longer than a block, and partly filled squares. A packed side is a stream that begins at every bit.
+    """
     src, dst = (max(bits // 8, 1) for bits in (source.src_bits, source.rule.dst.bits))
     if source.shape == "transposed":
         side = square_side(source.src_bits, source.rule.dst.bits)
@@ -169,8 +179,9 @@ def strided(source: KernelSource) -> Iterator[Launch]:
 
 
 def fused(source: KernelSource, ops: FusedOps) -> Iterator[Launch]:
-    """Launches of a contiguous kernel with fused operations: a thread in the middle and the last one of its warp, and
-    of so few elements that both ends are in one tile."""
+    """Launches of a contiguous kernel with fused operations: a thread in the middle and the last thread of its warp.
+    Some have so few elements that both ends lie in one tile.
+    """
     at = {"none": 0, "narrow": NARROW, "wide": WIDE}[ops.scaling]
     given = FusedArguments(scale_at=at, amax=AMAX * ops.amax, finite=FINITE * ops.finite)
     yield _with_random(source, replace(full_tile(source, [_THREAD, 31]), given=given))
@@ -179,8 +190,9 @@ def fused(source: KernelSource, ops: FusedOps) -> Iterator[Launch]:
 
 
 def tables(batch: BatchSource) -> Iterator[list[Launch]]:
-    """Arrays of launches of many, of the batch's kinds in turn: one of each, two, and so many that the table is full.
-    Each has elements for one block of threads."""
+    """Arrays for launches of many arrays: one of each kind of the batch, two of each, and enough to fill the table.
+    Each array gives one block of threads something to do.
+    """
     for count in (len(batch.kinds), 2 * len(batch.kinds), batch.capacity):
         arrays: list[Launch] = []
         for number in range(count):
@@ -232,7 +244,7 @@ class _Placed:
         return t.join(parts)
 
     def part(self, written: Mapping[int, Term]) -> Part:
-        """What a thread did that has written these bytes."""
+        """The part of the thread that wrote these bytes."""
         found, bits, first = Part(), self.dst.bits, self.launch.first
         if self.places is not None:
             for index, at in enumerate(self.places):
@@ -255,9 +267,11 @@ class _Placed:
 
 
 def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int, Term] | None = None) -> Outcome:
-    """Execute a launch. `table`: what the threads of another launch have put in shared memory, so that here only those
-       with elements run.
-    Fault where it leaves its arrays, or writes a byte twice or, with all threads, not at all."""
+    """Execute a launch.
+
+    `table` is the shared memory that another launch has filled; then only threads with elements run. Fault if the
+    launch leaves its arrays or writes a byte twice, or if all threads together leave a byte unwritten.
+    """
     placed = _Placed(source, launch)
     numbers = ((placed.at, 64), (launch.src_bit, 32), (placed.to, 64), (launch.n, 64))
     params = [_bytes(const(*number)) for number in numbers]
@@ -282,8 +296,9 @@ def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int
 
 
 def run_many(batch: BatchSource, kernel: Kernel, arrays: Sequence[Launch]) -> Outcome:
-    """Execute a launch of many arrays: of a long table the first ones and the last are cast. Unknown where anything is
-    fused with the casts."""
+    """Execute a launch over many arrays. Of a long table the first arrays and the last one are cast. Unknown for fused
+    casts.
+    """
     if "given" in (batch.table.names or ()):
         raise Unknown("proof: casts of many arrays with fused operations are unknown to the prover")
     kinds = [number % len(batch.kinds) for number in range(len(arrays))]
@@ -306,7 +321,7 @@ def _constants(data: bytes) -> list[Term]:
 
 
 def _busy(block: int, source: KernelSource, launch: Launch, threads: int) -> list[tuple[int, int]]:
-    """The threads that have elements in a block with few, those next to them, and the last one."""
+    """The threads of a short launch to run: those with elements, their neighbours, and the last one of the block."""
     busy = min(launch.n // source.tile + 3, threads)
     return [(block, number) for number in (*range(busy), *range(busy, threads)[-1:])]
 
@@ -345,14 +360,15 @@ def _run(
 
 
 def _offsets(lengths: Sequence[int], strides: Sequence[int]) -> Iterator[int]:
-    """Where the elements lie, in row-major order."""
+    """The offsets of the elements in row-major order."""
     for index in itertools.product(*map(range, lengths)):
         yield sum(place * stride for place, stride in zip(index, strides, strict=True))
 
 
 def _run_block(machine: Machine, block: int, chosen: set[int], every: set[int]) -> Iterator[int]:
-    """Run the chosen threads to their end, and where there is a barrier every one up to it. Stops behind each that has
-    ended."""
+    """Run the chosen threads to their end, and all threads up to each barrier. Yields after each thread that has
+    ended.
+    """
     threads = {number: machine.thread(block, number) for number in sorted(every if machine.kernel.shared else chosen)}
     ended = set()
     for number, thread in threads.items():

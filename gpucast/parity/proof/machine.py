@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Executes PTX on terms: one thread at a time, up to its next barrier. A branch that depends on the input is taken both
-ways; the two paths join where they meet.
+"""Executes PTX on terms, one thread at a time up to its next barrier. Where a branch depends on the input the machine
+takes both paths and joins them where they meet.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _LIMIT = 2_000_000
 
 
 class Fault(Exception):
-    """A kernel made a forbidden access: outside its arrays, misaligned, or to a byte already written."""
+    """A kernel made a forbidden access: outside its arrays, misaligned, or to a byte that was written before."""
 
 
 class Unknown(Exception):
-    """An instruction, or a use of one, that the machine does not know."""
+    """The machine does not know an instruction, or one use of it."""
 
 
 @dataclass
 class Memory:
-    """What a kernel may read, and the addresses that it may write.
+    """The bytes that a kernel may read, and the addresses that it may write.
 
-    `sources`: the addresses of arrays, and what is there; `known`: other bytes, by address. `cells`: numbers that
-    threads may read and write whatever others do. `written`: what the present thread wrote of results; `done`: the
-    bytes that any thread has written; squares of a transposed cast share some, and write the same there.
+    `sources` are the arrays to read, by address, and `known` are other bytes, by address. `cells` are numbers that
+    every thread may read and write. `written` holds the results of the present thread; `done` holds the bytes written
+    by any thread. Squares of a transposed cast overlap, and write the same bytes there.
     """
 
     sources: Sequence[tuple[range, Callable[[int], Term]]]
@@ -57,7 +57,7 @@ class Memory:
     _image: bytes | None = None
 
     def empty(self) -> None:
-        """Forget shared memory: another block has its own."""
+        """Forget shared memory, because each block has its own."""
         for byte in self.shared:
             self.known.pop(byte, None)
         self._image = None
@@ -83,7 +83,7 @@ class Memory:
         return found
 
     def _look_up(self, address: Term, size: int) -> list[Term]:
-        """From constants in shared memory, at an address that depends on the input."""
+        """Read constants in shared memory at an address that depends on the input."""
         if self._image is None:
             # A kernel of many casts has room for the largest of their tables.
             filled = itertools.takewhile(lambda term: term is not None, map(self.known.get, self.shared))
@@ -121,7 +121,7 @@ class Memory:
 
 @dataclass
 class _State:
-    """`path` are the conditions under which a thread is here."""
+    """A state of a thread. `path` has the conditions under which the thread gets there."""
 
     at: int
     registers: dict[str, Term]
@@ -129,7 +129,7 @@ class _State:
 
 
 class Machine:
-    """A kernel ready to run on `memory`, to which its tables and parameters are added."""
+    """A kernel that is ready to run on `memory`. The machine adds the kernel's tables and parameters to it."""
 
     def __init__(self, kernel: Kernel, memory: Memory, params: Sequence[Sequence[Term]]) -> None:
         self.kernel, self.memory = kernel, memory
@@ -155,7 +155,7 @@ class Machine:
         self._cells: dict[int, Term] | None = None
 
     def begin(self) -> None:
-        """Another thread is next: it finds the cells as the first one did."""
+        """Start another thread, which finds the cells in their first state."""
         self._cells = self._cells or self.memory.cells
         self.memory.cells, self.memory.written, self.observed = dict(self._cells), {}, None
 
@@ -165,7 +165,7 @@ class Machine:
         return -(-(at + len(data)) // 256) * 256
 
     def thread(self, block: int, number: int) -> Iterator[None]:
-        """Run a thread; the iterator stops at every barrier."""
+        """Run a thread; the iterator stops at each barrier."""
         special = {"%tid.x": number, "%ctaid.x": block, "%laneid": number % 32}
         waiting = [_State(0, {name: const(value, 32) for name, value in special.items()})]
         steps, ended = 0, False

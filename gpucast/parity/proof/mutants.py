@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests the prover: changes one constant or opcode of a kernel's PTX, and asks whether the prover finds the change."""
+"""Tests the prover: change one constant or opcode of a kernel's PTX, and see whether the prover finds the change."""
 
 from __future__ import annotations
 
@@ -27,8 +27,11 @@ _NUMBER = re.compile(r"-?\d+")
 def judge(
     source: KernelSource, kernel: Kernel, launch: Launch, solvers: Sequence[str], seed: int, count: int
 ) -> Counter[str]:
-    """How many of `count` mutants of instructions that a launch executes are "found" (by a counterexample or a fault),
-    "equal" (proved to compute the same) and "open" (the solver has no answer, or the prover no model)."""
+    """Judge `count` mutants of instructions that a launch executes.
+
+    Returns how many are "found" (by a counterexample or a fault), "equal" (proved to compute the same) and "open" (the
+    solver has no answer, or the machine does not know the instruction).
+    """
     order, judged = random.Random(seed), Counter[str]()
     every = [
         (at, new) for at in sorted(run(source, kernel, launch).executed) for new in _changes(kernel.body[at], order)
@@ -45,7 +48,7 @@ def judge(
 
 
 def _changes(instruction: Instruction, order: random.Random) -> Iterator[Instruction]:
-    """An instruction with another opcode, and with another bit in one of its constants."""
+    """Variants of an instruction: another opcode, or one constant with one bit changed."""
     words = instruction.name.split(".")
     for place, word in enumerate(words):
         name = ".".join((*words[:place], _TWINS.get(word, word), *words[place + 1 :]))

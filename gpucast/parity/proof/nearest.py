@@ -13,14 +13,18 @@ from gpucast.parity.proof.terms import Term, search
 
 
 def value(src: DType, size: int) -> Fraction | None:
-    """The number of a magnitude of a source: of a float's code without its sign, or of an integer. None: infinity."""
+    """The value of a magnitude of a source: of a float's code without its sign, or of an integer. None means
+    infinity.
+    """
     if not src.is_float:
         return Fraction(size)
     return None if size > src.max_code else Fraction(src.value(size))
 
 
 def first(src: DType, bound: Fraction, above: bool) -> int:
-    """The lowest magnitude whose number is at or above a bound. Above all finite numbers it is infinity."""
+    """The lowest magnitude whose value is at or above a bound, with `above` strictly above it. Infinity if there is
+    none.
+    """
     low, high = 0, (src.max_code + 1 if src.is_float else 1 << src.bits)
     while low < high:
         middle = (low + high) // 2
@@ -35,8 +39,9 @@ def first(src: DType, bound: Fraction, above: bool) -> int:
 
 @lru_cache(maxsize=256)
 def midpoints(src: DType, dst: DType) -> tuple[int, ...]:
-    """For each code of a float from 1 on, and for the first one too large: the lowest magnitude that is rounded to it
-    or to more, to nearest even."""
+    """The lowest magnitude that rounds to each code of a float or beyond, to nearest even. The list starts at code 1
+    and ends with the first code that is too large.
+    """
     values = [Fraction(dst.value(code)) for code in range(dst.max_code + 1)]
     values.append(2 * values[-1] - values[-2])
     return tuple(
@@ -45,19 +50,23 @@ def midpoints(src: DType, dst: DType) -> tuple[int, ...]:
 
 
 def nearest(size: Term, src: DType, dst: DType, over: int, width: int) -> Term:
-    """Round the magnitude `size` to the nearest code of `width` bits, ties to even; `over` if it is too large."""
+    """Round the magnitude `size` to the nearest code of `width` bits, ties to even. `over` is the result for
+    overflow.
+    """
     return search(size, midpoints(src, dst), [*range(dst.max_code + 1), over], width)
 
 
 @lru_cache(maxsize=256)
 def _values(src: DType, dst: DType, above: bool) -> tuple[int, ...]:
-    """For each code of a float: the lowest magnitude that is at, or above, its value."""
+    """For each code of a float, the lowest magnitude that reaches its value, or with `above` exceeds it."""
     start = 0 if above else 1
     return tuple(first(src, Fraction(dst.value(code)), above) for code in range(start, dst.max_code + 1))
 
 
 def neighbours(size: Term, src: DType, dst: DType, over: int, width: int) -> tuple[Term, Term]:
-    """The codes, of `width` bits, at or below a magnitude and at or above it; `over` stands above the largest."""
+    """The code at or below a magnitude and the code at or above it, in `width` bits. `over` stands above the
+    largest.
+    """
     every = list(range(dst.max_code + 1))
     below = search(size, _values(src, dst, above=False), every, width)
     return below, search(size, _values(src, dst, above=True), [*every, over], width)
@@ -65,7 +74,7 @@ def neighbours(size: Term, src: DType, dst: DType, over: int, width: int) -> tup
 
 @lru_cache(maxsize=256)
 def powers(src: DType, dst: DType, mode: RoundMode) -> tuple[int, ...]:
-    """The same for FLOAT8E8M0 and its modes, preceded by the lowest magnitude that is not below its lowest number."""
+    """The magnitudes at which the code of FLOAT8E8M0 changes, after the lowest one that reaches its smallest value."""
     values = [Fraction(dst.value(code)) for code in range(dst.max_code + 1)]
     change = {"up": Fraction(1, 2), "nearest": Fraction(3, 4), "down": Fraction(1)}[mode]
     steps = [first(src, change * number, above=mode == "up") for number in values[1:]]
@@ -73,8 +82,9 @@ def powers(src: DType, dst: DType, mode: RoundMode) -> tuple[int, ...]:
 
 
 def rounded(number: Fraction, dst: DType, mode: str) -> int:
-    """The code of a magnitude in an IEEE type, to nearest even ("rn"), toward zero ("rz") or upward ("rp"). What is too
-    large is infinite, or toward zero the largest number."""
+    """The code of a magnitude in an IEEE type: to nearest even ("rn"), toward zero ("rz") or upward ("rp"). Overflow
+    gives infinity, or toward zero the largest finite value.
+    """
     if number == 0:
         return 0
     exponent = number.numerator.bit_length() - number.denominator.bit_length()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves that a kernel gives what the specification says, for every input, from its PTX."""
+"""Proves from a kernel's PTX that its result is the specified one for every input."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ _NUMBERED = re.compile(r"(x|word)(\d+)")
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Source codes, by index, for which the element `index` differs; codes that are not named may have any value."""
+    """Source codes, by index, for which the element `index` differs. Any code may stand for an index that is not
+    listed.
+    """
 
     index: int
     codes: dict[int, int]
@@ -42,8 +44,9 @@ class Counterexample:
 
 @dataclass
 class Verdict:
-    """`seconds` of the processor are those of each method: "exhaustion", or the name of a solver. It is proved where
-    `problem` is ""."""
+    """The outcome of a proof: it holds if `problem` is "". `seconds` is processor time by method ("exhaustion", or a
+    solver).
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     launches: int = 0
@@ -56,8 +59,9 @@ class Verdict:
 
 
 class Prover:
-    """The proof of one kernel. What it has compared it does not compare again: elements of different tiles, threads and
-    launches mostly have the same term."""
+    """The proof of one kernel. It compares each term once: elements of different tiles, threads and launches mostly
+    share it.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,9 @@ class Prover:
         self._table: dict[int, Term] = {}
 
     def prove(self, launches: Iterable[Launch | list[Launch]]) -> Verdict:
-        """Execute the launches and compare; ends at the first that fails. Unknown for instructions it does not know."""
+        """Execute the launches and compare their results; stop at the first failure. Unknown for an instruction that
+        the machine does not know.
+        """
         for launch in launches:
             try:
                 if isinstance(self.source, BatchSource):
@@ -114,8 +120,9 @@ class Prover:
         return scaled(source.rule, code, scale, word)
 
     def _cells(self, part: Part, source: KernelSource, launch: Launch) -> None:
-        """What a thread does to the maximum and to the flag of a fused kernel. That an instruction gives the maximum of
-        a warp is trusted, so that it is an unknown here."""
+        """Check what a thread does to the maximum and to the flag of a fused kernel. The instruction that gives the
+        maximum of a warp is trusted, so its result is an unknown here.
+        """
         src, given = source.rule.src, launch.given or FusedArguments()
         codes = [t.part(element(index, source.src_bits), 0, src.bits) for index in sorted(part.elements)]
         wanted = {at: cell(at) for at in part.cells}
@@ -132,7 +139,7 @@ class Prover:
                 raise Fault(f"a thread leaves another number at {at:#x} than it should")
 
     def _differ_anywhere(self, part: Part, got: Term, wanted: Term) -> bool:
-        """Whether they do, for whatever elements of a part, or it is not known that they do not."""
+        """Whether two terms may differ for some elements of a part."""
         got, wanted = (_from(min(part.elements, default=0), term) for term in (got, wanted))
         if (got, wanted) in self._done:
             return False
@@ -142,7 +149,9 @@ class Prover:
         return differ
 
     def _with_words(self, index: int | None, got: Term, source: KernelSource, launch: Launch) -> Term:
-        """A result with unknowns in place of random words: its own, and those of elements that it is written with."""
+        """A result with unknowns in place of its own random word and of the words of elements that are written with
+        it.
+        """
         if source.rule.rounding != STOCHASTIC or launch.given is None:
             return got
         near = {int(x.param[1:]) for x in t.variables(got) if x.param[0] == "x"}
@@ -175,7 +184,9 @@ class Prover:
         self.verdict.counterexample = Counterexample(index, codes, *results, launch)
 
     def _differ(self, got: Term, wanted: Term) -> dict[str, int] | None:
-        """Inputs for which two terms differ, by name; None if there are none, or with a problem, none are known."""
+        """Inputs for which two terms differ, by name. None if there are none, or with a problem, if the solver has no
+        answer.
+        """
         if got is wanted:
             return None
         with_product = self._of_product(got, wanted)
@@ -184,12 +195,13 @@ class Prover:
         return self.ask_for(t.invert(t.eq(got, wanted)))
 
     def _of_product(self, got: Term, wanted: Term) -> Term | None:
-        """That two terms differ which multiply the same two numbers, where any number may be their product: a stronger
-        question, without a multiplication. None where this is not their form.
+        """Compare two terms that multiply the same two numbers, with an unknown for the product. None for other terms.
 
-        Of FLOATs the product is exact in DOUBLE, with 48 digits, so that its roundings to FLOAT are those of the
-        DOUBLE; and so is what cutting it off leaves, which is not 0 beyond the largest FLOAT. A product that is no
-        number is PTX's NaN. 0 times anything is 0 or NaN, infinity times anything infinite or NaN, NaN always NaN.
+        The question is stronger, because any number may be the product, and free of multiplications. The product of two
+        FLOATs is exact in DOUBLE, with 48 digits, so its roundings to FLOAT are roundings of a DOUBLE. The remainder of
+        a product that is cut off is exact as well, and is not 0 beyond the largest FLOAT. A product that is NaN is
+        PTX's NaN. 0 times anything is 0 or NaN, infinity times anything is infinite or NaN, and NaN times anything is
+        NaN.
         """
         products = [x for x in t.in_order(wanted) if x.op == "fmul" and x.param[0] == t.TWICE]
         if len(products) != 1:
@@ -226,7 +238,7 @@ class Prover:
         return t.conj(differ, *limits)
 
     def _equal_numbers(self, one: Term, other: Term) -> bool:
-        """Whether the first two operands are the same numbers, in either order."""
+        """Whether the first two operands are the same two numbers in either order."""
         return any(
             all(
                 self.ask_for(self._other_number(a, b)) is None and not self.verdict.problem
@@ -242,7 +254,7 @@ class Prover:
         return t.conj(t.invert(both), t.invert(t.eq(a, b)))
 
     def ask_for(self, condition: Term) -> dict[str, int] | None:
-        """Inputs that make a condition true; None if there are none, or with a problem, none are known."""
+        """Inputs that make a condition true. None if there are none, or with a problem, if the solver has no answer."""
         if t.is_zero(condition):
             return None
         found = t.variables(condition)
@@ -271,7 +283,9 @@ class Prover:
 
 
 def _from(index: int, term: Term) -> Term:
-    """A term as the element `index` sees it: its own unknowns are x and word, the next element's x+1 and word+1."""
+    """A term as the element `index` sees it: its own unknowns are x and word, those of the next element x+1 and
+    word+1.
+    """
     new = {}
     for unknown in t.variables(term):
         if known := _NUMBERED.fullmatch(unknown.param):
@@ -281,8 +295,11 @@ def _from(index: int, term: Term) -> Term:
 
 
 def _alone(got: Term) -> Term:
-    """A result of its own inputs. What depends on inputs of others alone, such as whether there is a NaN among them,
-    is an unknown of its own: so more is asked than must hold, of less. What all share, such as the scale, stays."""
+    """A result as a function of its own inputs.
+
+    What depends on other inputs alone, such as the presence of a NaN among them, becomes an unknown. The proof then
+    asks for more than must hold. Inputs that all elements share, such as the scale, stay.
+    """
     mine, others, new = set[Term](), set[Term](), dict[Term, Term]()
     for term in t.in_order(got):
         own = term.op == "var" and term.param in ("x", "word")
@@ -297,7 +314,7 @@ def _alone(got: Term) -> Term:
 
 
 def _every(found: Sequence[Term]) -> dict[Term, Array]:
-    """All values of some unknowns together: those of the first vary fastest."""
+    """All combinations of values of some unknowns; the first varies fastest."""
     numbers, low, inputs = np.arange(1 << sum(x.width for x in found), dtype=np.uint64), 0, {}
     for x in found:
         inputs[x] = numbers >> np.uint64(low) & np.uint64((1 << x.width) - 1)
@@ -306,7 +323,7 @@ def _every(found: Sequence[Term]) -> dict[Term, Array]:
 
 
 def exhaust(condition: Term, found: Sequence[Term]) -> dict[str, int] | None:
-    """The first of all inputs that make a condition true. Fault where a look-up leaves its table."""
+    """The first input, of all inputs, that makes a condition true. Fault if a look-up leaves its table."""
     inputs = _every(found)
     true = np.atleast_1d(_evaluate(condition, inputs))
     at = int(true.argmax())
@@ -321,7 +338,7 @@ def _evaluate(term: Term, inputs: Mapping[Term, Array]) -> Array:
 
 
 def tabulated(term: Term) -> Term:
-    """A term with few inputs as comparisons with constants; one with more as it is."""
+    """A term of few inputs as comparisons with constants; any other term unchanged."""
     found = t.variables(term)
     if sum(x.width for x in found) > EXHAUSTED:
         return term
@@ -331,7 +348,7 @@ def tabulated(term: Term) -> Term:
 
 
 def without_look_ups(condition: Term) -> Term:
-    """The same with comparisons in place of look-ups, whose addresses come from a few narrow inputs."""
+    """The term with comparisons in place of look-ups whose addresses depend on a few narrow inputs."""
     done: dict[Term, Term] = {}
     for term in t.in_order(condition):
         found = t.variables(term) if term.op == "lookup" else []

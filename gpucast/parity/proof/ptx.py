@@ -28,8 +28,9 @@ class Instruction:
 
 @dataclass
 class Kernel:
-    """`labels` number instructions; `params` are the sizes in bytes, with the alignment; `widths` are those of
-    registers, by the name without its number."""
+    """One kernel. `labels` maps names to instruction numbers, `params` gives each parameter's size in bytes and
+    alignment, and `widths` gives the width of registers by their name without the number.
+    """
 
     body: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
@@ -43,7 +44,7 @@ class Kernel:
 
 
 def read(text: str) -> Kernel:
-    """The kernel of a module that has one. ValueError for text of another form."""
+    """Read a module that has one kernel. ValueError for text in another form."""
     text = re.sub(r"//[^\n]*", "", text)
     kernel = Kernel()
     for _, name, size, values in _TABLE.findall(text):
@@ -62,7 +63,7 @@ def read(text: str) -> Kernel:
 
 
 def _statements(text: str, kernel: Kernel) -> Iterator[tuple[str, dict[str, str]]]:
-    """The statements, with the names that local registers have: each scope's are its own."""
+    """The statements, with unique names for the registers of each scope."""
     scopes: list[dict[str, str]] = []
     at, number = 0, 0
     while match := _TOKEN.match(text, at):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks SMT solvers for an input that makes a condition true. Terms go to them as SMT-LIB text, the same to each."""
+"""Asks SMT solvers for an input that makes a condition true. All solvers get the same SMT-LIB text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ _CONDITIONS = {"eq": "=", "ult": "bvult", "slt": "bvslt"}
 
 
 def versions() -> dict[str, str]:
-    """The versions of the solvers that are installed."""
+    """The versions of the installed solvers."""
     packages = zip(SOLVERS, ("z3-solver", "bitwuzla"), strict=True)
     installed = {name: list(metadata.distributions(name=package)) for name, package in packages}
     return {name: found[0].version for name, found in installed.items() if found}
 
 
 def ask(solver: str, condition: Term, seconds: float) -> tuple[str, dict[str, int]]:
-    """Whether an input makes `condition`, of one bit, true: "unsat" (none does), "sat", with such an input by the
-    variables' names, or "unknown". ModuleNotFoundError without the solver."""
+    """Whether some input makes the one-bit `condition` true.
+
+    Returns "unsat" (no input does), "sat" with such an input by the names of the variables, or "unknown".
+    ModuleNotFoundError if the solver is not installed.
+    """
     names = {term.param: term.width for term in variables(condition)}
     return (_z3 if solver == "z3" else _bitwuzla)(smt(condition), names, seconds)
 
@@ -64,8 +67,8 @@ def _bitwuzla(text: str, names: dict[str, int], seconds: float) -> tuple[str, di
 def smt(condition: Term) -> str:
     """The condition as SMT-LIB: declarations, definitions and one assertion.
 
-    Bits of a floating-point result have no function in SMT-LIB: they are an unknown whose number is the result. A NaN
-    is then any NaN, so that what is proved holds for every payload.
+    SMT-LIB has no function from a floating-point value to its bits. An unknown stands for the bits, with an equation
+    for its value. A NaN is then any NaN, so a proof holds for every payload.
     """
     names: dict[Term, str] = {}
     lines = []

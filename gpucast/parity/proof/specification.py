@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The required result of a cast as a term, written from the meaning of casts, apart from the kernels and the reference.
+"""The required result of a cast as a term. It is written from the meaning of casts, apart from the kernels and the
+reference.
 
-To types of 8 bits or fewer it compares with thresholds, computed as exact rationals; to the IEEE types it is the
-rounding of SMT-LIB's floating point; to integers it shifts.
+For types of 8 bits or fewer the term compares with thresholds, which are exact rationals. For the IEEE types it is the
+rounding of SMT-LIB's floating point. For integers it shifts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 
 @dataclass(frozen=True)
 class Number:
-    """A source as a number. `size` is a magnitude: a float's code without its sign, or that of an integer."""
+    """A source as a number. `size` is its magnitude: the code of a float without its sign, or the magnitude of an
+    integer.
+    """
 
     src: DType
     code: Term
@@ -38,7 +41,7 @@ class Number:
 
 
 def specification(rule: CastRule, code: Term, word: Term | None = None) -> Term:
-    """The code of the result. `code` has the source's bits; `word` is the random word, of 32 bits."""
+    """The code of the result. `code` is the source's code; `word` is the random word of 32 bits."""
     src, dst = rule.src, rule.dst
     if src.family == "bool":
         code = t.zext(t.invert(t.eq(code, const(0, 8))), 8)
@@ -55,8 +58,9 @@ def specification(rule: CastRule, code: Term, word: Term | None = None) -> Term:
 
 
 def scaled(rule: CastRule, code: Term, scale: Term, word: Term | None = None) -> Term:
-    """The same of the number times `scale`, a DOUBLE, rounded to DOUBLE. NaN keeps its sign; infinity times 0 has none.
-    `rule` is the one that `gpucast.casting.fused_options.fused_rule` returns."""
+    """The result for the source times `scale`, a DOUBLE, rounded to DOUBLE. NaN keeps its sign; infinity times 0 is a
+    NaN without one. `rule` is the rule that `gpucast.casting.fused_options.fused_rule` returns.
+    """
     x = specification(resolve(rule.src, _DOUBLE), code)
     product = t.arithmetic("fmul", 64, (x, scale), TWICE, "rn")
     sign = t.bitwise("and", t.is_nan(x, TWICE), part(x, 63, 1))
@@ -66,7 +70,7 @@ def scaled(rule: CastRule, code: Term, scale: Term, word: Term | None = None) ->
 
 
 def largest(src: DType, codes: Iterable[Term]) -> Term:
-    """The largest magnitude, as the code of a FLOAT: NaN if there is one, 0 if there are none."""
+    """The largest magnitude as the code of a FLOAT: NaN if any element is NaN, 0 for no elements."""
     found = const(0, 32)
     for code in codes:
         size = t.zext(t.magnitude(specification(resolve(src, _FLOAT), code)), 32)
@@ -76,13 +80,13 @@ def largest(src: DType, codes: Iterable[Term]) -> Term:
 
 
 def not_finite(src: DType, codes: Iterable[Term]) -> Term:
-    """Whether one is infinite or NaN."""
+    """Whether any element is infinite or NaN."""
     numbers = [_number(src, code) for code in codes]
     return t.invert(t.conj(*(t.invert(t.bitwise("or", x.nan, x.infinite)) for x in numbers)))
 
 
 def random_word(seed: Term, place: int) -> Term:
-    """The random word of a place in the sequence of `seed`, of 64 bits: Philox4x32-10 of Salmon et al., SC 2011."""
+    """The random word at a place in the sequence of `seed` (64 bits): Philox4x32-10 of Salmon et al., SC 2011."""
     block, lane = divmod(place, 4)
     a, b, c, d = const(block, 32), const(block >> 32, 32), const(0, 32), const(0, 32)
     for turn in range(10):
@@ -118,7 +122,7 @@ def _number(src: DType, code: Term) -> Number:
 
 
 def _parts(x: Number) -> tuple[Term, Term]:
-    """Of a finite number the significand and the exponent of its lowest bit, which has 16 bits with a sign."""
+    """The significand of a finite number and the exponent of its lowest bit, in 16 bits with a sign."""
     src = x.src
     if not src.is_float:
         return x.size, const(0, 16)
@@ -131,8 +135,9 @@ def _parts(x: Number) -> tuple[Term, Term]:
 
 
 def _to_int(x: Number, rule: CastRule) -> Term:
-    """In fixed point, with room for every number that is shifted to the left by no more than the destination's bits and
-    one: further it is as far beyond the limits, and the bits that count are as well 0."""
+    """The conversion to an integer in fixed point. The field has room for every shift to the left up to the width of
+    the destination plus one; a longer shift is beyond the limits anyway, or leaves zeros in the bits that count.
+    """
     src, dst = rule.src, rule.dst
     significand, exponent = _parts(x)
     width = significand.width + dst.bits + 1
@@ -171,7 +176,7 @@ def _to_e8m0(x: Number, rule: CastRule) -> Term:
 
 
 def _to_float(x: Number, rule: CastRule, word: Term | None) -> Term:
-    """A magnitude, then what becomes of the sign and of numbers that are none."""
+    """Round a magnitude, then add the sign and handle infinity and NaN."""
     dst = rule.dst
     width = dst.bits - 1
     over = {
@@ -226,7 +231,7 @@ def _directed(x: Number, rule: CastRule) -> Term:
 
 
 def _ieee(x: Number, dst: DType, mode: str) -> Term:
-    """The magnitude in FLOAT16, BFLOAT16, FLOAT or DOUBLE, without its sign, rounded as SMT-LIB's `mode` does."""
+    """The magnitude in FLOAT16, BFLOAT16, FLOAT or DOUBLE, without its sign, rounded by SMT-LIB's `mode`."""
     src, to = x.src, (dst.exponent_bits, dst.mantissa_bits + 1)
     if src.is_float and src.bits <= 8:
         memory = _codes(src, dst, mode)
@@ -243,14 +248,14 @@ def _ieee(x: Number, dst: DType, mode: str) -> Term:
 
 @lru_cache(maxsize=64)
 def _codes(src: DType, dst: DType, mode: str) -> bytes:
-    """The codes in an IEEE type of all magnitudes of a narrow float."""
+    """The codes, in an IEEE type, of all magnitudes of a narrow float."""
     numbers = (value(src, size) for size in range(1 << (src.bits - src.sign_bits)))
     codes = (0 if number is None else rounded(number, dst, mode) for number in numbers)
     return b"".join(code.to_bytes(dst.bits // 8, "little") for code in codes)
 
 
 def _at_random(x: Number, dst: DType, word: Term) -> Term:
-    """The magnitude in steps of the destination with 32 bits behind the point, plus the random word, cut off there."""
+    """The magnitude in steps of the destination with 32 fraction bits, plus the random word, rounded down."""
     significand, exponent = _parts(x)
     digits, width = dst.mantissa_bits, significand.width
     # The significand's top bit at bit `width` - 1, and the exponent of this bit.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Terms over bit-vectors: what a register holds when the input is unknown.
+"""Terms over bit-vectors: the content of a register when the input is unknown.
 
-Equal terms are one object, constants are computed at once, and words that are put together from fields fall apart into
-them again: so an element of a tile depends on its own input alone wherever that is so. `evaluation` computes a term for
-arrays of inputs, `smt` writes it as SMT-LIB. Floating-point values are bit-vectors in their IEEE 754 encoding.
+Equal terms are one object, and constants are computed at once. A word that is joined from fields falls apart into them
+again, so an element of a tile depends on its own input alone where the kernel allows it. `evaluation` computes a term
+for arrays of inputs; `smt` writes it as SMT-LIB. Floating-point values are bit-vectors in their IEEE 754 encoding.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ _RUNS = 12
 
 
 class Term:
-    """`args` are the operands, of a "join" its parts, the lowest bits first. `param` is what else the operation needs:
-    a constant's number, a variable's name, the lowest bit of a "part", the format and rounding of arithmetic."""
+    """A term. `args` are its operands; those of a "join" are its parts, lowest bits first. `param` is any other datum
+    of the operation: the value of a constant, the name of a variable, the lowest bit of a "part", the format and the
+    rounding of arithmetic.
+    """
 
     __slots__ = ("args", "constant", "op", "param", "splits", "width")
 
@@ -41,7 +43,7 @@ _TERMS: dict[tuple[Any, ...], Term] = {}
 
 
 def forget() -> None:
-    """Release all terms. Those that are still in use must not be combined with new ones."""
+    """Release all terms. A term that is still in use must not be combined with a new one."""
     _TERMS.clear()
 
 
@@ -73,7 +75,7 @@ def is_zero(term: Term) -> bool:
 
 
 def join(parts: Iterable[Term]) -> Term:
-    """Terms side by side, the lowest bits first."""
+    """Put terms side by side, lowest bits first."""
     flat: list[Term] = []
     for part in parts:
         for piece in part.args if part.op == "join" else (part,):
@@ -95,7 +97,7 @@ def _adjacent(low: Term, high: Term) -> Term | None:
 
 
 def part(term: Term, low: int, width: int) -> Term:
-    """`width` bits from bit `low` on."""
+    """`width` bits, from bit `low` up."""
     if width == term.width:
         return term
     op, args = term.op, term.args
@@ -128,7 +130,7 @@ def part(term: Term, low: int, width: int) -> Term:
 
 @lru_cache(maxsize=64)
 def _values(op: str, width: int, param: Any) -> set[int]:
-    """What a "search" or a "lookup" may give."""
+    """The possible values of a "search" or a "lookup"."""
     if op == "search":
         return set(param[1])
     _, memory = param
@@ -154,7 +156,7 @@ def resize(term: Term, width: int, signed: bool = False) -> Term:
 
 
 def _cuts(term: Term, runs: bool) -> set[int]:
-    """Where the fields of a term end."""
+    """The bit positions at which the fields of a term end."""
     if term.op == "join":
         at, found = 0, set()
         for piece in term.args:
@@ -205,7 +207,7 @@ def invert(a: Term) -> Term:
 
 
 def conj(*terms: Term) -> Term:
-    """All of some conditions."""
+    """The conjunction of some conditions."""
     found = const(1, 1)
     for term in terms:
         found = bitwise("and", found, term)
@@ -263,7 +265,7 @@ def udiv(a: Term, b: Term) -> Term:
 
 
 def shift(op: str, a: Term, by: Term) -> Term:
-    """ "shl", "lshr" or "ashr"; by the width or more all bits are shifted out."""
+    """ "shl", "lshr" or "ashr". A shift by the width or more shifts out all bits."""
     width = a.width
     if by.constant:
         count = min(by.param, width)
@@ -283,7 +285,7 @@ def shift(op: str, a: Term, by: Term) -> Term:
 
 
 def clz(a: Term, width: int) -> Term:
-    """Zeros before the highest bit that is set, as a number of `width` bits."""
+    """The number of zeros above the highest set bit, in `width` bits."""
     found = const(a.width, width)
     for bit in range(a.width):
         found = ite(part(a, bit, 1), const(a.width - 1 - bit, width), found)
@@ -344,7 +346,7 @@ def ite(condition: Term, a: Term, b: Term) -> Term:
 
 
 def search(key: Term, bounds: Sequence[int], values: Sequence[int], width: int) -> Term:
-    """The value whose number is the count of bounds (ascending) that are at or below the unsigned key."""
+    """The value at the index that counts the bounds (ascending) at or below the unsigned key."""
     within = bisect_left(bounds, 1 << key.width)
     steps = [at for at in range(within) if values[at] != values[at + 1]]
     if key.constant or not steps:
@@ -376,7 +378,7 @@ def is_nan(a: Term, form: Format) -> Term:
 
 
 def less(a: Term, b: Term) -> Term:
-    """Whether a < b, of numbers: -0 is not below +0."""
+    """Whether a < b as numbers; -0 is not below +0."""
     keys = [
         ite(part(x, x.width - 1, 1), negate(zext(magnitude(x), x.width)), zext(magnitude(x), x.width)) for x in (a, b)
     ]
@@ -412,7 +414,7 @@ INTEGERS: dict[str, Callable[..., Any]] = {
 
 
 def in_order(*roots: Term) -> list[Term]:
-    """All terms that some depend on, operands before what uses them."""
+    """All terms that the given ones depend on; operands come first."""
     found: dict[Term, None] = {}
     stack = [(root, False) for root in roots]
     while stack:
@@ -439,7 +441,7 @@ def substitute(root: Term, new: Mapping[Term, Term]) -> Term:
 
 
 def rebuild(term: Term, args: tuple[Term, ...]) -> Term:
-    """The same operation on other operands."""
+    """The same operation with other operands."""
     if args == term.args:
         return term
     build = BUILDERS.get(term.op)

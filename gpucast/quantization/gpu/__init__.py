@@ -11,6 +11,5 @@ if TYPE_CHECKING:
     from gpucast.quantization.gpu import quantize_on_gpu as quantize_on_gpu
     from gpucast.quantization.gpu import tiles as tiles
     from gpucast.quantization.gpu import units as units
-    from gpucast.quantization.gpu import workspace as workspace
 else:
-    __getattr__ = packages.submodules(__name__, "quantize_on_gpu", "tiles", "units", "workspace")
+    __getattr__ = packages.submodules(__name__, "quantize_on_gpu", "tiles", "units")

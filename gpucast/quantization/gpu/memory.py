@@ -12,11 +12,11 @@ from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import cast_on_gpu
-from gpucast.quantization.gpu.workspace import Workspace
+from gpucast.gpu.workspace import Workspace
 
 
 def given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:
-    """The caller's scales as a FLOAT array on the device: in `target`, or new ones in its place."""
+    """The caller's scales as a FLOAT array on the device: in `target`, or else in a new array."""
     if device_index(scale) != device:
         # From the host: of a graph the copy would read what is there when it runs.
         workspace.check_capture()

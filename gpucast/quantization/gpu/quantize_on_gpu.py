@@ -21,6 +21,7 @@ from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.core.steps import Steps
 from gpucast.gpu import cast_on_gpu, driver
+from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import (
@@ -35,7 +36,6 @@ from gpucast.quantization.gpu.source import (
 )
 from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
-from gpucast.quantization.gpu.workspace import Workspace
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 #: The number of threads that keeps a device busy, and the elements that make a thread worth starting.
@@ -66,11 +66,11 @@ def quantize(
     workspace: Workspace | None = None,
     amax: Any = None,
 ) -> list[Parts]:
-    """The parts of each requested result of a checked CuPy array; all results have the same global scale. `amax`: a
-    FLOAT to find it from, in place of the largest magnitude in x.
+    """The parts of each requested result of a checked CuPy array. All results share one global scale.
 
-    `Parts.data` is a PackedArray where elements are below one byte. `targets`: parts to write. RuntimeError while a
-    CUDA graph is captured, for memory that is neither there nor in the workspace.
+    `amax` is a FLOAT that replaces the largest magnitude of x when the global scale is computed. `Parts.data` is a
+    PackedArray for elements below one byte. `targets` are parts to write into. RuntimeError in the capture of a CUDA
+    graph if memory is neither given nor in the workspace.
     """
     device, src = device_index(x), dtype(x.dtype)
     assert device is not None
@@ -167,7 +167,7 @@ def _fill(
 
 
 def _finish(format: Format, steps: Steps, src: DType, results: list[Parts], device: int) -> None:
-    """Replace what the formulas of a format with steps needed until now by scales and the global scale."""
+    """Replace the intermediate values of a format with steps by its scales and its global scale."""
     unique = {id(one.scales): one.scales for one in results}
     numbers = {"finish": list(unique.values()), "finish_global": [results[0].global_scale]}
     for kind in finishing(steps):
@@ -188,7 +188,7 @@ def _seed(random: Random | None) -> dict[str, int]:
 def swizzle(
     scales: Any, shape: tuple[int, ...], size: int, layout: ScaleOrder, *, back: bool = False, out: Any = None
 ) -> Any:
-    """Scales in another order, `size` of them, from linear scales of `shape`; `back`: the inverse.
+    """Reorder `size` scales from the linear layout of `shape`, or with `back` into it.
 
     `out`: a contiguous array for them.
     """
@@ -214,9 +214,9 @@ def swizzle_spec(kind: DType, back: bool, layout: ScaleOrder = "128x4") -> Quant
 def dequantize(
     parts: Parts, format: Format, to: DType, *, axis: int, out: Any = None, workspace: Workspace | None = None
 ) -> Any:
-    """The numbers that parts on a device represent; their scales are in the layout "linear". `out`: an array for them.
+    """The values of parts on a device, whose scales are in the layout "linear". `out` is an array for them.
 
-    RuntimeError while a CUDA graph is captured, for memory that is neither there nor in the workspace.
+    RuntimeError in the capture of a CUDA graph if memory is neither given nor in the workspace.
     """
     device = device_index(parts.data)
     assert device is not None
@@ -268,7 +268,7 @@ class _ArrayQuantizer:
         self._launch("global", WARP, result, self._extremes("top", everything))
 
     def run(self, result: Parts, *, given: bool) -> None:
-        """Fill the result; if `given`, its scales are there already."""
+        """Fill the result. With `given`, its scales are there already."""
         arguments = self._arguments(result)
         if not given and self.in_rows():
             self._launch("rows", self.x.size, result.data, arguments)
@@ -278,13 +278,13 @@ class _ArrayQuantizer:
             self._launch("elements", self.x.size, result.data, arguments)
 
     def find_scales(self, result: Parts, *, given: bool) -> None:
-        """Fill the scales and zero points; if `given`, set only the scales of blocks with NaN or infinity to NaN."""
+        """Fill the scales and zero points. With `given`, only set the scales of blocks with NaN or infinity to NaN."""
         if self.blocks.size and not (given and not self.format.nan_in_scale):
             arguments = self._extremes("extremes", self.blocks, self._arguments(result))
             self._launch("kept" if given else "scales", self.blocks.size * WARP, result.data, arguments)
 
     def in_rows(self) -> bool:
-        """Whether a single kernel of the kind "rows" can do it."""
+        """Whether one kernel of the kind "rows" can do all of it."""
         return self.x.size > 0 and _in_rows(self.blocks, self.x)
 
     def _arguments(self, result: Parts) -> QuantizeArguments:
@@ -292,7 +292,7 @@ class _ArrayQuantizer:
         return QuantizeArguments(self.blocks, *places, **_seed(self.random))
 
     def _extremes(self, kind: Kind, blocks: BlockGrid, filled: QuantizeArguments | None = None) -> QuantizeArguments:
-        """Find the extremes of parts of blocks; returns the arguments of the kernels that read them."""
+        """Find the extremes of parts of blocks. Returns the arguments of the kernels that read them."""
         lanes = 1 if blocks.lengths[2] == 1 else WARP
         teams = blocks.size * lanes
         side_by_side = VECTOR // self.x.itemsize

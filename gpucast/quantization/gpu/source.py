@@ -36,7 +36,7 @@ Kind = Literal[
 
 
 def finishing(steps: Steps) -> tuple[Kind, ...]:
-    """The kinds of kernels that end what others began in a format with steps, in their order."""
+    """The kinds of kernels that complete the result of a format with steps, in order."""
     scales: tuple[Kind, ...] = ("finish",) if steps.code_needs_amax else ()
     return (*scales, "finish_global") if steps.u and steps.global_scale != "u" else scales
 
@@ -140,8 +140,9 @@ class QuantizeSpec(KernelSpec[KernelSource]):
 
 
 def columns_of(format: Format) -> list[str]:
-    """The part of a kernel's name that stands for the format. It is not the format's own name, which may be anything,
-    and formats that only differ in their blocks share kernels."""
+    """The part of a kernel's name that stands for the format. It leaves out the format's own name, because formats that
+    differ only in their blocks share kernels.
+    """
     columns = [format.element.numpy_name, format.scale.numpy_name, format.rule]
     columns += [] if format.steps is None else [format.steps.label]
     return columns + ["zero_points"] * format.zero_points + ["global"] * format.global_scale
@@ -199,20 +200,22 @@ def _smallest(scale: DType) -> int:
 
 
 def _clamps(format: Format) -> bool:
-    """Whether the numbers of a block divided by its own scale may be beyond the largest element by more than rounding
-    errors: a scale of few bits may be rounded down."""
+    """Whether an element divided by the scale of its block may exceed the largest element by more than rounding errors.
+    It may where scales have few bits and are rounded down.
+    """
     return format.rule == "full_range" or format.scale.bits < 32 or format.steps is not None
 
 
 def _exponent(format: Format) -> int:
-    """Of the power of two that amax is divided by, before the carry."""
+    """The exponent of the power of two that divides amax, before the carry."""
     exponent = math.log2(format.divisor)
     return math.ceil(exponent) if format.rounds_down else math.floor(exponent)
 
 
 def _carry(format: Format) -> int:
-    """What to add to the bits of a FLOAT so that a mantissa carries into the exponent if it is above the divisor's, or
-    where scales are rounded down, if it reaches it."""
+    """The number to add to the bits of a FLOAT, so that its mantissa carries into the exponent if it exceeds that of
+    the divisor, or where scales are rounded down, if it reaches it.
+    """
     mantissa = int(np.float32(format.divisor).view(np.uint32)) & 0x7FFFFF
     return -mantissa & 0x7FFFFF if format.rounds_down else 0x7FFFFF - mantissa
 

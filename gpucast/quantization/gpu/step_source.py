@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The formulas of a format with steps as CUDA text: functions of the struct that stands for the format."""
+"""The formulas of a format with steps as CUDA text: functions of the struct of the format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _X, _F = Node("x"), Node("f")
 
 
 def step_functions(format: Format, source: DType) -> list[str]:
-    """The lines of the struct that say how scales and codes of arrays of a type are found."""
+    """The lines of the struct that find the scales and codes of arrays of a type."""
     steps = format.steps
     if steps is None:
         return ["enum : bool { by_steps = 0, only_multiplies = 1 };"]

@@ -42,7 +42,7 @@ class TilePlan:
     columns: int
 
     def run(self, x: int, device: int, results: Sequence[TileResult], global_scale: int, **seed: int) -> None:
-        """Launch it for the array at address `x`. `results`: the plain, then the transposed one."""
+        """Launch the kernel for the array at address `x`. `results` are the plain result, then the transposed one."""
         size, sides = self.spec.size, iter(results)
         same, swapped = (
             TileResult() if run == "nothing" else next(sides) for run in (self.spec.same, self.spec.swapped)
@@ -62,9 +62,9 @@ def plan(
     *,
     given: bool,
 ) -> TilePlan | None:
-    """The plan by which one kernel computes all requested results; None if no kernel can.
+    """The plan by which one kernel computes all requested results, or None if no kernel can.
 
-    `given`: the scales are the caller's. Scales of the whole tensor or of whole columns must be there before the kernel
+    `given`: the caller gives the scales. Scales of the whole tensor or of whole columns must be known before the kernel
     runs.
     """
     turned = any(one.swapped for one in result_specs)
@@ -107,7 +107,7 @@ def plan(
 
 
 def _run(one: ResultSpec, ndim: int, format: Format) -> Run:
-    """Which elements share a scale, in terms of rows and columns of the array that is read."""
+    """The elements that share a scale, in rows and columns of the array that is read."""
     if format.block == "tensor":
         return "everywhere"
     if format.min_ndim == 2:

@@ -19,11 +19,11 @@ from gpucast.core.formats import Format, Hadamard, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
+from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.gpu import memory, quantize_on_gpu
 from gpucast.quantization.gpu.source import VECTOR, WARP, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tiles import ResultSpec
 from gpucast.quantization.gpu.unit_source import UnitArguments, UnitResult, UnitSpec, takes
-from gpucast.quantization.gpu.workspace import Workspace
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 #: The threads that look for the largest magnitude.
@@ -163,24 +163,21 @@ class _Side:
 
     def run(self, amax: Any, random: Random | None, workspace: Workspace) -> None:
         """Fill the result by launches of its own."""
-        if self.format.rule == "4over6" and (self.spec.swapped or not self.in_units):
-            self._made(workspace).run(amax, random, workspace)
-        elif self.in_units and not self.spec.swapped:
-            self.find_global_scale(amax, workspace)
-            self._run_units(random)
+        side = self
+        if self.format.rule == "4over6" and self.x.size and (self.spec.swapped or not self.in_units):
+            x = self.x.swapaxes(-1, -2) if self.spec.swapped else self.x
+            y = workspace.array("turned x", x.shape, self.src)
+            memory.copy(x, y)
+            side = replace(self, x=y, spec=replace(self.spec, swapped=False))
+        if side.in_units and not side.spec.swapped:
+            side.find_global_scale(amax, workspace)
+            side._run_units(random)
         elif self.x.size and self.how is not None:
             y = workspace.array(f"transformed {self.length}", self.x.shape, _FLOAT)
             _transform(self.x, y, self.how, self.axis, self.device)
             self._plain(y, amax, random, workspace)
         else:
             self._plain(self.x, amax, random, workspace)
-
-    def _made(self, workspace: Workspace) -> _Side:
-        """The same result of an array in its own order."""
-        x = self.x.swapaxes(-1, -2) if self.spec.swapped else self.x
-        y = workspace.array("turned x", x.shape, self.src)
-        memory.copy(x, y)
-        return replace(self, x=y, spec=replace(self.spec, swapped=False))
 
     def _plain(self, x: Any, amax: Any, random: Random | None, workspace: Workspace) -> None:
         quantize_on_gpu.quantize(

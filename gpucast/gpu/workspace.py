@@ -10,15 +10,16 @@ from gpucast.gpu import cast_on_gpu, driver
 
 
 class Workspace:
-    """Memory on a device, by name. A result that is written again keeps its workspace, so that a call that was made
-    before allocates nothing, and can be captured in a CUDA graph."""
+    """The memory of a call apart from its results, by name. A result keeps its workspace, so a call that writes it
+    again allocates nothing and can be captured in a CUDA graph.
+    """
 
     def __init__(self, caller: str) -> None:
         self._caller = caller
         self._arrays: dict[tuple[str, tuple[int, ...], DType, int], Any] = {}
 
     def array(self, name: str, shape: tuple[int, ...], kind: DType) -> Any:
-        """An array on the current device. RuntimeError for one that would have to be allocated in a capture."""
+        """An array on the current device. RuntimeError if it would have to be allocated in a capture."""
         key = (name, shape, kind, driver.driver().current())
         if key not in self._arrays:
             self.check_capture()

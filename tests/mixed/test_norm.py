@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`norm=` and `clip=` of `LossScale.unscale`: the order of additions, the same bits on the host and by the kernels."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from gpucast.mixed import DynamicLossScale, NoOpLossScale, StaticLossScale
+from host_driver import HostDriver, download, installed, upload
+
+Array = np.ndarray[Any, Any]
+KINDS = (np.float32, ml_dtypes.bfloat16)
+
+
+def pairs(numbers: list[float]) -> float:
+    while len(numbers) > 1:
+        numbers = [a + b for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
+    return numbers[0]
+
+
+def block(threads: list[float]) -> float:
+    return pairs([pairs(threads[lane::32]) for lane in range(32)])
+
+
+def model(arrays: list[Array]) -> float:
+    """The sum of squares as the text of gpucast/mixed/sum_of_squares.py has it, one addition at a time."""
+    sums = []
+    for array in arrays:
+        x = array.astype(np.float64).reshape(-1).tolist()
+        for begin in range(0, len(x), 8192):
+            threads = [0.0] * 256
+            for i, number in enumerate(x[begin : begin + 8192]):
+                threads[i // 8 % 256] += number * number
+            sums.append(block(threads))
+    return block([sum(sums[t::256], 0.0) for t in range(256)])
+
+
+def gradients(seed: int = 0) -> list[Array]:
+    rng = np.random.default_rng(seed)
+    sizes = (5, 8192, 8193, 20001, 0, 1, 300, 777)
+    return [
+        (rng.standard_normal(n) * 10.0 ** rng.integers(-6, 4, n)).astype(KINDS[i % 2]) for i, n in enumerate(sizes)
+    ] + [rng.standard_normal((3, 40)).astype(np.float32)]
+
+
+def clipped(arrays: list[Array], inverse: Any, clip: float) -> tuple[np.float32, np.float32]:
+    """The norm and the factor, as the docstring has them."""
+    norm = math.sqrt(model(arrays)) * float(inverse)
+    share = float(np.float32(clip)) / (norm + 1e-6)
+    return np.float32(norm), np.float32(float(inverse) * share) if share < 1 else np.float32(inverse)
+
+
+@pytest.mark.parametrize("clip", [0.05, 1e9])
+def test_norm_and_clip_are_those_of_the_model_on_both_sides(clip: float) -> None:
+    grads, scale = gradients(), 1000.0
+    grads[-1] = grads[-1].T
+    norm = np.zeros((), np.float32)
+    expected, factor = clipped([*grads[:-1], grads[-1].T], np.float32(1) / np.float32(scale), clip)
+    results, finite = StaticLossScale(scale).unscale(grads, norm=norm, clip=clip)
+    assert (bool(finite), norm.tobytes()) == (True, expected.tobytes())
+    for x, y in zip(grads, results, strict=True):
+        assert y.tobytes() == gpucast.cast(x, "FLOAT", scale=float(factor)).tobytes()
+    with installed(HostDriver(1)) as driver:
+        on_device, there = DynamicLossScale(scale), upload(np.zeros(1, np.float32))
+        # At odd addresses, as slices of a flat buffer are.
+        tree = [upload(x, offset=x.itemsize * (i % 3)) for i, x in enumerate(grads[:-1])] + [upload(grads[-1].T).T]
+        out = [upload(y) for y in results]
+        for _ in range(2):
+            done, finite = on_device.unscale(tree, norm=there, clip=clip, out=out)
+            assert done is out
+            assert [download(y).tobytes() for y in out] == [y.tobytes() for y in results]
+            assert (download(there).tobytes(), bool(download(finite))) == (norm.tobytes(), True)
+            # A second time nothing is allocated: a graph can capture it.
+            finite, driver.capture = upload(np.ones((), bool)), True
+            driver.launched.clear()
+            driver.copied = 0
+            on_device.unscale(tree, norm=there, clip=clip, out=out, finite=finite)
+            driver.capture = False
+        assert driver.copied == 0
+        assert [name.split("_")[1] for name, _ in driver.launched[:2]] == ["squares", "norm"]
+        assert len(driver.launched) <= 4
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_norm_that_is_not_finite_clips_nothing(bad: float) -> None:
+    grads, norm = [np.float32([3, bad]), np.float16([4])], np.zeros((), np.float32)
+    results, finite = NoOpLossScale().unscale(grads, norm=norm, clip=1e-3)
+    assert (bool(finite), results[1].tolist()) == (False, [4.0])
+    np.testing.assert_equal(norm, np.float32(bad))
+    # Squares of FLOATs do not overflow: the norm does, and only as FLOAT.
+    large, finite = NoOpLossScale().unscale([np.full(4, 3e38, np.float32)], norm=norm, clip=2.0)
+    assert bool(finite)
+    assert math.isinf(norm)
+    assert np.allclose(large[0], 1)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "error", "words"),
+    [
+        ({"clip": 0}, ValueError, "unscale: clip=0 must be above 0"),
+        ({"clip": math.nan}, ValueError, "clip=nan must be above 0"),
+        ({"clip": "1"}, TypeError, "clip='1' must be a number"),
+        ({"norm": np.zeros((), np.float64)}, TypeError, "norm has dtype float64; expected FLOAT"),
+        ({"norm": np.zeros(2, np.float32)}, ValueError, r"norm has shape \(2,\); expected one element"),
+    ],
+)
+def test_bad_use(keywords: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        NoOpLossScale().unscale([np.ones(3)], **keywords)
+    with pytest.raises(ValueError, match="grads has no arrays"):
+        NoOpLossScale().unscale([3], norm=np.zeros(1, np.float32))

@@ -127,21 +127,22 @@ struct TwoScales {
     enum : bool { chooses = 1 };
 };
 
-// The squared error of a block by a scale. The products are exact, so that fma rounds as the difference does.
-template <typename F, typename Held, typename Float, typename Double, u32 Bytes>
-GPUCAST_INLINE float squared_error(const Tile<Bytes>& in, const Scale& scale, float global, const Random& random) {
+// The codes of a block by a scale, and the sum of the squares by which these differ from the numbers times `factor`.
+template <typename F, typename Held, typename Float, typename Double, u32 Bytes, u32 CodeBytes>
+GPUCAST_INLINE float squared_error(
+    const Tile<Bytes>& in, const Scale& scale, float global, float factor, const Random& random, Tile<CodeBytes>& codes) {
     typedef Value<Held, Float, Double> V;
-    typedef typename F::element DType;
     const u32 count = Bytes * 8 / Held::bits;
-    Tile<count * DType::bits / 8> codes = {};
+    codes = {};
     Divisor<F, Held, Float, Double>(scale, global).template tile<count, true>(in, codes, 0, true, random);
-    const float s = narrow_scale<F, Float>(scale.code), factor = ptx::div_rn(1, global);
+    // Codes times the scale are exact.
+    Tile<count * 4> found = {};
+    Multiplier<F, Float, Float, Double>(scale, 1).template tile<count>(codes, found);
     float error = 0;
 #pragma unroll
     for (u32 i = 0; i < count; ++i) {
         const float x = ptx::as_float(narrow_bits<V>(V::of(get<Held::bits, typename V::Word>(in, i))));
-        const float code = ptx::as_float(u32(cast_code<DType, Float>(get<DType::bits, u32>(codes, i), ToWide())));
-        const float rest = ptx::fma_rn(ptx::neg(code), s, ptx::mul_rn(x, factor));
+        const float rest = ptx::sub_rn(ptx::mul_rn(x, factor), ptx::as_float(found.word[i]));
         error = ptx::add_rn(error, ptx::mul_rn(rest, rest));
     }
     return error;
@@ -162,14 +163,24 @@ GPUCAST_INLINE void quantize_unit(const Held_& unit, i64 begin, const UnitResult
         BlockStats<Value<Held, Float, Double>, F::two_sided, !F::nan_in_scale> stats = {0, 0};
         const bool finite = stats.template add_tile<Held, Block>(block) || F::nan_in_scale;
         Scale scale = scale_of<F, Float, Double>(stats, global);
+        Tile<Block * DType::bits / 8> codes;
         if constexpr (Scales::chooses) {
-            const Scale four = scale_of<typename Scales::Four, Float, Double>(stats, global);
-            const float of_six = squared_error<typename Scales::Six, Held, Float, Double>(block, scale, global, random);
-            if (squared_error<typename Scales::Four, Held, Float, Double>(block, four, global, random) < of_six) scale = four;
+            typedef typename Scales::Six Six;
+            typedef typename Scales::Four Four;
+            const float factor = ptx::div_rn(1, global);
+            const Scale four = scale_of<Four, Float, Double>(stats, global);
+            Tile<Block * DType::bits / 8> other;
+            const float of_six = squared_error<Six, Held, Float, Double>(block, scale, global, factor, random, codes);
+            const float of_four = squared_error<Four, Held, Float, Double>(block, four, global, factor, random, other);
+            if (of_four < of_six) scale = four, codes = other;
         }
         const i64 place = (begin + first) / Block;
         reinterpret_cast<ScaleCode*>(result.scales)[place] = ScaleCode(scale.code);
         if constexpr (F::zero_points) result.zero_points[place] = u8(scale.zero_point);
+        if constexpr (Scales::chooses && !F::stochastic) {
+            store_aligned(result.data + (begin + first) * i64(DType::bits) / 8, codes);
+            continue;
+        }
         const Divisor<F, Held, Float, Double> divisor(scale, global);
 #pragma unroll
         for (u32 i = 0; i < Block; i += some) {

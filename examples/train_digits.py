@@ -3,9 +3,9 @@
 
 float32; bfloat16 and float16 (with a dynamic loss scale) beside float32 master weights; bfloat16 weights that have no
 master copy, rounded stochastically or, to see what that is good for, to nearest; float8 with delayed scaling (E4M3
-forward, E5M2 gradients); MXFP8 and NVFP4, whose blocks lie along the axis that a product sums over, NVFP4 with Hadamard
-transforms of the operands of weight gradients. By CuPy where there is a GPU, else by NumPy. Matrix products are
-simulated: operands are rounded to the narrow type, and their products are summed in float32, as tensor cores do.
+forward, E5M2 gradients); MXFP8 and NVFP4, whose blocks lie along the axis that a product sums over. By CuPy where there
+is a GPU, else by NumPy. Matrix products are simulated: operands are rounded to the narrow type, and their products are
+summed in float32, as tensor cores do.
 """
 
 from __future__ import annotations
@@ -93,21 +93,16 @@ class Blocks(Precision):
     """Operands with a scale for each block, made along both axes in one pass; all else as bfloat16 has it."""
 
     def __init__(self, format: str, seed: int | None = None) -> None:
-        """With a seed, as types as narrow as NVFP4 need it, gradients are rounded stochastically, and both operands of
-        weight gradients transformed alike."""
+        """With a seed gradients are rounded stochastically, which types as narrow as NVFP4 need."""
         super().__init__("p=f32,c=bf16,o=f32")
         self.format, self.seed, self.offset = format, seed, 0
-        self.signs = np.random.default_rng(seed).choice([-1, 1], 16)
 
     def operand(self, x: Any, name: str, gradient: bool = False) -> tuple[Any, Any]:
-        options: dict[str, Any] = {}
+        random: dict[str, Any] = {}
         if gradient and self.seed is not None:
-            options = {"rounding": "stochastic", "seed": self.seed, "offset": self.offset}
+            random = {"rounding": "stochastic", "seed": self.seed, "offset": self.offset}
             self.offset += 2 * x.size
-        # Products of weights sum over other axes, and the last batch may have no whole runs.
-        if not name.startswith("w") and self.seed is not None and len(x) % 16 == 0:
-            options |= {"hadamard": (None, 16), "signs": self.signs}
-        by_rows, by_columns = gpucast.quantize(x, self.format, transpose="both", **options)
+        by_rows, by_columns = gpucast.quantize(x, self.format, transpose="both", **random)
         return gpucast.dequantize(by_rows, "FLOAT"), gpucast.dequantize(by_columns, "FLOAT").T
 
 
@@ -120,7 +115,7 @@ def precisions(xp: Any, seed: int) -> dict[str, Precision]:
         "bfloat16 weights, nearest": Precision("p=bf16,c=bf16,o=f32"),
         "float8, delayed scaling": Float8(),
         "mxfp8": Blocks("mxfp8e4m3_up"),
-        "nvfp4, transforms": Blocks("nvfp4", seed),
+        "nvfp4, stochastic gradients": Blocks("nvfp4", seed),
     }
 
 
@@ -129,15 +124,15 @@ def initial(rng: np.random.Generator, xp: Any) -> Params:
     return {"weight": [xp.asarray(w) for w in weights], "bias": [xp.zeros(m, xp.float32) for m in SIZES[1:]]}
 
 
-def forward(params: Params, x: Any, precision: Precision, xp: Any) -> tuple[Any, list[tuple[Any, Any, Any]]]:
-    """The logits, and for every layer its input and the operands of the products that its gradients are."""
+def forward(params: Params, x: Any, precision: Precision, xp: Any) -> tuple[Any, list[tuple[Any, Any]]]:
+    """The logits, and the operands of the products that the gradients of every layer are."""
     seen = []
     for i, (weight, bias) in enumerate(zip(params["weight"], params["bias"], strict=True)):
         if i:
             x = xp.maximum(x, 0)
         a, a_of_rows = precision.operand(x, f"x{i}")
         w_of_outputs, w = precision.operand(weight, f"w{i}")
-        seen.append((a, a_of_rows, w_of_outputs))
+        seen.append((a_of_rows, w_of_outputs))
         x = a @ w + FLOAT32.cast_to_compute(bias)
     return precision.policy.cast_to_output(x), seen
 
@@ -153,9 +148,9 @@ def loss_and_gradients(params: Params, x: Any, y: Any, precision: Precision, xp:
     g[rows, y] -= 1
     g = precision.loss_scale.scale(g / len(y))
     grads: Params = {"weight": [], "bias": []}
-    for i, (a, a_of_rows, w) in reversed(list(enumerate(seen))):
+    for i, (a, w) in reversed(list(enumerate(seen))):
         g, g_of_rows = precision.operand(g, f"g{i}", gradient=True)
-        grads["weight"].insert(0, a_of_rows.T @ g_of_rows)
+        grads["weight"].insert(0, a.T @ g_of_rows)
         grads["bias"].insert(0, g.sum(0))
         # a > 0 where the ReLU let its input through (and rounding left something of it).
         g = (g @ w.T) * (a > 0)

@@ -115,10 +115,19 @@ def recipe_counts() -> str:
         by = row.get("package") or row["model"]
         compared = f"{by['elements']:,}"
         differ = f"{by['codes']}, {by['scales']}"
-        lines.append(
-            [f"`{recipe.name}`", f"{recipe.library} {recipe.version}", recipe.held, compared, differ, row["date"]]
-        )
-    return markdown(["Recipe", "Library", "Held against", "Codes", "Codes, scales that differ", "Date"], lines)
+        lines.append([
+            f"`{recipe.name}`", f"{recipe.library} {recipe.version}", recipe.held, compared, differ, _nonfinite(by),
+            row["date"],
+        ])  # fmt: skip
+    header = ["Recipe", "Library", "Held against", "Codes", "Codes, scales that differ", "NaN, infinity", "Date"]
+    return markdown(header, lines)
+
+
+def _nonfinite(row: dict[str, Any]) -> str:
+    if "nonfinite" not in row:
+        return "not run"
+    told = [f"{what}: {text}" for what, text in row["nonfinite"].items() if text]
+    return "; ".join(told) or "the same"
 
 
 TABLES: dict[str, Callable[..., str]] = {

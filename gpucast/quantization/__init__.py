@@ -8,6 +8,7 @@ result.
 from gpucast.core import packages
 from gpucast.core.formats import FORMATS, Format
 from gpucast.core.steps import Steps
+from gpucast.quantization.grouped import Grouped, cast_grouped, quantize_grouped
 from gpucast.quantization.hadamard_array import hadamard
 from gpucast.quantization.lossless import repack
 from gpucast.quantization.quantize_array import dequantize, quantize
@@ -18,12 +19,15 @@ __all__ = [
     "FORMATS",
     "RECIPES",
     "Format",
+    "Grouped",
     "Quantized",
     "Recipe",
     "Steps",
+    "cast_grouped",
     "dequantize",
     "hadamard",
     "quantize",
+    "quantize_grouped",
     "repack",
 ]
 

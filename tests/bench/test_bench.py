@@ -124,6 +124,7 @@ def test_the_quickest_round_counts_on_the_host() -> None:
     sides = {name: lambda name=name: call(name) for name in spent}
     assert quickest(sides, 9, clock=lambda: passed[0]) == {"a": 1.0, "b": 4.0}
     assert quickest(sides, 2, calls=3, clock=lambda: passed[0]) == {"a": 2.0, "b": 4.0}
+    assert quickest(sides, 1, turns=3, rest=1e-9, clock=lambda: passed[0]) == {"a": 1.0, "b": 4.0}
 
 
 # ---- buffers ----

@@ -269,6 +269,7 @@ X = np.ones((32, 48), np.float32)
         (lambda: gpucast.quantize(X, "nvfp4_4over6", axis=0), ValueError, "needs whole blocks along the last axis"),
         (lambda: gpucast.quantize(X[:, :40], "nvfp4_4over6"), ValueError, "needs whole blocks"),
         (lambda: gpucast.quantize(X, "nvfp4").dequantize(seed=1), ValueError, "seed= goes with hadamard="),
+        (lambda: gpucast.quantize_grouped(X, [32], FOUR, scale=1.0), ValueError, "needs more for its codes"),
         (lambda: Format("mine", "FLOAT4E2M1", "FLOAT8E4M3FN", (32,), "4over6"), ValueError, "in blocks of 16"),
     ],
 )  # fmt: skip

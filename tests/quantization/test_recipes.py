@@ -50,7 +50,8 @@ def test_the_reference_agrees(name: str) -> None:
         Quantized(data, parts.scales, RECIPES[name].format, None, parts.global_scale, gpucast.dtype("FLOAT"), 1)
         return parts.data, parts.scales, 1 if parts.global_scale is None else parts.global_scale
 
-    x = recipes.hard(np.float32, np.random.default_rng(5), wide=True, rows=16 if "128x128" not in name else 128)
+    kind = np.float32 if "FLOAT" in RECIPES[name].sources else ml_dtypes.bfloat16
+    x = recipes.hard(kind, np.random.default_rng(5), wide=True, rows=16 if "128x128" not in name else 128)
     x[0] = -0.0
     x[1] *= 0
     assert recipes.differing(recipes.ours(name, x), by_reference(name, x)) == (0, 0, "")

@@ -24,8 +24,8 @@ struct UnitArguments {
     // The size of one matrix of the array, in elements and in tiles.
     i64 rows, columns;
     u32 tiles_down, tiles_across;
-    // Bit i is set where sign i is -1.
-    u32 negative[4];
+    // The sign bit of each number of a run, set where its sign is -1.
+    u32 signs[128];
 };
 
 // ---- the transform ----
@@ -36,12 +36,12 @@ GPUCAST_CONSTANT u32 transform_factor() {
     return Length == 16 ? 0x3e800000 : Length == 32 ? 0x3e3504f3 : Length == 64 ? 0x3e000000 : 0x3db504f3;
 }
 
-// Transforms the runs of FLOATs of a unit. `negative`: the signs, which come last for the inverse.
+// Transforms the runs of FLOATs of a unit. The signs come last for the inverse.
 template <u32 Length, u32 Size, bool inverse>
-GPUCAST_INLINE void transform(u32 (&x)[Size], const u32 (&negative)[4]) {
+GPUCAST_INLINE void transform(u32 (&x)[Size], const u32 (&signs)[128]) {
     if constexpr (!inverse) {
 #pragma unroll
-        for (u32 i = 0; i < Size; ++i) x[i] ^= negative[i % Length / 32] << (31 - i % Length % 32) & 0x80000000;
+        for (u32 i = 0; i < Size; ++i) x[i] ^= signs[i % Length];
     }
 #pragma unroll
     for (u32 h = 1; h < Length; h *= 2) {
@@ -58,7 +58,7 @@ GPUCAST_INLINE void transform(u32 (&x)[Size], const u32 (&negative)[4]) {
     for (u32 i = 0; i < Size; ++i) x[i] = ptx::bits(ptx::mul_rn(ptx::as_float(x[i]), factor));
     if constexpr (inverse) {
 #pragma unroll
-        for (u32 i = 0; i < Size; ++i) x[i] ^= negative[i % Length / 32] << (31 - i % Length % 32) & 0x80000000;
+        for (u32 i = 0; i < Size; ++i) x[i] ^= signs[i % Length];
     }
 }
 
@@ -77,31 +77,31 @@ struct HeldUnit {
     typedef Tile<Size * Src::bits / 8> SrcTile;
     Tile<Size * Held::bits / 8> x;
 
-    GPUCAST_INLINE void take(const SrcTile& in, const u32 (&negative)[4]) {
+    GPUCAST_INLINE void take(const SrcTile& in, const u32 (&signs)[128]) {
         if constexpr (Length == 0) {
             x = in;
         } else {
 #pragma unroll
             for (u32 i = 0; i < Size; ++i) x.word[i] = narrow_bits<V>(V::of(get<Src::bits, typename V::Word>(in, i)));
-            transform<Length, Size, false>(x.word, negative);
+            transform<Length, Size, false>(x.word, signs);
         }
     }
     // The rows of a column of a tile in shared memory.
     template <typename Memory>
-    GPUCAST_INLINE void take_column(Memory& shared, u32 row, u32 column, const u32 (&negative)[4]) {
+    GPUCAST_INLINE void take_column(Memory& shared, u32 row, u32 column, const u32 (&signs)[128]) {
         SrcTile in = {};
 #pragma unroll
         for (u32 i = 0; i < Size; ++i) {
             put<Src::bits>(in, i, load_element<Src::bits, typename V::Word>(shared.at(row + i, column)));
         }
-        take(in, negative);
+        take(in, signs);
     }
     // Elements that are `stride` bytes apart.
-    GPUCAST_INLINE void take_strided(const u8* from, i64 stride, const u32 (&negative)[4]) {
+    GPUCAST_INLINE void take_strided(const u8* from, i64 stride, const u32 (&signs)[128]) {
         SrcTile in = {};
 #pragma unroll
         for (u32 i = 0; i < Size; ++i) put<Src::bits>(in, i, load_element<Src::bits, typename V::Word>(from + i * stride));
-        take(in, negative);
+        take(in, signs);
     }
     // Some adjacent numbers.
     template <u32 Count>
@@ -127,22 +127,19 @@ struct TwoScales {
     enum : bool { chooses = 1 };
 };
 
-// The codes of a block by a scale, and the sum of the squares by which these differ from the numbers times `factor`.
-template <typename F, typename Held, typename Float, typename Double, u32 Bytes, u32 CodeBytes>
-GPUCAST_INLINE float squared_error(
-    const Tile<Bytes>& in, const Scale& scale, float global, float factor, const Random& random, Tile<CodeBytes>& codes) {
-    typedef Value<Held, Float, Double> V;
-    const u32 count = Bytes * 8 / Held::bits;
+// The codes of a block by a scale, and the sum of the squares by which these differ from `wanted`.
+template <typename F, typename Held, typename Float, typename Double, u32 Count, u32 Bytes, u32 CodeBytes>
+GPUCAST_INLINE float squared_error(const Tile<Bytes>& in, const Scale& scale, float global, const float (&wanted)[Count],
+                                   const Random& random, Tile<CodeBytes>& codes) {
     codes = {};
-    Divisor<F, Held, Float, Double>(scale, global).template tile<count, true>(in, codes, 0, true, random);
+    Divisor<F, Held, Float, Double>(scale, global).template tile<Count, true>(in, codes, 0, true, random);
     // Codes times the scale are exact.
-    Tile<count * 4> found = {};
-    Multiplier<F, Float, Float, Double>(scale, 1).template tile<count>(codes, found);
+    Tile<Count * 4> found = {};
+    Multiplier<F, Float, Float, Double>(scale, 1).template tile<Count>(codes, found);
     float error = 0;
 #pragma unroll
-    for (u32 i = 0; i < count; ++i) {
-        const float x = ptx::as_float(narrow_bits<V>(V::of(get<Held::bits, typename V::Word>(in, i))));
-        const float rest = ptx::sub_rn(ptx::mul_rn(x, factor), ptx::as_float(found.word[i]));
+    for (u32 i = 0; i < Count; ++i) {
+        const float rest = ptx::sub_rn(wanted[i], ptx::as_float(found.word[i]));
         error = ptx::add_rn(error, ptx::mul_rn(rest, rest));
     }
     return error;
@@ -154,13 +151,14 @@ GPUCAST_INLINE void quantize_unit(const Held_& unit, i64 begin, const UnitResult
     typedef typename Held_::Held Held;
     typedef typename F::element DType;
     typedef typename CodeOf<F::scale::bits>::type ScaleCode;
+    typedef Value<Held, Float, Double> V;
     // Codes of so many elements are whole words.
     const u32 size = sizeof(unit.x) * 8 / Held::bits, some = 16;
     const float global = global_value<F>(result.global_scale);
 #pragma unroll
     for (u32 first = 0; first < size; first += Block) {
         const auto block = unit.template part<Block>(first);
-        BlockStats<Value<Held, Float, Double>, F::two_sided, !F::nan_in_scale> stats = {0, 0};
+        BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
         const bool finite = stats.template add_tile<Held, Block>(block) || F::nan_in_scale;
         Scale scale = scale_of<F, Float, Double>(stats, global);
         Tile<Block * DType::bits / 8> codes;
@@ -168,10 +166,16 @@ GPUCAST_INLINE void quantize_unit(const Held_& unit, i64 begin, const UnitResult
             typedef typename Scales::Six Six;
             typedef typename Scales::Four Four;
             const float factor = ptx::div_rn(1, global);
+            float y[Block];
+#pragma unroll
+            for (u32 i = 0; i < Block; ++i) {
+                const u32 x = narrow_bits<V>(V::of(get<Held::bits, typename V::Word>(block, i)));
+                y[i] = ptx::mul_rn(ptx::as_float(x), factor);
+            }
             const Scale four = scale_of<Four, Float, Double>(stats, global);
             Tile<Block * DType::bits / 8> other;
-            const float of_six = squared_error<Six, Held, Float, Double>(block, scale, global, factor, random, codes);
-            const float of_four = squared_error<Four, Held, Float, Double>(block, four, global, factor, random, other);
+            const float of_six = squared_error<Six, Held, Float, Double>(block, scale, global, y, random, codes);
+            const float of_four = squared_error<Four, Held, Float, Double>(block, four, global, y, random, other);
             if (of_four < of_six) scale = four, codes = other;
         }
         const i64 place = (begin + first) / Block;
@@ -200,7 +204,7 @@ GPUCAST_INLINE void quantize_units(const u8* src, i64 n, const UnitArguments& gi
     Tile<Size * Src::bits / 8> in;
     load_aligned(src + begin * i64(Src::bits) / 8, in);
     HeldUnit<Src, Float, Double, Length, Size> unit;
-    unit.take(in, given.negative);
+    unit.take(in, given.signs);
     quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.same, given.random);
 }
 
@@ -214,11 +218,11 @@ GPUCAST_INLINE void find_transformed(const u8* src, i64 n, const UnitArguments& 
         HeldUnit<Src, Float, Double, Length, Length> unit;
         if constexpr (strided) {
             const i64 above = run / given.inner, first = above * Length * given.inner + (run - above * given.inner);
-            unit.take_strided(src + first * bytes, given.inner * bytes, given.negative);
+            unit.take_strided(src + first * bytes, given.inner * bytes, given.signs);
         } else {
             Tile<Length * Src::bits / 8> in;
             load_aligned(src + run * Length * bytes, in);
-            unit.take(in, given.negative);
+            unit.take(in, given.signs);
         }
         stats.template add_tile<Float, Length>(unit.x);
     }
@@ -247,7 +251,7 @@ GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const UnitArg
         if constexpr (strided) code = load_element<Src::bits, Word>(from + i * inner * i64(Src::bits / 8));
         x[i] = narrow_bits<V>(V::of(code));
     }
-    transform<Length, Length, inverse>(x, given.negative);
+    transform<Length, Length, inverse>(x, given.signs);
     Tile<Length * Dst::bits / 8> out = {};
 #pragma unroll
     for (u32 i = 0; i < Length; ++i) {
@@ -302,7 +306,7 @@ GPUCAST_INLINE void quantize_unit_tiles(const u8* src, const UnitArguments& give
             Tile<G::same * bytes> in;
             load_aligned(shared.at(row, column), in);
             HeldUnit<Src, Float, Double, G::same_run, G::same> unit;
-            unit.take(in, given.negative);
+            unit.take(in, given.signs);
             const i64 begin = (matrix * given.rows + first_row + row) * given.columns + first_column + column;
             quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.same, given.random);
         }
@@ -315,7 +319,7 @@ GPUCAST_INLINE void quantize_unit_tiles(const u8* src, const UnitArguments& give
             const u32 row = k % down * G::swapped, column = k / down;
             if (row >= rows || column >= columns) continue;
             HeldUnit<Src, Float, Double, G::swapped_run, G::swapped> unit;
-            unit.take_column(shared, row, column, given.negative);
+            unit.take_column(shared, row, column, given.signs);
             const i64 begin = (matrix * given.columns + first_column + column) * given.rows + first_row + row;
             quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.swapped, given.random);
         }

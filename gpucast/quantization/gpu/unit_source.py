@@ -14,7 +14,7 @@ from gpucast.codegen.cast_kernel import THREADS, KernelSource, kernel_file, opti
 from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import Format
+from gpucast.core.formats import LENGTHS, Format, Hadamard
 from gpucast.core.rule import CastRule, resolve
 from gpucast.quantization.gpu.source import FILES, ROW_BLOCKS, columns_of, format_struct
 
@@ -179,11 +179,11 @@ class UnitArguments:
     rows: int = 0
     columns: int = 0
     tiles: tuple[int, int] = (1, 1)
-    negative: tuple[int, ...] = (0, 0, 0, 0)
+    transform: Hadamard | None = None
 
     def to_bytes(self) -> bytes:
         results = (place for result in (self.same, self.swapped) for place in vars(result).values())
         sizes = self.units, self.inner, self.rows, self.columns
-        return struct.pack(
-            "<8Q3Q4q6I", *results, self.stats, self.seed, self.offset, *sizes, *self.tiles, *self.negative
-        )
+        negative = 0 if self.transform is None else self.transform.negative
+        signs = ((negative >> i & 1) << 31 for i in range(LENGTHS[-1]))
+        return struct.pack("<8Q3Q4q2I128I", *results, self.stats, self.seed, self.offset, *sizes, *self.tiles, *signs)

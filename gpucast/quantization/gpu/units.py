@@ -154,7 +154,7 @@ class _Side:
         threads = min(-(-max(runs, 1) // WARP) * WARP, _THREADS)
         stats = workspace.array("transformed top", (threads // WARP * stats_bytes(_FLOAT),), _BYTE)
         strided = inner != 1 or memory.address(self.x) % VECTOR != 0
-        arguments = UnitArguments(stats=memory.address(stats), units=runs, inner=inner, negative=_words(how))
+        arguments = UnitArguments(stats=memory.address(stats), units=runs, inner=inner, transform=how)
         spec = UnitSpec(CastRule(self.src, _FLOAT), "top", how.length, strided=strided)
         driver.kernel(spec, self.device)(memory.address(self.x), memory.address(stats), threads, arguments)
         parts = QuantizeArguments(quantize_on_gpu.ONE, stats=memory.address(stats), parts=threads // WARP)
@@ -187,7 +187,7 @@ class _Side:
     def _run_units(self, random: Random | None) -> None:
         spec = UnitSpec(CastRule(self.src, self.format.element), "units", self.length, self.format, random is not None)
         seed, offset = random or (0, 0)
-        arguments = UnitArguments(self.result, seed=seed, offset=offset, negative=_words(self.how))
+        arguments = UnitArguments(self.result, seed=seed, offset=offset, transform=self.how)
         kernel = driver.kernel(spec, self.device)
         kernel(memory.address(self.x), memory.address(self.parts.data), self.x.size, arguments)
 
@@ -217,7 +217,7 @@ def _run_tiles(x: Any, src: DType, format: Format, sides: Sequence[_Side], devic
     seed, offset = random or (0, 0)
     arguments = UnitArguments(
         UnitResult() if plain is None else plain.result, turned.result, rows=rows, columns=columns, tiles=tiles,
-        seed=seed, offset=offset, negative=_words(how),
+        seed=seed, offset=offset, transform=how,
     )  # fmt: skip
     kernel = driver.kernel(spec, device)
     kernel(memory.address(x), memory.address(turned.parts.data), matrices * math.prod(tiles) * spec.tile**2, arguments)
@@ -232,9 +232,5 @@ def _transform(x: Any, y: Any, hadamard: Hadamard, axis: int, device: int, *, in
     strided = inner != 1 or any(memory.address(one) % VECTOR for one in (x, y))
     rule = CastRule(dtype(x.dtype), dtype(y.dtype))
     spec = UnitSpec(rule, "transform", hadamard.length, inverse=inverse, strided=strided)
-    arguments = UnitArguments(inner=inner, negative=_words(hadamard))
+    arguments = UnitArguments(inner=inner, transform=hadamard)
     driver.kernel(spec, device)(memory.address(x), memory.address(y), x.size, arguments)
-
-
-def _words(hadamard: Hadamard | None) -> tuple[int, ...]:
-    return (0, 0, 0, 0) if hadamard is None else hadamard.words

@@ -127,19 +127,30 @@ struct TwoScales {
     enum : bool { chooses = 1 };
 };
 
+// 1 / x, rounded once, as div_rn does it where no number is subnormal.
+GPUCAST_INLINE float reciprocal_of(float x) {
+    if ((ptx::bits(x) & 0x7fffffff) - (2u << 23) < (250u << 23)) {
+        const float near = ptx::rcp(x), better = ptx::fma_rn(near, ptx::fma_rn(ptx::neg(x), near, 1), near);
+        return ptx::fma_rn(better, ptx::fma_rn(ptx::neg(x), better, 1), better);
+    }
+    ptx::mark_rare();
+    return ptx::div_rn(1, x);
+}
+
 // The codes of a block by a scale, and the sum of the squares by which these differ from `wanted`.
 template <typename F, typename Held, typename Float, typename Double, u32 Count, u32 Bytes, u32 CodeBytes>
 GPUCAST_INLINE float squared_error(const Tile<Bytes>& in, const Scale& scale, float global, const float (&wanted)[Count],
                                    const Random& random, Tile<CodeBytes>& codes) {
     codes = {};
     Divisor<F, Held, Float, Double>(scale, global).template tile<Count, true>(in, codes, 0, true, random);
-    // Codes times the scale are exact.
-    Tile<Count * 4> found = {};
-    Multiplier<F, Float, Float, Double>(scale, 1).template tile<Count>(codes, found);
-    float error = 0;
+    float value[Count], error = 0;
+    const Multiplier<F, Float, Float, Double> back(scale, 1);
+    back.template values<Count>(codes, value);
+    const float s = ptx::neg(ptx::mul_rn(narrow_scale<F, Float>(scale.code), back.lift()));
 #pragma unroll
     for (u32 i = 0; i < Count; ++i) {
-        const float rest = ptx::sub_rn(wanted[i], ptx::as_float(found.word[i]));
+        // Codes times the scale are exact, so that this rounds as their difference.
+        const float rest = ptx::fma_rn(value[i], s, wanted[i]);
         error = ptx::add_rn(error, ptx::mul_rn(rest, rest));
     }
     return error;
@@ -165,7 +176,7 @@ GPUCAST_INLINE void quantize_unit(const Held_& unit, i64 begin, const UnitResult
         if constexpr (Scales::chooses) {
             typedef typename Scales::Six Six;
             typedef typename Scales::Four Four;
-            const float factor = ptx::div_rn(1, global);
+            const float factor = reciprocal_of(global);
             float y[Block];
 #pragma unroll
             for (u32 i = 0; i < Block; ++i) {

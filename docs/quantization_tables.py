@@ -16,7 +16,6 @@ import gpucast
 from bench.host import quantize as host_quantize
 from bench.peers import loaders, recipes
 from bench.peers import quantization as quantization_peers
-from bench.peers.quantization_error import RESULT, table
 from gpucast.quantization import FORMATS, RECIPES, Format
 
 
@@ -37,7 +36,8 @@ def formats() -> str:
 
 def errors() -> str:
     """The committed figures."""
-    return table(json.loads(RESULT.read_text(encoding="utf-8")))
+    found = json.loads(quantization_peers.FORMATS_RESULT.read_text(encoding="utf-8"))
+    return quantization_peers.formats_table(found)
 
 
 def measured_with(bench: ModuleType) -> str:

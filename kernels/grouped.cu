@@ -16,6 +16,8 @@ struct GroupedArguments {
     u8* ends;
     int* valid;
     i64 rows, columns, result_rows;
+    // (2^64 - 1) / columns.
+    u64 inverse;
     Division by_columns;
     float scale;
     u32 scale_step, groups, pad, wide, layout;
@@ -27,12 +29,12 @@ struct GroupedArguments {
     GPUCAST_INLINE float scale_of(u32 group) const { return scale_at == nullptr ? scale : scale_at[group * scale_step]; }
 };
 
-// A power of two; the largest number of groups; elements of a thread's tile, and tiles of a thread.
+// Threads of a block, the most groups, and how many parts the threads' groups are added in.
 enum : u32 { group_threads = 256, most_groups = 1024, group_parts = 16 };
 
 struct GroupMemory {
     i64 sum[group_threads], part[group_parts], end[most_groups], first_row;
-    u32 bad[group_threads], first_bad[group_parts], first_column;
+    u32 bad[group_threads], first_bad[group_parts], first_column, valid;
 };
 
 // A row of the result: where it lies in the source, unless it is padding, and its group.
@@ -45,52 +47,80 @@ struct GroupRow {
 struct Groups {
     const GroupedArguments& given;
     const GroupMemory& shared;
-    u32 valid;
 
-    GPUCAST_INLINE GroupRow row_of(u32 element) const {
-        const u32 beyond = shared.first_column + element, down = divided(beyond, given.columns, given.by_columns);
-        GroupRow found = {shared.first_row + down, 0, 0, beyond - down * u32(given.columns), false, true};
-        found.here = found.row < given.result_rows;
-        if (valid == 0 || found.row >= shared.end[valid - 1]) return found;
-        u32 last = valid - 1;
-        while (found.group < last) {
-            const u32 middle = (found.group + last) / 2;
-            if (found.row < shared.end[middle]) last = middle;
-            else found.group = middle + 1;
+    // The rows of `Tiles` tiles of a thread, of `Elements` each; a block's threads have neighbours.
+    template <u32 Elements, u32 Tiles>
+    GPUCAST_INLINE void rows_of(GroupRow (&found)[Tiles]) const {
+        const u32 valid = shared.valid;
+        const i64 total = valid == 0 ? 0 : shared.end[valid - 1];
+        u32 group = 0;
+#pragma unroll
+        for (u32 i = 0; i < Tiles; ++i) {
+            const u32 beyond = shared.first_column + (i * group_threads + threadIdx.x) * Elements;
+            const u32 down = divided(beyond, given.columns, given.by_columns);
+            GroupRow& one = found[i];
+            one = {shared.first_row + down, 0, 0, beyond - down * u32(given.columns), false, true};
+            one.here = one.row < given.result_rows;
+            if (one.row >= total) continue;
+            if (i == 0) {
+                for (u32 last = valid - 1; group < last;) {
+                    const u32 middle = (group + last) / 2;
+                    if (one.row < shared.end[middle]) last = middle;
+                    else group = middle + 1;
+                }
+            } else {
+                while (one.row >= shared.end[group]) ++group;
+            }
+            one.group = group;
+            const i64 begin = given.end(i64(group) - 1);
+            one.source = begin + one.row - (group == 0 ? 0 : shared.end[group - 1]);
+            one.is_padding = one.source >= given.end(group);
         }
-        const i64 begin = given.end(i64(found.group) - 1);
-        found.source = begin + found.row - (found.group == 0 ? 0 : shared.end[found.group - 1]);
-        found.is_padding = found.source >= given.end(found.group);
-        return found;
+    }
+
+    // Loads the tiles of rows that are not padding; the others are zero.
+    template <u32 Bits, u32 Tiles, u32 Bytes>
+    GPUCAST_INLINE void load(const u8* src, const GroupRow (&rows)[Tiles], Tile<Bytes> (&in)[Tiles]) const {
+#pragma unroll
+        for (u32 i = 0; i < Tiles; ++i) {
+            in[i] = {};
+            const i64 at = rows[i].source * given.columns + rows[i].column;
+            if (!rows[i].is_padding) load_aligned(src + at * i64(Bits / 8), in[i]);
+        }
     }
 };
 
-// Finds the groups, by all threads of a block, for `work`. Nothing may follow: there are barriers within. `Elements` are
+// Finds the groups, by as many threads of a block as there are groups, for `work`. Nothing may follow: there are barriers within. `Elements` are
 // those of a block.
 template <u32 Elements, typename Work>
 GPUCAST_INLINE void for_groups(const GroupedArguments& given, GroupMemory& shared, const Work& work) {
     const u32 mine = threadIdx.x, each = (given.groups + group_threads - 1) / group_threads, begin = mine * each;
+    const u32 run = group_threads / group_parts, used = (given.groups + each - 1) / each;
     const u64 padding = given.pad - 1;
-    u64 own = 0;
-    u32 bad = given.groups;
-    for (u32 i = begin; i < begin + each && i < given.groups; ++i) {
-        const i64 from = given.end(i64(i) - 1), to = given.end(i);
-        if ((to < from || to > given.rows) && bad == given.groups) bad = i;
-        own += (u64(to) - u64(from) + padding) & ~padding;
+    if (mine < used) {
+        u64 own = 0;
+        u32 bad = given.groups;
+        for (u32 i = begin; i < begin + each && i < given.groups; ++i) {
+            const i64 from = given.end(i64(i) - 1), to = given.end(i);
+            if ((to < from || to > given.rows) && bad == given.groups) bad = i;
+            own += (u64(to) - u64(from) + padding) & ~padding;
+        }
+        shared.sum[mine] = i64(own);
+        shared.bad[mine] = bad;
     }
-    shared.sum[mine] = i64(own);
-    shared.bad[mine] = bad;
     if (mine == 0) {
-        const i64 first = i64(blockIdx.x) * Elements;
-        shared.first_row = first / given.columns;
-        shared.first_column = u32(first - shared.first_row * given.columns);
+        const u64 first = u64(blockIdx.x) * Elements, row = __umul64hi(first, given.inverse);
+        const u64 column = first - row * u64(given.columns);
+        // The quotient may be one too small.
+        const bool next = column >= u64(given.columns);
+        shared.first_row = i64(row + next);
+        shared.first_column = u32(next ? column - u64(given.columns) : column);
     }
     GPUCAST_BARRIER();
-    const u32 run = group_threads / group_parts;
-    if (mine < group_parts) {
+    if (mine * run < used) {
         u64 sum = 0;
         u32 first = given.groups;
-        for (u32 i = mine * run; i < mine * run + run; ++i) {
+        for (u32 i = mine * run; i < mine * run + run && i < used; ++i) {
             sum += u64(shared.sum[i]);
             first = first < shared.bad[i] ? first : shared.bad[i];
         }
@@ -98,19 +128,23 @@ GPUCAST_INLINE void for_groups(const GroupedArguments& given, GroupMemory& share
         shared.first_bad[mine] = first;
     }
     GPUCAST_BARRIER();
-    u64 end = 0;
-    u32 valid = given.groups;
-    for (u32 i = 0; i < group_parts; ++i) {
-        if (i < mine / run) end += u64(shared.part[i]);
-        valid = valid < shared.first_bad[i] ? valid : shared.first_bad[i];
-    }
-    for (u32 i = mine / run * run; i < mine; ++i) end += u64(shared.sum[i]);
-    for (u32 i = begin; i < begin + each && i < valid; ++i) {
-        end += (u64(given.end(i)) - u64(given.end(i64(i) - 1)) + padding) & ~padding;
-        shared.end[i] = i64(end);
+    if (mine < used) {
+        u64 end = 0;
+        u32 valid = given.groups;
+        for (u32 i = 0; i * run < used; ++i) {
+            if (i < mine / run) end += u64(shared.part[i]);
+            valid = valid < shared.first_bad[i] ? valid : shared.first_bad[i];
+        }
+        for (u32 i = mine / run * run; i < mine; ++i) end += u64(shared.sum[i]);
+        for (u32 i = begin; i < begin + each && i < valid; ++i) {
+            end += (u64(given.end(i)) - u64(given.end(i64(i) - 1)) + padding) & ~padding;
+            shared.end[i] = i64(end);
+        }
+        if (mine == 0) shared.valid = valid;
     }
     GPUCAST_BARRIER();
     if (blockIdx.x == 0) {
+        const u32 valid = shared.valid;
         for (u32 i = mine; i < given.groups; i += group_threads) {
             const i64 found = valid == 0 ? 0 : shared.end[i < valid ? i : valid - 1];
             if (given.wide != 0) reinterpret_cast<i64*>(given.ends)[i] = found;
@@ -118,7 +152,7 @@ GPUCAST_INLINE void for_groups(const GroupedArguments& given, GroupMemory& share
         }
         if (mine == 0) *given.valid = int(valid);
     }
-    work(Groups{given, shared, valid});
+    work(Groups{given, shared});
 }
 
 // ---- scales of blocks, in the orders of gpucast/quantization/swizzle.py ----
@@ -157,13 +191,8 @@ struct QuantizeGroups {
         Tile<Elements * Src::bits / 8> in[Tiles];
         RowStats<BlockStats<V, F::two_sided, !F::nan_in_scale>, Tiles> stats = {};
         bool finite[Tiles];
-#pragma unroll
-        for (u32 i = 0; i < Tiles; ++i) {
-            place[i] = groups.row_of((i * group_threads + threadIdx.x) * Elements);
-            in[i] = {};
-            const i64 at = place[i].source * given.columns + place[i].column;
-            if (!place[i].is_padding) load_aligned(src + at * i64(Src::bits / 8), in[i]);
-        }
+        groups.template rows_of<Elements>(place);
+        groups.template load<Src::bits>(src, place, in);
 #pragma unroll
         for (u32 i = 0; i < Tiles; ++i) finite[i] = stats.row[i].template add_tile<Src, Elements>(in[i]);
         GPUCAST_MERGE(lanes, stats);
@@ -194,19 +223,20 @@ struct CastGroups {
 
     GPUCAST_INLINE void operator()(const Groups& groups) const {
         const GroupedArguments& given = groups.given;
+        GroupRow place[Tiles];
+        Tile<Elements * Src::bits / 8> in[Tiles];
+        groups.template rows_of<Elements>(place);
+        groups.template load<Src::bits>(src, place, in);
+        FusedArguments by = {};
 #pragma unroll
         for (u32 i = 0; i < Tiles; ++i) {
-            const GroupRow place = groups.row_of((i * group_threads + threadIdx.x) * Elements);
-            if (!place.here) continue;
-            const i64 at = place.row * given.columns + place.column;
+            if (!place[i].here) continue;
+            const i64 at = place[i].row * given.columns + place[i].column;
             Tile<Elements * Dst::bits / 8> out = {};
-            if (!place.is_padding) {
-                Tile<Elements * Src::bits / 8> in;
-                load_aligned(src + (place.source * given.columns + place.column) * i64(Src::bits / 8), in);
-                FusedArguments by = {};
-                by.scale = ptx::cvt_f64(given.scale_of(place.group));
+            if (!place[i].is_padding) {
+                by.scale = ptx::cvt_f64(given.scale_of(place[i].group));
                 Fused<Src, Dst, Float, Double, Src::bits, Rule, Scaling::narrow, false, false> converter(by);
-                converter.template tile<Elements>(in, out, 0);
+                converter.template tile<Elements>(in[i], out, 0);
             }
             store_aligned(dst + at * i64(Dst::bits) / 8, out);
         }
@@ -217,7 +247,7 @@ struct CastGroups {
 
 // A macro, because the name of a kernel is that of its work. The last argument is one of the structs above.
 #define GPUCAST_GROUPED(NAME, ELEMENTS, ...)                                                                           \
-    extern "C" __global__ void __launch_bounds__(gpucast::group_threads)                                               \
+    extern "C" __global__ void __launch_bounds__(gpucast::group_threads, 3)                                            \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64,                                     \
              const __grid_constant__ gpucast::GroupedArguments given) {                                                \
         using namespace gpucast;                                                                                       \

@@ -122,7 +122,6 @@ def _add_scales(group: Any) -> None:
     )
     group.add_argument(
         "--scale-rule",
-        "--mx-rule",
         metavar="RULE",
         choices=get_args(ScaleRule),
         help="how to find a scale from the largest magnitude of a block. "

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gpucast.codegen.cast_kernel import FILES, join, kernel_file, kernel_name, options, structs
+from gpucast.codegen.cast_kernel import FILES, join, kernel_file, options, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import (
     DEFAULT_OPSET,
@@ -107,20 +107,20 @@ def is_counted(rule: CastRule) -> bool:
 
 
 def cast_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
-    """For each rule ``void NAME(const void* from, void* to, uint64 n)``, NAME as `kernel_name` says."""
-    return _casts(name, "GPUCAST_CAST", {kernel_name(rule): rule for rule in rules})
+    """For each rule ``void NAME(const void* from, void* to, uint64 n)``, NAME as `CastRule.function` says."""
+    return _casts(name, "GPUCAST_CAST", {rule.function: rule for rule in rules})
 
 
 def counted_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
     """For each rule, among floats of 32 bits or fewer, ``void NAME_counted(from, to, n, uint32* stats)``;
     ``kernels/host/casts.hpp`` describes the statistics."""
-    return _casts(name, "GPUCAST_COUNTED_CAST", {f"{kernel_name(rule)}_counted": rule for rule in rules})
+    return _casts(name, "GPUCAST_COUNTED_CAST", {f"{rule.function}_counted": rule for rule in rules})
 
 
 def stochastic_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
     """For each rule, with random rounding, ``void NAME(from, to, n, uint64 seed, uint64 first, uint64 skip)``
     (``kernels/host/stochastic.hpp``)."""
-    functions = {kernel_name(rule): rule for rule in rules}
+    functions = {rule.function: rule for rule in rules}
     return _casts(name, "GPUCAST_STOCHASTIC_CAST", functions, ["casts.hpp", "stochastic.hpp"], _RANDOM)
 
 

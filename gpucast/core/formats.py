@@ -113,6 +113,8 @@ class Format:
                 raise TypeError(f"{self._caller}steps={self.steps!r} must be gpucast.quantization.Steps")
             if self.zero_points or self.rule == "no_clipping":
                 raise ValueError(f"{self._caller}steps are for scales of the largest magnitude, without zero points")
+            if self.rounds_down:
+                raise ValueError(f"{self._caller}rule={self.rule!r} does not go with steps; expected 'up'")
             if self.global_scale != bool(self.steps.u):
                 raise ValueError(f"{self._caller}steps have a formula u where, and only where, there is a global scale")
             if self.steps.code_needs_amax and (scale is not _FLOAT or self.global_scale):

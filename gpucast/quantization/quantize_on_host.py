@@ -22,7 +22,7 @@ from gpucast.core.formats import Format, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, Options, resolve
 from gpucast.core.steps import Node, evaluate, parse
-from gpucast.host import block_loops, cast_numbers, loops
+from gpucast.host import block_loops, cast_on_host, loops
 from gpucast.host.extension import MODULE, say_slow
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.reference import exact_quantize
@@ -55,8 +55,9 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     else:
         stored, g, factor = _scales_by_steps(high, format, dtype(source.dtype), scale, shape)
     stored = stored.reshape(grid.counts)
-    s = _cast(stored, _DOUBLE)
-    d = factor if factor is not None else s * g if format.global_scale else s
+    # Formats with steps have no zero points.
+    s = _cast(stored, _DOUBLE) if factor is None else factor
+    d = s * g if format.global_scale and factor is None else s
     zero = _zero_points(low, s, format)
     if lost.any():
         zero[lost] = 0
@@ -77,7 +78,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
 def _cast(x: Any, dst: DType, **attributes: Any) -> Array:
     x = np.asarray(x)
     out = np.empty(x.shape, dst.numpy)
-    cast_numbers.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
+    cast_on_host.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
     return out
 
 
@@ -180,8 +181,8 @@ def _scales_by_steps(
     else:
         found = np.broadcast_to(of(steps.scale, a=a, u=u), a.shape)
         scales = _powers(found, up=True) if format.scale is _E8M0 else _cast(found, format.scale)
-        if steps.zero:
-            scales = np.where(_cast(scales, _FLOAT) == 0, _cast(of(steps.zero), format.scale), scales)
+        if steps.zero and not (codes := scales.view(format.scale.code_numpy)).all():
+            scales = np.where(codes == 0, _cast(of(steps.zero), format.scale), scales)
     factor = np.broadcast_to(of(steps.factor, a=a, s=_cast(scales, _FLOAT), u=u), a.shape)
     g = np.float64(of(steps.global_scale, u=u)) if format.global_scale else np.float64(1)
     return np.array(scales, format.scale.numpy), g, factor

@@ -92,13 +92,14 @@ torchao-mxfp8-rceil | torchao | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | a*(1/4
 torchao-mxfp4-floor | torchao | package | mxfp4
 torchao-mxfp4-even | torchao | package | mxfp4_even
 torchao-mxfp4-rceil | torchao | package | FLOAT4E2M1 FLOAT8E8M0 32 up | a*(1/6) | x*(1/s)
-torchao-0.18-mxfp8-floor | torchao 0.18.0 | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a)/256 \
-    | x/max(s,1.1754944e-38)
-torchao-0.18-mxfp8-even | torchao 0.18.0 | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a*(32/31))/256 \
-    | x/max(s,1.1754944e-38)
-torchao-0.18-mxfp4-floor | torchao 0.18.0 | package | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a)/4 | x/max(s,1.1754944e-38)
-torchao-0.18-mxfp4-even | torchao 0.18.0 | package | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a*(8/7))/4 \
-    | x/max(s,1.1754944e-38)
+torchao-0.18-mxfp8-floor | torchao 0.18.0 | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a)*(1/256) \
+    | x*(1/max(s,1.1754944e-38))
+torchao-0.18-mxfp8-even | torchao 0.18.0 | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a*(32/31))*(1/256) \
+    | x*(1/max(s,1.1754944e-38))
+torchao-0.18-mxfp4-floor | torchao 0.18.0 | package | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a)*(1/4) \
+    | x*(1/max(s,1.1754944e-38))
+torchao-0.18-mxfp4-even | torchao 0.18.0 | package | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a*(8/7))*(1/4) \
+    | x*(1/max(s,1.1754944e-38))
 torchao-float8-row | torchao | package | FLOAT8E4M3FN FLOAT row amax | T(a/448) | x/s
 torchao-float8-tensor | torchao | package | FLOAT8E4M3FN FLOAT tensor amax | T(a/448) | x/s
 torchao-float8-cuda-row | torchao | formula | FLOAT8E4M3FN FLOAT row amax | T(a*(1/448)) | x/s
@@ -121,7 +122,7 @@ compressed-tensors-fp8-row | compressed-tensors | package | FLOAT8E4M3FN FLOAT r
 compressed-tensors-fp8-128x128 | compressed-tensors | package | FLOAT8E4M3FN FLOAT 128x128 amax | T(a/448) | T(x/s) \
     | | | eps
 compressed-tensors-mxfp4 | compressed-tensors | package | mxfp4_even
-compressed-tensors-mxfp8 | compressed-tensors | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a*(8/7))/256 \
+compressed-tensors-mxfp8 | compressed-tensors | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a*(8/7))*(1/256) \
     | x*(1/s)
 compressed-tensors-nvfp4 | compressed-tensors | package | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | u*T(a/6) | x/(s/u) \
     | pick(1/T(T(1/max(A,tiny))*2688),T(T(1/max(A,tiny))*2688),1) | 1/u | 0.125
@@ -163,11 +164,11 @@ flashinfer-nvfp4-exact | FlashInfer | formula | FLOAT4E2M1 FLOAT8E4M3FN 16 amax 
 flashinfer-nvfp4 | FlashInfer | reference | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | u*(a*(1/6)) \
     | x*pick(s*(1/u),1/(s*(1/u)),0) | 1/A*2688 | 1/u
 
-microxcaling-mxfp8 | microxcaling | reference | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a)/256 | x*(1.0000001/s)
-microxcaling-mxfp8-e5m2 | microxcaling | reference | FLOAT8E5M2 FLOAT8E8M0 32 up | power(a)/32768 | x*(1.0000001/s)
-microxcaling-mxfp6-e2m3 | microxcaling | reference | FLOAT6E2M3 FLOAT8E8M0 32 up | power(a)/4 | x*(1.0000001/s)
-microxcaling-mxfp6-e3m2 | microxcaling | reference | FLOAT6E3M2 FLOAT8E8M0 32 up | power(a)/16 | x*(1.0000001/s)
-microxcaling-mxfp4 | microxcaling | reference | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a)/4 | x*(1.0000001/s)
+microxcaling-mxfp8 | microxcaling | reference | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a)*(1/256) | x*(1.0000001/s)
+microxcaling-mxfp8-e5m2 | microxcaling | reference | FLOAT8E5M2 FLOAT8E8M0 32 up | power(a)*(1/32768) | x*(1.0000001/s)
+microxcaling-mxfp6-e2m3 | microxcaling | reference | FLOAT6E2M3 FLOAT8E8M0 32 up | power(a)*(1/4) | x*(1.0000001/s)
+microxcaling-mxfp6-e3m2 | microxcaling | reference | FLOAT6E3M2 FLOAT8E8M0 32 up | power(a)*(1/16) | x*(1.0000001/s)
+microxcaling-mxfp4 | microxcaling | reference | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a)*(1/4) | x*(1.0000001/s)
 microxcaling-mxfp8-round-even | microxcaling | reference | mxfp8e4m3
 microxcaling-mxfp8-e5m2-round-even | microxcaling | reference | mxfp8e5m2
 microxcaling-mxfp6-e2m3-round-even | microxcaling | reference | mxfp6e2m3

@@ -176,7 +176,7 @@ def test_every_layout_is_cast_as_the_check_expects(
 def test_copies_move_as_many_bytes_as_casts_and_rotate_as_they_do(machine: FakeMachine) -> None:
     sets = make_sets(machine, FLOAT, HALF, 1 << 10)
     machine.copies.clear()
-    for run in (same_ratio(machine, sets), copies(machine, sets, 3072, 3072, machine.copy_kernel(2, 2))):
+    for run in (same_ratio(machine, sets), copies(machine, len(sets.sources), 3072, 3072, machine.copy_kernel(2, 2))):
         for i in range(len(sets.sources)):
             run(i)
     assert [(name, nbytes) for name, _, _, nbytes in machine.copies] == 11 * [("4:2", 2048)] + 11 * [("2:2", 3072)]

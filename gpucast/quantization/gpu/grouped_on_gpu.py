@@ -37,7 +37,8 @@ class GroupedSpec(KernelSpec[KernelSource]):
         rule, format = self.rule, self.format
         src, dst = rule.src, rule.dst
         elements = 8 if src.bits == 64 else 16
-        tiles = 1 if src.bits >= 32 else 2
+        # The groups are found once for all tiles of a thread. More tiles than these need too many registers.
+        tiles = 2 if src.bits <= 16 else 1
         kinds = [src, _FLOAT, _DOUBLE, dst]
         if format is None:
             name = f"gpucast_cast_groups_{src.numpy_name}_to_{dst.numpy_name}"
@@ -85,10 +86,10 @@ class GroupedArguments:
     def to_bytes(self) -> bytes:
         groups, number = self.offsets.size, isinstance(self.scale, float)
         return struct.pack(
-            "<5Q3q3If5I4x",
+            "<5Q3qQ3If5I4x",
             *(self.offsets.data.ptr, 0 if number else self.scale.data.ptr),
             *(0 if self.scales is None else self.scales.data.ptr, self.ends.data.ptr, self.valid.data.ptr),
-            *(self.rows, self.columns, self.result_rows, *divide_by(self.columns)),
+            *(self.rows, self.columns, self.result_rows, (2**64 - 1) // self.columns, *divide_by(self.columns)),
             self.scale if number else 1.0,
             *(
                 0 if number or self.scale.size == 1 else 1,

@@ -14,7 +14,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Hadamard, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import resolve
-from gpucast.host import cast_numbers
+from gpucast.host import cast_on_host
 from gpucast.quantization import gpu, hadamard_on_host, quantize_on_host
 
 _FLOAT = dtype("FLOAT")
@@ -110,7 +110,7 @@ def transform(
     result = made
     if to is not _FLOAT:
         result = np.empty(made.shape, to.numpy)
-        cast_numbers.into(made, resolve(dtype(made.dtype), to), result)
+        cast_on_host.into(made, resolve(dtype(made.dtype), to), result)
     if out is None:
         return result
     out[...] = result

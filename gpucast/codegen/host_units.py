@@ -136,7 +136,7 @@ def quantization_unit(src: DType) -> HostUnit:
             arguments = f"gpucast::{src.name}, gpucast::{rule.dst.name}, {_rule(rule)}"
             runs[f"{division}_{src.name}_{rule.dst.name}"] = f"{division}<{arguments}>"
     lines = [f"GPUCAST_RUN({name}, {work})\n" for name, work in runs.items()]
-    functions = ("find_extremes", "divide") if src is _DOUBLE else ("find_extremes", "divide", "step")
+    functions = ["find_extremes", "divide", "choose", "hadamard"] + ["step"] * (src is not _DOUBLE)
     others = [f"{function}_{src.name}" for function in functions]
     lines += [f"GPUCAST_RUN_OF({name}, {name.removesuffix(f'_{src.name}')}, {src.name})\n" for name in others]
     if src is _FLOAT:
@@ -144,7 +144,11 @@ def quantization_unit(src: DType) -> HostUnit:
         others += ["Equal_UINT8", "each_run", "multiply"]
     types = (*_COMPUTE, src, *(rule.dst for rule in rules))
     return _finished(
-        f"quantization_{src.name}", types, ["casts.hpp", "work.hpp", "blocks.hpp"], lines, [*runs, *others]
+        f"quantization_{src.name}",
+        types,
+        ["casts.hpp", "work.hpp", "blocks.hpp", "hadamard.hpp"],
+        lines,
+        [*runs, *others],
     )
 
 

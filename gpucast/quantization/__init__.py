@@ -9,6 +9,7 @@ from gpucast.core import packages
 from gpucast.core.formats import FORMATS, Format
 from gpucast.core.steps import Steps
 from gpucast.quantization.grouped import Grouped, cast_grouped, quantize_grouped
+from gpucast.quantization.hadamard_array import hadamard
 from gpucast.quantization.lossless import repack
 from gpucast.quantization.quantize_array import dequantize, quantize
 from gpucast.quantization.quantized import Quantized
@@ -24,6 +25,7 @@ __all__ = [
     "Steps",
     "cast_grouped",
     "dequantize",
+    "hadamard",
     "quantize",
     "quantize_grouped",
     "repack",

@@ -113,7 +113,8 @@ def _quantize_grouped(
     asked, format = format, recipes.find(format, caller)
     if not isinstance(format.block, tuple) or format.block[-1] not in _BLOCKS or math.prod(format.block[:-1]) != 1:
         raise ValueError(f"{caller}: {format} has no blocks of 16, 32, 64 or 128 elements of a row")
-    if format.zero_points or (format.steps is not None and format.steps.code_needs_amax):
+    more = format.steps is not None and format.steps.code_needs_amax
+    if format.zero_points or format.rule == "4over6" or more:
         raise ValueError(f"{caller}: {format} needs more for its codes than a scale")
     if format.global_scale != (scale is not None):
         raise ValueError(f"{caller}: scale= is for formats with a global scale, and needed there; got {format}")

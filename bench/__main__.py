@@ -24,7 +24,6 @@ from bench.host import casts as host
 from bench.host import overhead
 from bench.revision import FOLDER, code_digest, machine
 from bench.static import check as static
-from gpucast.cli.arguments import positive
 from gpucast.gpu import devices
 
 #: Option -> (what it does, the benchmark).
@@ -34,21 +33,13 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]]]
         "of --gpu: what users write, with PyTorch, CuPy and JAX",
         functools.partial(gpu.run, stages=("users",)),
     ),
-    "many": (
-        "of --gpu: 300 tensors in one call, beside one cast of the same bytes, loops and PyTorch",
-        functools.partial(gpu.run, stages=("many",)),
-    ),
-    "quantize": (
-        "of --gpu: scaled and block formats, beside copies of as many bytes and other libraries",
-        functools.partial(gpu.run, stages=("copies", "quantize")),
-    ),
     "quick": ("a few pairs on the GPU in 20 seconds, as a table", gpu.quick),
     "host": ("casts of NumPy arrays and CPU tensors beside astype and PyTorch, and strings", host.run),
     "overhead": ("what a call costs in Python for one element, and what a first call compiles", overhead.run),
     "static": ("what the machine code of every kernel says about its speed; needs no GPU", static.run),
 }
 #: What needs a GPU, and what keeps files of its results; the elements of arrays with --allow-cpu.
-ON_GPU, KEPT, FEW = {"gpu", "users", "many", "quantize", "quick"}, {"gpu", "users", "many", "quantize"}, 1 << 18
+ON_GPU, KEPT, FEW = {"gpu", "users", "quick"}, {"gpu", "users"}, 1 << 18
 #: The types that --quick measures on the host.
 _QUICK_TYPES = ["FLOAT", "FLOAT16", "FLOAT8E4M3FN", "INT8"]
 
@@ -57,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     chosen = [name for name in BENCHMARKS if getattr(arguments, name)] or ["gpu"]
     figures: dict[str, Any] = {"machine": machine()}
-    problem = devices.unavailable() if ON_GPU.intersection(chosen) and not arguments.report_only else None
+    problem = devices.unavailable() if ON_GPU.intersection(chosen) else None
     if problem is not None:
         if not arguments.allow_cpu:
             print(f"bench: no GPU to measure: {problem[0]}; {problem[1]}, or --allow-cpu", file=sys.stderr)
@@ -114,13 +105,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=_count, default=5, help="interleaved runs; the fastest counts (default: 5)")
     parser.add_argument("--src", nargs="+", default=[], metavar="TYPE", help="only these source types")
     parser.add_argument("--dst", nargs="+", default=[], metavar="TYPE", help="only these destination types")
-    group = parser.add_argument_group("on a GPU")
-    folder = {"type": Path, "default": FOLDER, "metavar": "FOLDER"}
-    group.add_argument("--results", **folder, help="folder of the results (default: bench/results)")  # type: ignore[arg-type]
-    seconds = "begin no case after S seconds; a later run continues"
-    group.add_argument("--seconds", type=positive, default=float("inf"), metavar="S", help=seconds)
-    newest = "measure nothing: write tables and the picture of the newest results"
-    group.add_argument("--report-only", action="store_true", help=newest)
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=FOLDER,
+        metavar="FOLDER",
+        help="folder of results (default: bench/results)",
+    )
     static.add_arguments(parser)
     return parser
 

@@ -16,7 +16,6 @@ import gpucast
 from bench.host import quantize as host_quantize
 from bench.peers import loaders, recipes
 from bench.peers import quantization as quantization_peers
-from bench.peers.quantization_error import RESULT, table
 from gpucast.quantization import FORMATS, RECIPES, Format
 
 
@@ -37,7 +36,8 @@ def formats() -> str:
 
 def errors() -> str:
     """The committed figures."""
-    return table(json.loads(RESULT.read_text(encoding="utf-8")))
+    found = json.loads(quantization_peers.FORMATS_RESULT.read_text(encoding="utf-8"))
+    return quantization_peers.formats_table(found)
 
 
 def measured_with(bench: ModuleType) -> str:
@@ -115,10 +115,19 @@ def recipe_counts() -> str:
         by = row.get("package") or row["model"]
         compared = f"{by['elements']:,}"
         differ = f"{by['codes']}, {by['scales']}"
-        lines.append(
-            [f"`{recipe.name}`", f"{recipe.library} {recipe.version}", recipe.held, compared, differ, row["date"]]
-        )
-    return markdown(["Recipe", "Library", "Held against", "Codes", "Codes, scales that differ", "Date"], lines)
+        lines.append([
+            f"`{recipe.name}`", f"{recipe.library} {recipe.version}", recipe.held, compared, differ, _nonfinite(by),
+            row["date"],
+        ])  # fmt: skip
+    header = ["Recipe", "Library", "Held against", "Codes", "Codes, scales that differ", "NaN, infinity", "Date"]
+    return markdown(header, lines)
+
+
+def _nonfinite(row: dict[str, Any]) -> str:
+    if "nonfinite" not in row:
+        return "not run"
+    told = [f"{what}: {text}" for what, text in row["nonfinite"].items() if text]
+    return "; ".join(told) or "the same"
 
 
 TABLES: dict[str, Callable[..., str]] = {

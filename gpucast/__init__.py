@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gpucast.casting.ufunc import ufunc
     from gpucast.codegen.device_functions import device_function, device_functions
     from gpucast.interop.dlpack import from_dlpack, to_dlpack
-    from gpucast.quantization import Quantized, dequantize, quantize
+    from gpucast.quantization import Quantized, cast_grouped, dequantize, hadamard, quantize, quantize_grouped
 
 __all__ = [
     "DEFAULT_OPSET",
@@ -45,6 +45,7 @@ __all__ = [
     "PackedArray",
     "Quantized",
     "cast",
+    "cast_grouped",
     "cast_like",
     "cast_many",
     "cast_report",
@@ -57,11 +58,13 @@ __all__ = [
     "finfo",
     "from_bytes",
     "from_dlpack",
+    "hadamard",
     "iinfo",
     "layers",
     "mixed",
     "quantization",
     "quantize",
+    "quantize_grouped",
     "reference",
     "to_dlpack",
     "ufunc",
@@ -122,7 +125,9 @@ def __dir__() -> list[str]:
 
 #: The modules of names that no cast needs.
 _LATER = {
-    **dict.fromkeys(("Quantized", "dequantize", "quantize"), "quantization"),
+    **dict.fromkeys(
+        ("Quantized", "cast_grouped", "dequantize", "hadamard", "quantize", "quantize_grouped"), "quantization"
+    ),
     **dict.fromkeys(("device_function", "device_functions"), "codegen.device_functions"),
     **dict.fromkeys(("from_dlpack", "to_dlpack"), "interop.dlpack"),
     "ufunc": "casting.ufunc",

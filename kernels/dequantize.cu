@@ -68,24 +68,6 @@ struct Multiplier {
         return Word(cast_code<Double, Dst>(product, ToWide()));
     }
 
-private:
-    // The bits of a product: exact, rounded to FLOAT, or rounded to odd for a destination of fewer bits.
-    static GPUCAST_INLINE u32 product(float x, float factor, u32 last) {
-        if constexpr (by_power || u32(Dst::bits) == 32) return ptx::bits(ptx::mul_rn(x, factor));
-        else return ptx::bits(ptx::mul_rz(x, factor)) | last;
-    }
-    template <u32 N, u32 Bytes>
-    static GPUCAST_INLINE void put_numbers(Tile<Bytes>& out, u32 i, const u32 (&some)[N]) {
-        if constexpr (u32(Dst::bits) == 32) {
-            out.word[i] = some[0];
-        } else if constexpr (u32(Dst::bits) == 16 && N == 2 && GPUCAST_ARCH >= 800) {
-            const float a = ptx::as_float(some[0]), b = ptx::as_float(some[1]);
-            out.word[i / 2] = is_upper_half<Dst>() ? ptx::cvt_rn_bf16x2(a, b) : ptx::cvt_rn_f16x2(a, b);
-        } else {
-            put_lanes<Dst::bits, N>(out, i, cast_lanes<Finite<Float>, Dst>(some, ToWide()));
-        }
-    }
-
     // The factor that `values` leaves out.
     static GPUCAST_CONSTANT float lift() { return is_float4<DType>() && !has_conversion<DType>() ? 16384.0f : 1.0f; }
 
@@ -163,6 +145,24 @@ private:
                 }
             }
             return good;
+        }
+    }
+
+private:
+    // The bits of a product: exact, rounded to FLOAT, or rounded to odd for a destination of fewer bits.
+    static GPUCAST_INLINE u32 product(float x, float factor, u32 last) {
+        if constexpr (by_power || u32(Dst::bits) == 32) return ptx::bits(ptx::mul_rn(x, factor));
+        else return ptx::bits(ptx::mul_rz(x, factor)) | last;
+    }
+    template <u32 N, u32 Bytes>
+    static GPUCAST_INLINE void put_numbers(Tile<Bytes>& out, u32 i, const u32 (&some)[N]) {
+        if constexpr (u32(Dst::bits) == 32) {
+            out.word[i] = some[0];
+        } else if constexpr (u32(Dst::bits) == 16 && N == 2 && GPUCAST_ARCH >= 800) {
+            const float a = ptx::as_float(some[0]), b = ptx::as_float(some[1]);
+            out.word[i / 2] = is_upper_half<Dst>() ? ptx::cvt_rn_bf16x2(a, b) : ptx::cvt_rn_f16x2(a, b);
+        } else {
+            put_lanes<Dst::bits, N>(out, i, cast_lanes<Finite<Float>, Dst>(some, ToWide()));
         }
     }
 };

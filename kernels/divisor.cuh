@@ -100,7 +100,7 @@ private:
 
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void fast_tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
-        if constexpr (by_power && !F::by_steps && is_upper_half<Src>() && has_halves<Src, DType>() && !has_conversion<DType>()) {
+        if constexpr (by_power && F::power_factor && is_upper_half<Src>() && has_halves<Src, DType>() && !has_conversion<DType>()) {
             // The products in BFLOAT16 are exact, or so small that they become zero.
             const u32 both = (ptx::bits(factor) >> 16) * 0x00010001;
 #pragma unroll

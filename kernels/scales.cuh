@@ -240,7 +240,7 @@ GPUCAST_INLINE Scale finished(Scale scale) {
 
 // The scale of a format with steps, whose formulas `F` has. Where codes need more than the scale, the largest magnitude
 // stands in its place until `finish_scales` has run. `u` is what the formulas call so.
-template <typename F, typename Double>
+template <typename F, typename Float>
 GPUCAST_INLINE Scale scale_by_steps(float amax, bool is_nan, float u) {
     typedef typename F::scale DType;
     Scale scale = {u32(DType::nan_code), 0, is_nan};
@@ -250,7 +250,7 @@ GPUCAST_INLINE Scale scale_by_steps(float amax, bool is_nan, float u) {
     } else {
         const float found = F::step_scale(amax, u);
         if constexpr (u32(DType::bits) == 32) scale.code = ptx::bits(found);
-        else scale.code = u32(cast_code<Double, DType>(ptx::bits(ptx::cvt_f64(found)), typename F::scale_rule()));
+        else scale.code = u32(cast_code<Float, DType>(ptx::bits(found), typename F::scale_rule()));
         if constexpr (F::has_zero) scale.code = scale.code == 0 ? F::zero_code() : scale.code;
     }
     return scale;
@@ -260,7 +260,7 @@ template <typename F, typename Float, typename Double, typename V, bool finite_o
 GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& stats, float global) {
     typedef typename F::scale DType;
     Scale scale = {0, 0, F::nan_in_scale && stats.has_nonfinite()};
-    if constexpr (F::by_steps) return scale_by_steps<F, Double>(ptx::as_float(u32(stats.high)), scale.is_nan, global);
+    if constexpr (F::by_steps) return scale_by_steps<F, Float>(ptx::as_float(u32(stats.high)), scale.is_nan, global);
     // With a divisor of 1 amax may be subnormal, which the fast path for powers of two does not expect. Scales of
     // BFLOAT16 are rare.
     if constexpr (V::wide || F::two_sided || u32(DType::bits) == 16 || (DType::is_e8m0 && F::exponent == 0)) {

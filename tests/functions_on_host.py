@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 import gpucast
-from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.codegen.device_functions import WIDTHS, held_as
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import STOCHASTIC, CastRule
@@ -39,10 +38,10 @@ def loops(rules: Iterable[CastRule]) -> str:
     random = f", gpucast::Random{{{RANDOM['seed']}ull, {RANDOM['offset']}ull}}, i * "
     return "".join(
         f"""
-extern "C" void run_{kernel_name(rule)}{end}(
+extern "C" void run_{rule.function}{end}(
     const {held_as(rule.src, count)}* x, {held_as(rule.dst, count)}* y, long long n) {{
     for (long long i = 0; i < n; ++i) {{
-        y[i] = {kernel_name(rule)}{end}(x[i]{f"{random}{count}" if rule.rounding == STOCHASTIC else ""});
+        y[i] = {rule.function}{end}(x[i]{f"{random}{count}" if rule.rounding == STOCHASTIC else ""});
     }}
 }}
 """
@@ -84,7 +83,7 @@ def run(library: ctypes.CDLL, rule: CastRule, codes: np.ndarray, end: str) -> np
     # BOOL is held as a bool, which is 0 or 1.
     x = codes if rule.src.family == "bool" and count == 1 else packed(codes, rule.src, count)
     y = np.empty(codes.size if rule.dst.bits > 16 else codes.size // count, word(rule.dst, count))
-    function: Any = library[f"run_{kernel_name(rule)}{end}"]
+    function: Any = library[f"run_{rule.function}{end}"]
     function(ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), ctypes.c_longlong(codes.size // count))
     return unpacked(y, rule.dst, count)
 

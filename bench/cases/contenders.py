@@ -82,10 +82,15 @@ class OursAllocating(Contender):
         return lambda i: gpucast.cast(xs[i], dst)
 
 
-def copies(machine: Machine, sets: Sets, read: float, write: float, copy: Copy) -> Run:
-    """Copies of so many bytes in arrays of their own, which rotate as the sets of a cast do."""
+def copy_name(unroll: int) -> str:
+    """What rows of a copy kernel with so many vectors in flight are called."""
+    return f"{COPY}, {unroll} x 16 bytes"
+
+
+def copies(machine: Machine, count: int, read: float, write: float, copy: Copy) -> Run:
+    """Copies of so many bytes in `count` pairs of arrays of their own, which rotate as the sets of a cast do."""
     # Whole vectors.
-    sides, count = [max(1, int(size) // 16) * 16 for size in (read, write)], len(sets.sources)
+    sides = [max(1, int(size) // 16) * 16 for size in (read, write)]
     places = [-(-size // ALIGNMENT) * ALIGNMENT for size in sides]
     if sum(places) * count > machine.free_bytes():
         raise MemoryError(f"{sum(places) * count:,} bytes beside those of the casts")
@@ -106,7 +111,8 @@ def same_ratio(machine: Machine, sets: Sets) -> Run:
     # At least four vectors on the wider side, so that enough is under way.
     times = max(1, 4 * int(least) // max(bits))
     read, write = (times * side // int(least) for side in bits)
-    return copies(machine, sets, sets.n * bits[0] / 8, sets.n * bits[1] / 8, machine.copy_kernel(read, write))
+    kernel = machine.copy_kernel(read, write)
+    return copies(machine, len(sets.sources), sets.n * bits[0] / 8, sets.n * bits[1] / 8, kernel)
 
 
 class CupyAstype(Contender):

@@ -92,7 +92,7 @@ class PairCase:
             found = {one.name: _prepare(one, sets, self.n <= GRAPHS) for one in chosen}
             half = sets.moved / 2
             count, graph = len(sets.sources), self.n <= GRAPHS
-            found[COPY] = lambda: Call(copies(machine, sets, half, half, choose(sets.moved)), count, graph=graph)
+            found[COPY] = lambda: Call(copies(machine, count, half, half, choose(sets.moved)), count, graph=graph)
             if src.bits != dst.bits:
                 found[SAME_RATIO] = lambda: Call(same_ratio(machine, sets), count, graph=graph)
             return sets.moved, found

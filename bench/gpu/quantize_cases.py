@@ -16,7 +16,7 @@ import gpucast
 from bench.cases.buffers import repeat
 from bench.cases.case import Call, Case
 from bench.cases.check import Check
-from bench.cases.contenders import COPY, UNROLLS, TorchTo
+from bench.cases.contenders import UNROLLS, TorchTo, copies, copy_name
 from bench.timing.machine import Copy, Machine
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import dtype
@@ -55,7 +55,7 @@ class Quantizing:
         return 2 if format.global_scale or isinstance(format.block, str) else 1
 
     def case(self) -> Case:
-        return Case("quantize", f"quantize: {self}", self.ways, tuple(_copy_name(unroll) for unroll in UNROLLS))
+        return Case("quantize", f"quantize: {self}", self.ways, tuple(copy_name(unroll) for unroll in UNROLLS))
 
     def ways(self, machine: Machine) -> tuple[float, Mapping[str, Callable[[], Call]]]:
         """Quantizing, copies, and rivals, which are measured along rows only."""
@@ -72,10 +72,10 @@ class Quantizing:
             ways["gpucast, two calls"] = lambda: Call(lambda i: (one(x), other(x)))
         for unroll in UNROLLS:
             copy = machine.copy_kernel(unroll, unroll)
-            ways[_copy_name(unroll)] = _copying(machine, copy, moved)
+            ways[copy_name(unroll)] = _copying(machine, copy, moved)
             if self.reads > 1:
                 # The best possible for such a format.
-                ways[f"{_copy_name(unroll)}, of both reads"] = _copying(machine, copy, moved + data.nbytes)
+                ways[f"{copy_name(unroll)}, of both reads"] = _copying(machine, copy, moved + data.nbytes)
         if (self.axis, self.transpose) == (-1, False):
             for name, (formats, prepare) in RIVALS.items():
                 if self.format in formats:
@@ -104,19 +104,8 @@ def cases() -> Iterator[Case]:
     yield Quantizing("BFLOAT16", "mxfp8e4m3", transpose=True).case()
 
 
-def _copy_name(unroll: int) -> str:
-    return f"{COPY}, {unroll} x 16 bytes"
-
-
 def _copying(machine: Machine, copy: Copy, moved: int) -> Callable[[], Call]:
-    half = moved // 32 * 16
-
-    def prepared() -> Call:
-        both = machine.empty(2 * half)
-        machine.fill(both, 0x5A)
-        return Call(lambda i: copy(both[half:], both[:half]))
-
-    return prepared
+    return lambda: Call(copies(machine, 1, moved / 2, moved / 2, copy))
 
 
 def results_of(made: Any) -> tuple[Any, ...]:

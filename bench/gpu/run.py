@@ -10,13 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bench.cases import pairs
-from bench.cases.buffers import CONTIGUOUS, rotation, sets_of, source_codes
+from bench.cases.buffers import rotation
 from bench.cases.case import Call, Case, failures
-from bench.cases.contenders import COPY, QUICK, UNROLLS, Contender, contenders, copies
+from bench.cases.contenders import QUICK, UNROLLS, Contender, contenders, copies, copy_name
 from bench.cases.pairs import COMMON, PairCase
 from bench.gpu import first_call, many_cases, quantize_cases, user_cases
 from bench.report import gpu_tables
-from bench.report.results import Results, newest, open_for
+from bench.report.results import Results, open_for
 from bench.timing.machine import Copy, Machine
 from gpucast.cli.progress import progress_bar
 from gpucast.core.dtypes import DType, dtype
@@ -35,16 +35,11 @@ QUICK_PAIRS = COMMON[:3] + COMMON[6:10] + COMMON[11:16]
 
 
 def run(arguments: argparse.Namespace, stages: Sequence[str] = ()) -> dict[str, Any]:
-    """Measure, and write the results, the tables and the picture."""
-    if arguments.report_only:
-        found = newest(arguments.results)
-        if found is None:
-            raise ValueError(f"{arguments.results} holds no results of a GPU")
-        return report(found)
+    """Measure, and write the results, the tables and the picture. A run that finds all measured writes these anew."""
     machine = Machine()
     results = open_for(machine.device, arguments.results)
     chosen = (case for case in cases(machine, contenders(machine), results) if not stages or case.stage in stages)
-    left = measure(machine, chosen, results, arguments.seconds)
+    left = measure(machine, chosen, results)
     print(f"{results.path}: {len(results.rows()):,} rows; {left} cases are left", file=sys.stderr)
     return report(results)
 
@@ -60,7 +55,7 @@ def quick(arguments: argparse.Namespace) -> dict[str, Any]:
     quick_cases = [PairCase("quick", pair, n, samples=100, limit=0.2) for pair in chosen]
     todo = [copy_case(2 * n), *(one.case(everyone, choose) for one in quick_cases)]
     todo += [one.case(everyone, choose) for one in pairs.calls()][:1]
-    left = measure(machine, todo, results, min(arguments.seconds, SECONDS))
+    left = measure(machine, todo, results, SECONDS)
     rivals = [f"- {line}" for line in gpu_tables.rival_lines(results, n)]
     print(f"gpucast on {machine.device}\n", gpu_tables.common_table(results, n), *rivals, sep="\n")
     print("", gpu_tables.case_table(results, "copies", "calls"), sep="\n")
@@ -165,29 +160,24 @@ def copy_case(moved: int) -> Case:
     """The system's copy and our copy kernels, moving so many bytes."""
 
     def ways(machine: Machine) -> tuple[float, Mapping[str, Any]]:
-        byte = dtype("UINT8")
-        sets = sets_of(machine, byte, byte, 16, CONTIGUOUS, source_codes(byte), rotation(machine, moved))
-        kernels = {_copy_name(unroll): machine.copy_kernel(unroll, unroll) for unroll in UNROLLS}
+        count = rotation(machine, moved)
+        kernels = {copy_name(unroll): machine.copy_kernel(unroll, unroll) for unroll in UNROLLS}
         return moved, {
-            name: lambda copy=copy: Call(copies(machine, sets, moved / 2, moved / 2, copy), len(sets.sources))
+            name: lambda copy=copy: Call(copies(machine, count, moved / 2, moved / 2, copy), count)
             for name, copy in {MEMCPY: machine.copy, **kernels}.items()
         }
 
     return Case("copies", f"copies: {moved / 2**20:g} MiB", ways, (MEMCPY,), samples=40, limit=0.1)
 
 
-def _copy_name(unroll: int) -> str:
-    return f"{COPY}, {unroll} x 16 bytes"
-
-
 def quickest_copy(machine: Machine, results: Results) -> pairs.ChooseCopy:
     """A function that returns, for a number of bytes, the copy kernel that was quickest at the nearest size."""
-    kernels = {_copy_name(unroll): machine.copy_kernel(unroll, unroll) for unroll in UNROLLS}
+    kernels = {copy_name(unroll): machine.copy_kernel(unroll, unroll) for unroll in UNROLLS}
 
     def choose(moved: float) -> Copy:
         timed = [row for row in results.rows("copies") if row.name in kernels and row.times]
         if not timed:
-            return kernels[_copy_name(UNROLLS[-1])]
+            return kernels[copy_name(UNROLLS[-1])]
         nearest = min(max(row.bytes / moved, moved / row.bytes) for row in timed)
         at_size = [row for row in timed if max(row.bytes / moved, moved / row.bytes) == nearest]
         return kernels[max(at_size, key=lambda row: row.speed).name]

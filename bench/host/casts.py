@@ -5,7 +5,8 @@ meets them: a fresh process, default settings.
 Allocating and into ``out=``, on data in range and with 1 % of special values; tensors hold the same numbers. Everyday
 types also as 300 small arrays in one `cast_many` beside a loop of ``astype``, with every second element, and into a
 transposed ``out=``. In each round every side runs once, short casts several times in a row, and the fastest round
-counts, so that a neighbour on the machine disturbs all sides alike.
+counts, so that a neighbour on the machine disturbs all sides alike. The threads of PyTorch wait for work on all cores
+for 8 ms after each cast of 32,768 elements: long tensors are cast after a rest, by either side several times.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -52,6 +54,8 @@ BLOCK = 1 << 20
 CHECKED = 1 << 14
 #: Calls in a row, and the most elements of arrays that are cast so.
 CALLS, SHORT = 20, 1_000
+#: Seconds after which PyTorch's threads sleep, and the casts of a tensor behind each such rest.
+REST, TURNS = 0.01, 10
 #: Rounds go on for so many seconds at least.
 SECONDS = 0.02
 
@@ -123,7 +127,13 @@ def _measured(src: DType, dst: DType, sizes: Iterable[int], repeats: int) -> Ite
             _sprinkle(block, rule, rng)
         _check(block[-CHECKED:], rule)
         for size in sizes:
-            best = _best(_sides(np.resize(block, size), rule), CALLS if size <= SHORT else 1, repeats)
+            x, calls = np.resize(block, size), CALLS if size <= SHORT else 1
+            best = _best(_sides(x, rule), calls, repeats)
+            if _has_tensors(rule):
+                turns, rest = (1 if size > LONG else TURNS, REST) if size > SHORT else (1, 0.0)
+                best |= _best(_tensor_sides(x, rule), calls, repeats, turns, rest)
+                # Arrays are next.
+                time.sleep(rest)
             yield HostMeasurement(src.name, dst.name, kind, size, best)
 
 
@@ -170,12 +180,14 @@ def _sides(x: Array, rule: CastRule) -> Sides:
     with np.errstate(all="ignore"), contextlib.suppress(TypeError):
         x[:1].astype(out.dtype)  # TypeError: ml_dtypes lacks the pair.
         sides |= {"astype": lambda: x.astype(out.dtype), "copyto": lambda: np.copyto(out, x, casting="unsafe")}
-    if _has_tensors(rule):
-        tensor, to = _tensor(x, rule.src), getattr(torch, _TORCH[dst.name])
-        # A tensor that has the type already would be returned as it is.
-        copy = {"copy": True} if rule.src is dst else {}
-        sides |= {"tensor": lambda: gpucast.cast(tensor, dst), "to": lambda: tensor.to(to, **copy)}
     return sides
+
+
+def _tensor_sides(x: Array, rule: CastRule) -> Sides:
+    tensor, to = _tensor(x, rule.src), getattr(torch, _TORCH[rule.dst.name])
+    # A tensor that has the type already would be returned as it is.
+    copy = {"copy": True} if rule.src is rule.dst else {}
+    return {"tensor": lambda: gpucast.cast(tensor, rule.dst), "to": lambda: tensor.to(to, **copy)}
 
 
 def _has_tensors(rule: CastRule) -> bool:
@@ -194,9 +206,9 @@ _TORCH = {
 }  # fmt: skip
 
 
-def _best(sides: Sides, calls: int, repeats: int) -> dict[str, float]:
+def _best(sides: Sides, calls: int, repeats: int, turns: int = 1, rest: float = 0.0) -> dict[str, float]:
     """Microseconds of a call of each side."""
-    best = quickest(sides, repeats, calls=calls, least=SECONDS)
+    best = quickest(sides, repeats, calls=calls, turns=turns, rest=rest, least=SECONDS)
     return {side: round(seconds * 1e6, 3) for side, seconds in best.items()}
 
 

@@ -18,10 +18,8 @@ counting anonymous pages but no mapped files.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -34,7 +32,7 @@ import numpy as np
 from tqdm import tqdm
 
 import gpucast
-from bench.revision import ROOT, commit, processor
+from bench.revision import ROOT, machine
 from gpucast import files
 from gpucast.arrays.bitpacking import pack_codes
 
@@ -57,13 +55,10 @@ JOBS = [
 COLUMNS = 4096
 
 _TIMED = """
-import json, os, sys, time
-def anonymous():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
+import json, sys, time
 src, dst, to, scale = sys.argv[1:]
 {imports}
-print(anonymous(), flush=True)
+print("ready", flush=True)
 sys.stdin.readline()
 wall, cpu = time.perf_counter(), time.process_time()
 {work}
@@ -180,9 +175,7 @@ def main() -> int:
     show(rows)
     if arguments.json is not None:
         figures = {
-            "machine": {"date": datetime.date.today().isoformat(), "processor": processor(), "cpus": os.cpu_count()},
-            "commit": commit(),
-            "versions": {"python": platform.python_version(), "numpy": np.__version__, "gpucast": gpucast.__version__},
+            "machine": machine() | {"cpus": os.cpu_count(), "gpucast": gpucast.__version__},
             "megabytes": arguments.megabytes,
             "rounds": arguments.rounds,
             "rows": rows,
@@ -249,10 +242,9 @@ def run(python: str, text: str, *argv: str) -> tuple[float, float, float]:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as child:
         assert child.stdin is not None
         assert child.stdout is not None
-        begun = child.stdout.readline()
-        if not begun:
+        if not child.stdout.readline():
             raise RuntimeError(f"bench.peers.convert: {python} cannot import what the contender needs")
-        base = int(begun)
+        base = _anonymous(child.pid)
         highest = [base]
         done = threading.Event()
 

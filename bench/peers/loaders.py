@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from bench.peers.quantization_error import Array
-from bench.revision import ROOT
+from bench.peers.quantization import Array
+from bench.report import markdown
+from bench.revision import FOLDER
 from gpucast import cli
 
-RESULT = ROOT / "bench" / "results" / "loaders.json"
+RESULT = FOLDER / "loaders.json"
 TOOLS = ("transformers", "compressed-tensors", "torch")
 _SIZES = {
     "vocab_size": 64,
@@ -140,9 +141,8 @@ def table(figures: dict[str, Any]) -> str:
     families = list(dict.fromkeys(row["family"] for row in figures["rows"]))
     styles = list(dict.fromkeys(row["style"] for row in figures["rows"]))
     cells = {(row["style"], row["family"]): _cell(row) for row in figures["rows"]}
-    lines = [f"| `--to`, `--scale`, `--style` | {' | '.join(families)} |", "| --- |" + " ---: |" * len(families)]
-    lines += [f"| `{style}` | {' | '.join(cells[style, family] for family in families)} |" for style in styles]
-    return "\n".join(lines)
+    rows = ([f"`{style}`", *(cells[style, family] for family in families)] for style in styles)
+    return markdown.table(["`--to`, `--scale`, `--style`", *families], rows)
 
 
 def _cell(row: dict[str, Any]) -> str:

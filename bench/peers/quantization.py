@@ -1,10 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The squared error of `gpucast.quantize` beside that of other tools: ``python -m bench.peers.quantization``.
+"""The error of quantizing random numbers: ``python -m bench.peers.quantization formats`` or ``... tools``.
 
-The mean squared error over the mean square of FLOAT matrices of random numbers (as in `quantization_error`), of which
-each tool finds its own scales, in per mille. llm-compressor computes with compressed-tensors, by the smallest and
-largest numbers. It runs where torch, compressed-tensors, torchao and onnxruntime are installed; the numbers do not
-depend on the machine. They are written to bench/results/quantization-peers.json, which docs/quantization.md shows.
+formats
+    The signal-to-noise ratio of every format of `gpucast.quantize`, 10 log10(sum x^2 / sum (x - y)^2) in dB, for FLOAT
+    matrices whose rows are quantized along the last axis (formats "..._axis": a scale per column). The figures are
+    written to bench/results/quantization-error.json; docs/pictures.py draws them.
+tools
+    The inverse of that ratio, in per mille, beside that of other tools, each of which finds its own scales.
+    llm-compressor computes with compressed-tensors, by the smallest and largest numbers. It runs where torch,
+    compressed-tensors, torchao and onnxruntime are installed. The figures are written to
+    bench/results/quantization-peers.json, which docs/quantization.md shows.
+
+The numbers do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -13,17 +20,30 @@ import argparse
 import functools
 import importlib.metadata
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import gpucast
-from bench.peers.quantization_error import DATA, SEED, Array
-from bench.revision import ROOT
+from bench.report import markdown
+from bench.revision import FOLDER
+from gpucast.quantization import FORMATS, Format
 
-RESULT = ROOT / "bench" / "results" / "quantization-peers.json"
+#: The figures of the tools, and of our formats.
+RESULT, FORMATS_RESULT = FOLDER / "quantization-peers.json", FOLDER / "quantization-error.json"
+Array = npt.NDArray[Any]
+SHAPE, SEED = (512, 2048), 2026
+#: All with mean 0; the width has no influence. Student's t with 3 degrees of freedom has outliers like activations.
+DATA: dict[str, Callable[[np.random.Generator], Array]] = {
+    "uniform": lambda rng: rng.uniform(-1, 1, SHAPE),
+    "normal": lambda rng: rng.standard_normal(SHAPE),
+    "Laplace": lambda rng: rng.laplace(size=SHAPE),
+    "Student t3": lambda rng: rng.standard_t(3, SHAPE),
+}
 TOOLS = ("torch", "compressed-tensors", "torchao", "onnxruntime")
 #: By what is quantized: the formats of gpucast.
 OURS: dict[str, tuple[str, ...]] = {
@@ -42,37 +62,73 @@ Restore = Callable[[Array], Array]
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.peers.quantization", description=__doc__)
-    parser.add_argument("--out", default=str(RESULT), metavar="FILE", help="the figures (default: %(default)s)")
-    found = measured([*ours(), *compressed_tensors(), *torchao(), *onnxruntime()])
-    figures = {"tools": {tool: importlib.metadata.version(tool) for tool in TOOLS}, "seed": SEED, "rows": found}
-    Path(parser.parse_args(arguments).out).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    print(table(figures))
+    parser.add_argument("what", choices=("formats", "tools"))
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the figures (default: in bench/results)")
+    given = parser.parse_args(arguments)
+    if given.what == "formats":
+        figures, path, text = measured_formats(), FORMATS_RESULT, formats_table
+    else:
+        figures, path, text = measured_tools(), RESULT, table
+    (given.out or path).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    print(text(figures))
     return 0
 
 
-def measured(ways: list[tuple[str, str, Restore]]) -> list[dict[str, Any]]:
-    """A row for each way to quantize: what, by whom, and the error by kind of data, in the order of `OURS`."""
-    numbers = {kind: draw(np.random.default_rng(SEED)).astype(np.float32) for kind, draw in DATA.items()}
-    rows = [
-        {"what": what, "by": by, "error": {kind: float(f"{error(x, restore(x)):.4g}") for kind, x in numbers.items()}}
-        for what, by, restore in ways
-    ]
-    return sorted(rows, key=lambda row: list(OURS).index(row["what"]))
+def _numbers() -> dict[str, Array]:
+    return {kind: draw(np.random.default_rng(SEED)).astype(np.float32) for kind, draw in DATA.items()}
 
 
-def error(x: Array, y: Array) -> float:
-    """Noise to signal, in per mille."""
+def noise(x: Array, y: Array) -> float:
+    """Noise to signal: the squared error over the square of the numbers."""
     x, y = x.astype(np.float64), y.astype(np.float64)
-    return float(1000 * np.sum((x - y) ** 2) / np.sum(x * x))
+    return float(np.sum((x - y) ** 2) / np.sum(x * x))
+
+
+def measured_formats(formats: dict[str, Format] = FORMATS) -> dict[str, Any]:
+    """The figures as they are stored: for every format its bits per number and the ratio by kind of data, in dB."""
+    numbers = _numbers()
+    rows = {
+        name: {
+            "bits": format.bits,
+            "sqnr": {
+                kind: round(-10 * math.log10(noise(x, gpucast.quantize(x, format).dequantize())), 2)
+                for kind, x in numbers.items()
+            },
+        }
+        for name, format in formats.items()
+    }
+    return {"gpucast": gpucast.__version__, "shape": SHAPE, "seed": SEED, "formats": rows}
+
+
+def formats_table(figures: dict[str, Any]) -> str:
+    """Markdown: a row for every format."""
+    rows = ((f"`{name}`", f"{row['bits']:.4g}", row["sqnr"], "{:.1f}") for name, row in figures["formats"].items())
+    return _table("Format", "Bits", rows)
+
+
+def measured_tools() -> dict[str, Any]:
+    """A row for each way to quantize: what, by whom, and the error by kind of data, in the order of `OURS`."""
+    numbers = _numbers()
+    rows = [
+        {
+            "what": what,
+            "by": by,
+            "error": {kind: float(f"{1000 * noise(x, restore(x)):.4g}") for kind, x in numbers.items()},
+        }
+        for what, by, restore in [*ours(), *compressed_tensors(), *torchao(), *onnxruntime()]
+    ]
+    rows.sort(key=lambda row: list(OURS).index(str(row["what"])))
+    return {"tools": {tool: importlib.metadata.version(tool) for tool in TOOLS}, "seed": SEED, "rows": rows}
 
 
 def table(figures: dict[str, Any]) -> str:
     """Markdown: a row for every way to quantize."""
-    lines = [f"| What | By | {' | '.join(DATA)} |", "| --- | --- |" + " ---: |" * len(DATA)]
-    for row in figures["rows"]:
-        numbers = " | ".join(f"{row['error'][kind]:.3g}" for kind in DATA)
-        lines.append(f"| {row['what']} | {row['by']} | {numbers} |")
-    return "\n".join(lines)
+    return _table("What", "By", ((row["what"], row["by"], row["error"], "{:.3g}") for row in figures["rows"]))
+
+
+def _table(what: str, by: str, rows: Iterable[tuple[str, str, dict[str, float], str]]) -> str:
+    cells = ([one, other, *(form.format(numbers[kind]) for kind in DATA)] for one, other, numbers, form in rows)
+    return markdown.table([what, by, *DATA], cells)
 
 
 def ours() -> Iterator[tuple[str, str, Restore]]:

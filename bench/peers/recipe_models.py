@@ -20,7 +20,9 @@ Found = tuple[Array, Array, Any]
 _E4M3, _E5M2, _E2M1, _E8M0 = (
     ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e8m0fnu,
 )  # fmt: skip
-_LIMIT = {_E4M3: 448.0, _E5M2: 57344.0, _E2M1: 6.0}
+_E2M3, _E3M2 = ml_dtypes.float6_e2m3fn, ml_dtypes.float6_e3m2fn
+_LIMIT = {_E4M3: 448.0, _E5M2: 57344.0, _E2M1: 6.0, _E2M3: 7.5, _E3M2: 28.0}
+_MX = {"8": _E4M3, "8-e5m2": _E5M2, "6-e2m3": _E2M3, "6-e3m2": _E3M2, "4": _E2M1}
 _F32 = np.float32
 _finfo: Any = ml_dtypes.finfo
 _TOP = np.finfo(np.float32).max
@@ -43,6 +45,10 @@ def models() -> dict[str, Callable[[Array], Found]]:
         "torchao-mxfp4-floor": lambda x: _torchao_mx(x, _E2M1, "floor"),
         "torchao-mxfp4-even": lambda x: _torchao_mx(x, _E2M1, "even"),
         "torchao-mxfp4-rceil": lambda x: _torchao_mx(x, _E2M1, "rceil"),
+        "torchao-0.18-mxfp8-floor": lambda x: _torchao_mx(x, _E4M3, "floor", normal=True),
+        "torchao-0.18-mxfp8-even": lambda x: _torchao_mx(x, _E4M3, "even", normal=True),
+        "torchao-0.18-mxfp4-floor": lambda x: _torchao_mx(x, _E2M1, "floor", normal=True),
+        "torchao-0.18-mxfp4-even": lambda x: _torchao_mx(x, _E2M1, "even", normal=True),
         "torchao-float8-row": lambda x: _torchao_float8(x, (1, x.shape[1])),
         "torchao-float8-tensor": lambda x: _torchao_float8(x, x.shape),
         "torchao-float8-cuda-row": lambda x: _torchao_float8(x, (1, x.shape[1]), True),
@@ -80,6 +86,10 @@ def models() -> dict[str, Callable[[Array], Found]]:
         "vllm-fp8-tensor": lambda x: _vllm_fp8(x, x.shape, "tensor"),
         "vllm-fp8-group": lambda x: _vllm_fp8(x, (1, 128), "group"),
         "vllm-nvfp4": _vllm_nvfp4,
+        "flashinfer-nvfp4-exact": _flashinfer_nvfp4,
+        "flashinfer-nvfp4": _vllm_nvfp4,
+        **{f"microxcaling-mxfp{name}": _microxcaling(element, "away") for name, element in _MX.items()},
+        **{f"microxcaling-mxfp{name}-round-even": _microxcaling(element, "even") for name, element in _MX.items()},
     }
 
 
@@ -137,7 +147,7 @@ def _tilekernels(x: Array, block: tuple[int, ...]) -> Found:
 # ---- torchao: mx_tensor.py, nvfp4_tensor.py, float8_utils.py, quant_primitives.py ----
 
 
-def _torchao_mx(x: Array, element: Any, mode: str) -> Found:
+def _torchao_mx(x: Array, element: Any, mode: str, normal: bool = False) -> Found:
     amax = _amax(x, (1, 32)).astype(_F32)
     if mode == "rceil":
         codes = _next_power(amax * _F32(1 / _LIMIT[element]))
@@ -148,7 +158,8 @@ def _torchao_mx(x: Array, element: Any, mode: str) -> Found:
         power = int(np.floor(np.log2(_LIMIT[element])))
         codes = np.clip((bits >> 23 & 0xFF) - 127 - power, -127, 127) + 127
     scale = _powers(codes.astype(np.uint8))
-    return _narrow(x.astype(_F32) * spread(_F32(1) / scale, (1, 32)), element), scale, 1
+    factor = _F32(1) / (np.maximum(scale, np.finfo(_F32).smallest_normal) if normal else scale)
+    return _narrow(x.astype(_F32) * spread(factor, (1, 32)), element), scale, 1
 
 
 def _torchao_float8(x: Array, block: tuple[int, ...], cuda: bool = False) -> Found:
@@ -279,3 +290,38 @@ def _vllm_nvfp4(x: Array) -> Found:
     with np.errstate(divide="ignore"):
         factor = np.where(both == 0, _F32(0), _F32(1) / both)
     return _narrow(x.astype(_F32) * spread(factor, (1, 16)), _E2M1), scale, _F32(1) / encode
+
+
+# ---- FlashInfer: DISABLE_FP4_QUANT_FAST_MATH in quantization_utils.cuh ----
+
+
+def _flashinfer_nvfp4(x: Array) -> Found:
+    with np.errstate(all="ignore"):
+        encode = _F32(1) / np.abs(x).max().astype(_F32) * _F32(448 * 6)
+        amax = _amax(x, (1, 16)).astype(_F32)
+        scale = np.where(amax != 0, amax * (encode * (_F32(1) / _F32(6))), _F32(0))
+        scale = np.minimum(scale, _F32(448)).astype(_E4M3)
+        factor = np.minimum(_F32(1) / (scale.astype(_F32) * (_F32(1) / encode)), _TOP)
+    factor = np.where(amax != 0, factor, _F32(0))
+    return _narrow(x.astype(_F32) * spread(factor, (1, 16)), _E2M1), scale, _F32(1) / encode
+
+
+# ---- microxcaling: mx/cpp/quantize.cuh, shared_exp.cuh ----
+
+
+def _microxcaling(element: Any, rounding: str) -> Callable[[Array], Found]:
+    info, largest = _finfo(element), _LIMIT[element]
+
+    def found(x: Array) -> Found:
+        exponent = (_amax(x, (1, 32)).astype(_F32).view(np.int32) >> 23) - int(np.log2(largest))
+        scale = _powers(np.clip(exponent, 0, 254).astype(np.uint8))
+        y = x.astype(_F32) / spread(scale, (1, 32))
+        if rounding == "even":
+            return _narrow(y, element), scale, 1
+        magnitude = np.abs(y.astype(np.float64))
+        lowest = np.log2(float(info.smallest_normal))
+        unit = 2.0 ** (np.maximum(np.frexp(magnitude)[1] - 1.0, lowest) - info.nmant)
+        codes = np.minimum(np.floor(magnitude / unit + 0.5) * unit, largest)
+        return np.copysign(codes, y).astype(element), scale, 1
+
+    return found

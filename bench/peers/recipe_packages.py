@@ -1,19 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """The libraries of `gpucast.quantization.RECIPES` themselves, on the CPU, with the results of `recipe_models`.
 
-torchao and compressed-tensors are installed packages. The references of DeepGEMM, TileKernels, TransformerEngine and
-ModelOpt are single files of PyTorch: the variable GPUCAST_PEER_SOURCES names a folder with checkouts of these names.
-What their files import without needing it here is replaced by empty modules.
+torchao and compressed-tensors are installed packages. The references of DeepGEMM, TileKernels, TransformerEngine,
+ModelOpt and FlashInfer are single files of PyTorch, those of microxcaling C++: the variable GPUCAST_PEER_SOURCES names
+a folder with checkouts of these names. What their files import without needing it here is replaced by empty modules.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import importlib.util
 import os
+import subprocess
 import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,11 +107,12 @@ def _torchao() -> Iterator[tuple[str, Reference]]:
         codes = primitives.quantize_affine(_tensor(x), block, scale, zero, torch.int8, low, high)
         return codes.numpy(), _array(scale), 1
 
-    if hasattr(mx_tensor, "_f32_to_e8m0_rceil"):
-        # Earlier versions have no reciprocal of 2^-127, and RCEIL by a logarithm in FLOAT.
-        for mode in ("floor", "even", "rceil"):
-            yield f"torchao-mxfp8-{mode}", _of(_not_half, mx, torch.float8_e4m3fn, mode)
-            yield f"torchao-mxfp4-{mode}", _of(_not_half, mx, torch.float4_e2m1fn_x2, mode)
+    # 0.18 has no reciprocal of 2^-127, and RCEIL by a logarithm in FLOAT.
+    is_newer = hasattr(mx_tensor, "_f32_to_e8m0_rceil")
+    for mode in ("floor", "even", "rceil") if is_newer else ("floor", "even"):
+        version = "" if is_newer else "-0.18"
+        yield f"torchao{version}-mxfp8-{mode}", _of(_not_half, mx, torch.float8_e4m3fn, mode)
+        yield f"torchao{version}-mxfp4-{mode}", _of(_not_half, mx, torch.float4_e2m1fn_x2, mode)
     yield "torchao-float8-row", lambda x: float8(x, [1, x.shape[1]])
     yield "torchao-float8-tensor", lambda x: float8(x, list(x.shape))
     yield "torchao-float8-training-row", lambda x: training(x, ScalingGranularity.AXISWISE, -1)
@@ -306,6 +311,85 @@ def _modelopt(folder: Path) -> Iterator[tuple[str, Reference]]:
     yield "modelopt-fp8", fp8
 
 
+def _flashinfer(folder: Path) -> Iterator[tuple[str, Reference]]:
+    names = ("NVFP44Over6Config", "NVFP44Over6ErrMode", "nvfp4_e4m3_max")
+    reference = _module(
+        folder / "tests" / "test_helpers" / "utils_fp4.py",
+        "flashinfer_fp4",
+        flashinfer__utils={},
+        flashinfer__quantization__nvfp4_quantization_utils=dict.fromkeys(names, object),
+    )
+
+    def nvfp4(x: Array) -> Found:
+        given = _tensor(x)
+        u = (448 * 6) / given.float().abs().nan_to_num().max()
+        codes, scale = reference.ref_fp4_quant(given, u, 16)
+        return _array(codes), _array(scale), (1 / u).item()
+
+    yield "flashinfer-nvfp4", nvfp4
+
+
+def _microxcaling(folder: Path) -> Iterator[tuple[str, Reference]]:
+    """The functions that its kernels consist of, compiled for the host."""
+    headers = ("cuda.h", "cuda_bf16.h", "cuda_fp16.h", "cuda_runtime.h", "cooperative_groups.h", "curand_kernel.h")
+    with tempfile.TemporaryDirectory() as made:
+        for name in headers:
+            Path(made, name).touch()
+        Path(made, "shim.cpp").write_text(_SHIM)
+        command = ["g++", "-O1", "-shared", "-fPIC", "-w", f"-I{made}", f"-I{folder}/mx/cpp", f"{made}/shim.cpp"]
+        subprocess.run([*command, "-o", f"{made}/shim.so"], check=True)
+        run = ctypes.CDLL(f"{made}/shim.so").run
+
+    def found(x: Array, bits: tuple[int, int, float], rounding: int) -> Found:
+        values = np.ascontiguousarray(x, np.float32)
+        codes, scales = np.empty_like(values), np.empty((x.shape[0], x.shape[1] // 32), np.float32)
+        pointers = (ctypes.c_void_p(array.ctypes.data) for array in (values, codes, scales))
+        run(*pointers, ctypes.c_long(scales.size), *bits[:2], ctypes.c_float(bits[2]), rounding)
+        return codes, scales, 1
+
+    formats = {
+        "8": (4, 5, 448.0), "8-e5m2": (5, 4, 57344.0), "6-e2m3": (2, 5, 7.5), "6-e3m2": (3, 4, 28.0), "4": (2, 3, 6.0),
+    }  # fmt: skip
+    for name, bits in formats.items():
+        yield f"microxcaling-mxfp{name}", partial(found, bits=bits, rounding=0)
+        yield f"microxcaling-mxfp{name}-round-even", partial(found, bits=bits, rounding=2)
+
+
+#: `quantize_mx_elem`, before it multiplies by the scale, in blocks of 32. What else its headers name is never called.
+_SHIM = """
+#include <cmath>
+#include <cstdlib>
+#include <vector>
+#define __host__
+#define __device__
+#define __global__
+#define __forceinline__ inline
+typedef int cudaError_t;
+const char *cudaGetErrorString(int);
+enum { cudaSuccess };
+namespace at {
+struct BFloat16 { operator float() const; };
+struct Half { operator float() const; };
+}
+namespace torch { struct Tensor { int dim() const; std::vector<long> sizes() const; }; }
+#include "quantize.cuh"
+#include "shared_exp.cuh"
+extern "C" void run(const float *x, float *codes, float *scales, long blocks, int ebits, int mbits, float largest,
+                    int rounding) {
+    for (long i = 0; i < blocks; i++) {
+        float top = 0;
+        for (int k = 0; k < 32; k++) {
+            float one = fabsf(x[32 * i + k]);
+            top = one > top || std::isnan(one) ? one : top;
+        }
+        scales[i] = mx_get_shared_scale(get_biased_exponent(top), 8, largest);
+        for (int k = 32 * i; k < 32 * i + 32; k++)
+            codes[k] = quantize_elemwise(x[k] / scales[i], mbits, ebits, largest, (RoundingMode)rounding, true, true);
+    }
+}
+"""
+
+
 class _Quantized:
     """What ModelOpt's classes inherit from."""
 
@@ -318,4 +402,6 @@ _CHECKOUTS: dict[str, Callable[[Path], Iterator[tuple[str, Reference]]]] = {
     "TileKernels": _tilekernels,
     "TransformerEngine": _transformer_engine,
     "ModelOpt": _modelopt,
+    "FlashInfer": _flashinfer,
+    "microxcaling": _microxcaling,
 }

@@ -112,6 +112,56 @@ def compared(
     return found
 
 
+def nonfinite(name: str, reference: Callable[[Array], Found]) -> dict[str, str]:
+    """What a library makes of a NaN and of an infinity in one block, where it is not what the recipe gives: for the
+    element itself, the rest of its block, and all other blocks. "" where it is the same."""
+    kind = next(kind for kind in SOURCES if gpucast.dtype(kind).name == RECIPES[name].sources[-1])
+    clean = np.random.default_rng(_SEED).standard_normal((_ROWS, _COLUMNS)).astype(kind)
+    found = {}
+    for what, value in (("NaN", np.nan), ("infinity", np.inf)):
+        x = clean.copy()
+        x[0, 0] = value
+        with np.errstate(all="ignore"):
+            own, theirs, usual = (_numbers(f, y) for f, y in ((_own(name), x), (reference, x), (reference, clean)))
+        block = np.isnan(own)
+        parts = {"itself": np.zeros_like(block), "its block": block.copy(), "others": ~block}
+        parts["itself"][0, 0], parts["its block"][0, 0] = True, False
+        texts = (
+            f"{part} {text}"
+            for part, where in parts.items()
+            if (text := _described(theirs[where], usual[where])) != ("as ever" if part == "others" else "NaN")
+        )
+        found[what] = ", ".join(texts) if block.any() else ""
+    return found
+
+
+def _own(name: str) -> Callable[[Array], Found]:
+    return lambda x: ours(name, x)
+
+
+def _numbers(function: Callable[[Array], Found], x: Array) -> Array:
+    """What codes, scales and the global scale of a matrix stand for."""
+    codes, scales, global_scale = (np.asarray(part).astype(np.float64) for part in function(x))
+    if scales.ndim < 2:
+        scales = scales.reshape((-1, 1) if scales.size == x.shape[0] else (1, 1))
+    block = (x.shape[0] // scales.shape[0], x.shape[1] // scales.shape[1])
+    return np.asarray(codes * scales.repeat(block[0], 0).repeat(block[1], 1) * global_scale)
+
+
+def _described(numbers: Array, usual: Array) -> str:
+    """Numbers in a word, beside those without a NaN or infinity nearby."""
+    if np.isnan(numbers).all() and numbers.size:
+        return "NaN"
+    if (numbers == usual).all():
+        return "as ever"
+    if np.isinf(numbers).all():
+        return "infinity"
+    words = {"NaN": np.isnan(numbers), "0": numbers == 0, "infinity": np.isinf(numbers)}
+    some = [word for word, where in words.items() if where.mean() > 0.02]
+    rest = [] if np.any(list(words.values()), axis=0).mean() > 0.98 else ["finite"]
+    return " or ".join(some + rest)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.peers.recipes", description=__doc__)
     parser.add_argument("--elements", type=int, default=10**6, help="of each recipe (default: %(default)s)")
@@ -126,6 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
             row: dict[str, Any] = {"model": compared(name, model, args.elements)}
             if name in packages:
                 row["package"] = compared(name, packages[name], args.elements)
+                row["package"]["nonfinite"] = nonfinite(name, packages[name])
             rows[name] = row | {"date": f"{datetime.date.today()}"}
             print(name, {by: (n["codes"], n["scales"], n["first"]) for by, n in row.items()}, flush=True)
     if args.out:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -12,9 +12,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}", *lines]) if lines else ""
 
 
-def pivot(corner: str, cells: Iterable[tuple[Hashable, Hashable, str]], title: Callable[[Hashable], str] = str) -> str:
+def pivot(corner: str, cells: Iterable[tuple[str, str, str]]) -> str:
     """A table of (row, column, text), in the order in which they first appear."""
     found = {(row, column): text for row, column, text in cells}
     rows, columns = (list(dict.fromkeys(key[side] for key in found)) for side in (0, 1))
-    made = ([title(row), *(found.get((row, column), "-") for column in columns)] for row in rows)
-    return table([corner, *map(title, columns)], made)
+    return table([corner, *columns], ([row, *(found.get((row, column), "-") for column in columns)] for row in rows))

@@ -10,7 +10,6 @@ from bench import cubin
 from bench.static.check import architectures
 from bench.static.paths import Path, full_tile
 from bench.static.sass import parse
-from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.codegen.device_functions import WIDTHS, device_functions, held_as
 from gpucast.compile import compiler, disassembler
 from gpucast.core.dtypes import dtype
@@ -58,7 +57,7 @@ def measure(pairs: Sequence[tuple[str, str]], arch: str) -> list[list[float]]:
 
 
 def _name(rule: CastRule, end: str, calls: int) -> str:
-    return f"{kernel_name(rule)}{end}_{calls}_calls"
+    return f"{rule.function}{end}_{calls}_calls"
 
 
 def _kernel(rule: CastRule, end: str, calls: int) -> str:
@@ -66,7 +65,7 @@ def _kernel(rule: CastRule, end: str, calls: int) -> str:
     count = WIDTHS[end]
     src, dst = held_as(rule.src, count), held_as(rule.dst, count)
     loads = "".join(f"    const {src} x{i} = from[{i}];\n" for i in range(calls))
-    stores = "".join(f"    to[{i}] = {kernel_name(rule)}{end}(x{i});\n" for i in range(calls))
+    stores = "".join(f"    to[{i}] = {rule.function}{end}(x{i});\n" for i in range(calls))
     head = (
         f'extern "C" __global__ void {_name(rule, end, calls)}(const {src}* __restrict__ from, {dst}* __restrict__ to)'
     )

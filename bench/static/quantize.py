@@ -12,10 +12,11 @@ from bench.static.paths import full_tile, loops
 from bench.static.sass import Block
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import FORMATS
+from gpucast.core.formats import FORMATS, find
 from gpucast.core.rule import CastRule
 from gpucast.quantization.gpu.source import WARP, Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import Run, TileSpec
+from gpucast.quantization.gpu.unit_source import UnitSpec
 
 #: Formats by the kernel that is checked: the single pass over rows, the first and the last pass over other blocks,
 #: dequantizing.
@@ -44,6 +45,8 @@ TILES = (
     ("whole", "int8_axis", "FLOAT"),
     ("whole", "int8_axis", "BFLOAT16"),
 )
+#: What is done before NVFP4 by rows of BFLOAT16: a transform of this length, or none but two scales that are tried.
+UNITS = (("hadamard", "nvfp4", 16), ("hadamard", "nvfp4", 128), ("4over6", "nvfp4_4over6", 0))
 #: The side of the tiles of columns with a scale each.
 _OF_COLUMNS = 64
 #: The share of a copy that a kernel is to reach, by its kind; what two passes are to reach together.
@@ -55,7 +58,7 @@ _READING = ("extremes", "columns")
 
 def measure(arch: str) -> list[Checked]:
     """All chosen kernels for an architecture such as "sm_90"."""
-    return [*of_rows(arch, chosen()), *of_tiles(arch)]
+    return [*of_rows(arch, chosen()), *of_units(arch), *of_tiles(arch)]
 
 
 def chosen() -> list[tuple[Kind, str, str]]:
@@ -66,6 +69,11 @@ def chosen() -> list[tuple[Kind, str, str]]:
 def of_rows(arch: str, kernels: Sequence[tuple[Kind, str, str]]) -> list[Checked]:
     """Some kernels (kind, format, type), compiled as one program."""
     return list(_checked((_row(*one) for one in kernels), arch))
+
+
+def of_units(arch: str) -> list[Checked]:
+    """The kernels of transforms and of two scales, compiled as one program."""
+    return list(_checked((_unit(*one) for one in UNITS), arch))
 
 
 def of_tiles(arch: str) -> list[Checked]:
@@ -101,6 +109,15 @@ def _row(kind: Kind, name: str, src: str) -> _Row:
     extra_bytes = format.scale.bits // 8 if kind == "rows" and block == source.elements else 0
     written = 0 if kind in _READING else pair[1].bits
     return kind, f"{src} {name}", source, extra_bytes, (source.src_bits + written) / 8
+
+
+def _unit(kind: str, name: str, length: int) -> _Row:
+    format, src = find(name, "bench"), dtype("BFLOAT16")
+    source = UnitSpec(CastRule(src, format.element), "units", length, format).source()
+    assert isinstance(format.block, tuple)
+    scales = source.elements // format.block[0]
+    what = f"{name}, runs of {length}" if length else name
+    return kind, f"{src} {what}", source, scales, (source.src_bits + format.element.bits) / 8
 
 
 def _tile(kind: str, name: str, src: str) -> _Row:

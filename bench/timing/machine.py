@@ -5,7 +5,6 @@ this object, which tests can replace."""
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import platform
 import subprocess
@@ -51,7 +50,6 @@ _FIXED = {
     "clocks.max.mem": "memory_max_mhz",
     "power.limit": "watts_limit",
     "ecc.mode.current": "ecc",
-    "uuid": "uuid",
 }
 _PACKAGES = ("numpy", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "torch", "triton", "jax", "transformer-engine")
 
@@ -130,12 +128,8 @@ class Machine:
     def facts(self) -> dict[str, Any]:
         """What a reader needs to judge the figures: names, versions, sizes; serialisable as JSON."""
         runtime, properties = self._cupy.cuda.runtime, self._properties
-        fixed = _nvidia_smi(_FIXED, self._bus)
-        # A hash: it shows whether runs used the same board without revealing its UUID.
-        uuid = fixed.pop("uuid", "")
         return {
             "name": self.device,
-            "board": hashlib.sha256(uuid.encode()).hexdigest()[:8] if uuid else "",
             "capability": f"{properties['major']}.{properties['minor']}",
             "sm_count": int(properties["multiProcessorCount"]),
             "memory_bytes": int(properties["totalGlobalMem"]),
@@ -146,7 +140,7 @@ class Machine:
             "processor": processor(),
             "python": platform.python_version(),
             "packages": _versions(),
-            **fixed,
+            **_nvidia_smi(_FIXED, self._bus),
         }
 
     def state(self) -> dict[str, Any]:

@@ -135,12 +135,16 @@ def quickest(
     rounds: int,
     *,
     calls: int = 1,
+    turns: int = 1,
+    rest: float = 0.0,
     least: float = 0.0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Seconds of a call of each side, on the host: the quickest of so many rounds, or more until `least` seconds have
     passed. In a round each side makes `calls` calls in a row, in a new order each time, so that a neighbour on the
-    machine and what is left in the cache disturb all sides alike."""
+    machine and what is left in the cache disturb all sides alike. A side with threads needs more: `rest` seconds of
+    sleep, in which the threads of the other side stop to wait for work on its cores, and several turns, before the
+    first of which its own threads sleep, too."""
     best = dict.fromkeys(sides, math.inf)
     order, draw = list(sides), random.Random(3)
     begin, done = time.perf_counter(), 0
@@ -152,8 +156,11 @@ def quickest(
             draw.shuffle(order)
             for side in order:
                 call = sides[side]
-                start = clock()
-                for _ in range(calls):
-                    call()
-                best[side] = min(best[side], (clock() - start) / calls)
+                if rest:
+                    time.sleep(rest)
+                for _ in range(turns):
+                    start = clock()
+                    for _ in range(calls):
+                        call()
+                    best[side] = min(best[side], (clock() - start) / calls)
     return best

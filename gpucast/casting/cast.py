@@ -35,7 +35,7 @@ from gpucast.core.rule import (
     resolve,
 )
 from gpucast.gpu import devices, streams
-from gpucast.host import cast_on_host
+from gpucast.host import cast_on_host, text_on_host
 from gpucast.host.extension import MODULE
 
 #: What a cast on the host makes NumPy arrays of.
@@ -275,21 +275,22 @@ def _checked(x: Any, to: Any, options: Options) -> Any:
     return adapters.untraced(_checked_array, x, to, options)
 
 
-@exact()
 def _checked_array(x: Any, to: Any, options: Options) -> Any:
     """Cast a native array, or an object that becomes one, and keep a plan for later calls like this one."""
-    # A native array alone has no other stream than the current one.
+    # A native array alone has no other stream than the current one, and no numbers are computed with here.
     if options.out is options.scale is options.amax is None:
         return _cast_array(x, to, options)
-    with streams.visit(x, options.out, options.scale, options.amax):
+    with exact(), streams.visit(x, options.out, options.scale, options.amax):
         return _cast_array(x, to, options)
 
 
 def _cast_array(x: Any, to: Any, options: Options) -> Any:
     caller, out = options.caller, options.out
-    array = as_array(x, caller)
-    if array is not x:
-        return cast_with(array, to, options)
+    # What is an array of NumPy's numbers stays as it is.
+    if type(x) is not np.ndarray or x.dtype.kind == "O":
+        array = as_array(x, caller)
+        if array is not x:
+            return cast_with(array, to, options)
     source = operand(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
     dst = destination(to, caller)
     # What a plain cast of a NumPy array does without is not asked.
@@ -300,7 +301,7 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
         rule, fused = resolve(source.dtype, dst, options), None
     if not isinstance(options.copy, (bool, np.bool_)):
         raise TypeError(f"{caller}: copy={options.copy!r} must be True or False")
-    place = devices.parse(options.device, caller)
+    place = None if options.device is None else devices.parse(options.device, caller)
     target = None
     if out is not None:
         adapter = adapters.find(out)
@@ -399,6 +400,8 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
     """
     if source.device is not None:
         return gpu.cast_on_gpu.apply(source, rule, target, fused)
+    if "string" in (rule.src.family, rule.dst.family):
+        return text_on_host.apply(source, rule, target)
     return cast_on_host.apply(source, rule, target, fused)
 
 

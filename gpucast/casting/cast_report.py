@@ -27,7 +27,7 @@ from gpucast.core.rule import (
     resolve,
 )
 from gpucast.gpu import devices, streams
-from gpucast.host import cast_numbers, text_on_host
+from gpucast.host import cast_on_host, text_on_host
 
 Array = npt.NDArray[Any]
 
@@ -114,13 +114,13 @@ def _double(x: Array, row: DType) -> Array:
     if row.bits >= 16:
         return x.astype(np.float64, copy=False)
     values = np.empty(x.shape, np.float64)
-    cast_numbers.into(x, resolve(row, dtype("DOUBLE")), values)
+    cast_on_host.into(x, resolve(row, dtype("DOUBLE")), values)
     return values
 
 
 def _cast(x: Array, rule: CastRule) -> Array:
     y = np.empty(x.shape, rule.dst.numpy)
-    cast_numbers.into(x, rule, y)
+    cast_on_host.into(x, rule, y)
     return y
 
 

@@ -25,6 +25,7 @@ from gpucast.core.formats import ScaleRule
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files import FileError
 from gpucast.files.atomic import check_target, within
+from gpucast.quantization import RECIPES, recipes
 
 _DESCRIPTION = """\
 Cast or quantize the tensors of a file, a checkpoint in several files, or a
@@ -107,9 +108,12 @@ def _add_scales(group: Any) -> None:
     )
     group.add_argument(
         "--style",
-        choices=scale_styles.STYLES,
-        help="the loader that will read the result: it decides names, layout and config.json (default: "
-        f"{scale_styles.STYLES[0]}; required if there is a config.json)",
+        metavar="STYLE",
+        type=_style,
+        help="the loader that will read the result: it decides names, layout and config.json. One of "
+        f"{', '.join(scale_styles.STYLES)} (default: {scale_styles.STYLES[0]}; required if there is a config.json). Or "
+        "a recipe (`gpucast recipes`), which decides the codes and scales, too, in the style of a loader that takes "
+        "them",
     )
     group.add_argument(
         "--repack",
@@ -118,7 +122,6 @@ def _add_scales(group: Any) -> None:
     )
     group.add_argument(
         "--scale-rule",
-        "--mx-rule",
         metavar="RULE",
         choices=get_args(ScaleRule),
         help="how to find a scale from the largest magnitude of a block. "
@@ -185,6 +188,15 @@ def _rule(text: str) -> SelectionRule:
     return SelectionRule(pattern, None if name == "keep" else arguments.dtype(name))
 
 
+def _style(text: str) -> str:
+    if text in scale_styles.STYLES:
+        return text
+    try:
+        return recipes.find_recipe(text, "").name
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error} Styles: {', '.join(scale_styles.STYLES)}") from None
+
+
 def _seed(text: str) -> int:
     number = arguments.count(text)
     if number >= 1 << 64:
@@ -206,15 +218,22 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--seed N goes with --rounding stochastic, and that with a seed")
     if args.scale_rule is not None and args.scale in (None, "none"):
         raise ValueError("--scale-rule goes with --scale, and not with none")
+    scale, style = args.scale, args.style
+    if style in RECIPES:
+        if args.repack or args.scale is not None:
+            raise ValueError(
+                f"--style {style} is a recipe, which finds codes and scales: leave --scale and --repack out"
+            )
+        scale, style = style, None
     detail: Detail = "all" if args.report is not None else "errors" if args.json else "counts"
     choice = Choice(args.to, args.include, args.exclude, args.rule)
     request = Request(
         choice,
         arguments.attributes_of(args),
-        args.scale,
+        scale,
         args.source,
         detail,
-        args.style,
+        style,
         args.seed,
         args.scale_rule,
         args.shard_size,

@@ -12,6 +12,8 @@ from typing import Any
 from gpucast.checkpoints.difference import side
 from gpucast.checkpoints.difference.explain import Explanation, Original, explanations
 from gpucast.checkpoints.difference.numbers import Count, Difference, compared
+from gpucast.checkpoints.reporting import html_page
+from gpucast.cli import arguments
 from gpucast.cli.dtypes import columns
 from gpucast.cli.progress import progress_bar
 from gpucast.core.errors import printable
@@ -37,6 +39,7 @@ def add(commands: Any) -> None:
         "--original", metavar="C", help="the checkpoint that A and B were made from; finds the recipe of both"
     )
     parser.add_argument("--all", action="store_true", help="also list the tensors that are equal")
+    parser.add_argument("--html", metavar="FILE", help="also write a page of tensors and channels, the worst first")
     parser.add_argument("--json", action="store_true", help="print a JSON object")
     parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run)
@@ -44,6 +47,8 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
+        # First, so that a path that cannot be written stops the work before it begins.
+        file = stack.enter_context(arguments.created(args.html))
         a, b = (stack.enter_context(side.opened(path)) for path in (args.a, args.b))
         origin = stack.enter_context(side.opened(args.original)) if args.original else None
         shared = [name for name in a.tensors if name in b.tensors]
@@ -57,16 +62,19 @@ def run(args: argparse.Namespace) -> int:
                 known = None if first is None else Original(first)
                 of_a, of_b = explanations(one, known or Original(other)), explanations(other, known or Original(one))
                 rows.append((found, of_a, of_b))
-    missing = {
-        path: sorted(part.tensors.keys() - other.tensors.keys())
-        for path, part, other in ((args.a, a, b), (args.b, b, a))
-    }
-    problems = [printable(text) for part in (a, b) for text in part.problems.values()]
-    differ = sum(not found.is_equal for found, _, _ in rows)
-    if args.json:
-        print(json.dumps({
+        missing = {
+            path: sorted(part.tensors.keys() - other.tensors.keys())
+            for path, part, other in ((args.a, a, b), (args.b, b, a))
+        }
+        problems = [printable(text) for part in (a, b) for text in part.problems.values()]
+        differ = sum(not found.is_equal for found, _, _ in rows)
+        document = {
             "tensors": [_object(*row) for row in rows], "differ": differ, "only_in": missing, "problems": problems,
-        }, indent=1))  # fmt: skip
+        }  # fmt: skip
+        if file is not None:
+            file.write(_page(args, rows, document).encode())
+    if args.json:
+        print(json.dumps(document, indent=1))
     else:
         _print(rows, args.all)
         for path, names in missing.items():
@@ -108,6 +116,15 @@ def _best(found: list[Explanation]) -> str:
     if exact:
         return " or ".join(exact)
     return f"nearest {found[0].recipe} ({found[0].codes:,} of {found[0].of:,} codes, {found[0].scales:,} scales)"
+
+
+def _page(args: argparse.Namespace, rows: list[_Row], document: dict[str, Any]) -> str:
+    worst = sorted(rows, key=lambda row: (not row[0].problem, -row[0].relative_error, -row[0].values.differ))
+    data = {
+        "a": args.a, "b": args.b, "original": args.original, "compared": len(rows), **html_page.made(), **document,
+        "tensors": [_object(*row) for row in worst[: html_page.MOST]],
+    }  # fmt: skip
+    return html_page.page("Difference of two checkpoints", "difference.js", data)
 
 
 def _object(found: Difference, of_a: list[Explanation], of_b: list[Explanation]) -> dict[str, Any]:

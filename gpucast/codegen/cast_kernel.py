@@ -308,18 +308,8 @@ def kernel_file(name: str) -> str:
 
 
 def kernel_name(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = False) -> str:
-    """A name such as `gpucast_float32_to_float8e4m3fn`, with every attribute that differs from the default appended."""
-    default = resolve(rule.src, rule.dst)
-    parts = ["gpucast", rule.src.numpy_name.replace("_", ""), "to", rule.dst.numpy_name.replace("_", "")]
-    for chosen, usual in (
-        (rule.overflow, default.overflow),
-        (rule.rounding, default.rounding),
-        (rule.round_mode, default.round_mode),
-    ):
-        if chosen != usual:
-            parts.append(chosen)
-    parts += ["infinity_is_nan"] * rule.infinity_is_nan + ["unpacked"] * unpacked + [shape] * (shape != "contiguous")
-    return "_".join(parts)
+    """The name of a kernel: that of its rule, and what sets it apart from others of the rule."""
+    return "_".join([rule.function, *["unpacked"] * unpacked, *[shape] * (shape != "contiguous")])
 
 
 def _struct(kind: DType) -> str:

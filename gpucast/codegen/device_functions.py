@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from gpucast.codegen.cast_kernel import host_section, join, kernel_file, kernel_name, options, structs
+from gpucast.codegen.cast_kernel import host_section, join, kernel_file, options, structs
 from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import (
@@ -144,7 +144,7 @@ def _prelude() -> str:
 
 def _functions(rule: CastRule) -> str:
     return "".join(
-        f"__device__ __forceinline__ {held_as(rule.dst, count)} {kernel_name(rule)}{end}"
+        f"__device__ __forceinline__ {held_as(rule.dst, count)} {rule.function}{end}"
         f"({held_as(rule.src, count)} {'value' if count == 1 else 'values'}{parameters}) {{\n{body}}}\n"
         for end, count in WIDTHS.items()
         for parameters, body in _bodies(rule, count)
@@ -174,7 +174,7 @@ def _bodies(rule: CastRule, count: int) -> list[tuple[str, str]]:
     )
     if not stochastic:
         return [("", lines)]
-    return [(", unsigned random", lines), (counted, f"    return {kernel_name(rule)}(value, random.one(index));\n")]
+    return [(", unsigned random", lines), (counted, f"    return {rule.function}(value, random.one(index));\n")]
 
 
 def _to_code(src: DType) -> str:

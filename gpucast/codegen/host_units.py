@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gpucast.codegen.cast_kernel import FILES, join, kernel_file, kernel_name, options, structs
+from gpucast.codegen.cast_kernel import FILES, join, kernel_file, options, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import (
     DEFAULT_OPSET,
@@ -107,20 +107,20 @@ def is_counted(rule: CastRule) -> bool:
 
 
 def cast_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
-    """For each rule ``void NAME(const void* from, void* to, uint64 n)``, NAME as `kernel_name` says."""
-    return _casts(name, "GPUCAST_CAST", {kernel_name(rule): rule for rule in rules})
+    """For each rule ``void NAME(const void* from, void* to, uint64 n)``, NAME as `CastRule.function` says."""
+    return _casts(name, "GPUCAST_CAST", {rule.function: rule for rule in rules})
 
 
 def counted_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
     """For each rule, among floats of 32 bits or fewer, ``void NAME_counted(from, to, n, uint32* stats)``;
     ``kernels/host/casts.hpp`` describes the statistics."""
-    return _casts(name, "GPUCAST_COUNTED_CAST", {f"{kernel_name(rule)}_counted": rule for rule in rules})
+    return _casts(name, "GPUCAST_COUNTED_CAST", {f"{rule.function}_counted": rule for rule in rules})
 
 
 def stochastic_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
     """For each rule, with random rounding, ``void NAME(from, to, n, uint64 seed, uint64 first, uint64 skip)``
     (``kernels/host/stochastic.hpp``)."""
-    functions = {kernel_name(rule): rule for rule in rules}
+    functions = {rule.function: rule for rule in rules}
     return _casts(name, "GPUCAST_STOCHASTIC_CAST", functions, ["casts.hpp", "stochastic.hpp"], _RANDOM)
 
 
@@ -136,7 +136,7 @@ def quantization_unit(src: DType) -> HostUnit:
             arguments = f"gpucast::{src.name}, gpucast::{rule.dst.name}, {_rule(rule)}"
             runs[f"{division}_{src.name}_{rule.dst.name}"] = f"{division}<{arguments}>"
     lines = [f"GPUCAST_RUN({name}, {work})\n" for name, work in runs.items()]
-    functions = ("find_extremes", "divide") if src is _DOUBLE else ("find_extremes", "divide", "step")
+    functions = ["find_extremes", "divide", "choose", "hadamard"] + ["step"] * (src is not _DOUBLE)
     others = [f"{function}_{src.name}" for function in functions]
     lines += [f"GPUCAST_RUN_OF({name}, {name.removesuffix(f'_{src.name}')}, {src.name})\n" for name in others]
     if src is _FLOAT:
@@ -144,7 +144,11 @@ def quantization_unit(src: DType) -> HostUnit:
         others += ["Equal_UINT8", "each_run", "multiply"]
     types = (*_COMPUTE, src, *(rule.dst for rule in rules))
     return _finished(
-        f"quantization_{src.name}", types, ["casts.hpp", "work.hpp", "blocks.hpp"], lines, [*runs, *others]
+        f"quantization_{src.name}",
+        types,
+        ["casts.hpp", "work.hpp", "blocks.hpp", "hadamard.hpp"],
+        lines,
+        [*runs, *others],
     )
 
 

@@ -11,19 +11,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.steps import Steps
 
-__all__ = ["FORMATS", "ROW", "SOURCES", "Format", "Parts", "ScaleOrder", "ScaleRule", "find"]
+__all__ = ["FORMATS", "LENGTHS", "ROW", "SOURCES", "Format", "Hadamard", "Parts", "ScaleOrder", "ScaleRule", "find"]
 
 #: How the scale of a block comes from its largest magnitude: "amax" (divided by the largest element), "full_range" (by
 #: half of what lies between the lowest and the largest integer), "no_clipping" (as "amax", but the lowest integer is
 #: used for negative numbers), "floor" (the power of two of OCP MX), "up" (the next power of two above amax / the
-#: largest element), "even" (as "floor", after amax is rounded to the bits of an element).
-ScaleRule = Literal["amax", "full_range", "no_clipping", "floor", "up", "even"]
+#: largest element), "even" (as "floor", after amax is rounded to the bits of an element), "4over6" (as "amax", or by
+#: which amax becomes 4 in place of 6, whichever has the smaller squared error).
+ScaleRule = Literal["amax", "full_range", "no_clipping", "floor", "up", "even", "4over6"]
 #: The length of a block that is a whole row, however long.
 ROW = (1 << 31) - 1
 #: Which elements share a scale: all ("tensor"), those of one index of the axis ("axis"), or blocks of these lengths,
@@ -40,7 +43,7 @@ SOURCES = (dtype("FLOAT"), dtype("FLOAT16"), dtype("BFLOAT16"), dtype("DOUBLE"))
 _RULES: dict[DType, tuple[ScaleRule, ...]] = {
     _FLOAT: ("amax", "full_range", "no_clipping"),
     _BFLOAT16: ("amax", "full_range", "no_clipping"),
-    _E4M3: ("amax",),
+    _E4M3: ("amax", "4over6"),
     _E8M0: ("floor", "up", "even"),
 }
 
@@ -99,6 +102,10 @@ class Format:
             raise ValueError(f"{self._caller}{element} needs zero points: without them it has no negative numbers")
         if self.rule in ("full_range", "no_clipping") and (element.family != "int" or self.zero_points):
             raise ValueError(f"{self._caller}rule={self.rule!r} is for integers without zero points")
+        if self.rule == "4over6" and (
+            element is not dtype("FLOAT4E2M1") or self.steps is not None or self.block != (16,)
+        ):
+            raise ValueError(f"{self._caller}rule='4over6' is for FLOAT4E2M1 in blocks of 16, without steps")
         if self.global_scale and scale is not _E4M3:
             raise ValueError(f"{self._caller}a global scale goes with scales of {_E4M3}, not of {scale}")
         if self.steps is not None:
@@ -106,6 +113,8 @@ class Format:
                 raise TypeError(f"{self._caller}steps={self.steps!r} must be gpucast.quantization.Steps")
             if self.zero_points or self.rule == "no_clipping":
                 raise ValueError(f"{self._caller}steps are for scales of the largest magnitude, without zero points")
+            if self.rounds_down:
+                raise ValueError(f"{self._caller}rule={self.rule!r} does not go with steps; expected 'up'")
             if self.global_scale != bool(self.steps.u):
                 raise ValueError(f"{self._caller}steps have a formula u where, and only where, there is a global scale")
             if self.steps.code_needs_amax and (scale is not _FLOAT or self.global_scale):
@@ -134,6 +143,12 @@ class Format:
             mantissa_bits = element.mantissa_bits if element.is_float else element.bits - 2
             return power * (1 - math.ldexp(1.0, -(mantissa_bits + 2)))
         return power if self.rule == "floor" else largest
+
+    @property
+    def top_scale(self) -> float:
+        """With a global scale: the scale of the largest magnitude of an array. "4over6" leaves room for that by which
+        the magnitude becomes 4 in place of 6, 384."""
+        return 256.0 if self.rule == "4over6" else float(self.scale.max)
 
     @property
     def negative_weight(self) -> float:
@@ -243,6 +258,27 @@ class Parts:
     global_scale: Any = None
 
 
+#: The lengths of a Hadamard transform that have kernels and loops.
+LENGTHS = (16, 32, 64, 128)
+
+
+class Hadamard(NamedTuple):
+    """A transform of runs of `length` numbers. Bit i of `negative` is set where sign i is -1."""
+
+    length: int
+    negative: int = 0
+
+    @property
+    def factor(self) -> float:
+        """1 / sqrt(length), rounded to FLOAT: exact for 16 and 64."""
+        return float(np.float32(self.length**-0.5))
+
+    @property
+    def words(self) -> tuple[int, ...]:
+        """The bits of `negative` as four words, the low one first."""
+        return tuple(self.negative >> i & 2**32 - 1 for i in range(0, LENGTHS[-1], 32))
+
+
 def _table(text: str) -> dict[str, Format]:
     formats = {}
     for line in text.strip().splitlines():
@@ -278,6 +314,7 @@ FORMATS: dict[str, Format] = _table("""
     mxfp4         FLOAT4E2M1    FLOAT8E8M0    32                         floor  -   -
     mxfp4_up      FLOAT4E2M1    FLOAT8E8M0    32                         up     -   -
     nvfp4         FLOAT4E2M1    FLOAT8E4M3FN  16                         amax   -   global
+    nvfp4_16x16   FLOAT4E2M1    FLOAT8E4M3FN  16x16                      amax   -   global
     int8          INT8          FLOAT         tensor,axis,32,64,128      amax   -   -
     int8_zp       INT8          FLOAT         tensor,axis,32,64,128      amax   zp  -
     uint8_zp      UINT8         FLOAT         tensor,axis,32,64,128      amax   zp  -
@@ -305,13 +342,13 @@ def find(asked: Any, caller: str) -> Format:
     for base in FORMATS.values():
         usual, *more = _RULES[base.scale]
         for rule in more:
-            if base.rule == usual and name == f"{base}_{rule}":
+            if base.rule == usual and name == f"{base}_{rule}" and (rule != "4over6" or base.block == (16,)):
                 return replace(base, name=name, rule=rule)
     if near := _near(name):
         raise ValueError(f"{caller}: format={asked!r} is not known; did you mean one of {', '.join(near)}?")
     raise ValueError(
         f"{caller}: format={asked!r} is not known; expected one of {', '.join(FORMATS)} (symmetric integers also with "
-        "_full_range or _no_clipping, mx with _even), or a Format"
+        "_full_range or _no_clipping, mx with _even, nvfp4 with _4over6), or a Format"
     )
 
 

@@ -92,6 +92,21 @@ class CastRule:
     rounding: Rounding = "truncate"
     round_mode: RoundMode = "up"
 
+    @property
+    def function(self) -> str:
+        """The name of its function in C++, such as `gpucast_float32_to_float8e4m3fn`: attributes that differ from the
+        default are appended."""
+        default = resolve(self.src, self.dst)
+        parts = ["gpucast", self.src.numpy_name.replace("_", ""), "to", self.dst.numpy_name.replace("_", "")]
+        for chosen, usual in (
+            (self.overflow, default.overflow),
+            (self.rounding, default.rounding),
+            (self.round_mode, default.round_mode),
+        ):
+            if chosen != usual:
+                parts.append(chosen)
+        return "_".join(parts + ["infinity_is_nan"] * self.infinity_is_nan)
+
 
 def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, caller: str = "cast") -> int:
     """The newest version of the operator in an opset. ValueError outside the operator's first opset to 28."""

@@ -113,6 +113,11 @@ class Steps:
         return parse(self.code).name == "T"
 
     @property
+    def rounds_scales(self) -> bool:
+        """Whether scales are numbers of the type of the array."""
+        return parse(self.scale).name == "T"
+
+    @property
     def code_needs_amax(self) -> bool:
         """Whether the scale alone does not give the factor."""
         return "a" in self.factor.names

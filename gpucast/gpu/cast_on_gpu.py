@@ -14,6 +14,7 @@ from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.codegen.cast_kernel import Shape, square_side
 from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
 from gpucast.codegen.strides import Dims, collapse, squares
+from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
@@ -82,6 +83,7 @@ def address(x: Any) -> int:
 # ---- casts ----
 
 
+@exact()
 def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
     """Cast on the source's device, on its current stream, into `target`, which is there too, or a new array.
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import addressof, c_int64, c_uint32, c_uint64, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,17 +114,6 @@ class Driver(Protocol):
         """The index of the device that holds an address."""
 
 
-class _Arguments:
-    """Room for the arguments of a launch, and the list of their addresses, which CUDA wants."""
-
-    __slots__ = ("address", "addresses", "bit", "dst", "n", "src")
-
-    def __init__(self) -> None:
-        self.src, self.bit, self.dst, self.n = c_uint64(), c_uint32(), c_uint64(), c_int64()
-        self.addresses = (c_void_p * 5)(*map(addressof, (self.src, self.bit, self.dst, self.n)), None)
-        self.address = addressof(self.addresses)
-
-
 @dataclass(frozen=True)
 class _Foreign:
     """A stream of another library, in the words of the CUDA stream protocol. CuPy never destroys it."""
@@ -134,23 +122,6 @@ class _Foreign:
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.handle
-
-
-class _Thread(threading.local):
-    """The state of each thread."""
-
-    def __init__(self) -> None:
-        from cupy_backends.cuda.api import runtime
-
-        # Makes the device's context current in this thread: the driver needs it, and CuPy may not have had to.
-        runtime.setDevice(runtime.getDevice())
-        #: A list, because a launch may be interrupted (by a finalizer, say) by another one in the same thread.
-        self.free: list[_Arguments] = []
-
-    def bind(self) -> None:
-        """Bind the thread. Empty, because the first access to a `threading.local` in a thread calls `__init__`, which
-        does it.
-        """
 
 
 def _failed(status: int, is_repeated: bool) -> None:
@@ -165,10 +136,6 @@ def _failed(status: int, is_repeated: bool) -> None:
 
 class CupyDriver:
     """CUDA through CuPy."""
-
-    @cached_property
-    def _thread(self) -> _Thread:
-        return _Thread()
 
     def unavailable(self) -> tuple[str, str] | None:
         found = nvidia.find()
@@ -235,49 +202,45 @@ class CupyDriver:
         return capturing
 
     def load(self, source: KernelSource) -> Kernel:
-        from cupy.cuda import get_current_stream
-        from cupy_backends.cuda.api import driver
-
         kernel: Kernel | None = self._kernel(source, source.block, source.ahead)
         if kernel is not None:
             return kernel
-        device, thread = self.current(), self._thread
-        function = self._function(source, device)
-        launch_kernel, threads, blocks = driver.launchKernel, source.threads, source.blocks
+        launched, blocks = self._launcher(source), source.blocks
 
         def launch(src: int, dst: int, n: int, more: Argument | None) -> None:
-            free = thread.free
-            arguments = free.pop() if free else _Arguments()
-            arguments.src.value = src
-            arguments.dst.value = dst
-            arguments.n.value = n
-            if more is not None:
-                held = create_string_buffer(more.to_bytes())
-                arguments.addresses[4] = addressof(held)
-            # CUDA copies the arguments before it returns.
-            launch_kernel(
-                function, blocks(n, dst), 1, 1, threads, 1, 1, 0, get_current_stream(device).ptr, arguments.address, 0
-            )
-            free.append(arguments)
+            last = [] if more is None else [create_string_buffer(more.to_bytes())]
+            arguments = [c_uint64(src), c_uint32(), c_uint64(dst), c_int64(n), *last]
+            launched(blocks(n, dst), list(map(addressof, arguments)))
 
         return launch
 
     def load_many(self, source: BatchSource) -> ManyKernel:
-        from cupy.cuda import get_current_stream
-        from cupy_backends.cuda.api import driver
-
         kernel: ManyKernel | None = self._kernel(source, 0, 0)
         if kernel is not None:
             return kernel
-        device, thread = self.current(), self._thread
-        function, launch_kernel, threads = self._function(source, device), driver.launchKernel, source.threads
+        launched = self._launcher(source)
 
         def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:
-            thread.bind()
-            address = c_void_p(table.ctypes.data)
-            launch_kernel(
-                function, blocks, 1, 1, threads, 1, 1, 0, get_current_stream(device).ptr, addressof(address), 0
-            )
+            launched(blocks, [table.ctypes.data])
+
+        return launch
+
+    def _launcher(self, source: KernelSource | BatchSource) -> Callable[[int, Sequence[int]], None]:
+        """A function that launches a kernel on the current device, given the number of blocks and the addresses of the
+        arguments; slower than the extension module."""
+        from cupy.cuda import get_current_stream
+        from cupy_backends.cuda.api import driver, runtime
+
+        device, launch_kernel, set_device = self.current(), driver.launchKernel, runtime.setDevice
+        function = self._function(source, device)
+
+        def launch(blocks: int, addresses: Sequence[int]) -> None:
+            # Makes the device's context current in this thread: the driver needs it, and CuPy may not have had to.
+            set_device(device)
+            listed = (c_void_p * len(addresses))(*addresses)
+            stream = get_current_stream(device).ptr
+            # CUDA copies the arguments before it returns.
+            launch_kernel(function, blocks, 1, 1, source.threads, 1, 1, 0, stream, addressof(listed), 0)
 
         return launch
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the extension module for all blocks of an array (``kernels/host/blocks.hpp``)."""
+"""Calls of the extension module for all blocks of an array (``kernels/host/blocks.hpp``, ``hadamard.hpp``)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ Triple = tuple[int, int, int]
 #: Elements of a call: signals, such as Ctrl-C, are looked at between calls.
 _PIECE = 1 << 22
 
-#: What blocks have: `Extremes`, `Divisor`, `Factor` and `Step` of ``kernels/host/blocks.hpp``.
+#: What blocks have: `Extremes`, `Divisor`, `Factor`, `Step` and `TwoScales` of ``kernels/host/blocks.hpp``.
 EXTREMES = np.dtype([("lowest", np.float64), ("largest", np.float64), ("is_lost", np.uint64)])
 DIVISOR = np.dtype([("d", np.float64), ("zero", np.int32), ("is_lost", np.int32)])
 FACTOR = np.dtype([("factor", np.float64), ("zero", np.float64)])
 STEP = np.dtype([("d", np.float32), ("zero", np.int32)])
+CHOICE = np.dtype([("six", np.float32), ("four", np.float32), ("takes_four", np.uint32)])
 
 
 class Grid(NamedTuple):
@@ -77,6 +78,24 @@ class Products(ctypes.Structure):
     """How codes become numbers, and numbers results."""
 
     _fields_ = (("from_codes", ctypes.c_uint64), ("to", ctypes.c_uint64), ("itemsize", ctypes.c_uint64))
+
+
+class Choice(ctypes.Structure):
+    """Two ways to quantize: where the array begins, its codes by the other scales, what makes numbers codes times
+    scales, and the numbers of the 16 codes."""
+
+    _fields_ = (
+        ("first", ctypes.c_uint64),
+        ("other", ctypes.c_uint64),
+        ("factor", ctypes.c_float),
+        ("value", ctypes.c_float * 16),
+    )
+
+
+class Transform(ctypes.Structure):
+    """A Hadamard transform: a bit for each negative sign, the factor, and whether signs come last."""
+
+    _fields_ = (("negative", ctypes.c_uint32 * 4), ("factor", ctypes.c_float), ("inverse", ctypes.c_uint32))
 
 
 find: Callable[[str], int] = lru_cache(maxsize=256)(loops.find)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.codegen.host_units import is_counted
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
@@ -52,8 +51,8 @@ class CountedCast:
     """Casts by one rule, among floats, and counts. Safe to call from several threads."""
 
     def __init__(self, rule: CastRule) -> None:
-        self._address = loops.find(f"{kernel_name(rule)}_counted")
-        self._function = _function(f"{kernel_name(rule)}_counted", None)
+        self._address = loops.find(f"{rule.function}_counted")
+        self._function = _function(f"{rule.function}_counted", None)
 
     def __call__(self, x: Array, out: Array) -> CastStats:
         """Cast flat, native codes into all of `out`, which does not overlap them."""

@@ -7,7 +7,6 @@ import ctypes
 from dataclasses import replace
 from functools import lru_cache
 
-from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.codegen.host_units import DIRECTED_SOURCES
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import FusedInputs, Scaling
@@ -58,7 +57,7 @@ def find(name: str) -> int:
 def function_of(rule: CastRule) -> int:
     """The address of the loop that casts by a rule, random rounding included."""
     if rule.src is not rule.dst:
-        return find(kernel_name(rule))
+        return find(rule.function)
     kind = rule.src
     return find(f"gpucast_copy_{'bool' if kind.family == 'bool' else kind.bits}")
 

@@ -22,10 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.chunks import spans
+from gpucast.arrays.operand import Operand, operand
 from gpucast.core import arithmetic, dtypes, packages, strings
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import DIRECTED, CastRule
-from gpucast.host.cast_numbers import into
+from gpucast.host.cast_on_host import into
 from gpucast.reference.exact_cast import from_strings
 
 Array = npt.NDArray[Any]
@@ -47,6 +48,18 @@ def fast_library() -> Any:
         except ImportError:
             return None
         return orjson
+
+
+def apply(source: Operand, rule: CastRule, target: Operand | None = None) -> Operand:
+    """Cast text, or to text, into `target`, which is returned, or into a new array."""
+    # All of it before the target is touched: a text that is no number leaves that as it was.
+    texts = source.array.get() if source.packed else source.data
+    convert = parse if rule.src.family == "string" else format
+    result = operand(convert(texts, rule), rule.dst)
+    if target is None:
+        return result
+    target.data[...] = result.data
+    return target
 
 
 @arithmetic.exact()

@@ -31,7 +31,6 @@ from cuda.compute.op import RawOp
 from cuda.core import Device, Program, ProgramOptions
 from numpy import int64
 
-from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.codegen.device_functions import device_function, held_as
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
@@ -107,9 +106,9 @@ def _source(src: Any, dst: Any, attributes: dict[str, Any], packed: bool = False
         arguments, count = "void* x, void* index", 8 // source.bits
         place = "*static_cast<const long long*>(index)"
         value = f"(*static_cast<unsigned char* const*>(x))[{place} / {count}] >> {place} % {count} * {source.bits}"
-    name = kernel_name(rule).replace("gpucast_", f"gpucast_compute_{'packed_' * packed}", 1)
+    name = rule.function.replace("gpucast_", f"gpucast_compute_{'packed_' * packed}", 1)
     value += " != 0" * (source.family == "bool")
-    line = f"*static_cast<{result}*>(y) = {kernel_name(rule)}({value});"
+    line = f"*static_cast<{result}*>(y) = {rule.function}({value});"
     return _Source(rule, name, f'{text}extern "C" __device__ void {name}({arguments}, void* y) {{ {line} }}\n')
 
 

@@ -34,7 +34,6 @@ from numba import cuda, types
 from numba.core import config
 
 from gpucast.casting.cast import cast as cast_array
-from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.codegen.device_functions import device_function, held_as
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule, resolve
@@ -83,9 +82,9 @@ def _typed(context: Any, x: Any, to: Any, src: Any = None) -> Any:
 @lru_cache
 def _source(rule: CastRule) -> tuple[str, Any]:
     """A function with C's calling convention, and the code to link."""
-    name = kernel_name(rule).replace("gpucast_", "gpucast_numba_", 1)
+    name = rule.function.replace("gpucast_", "gpucast_numba_", 1)
     result, argument = (held_as(kind).replace("bool", "unsigned char") for kind in (rule.dst, rule.src))
-    call = f"{kernel_name(rule)}({'x != 0' if rule.src.family == 'bool' else 'x'})"
+    call = f"{rule.function}({'x != 0' if rule.src.family == 'bool' else 'x'})"
     line = f'extern "C" __device__ {result} {name}({argument} x) {{ return {call}; }}\n'
     return name, cuda.CUSource(device_function(rule.src, rule.dst) + line, name=f"{name}.cu")
 

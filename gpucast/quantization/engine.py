@@ -1,16 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizes and dequantizes checked arrays and parts on the host or the device where they are."""
+"""Quantizes, dequantizes and transforms checked arrays and parts on the host or the device where they are."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from gpucast.arrays.packed import PackedArray, device_index
-from gpucast.core.dtypes import DType
-from gpucast.core.formats import Format, Parts
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format, Hadamard, Parts
 from gpucast.core.fused_ops import Random
-from gpucast.quantization import gpu, quantize_on_host
+from gpucast.core.rule import resolve
+from gpucast.host import cast_on_host
+from gpucast.quantization import gpu, hadamard_on_host, quantize_on_host
+
+_FLOAT = dtype("FLOAT")
 
 
 def quantize(
@@ -21,22 +28,33 @@ def quantize(
     targets: list[Parts] | None = None,
     workspace: Any = None,
     amax: Any = None,
+    hadamards: Sequence[Hadamard | None] = (),
 ) -> list[Parts]:
     """The parts of each result. Its specification: whether it is transposed, its axis, and the caller's scales.
 
     `targets`: parts that are written instead of new ones; on a device with a `workspace`, if it is to be kept.
     `amax`: a FLOAT on the device to find the global scale from.
+    `hadamards`: the transform of each result's numbers along its axis, which has a global scale of its own then.
     """
     if device_index(x) is not None:
         wanted = [gpu.tiles.ResultSpec(*one) for one in result_specs]
+        if any(hadamards) or format.rule == "4over6":
+            hows = hadamards or [None] * len(wanted)
+            return gpu.units.quantize(
+                x, format, wanted, hows, random=random, targets=targets, workspace=workspace, amax=amax
+            )
         return gpu.quantize_on_gpu.quantize(
             x, format, wanted, random=random, targets=targets, workspace=workspace, amax=amax
         )
     results: list[Parts] = []
-    for swapped, axis, given in result_specs:
-        # The plain and the transposed result have the same global scale. Steps may begin with another number.
-        given = results[0].global_scale if format.global_scale and results and format.steps is None else given
+    for i, (swapped, axis, given) in enumerate(result_specs):
         view = x.swapaxes(-1, -2) if swapped else x
+        if any(hadamards):
+            how = hadamards[i]
+            view = view if how is None else hadamard_on_host.transform(view, how, axis=axis)
+        elif format.global_scale and results and format.steps is None:
+            # The plain and the transposed result have the same global scale. Steps may begin with another number.
+            given = results[0].global_scale
         parts = quantize_on_host.quantize(view, format, axis=axis, scale=given, random=random)
         if format.element.packed:
             parts = replace(parts, data=PackedArray.pack(parts.data))
@@ -48,8 +66,23 @@ def quantize(
     return targets or results
 
 
-def dequantize(parts: Parts, format: Format, to: DType, axis: int, out: Any = None, workspace: Any = None) -> Any:
-    """The numbers that parts stand for, each rounded once to `to`; written to `out`, if there is one."""
+def dequantize(
+    parts: Parts,
+    format: Format,
+    to: DType,
+    axis: int,
+    out: Any = None,
+    workspace: Any = None,
+    hadamard: Hadamard | None = None,
+) -> Any:
+    """The numbers that parts stand for, each rounded once to `to`; written to `out`, if there is one.
+
+    `hadamard`: what they are the transform of; FLOATs are transformed back.
+    """
+    if hadamard is not None:
+        kept = None if out is None or workspace is None else workspace.array("codes", out.shape, _FLOAT)
+        numbers = dequantize(parts, format, _FLOAT, axis, kept, workspace)
+        return transform(numbers, hadamard, axis, to, inverse=True, out=out, workspace=workspace)
     if device_index(parts.data) is not None:
         return gpu.quantize_on_gpu.dequantize(parts, format, to, axis=axis, out=out, workspace=workspace)
     data = parts.data.get() if isinstance(parts.data, PackedArray) else parts.data
@@ -57,6 +90,30 @@ def dequantize(parts: Parts, format: Format, to: DType, axis: int, out: Any = No
     if out is None:
         return numbers
     out[...] = numbers
+    return out
+
+
+def transform(
+    x: Any,
+    hadamard: Hadamard,
+    axis: int,
+    to: DType,
+    *,
+    inverse: bool = False,
+    out: Any = None,
+    workspace: Any = None,
+) -> Any:
+    """The transformed numbers, each rounded once to FLOAT and once to `to`; written to `out`, if there is one."""
+    if device_index(x) is not None:
+        return gpu.units.transform(x, hadamard, axis, to, inverse=inverse, out=out, workspace=workspace)
+    made = hadamard_on_host.transform(x, hadamard, axis=axis, inverse=inverse)
+    result = made
+    if to is not _FLOAT:
+        result = np.empty(made.shape, to.numpy)
+        cast_on_host.into(made, resolve(dtype(made.dtype), to), result)
+    if out is None:
+        return result
+    out[...] = result
     return out
 
 

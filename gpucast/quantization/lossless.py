@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,42 +56,96 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
     target = recipes.find(format, _CALLER)
     if device_index(q.data) is not None:
         raise TypeError(f"{_CALLER}: q is on a device; q.get() is a copy on the host")
-    for one in (q.format, target):
-        if one.zero_points:
-            raise TypeError(f"{_CALLER}: {one} has zero points; expected formats without them")
+    check_formats(q.format, target)
     axis = checked_axis(q.axis if axis is None else axis, q.shape, target, _CALLER)
-    numbers = np.asarray(q.dequantize("DOUBLE") if q.library is None else q.__array__(np.float64))
-    grid = BlockGrid.of(target, q.shape, axis)
-    values = numbers.reshape(grid.shape)
-    old = _of_elements(q).reshape(grid.shape)
-    lost = _largest(np.isnan(values).astype(np.float64), grid) > 0
-    with np.errstate(invalid="ignore"):
-        amax = _largest(np.where(np.isfinite(values), np.abs(values), 0), grid)
-        unit = _largest(np.where((values != 0) & np.isfinite(old), old, 0), grid)
+    values = np.asarray(q.dequantize("DOUBLE") if q.library is None else q.__array__(np.float64))
     own = None if q.global_scale is None else float(q.global_scale)
     if global_scale is not None:
         own = _checked(global_scale)
-    counts = []
-    for headroom in (False, True):
-        scales, g = _scales(amax, unit, target, headroom, own)
-        codes, changed = _codes(values, scales, g, lost, target, grid)
-        if not changed:
-            break
-        counts.append(changed)
-    else:
-        least, size = min(counts), values.size
-        raise ValueError(f"{_CALLER}: {least:,} of {size:,} numbers would change from {q.format} to {target}")
-    data = codes.reshape(q.shape)
-    stored = np.where(lost, np.nan, np.asarray(cast(scales, "DOUBLE")))
+    data: Any = None
+
+    def changed(scales: Array, g: float) -> int:
+        nonlocal data
+        data, count = recoded(values, scales, g, target, axis)
+        return count
+
+    blocks = examined(values, _of_elements(q), target, axis)
+    scales, g = chosen(blocks, target, own, changed, values.size, str(q.format))
     return Quantized(
         PackedArray.pack(data) if target.element.packed else data,
-        np.asarray(cast(stored, target.scale)).reshape(target.scales_shape(q.shape, axis)),
+        scales.reshape(target.scales_shape(q.shape, axis)),
         target,
         global_scale=np.asarray(g, np.float32) if target.global_scale else None,
         dtype=q.dtype,
         axis=axis,
         library=q.library,
     )
+
+
+def check_formats(*formats: Format) -> None:
+    """TypeError for formats with zero points."""
+    for one in formats:
+        if one.zero_points:
+            raise TypeError(f"{_CALLER}: {one} has zero points; expected formats without them")
+
+
+@dataclass
+class Blocks:
+    """Of each block of numbers the largest magnitude, the largest scale that it has, and whether there is a NaN; 0
+    where there are none."""
+
+    amax: Array
+    unit: Array
+    lost: Array
+
+
+def examined(values: Array, old: Array, format: Format, axis: int) -> Blocks:
+    """The blocks that an array will have, given its numbers and the scale of each, both DOUBLE."""
+    grid = BlockGrid.of(format, values.shape, axis)
+    values, old = values.reshape(grid.shape), old.reshape(grid.shape)
+    with np.errstate(invalid="ignore"):
+        amax = _largest(np.where(np.isfinite(values), np.abs(values), 0), grid)
+        unit = _largest(np.where((values != 0) & np.isfinite(old), old, 0), grid)
+    return Blocks(amax, unit, _largest(np.isnan(values).astype(np.float64), grid) > 0)
+
+
+def joined(pieces: Sequence[Blocks], format: Format) -> Blocks:
+    """The blocks of an array, from those of its pieces in their order."""
+    parts = [[part.reshape(-1) for part in vars(piece).values()] for piece in pieces]
+    if format.block == "tensor":
+        return Blocks(*(np.asarray(np.max(part, axis=0)) for part in zip(*parts, strict=True)))
+    return Blocks(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def chosen(
+    blocks: Blocks, format: Format, own: float | None, changed: Callable[[Array, float], int], size: int, before: str
+) -> tuple[Array, float]:
+    """The scales, NaN where a block has one, and the global scale, that keep all numbers.
+
+    `own`: a global scale that the numbers have already; `changed`: how many numbers scales change, of `size`.
+    ValueError where all would change some.
+    """
+    counts = []
+    for headroom in (False, True):
+        scales, g = _scales(blocks, format, headroom, own)
+        if not (count := changed(scales, g)):
+            return scales, g
+        counts.append(count)
+    raise ValueError(f"{_CALLER}: {min(counts):,} of {size:,} numbers would change from {before} to {format}")
+
+
+def recoded(values: Array, scales: Array, g: float, format: Format, axis: int) -> tuple[Array, int]:
+    """The codes of numbers (DOUBLE), in their shape, and how many numbers they change."""
+    grid = BlockGrid.of(format, values.shape, axis)
+    factor = _spread(np.asarray(cast(scales, "DOUBLE")).reshape(grid.counts) * g, grid).reshape(values.shape)
+    gone = np.isnan(factor)
+    with np.errstate(all="ignore"):
+        quotients = np.where(gone, 0.0, values / factor)
+        options: Any = {"rounding": "nearest_even", "overflow": "saturate"} if format.element.family == "int" else {}
+        codes = np.asarray(cast(quotients, format.element, **options))
+        back = np.asarray(cast(codes, "DOUBLE")) * factor
+        same = (back == values) | (np.isnan(back) & np.isnan(values))
+    return codes, int(np.count_nonzero(~same))
 
 
 def _checked(global_scale: Any) -> float:
@@ -124,10 +180,10 @@ def _largest(of_elements: Array, grid: BlockGrid) -> Array:
     return of_elements if grid.splits_outer else of_elements.max(0, keepdims=True)
 
 
-def _scales(amax: Array, unit: Array, format: Format, headroom: bool, own: float | None) -> tuple[Array, float]:
-    """The scales as they are stored, and the global one. `unit`: the largest old scale of each block. With `headroom`
-    scales are as small as the largest number allows, which leaves the most room for small ones. `own`: a global scale
-    that the numbers have already."""
+def _scales(blocks: Blocks, format: Format, headroom: bool, own: float | None) -> tuple[Array, float]:
+    """The scales as they are stored, and the global one. With `headroom` scales are as small as the largest number
+    allows, which leaves the most room for small ones."""
+    amax, unit = blocks.amax, blocks.unit
     found = np.where(unit > 0, unit, 1.0)
     most = float(format.element.max)
     # The largest number has to fit in any case.
@@ -141,17 +197,5 @@ def _scales(amax: Array, unit: Array, format: Format, headroom: bool, own: float
         g = g if own is None else own
         found = np.maximum(np.where(unit > 0, found / g, 1.0), float(_E4M3.value(1)))
     attributes: Any = {"round_mode": "up"} if format.scale is _E8M0 else {}
-    return np.asarray(cast(found, format.scale, **attributes)), g
-
-
-def _codes(values: Array, scales: Array, g: float, lost: Array, format: Format, grid: BlockGrid) -> tuple[Array, int]:
-    """The codes, and how many numbers they change."""
-    factor = _spread(np.asarray(cast(scales, "DOUBLE")) * g, grid)
-    gone = _spread(lost, grid)
-    with np.errstate(all="ignore"):
-        quotients = np.where(gone, 0.0, values / factor)
-        options: Any = {"rounding": "nearest_even", "overflow": "saturate"} if format.element.family == "int" else {}
-        codes = np.asarray(cast(quotients, format.element, **options))
-        back = np.where(gone, np.nan, np.asarray(cast(codes, "DOUBLE")) * factor)
-        same = (back == values) | (np.isnan(back) & np.isnan(values))
-    return codes, int(np.count_nonzero(~same))
+    rounded = np.asarray(cast(cast(found, format.scale, **attributes), "DOUBLE"))
+    return np.asarray(cast(np.where(blocks.lost, np.nan, rounded), format.scale)), g

@@ -20,10 +20,11 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Parts
+from gpucast.core.formats import Format, Hadamard, Parts
 from gpucast.core.fused_ops import Random, resolve_random
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, recipes, swizzle
+from gpucast.quantization.hadamard_options import check_format, check_runs, resolve_hadamard
 from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class QuantizeKeywords(TypedDict, total=False):
     offset: int
     scale: Any
     amax: Any
+    hadamard: Any
+    signs: Any
     device: Any
     out: Any
 
@@ -66,6 +69,8 @@ def quantize(
     offset: int = 0,
     scale: Any = None,
     amax: Any = None,
+    hadamard: Any = None,
+    signs: Any = None,
     device: Any = None,
     out: Any = None,
 ) -> Any:
@@ -93,7 +98,7 @@ def quantize(
         the plain one, then the transposed one. The notes say how often a device reads x.
     rounding, seed, offset
         ``rounding="stochastic"`` with a seed rounds float elements at random, as in `gpucast.cast`. None: to nearest,
-        ties to even.
+        ties to even. With `hadamard`, and without `signs`, the seed also gives the signs.
     scale
         Given scales, for formats with FLOAT scales and without zero points: a number, or an array that broadcasts to
         the scales' shape. For NVFP4, the global scale; with a recipe the number that its library calls so. Scales must
@@ -102,6 +107,14 @@ def quantize(
         For NVFP4: find the global scale from this magnitude instead of the largest one in x, such as that of an earlier
         step. A number, or an array of one element: on a device a FLOAT array there, which is not waited for. It must be
         finite and not below 0. This is not checked for an array on a device.
+    hadamard
+        16, 32, 64 or 128: quantize ``gpucast.hadamard(x, hadamard, axis=axis, ...)`` in place of x, without that array
+        in memory where a device has a kernel for it. With transpose="both" also a pair, such as ``(None, 16)``: that of
+        the plain and that of the transposed result, each along its own `axis`; each result then has a global scale of
+        its own. Not for "..._axis" formats and recipes.
+    signs
+        The signs of the transform: a sequence of as many numbers, +1 or -1. None: those of the seed, also where it
+        rounds at random (its words for signs and for rounding are different ones). Without a seed: no signs.
     device
         Where to quantize: "cpu", "cuda" or "cuda:N". None: where x is.
     out
@@ -132,7 +145,9 @@ def quantize(
     byte (an odd number of 4-bit elements), and for many matrices that are far smaller than a tile of 64 x 128 elements.
     An array that is neither in C order nor the transpose of such an array is copied first.
     """
-    request = _QuantizeOptions(axis, scale_layout, transpose, rounding, seed, offset, scale, amax, device, out)
+    request = _QuantizeOptions(
+        axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
+    )
     return untraced(_quantize, x, format, request)
 
 
@@ -148,6 +163,8 @@ class _QuantizeOptions:
     offset: Any
     scale: Any
     amax: Any
+    hadamard: Any
+    signs: Any
     device: Any
     out: Any
 
@@ -172,7 +189,10 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         raise ValueError(f"{_CALLER}: transpose={transpose!r} must be False, True or 'both'")
     if transpose and array.ndim < 2:
         raise ValueError(f"{_CALLER}: transpose={transpose!r} needs two dimensions; x has shape {array.shape}")
-    random = _random(format, request.rounding, request.seed, request.offset)
+    hadamards = _hadamards(request, format)
+    # A seed of signs alone rounds nothing.
+    of_signs = any(hadamards) and request.signs is None and request.rounding is None
+    random = _random(format, request.rounding, None if of_signs else request.seed, request.offset)
     target = devices.parse(request.device, _CALLER)
     if target is not None and (target != "cpu" or device_index(array) is not None):
         if target != "cpu":
@@ -180,17 +200,22 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         array = cast(array, src, device=target, copy=False)
     scale, amax = _global_scale(request, format, array)
     result_specs = []
-    for swapped in (False, True) if transpose == "both" else (bool(transpose),):
+    for swapped, how in zip((False, True) if transpose == "both" else (bool(transpose),), hadamards, strict=True):
         shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
         on = checked_axis(axis, shape, format, _CALLER)
         check_layout(scale_layout, shape, on, format, _CALLER)
+        _check_choice(format, shape, on)
+        if how is not None:
+            check_runs(how, shape, on, _CALLER)
         result_specs.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), array)))
     if request.out is not None:
         outs = checked_outs(request.out, array, format, src, result_specs, scale_layout)
         workspace = outs[0].workspace(_CALLER)
         targets = [q.linear_parts(workspace) for q in outs]
         for q, parts in zip(
-            outs, engine.quantize(array, format, result_specs, random, targets, workspace, amax), strict=True
+            outs,
+            engine.quantize(array, format, result_specs, random, targets, workspace, amax, hadamards),
+            strict=True,
         ):
             if scale_layout != "linear":
                 swizzle.swizzle(parts.scales, layout=scale_layout, out=q.scales)
@@ -198,16 +223,29 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     results = [
         _quantized(parts, format, src, on, scale_layout, adapters.library_of(x))
         for parts, (_, on, _) in zip(
-            engine.quantize(array, format, result_specs, random, amax=amax), result_specs, strict=True
+            engine.quantize(array, format, result_specs, random, amax=amax, hadamards=hadamards),
+            result_specs,
+            strict=True,
         )
     ]
     return tuple(results) if transpose == "both" else results[0]
 
 
-def dequantize(q: Quantized, to: Any = "FLOAT", *, out: Any = None) -> Any:
+def dequantize(
+    q: Quantized,
+    to: Any = "FLOAT",
+    *,
+    hadamard: int | None = None,
+    signs: Any = None,
+    seed: int | None = None,
+    out: Any = None,
+) -> Any:
     """Turn a `Quantized` into an array of numbers, each rounded once to `to` (FLOAT, FLOAT16, BFLOAT16 or DOUBLE).
 
     The result has q's shape and is on q's device. Numbers out of the range of `to` become infinity, as in a cast.
+
+    `hadamard`, with the `signs` or `seed` of `gpucast.quantize`: transform the numbers back, which are FLOAT then,
+    before they become `to`.
 
     `out`: an array of q's shape and of the type `to` on q's device, which is written and returned. From the second call
     on nothing is allocated, so a CUDA graph can capture it.
@@ -218,7 +256,7 @@ def dequantize(q: Quantized, to: Any = "FLOAT", *, out: Any = None) -> Any:
     """
     if not isinstance(q, Quantized):
         raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")
-    return q.dequantize(to, out=out)
+    return q.dequantize(to, hadamard=hadamard, signs=signs, seed=seed, out=out)
 
 
 def _quantized(
@@ -228,6 +266,34 @@ def _quantized(
     return Quantized(
         parts.data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout, library
     )
+
+
+def _hadamards(request: _QuantizeOptions, format: Format) -> list[Hadamard | None]:
+    """The transform of each result."""
+    both = request.transpose == "both"
+    if isinstance(request.hadamard, (tuple, list)):
+        if not both or len(request.hadamard) != 2:
+            raise ValueError(f"{_CALLER}: hadamard={request.hadamard!r} is a pair for transpose='both'")
+        lengths = list(request.hadamard)
+    else:
+        lengths = [request.hadamard] * (1 + both)
+    if request.signs is not None and lengths.count(None) == len(lengths):
+        raise ValueError(f"{_CALLER}: signs= goes with hadamard=")
+    hadamards = [
+        None if length is None else resolve_hadamard(length, request.signs, request.seed, _CALLER) for length in lengths
+    ]
+    if any(hadamards):
+        check_format(format, _CALLER)
+    return hadamards
+
+
+def _check_choice(format: Format, shape: tuple[int, ...], axis: int) -> None:
+    """ValueError for blocks between whose two scales no kernel chooses."""
+    if format.rule == "4over6" and (not shape or axis != len(shape) - 1 or shape[axis] % 16):
+        raise ValueError(
+            f"{_CALLER}: {format} needs whole blocks along the last axis; axis={axis} of shape {shape} (with "
+            "transpose=True the former columns are rows)"
+        )
 
 
 def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:

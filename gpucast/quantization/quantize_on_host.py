@@ -8,6 +8,7 @@ it may differ from that of DOUBLE (``kernels/host/blocks.hpp``).
 
 from __future__ import annotations
 
+import ctypes
 import math
 from functools import partial
 from typing import Any
@@ -21,7 +22,7 @@ from gpucast.core.formats import Format, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, Options, resolve
 from gpucast.core.steps import Node, evaluate, parse
-from gpucast.host import block_loops, cast_numbers, loops
+from gpucast.host import block_loops, cast_on_host, loops
 from gpucast.host.extension import MODULE, say_slow
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.reference import exact_quantize
@@ -54,19 +55,18 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     else:
         stored, g, factor = _scales_by_steps(high, format, dtype(source.dtype), scale, shape)
     stored = stored.reshape(grid.counts)
-    s = _cast(stored, _DOUBLE)
-    d = factor if factor is not None else s * g if format.global_scale else s
+    # Formats with steps have no zero points.
+    s = _cast(stored, _DOUBLE) if factor is None else factor
+    d = s * g if format.global_scale and factor is None else s
     zero = _zero_points(low, s, format)
     if lost.any():
         zero[lost] = 0
         stored[lost] = _cast(np.float64(np.nan), format.scale)
-    data = np.empty(grid.shape, format.element.numpy)
-    is_own = scale is None or format.global_scale
-    run = _quick_run(source, format, d) if is_quick and is_own and random is None else None
-    if run is None:
-        _divide(source, grid, format, d, zero, lost, random, data)
-    else:
-        _divide_quickly(run, source, grid, format, d, zero, data)
+    is_quick &= scale is None or format.global_scale
+    if format.rule == "4over6":
+        stored, d, data = _four_over_six(source, grid, format, high, stored, g, lost, is_quick)
+    if format.rule != "4over6" or random is not None:
+        data = _codes(source, grid, format, d, zero, lost, is_quick, random)
     return Parts(
         data.reshape(x.shape),
         stored.reshape(shape),
@@ -78,7 +78,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
 def _cast(x: Any, dst: DType, **attributes: Any) -> Array:
     x = np.asarray(x)
     out = np.empty(x.shape, dst.numpy)
-    cast_numbers.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
+    cast_on_host.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
     return out
 
 
@@ -139,7 +139,7 @@ def global_scale(amax: float, format: Format, source: DType) -> float:
     """What `scale` gives in formats with a global scale, for numbers up to `amax`: a FLOAT."""
     if format.steps is not None:
         return float(_formula(format.steps.u, source, A=np.asarray(np.float32(amax))))
-    return max(float(_float(np.float64(amax) / (format.divisor * float(format.scale.max)))), _SMALLEST_FLOAT)
+    return max(float(_float(np.float64(amax) / (format.divisor * format.top_scale))), _SMALLEST_FLOAT)
 
 
 def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[int, ...]) -> tuple[Array, np.float64]:
@@ -181,8 +181,8 @@ def _scales_by_steps(
     else:
         found = np.broadcast_to(of(steps.scale, a=a, u=u), a.shape)
         scales = _powers(found, up=True) if format.scale is _E8M0 else _cast(found, format.scale)
-        if steps.zero:
-            scales = np.where(_cast(scales, _FLOAT) == 0, _cast(of(steps.zero), format.scale), scales)
+        if steps.zero and not (codes := scales.view(format.scale.code_numpy)).all():
+            scales = np.where(codes == 0, _cast(of(steps.zero), format.scale), scales)
     factor = np.broadcast_to(of(steps.factor, a=a, s=_cast(scales, _FLOAT), u=u), a.shape)
     g = np.float64(of(steps.global_scale, u=u)) if format.global_scale else np.float64(1)
     return np.array(scales, format.scale.numpy), g, factor
@@ -209,7 +209,47 @@ def _zero_points(low: Array, s: Array, format: Format) -> Array:
     return np.clip(lowest - np.rint(low / s), lowest, largest).astype(np.int32)
 
 
+def _four_over_six(
+    source: Array, grid: BlockGrid, format: Format, high: Array, six: Array, g: np.float64, lost: Array, is_quick: bool
+) -> tuple[Array, Array, Array]:
+    """The scales, the divisors and the codes of a format with the rule "4over6", from the scales by 6."""
+    four = np.maximum(_cast(high / (4 * g), format.scale).view(np.uint8), 1).view(format.scale.numpy)
+    four[lost] = six[lost]
+    zero = _zero_points(high, high, format)
+    tried = [_cast(scales, _DOUBLE) * g for scales in (six, four)]
+    codes, other = (_codes(source, grid, format, d, zero, lost, is_quick, None) for d in tried)
+    of_blocks = np.zeros(grid.counts, block_loops.CHOICE)
+    of_blocks["six"], of_blocks["four"] = _cast(six, _FLOAT), _cast(four, _FLOAT)
+    numbers = (ctypes.c_float * 16)(*(float(format.element.value(code)) for code in range(16)))
+    with np.errstate(all="ignore"):
+        factor = float(np.float32(1) / np.float32(g))
+    how = block_loops.Choice(source.ctypes.data, other.ctypes.data, factor, numbers)
+    block_loops.each_run(block_loops.find(f"choose_{_name(source)}"), source, codes, _grid(grid), of_blocks, how)
+    takes_four = of_blocks["takes_four"] != 0
+    return np.where(takes_four, four, six), np.where(takes_four, tried[1], tried[0]), codes
+
+
 # ---- codes ----
+
+
+def _codes(
+    source: Array,
+    grid: BlockGrid,
+    format: Format,
+    d: Array,
+    zero: Array,
+    lost: Array,
+    is_quick: bool,
+    random: Random | None,
+) -> Array:
+    """The codes of all elements. `is_quick`: they are finite FLOATs or shorter, and the scales their own."""
+    data = np.empty(grid.shape, format.element.numpy)
+    run = _quick_run(source, format, d) if is_quick and random is None else None
+    if run is None:
+        _divide(source, grid, format, d, zero, lost, random, data)
+    else:
+        _divide_quickly(run, source, grid, format, d, zero, data)
+    return data
 
 
 def _quick_run(source: Array, format: Format, d: Array) -> str | None:

@@ -20,10 +20,11 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
-from gpucast.core.formats import SOURCES, Format, Parts, ScaleOrder
+from gpucast.core.formats import SOURCES, Format, Hadamard, Parts, ScaleOrder
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle
+from gpucast.quantization.hadamard_options import check_format, check_runs, resolve_hadamard
 
 ScaleLayout = Literal["linear", ScaleOrder]
 _FLOAT = dtype("FLOAT")
@@ -161,9 +162,17 @@ class Quantized:
         with self._visit():
             return replace(self, **{name: gpu.cast_on_gpu.to_host(part) for name, part in self.parts().items()})
 
-    def dequantize(self, to: Any = "FLOAT", *, out: Any = None) -> Any:
+    def dequantize(
+        self,
+        to: Any = "FLOAT",
+        *,
+        hadamard: int | None = None,
+        signs: Any = None,
+        seed: int | None = None,
+        out: Any = None,
+    ) -> Any:
         """The numbers: `gpucast.dequantize` of this."""
-        return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="), out)
+        return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="), (hadamard, signs, seed), out)
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
@@ -227,19 +236,33 @@ class Quantized:
 
 
 @exact()
-def _dequantized(q: Quantized, to: DType, out: Any) -> Any:
+def _dequantized(q: Quantized, to: DType, transform: tuple[Any, Any, Any], out: Any) -> Any:
+    how = _transform(q, *transform)
     with streams.visit(streams.Owned(q.data, q.library), out):
         if out is None:
             parts = Parts(q.data, q.linear_scales(), q.zero_points, q.global_scale)
-            numbers = engine.dequantize(parts, q.format, to, q.axis)
+            numbers = engine.dequantize(parts, q.format, to, q.axis, hadamard=how)
         else:
             workspace = q.workspace("dequantize")
             parts = q.linear_parts(workspace)
             if q.scale_layout != "linear":
                 swizzle.unswizzle(q.scales, q.scales_shape, layout=q.scale_layout, out=parts.scales)
-            engine.dequantize(parts, q.format, to, q.axis, _checked_out(q, to, out), workspace)
+            engine.dequantize(parts, q.format, to, q.axis, _checked_out(q, to, out), workspace, how)
             return out
         return numbers if q.library is None else adapters.of_library(q.library).from_array(numbers)
+
+
+def _transform(q: Quantized, length: Any, signs: Any, seed: Any) -> Hadamard | None:
+    """The transform of numbers that are transformed back."""
+    caller = "dequantize"
+    if length is None:
+        if signs is not None or seed is not None:
+            raise ValueError(f"{caller}: {'seed' if signs is None else 'signs'}= goes with hadamard=")
+        return None
+    how = resolve_hadamard(length, signs, seed, caller)
+    check_format(q.format, caller)
+    check_runs(how, q.shape, q.axis, caller)
+    return how
 
 
 def _checked_out(q: Quantized, to: DType, out: Any) -> Any:

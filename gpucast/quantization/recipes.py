@@ -43,7 +43,7 @@ class Recipe:
 
 
 _ALL = ("FLOAT", "FLOAT16", "BFLOAT16")
-_NO_HALF = ("FLOAT", "BFLOAT16")
+_NO_HALF, _HALF = ("FLOAT", "BFLOAT16"), ("FLOAT16", "BFLOAT16")
 _VERSIONS = {
     "DeepGEMM": "54e2261",
     "TileKernels": "36d9e45",
@@ -52,20 +52,29 @@ _VERSIONS = {
     "compressed-tensors": "0.20.0",
     "ModelOpt": "a2fbac7",
     "vLLM": "0d6c41a",
+    "FlashInfer": "fb28d72",
+    "microxcaling": "7bc4195",
 }
 #: Their names as users may write them.
 _LIBRARIES = {library.lower() for library in _VERSIONS}
 
 #: What some rows leave out of the types that arrays can have.
 _SOURCES = {"compressed-tensors-mxfp4": _NO_HALF, "compressed-tensors-mxfp8": _NO_HALF}
+# A tie of so few bits times 1 + 2^-23 is just above it. Of FLOATs the number below a tie would be, too.
+_SOURCES |= {f"microxcaling-mxfp{name}": _HALF for name in ("8", "8-e5m2", "6-e2m3", "6-e3m2", "4")}
 
 #: Those whose largest magnitude overflows when it is rounded.
 _LIMITS = dict.fromkeys(
-    ("torchao-mxfp8-even", "torchao-mxfp4-even", "compressed-tensors-mxfp4", "compressed-tensors-mxfp8"), 2.0**126
+    (
+        *("torchao-mxfp8-even", "torchao-mxfp4-even", "torchao-0.18-mxfp8-even", "torchao-0.18-mxfp4-even"),
+        *("compressed-tensors-mxfp4", "compressed-tensors-mxfp8"),
+    ),
+    2.0**126,
 )
 
-#: Columns: name; library; what it was held against; element, scale, block ("row": one for each row) and rule, or the
-#: name of a format; then, as `Steps` has them: scale; code; u; global scale; zero.
+#: Columns: name; library, with a version if it is another than above; what it was held against; element, scale, block
+#: ("row": one for each row) and rule, or the name of a format; then, as `Steps` has them: scale; code; u; global scale;
+#: zero. 1.1754944e-38 is the smallest normal FLOAT, 1.0000001 the number after 1.
 _TABLE = """
 deepgemm | DeepGEMM | reference | FLOAT8E4M3FN FLOAT 1x128 amax | max(a,1e-4)/448 | x*(1/s)
 deepgemm-128x128 | DeepGEMM | reference | FLOAT8E4M3FN FLOAT 128x128 amax | max(a,1e-4)/448 | x*(1/s)
@@ -83,6 +92,14 @@ torchao-mxfp8-rceil | torchao | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | a*(1/4
 torchao-mxfp4-floor | torchao | package | mxfp4
 torchao-mxfp4-even | torchao | package | mxfp4_even
 torchao-mxfp4-rceil | torchao | package | FLOAT4E2M1 FLOAT8E8M0 32 up | a*(1/6) | x*(1/s)
+torchao-0.18-mxfp8-floor | torchao 0.18.0 | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a)*(1/256) \
+    | x*(1/max(s,1.1754944e-38))
+torchao-0.18-mxfp8-even | torchao 0.18.0 | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a*(32/31))*(1/256) \
+    | x*(1/max(s,1.1754944e-38))
+torchao-0.18-mxfp4-floor | torchao 0.18.0 | package | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a)*(1/4) \
+    | x*(1/max(s,1.1754944e-38))
+torchao-0.18-mxfp4-even | torchao 0.18.0 | package | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a*(8/7))*(1/4) \
+    | x*(1/max(s,1.1754944e-38))
 torchao-float8-row | torchao | package | FLOAT8E4M3FN FLOAT row amax | T(a/448) | x/s
 torchao-float8-tensor | torchao | package | FLOAT8E4M3FN FLOAT tensor amax | T(a/448) | x/s
 torchao-float8-cuda-row | torchao | formula | FLOAT8E4M3FN FLOAT row amax | T(a*(1/448)) | x/s
@@ -105,7 +122,7 @@ compressed-tensors-fp8-row | compressed-tensors | package | FLOAT8E4M3FN FLOAT r
 compressed-tensors-fp8-128x128 | compressed-tensors | package | FLOAT8E4M3FN FLOAT 128x128 amax | T(a/448) | T(x/s) \
     | | | eps
 compressed-tensors-mxfp4 | compressed-tensors | package | mxfp4_even
-compressed-tensors-mxfp8 | compressed-tensors | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a*(8/7))/256 \
+compressed-tensors-mxfp8 | compressed-tensors | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a*(8/7))*(1/256) \
     | x*(1/s)
 compressed-tensors-nvfp4 | compressed-tensors | package | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | u*T(a/6) | x/(s/u) \
     | pick(1/T(T(1/max(A,tiny))*2688),T(T(1/max(A,tiny))*2688),1) | 1/u | 0.125
@@ -141,6 +158,22 @@ vllm-fp8-tensor | vLLM | formula | FLOAT8E4M3FN FLOAT tensor amax | a/448 | x*(1
 vllm-fp8-group | vLLM | formula | FLOAT8E4M3FN FLOAT 1x128 amax | max(a,1e-10)/448 | x/s
 vllm-nvfp4 | vLLM | formula | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | u*(a*(1/6)) | x*pick(s*(1/u),1/(s*(1/u)),0) \
     | 1/A*2688 | 1/u
+
+flashinfer-nvfp4-exact | FlashInfer | formula | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | pick(a,a*(u*(1/6)),0) \
+    | x*min(1/(s*(1/u)),largest) | 1/A*2688 | 1/u
+flashinfer-nvfp4 | FlashInfer | reference | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | u*(a*(1/6)) \
+    | x*pick(s*(1/u),1/(s*(1/u)),0) | 1/A*2688 | 1/u
+
+microxcaling-mxfp8 | microxcaling | reference | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a)*(1/256) | x*(1.0000001/s)
+microxcaling-mxfp8-e5m2 | microxcaling | reference | FLOAT8E5M2 FLOAT8E8M0 32 up | power(a)*(1/32768) | x*(1.0000001/s)
+microxcaling-mxfp6-e2m3 | microxcaling | reference | FLOAT6E2M3 FLOAT8E8M0 32 up | power(a)*(1/4) | x*(1.0000001/s)
+microxcaling-mxfp6-e3m2 | microxcaling | reference | FLOAT6E3M2 FLOAT8E8M0 32 up | power(a)*(1/16) | x*(1.0000001/s)
+microxcaling-mxfp4 | microxcaling | reference | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a)*(1/4) | x*(1.0000001/s)
+microxcaling-mxfp8-round-even | microxcaling | reference | mxfp8e4m3
+microxcaling-mxfp8-e5m2-round-even | microxcaling | reference | mxfp8e5m2
+microxcaling-mxfp6-e2m3-round-even | microxcaling | reference | mxfp6e2m3
+microxcaling-mxfp6-e3m2-round-even | microxcaling | reference | mxfp6e3m2
+microxcaling-mxfp4-round-even | microxcaling | reference | mxfp4
 """
 
 
@@ -160,7 +193,9 @@ def _rows(text: str) -> dict[str, Recipe]:
             types = dtype(element), dtype(scale)
             format = Format(name, *types, lengths, rule, False, bool(u), steps)  # type: ignore[arg-type]
         sources, limit = _SOURCES.get(name, _ALL), _LIMITS.get(name, inf)
-        recipes[name] = Recipe(format, library, _VERSIONS[library], sources, limit, held)  # type: ignore[arg-type]
+        library, _, version = library.partition(" ")
+        version = version or _VERSIONS[library]
+        recipes[name] = Recipe(format, library, version, sources, limit, held)  # type: ignore[arg-type]
     return recipes
 
 
@@ -172,13 +207,19 @@ def find(asked: Any, caller: str) -> Format:
     if not isinstance(asked, str):
         return formats.find(asked, caller)
     name = asked.lower()
-    if name in RECIPES:
-        return RECIPES[name].format
-    if "-" in name or name in _LIBRARIES:
-        alike = [known for known in RECIPES if known.startswith(name.split("-")[0])]
-        near = difflib.get_close_matches(name, RECIPES, 3) or alike or list(RECIPES)
-        raise ValueError(f"{caller}: format={asked!r} is no recipe; did you mean one of {', '.join(near)}?")
+    if name in RECIPES or "-" in name or name in _LIBRARIES:
+        return find_recipe(asked, f"{caller}: format=").format
     return formats.find(asked, caller)
+
+
+def find_recipe(asked: str, caller: str) -> Recipe:
+    """The recipe of a name. ValueError with the nearest names for an unknown one; `caller` stands before the name."""
+    name = asked.lower()
+    if name in RECIPES:
+        return RECIPES[name]
+    alike = [known for known in RECIPES if known.startswith(name.split("-")[0])]
+    near = difflib.get_close_matches(name, RECIPES, 3) or alike or list(RECIPES)
+    raise ValueError(f"{caller}{asked!r} is no recipe; did you mean one of {', '.join(near)}?")
 
 
 def check_source(asked: Any, format: Format, src: DType, caller: str) -> None:

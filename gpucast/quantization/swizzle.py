@@ -68,10 +68,12 @@ def swizzle(scales: Any, *, layout: ScaleOrder = "128x4", out: Any = None) -> An
         return gpu.quantize_on_gpu.swizzle(scales, scales.shape, count, layout, out=out)
     rows, cols = _matrix(scales.shape)
     code = np.dtype(f"u{scales.dtype.itemsize}")
-    padded_scales = np.zeros(padded(rows, cols, layout, code.itemsize), code)
-    padded_scales[:rows, :cols] = np.ascontiguousarray(scales).view(code).reshape(rows, cols)
-    split, order = _tiles(padded_scales.shape, layout, code.itemsize)
-    tiles = np.ascontiguousarray(padded_scales.reshape(split).transpose(order))
+    padded_scales = np.ascontiguousarray(scales).view(code).reshape(rows, cols)
+    if (whole := padded(rows, cols, layout, code.itemsize)) != (rows, cols):
+        padded_scales = np.pad(padded_scales, [(0, more - n) for more, n in zip(whole, (rows, cols), strict=True)])
+    words = padded_scales.view(np.uint32)
+    split, order = _tiles(words.shape, layout)
+    tiles = np.ascontiguousarray(words.reshape(split).transpose(order))
     return _in(out, tiles.reshape(-1).view(scales.dtype))
 
 
@@ -94,21 +96,20 @@ def unswizzle(scales: Any, shape: tuple[int, ...], *, layout: ScaleOrder = "128x
     rows, cols = _matrix(shape)
     code = np.dtype(f"u{scales.dtype.itemsize}")
     whole = padded(rows, cols, layout, code.itemsize)
-    split, order = _tiles(whole, layout, code.itemsize)
-    tiles = scales.view(code).reshape([split[axis] for axis in order])
-    padded_scales = tiles.transpose(np.argsort(order)).reshape(whole)
+    split, order = _tiles((whole[0], whole[1] * code.itemsize // 4), layout)
+    tiles = np.ascontiguousarray(scales).view(np.uint32).reshape([split[axis] for axis in order])
+    words = np.ascontiguousarray(tiles.transpose(np.argsort(order)))
+    padded_scales = words.view(code).reshape(whole)
     return _in(out, np.ascontiguousarray(padded_scales[:rows, :cols]).view(scales.dtype).reshape(shape))
 
 
-def _tiles(whole: tuple[int, ...], layout: ScaleOrder, itemsize: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How the padded matrix is split into more dimensions, and their order in memory."""
-    rows, cols = whole
+def _tiles(whole: tuple[int, ...], layout: ScaleOrder) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How the padded matrix of words of 4 bytes, which stay together, is split into more dimensions, and their order in
+    memory."""
+    rows, words = whole
     if layout == "128x4":
-        return (rows // _ROWS, 4, 32, cols // _COLS, _COLS), (0, 3, 2, 1, 4)
-    if layout == "8x4":
-        return (rows // 8, 8, cols // _COLS, _COLS), (0, 2, 1, 3)
-    width = _COLS // itemsize
-    return (rows, cols // width, width), (1, 0, 2)
+        return (rows // _ROWS, 4, 32, words), (0, 3, 2, 1)
+    return ((rows // 8, 8, words), (0, 2, 1)) if layout == "8x4" else (whole, (1, 0))
 
 
 def _in(out: Any, found: Any) -> Any:

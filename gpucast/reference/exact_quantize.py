@@ -22,6 +22,12 @@ elements.
     - "amax" with FLOAT8E4M3FN scales (NVIDIA's NVFP4): g = cast(largest amax / (6 * 448), FLOAT, overflow="saturate"),
       at least 2^-126, one for the whole array (or the caller's); s = cast(amax / (6 * g), FLOAT8E4M3FN). Without a
       global scale g is 1.
+    - "4over6" (Four Over Six, MIT and NVIDIA, 2025; NVFP4 alone): two scales are tried, by 6 and by 4. g is as before
+      with 256 in place of 448, so that the scale by 4 fits too; s6 = cast(amax / (6 * g), FLOAT8E4M3FN), and s4 with 4
+      in place of 6, both not 0. The codes by each are those of step 4, to nearest. y = cast(x, FLOAT) * (1 / g) for
+      each number; the error of a scale is the sum of (y - code * s)^2, in the order of the block, from 0 on. All of
+      this is FLOAT arithmetic, and each operation rounds. s4 is taken where its error is smaller, else s6; with random
+      rounding too, which then rounds the codes by that scale.
     - "floor" (OCP MX v1.0, section 6.3): s = 2^(floor(log2 amax) - emax), emax the exponent of the element's largest
       value (8, 15, 2, 4, 2), that is cast(amax / 2^emax, FLOAT8E8M0, round_mode="down"), clamped to 2^-127..2^127.
     - "up" (cuBLAS, TransformerEngine; torchao's RCEIL): s = cast(amax / M, FLOAT8E8M0, round_mode="up"), clamped alike:
@@ -65,9 +71,14 @@ elements.
     to FLOAT. Scales have no lower bound but the formula's. A block with a NaN or an infinity has the scale NaN, and
     codes 0.
 
+9.  *Transforms.* With a Hadamard transform x is replaced by that of `gpucast.reference.exact_hadamard` along `axis`, a
+    FLOAT array, before step 1. Each result of an array then has a global scale of its own. Random rounding (step 7) is
+    that of the transformed numbers.
+
 **Dequantizing.** (code - zero point) * s * g, in DOUBLE, where it is exact, then one cast to the destination (out of
 range: infinity). Where s * g is NaN the result is the positive NaN, whatever the code; a NaN element keeps its sign.
-Zero times infinity, which quantizing never gives, is the positive NaN, whichever of them is the scale.
+Zero times infinity, which quantizing never gives, is the positive NaN, whichever of them is the scale. With a
+Hadamard transform the destination is FLOAT first, and the numbers are transformed back.
 """
 
 from __future__ import annotations
@@ -111,7 +122,7 @@ def quantize(
     if format.global_scale:
         if scale is None:
             most = largest.max(initial=0.0) if amax is None else cast(cast(amax, "FLOAT"), "DOUBLE")
-            top = most / (format.divisor * float(format.scale.max))
+            top = most / (format.divisor * format.top_scale)
             g = np.maximum(cast(cast(top, "FLOAT", overflow="saturate"), "DOUBLE"), np.ldexp(1.0, -126))
         else:
             g = cast(cast(scale, "FLOAT"), "DOUBLE")
@@ -131,6 +142,9 @@ def quantize(
             mode: Literal["down", "up"] = "down" if format.rounds_down else "up"
             scales = cast(largest / format.divisor, "FLOAT8E8M0", round_mode=mode)
         s = np.maximum(cast(scales, "DOUBLE"), format.smallest_scale)
+        if format.rule == "4over6":
+            other = np.maximum(cast(cast(largest / (4 * g), "FLOAT8E4M3FN"), "DOUBLE"), format.smallest_scale)
+            s = np.where(_error(value, block, other, g) < _error(value, block, s, g), other, s)
 
     lost = np.zeros(grid, bool)
     if format.nan_in_scale:
@@ -156,6 +170,19 @@ def quantize(
         None if format.zero_point is None else cast(zero, format.zero_point).reshape(shape),
         cast(g, "FLOAT") if format.global_scale else None,
     )
+
+
+def _error(value: Array, block: tuple[Array, ...], s: Array, g: Any) -> Array:
+    """The squared error of each block by the scales s, for "4over6"."""
+    at = _at(block)
+    with np.errstate(all="ignore"):
+        codes = cast(np.where(np.isfinite(value), value / (s * g)[at], 0.0), "FLOAT4E2M1")
+        y = cast(value, "FLOAT") * (np.float32(1) / np.float32(g))
+        rest = y - cast(codes, "FLOAT") * cast(s[at], "FLOAT")
+        error = np.zeros(s.shape, np.float32)
+        # One after the other, in row-major order, which is that of each block.
+        np.add.at(error, at, rest * rest)
+    return error
 
 
 def _by_steps(

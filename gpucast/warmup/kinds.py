@@ -22,6 +22,7 @@ from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, QuantizeSpec, finishing
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
+from gpucast.quantization.gpu.unit_source import UnitSpec
 
 _FLOAT = dtype("FLOAT")
 #: The types of a loss scale, of its state and of a step's flag, which are copied to and on devices.
@@ -44,28 +45,20 @@ def of_many(rule: CastRule, unpacked: bool, ops: FusedOps) -> Iterator[CastSpec 
             yield BatchSpec((kind,), argument_bytes)
 
 
-def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[QuantizeSpec | TileSpec]:
+def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[QuantizeSpec | TileSpec | UnitSpec]:
     """Kernels that quantize matrices of a type along the last axis, plain, transposed or both, and dequantize them.
 
     Those for rows of whole blocks, and those for all other rows.
     """
     rule, stochastic = CastRule(src, format.element), rounding == STOCHASTIC
-    random = Random(0) if stochastic else None
-    straight, swapped = ResultSpec(False, 1), ResultSpec(True, 1)
     blocks = BlockGrid.of(format, _MATRIX, 1)
     in_rows = blocks.splits_outer and blocks.lengths[1] == 1 and blocks.lengths[2] in ROW_BLOCKS
-    if in_rows:
-        yield QuantizeSpec(rule, format, "rows", stochastic, block=blocks.lengths[2])
-    for wanted in ([straight], [swapped], [straight, swapped]):
-        tile_plan = plan(_MATRIX, src, format, wanted, random, given=False)
-        if tile_plan is not None and not (in_rows and wanted == [straight]):
-            yield tile_plan.spec
-    lanes = 1 if blocks.lengths[2] == 1 else WARP
-    yield QuantizeSpec(rule, format, "extremes", lanes=lanes)
-    if lanes == 1:
-        yield QuantizeSpec(rule, format, "columns", lanes=lanes)
-    yield QuantizeSpec(rule, format, "scales")
-    yield QuantizeSpec(rule, format, "elements", stochastic, single=format.block == "tensor")
+    if format.rule == "4over6":
+        yield UnitSpec(rule, "units", 0, format, stochastic)
+        for plain in (False, True):
+            yield UnitSpec(rule, "tiles", 0, format, stochastic, plain=plain, turned=True)
+    else:
+        yield from _of_one_scale(rule, format, stochastic, blocks, in_rows)
     if format.global_scale:
         yield QuantizeSpec(rule, format, "top", lanes=WARP)
         yield QuantizeSpec(rule, format, "global")
@@ -79,6 +72,26 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
     if format.scale.bits == 8:
         for back_to_linear in (False, True):
             yield swizzle_spec(format.scale, back_to_linear)
+
+
+def _of_one_scale(
+    rule: CastRule, format: Format, stochastic: bool, blocks: BlockGrid, in_rows: bool
+) -> Iterator[QuantizeSpec | TileSpec]:
+    """Those that quantize by one scale for each block."""
+    random = Random(0) if stochastic else None
+    straight, swapped = ResultSpec(False, 1), ResultSpec(True, 1)
+    if in_rows:
+        yield QuantizeSpec(rule, format, "rows", stochastic, block=blocks.lengths[2])
+    for wanted in ([straight], [swapped], [straight, swapped]):
+        tile_plan = plan(_MATRIX, rule.src, format, wanted, random, given=False)
+        if tile_plan is not None and not (in_rows and wanted == [straight]):
+            yield tile_plan.spec
+    lanes = 1 if blocks.lengths[2] == 1 else WARP
+    yield QuantizeSpec(rule, format, "extremes", lanes=lanes)
+    if lanes == 1:
+        yield QuantizeSpec(rule, format, "columns", lanes=lanes)
+    yield QuantizeSpec(rule, format, "scales")
+    yield QuantizeSpec(rule, format, "elements", stochastic, single=format.block == "tensor")
 
 
 def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchSource]]:

@@ -444,6 +444,41 @@ void step(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, voi
     find_codes<Src, true>(from, to, n, skip, length, of, more);
 }
 
+// The scales by which a block's largest magnitude becomes 6 or 4, and whether that by 4 has the smaller error.
+struct TwoScales {
+    float six, four;
+    u32 takes_four;
+};
+
+// Where the array begins, its codes by 4, the reciprocal of the global scale, and the number of each code.
+struct Choice {
+    const u8 *first, *other;
+    float factor, value[16];
+};
+
+// Replaces the codes by 6 of those blocks that take 4: the rule "4over6".
+template <typename Src>
+void choose(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
+    const Stored<Src>* __restrict__ src = static_cast<const Stored<Src>*>(from);
+    u8* __restrict__ six = static_cast<u8*>(to);
+    const Choice& how = *static_cast<const Choice*>(more);
+    const u8* four = how.other + u64(static_cast<const u8*>(from) - how.first) / sizeof(*src);
+    TwoScales* own = static_cast<TwoScales*>(of);
+    u64 next = length - skip;
+    for (u64 start = 0; start < n; start = next, next += length, ++own) {
+        const u64 end = next < n ? next : n;
+        float of_six = 0, of_four = 0;
+        for (u64 i = start; i < end; ++i) {
+            const float y = float(number<Src>(src[i])) * how.factor;
+            const float rest = y - how.value[six[i] & 15] * own->six, other = y - how.value[four[i] & 15] * own->four;
+            of_six += rest * rest;
+            of_four += other * other;
+        }
+        own->takes_four = of_four < of_six;
+        if (own->takes_four) __builtin_memcpy(six + start, four + start, end - start);
+    }
+}
+
 // What multiplies the numbers of a block, after its zero point was subtracted.
 struct Factor {
     double factor, zero;

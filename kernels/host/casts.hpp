@@ -219,6 +219,9 @@ GPUCAST_CONSTANT bool looks_up() {
 // Elements that are looked at together before they are cast: they stay in the first-level cache.
 enum : u64 { block = 512 };
 
+// Elements that are brought to registers together: the next ones are read while these are converted.
+enum : u64 { lump = 64 };
+
 // Whether a cast is so short that its loop waits for memory.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool waits() {
@@ -264,9 +267,8 @@ GPUCAST_INLINE void round_halves(const Stored<Src>* __restrict__ src, u16* __res
         return;
     }
     const float max = ptx::as_float(float32_bits<Dst>(u32(Dst::max_code)));
-    float floats[block];
-    for (u64 start = 0; start < n; start += block) {
-        const u64 count = n - start < block ? n - start : u64(block);
+    float floats[lump];
+    const auto convert = [&](u64 start, u64 count) {
         for (u64 i = 0; i < count; ++i) {
             float x;
             if constexpr (takes_odd_float<Src, Dst, Rule>()) x = odd_float<Src>(src[start + i]);
@@ -274,7 +276,10 @@ GPUCAST_INLINE void round_halves(const Stored<Src>* __restrict__ src, u16* __res
             floats[i] = clips && x == x ? ptx::max(ptx::min(x, max), -max) : x;
         }
         convert_halves(floats, dst + start, count);
-    }
+    };
+    u64 start = 0;
+    for (; start + lump <= n; start += lump) convert(start, lump);
+    if (start < n) convert(start, n - start);
 }
 
 // A FLOAT16 as a float.

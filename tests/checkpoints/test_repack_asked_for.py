@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import gpucast
+from gpucast.checkpoints.streaming import pieces
 from gpucast.cli.main import main
 from gpucast.files import load, save
 
@@ -58,6 +60,20 @@ def test_one_global_scale_for_what_is_joined(tmp_path: Path) -> None:
     )
     tensors = load(str(tmp_path / "new" / "model.safetensors"))
     assert tensors["m.q_proj.weight_global_scale"] == tensors["m.k_proj.weight_global_scale"]
+
+
+def test_pieces_are_those_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = _mx(tmp_path)
+    for scale in ("per-channel", "per-tensor", "mx"):
+        command = f"convert {source} {tmp_path}/%s --to FLOAT8E4M3FN --scale {scale} --style gpucast --repack --quiet"
+        assert _run(command % "whole") == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(pieces, "_PIECE", 1 << 11)
+            assert _run(command % "pieces") == 0
+        whole, cut = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "pieces"))
+        assert whole == cut
+        for name in ("whole", "pieces"):
+            shutil.rmtree(tmp_path / name)
 
 
 def test_refused_with_the_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpucast.codegen.cast_kernel import kernel_name
 from gpucast.codegen.host_units import cast_unit
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
@@ -38,7 +37,7 @@ def test_every_compiler_builds_a_unit_without_a_warning(compiler: str, level: st
     own = build._CLANG_FLAGS if "clang" in version else build._GCC_FLAGS
     text, made = tmp_path / "unit.cpp", tmp_path / "unit.so"
     text.write_text(f"{unit.text}extern \"C\" __attribute__((visibility(\"default\"))) void f(const void* a, void* b, "
-                    f"unsigned long long n) {{ {kernel_name(rule)}(a, b, n); }}\n")  # fmt: skip
+                    f"unsigned long long n) {{ {rule.function}(a, b, n); }}\n")  # fmt: skip
     name = level.replace("-", "_") if compiler == "zig" else level
     option = f"-mcpu={name}" if compiler == "zig" else f"-march={name}"
     flags = [*build._FLAGS, *own, option, "-Dgpucast=gpucast_t", "-DGPUCAST_ENTRIES=entries_t", "-shared"]

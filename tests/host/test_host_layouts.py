@@ -13,7 +13,7 @@ import pytest
 from codes import assert_codes, codes_of
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve
-from gpucast.host import cast_numbers
+from gpucast.host import cast_on_host
 from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, WIDE, rules
 from gpucast.reference import exact_cast
@@ -58,7 +58,7 @@ def check(x: np.ndarray, rule: CastRule, out: np.ndarray | None = None) -> None:
     if out is None:
         out = np.empty(x.shape, rule.dst.numpy)
     before = x.tobytes()
-    cast_numbers.into(x, rule, out)
+    cast_on_host.into(x, rule, out)
     assert x.tobytes() == before
     # `out` may be of swapped bytes.
     got = np.array(out).astype(rule.dst.numpy, copy=False)
@@ -139,7 +139,7 @@ def test_chunk_boundaries(rule: CastRule) -> None:
         x = np.resize(part.view(rule.src.code_numpy), size).view(rule.src.numpy)
         for source in (x, np.repeat(x, 2)[::2]):
             out = np.empty(size, rule.dst.numpy)
-            cast_numbers.into(source, rule, out)
+            cast_on_host.into(source, rule, out)
             assert np.array_equal(out.view(rule.dst.code_numpy), np.resize(wanted, size))
 
 
@@ -160,10 +160,10 @@ def test_extra_memory_is_bounded(rule: CastRule) -> None:
     x = np.resize(sample(rule.src, 5000).view(rule.src.code_numpy), 1 << 20).view(rule.src.numpy)
     out = np.empty(x.shape, rule.dst.numpy)
     for source, result in ((x, out), (x[::-1], out)):
-        cast_numbers.into(source, rule, result)
+        cast_on_host.into(source, rule, result)
         tracemalloc.start()
         try:
-            cast_numbers.into(source, rule, result)
+            cast_on_host.into(source, rule, result)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()

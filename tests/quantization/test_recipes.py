@@ -21,10 +21,10 @@ from gpucast.reference import exact_quantize
 from tests import host_driver
 
 MODELS = models()
-#: A recipe for each kind of kernel and formula, with a type: rows and tiles; the largest magnitude kept to the end; a
-#: global scale that is found last; a division, rounding to the array's type, and a scale that replaces 0.
+#: A recipe for each kind of kernel and formula, with a type: rows and tiles, powers of two; the largest magnitude kept
+#: to the end; a global scale that is found last; a division, rounding to the array's type, and a scale that replaces 0.
 ON_DEVICE = (
-    ("deepgemm", ml_dtypes.bfloat16, "both"),
+    ("deepgemm-ue8m0", ml_dtypes.bfloat16, "both"),
     ("tilekernels", np.float32, False),
     ("te-nvfp4", np.float32, False),
     ("compressed-tensors-int8-row", ml_dtypes.bfloat16, False),
@@ -50,7 +50,8 @@ def test_the_reference_agrees(name: str) -> None:
         Quantized(data, parts.scales, RECIPES[name].format, None, parts.global_scale, gpucast.dtype("FLOAT"), 1)
         return parts.data, parts.scales, 1 if parts.global_scale is None else parts.global_scale
 
-    x = recipes.hard(np.float32, np.random.default_rng(5), wide=True, rows=16 if "128x128" not in name else 128)
+    kind = np.float32 if "FLOAT" in RECIPES[name].sources else ml_dtypes.bfloat16
+    x = recipes.hard(kind, np.random.default_rng(5), wide=True, rows=16 if "128x128" not in name else 128)
     x[0] = -0.0
     x[1] *= 0
     assert recipes.differing(recipes.ours(name, x), by_reference(name, x)) == (0, 0, "")
@@ -172,6 +173,8 @@ def test_steps_of_ones_own() -> None:
     assert (q.scales == np.float32(3) / np.float32(448)).all() and (q.dequantize() == 3).all()
     with pytest.raises(ValueError, match="only where, there is a global scale"):
         Format("mine", "FLOAT8E4M3FN", "FLOAT", (64,), "amax", steps=Steps("a/448", "x/s", "A"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="'floor' does not go with steps"):
+        Format("mine", "FLOAT8E4M3FN", "FLOAT8E8M0", (32,), "floor", steps=steps)  # type: ignore[arg-type]
 
 
 def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:

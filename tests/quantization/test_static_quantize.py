@@ -11,7 +11,7 @@ from test_quantization_device import kernels
 
 from bench import cubin
 from bench.static.budget import verdict
-from bench.static.quantize import CHOSEN, SOURCES, TILES, measure, two_passes, verdict_of_passes
+from bench.static.quantize import CHOSEN, SOURCES, TILES, UNITS, measure, two_passes, verdict_of_passes
 from gpucast.codegen.cast_kernel import join
 from gpucast.compile import compiler
 from gpucast.core.formats import SOURCES as EVERY_SOURCE
@@ -20,7 +20,7 @@ from gpucast.quantization import FORMATS
 
 def test_every_chosen_kernel_reaches_its_goal() -> None:
     found = measure("sm_90")
-    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values())) + len(TILES)
+    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values())) + len(UNITS) + len(TILES)
     assert verdict(found) == verdict_of_passes(found) == []
     assert set(two_passes(found)) == {f"{src} {name}" for src in SOURCES for name in CHOSEN["extremes"]}
     # What is over, spills or is known in vain is told.

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 import numpy as np
 
@@ -73,17 +74,34 @@ def explanations(tensor: Tensor, original: Original) -> list[Explanation]:
     rows, x = original.rows
     n = rows * x.shape[1]
     codes = np.concatenate(list(islice(code_pieces(tensor), -(-n // PIECE))))[:n].reshape(rows, -1)
-    scales = tensor.scales()
+    parts = tensor.all_scales()
     found = []
     for name, format, axis in _candidates(x, stored.format):
-        q = quantize(x, format, axis=axis)
-        own = q.data.get() if isinstance(q.data, PackedArray) else q.data
-        own_scales = _leading(q.scales, format, rows)
-        given = _leading(scales.reshape(q.format.scales_shape(tensor.shape, axis)), format, rows)
-        if q.scales.size and own_scales.shape == given.shape:
-            differ, scales_differ = (int(unequal(*pair).sum()) for pair in ((own[:rows], codes), (own_scales, given)))
-            found.append(Explanation(name, differ, scales_differ, codes.size))
-    return sorted(found, key=lambda one: (one.codes + one.scales, one.codes))
+        given = _leading(parts.scales.reshape(format.scales_shape(tensor.shape, axis)), format, rows)
+        tries = []
+        for scale in (None, _passed(format, parts.global_scale)) if format.global_scale else (None,):
+            q = quantize(x, format, axis=axis, scale=scale)
+            own = q.data.get() if isinstance(q.data, PackedArray) else q.data
+            own_scales = _leading(q.scales, format, rows)
+            if q.scales.size and own_scales.shape == given.shape:
+                differ, scales_differ = (
+                    int(unequal(*pair).sum()) for pair in ((own[:rows], codes), (own_scales, given))
+                )
+                tries.append(Explanation(name, differ, scales_differ, codes.size))
+        found += sorted(tries, key=_badness)[:1]
+    return sorted(found, key=_badness)
+
+
+def _badness(one: Explanation) -> tuple[int, int]:
+    return one.codes + one.scales, one.codes
+
+
+def _passed(format: Format, global_scale: Any) -> float | None:
+    """The scale that `quantize` takes for a stored global scale, which may be that of several joined weights."""
+    divides = format.steps is not None and format.steps.global_scale == "1/u"
+    with np.errstate(all="ignore"):
+        found = np.float32(1 / np.float64(global_scale) if divides else global_scale)
+    return float(found) if 0 < found < np.inf else None
 
 
 def _candidates(x: Array, stored: Format) -> Iterator[tuple[str, Format, int]]:

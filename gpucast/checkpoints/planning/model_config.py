@@ -97,6 +97,9 @@ def _quantization(
         raise FileError(f"{path}: --style {request.style} holds weights of one type; expected one of {names}")
     (dtype,) = dtypes
     assert request.scale is not None
+    format = scaling.format_of(request.scale, dtype)
+    assert format is not None
+    format = scale_styles.form(request.style, format)
     kept = {
         tensor.name.rpartition(".")[0]
         for tensor in tensors
@@ -106,7 +109,7 @@ def _quantization(
     expert_layers = {layer for name in kept if (layer := _EXPERT.sub("", name)) != name}
     kept |= expert_layers - {_EXPERT.sub("", tensor.name) for tensor in quantized}
     has_head = any(f".{tensor.name}".endswith(".lm_head.weight") for tensor in tensors)
-    return scale_styles.config(request.style, scaling.formats(dtype)[request.scale], sorted(kept), has_head)
+    return scale_styles.config(request.style, format, sorted(kept), has_head)
 
 
 def _may_be_codes(tensor: TensorPlan) -> bool:

@@ -18,12 +18,13 @@ from gpucast.checkpoints.planning import model_config
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan, Identity
 from gpucast.checkpoints.planning.sources import SUFFIX, Index, Source, SourceFile, find
 from gpucast.checkpoints.planning.tensor_plan import Request, TensorPlan, TensorPlanner, into_model, scaled_storage
-from gpucast.checkpoints.scales import comfyui, scale_styles, scaling
+from gpucast.checkpoints.scales import comfyui, config_json, scale_styles, scaling
 from gpucast.checkpoints.scales.detect import Catalogue
 from gpucast.checkpoints.scales.per_file import FileScales, scales_by_file
 from gpucast.checkpoints.scales.scale_styles import ENTRY, described_by
 from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
 from gpucast.files.onnx_model import Model
+from gpucast.quantization import RECIPES
 
 #: The tensors of a unit that is not divided, each with the plan of the file that it is read from.
 _Unit = list[tuple[FilePlan, TensorPlan]]
@@ -138,6 +139,8 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     if request.asked_style is None and request.scale not in (None, "none") and into_model(target):
         request = dataclasses.replace(request, asked_style="qdq")
     source = find(path, target, request.shard_size is not None)
+    if request.scale in RECIPES and any(os.path.basename(item.name) == config_json.NAME for item in source.items):
+        request = dataclasses.replace(request, asked_style=_style_of(request.scale, path))
     if request.source_dtype is not None and (source.merged or not source.single):
         raise FileError(f"{path}: --from is for one file; convert the files one by one")
     if request.style != scale_styles.STYLES[0] and request.scale in (None, "none"):
@@ -187,6 +190,22 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
         source.left_out,
         overwrite,
     )
+
+
+def _style_of(recipe: str, path: str) -> str:
+    """The style by which loaders that read a config.json get the numbers of a recipe. FileError where none does."""
+    library = RECIPES[recipe].library
+    found = {
+        name: scale_styles.for_recipe(one.format, library) for name, one in RECIPES.items() if one.library == library
+    }
+    style = found[recipe]
+    if style is None:
+        known = ", ".join(name for name, style in found.items() if style is not None)
+        raise FileError(
+            f"{path}: has a {config_json.NAME}, and its loaders know no style that holds {recipe}; of {library} they "
+            f"take {known}"
+        )
+    return style
 
 
 def _in_shards(planned: Sequence[FilePlan], source: Source, limit: int) -> tuple[list[FilePlan], dict[str, str]]:
@@ -247,7 +266,9 @@ def _file(
 
 def _grouped(planned: Sequence[FilePlan], request: Request) -> list[FilePlan]:
     """The plans, with the weights that share a global scale. The weights of a model are those in one folder."""
-    if request.style not in scale_styles.CONFIGURED or request.scale != "nvfp4":
+    scale = request.scale
+    has_global_scale = RECIPES[scale].format.global_scale if scale in RECIPES else scale == "nvfp4"
+    if request.style not in scale_styles.CONFIGURED or not has_global_scale:
         return list(planned)
     result = list(planned)
     for folder in dict.fromkeys(os.path.dirname(file.name) for file in planned):

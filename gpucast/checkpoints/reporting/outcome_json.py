@@ -1,28 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of a conversion: as JSON, and as one HTML page that needs no network, a template with that JSON in it."""
+"""The report of a conversion, as JSON and as a page."""
 
 from __future__ import annotations
 
-import base64
-import datetime
-import hashlib
-import json
 import math
 from collections.abc import Mapping
-from importlib import resources
 from typing import Any
 
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.planning.tensor_plan import TensorPlan
+from gpucast.checkpoints.reporting import html_page
 from gpucast.checkpoints.running.outcome import Outcome, Result
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.core.errors import printable
-from gpucast.core.version import __version__
-
-#: Tensors that a page shows at most: browsers cannot cope with the hundred thousand of a large model.
-_MOST = 2000
 
 
 def summary(outcome: Outcome) -> dict[str, Any]:
@@ -59,8 +50,7 @@ def report(outcome: Outcome) -> dict[str, Any]:
         **({} if request.seed is None else {"seed": request.seed}),
     }
     document = summary(outcome) | {
-        "gpucast": __version__,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **html_page.made(),
         "options": options,
         "files": [_file(file) for file in plan.files],
     }
@@ -168,40 +158,16 @@ def planned(plan: ConversionPlan) -> dict[str, Any]:
 
 def page(report: Mapping[str, Any]) -> str:
     """The page for the result of `gpucast.checkpoints.reporting.outcome_json.report`."""
-    shown = {key: report[key][:_MOST] for key in ("tensors", "left_alone")}
+    shown = {key: report[key][: html_page.MOST] for key in ("tensors", "left_alone")}
     data = {
-        "report": _visible({**report, **shown}),
+        "report": {**report, **shown},
         "limits": {row.name: _limits(row) for row in DTYPES},
         "loss": counts.LIMIT,
         "types": list(dict.fromkeys(tensor["to"] for tensor in report["tensors"])),
         "kept_bytes": sum(tensor["bytes"] for tensor in report["left_alone"]),
         **{key: len(report[key]) for key in shown},
     }
-    template = _template()
-    script = template.rpartition("<script>")[2].partition("</script>")[0]
-    # Nothing is loaded, and no other script runs, whatever the names in a file may say.
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    # No text in the data ends the element that it is in.
-    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return template.replace("{{hash of the script}}", f"sha256-{digest}").replace("{{data}}", text)
-
-
-def style() -> str:
-    """The style sheet of the page, for others that are to look like it."""
-    return _template().partition("<style>")[2].partition("</style>")[0]
-
-
-def _template() -> str:
-    return resources.files("gpucast.checkpoints.reporting").joinpath("page.html").read_text("utf-8")
-
-
-def _visible(value: Any) -> Any:
-    """The text with escapes for characters that hide or reorder their neighbours, and for invalid ones."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, Mapping):
-        return {key: _visible(held) for key, held in value.items()}
-    return [_visible(held) for held in value] if isinstance(value, (list, tuple)) else value
+    return html_page.page("Report of a conversion", "conversion.js", data)
 
 
 def _limits(row: DType) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -100,6 +100,26 @@ class Dequantized(Tensor):
             scales: Array = stored.loaded_parts({"scales": self._tensor(stored.specs["scales"].name, stack)}).scales
             return scales
 
+    def all_scales(self) -> Parts:
+        """Scales, zero points and global scale, without codes."""
+        with contextlib.ExitStack() as stack:
+            stored, tensors = self.opened(stack)
+            return stored.loaded_parts(tensors)
+
+    def scale_pieces(self) -> Iterator[Array]:
+        """The scale of each number, times the global one: flat, in the order of the numbers. DOUBLE."""
+        stored, parts = self.detected.stored, self.all_scales()
+        assert stored is not None
+        one = stored.format.element.numpy.type(1)
+        if stored.transposed:
+            code = int(np.asarray(one).view(np.uint8))
+            *lead, rows, columns = stored.shape
+            ones = np.full(rows * columns // 2, code << 4 | code, np.uint8)
+            yield from _transposed(stored, (ones for _ in range(math.prod(lead))), parts.scales)
+            return
+        for shape, some in zip(stored.cut.shapes(), sliced(stored.format, stored.cut, parts), strict=True):
+            yield dequantized(replace(some, data=np.full(shape, one), zero_points=None), stored.format).reshape(-1)
+
     def opened(self, stack: contextlib.ExitStack) -> tuple[Stored, dict[str, Tensor]]:
         """How it is stored, and its parts, opened anew: in streams of their own, which end with `stack`."""
         stored = self.detected.stored
@@ -113,7 +133,7 @@ class Dequantized(Tensor):
             tensors = {part: self._tensor(spec.name, stack) for part, spec in stored.specs.items()}
             loaded = stored.loaded_parts(tensors)
             if stored.transposed:
-                yield from _transposed(stored, tensors["data"], loaded.scales)
+                yield from _transposed(stored, tensors["data"].chunks(), loaded.scales)
                 return
             pieces = sliced(stored.format, stored.cut, loaded)
             for codes, scales in zip(stored.codes(tensors["data"]), pieces, strict=True):
@@ -130,7 +150,7 @@ class Dequantized(Tensor):
         raise FileError(f"{path}: tensor {name!r} is gone since the file was first looked at")
 
 
-def _transposed(stored: Stored, data: Tensor, scales: Array) -> Iterator[Array]:
+def _transposed(stored: Stored, data: Iterable[Array], scales: Array) -> Iterator[Array]:
     """The numbers of matrices that are stored with their columns as rows: some columns of a matrix at a time.
 
     The codes of one matrix are in memory, two to a byte.
@@ -140,7 +160,7 @@ def _transposed(stored: Stored, data: Tensor, scales: Array) -> Iterator[Array]:
     *_, rows, columns = stored.shape
     groups = columns // block
     step = max(1, _PIECE // (rows * block))
-    matrices = regroup(data.chunks(), (rows * columns // 2 for _ in range(math.prod(stored.shape[:-2]))))
+    matrices = regroup(data, (rows * columns // 2 for _ in range(math.prod(stored.shape[:-2]))))
     for packed, scale in zip(matrices, scales.reshape(-1, rows, groups), strict=True):
         codes = packed.view(np.uint8).reshape(rows, groups, block // 2)
         for first in range(0, groups, step):

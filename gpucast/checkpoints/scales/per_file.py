@@ -11,7 +11,7 @@ import numpy as np
 from gpucast.checkpoints.scales import comfyui
 from gpucast.checkpoints.scales.dequantized import Dequantized, DetectedTensor
 from gpucast.checkpoints.scales.detect import Catalogue
-from gpucast.checkpoints.scales.scale_styles import ENTRY
+from gpucast.checkpoints.scales.scale_styles import ENTRY, RECIPE
 from gpucast.core.dtypes import dtype
 from gpucast.files import FileError, Tensor
 from gpucast.files.tensor import LoadedTensor
@@ -59,7 +59,7 @@ def scales_by_file(
             (of_file[where].dropped if cast else of_file[where].kept).add(name)
         if cast:
             of_file[path].detected.append(tensor)
-            of_file[path].metadata |= {ENTRY + tensor.base, comfyui.METADATA}
+            of_file[path].metadata |= {ENTRY + tensor.base, RECIPE, comfyui.METADATA}
         of_file[path].styles[cast].add(tensor.style)
     for path, half, family in catalogue.unmatched_halves(every):
         if not is_excluded(half.name):

@@ -10,24 +10,23 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints.losses.statistics import runs_of_piece
 from gpucast.checkpoints.scales.dequantized import Dequantized
 from gpucast.checkpoints.scales.scaling import Observe, Scaled, Write
 from gpucast.checkpoints.scales.stored import Stored
-from gpucast.checkpoints.streaming.pieces import dequantized, regroup, shaped, sliced
+from gpucast.checkpoints.streaming.pieces import dequantized, matrices, regroup, shaped, sliced
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.files import Tensor
 from gpucast.files.tensor import Array, FileError
-from gpucast.quantization import Quantized, lossless
+from gpucast.quantization import lossless
 
 _FLOAT, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E8M0")
 #: At most this many scales are looked at to find out whether they are powers of two.
@@ -67,6 +66,11 @@ def _are_powers(tensor: Dequantized) -> bool:
 
 def _axis(format: Format, shape: tuple[int, ...]) -> int:
     return 0 if format.block == "axis" else len(shape) - 1
+
+
+def _piece_axis(format: Format) -> int:
+    """The axis of the blocks in a piece of a tensor."""
+    return 0 if format.block == "axis" else 1
 
 
 def _lengths(format: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -140,42 +144,61 @@ class Repacked(Scaled):
 @dataclass(frozen=True)
 class Rescaled(Repacked):
     """A quantized tensor in another format, with every value kept: codes become others by the ratios of scales, as in
-    `gpucast.quantization.repack`. It is in memory as DOUBLE."""
+    `gpucast.quantization.repack`. It is read three or four times, in pieces."""
 
     def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None, detailed: bool) -> None:
         stored = self.stored
         try:
-            axis = _axis(stored.format, stored.shape)
-            new = lossless.repack(self._quantized(), stored.format, axis=axis, global_scale=self._global())
+            parts = self._found()
         except (TypeError, ValueError) as error:
             raise FileError(f"tensor {self.tensor.name!r}: {error}") from None
-        # The same numbers, which need not be read again.
-        values = np.asarray(new.dequantize("DOUBLE")).reshape(-1)
-        chosen = runs_of_piece(values.size, 0, values.size) if detailed else []
-        examined = [(values[run], values[run], 0.0) for run in chosen]
-        observe(CastReport(values.size, int(np.count_nonzero(values))), examined)
-        codes = new.data.get() if isinstance(new.data, PackedArray) else new.data
-        pieces = map(stored.pack, shaped(iter([codes.reshape(-1)]), stored.cut))
-        write(stored.specs["data"], stored.in_groups(pieces))
-        self._write_scales(write, Parts(None, new.scales, None, new.global_scale))
 
-    def _quantized(self) -> Quantized:
-        """The codes and scales of the tensor, in the shape of the model's weight."""
-        assert isinstance(self.tensor, Dequantized)
-        with contextlib.ExitStack() as stack:
-            old, tensors = self.tensor.opened(stack)
-            parts = old.loaded_parts(tensors)
-            flat = np.concatenate([codes.reshape(-1) for codes in old.codes(tensors["data"])])
-        codes, scales, axis = flat.reshape(old.shape), parts.scales, _axis(old.format, old.shape)
-        if old.transposed:
-            codes, scales, axis = codes.swapaxes(-1, -2), scales.swapaxes(-1, -2), axis - 1
-        codes = np.ascontiguousarray(codes)
-        one = None if parts.global_scale is None else np.asarray(parts.global_scale, np.float32)
-        if one is not None and float(one) != float(parts.global_scale):
+        def pieces() -> Iterator[Array]:
+            start = 0
+            for codes, changed, values in self._recoded(parts):
+                if changed:
+                    raise FileError(f"tensor {self.tensor.name!r} has changed while it was read")
+                flat = values.reshape(-1)
+                chosen = runs_of_piece(self.tensor.size, start, flat.size) if detailed else []
+                examined = [(flat[run], flat[run], 0.0) for run in chosen]
+                observe(CastReport(flat.size, int(np.count_nonzero(flat))), examined)
+                start += flat.size
+                yield stored.pack(codes)
+
+        write(stored.specs["data"], stored.in_groups(pieces()))
+        self._write_scales(write, parts)
+
+    def _found(self) -> Parts:
+        """The new scales. ValueError where numbers would change."""
+        tensor, format, cut = self.tensor, self.stored.format, self.stored.cut
+        assert isinstance(tensor, Dequantized) and tensor.detected.stored is not None
+        lossless.check_formats(tensor.detected.stored.format, format)
+        old = tensor.all_scales()
+        own = None if old.global_scale is None else float(old.global_scale)
+        if format.global_scale and own is not None and own != float(np.float32(own)):
             raise ValueError("numbers are divided by its global scale, and no FLOAT multiplies so")
-        data = PackedArray.pack(codes) if old.format.element.packed else codes
-        format = replace(old.format, name=self.tensor.kind)
-        return Quantized(data, np.ascontiguousarray(scales), format, parts.zero_points, one, axis=axis)
+        pairs = zip(matrices(tensor, cut), shaped(tensor.scale_pieces(), cut), strict=True)
+        parts = [lossless.examined(x, scale, format, _piece_axis(format)) for x, scale in pairs]
+        blocks = lossless.joined(parts, format)
+
+        def changed(scales: Array, g: float) -> int:
+            return sum(count for _, count, _ in self._recoded(self._parts_of(scales, g)))
+
+        given = self._global()
+        scales, g = lossless.chosen(blocks, format, own if given is None else given, changed, tensor.size, tensor.kind)
+        return self._parts_of(scales, g)
+
+    def _parts_of(self, scales: Array, g: float) -> Parts:
+        format, shape = self.stored.format, self.stored.shape
+        made = scales.reshape(format.scales_shape(shape, _axis(format, shape)))
+        return Parts(None, made, None, np.float32(g) if format.global_scale else None)
+
+    def _recoded(self, parts: Parts) -> Iterator[tuple[Array, int, Array]]:
+        """Each piece of codes, how many numbers they change, and these."""
+        format, cut = self.stored.format, self.stored.cut
+        g = 1.0 if parts.global_scale is None else float(parts.global_scale)
+        for x, some in zip(matrices(self.tensor, cut), sliced(format, cut, parts), strict=True):
+            yield *lossless.recoded(x, some.scales, g, format, _piece_axis(format)), x
 
     def _global(self) -> float | None:
         """A power of two for all weights that share a global scale. A block's largest code is 3 or more, if its scale

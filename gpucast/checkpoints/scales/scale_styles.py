@@ -24,13 +24,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from gpucast.checkpoints.scales import comfyui
 from gpucast.checkpoints.scales.stored import Packing, Stored, words
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import SOURCES, Format
+from gpucast.core.formats import ROW, SOURCES, Format
 from gpucast.files.tensor import Linear, Spec
 from gpucast.quantization import quantized_files
 
@@ -46,7 +47,15 @@ CONFIGURED = ("deepseek", "compressed-tensors")
 
 #: The metadata entry of a tensor in our own style.
 ENTRY = "gpucast.quantized."
+#: The metadata entry of a file in another style for the recipe of its codes and scales.
+RECIPE = "gpucast_recipe"
 _WEIGHT = "weight"
+_SQUARE = (128, 128)
+_MX = {
+    "FLOAT8E4M3FN": "mxfp8-quantized",
+    "FLOAT6E2M3": "mxfp6-pack-quantized",
+    "FLOAT4E2M1": "mxfp4-pack-quantized",
+}
 #: What follows the name of such a tensor in those of its scales.
 _OWN = (".scales", ".zero_points", ".global_scale")
 _FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"), dtype("INT64")
@@ -71,7 +80,7 @@ class Unsuitable(Exception):
 
 def refused(style: str, format: Format) -> str | None:
     """Why a style cannot store a format; None if it can."""
-    if style == "deepseek" and format.name != "float8e4m3fn_128x128":
+    if style == "deepseek" and (format.element.name, format.block) != ("FLOAT8E4M3FN", _SQUARE):
         return "it holds FLOAT8E4M3FN with --scale block alone"
     is_float8_of_tensor = format.element.name.startswith("FLOAT8E") and format.block == "tensor"
     if style == "comfyui" and not (is_float8_of_tensor or format.name == comfyui.NVFP4):
@@ -80,12 +89,26 @@ def refused(style: str, format: Format) -> str | None:
         isinstance(format.block, str) or (format.element.family == "int" and format.min_ndim < 2)
     ):
         return "it holds float8 with --scale per-tensor or per-channel, and integers"
+    multiplies = format.global_scale and format.steps is not None and format.steps.global_scale != "1/u"
+    if style == "compressed-tensors" and multiplies:
+        return "it holds the reciprocal of the global scale, which is rounded"
     if style == "compressed-tensors" and _compressed(format) is None:
         return (
             "it holds FLOAT8E4M3FN (per-tensor, per-channel, block, mx), FLOAT6E2M3 (mx), FLOAT4E2M1 (mx, nvfp4) and "
             "INT8, UINT8, INT4, UINT4 (per-channel, block)"
         )
     return None
+
+
+def for_recipe(format: Format, library: str) -> str | None:
+    """The style whose loaders read a config.json and take a recipe's numbers, that of its own library first."""
+    styles = sorted(CONFIGURED, key=lambda style: style != library)
+    return next((style for style in styles if refused(style, form(style, format)) is None), None)
+
+
+def form(style: str, format: Format) -> Format:
+    """A recipe's format as a style stores it: for weights of two dimensions rows are those of the first axis."""
+    return format if style == STYLES[0] or format.block != (ROW,) else replace(format, block="axis")
 
 
 def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source: DType, asked_for: bool) -> Stored:
@@ -149,6 +172,7 @@ def _qdq(name: str, shape: tuple[int, ...], format: Format) -> Stored:
 
 
 def _deepseek(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+    # Scales that are powers of two are FLOATs, too, in DeepSeek-V3.1.
     specs = {
         "data": Spec(name, format.element, shape),
         "scales": Spec(f"{name}_scale_inv", _FLOAT, format.scales_shape(shape, 1)),
@@ -214,6 +238,7 @@ def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> d
             "fmt": "e4m3",
             "quant_method": "fp8",
             "weight_block_size": list(format.block),
+            **({} if format.has_float_scales else {"scale_fmt": "ue8m0"}),
         }
         kept = [*kept, *([] if has_head else [_HEAD])]
         return entry | ({"modules_to_not_convert": kept} if kept else {})
@@ -258,13 +283,13 @@ def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> d
 
 def _compressed(format: Format) -> str | None:
     """The name of a format in compressed-tensors; None if it has none."""
-    element = format.element
-    if element.name == "FLOAT8E4M3FN":
-        return "float-quantized" if format.has_float_scales else "mxfp8-quantized"
-    if element.name == "FLOAT4E2M1":
-        return "nvfp4-pack-quantized" if format.global_scale else "mxfp4-pack-quantized"
-    if element.name == "FLOAT6E2M3":
-        return "mxfp6-pack-quantized"
-    if element.family == "int" and element.bits in (4, 8) and format.block != "tensor":
-        return "pack-quantized"
-    return None
+    element, block = format.element, format.block
+    if format.scale.family == "e8m0" and block == (32,):
+        return _MX.get(element.name)
+    if element.name == "FLOAT4E2M1" and format.global_scale and block == (16,):
+        return "nvfp4-pack-quantized"
+    if element.name == "FLOAT8E4M3FN" and format.has_float_scales and block in ("tensor", "axis", _SQUARE):
+        return "float-quantized"
+    is_packed = element.family == "int" and element.bits in (4, 8)
+    is_of_rows = block == "axis" or (isinstance(block, tuple) and len(block) == 1)
+    return "pack-quantized" if is_packed and is_of_rows else None

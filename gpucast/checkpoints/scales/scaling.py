@@ -32,12 +32,12 @@ from gpucast.checkpoints.streaming.pieces import (
 )
 from gpucast.checkpoints.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import FORMATS, Format, Parts, ScaleRule
+from gpucast.core.formats import FORMATS, SOURCES, Format, Parts, ScaleRule
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import Array, Spec, Tensor
-from gpucast.quantization import quantize_on_host
+from gpucast.quantization import RECIPES, quantize_on_host, recipes
 
 #: Weights that loaders join into one layer, for which NVFP4 has a single global scale.
 #:
@@ -55,7 +55,7 @@ _JOINED = (
     ("in_proj_qkv", "in_proj_z"),
     ("in_proj_b", "in_proj_a"),
 )
-_BFLOAT16 = dtype("BFLOAT16")
+_FLOAT, _BFLOAT16 = dtype("FLOAT"), dtype("BFLOAT16")
 #: The values of --scale.
 SCALES = ("none", "per-tensor", "per-channel", "block", "mx", "nvfp4")
 _BLOCKS = {"per-tensor": "tensor", "per-channel": "axis", "block": "128"}
@@ -137,8 +137,19 @@ def formats(dtype: DType) -> dict[str, Format]:
     return by_scale
 
 
+def format_of(scale: str, dtype: DType) -> Format | None:
+    """The format that a value of --scale, or a recipe, stands for, given the type of the codes; None if it is not for
+    this type."""
+    recipe = RECIPES.get(scale)
+    if recipe is None:
+        return formats(dtype).get(scale)
+    return recipe.format if recipe.format.element is dtype else None
+
+
 def default_rule(style: str, format: Format) -> ScaleRule:
     """How the tool whose style it is finds the scales of a format."""
+    if format.name in RECIPES:
+        return format.rule
     if style != "compressed-tensors" or format.zero_points:
         return format.rule
     if format.scale.family == "e8m0":
@@ -158,9 +169,9 @@ def scaled_storage(
 ) -> Stored | str | None:
     """How a tensor of the file `path` is stored when it is quantized to `dtype`.
 
-    None if it gets a plain cast without scales; a text if it is kept, which says why. `scale` is one of `SCALES`, or
-    None if the option was not given; it is ignored for tensors that need no scales. `rule`: how the scales are found;
-    None: as the style's own tool does. FileError if options do not fit.
+    None if it gets a plain cast without scales; a text if it is kept, which says why. `scale` is one of `SCALES` or a
+    recipe, or None if the option was not given; it is ignored for tensors that need no scales. `rule`: how the scales
+    are found; None: as the style's own tool does. FileError if options do not fit.
     """
     if not is_needed(tensor.dtype, dtype) or scale == "none":
         return None
@@ -173,7 +184,10 @@ def scaled_storage(
             f"{caller} from {tensor.dtype.name} to {dtype.name}: so few bits need a word about scales; "
             f"give --scale {accepted} (none: a plain cast)"
         )
-    format = known.get(scale)
+    format = format_of(scale, dtype)
+    if format is None and scale in RECIPES:
+        element = RECIPES[scale].format.element
+        raise FileError(f"{caller}: --style {scale} has codes of {element}, not of {dtype}; give --to {element}")
     if format is None:
         raise FileError(f"{caller}: --scale {scale} is not for {dtype.name}; expected {accepted}")
     rule = rule or default_rule(style, format)
@@ -182,9 +196,16 @@ def scaled_storage(
             format = replace(format, name=f"{format}_{rule}", rule=rule)
         except ValueError as error:
             raise FileError(f"{caller}: --scale-rule {rule}: {error}") from None
-    if style == "compressed-tensors" and tensor.dtype is _BFLOAT16 and format.has_float_scales:
+    is_of_weights = format.steps is None or format.steps.rounds_scales
+    if style == "compressed-tensors" and tensor.dtype is _BFLOAT16 and format.has_float_scales and is_of_weights:
         # As that style's own tool does: scales of the type of the weights.
         format = replace(format, name=f"{format}_bfloat16", scale=_BFLOAT16)
+    if scale in RECIPES:
+        try:
+            recipes.check_source(scale, format, tensor.dtype if tensor.dtype in SOURCES else _FLOAT, caller)
+        except TypeError as error:
+            raise FileError(str(error)) from None
+        format = scale_styles.form(style, format)
     refusal = scale_styles.refused(style, format)
     if refusal is not None:
         raise FileError(f"{caller}: --style {style} cannot hold {dtype.name} with --scale {scale}: {refusal}")
@@ -199,7 +220,9 @@ def scaled_storage(
     if not tensor.size:
         return "no elements"
     try:
-        return scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.dtype, asked_for)
+        made = scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.dtype, asked_for)
+        is_told = scale in RECIPES and style in scale_styles.CONFIGURED
+        return replace(made, metadata=((scale_styles.RECIPE, scale),)) if is_told else made
     except Unsuitable as reason:
         return str(reason)
 

@@ -23,6 +23,7 @@ from gpucast.reference import cast
 #: last dimension separately.
 Packing = Literal["plain", "bytes", "swapped bytes", "words"]
 
+_FLOAT = dtype("FLOAT")
 _BYTES = ("bytes", "swapped bytes")
 _WORD = 32
 #: Packed elements read at a time.
@@ -112,8 +113,12 @@ class Stored:
         arrays = {part: array for part, array in given.items() if array is not None and part in self.specs}
         if self.swizzled and "scales" in arrays:
             arrays["scales"] = swizzle.swizzle(arrays["scales"])
-        if self.divides and "global_scale" in arrays:
-            arrays["global_scale"] = np.float32(1) / arrays["global_scale"]
+        if "global_scale" in arrays:
+            # In DOUBLE, as a recipe's may be: the quotient then becomes the FLOAT that FLOATs give.
+            number = np.float64(arrays["global_scale"])
+            arrays["global_scale"] = np.float32(1 / number if self.divides else number)
+        if "scales" in arrays and self.specs["scales"].dtype is _FLOAT:
+            arrays["scales"] = _as(arrays["scales"], _FLOAT)
         if self.packing == "words" and "zero_points" in arrays:
             # Packed along the first dimension, which has one zero point per row.
             columns = arrays["zero_points"].reshape(self.shape[0], -1).view(np.uint8).T
@@ -142,7 +147,7 @@ class Stored:
             assert format.zero_point is not None
             zero_points = points.view(format.zero_point.numpy).reshape(shape)
         if "global_scale" in tensors:
-            global_scale = _as(tensors["global_scale"].read(), dtype("FLOAT")).reshape(())
+            global_scale = _as(tensors["global_scale"].read(), _FLOAT).reshape(())
             if self.divides:
                 with np.errstate(divide="ignore"):
                     global_scale = np.float64(1) / global_scale.astype(np.float64)
@@ -176,6 +181,6 @@ def _codes(stored: Array, bits: int) -> Array:
 
 def _as(array: Array, scale: DType) -> Array:
     """Stored scales as the type of the format: bytes are FLOAT8E8M0 codes, narrow floats become FLOAT (exactly)."""
-    if scale.name == "FLOAT8E8M0":
+    if scale.name == "FLOAT8E8M0" and array.dtype.itemsize == 1:
         return array.view(scale.numpy)
     return array if array.dtype == scale.numpy else np.asarray(cast(array, scale))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -180,13 +180,22 @@ class Quantizer:
             self._shared = extremes(tensor, format.nan_in_scale)
         elif format.global_scale:
             largest = extremes(tensor, False) if among is None else among()
-            self._scale = engine(largest, format, axis=-1, scale=None).global_scale
+            if format.steps is None:
+                self._scale = engine(largest, format, axis=-1, scale=None).global_scale
+            elif amax := float(np.abs(largest).max()):
+                kind = tensor.dtype if tensor.dtype in SOURCES else dtype("FLOAT")
+                self._scale = quantize_on_host.global_scale(amax, format, kind)
 
     def __call__(self, x: Array, start: int) -> Parts:
         """Quantize the piece whose first element is element `start` of the tensor."""
         random = moved(self._random, start)
         if self._shared is None:
-            return self._engine(x, self._format, axis=axis(self._format), scale=self._scale, random=random)
+            parts = self._engine(x, self._format, axis=axis(self._format), scale=self._scale, random=random)
+            steps = self._format.steps
+            if steps is None or steps.global_scale != "1/u" or self._scale is None:
+                return parts
+            # Styles that divide store the u of such a recipe, which is no reciprocal of the rounded one.
+            return replace(parts, global_scale=1 / np.float64(self._scale))
         # The extremes of the tensor are appended, so that each piece gets the scale of the tensor.
         shared = cast(self._shared, x.dtype)
         extended = np.concatenate([x.reshape(-1), shared])

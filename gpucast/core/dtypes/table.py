@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -55,8 +55,19 @@ class DType:
     numpy_name: str
     #: Code in safetensors headers, or None.
     safetensors: str | None
+    # What every cast asks is known from the start.
+    #: True for every type with an exponent, FLOAT8E8M0 included.
+    is_float: bool = field(init=False)
+    has_nan: bool = field(init=False)
+    #: True where the operator's `saturate` acts: narrow floats that have a NaN or infinity to give instead.
+    saturate_applies: bool = field(init=False)
 
     def __post_init__(self) -> None:
+        is_float = self.family in ("float", "e8m0")
+        has_nan = is_float and self.specials != "none"
+        object.__setattr__(self, "is_float", is_float)
+        object.__setattr__(self, "has_nan", has_nan)
+        object.__setattr__(self, "saturate_applies", has_nan and self.bits <= 8)
         problem = _problem(self)
         if problem is not None:
             raise ValueError(f"dtype: the row of {self.name} is wrong: {problem}")
@@ -114,17 +125,8 @@ class DType:
         return self.sign_bits == 1
 
     @property
-    def is_float(self) -> bool:
-        """True for every type with an exponent, FLOAT8E8M0 included."""
-        return self.family in ("float", "e8m0")
-
-    @property
     def has_inf(self) -> bool:
         return self.specials == "ieee"
-
-    @property
-    def has_nan(self) -> bool:
-        return self.is_float and self.specials != "none"
 
     @property
     def nan_is_signed(self) -> bool:
@@ -133,11 +135,6 @@ class DType:
     @property
     def has_negative_zero(self) -> bool:
         return self.family == "float" and self.specials != "fnuz"
-
-    @property
-    def saturate_applies(self) -> bool:
-        """True where the operator's `saturate` acts: narrow floats that have a NaN or infinity to give instead."""
-        return self.has_nan and self.bits <= 8
 
     @property
     def sign_code(self) -> int:

@@ -14,18 +14,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from gpucast.arrays.operand import operand
-from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.arrays.packed import device_index
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import FORMATS, Format, Parts, ScaleOrder
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import CastRule, resolve
+from gpucast.core.rule import CastRule
 from gpucast.core.steps import Steps
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import (
     ROW_BLOCKS,
     VECTOR,
@@ -53,7 +51,7 @@ _MOVES: dict[ScaleOrder, tuple[Kind, Kind]] = {
     "mn_major": ("to_mn_major", "from_mn_major"),
 }
 #: Stands for any blocks where there are none.
-_ONE = BlockGrid((1, 1, 1), (1, 1, 1), (1, 1, 1), False)
+ONE = BlockGrid((1, 1, 1), (1, 1, 1), (1, 1, 1), False)
 #: Stands for any format where scales are only moved.
 _ANY = FORMATS["mxfp4"]
 
@@ -82,21 +80,23 @@ def quantize(
             workspace.check_capture()
         if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
             x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
-        x = _dense(x, workspace, "x")
-        wanted = list(targets or [_parts(x.shape, format, one) for one in result_specs])
+        x = memory.dense(x, workspace, "x")
+        wanted = list(targets or [new_parts(x.shape, format, one) for one in result_specs])
         if format.global_scale:
             given = result_specs[0].scale
             if given is None:
                 global_scale = wanted[0].global_scale
-                searched, kind = (x, src) if amax is None else (_dense(amax, workspace, "amax").reshape(1), _FLOAT)
-                _ArrayQuantizer(searched, kind, format, 0, device, random, workspace).find_global_scale(global_scale)
+                searched = x if amax is None else memory.dense(amax, workspace, "amax").reshape(1)
+                find_global_scale(searched, format, global_scale, device, workspace)
             else:
-                global_scale = _given(given, device, wanted[0].global_scale, workspace)
+                global_scale = memory.given(given, device, wanted[0].global_scale, workspace)
             result_specs = [replace(one, scale=None) for one in result_specs]
             results = [replace(one, global_scale=global_scale) for one in wanted]
         else:
             results = [
-                one if spec.scale is None else replace(one, scales=_given(spec.scale, device, one.scales, workspace))
+                one
+                if spec.scale is None
+                else replace(one, scales=memory.given(spec.scale, device, one.scales, workspace))
                 for spec, one in zip(result_specs, wanted, strict=True)
             ]
         results = _fill(x, src, format, result_specs, results, device, random, workspace)
@@ -107,11 +107,11 @@ def quantize(
             for name in ("scales", "zero_points", "global_scale"):
                 wanted, found = getattr(target, name), getattr(result, name)
                 if wanted is not None and wanted is not found:
-                    _copy(found, wanted)
+                    memory.copy(found, wanted)
         return results
 
 
-def _parts(shape: tuple[int, ...], format: Format, spec: ResultSpec) -> Parts:
+def new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec) -> Parts:
     """Newly allocated parts of a result."""
     shape = _swap(shape) if spec.swapped else shape
     scales_shape = format.scales_shape(shape, spec.axis)
@@ -120,6 +120,11 @@ def _parts(shape: tuple[int, ...], format: Format, spec: ResultSpec) -> Parts:
     return Parts(
         cast_on_gpu.new(shape, format.element), cast_on_gpu.new(scales_shape, format.scale), zero_points, global_scale
     )
+
+
+def find_global_scale(x: Any, format: Format, result: Any, device: int, workspace: Workspace) -> None:
+    """Fill the global scale from the largest magnitude of a dense array."""
+    _ArrayQuantizer(x, dtype(x.dtype), format, 0, device, None, workspace).find_global_scale(result)
 
 
 def _fill(
@@ -145,8 +150,8 @@ def _fill(
             # The plain and the transposed result share the scale.
             results = [replace(one, scales=results[0].scales, zero_points=results[0].zero_points) for one in results]
         sides = sorted(zip(result_specs, results, strict=True), key=lambda side: side[0].swapped)
-        places = [TileResult(*map(_address, (one.data, one.scales, one.zero_points))) for _, one in sides]
-        tile_plan.run(_address(x), device, places, _address(results[0].global_scale), **_seed(random))
+        places = [TileResult(*map(memory.address, (one.data, one.scales, one.zero_points))) for _, one in sides]
+        tile_plan.run(memory.address(x), device, places, memory.address(results[0].global_scale), **_seed(random))
         return results
     if len(result_specs) > 1:
         return [
@@ -155,7 +160,7 @@ def _fill(
             for parts in _fill(x, src, format, [one], [result], device, random, workspace)
         ]
     if result_specs[0].swapped:
-        turned = _dense(x.swapaxes(-1, -2), workspace, "transposed x")
+        turned = memory.dense(x.swapaxes(-1, -2), workspace, "transposed x")
         call = _ArrayQuantizer(turned, src, format, result_specs[0].axis, device, random, workspace)
     call.run(results[0], given=given)
     return results
@@ -169,7 +174,7 @@ def _finish(format: Format, steps: Steps, src: DType, results: list[Parts], devi
         for array in numbers[kind]:
             if array.size:
                 kernel = driver.kernel(QuantizeSpec(CastRule(src, format.element), format, kind), device)
-                kernel(0, _address(array), array.size, QuantizeArguments(_ONE))
+                kernel(0, memory.address(array), array.size, QuantizeArguments(ONE))
 
 
 def _swap(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -190,13 +195,13 @@ def swizzle(
     device, kind = device_index(scales), dtype(scales.dtype)
     assert device is not None
     with driver.driver().on(device):
-        scales = _dense(scales, Workspace("swizzle"), "scales")
+        scales = memory.dense(scales, Workspace("swizzle"), "scales")
         out = cast_on_gpu.new(shape if back else (size,), kind) if out is None else out
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
             kernel = driver.kernel(swizzle_spec(kind, back, layout), device)
-            kernel(_address(scales), _address(out), size, QuantizeArguments(blocks))
+            kernel(memory.address(scales), memory.address(out), size, QuantizeArguments(blocks))
     return out
 
 
@@ -218,24 +223,28 @@ def dequantize(
     shape = parts.data.shape
     workspace = workspace or Workspace("dequantize")
     with driver.driver().on(device):
-        parts = Parts(*(None if part is None else _dense(part, workspace, name) for name, part in vars(parts).items()))
+        parts = Parts(
+            *(None if part is None else memory.dense(part, workspace, name) for name, part in vars(parts).items())
+        )
         if out is None:
             workspace.check_capture()
             dense = out = cast_on_gpu.new(shape, to)
         else:
-            dense = out if _is_dense(out) else workspace.array("result", shape, to)
+            dense = out if memory.is_dense(out) else workspace.array("result", shape, to)
         if out.size:
             blocks = BlockGrid.of(format, shape, axis)
-            arguments = QuantizeArguments(blocks, *map(_address, (parts.scales, parts.zero_points, parts.global_scale)))
+            arguments = QuantizeArguments(
+                blocks, *map(memory.address, (parts.scales, parts.zero_points, parts.global_scale))
+            )
             rule = CastRule(format.element, to)
             if _in_rows(blocks, parts.data):
                 spec = QuantizeSpec(rule, format, "back", block=blocks.lengths[2])
             else:
                 spec = QuantizeSpec(rule, format, "back", single=format.block == "tensor", large=out.size > _LARGE)
             kernel = driver.kernel(spec, device)
-            kernel(_address(parts.data), _address(dense), out.size, arguments)
+            kernel(memory.address(parts.data), memory.address(dense), out.size, arguments)
         if dense is not out:
-            _copy(dense, out)
+            memory.copy(dense, out)
     return out
 
 
@@ -279,7 +288,7 @@ class _ArrayQuantizer:
         return self.x.size > 0 and _in_rows(self.blocks, self.x)
 
     def _arguments(self, result: Parts) -> QuantizeArguments:
-        places = map(_address, (result.scales, result.zero_points, result.global_scale))
+        places = map(memory.address, (result.scales, result.zero_points, result.global_scale))
         return QuantizeArguments(self.blocks, *places, **_seed(self.random))
 
     def _extremes(self, kind: Kind, blocks: BlockGrid, filled: QuantizeArguments | None = None) -> QuantizeArguments:
@@ -288,14 +297,14 @@ class _ArrayQuantizer:
         teams = blocks.size * lanes
         side_by_side = VECTOR // self.x.itemsize
         in_vectors = blocks.counts[2] == blocks.shape[2] and blocks.shape[2] % side_by_side == 0
-        if lanes == 1 and blocks.splits_outer and in_vectors and _address(self.x) % VECTOR == 0:
+        if lanes == 1 and blocks.splits_outer and in_vectors and memory.address(self.x) % VECTOR == 0:
             kind, teams = "columns", teams // side_by_side
         parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-_THREADS // teams)))
         # A multiple of the elements that the lanes read together.
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
         stats = self.workspace.array(kind, (blocks.size * parts * stats_bytes(self.src),), _BYTE)
-        arguments = replace(filled or QuantizeArguments(blocks), stats=_address(stats), parts=parts, chunk=chunk)
+        arguments = replace(filled or QuantizeArguments(blocks), stats=memory.address(stats), parts=parts, chunk=chunk)
         self._launch(kind, teams * parts, stats, arguments, lanes)
         return arguments
 
@@ -307,7 +316,7 @@ class _ArrayQuantizer:
         rule = CastRule(self.src, self.format.element)
         spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single)
         kernel = driver.kernel(spec, self.device)
-        kernel(_address(self.x), _address(dst), n, arguments)
+        kernel(memory.address(self.x), memory.address(dst), n, arguments)
 
 
 def _in_rows(blocks: BlockGrid, x: Any) -> bool:
@@ -317,44 +326,5 @@ def _in_rows(blocks: BlockGrid, x: Any) -> bool:
         and blocks.lengths[1] == 1
         and blocks.lengths[2] in ROW_BLOCKS
         and blocks.shape[2] % blocks.lengths[2] == 0
-        and _address(x) % _ALIGNMENT == 0
+        and memory.address(x) % _ALIGNMENT == 0
     )
-
-
-def _given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:
-    """The caller's scales as a FLOAT array on the device: in `target`, or else in a new array."""
-    if device_index(scale) != device:
-        # From the host: of a graph the copy would read what is there when it runs.
-        workspace.check_capture()
-        scale = cast_on_gpu.to_host(scale) if device_index(scale) is not None else scale
-        scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), target.shape))
-        return cast_on_gpu.to_device(scale, device).reshape(target.shape)
-    import cupy
-
-    _copy(cupy.broadcast_to(scale, target.shape), target)
-    return target
-
-
-def _is_dense(x: Any) -> bool:
-    """Whether an array is in C order, and aligned to its element size."""
-    return isinstance(x, PackedArray) or bool(x.flags.c_contiguous and _address(x) % x.itemsize == 0)
-
-
-def _dense(x: Any, workspace: Workspace, name: str) -> Any:
-    """The array, or a dense copy of it."""
-    if _is_dense(x):
-        return x
-    copy = workspace.array(name, x.shape, dtype(x.dtype))
-    _copy(x, copy)
-    return copy
-
-
-def _copy(x: Any, target: Any) -> None:
-    source, to = operand(x), operand(target)
-    cast_on_gpu.apply(source, resolve(source.dtype, to.dtype), to)
-
-
-def _address(x: Any) -> int:
-    if x is None:
-        return 0
-    return int((x.data if isinstance(x, PackedArray) else x).data.ptr)

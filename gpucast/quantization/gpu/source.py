@@ -149,8 +149,14 @@ def columns_of(format: Format) -> list[str]:
 
 
 @exact()
-def format_struct(format: Format, stochastic: bool, name: str, source: DType = _FLOAT) -> str:
-    """The C++ struct of a format, the template parameter `F` of the kernels that read or write a type."""
+def format_struct(
+    format: Format, stochastic: bool, name: str, source: DType = _FLOAT, divisor: float | None = None
+) -> str:
+    """The C++ struct of a format, the template parameter `F` of the kernels that read or write a type.
+
+    `divisor`: what the largest magnitude of a block becomes in place of the largest element.
+    """
+    divisor = format.divisor if divisor is None else divisor
     element, scale = format.element, format.scale
     of_element = resolve(_DOUBLE, element, Options(rounding=STOCHASTIC)) if stochastic else resolve(_FLOAT, element)
     to_float = resolve(_DOUBLE, _FLOAT, Options(overflow="saturate"))
@@ -159,7 +165,7 @@ def format_struct(format: Format, stochastic: bool, name: str, source: DType = _
     else:
         saturates = format.has_float_scales and format.steps is None
         of_scale = resolve(_DOUBLE, scale, Options(overflow="saturate") if saturates else Options())
-    spread = float(element.max - element.min) if format.zero_points else format.divisor
+    spread = float(element.max - element.min) if format.zero_points else divisor
     whole = element.family == "int"
     lowest, largest = (int(element.min), int(element.max)) if whole else (0, 0)
     lines = [
@@ -176,10 +182,10 @@ def format_struct(format: Format, stochastic: bool, name: str, source: DType = _
         f"enum : int {{ exponent = {_exponent(format)} }};",
         f"enum : u32 {{ carry = {_carry(format):#x} }};",
         f"static GPUCAST_CONSTANT double divisor() {{ return {spread!r}; }}",
-        f"static GPUCAST_CONSTANT float reciprocal() {{ return {float(np.float32(1 / format.divisor))!r}; }}",
+        f"static GPUCAST_CONSTANT float reciprocal() {{ return {float(np.float32(1 / divisor))!r}; }}",
         f"static GPUCAST_CONSTANT double negative_weight() {{ return {format.negative_weight!r}; }}",
         f"static GPUCAST_CONSTANT float last() {{ return {512.0 if whole else float(element.max)!r}; }}",
-        f"static GPUCAST_CONSTANT double global_divisor() {{ return {format.divisor * float(scale.max)!r}; }}",
+        f"static GPUCAST_CONSTANT double global_divisor() {{ return {format.divisor * format.top_scale!r}; }}",
         *step_functions(format, source),
     ]
     body = "".join(f"    {line}\n" for line in lines)

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of rows on a device, quantized or cast in one launch that reads their ends there."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpucast.arrays.packed import PackedArray
+from gpucast.codegen.cast_kernel import KernelSource, kernel_file, options, structs
+from gpucast.codegen.fused_kernel import fused_prelude
+from gpucast.codegen.spec import KernelSpec
+from gpucast.core.dtypes import dtype
+from gpucast.core.formats import Format
+from gpucast.core.rule import CastRule
+from gpucast.gpu import driver
+from gpucast.quantization.gpu.source import FILES, columns_of, divide_by, format_struct
+
+_FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
+#: `group_threads` of kernels/grouped.cu.
+_THREADS = 256
+
+
+@dataclass(frozen=True)
+class GroupedSpec(KernelSpec[KernelSource]):
+    """The kernel that quantizes groups, or casts them."""
+
+    #: From the source to the element type; with a scale where groups are cast.
+    rule: CastRule
+    #: None for a cast.
+    format: Format | None = None
+
+    def source(self) -> KernelSource:
+        rule, format = self.rule, self.format
+        src, dst = rule.src, rule.dst
+        elements = 8 if src.bits == 64 else 16
+        # The groups are found once for all tiles of a thread. More tiles than these need too many registers.
+        tiles = 2 if src.bits <= 16 else 1
+        kinds = [src, _FLOAT, _DOUBLE, dst]
+        if format is None:
+            name = f"gpucast_cast_groups_{src.numpy_name}_to_{dst.numpy_name}"
+            name += "" if rule.overflow != "saturate" else "_saturate"
+            head = f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name}_rule;\n}}\n"
+            work = f"CastGroups<{src.name}, {dst.name}, FLOAT, DOUBLE, {name}_rule, {elements}, {tiles}>"
+        else:
+            assert isinstance(format.block, tuple)
+            block = format.block[-1]
+            name = "_".join(["gpucast_quantize_groups", src.numpy_name, *columns_of(format), f"block{block}"])
+            head = format_struct(format, False, f"{name}_format", src)
+            work = f"QuantizeGroups<{name}_format, {src.name}, FLOAT, DOUBLE, {elements}, {tiles}, {block}>"
+            kinds.append(format.scale)
+        return KernelSource(
+            name=name,
+            rule=rule,
+            shape="contiguous",
+            unpacked=False,
+            prelude="\n".join([fused_prelude(), *map(kernel_file, (*FILES, "tiles.cuh", "grouped.cu"))]),
+            structs=structs(*kinds),
+            kernel=f"{head}GPUCAST_GROUPED({name}, {_THREADS * elements * tiles}, {work})\n",
+            tile=1,
+            elements=elements * tiles,
+            threads=_THREADS,
+            more="gpucast::GroupedArguments",
+        )
+
+
+@dataclass(frozen=True)
+class GroupedArguments:
+    """``struct GroupedArguments`` of kernels/grouped.cu, with arrays in place of addresses."""
+
+    offsets: Any
+    #: A number, or a FLOAT for each group or for all.
+    scale: Any
+    scales: Any
+    ends: Any
+    valid: Any
+    rows: int
+    columns: int
+    result_rows: int
+    pad: int
+    layout: int
+
+    def to_bytes(self) -> bytes:
+        groups, number = self.offsets.size, isinstance(self.scale, float)
+        return struct.pack(
+            "<5Q3qQ3If5I4x",
+            *(self.offsets.data.ptr, 0 if number else self.scale.data.ptr),
+            *(0 if self.scales is None else self.scales.data.ptr, self.ends.data.ptr, self.valid.data.ptr),
+            *(self.rows, self.columns, self.result_rows, (2**64 - 1) // self.columns, *divide_by(self.columns)),
+            self.scale if number else 1.0,
+            *(
+                0 if number or self.scale.size == 1 else 1,
+                groups,
+                self.pad,
+                self.offsets.dtype == np.int64,
+                self.layout,
+            ),
+        )
+
+
+def run(spec: GroupedSpec, x: Any, data: Any, arguments: GroupedArguments, device: int) -> None:
+    """Launch it on the current stream of the device. `data`: the codes, in C order."""
+    with driver.driver().on(device):
+        to = data.data if isinstance(data, PackedArray) else data
+        # A result without rows still has ends.
+        n = max(arguments.result_rows * arguments.columns, 1)
+        driver.kernel(spec, device)(x.data.ptr, to.data.ptr, n, arguments)

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hadamard transforms on a device, alone and before an array is quantized; and quantizing by the rule "4over6".
+
+Rows of whole blocks of 16, 32, 64 or 128 take one launch that reads x once and transforms it in registers; so does a
+transposed result, and the plain one with it, of matrices that consist of whole runs and blocks. Each global scale that
+is not given takes one more read. All else is transformed to a FLOAT array, and quantized as any other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpucast.arrays.packed import device_index
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format, Hadamard, Parts
+from gpucast.core.fused_ops import Random
+from gpucast.core.rule import CastRule
+from gpucast.gpu import cast_on_gpu, driver
+from gpucast.gpu.workspace import Workspace
+from gpucast.quantization.gpu import memory, quantize_on_gpu
+from gpucast.quantization.gpu.source import VECTOR, WARP, QuantizeArguments, QuantizeSpec, stats_bytes
+from gpucast.quantization.gpu.tiles import ResultSpec
+from gpucast.quantization.gpu.unit_source import UnitArguments, UnitResult, UnitSpec, takes
+
+_FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
+#: The threads that look for the largest magnitude.
+_THREADS = 1 << 17
+
+
+def transform(
+    x: Any,
+    hadamard: Hadamard,
+    axis: int,
+    to: DType,
+    *,
+    inverse: bool = False,
+    out: Any = None,
+    workspace: Workspace | None = None,
+) -> Any:
+    """The transformed numbers of a checked CuPy array, each rounded once to FLOAT and once to `to`. `out`: an array for
+    them. RuntimeError while a CUDA graph is captured, for memory that is neither there nor in the workspace."""
+    device = device_index(x)
+    assert device is not None
+    workspace = workspace or Workspace("hadamard")
+    with driver.driver().on(device):
+        x = memory.dense(x, workspace, "x")
+        if out is None:
+            workspace.check_capture()
+            made = out = cast_on_gpu.new(x.shape, to)
+        else:
+            made = out if memory.is_dense(out) else workspace.array("transformed", x.shape, to)
+        _transform(x, made, hadamard, axis, device, inverse=inverse)
+        if made is not out:
+            memory.copy(made, out)
+    return out
+
+
+def quantize(
+    x: Any,
+    format: Format,
+    result_specs: Sequence[ResultSpec],
+    hadamards: Sequence[Hadamard | None],
+    *,
+    random: Random | None = None,
+    targets: Sequence[Parts] | None = None,
+    workspace: Workspace | None = None,
+    amax: Any = None,
+) -> list[Parts]:
+    """As `quantize_on_gpu.quantize`, of transformed numbers where a result has a transform. Each result has a global
+    scale of its own."""
+    device, src = device_index(x), dtype(x.dtype)
+    assert device is not None
+    workspace = workspace or Workspace("quantize")
+    with driver.driver().on(device):
+        if targets is None:
+            workspace.check_capture()
+        if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
+            x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
+        x = memory.dense(x, workspace, "x")
+        wanted = list(targets or [quantize_on_gpu.new_parts(x.shape, format, one) for one in result_specs])
+        sides = [
+            _Side(x, src, format, spec, how, parts, device)
+            for spec, how, parts in zip(result_specs, hadamards, wanted, strict=True)
+        ]
+        if all(side.in_tiles for side in sides) and any(side.spec.swapped for side in sides):
+            for side in sides:
+                side.find_global_scale(amax, workspace)
+            if _run_tiles(x, src, format, sides, device, random):
+                return wanted
+        for side in sides:
+            side.run(amax, random, workspace)
+    return wanted
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One result of an array in C order."""
+
+    x: Any
+    src: DType
+    format: Format
+    spec: ResultSpec
+    how: Hadamard | None
+    parts: Parts
+    device: int
+
+    @property
+    def axis(self) -> int:
+        """The axis of x along which the transform runs."""
+        axis, ndim = self.spec.axis, self.x.ndim
+        return 2 * ndim - 3 - axis if self.spec.swapped and axis >= ndim - 2 else axis
+
+    @property
+    def length(self) -> int:
+        return 0 if self.how is None else self.how.length
+
+    @property
+    def in_units(self) -> bool:
+        """Whether threads can hold whole runs and blocks along the last axis of the result."""
+        if not takes(self.format) or self.spec.axis != self.x.ndim - 1 or not self.x.size:
+            return False
+        assert isinstance(self.format.block, tuple)
+        given = self.spec.scale is not None and not self.format.global_scale
+        whole = self.x.shape[self.axis] % max(self.length, self.format.block[-1]) == 0
+        return whole and not given and memory.address(self.x) % VECTOR == 0
+
+    @property
+    def in_tiles(self) -> bool:
+        """Whether a tile in shared memory can hold them."""
+        rows = self.x.shape[-1] * self.x.itemsize
+        return self.in_units and self.x.ndim > 1 and self.src.bits <= 32 and rows % VECTOR == 0
+
+    def find_global_scale(self, amax: Any, workspace: Workspace) -> None:
+        """Fill the global scale of a format that has one."""
+        if not self.format.global_scale:
+            return
+        result, given = self.parts.global_scale, self.spec.scale
+        if given is not None:
+            found = memory.given(given, self.device, result, workspace)
+            if found is not result:
+                memory.copy(found, result)
+            return
+        if amax is None and self.how is not None:
+            self._find_transformed(self.how, result, workspace)
+            return
+        searched = self.x if amax is None else memory.dense(amax, workspace, "amax").reshape(1)
+        quantize_on_gpu.find_global_scale(searched, self.format, result, self.device, workspace)
+
+    def _find_transformed(self, how: Hadamard, result: Any, workspace: Workspace) -> None:
+        runs, inner = self.x.size // how.length, math.prod(self.x.shape[self.axis + 1 :])
+        threads = min(-(-max(runs, 1) // WARP) * WARP, _THREADS)
+        stats = workspace.array("transformed top", (threads // WARP * stats_bytes(_FLOAT),), _BYTE)
+        strided = inner != 1 or memory.address(self.x) % VECTOR != 0
+        arguments = UnitArguments(stats=memory.address(stats), units=runs, inner=inner, transform=how)
+        spec = UnitSpec(CastRule(self.src, _FLOAT), "top", how.length, strided=strided)
+        driver.kernel(spec, self.device)(memory.address(self.x), memory.address(stats), threads, arguments)
+        parts = QuantizeArguments(quantize_on_gpu.ONE, stats=memory.address(stats), parts=threads // WARP)
+        last = QuantizeSpec(CastRule(_FLOAT, self.format.element), self.format, "global")
+        driver.kernel(last, self.device)(memory.address(self.x), memory.address(result), WARP, parts)
+
+    def run(self, amax: Any, random: Random | None, workspace: Workspace) -> None:
+        """Fill the result by launches of its own."""
+        side = self
+        if self.format.rule == "4over6" and self.x.size and (self.spec.swapped or not self.in_units):
+            x = self.x.swapaxes(-1, -2) if self.spec.swapped else self.x
+            y = workspace.array("turned x", x.shape, self.src)
+            memory.copy(x, y)
+            side = replace(self, x=y, spec=replace(self.spec, swapped=False))
+        if side.in_units and not side.spec.swapped:
+            side.find_global_scale(amax, workspace)
+            side._run_units(random)
+        elif self.x.size and self.how is not None:
+            y = workspace.array(f"transformed {self.length}", self.x.shape, _FLOAT)
+            _transform(self.x, y, self.how, self.axis, self.device)
+            self._plain(y, amax, random, workspace)
+        else:
+            self._plain(self.x, amax, random, workspace)
+
+    def _plain(self, x: Any, amax: Any, random: Random | None, workspace: Workspace) -> None:
+        quantize_on_gpu.quantize(
+            x, self.format, [self.spec], random=random, targets=[self.parts], workspace=workspace, amax=amax
+        )
+
+    def _run_units(self, random: Random | None) -> None:
+        spec = UnitSpec(CastRule(self.src, self.format.element), "units", self.length, self.format, random is not None)
+        seed, offset = random or (0, 0)
+        arguments = UnitArguments(self.result, seed=seed, offset=offset, transform=self.how)
+        kernel = driver.kernel(spec, self.device)
+        kernel(memory.address(self.x), memory.address(self.parts.data), self.x.size, arguments)
+
+    @property
+    def result(self) -> UnitResult:
+        """The addresses of the parts."""
+        parts = self.parts
+        return UnitResult(*map(memory.address, (parts.data, parts.scales, parts.zero_points, parts.global_scale)))
+
+
+def _run_tiles(x: Any, src: DType, format: Format, sides: Sequence[_Side], device: int, random: Random | None) -> bool:
+    """Launch one kernel for all results. False where a tile is too large, or signs differ."""
+    by_place = {side.spec.swapped: side for side in sides}
+    plain, turned = by_place.get(False), by_place[True]
+    length = 0 if plain is None else plain.length
+    spec = UnitSpec(
+        CastRule(src, format.element), "tiles", length, format, random is not None, plain=plain is not None,
+        turned=True, turned_length=turned.length,
+    )  # fmt: skip
+    rows, columns = x.shape[-2:]
+    tiles = -(-rows // spec.tile), -(-columns // spec.tile)
+    matrices = math.prod(x.shape[:-2])
+    if not spec.fits or matrices * math.prod(tiles) >= 2**31:
+        return False
+    # Of two transforms the longer one has the signs of both.
+    how = max((side.how for side in sides if side.how is not None), default=None)
+    seed, offset = random or (0, 0)
+    arguments = UnitArguments(
+        UnitResult() if plain is None else plain.result, turned.result, rows=rows, columns=columns, tiles=tiles,
+        seed=seed, offset=offset, transform=how,
+    )  # fmt: skip
+    kernel = driver.kernel(spec, device)
+    kernel(memory.address(x), memory.address(turned.parts.data), matrices * math.prod(tiles) * spec.tile**2, arguments)
+    return True
+
+
+def _transform(x: Any, y: Any, hadamard: Hadamard, axis: int, device: int, *, inverse: bool = False) -> None:
+    """Write the transform of a dense array to another one."""
+    if not x.size:
+        return
+    inner = math.prod(x.shape[axis + 1 :])
+    strided = inner != 1 or any(memory.address(one) % VECTOR for one in (x, y))
+    rule = CastRule(dtype(x.dtype), dtype(y.dtype))
+    spec = UnitSpec(rule, "transform", hadamard.length, inverse=inverse, strided=strided)
+    arguments = UnitArguments(inner=inner, transform=hadamard)
+    driver.kernel(spec, device)(memory.address(x), memory.address(y), x.size, arguments)

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of rows, such as the tokens of experts: quantized or cast at once, each with its own scale and padding.
+
+>>> x, offsets = np.ones((5, 64), np.float32), np.int32([2, 5])  # rows 0 and 1, rows 2 to 4
+>>> grouped = gpucast.quantize_grouped(x, offsets, "mxfp8e4m3", pad=4)
+>>> grouped.data.shape, grouped.offsets
+((8, 64), array([4, 8], dtype=int32))
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpucast import gpu
+from gpucast.arrays import adapters
+from gpucast.arrays.adapters import untraced
+from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.casting.cast import cast
+from gpucast.casting.creation import empty
+from gpucast.casting.fused_options import fused_rule, resolve_scale
+from gpucast.core.arithmetic import exact
+from gpucast.core.checks import integer
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import Format
+from gpucast.core.rule import CastRule, Options
+from gpucast.gpu import devices, streams
+from gpucast.quantization import gpu as on_device
+from gpucast.quantization import quantize_on_host, recipes, swizzle
+from gpucast.quantization.quantized import source_dtype
+
+#: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
+_MOST_GROUPS = 1024
+_LAYOUTS = ("linear", "128x4", "mn_major")
+#: The lengths of the blocks of a group's rows. The rows of a cast are whole multiples of the shortest.
+_BLOCKS = (16, 32, 64, 128)
+
+
+class Grouped(NamedTuple):
+    """Groups of rows one after the other, each filled up to a multiple of `pad` rows. All padding is zero."""
+
+    #: The codes, of shape (result rows, columns): an array of x's library, or a PackedArray for codes below one byte.
+    data: Any
+    #: The scales of the blocks, in the order that was asked for; None for a cast.
+    scales: Any
+    #: Where each group ends in `data`, its padding included, in the type of the offsets.
+    offsets: Any
+    #: INT32 of shape (): how many groups are valid. It is their number unless an offset is bad.
+    valid: Any
+
+
+def quantize_grouped(
+    x: Any,
+    offsets: Any,
+    format: Any,
+    *,
+    scale: Any = None,
+    pad: int = 128,
+    scale_layout: str = "linear",
+    out: Grouped | None = None,
+) -> Grouped:
+    """Quantize groups of rows as `gpucast.quantize` does each alone, in one launch that waits for nothing.
+
+    Parameters
+    ----------
+    x
+        A matrix of FLOAT, FLOAT16, BFLOAT16 or DOUBLE.
+    offsets
+        Where the groups end in x's rows, as in ``torch._grouped_mm``: INT32 or INT64, one number for each of at most
+        1,024 groups, on the side of x. Group i has the rows from offsets[i - 1] (0 for the first) to offsets[i].
+    format
+        As for `gpucast.quantize`: blocks of 16, 32, 64 or 128 elements of a row, which divide the row, without zero
+        points ("mxfp8e4m3", "nvfp4", "float8e4m3fn_1x128").
+    scale
+        The global scales of NVFP4: a number, or an array of FLOAT on the side of x with one for all or one for each.
+    pad
+        Groups begin at multiples of this power of two. The result has the rows of x and pad - 1 more for each group,
+        rounded down to whole `pad`: as many as any offsets need.
+    scale_layout
+        "linear", "128x4" (with a `pad` of whole 128) or "mn_major" (of whole 4) of ``gpucast.quantization.swizzle``,
+        for the whole result.
+    out
+        The result of an earlier, equal call, which is written and returned: a CUDA graph can capture the call.
+
+    The offsets are checked where they are. From the first group on whose end is below its begin or beyond the rows, all
+    groups count as empty, and `Grouped.valid` is the number of groups before it; nothing outside of x is read.
+
+    TypeError and ValueError as for `gpucast.quantize`.
+    """
+    found: Grouped = untraced(_quantize_grouped, x, offsets, format, scale, pad, scale_layout, out)
+    return found
+
+
+def cast_grouped(x: Any, offsets: Any, to: Any, *, scale: Any, pad: int = 1, out: Grouped | None = None) -> Grouped:
+    """Cast groups of rows, each times a scale of its own, in one launch that waits for nothing.
+
+    Each group has the bits of ``gpucast.cast(rows, to, scale=scale[i])``. `to`: a floating type. `scale`: a number, or
+    an array of FLOAT with one for all or one for each group. Rows have a multiple of 16 elements. All else is as for
+    `gpucast.quantize_grouped`.
+    """
+    found: Grouped = untraced(_cast_grouped, x, offsets, to, scale, pad, out)
+    return found
+
+
+@exact()
+def _quantize_grouped(
+    x: Any, offsets: Any, format: Any, scale: Any, pad: Any, scale_layout: Any, out: Grouped | None
+) -> Grouped:
+    caller = "quantize_grouped"
+    asked, format = format, recipes.find(format, caller)
+    if not isinstance(format.block, tuple) or format.block[-1] not in _BLOCKS or math.prod(format.block[:-1]) != 1:
+        raise ValueError(f"{caller}: {format} has no blocks of 16, 32, 64 or 128 elements of a row")
+    more = format.steps is not None and format.steps.code_needs_amax
+    if format.zero_points or format.rule == "4over6" or more:
+        raise ValueError(f"{caller}: {format} needs more for its codes than a scale")
+    if format.global_scale != (scale is not None):
+        raise ValueError(f"{caller}: scale= is for formats with a global scale, and needed there; got {format}")
+    call = _Call(caller, x, offsets, format.block[-1], scale, pad)
+    recipes.check_source(asked, format, call.src, caller)
+    wanted = {"128x4": 128, "mn_major": 4}.get(scale_layout, 1)
+    if scale_layout not in _LAYOUTS or (scale_layout == "128x4" and format.scale.bits != 8) or format.scale.bits == 16:
+        raise ValueError(f"{caller}: scale_layout={scale_layout!r} must be one of {_LAYOUTS} that {format} has")
+    if call.pad % wanted:
+        raise ValueError(f"{caller}: scale_layout={scale_layout!r} needs a pad of whole {wanted}, not {call.pad}")
+    shape: tuple[int, ...] = call.result_rows, call.columns // format.block[-1]
+    if scale_layout != "linear":
+        shape = (swizzle.size(shape, scale_layout, format.scale.bits // 8),)
+    return call.run(
+        out, format.element, (format.scale, shape), CastRule(call.src, format.element), format, scale_layout
+    )
+
+
+@exact()
+def _cast_grouped(x: Any, offsets: Any, to: Any, scale: Any, pad: Any, out: Grouped | None) -> Grouped:
+    caller = "cast_grouped"
+    dst = dtype(to, caller=f"{caller}: to=")
+    if not dst.is_float:
+        raise TypeError(f"{caller}: to={dst.name} is no floating type")
+    call = _Call(caller, x, offsets, _BLOCKS[0], scale, pad)
+    return call.run(out, dst, None, fused_rule(call.src, dst, Options(caller=caller), scaled=True), None, "linear")
+
+
+class _Call:
+    """The checked arguments of a call."""
+
+    def __init__(self, caller: str, x: Any, offsets: Any, block: int, scale: Any, pad: Any) -> None:
+        self.caller, self.given, self.library = caller, (x, offsets, scale), adapters.library_of(x)
+        self.x, self.offsets = as_array(x, caller), as_array(offsets, f"{caller}: offsets")
+        self.device = device_index(self.x)
+        if isinstance(self.x, PackedArray) or self.x.ndim != 2:
+            raise ValueError(f"{caller}: x has shape {tuple(self.x.shape)}; expected a matrix of whole numbers")
+        self.src = source_dtype(self.x.dtype, f"{caller}: x.dtype=")
+        self.rows, self.columns = self.x.shape
+        if self.columns == 0 or self.columns % block:
+            raise ValueError(f"{caller}: rows of {self.columns} elements are no multiple of {block}")
+        if namespace(self.offsets) is None or self.offsets.dtype not in (np.int32, np.int64):
+            raise TypeError(f"{caller}: offsets must be an array of INT32 or INT64")
+        if self.offsets.ndim != 1 or not 1 <= self.offsets.size <= _MOST_GROUPS:
+            raise ValueError(f"{caller}: offsets has shape {self.offsets.shape}; expected 1 to {_MOST_GROUPS} ends")
+        if device_index(self.offsets) != self.device:
+            raise ValueError(f"{caller}: offsets is on {devices.name(device_index(self.offsets))}, and x is not")
+        self.pad = integer(pad, f"{caller}: pad")
+        if self.pad < 1 or self.pad & (self.pad - 1) or self.pad > 1 << 16:
+            raise ValueError(f"{caller}: pad={pad} must be a power of two up to 65536")
+        groups = self.offsets.size
+        self.result_rows = (self.rows + groups * (self.pad - 1)) // self.pad * self.pad
+        if max(self.rows, self.result_rows) > np.iinfo(self.offsets.dtype).max:
+            raise ValueError(f"{caller}: {self.result_rows} rows are more than offsets of {self.offsets.dtype} reach")
+        if scale is not None and namespace(scale) is None and adapters.find(scale) is None:
+            scale = float(np.float32(resolve_scale(scale, None, caller)))
+            if not 0 < scale < math.inf:
+                raise ValueError(f"{caller}: scale={scale} must be above 0 and finite, as a FLOAT")
+        if scale is not None and not isinstance(scale, float):
+            scale = as_array(scale, f"{caller}: scale")
+            if scale.dtype != np.float32 or scale.size not in (1, groups) or device_index(scale) != self.device:
+                raise ValueError(f"{caller}: scale must be a number, or a FLOAT for all or for each group on x's side")
+            scale = scale.reshape(-1)
+        self.scale = 1.0 if scale is None else scale
+
+    def run(
+        self,
+        out: Grouped | None,
+        element: DType,
+        scales: tuple[DType, tuple[int, ...]] | None,
+        rule: CastRule,
+        format: Format | None,
+        layout: str,
+    ) -> Grouped:
+        """Fill new arrays, or those of `out`."""
+        if not (out is None or isinstance(out, Grouped)):
+            raise TypeError(f"{self.caller}: out is {type(out).__name__}; expected the result of an earlier call")
+        kinds = {
+            "data": (element, (self.result_rows, self.columns)),
+            "scales": scales,
+            "offsets": (dtype(self.offsets.dtype), self.offsets.shape),
+            "valid": (dtype("INT32"), ()),
+        }
+        owned = () if out is None else tuple(part for part in out if part is not None)
+        with streams.visit(*self.given, *(streams.Owned(p, None) if isinstance(p, PackedArray) else p for p in owned)):
+            parts = [
+                None if kind is None else self._part(out, name, format is not None, *kind)
+                for name, kind in kinds.items()
+            ]
+            data, of_blocks, ends, valid = parts
+            if self.device is None:
+                self._on_host(data, of_blocks, ends, valid, element, format, layout)
+            else:
+                self._on_device(data, of_blocks, ends, valid, rule, format, layout)
+            if out is not None:
+                return out
+            if self.library is not None:
+                of_library = adapters.of_library(self.library)
+                parts = [p if p is None or isinstance(p, PackedArray) else of_library.from_array(p) for p in parts]
+            return Grouped(*parts)
+
+    def _part(self, out: Grouped | None, name: str, packs: bool, kind: DType, shape: tuple[int, ...]) -> Any:
+        """A new array, packed as `quantize` has it if `packs`, or the checked one of `out`."""
+        if out is None and self.device is not None:
+            with gpu.driver.driver().on(self.device):
+                gpu.cast_on_gpu.check_allocation()
+                return gpu.cast_on_gpu.new(shape, kind)
+        if out is None and kind.packed and packs:
+            return PackedArray(np.empty(kind.nbytes(math.prod(shape)), np.uint8), kind, shape)
+        if out is None:
+            return empty(shape, kind)
+        part = as_array(getattr(out, name), f"{self.caller}: out.{name}")
+        if dtype(part.dtype) is not kind or tuple(part.shape) != shape or device_index(part) != self.device:
+            raise ValueError(f"{self.caller}: out.{name} is not {kind.name} of shape {shape} on the side of x")
+        return part
+
+    def _on_device(
+        self, data: Any, scales: Any, ends: Any, valid: Any, rule: CastRule, format: Format | None, layout: str
+    ) -> None:
+        kernels, x = on_device.grouped_on_gpu, self.x
+        assert self.device is not None
+        if not (x.flags.c_contiguous and x.data.ptr % 16 == 0):
+            with gpu.driver.driver().on(self.device):
+                gpu.cast_on_gpu.check_allocation()
+                x = cast(x, self.src, out=gpu.cast_on_gpu.new(x.shape, self.src))
+        arguments = kernels.GroupedArguments(
+            self.offsets, self.scale, scales, ends, valid, self.rows, self.columns, self.result_rows, self.pad,
+            _LAYOUTS.index(layout),
+        )  # fmt: skip
+        kernels.run(kernels.GroupedSpec(rule, format), x, data, arguments, self.device)
+
+    def _on_host(
+        self, data: Any, scales: Any, ends: Any, valid: Any, element: DType, format: Format | None, layout: str
+    ) -> None:
+        codes = np.zeros((self.result_rows, self.columns), element.numpy)
+        linear = None
+        if format is not None:
+            linear = np.zeros((self.result_rows, self.columns // format.block[-1]), format.scale.numpy)
+        begin = to = count = 0
+        for i, end in enumerate(self.offsets.tolist()):
+            if not begin <= end <= self.rows:
+                break
+            rows = self.x[begin:end]
+            scale = self.scale if isinstance(self.scale, float) else self.scale[i % self.scale.size]
+            if format is None:
+                codes[to : to + len(rows)] = _unpacked(cast(rows, element, scale=np.asarray(scale, np.float32)))
+            elif rows.size:
+                found = quantize_on_host.quantize(rows, format, scale=scale if format.global_scale else None)
+                codes[to : to + len(rows)] = found.data
+                linear[to : to + len(rows)] = found.scales  # type: ignore[index]
+            to += -(-len(rows) // self.pad) * self.pad
+            ends[i], begin, count = to, end, i + 1
+        ends[count:], valid[...] = to, count
+        if isinstance(data, PackedArray):
+            data.data[...] = PackedArray.pack(codes).data
+        else:
+            data[...] = codes
+        if linear is not None:
+            scales[...] = linear if layout == "linear" else swizzle.swizzle(linear, layout=layout)  # type: ignore[arg-type]
+
+
+def _unpacked(y: Any) -> Any:
+    return y.get() if isinstance(y, PackedArray) else y

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Hadamard transform as a function; `gpucast.quantize` has it as an option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucast.arrays import adapters
+from gpucast.arrays.adapters import untraced
+from gpucast.arrays.operand import check_out, operand, share_memory
+from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.core.arithmetic import exact
+from gpucast.core.checks import integer
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import resolve
+from gpucast.gpu import devices, streams
+from gpucast.quantization import engine
+from gpucast.quantization.hadamard_options import check_runs, resolve_hadamard
+from gpucast.quantization.quantized import source_dtype
+
+_CALLER = "hadamard"
+
+
+def hadamard(
+    x: Any,
+    length: int,
+    *,
+    axis: int = -1,
+    signs: Any = None,
+    seed: int | None = None,
+    inverse: bool = False,
+    to: Any = "FLOAT",
+    out: Any = None,
+) -> Any:
+    """Transform runs of numbers along an axis by a (random) Hadamard matrix, with the same bits on every machine.
+
+    It spreads what a few large numbers hold over their run. Two operands of a product that are transformed alike along
+    the axis over which the product sums have the same product as before, but for rounding.
+    `gpucast.reference.exact_hadamard` defines every step.
+
+    Parameters
+    ----------
+    x
+        An array of FLOAT, FLOAT16, BFLOAT16 or DOUBLE, as `gpucast.quantize` takes it.
+    length
+        Of a run: 16, 32, 64 or 128. It divides the axis.
+    axis
+        The axis of the runs.
+    signs
+        By which the numbers of each run are multiplied first: a sequence of `length` numbers that are +1 or -1, on the
+        host. None: the signs of the seed, or no signs.
+    seed
+        Gives random signs, the same for equal seeds: an integer from 0 to 2^64 - 1.
+    inverse
+        True: transform back.
+    to
+        The type of the result. The transform itself is in FLOAT.
+    out
+        An array of x's shape and the type `to` where x is, which is written and returned.
+
+    Returns
+    -------
+    An array of x's shape and library, where x is.
+
+    Raises
+    ------
+    TypeError
+        For a type that cannot be quantized.
+    ValueError
+        For another length, an axis that is no multiple of it, other signs, or an `out` that does not fit.
+    """
+    return untraced(_hadamard, x, length, axis, (signs, seed), inverse, to, out)
+
+
+@exact()
+def _hadamard(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse: Any, to: Any, out: Any) -> Any:
+    with streams.visit(x, out):
+        array = as_array(x, _CALLER)
+        if isinstance(array, PackedArray):
+            raise TypeError(f"{_CALLER}: x is a PackedArray of {array.dtype.name}, which is no type to transform")
+        source_dtype(array.dtype, f"{_CALLER}: x.dtype=")
+        kind = source_dtype(to, f"{_CALLER}: to=")
+        if not isinstance(inverse, bool):
+            raise TypeError(f"{_CALLER}: inverse={inverse!r} must be True or False")
+        how = resolve_hadamard(length, *signs, _CALLER)
+        place = _axis(axis, array.shape)
+        check_runs(how, array.shape, place, _CALLER)
+        if out is None:
+            result = engine.transform(array, how, place, kind, inverse=inverse)
+            library = adapters.library_of(x)
+            return result if library is None else adapters.of_library(library).from_array(result)
+        engine.transform(array, how, place, kind, inverse=inverse, out=_checked_out(array, kind, out))
+        return out
+
+
+def _axis(axis: Any, shape: tuple[int, ...]) -> int:
+    place = integer(axis, f"{_CALLER}: axis")
+    if not -len(shape) <= place < len(shape):
+        raise ValueError(f"{_CALLER}: axis={axis} is out of bounds for shape {shape}")
+    return place % len(shape)
+
+
+def _checked_out(x: Any, to: DType, out: Any) -> Any:
+    """The native array over an `out` that can take the result of `x`."""
+    adapter = adapters.find(out)
+    array = out if adapter is None else adapter.take(out, _CALLER, writing=True)
+    device = device_index(x)
+    check_out(operand(x), resolve(operand(x).dtype, to), array, device is not None, _CALLER)
+    if device_index(array) != device:
+        there, here = devices.name(device_index(array)), devices.name(device)
+        raise ValueError(f"{_CALLER}: out is on {there}; the result belongs on {here}")
+    if share_memory(x, array):
+        raise ValueError(f"{_CALLER}: out shares memory with x; expected separate memory")
+    return array

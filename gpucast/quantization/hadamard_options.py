@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checks of what a call says of a Hadamard transform."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucast.arrays.packed import device_index
+from gpucast.core.checks import integer
+from gpucast.core.formats import LENGTHS, Format, Hadamard
+from gpucast.reference.exact_hadamard import negative_signs
+
+
+def resolve_hadamard(length: Any, signs: Any, seed: Any, caller: str) -> Hadamard:
+    """The transform that a call asks for. TypeError or ValueError for anything else."""
+    n = integer(length, f"{caller}: the length of a Hadamard transform")
+    if n not in LENGTHS:
+        raise ValueError(
+            f"{caller}: a Hadamard transform of {n} numbers; expected one of {', '.join(map(str, LENGTHS))}"
+        )
+    if signs is None:
+        return Hadamard(n, 0 if seed is None else _of_seed(seed, caller) & (1 << n) - 1)
+    return Hadamard(n, _given(signs, n, caller))
+
+
+def check_runs(hadamard: Hadamard, shape: tuple[int, ...], axis: int, caller: str) -> None:
+    """ValueError for an axis that does not consist of whole runs."""
+    if not shape or shape[axis] % hadamard.length:
+        raise ValueError(
+            f"{caller}: axis {axis} of shape {shape} is no multiple of {hadamard.length}, the length of a transform"
+        )
+
+
+def check_format(format: Format, caller: str) -> None:
+    """ValueError for a format whose numbers cannot be those of a transform."""
+    if format.block == "axis":
+        raise ValueError(
+            f"{caller}: hadamard= mixes the numbers along the axis, of which {format} has a scale for each; expected a "
+            "format with blocks, or one scale for the tensor"
+        )
+    if format.steps is not None:
+        raise ValueError(
+            f"{caller}: hadamard= is not for recipes: {format} has the bits of a library that was not held with it"
+        )
+
+
+def _of_seed(seed: Any, caller: str) -> int:
+    number = integer(seed, f"{caller}: seed", "an integer from 0 to 2^64 - 1")
+    if not 0 <= number < 2**64:
+        raise ValueError(f"{caller}: seed={seed!r} is out of range; expected 0 to 2^64 - 1")
+    return negative_signs(number)
+
+
+def _given(signs: Any, n: int, caller: str) -> int:
+    if device_index(signs) is not None:
+        raise TypeError(f"{caller}: signs= is on a device; expected {n} numbers on the host")
+    given = np.asarray(signs)
+    if given.dtype.kind not in "fiu" or given.shape != (n,):
+        raise ValueError(f"{caller}: signs= has dtype {given.dtype} and shape {given.shape}; expected {n} numbers")
+    if not ((given == 1) | (given == -1)).all():
+        raise ValueError(f"{caller}: signs= must be +1 and -1")
+    return sum(1 << int(i) for i in np.flatnonzero(given < 0))

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DelayedScales: the codes and scales of gpucast.mixed.DelayedScaling, by pure functions within jax.jit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from gpucast.mixed import DelayedScaling
+
+jax = pytest.importorskip("jax")
+
+
+def test_a_step_within_jit_is_that_of_the_object() -> None:
+    from gpucast.interop.jax_scaling import DelayedScales
+
+    rng = np.random.default_rng(0)
+    for to, settings in (("FLOAT8E4M3FN", {}), ("FLOAT16", {"margin": 64, "power_of_two": True})):
+
+        @jax.jit
+        def step(scales: Any, x: Any, y: Any, to: str = to, settings: Any = settings) -> Any:
+            first, scales = scales.cast(x, to, 0)
+            second, scales = scales.cast(y, to, 1)
+            return first, second, scales.update(to, **settings)
+
+        pure, kept = DelayedScales.start(2, history=3), DelayedScaling(to, tensors=2, history=3, **settings)
+        for i in range(10):
+            x = (rng.standard_normal(100) * 10.0 ** rng.integers(-36, 30)).astype(np.float32)
+            y = gpucast.cast(rng.standard_normal(7), "BFLOAT16")
+            if i == 5:
+                x[3], y[2] = np.nan, np.inf
+            first, second, pure = step(pure, jax.numpy.asarray(x), jax.numpy.asarray(y))
+            pairs = (first, kept.cast(x, 0)), (second, kept.cast(y, 1)), (pure.amax, np.zeros(2, np.float32))
+            kept.update()
+            for got, expected in (*pairs, (pure.scale, kept.scale), (pure.inverse, kept.inverse)):
+                assert np.asarray(got).tobytes() == expected.tobytes()
+
+
+def test_gradients_and_small_numbers() -> None:
+    from gpucast.interop.jax_scaling import DelayedScales
+
+    scales = DelayedScales.start()._replace(scale=jax.numpy.float32([2.0]))
+    slope = jax.grad(lambda x: scales.cast(x, "FLOAT8E4M3FN")[0].astype("float32").sum())(jax.numpy.ones(3))
+    assert slope.tolist() == [2, 2, 2]
+    # A subnormal magnitude counts, and its scale stops where the inverse is still a normal number.
+    _, scales = DelayedScales.start().cast(jax.numpy.float32([1e-45]), "FLOAT8E4M3FN")
+    scales = jax.jit(lambda one: one.update("FLOAT8E4M3FN"))(scales)
+    assert (scales.scale.tolist(), scales.inverse.tolist()) == ([2.0**126], [2.0**-126])
+    with pytest.raises(ValueError, match="history=0 must be from 1"):
+        DelayedScales.start(history=0)

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""quantize_grouped and cast_grouped: each group has the bits of a call of its own, on both sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import gpucast
+from bench import cubin
+from gpucast.codegen.cast_kernel import join
+from gpucast.compile import compiler
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import CastRule
+from gpucast.quantization import FORMATS, Grouped, swizzle
+from gpucast.quantization.gpu.grouped_on_gpu import GroupedSpec
+from host_driver import HostDriver, elements, installed, upload
+
+Array = np.ndarray[Any, Any]
+#: Ends of groups of 300 rows, and how many of the groups are valid.
+ENDS = [
+    ([17, 17, 100, 299, 300], 5),
+    ([0, 0, 0, 0, 290], 5),
+    ([300, 300, 300, 300, 300], 5),
+    ([0, 5, 3, 100, 300], 2),
+    ([10, 20, 30, 40, 301], 4),
+    ([-1, 5, 6, 7, 8], 0),
+    ([4, 2**31 - 1, -(2**31), 7, 8], 1),
+]
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("mxfp8e4m3", {"scale_layout": "128x4"}),
+    ("nvfp4", {"scale": np.float32([0.3, 2.0, 1e-3, 7.0, 1.0])}),
+    ("float8e4m3fn_1x128", {"pad": 32, "scale_layout": "mn_major"}),
+]
+
+
+def numbers(columns: int = 384) -> Array:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((300, columns)) * np.exp(3 * rng.standard_normal((300, columns)))
+    x[7, 3], x[290], x[150, :40] = np.nan, np.inf, 0
+    return x.astype(ml_dtypes.bfloat16)
+
+
+def model(x: Array, ends: list[int], valid: int, format: str, keywords: dict[str, Any]) -> list[bytes]:
+    """The parts of a `Grouped`, from a call of `quantize` for each group."""
+    pad, scale = keywords.get("pad", 128), keywords.get("scale")
+    rows = (len(x) + len(ends) * (pad - 1)) // pad * pad
+    codes, scales, starts = None, None, [0]
+    for i, (begin, end) in enumerate(zip([0, *ends], ends[:valid], strict=False)):
+        q = gpucast.quantize(x[begin:end], format, scale=None if scale is None else scale[i])
+        data = elements(q.data)
+        if codes is None or scales is None:
+            codes = np.zeros((rows, x.shape[1]), data.dtype)
+            scales = np.zeros((rows, q.scales.shape[1]), q.scales.dtype)
+        codes[starts[-1] : starts[-1] + end - begin] = data
+        scales[starts[-1] : starts[-1] + end - begin] = q.scales
+        starts.append(starts[-1] - (begin - end) // pad * pad)
+    if codes is None or scales is None:
+        return [*model(x, [0] * len(ends), len(ends), format, keywords)[:2], bytes(4 * len(ends)), bytes(4)]
+    order = keywords.get("scale_layout", "linear")
+    scales = scales if order == "linear" else swizzle.swizzle(scales, layout=order)
+    found = starts[1:] + starts[-1:] * (len(ends) - valid)
+    return [codes.tobytes(), scales.tobytes(), np.int32(found).tobytes(), np.int32(valid).tobytes()]
+
+
+def parts(grouped: Grouped) -> list[bytes]:
+    return [elements(part).tobytes() for part in grouped if part is not None]
+
+
+@pytest.mark.parametrize(("format", "keywords"), CASES, ids=[name for name, _ in CASES])
+def test_groups_are_quantized_as_if_alone(format: str, keywords: dict[str, Any]) -> None:
+    x = numbers()
+    given = {name: upload(value) if isinstance(value, np.ndarray) else value for name, value in keywords.items()}
+    with installed(HostDriver(1)) as driver:
+        there, out = upload(x), None
+        for ends, valid in ENDS:
+            offsets = np.int32(ends)
+            expected = model(x, ends, valid, format, keywords)
+            assert parts(gpucast.quantize_grouped(x, offsets, format, **keywords)) == expected
+            driver.launched.clear()
+            # With `out` a graph can capture it, whatever the offsets are then.
+            driver.capture = out is not None
+            on_device = upload(offsets)
+            out = gpucast.quantize_grouped(there, on_device, format, out=out, **given)
+            driver.capture = False
+            assert parts(out) == expected
+            assert len(driver.launched) == 1
+    wide = gpucast.quantize_grouped(x, np.int64(ENDS[0][0]), format, **keywords)
+    assert (wide.offsets.dtype, int(wide.valid)) == (np.int64, 5)
+
+
+def test_groups_are_cast_as_if_alone(to: str = "FLOAT16") -> None:
+    x, scales, pad = numbers(48), np.float32([0.3, 2.0, 1e-3, 7.0, 1.0]), 8
+    with installed(HostDriver(1)) as driver:
+        for ends, valid in ENDS:
+            codes, start, offsets = np.zeros(((300 + 5 * 7) // 8 * 8, 48), dtype(to).numpy), 0, np.int64(ends)
+            for i, (begin, end) in enumerate(zip([0, *ends], ends[:valid], strict=False)):
+                codes[start : start + end - begin] = gpucast.cast(x[begin:end], to, scale=float(scales[i]))
+                start -= (begin - end) // pad * pad
+            here = gpucast.cast_grouped(x, offsets, to, scale=scales, pad=pad)
+            there = gpucast.cast_grouped(upload(x), upload(offsets), to, scale=upload(scales), pad=pad)
+            assert parts(here) == parts(there)
+            assert (here.data.tobytes(), here.offsets[-1], here.scales) == (codes.tobytes(), start, None)
+        assert len(set(driver.launched)) == 1
+
+
+def test_many_groups_and_none_of_them_with_rows() -> None:
+    rng = np.random.default_rng(0)
+    for count, rows in ((1024, 700), (300, 0), (1, 0)):
+        ends = np.sort(rng.integers(0, rows + 1, count)).astype(np.int64)
+        x = np.ones((rows, 16), ml_dtypes.bfloat16)
+        here = gpucast.cast_grouped(x, ends, "FLOAT16", scale=2.0, pad=4)
+        with installed(HostDriver(1)):
+            assert parts(gpucast.cast_grouped(upload(x), upload(ends), "FLOAT16", scale=2.0, pad=4)) == parts(here)
+        sizes = np.diff(ends, prepend=0)
+        assert here.offsets.tolist() == np.cumsum(-(-sizes // 4) * 4).tolist()
+        assert int(here.valid) == count
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"x": np.ones((3, 40), np.float32)}, ValueError, "rows of 40 elements are no multiple of 32"),
+        ({"x": np.ones(32, np.float32)}, ValueError, "expected a matrix"),
+        ({"x": np.ones((3, 32), np.int8)}, TypeError, "INT8 is no type to quantize"),
+        ({"offsets": np.float32([3])}, TypeError, "offsets must be an array of INT32 or INT64"),
+        ({"offsets": np.int32([[3]])}, ValueError, "expected 1 to 1024 ends"),
+        ({"offsets": np.zeros(0, np.int32)}, ValueError, "expected 1 to 1024 ends"),
+        ({"pad": 24}, ValueError, "pad=24 must be a power of two"),
+        ({"pad": 64, "scale_layout": "128x4"}, ValueError, "needs a pad of whole 128, not 64"),
+        ({"scale_layout": "8x4"}, ValueError, "scale_layout='8x4' must be one of"),
+        ({"format": "float8e4m3fn_128x128"}, ValueError, "has no blocks of 16, 32, 64 or 128"),
+        ({"format": "int8_zp_32"}, ValueError, "needs more for its codes than a scale"),
+        ({"format": "nvfp4"}, ValueError, "scale= is for formats with a global scale, and needed there; got nvfp4"),
+        ({"format": "nvfp4", "scale": 0.0}, ValueError, "must be above 0"),
+        ({"format": "nvfp4", "scale": np.ones(2, np.float32)}, ValueError, "for all or for each group"),
+        ({"out": 3}, TypeError, "out is int; expected the result"),
+    ],
+)
+def test_bad_use(change: dict[str, Any], error: type[Exception], words: str) -> None:
+    given: dict[str, Any] = {"x": np.ones((3, 32), np.float32), "offsets": np.int32([3]), "format": "mxfp8e4m3"}
+    with pytest.raises(error, match=words):
+        gpucast.quantize_grouped(**{**given, **change})
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100a"])
+def test_the_kernels_compile_without_warnings_and_spills(arch: str, exhaustive: bool) -> None:
+    if arch != "sm_100a" and not exhaustive:
+        pytest.skip("long: run with --exhaustive")
+    src = dtype("BFLOAT16")
+    rules = (CastRule(src, FORMATS["nvfp4"].element), CastRule(src, dtype("FLOAT8E4M3FN")))
+    sources = [GroupedSpec(rule, format).source() for rule, format in zip(rules, (FORMATS["nvfp4"], None), strict=True)]
+    types = dict(row for source in sources for row in source.structs)
+    text = join(sources[0].prelude, types, [source.kernel for source in sources])
+    result = compiler.compile(text, "groups", arch)
+    assert result.log == ""
+    assert [fact.local for fact in cubin.kernels(result.code).values()] == [0, 0]

@@ -254,6 +254,16 @@ GPUCAST_INLINE void st(u8* to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
+// 32 bytes at a time, where GPUCAST_WIDE is set.
+GPUCAST_INLINE void ld_wide(const u8* from, u32* d) {
+    asm volatile("ld.global.v8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]), "=r"(d[4]), "=r"(d[5]), "=r"(d[6]), "=r"(d[7]) : "l"(from));
+}
+GPUCAST_INLINE void st_wide(u8* to, const u32* d) {
+    asm volatile("st.global.v8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};"
+                 : : "l"(to), "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3]), "r"(d[4]), "r"(d[5]), "r"(d[6]), "r"(d[7]) : "memory");
+}
+
 // Asks for the memory around an address, so that it is in the L2 cache when it is read.
 GPUCAST_INLINE void prefetch(const u8* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
 

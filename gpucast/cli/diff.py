@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 from typing import Any
 
 from gpucast.checkpoints.difference import side
@@ -17,6 +18,7 @@ from gpucast.cli import arguments
 from gpucast.cli.dtypes import columns
 from gpucast.cli.progress import progress_bar
 from gpucast.core.errors import printable
+from gpucast.files.atomic import within
 
 _DESCRIPTION = """\
 Compare the tensors of two files, indexes or folders by value. Each side may be
@@ -46,6 +48,9 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    for path in filter(None, (args.a, args.b, args.original)):
+        if args.html is not None and os.path.lexists(args.html) and within(path, args.html):
+            raise ValueError(f"--html {args.html}: is read by the comparison; choose another name")
     with contextlib.ExitStack() as stack:
         # First, so that a path that cannot be written stops the work before it begins.
         file = stack.enter_context(arguments.created(args.html))

@@ -41,6 +41,12 @@ inline void st(unsigned char* to, unsigned a, unsigned b, unsigned c, unsigned d
     st(to, a, b);
     st(to + 8, c, d);
 }
+inline void ld_wide(const unsigned char* from, unsigned* d) {
+    for (int i = 0; i < 8; i += 2) ld(from + 4 * i, d[i], d[i + 1]);
+}
+inline void st_wide(unsigned char* to, const unsigned* d) {
+    for (int i = 0; i < 8; i += 2) st(to + 4 * i, d[i], d[i + 1]);
+}
 inline unsigned ld_bytes(const unsigned char* from, unsigned i, unsigned begin, unsigned count) {
     unsigned d = 0;
     for (unsigned j = 0; j < 4; ++j) {

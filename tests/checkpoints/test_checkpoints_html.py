@@ -174,6 +174,9 @@ def test_a_difference_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert found.count("path", **{"class": "bar"}) == 3 and "2of 3 tensors differ" in found.text
 
 
-def test_a_page_that_cannot_be_written_stops_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_page_that_cannot_be_written_stops_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").touch()
+    assert main(["diff", str(tmp_path / "a"), "b", "--html", str(tmp_path / "a")]) == 1
+    assert "is read by the comparison" in capsys.readouterr().err
     assert main(["diff", "a", "b", "--html", "nowhere/page.html"]) == 1
     assert "nowhere/page.html" in capsys.readouterr().err

@@ -44,6 +44,18 @@ def _backward_of_a_layer(x: Any) -> Any:
     return x + _LAYER.backward(x.detach())
 
 
+class _Narrow(torch.autograd.Function):
+    """Casts in a forward and in a backward function."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Any:
+        return gpucast.cast(gpucast.cast(x, "BFLOAT16"), "FLOAT")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return gpucast.cast(gpucast.cast(grads[0], "FLOAT8E5M2"), "FLOAT")
+
+
 #: Calls that are part of a whole graph.
 WHOLE: dict[str, Callable[[Any], Any]] = {
     "cast": lambda x: gpucast.cast(x, "FLOAT16"),
@@ -58,6 +70,7 @@ WHOLE: dict[str, Callable[[Any], Any]] = {
     "layer": _LAYER.forward,
     "layer like": lambda x: _LIKE.forward(x, _HALF),
     "backward of a layer": _backward_of_a_layer,
+    "a function of autograd": _Narrow.apply,
     # torch's own cast back of the gradient does not saturate in every version.
     "module": lambda x: gpucast.cast(_MODULE(x), "FLOAT"),
     "module of float4": lambda x: gpucast.cast(_NARROW(x), "FLOAT"),

@@ -96,7 +96,8 @@ def has_memory(x: torch.Tensor) -> bool:
 
 def dtype_of(x: torch.Tensor, caller: str) -> DType:
     """The dtype of a tensor. TypeError for tensors that are not plain strided memory with numbers."""
-    if x.is_nested or x.layout is not torch.strided:
+    # torch.compile does not support layout in a backward function; the operator itself looks again.
+    if x.is_nested or not (torch.compiler.is_compiling() or x.layout is torch.strided):
         layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
         raise TypeError(
             f"{caller}: x has the layout {layout}; expected a strided tensor: cast x.values() or x.to_dense()"

@@ -59,12 +59,12 @@ def _functions(launch: Launch, current: Callable[[], int]) -> dict[str, Any]:
 
 
 def array(shape: tuple[int, ...], dtype: Any, device: int = 0) -> Any:
-    """A CuPy array over host memory."""
+    """A CuPy array over host memory, which begins at a multiple of 256 bytes as CUDA's does."""
     import cupy
 
     nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-    store = np.zeros(nbytes + 16, np.uint8)
-    memory = cupy.cuda.UnownedMemory(store.ctypes.data, nbytes, store, device)
+    store = np.zeros(nbytes + 256, np.uint8)
+    memory = cupy.cuda.UnownedMemory(-(-store.ctypes.data // 256) * 256, nbytes, store, device)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 

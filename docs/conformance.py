@@ -20,6 +20,7 @@ from tables import code, markdown
 
 import gpucast
 from cast_conformance.compare import Case
+from cast_conformance.reader import manifest
 from cast_conformance.report import WHAT
 from cast_conformance.run import reproduction
 
@@ -32,6 +33,7 @@ TITLES = {
     "gpucast": "gpucast",
     "gfloat": "gfloat",
     "c": "C compiler",
+    "clang": "clang",
     "cuda": "CUDA headers",
     "ml_dtypes": "ml_dtypes",
     "onnx": "onnx reference",
@@ -42,6 +44,8 @@ TITLES = {
     "mlx": "MLX",
     "triton": "Triton",
 }
+#: Those that quantize blocks.
+BLOCK_SYSTEMS = ("torchao", "compressed_tensors", "microxcaling", "gfloat")
 #: Colours of the picture by what a cell is.
 COLOURS = {"onnx": "#3a93bb", "convention": "#9ccbe0", "open": "#c9cdd3", "differs": "#d9691f"}
 #: Conventions of C and of OCP that leave cases undefined.
@@ -148,7 +152,8 @@ def scoreboard(all_systems: list[System]) -> Iterator[str]:
     head = ["System", "Version", "Date", "Pairs", "As ONNX", "Another convention", "Open", "Differ", "Time of casts"]
     yield markdown(head, rows) + "\n"
     yield '"As ONNX" is bit for bit what gpucast gives. "Open" follows C or OCP, which leave some cases undefined, such'
-    yield "as NaN to an integer. Every system is run in every mode that it can be asked for; the table has the first.\n"
+    yield "as NaN to an integer. Every system is run in every mode that it can be asked for; the table has the first."
+    yield "The time of clang is that of compiling each cast with `__bf16`.\n"
     yield "## Who does what\n"
     rows = []
     rows = [[what, who(all_systems, what)] for what in dict.fromkeys(WHAT.values())]
@@ -163,6 +168,28 @@ def who(all_systems: list[System], what: str) -> str:
 
 def counted(found: list[tuple[System, int]]) -> str:
     return ", ".join(f"{each.title} ({count})" for each, count in found if count) or "nobody"
+
+
+def block_formats() -> Iterator[str]:
+    """What libraries make of matrices in block formats."""
+    yield "## Block formats\n"
+    yield "The input is a matrix of FLOAT: ties, edges of scales, zeros, and numbers from subnormal to the largest. A"
+    yield "table has the codes and scales of a format, or of [a recipe](which-recipe.md), whose version it names. For"
+    yield "microxcaling and gfloat the numbers that come back were compared. Blocks with infinity or NaN are counted"
+    yield "apart: the last column says whether they differ.\n"
+    rows = []
+    for name in BLOCK_SYSTEMS:
+        content = json.loads((SUITE / "scores" / f"{name}.json").read_text(encoding="utf-8"))
+        for format, found in content["blocks"]["formats"].items():
+            counts = [found.get("numbers", found.get("codes")), found.get("scales", "")]
+            special = "" if found["special"] is None else "yes" if found["special"] else "no"
+            of = manifest()["formats"][format].get("of", "a format of gpucast")
+            version = content["version"].partition(",")[0]
+            rows.append([version, f"`{format}`", of, *map(str, counts), str(found["cases"]), special])
+    head = ["System", "Table", "The table's version", "Codes or numbers that differ", "Scales", "Of", "Others differ"]
+    yield markdown(head, rows) + "\n"
+    yield "torchao 0.18 divides by 2^-126 at least, so blocks with a smaller scale differ. compressed-tensors has no"
+    yield "scale for a block of the largest FLOAT in MXFP4.\n"
 
 
 def readme(all_systems: list[System]) -> str:
@@ -253,7 +280,7 @@ def picture(all_systems: list[System]) -> str:
             parts += [f'<path d="{"".join(squares)}" fill="{colour}"/>'] if squares else []
     rows = -(-len(all_systems) // columns)
     width = 16 + (side + gap) * columns
-    return svg(width, top + (side + gap + 14) * rows, "How twelve systems cast between 25 types", parts)
+    return svg(width, top + (side + gap + 14) * rows, f"How {len(all_systems)} systems cast between 25 types", parts)
 
 
 # ---- held from outside, and ONNX's pages ----
@@ -277,6 +304,11 @@ def outside(all_systems: list[System]) -> Iterator[str]:
     for name, what in HELD.items():
         if name in noted:
             version, cases, wrong = (noted[name][key] for key in ("version", "cases", "wrong"))
+        elif name == "microxcaling":
+            content = json.loads((SUITE / "scores" / f"{name}.json").read_text(encoding="utf-8"))
+            formats = content["blocks"]["formats"].values()
+            version = content["version"]
+            cases, wrong = (sum(found[key] for found in formats) for key in ("cases", "numbers"))
         else:
             each = next(each for each in all_systems if each.name == name)
             cells = [cell for mode in each.modes for cell in each.of_mode(mode).values() if isinstance(cell, dict)]
@@ -330,7 +362,7 @@ def show(x: Any, name: str) -> str:
 
 def page() -> str:
     every = systems()
-    parts = [INTRO, *scoreboard(every), *outside(every)]
+    parts = [INTRO, *scoreboard(every), *block_formats(), *outside(every)]
     for each in every:
         parts += differences(each) if each.differing else ()
     return "\n".join([*parts, *onnx_pages()]) + "\n"

@@ -19,9 +19,11 @@ template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
 GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
     constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
     constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
-    if constexpr (N == 4 && has_upper_halves<Src, Dst>() && !has_instruction<Dst>(rule)) {
+    if constexpr (has_next_bias<Src, Dst>(rule)) {
+        return next_bias_lanes<Src, Dst>(codes);
+    } else if constexpr (N == 4 && has_upper_halves<Src, Dst>() && !has_instruction<Dst>(rule)) {
         return upper_halves_lanes<Src, Dst>(codes, rule);
-    } else if constexpr (by_float && has_power_conversion<Dst>(rule)) {
+    } else if constexpr (by_float && has_power_conversion<Dst>(rule) && !has_integer_power<Src, Dst>(rule)) {
         return power_lanes<Src>(codes, rule);
     } else if constexpr (by_float && (is_small<Dst>() || (is_upper_half<Dst>() && has_packing<Dst>(rule)))) {
         return small_lanes<Src, Dst>(codes, rule);
@@ -79,13 +81,31 @@ struct Arithmetic {
                 if constexpr (Src::is_bool) lanes = nonzero_lanes(lanes);
                 put_lanes<Dst::bits, 4>(out, i, lanes & repeated<8>(u32(Dst::mask)));
             }
+        } else if constexpr (SrcBits == 8 && Src::is_bool && has_bool_codes<Dst>()) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) put_lanes<Dst::bits, 4>(out, i, bool_codes<Src, Dst>(in.word[i / 4], Rule()));
+        } else if constexpr (SrcBits == 8 && Src::is_float && Dst::bits == 2 && Elements % 16 == 0 && has_integer_lanes<Src, Dst>(Rule())) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 4; i += 4) {
+                out.word[i / 4] = ptx::prmt(two_bit_integers<Src>(in.word[i], in.word[i + 1]),
+                                            two_bit_integers<Src>(in.word[i + 2], in.word[i + 3]), 0x7632);
+            }
+        } else if constexpr (SrcBits == 8 && has_integer_lanes<Src, Dst>(Rule())) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) put_lanes<Dst::bits, 4>(out, i, integer_lanes<Src, Dst>(in.word[i / 4]));
         } else if constexpr (SrcBits == 8 && Src::bits == 8 && Dst::is_bool) {
 #pragma unroll
             for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = bool_lanes<Src>(in.word[i]);
         } else if constexpr (SrcBits == 4 && Src::is_int && Dst::is_int && Dst::bits == 8 && Rule::overflow() == Overflow::wrap) {
 #pragma unroll
             for (u32 i = 0; i < Elements / 4; i += 2) bytes_of_nibbles<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);
-        } else if constexpr (SrcBits == 4 && Dst::bits < 8 && !is_same<Src, Dst>) {
+        } else if constexpr (GPUCAST_ARCH >= 1000 && SrcBits == 4 && (Src::is_int || is_float4<Src>()) && Dst::is_int && Dst::bits == 2
+                             && Elements % 16 == 0 && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 16; ++i) {
+                out.word[i] = ptx::prmt(low_bits_of_nibbles<Src>(in.word[2 * i]), low_bits_of_nibbles<Src>(in.word[2 * i + 1]), 0x7531);
+            }
+        } else if constexpr (SrcBits == 4 && !is_same<Src, Dst> && (Dst::bits < 8 || has_nibble_codes<Src, Dst>())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 8) {
                 u32 low, high;
@@ -141,6 +161,14 @@ struct Arithmetic {
 #pragma unroll
                 for (u32 j = 0; j < words; ++j) out.word[i / 4 * words + j] = found[j];
             }
+        } else if constexpr (SrcBits >= 6 && Elements % 8 == 0 && has_float8_halves<Src, Dst>()) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 8) {
+                out.word[i / 8] = float4_of_float8<Src>(four_codes<SrcBits>(in, i), four_codes<SrcBits>(in, i + 4));
+            }
+        } else if constexpr (Src::is_e8m0 && Elements % 8 == 0 && is_float4<Dst>() && has_conversion<Dst>()) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 8; ++i) out.word[i] = float4_of_powers(in.word[2 * i], in.word[2 * i + 1]);
         } else if constexpr (is_float4<Dst>() && has_conversion<Dst>() && has_float32<Src>() && SrcBits >= 8) {
             const u32 count = Elements < 8 ? Elements : 8;
 #pragma unroll
@@ -170,12 +198,28 @@ struct Arithmetic {
 #pragma unroll
                 for (u32 i = 0; i < Elements / 2; ++i) out.word[i] = finished_lanes<Src, Dst>(out.word[i], codes[i]);
             }
+        } else if constexpr (GPUCAST_ARCH >= 1000 && SrcBits == 16 && Dst::has_nan && has_halves<Src, Dst>() && !has_instruction<Dst>(Rule())) {
+            // Infinities and NaN times zero are NaN.
+            u32 nan = 0;
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                nan = halves_fma<Src>(in.word[i / 2 + 1], 0, halves_fma<Src>(in.word[i / 2], 0, nan));
+                put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst, false>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
+            }
+            if ((nan & repeated<16>(0x7fff)) != 0) {
+                ptx::mark_rare();
+                out = {};
+#pragma unroll
+                for (u32 i = 0; i < Elements; i += 4) {
+                    put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
+                }
+            }
         } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>() && !has_instruction<Dst>(Rule())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
             }
-        } else if constexpr (has_integer_halves<Src, Dst>() && !has_instruction<Dst>(Rule())) {
+        } else if constexpr (has_integer_halves<Src, Dst>() && !has_instruction<Dst>(Rule()) && !has_next_bias<Src, Dst>(Rule())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 4) {
                 put_lanes<Dst::bits, 4>(out, i, integer_halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
@@ -232,6 +276,8 @@ struct Lookup {
     GPUCAST_INLINE Word finished(u32 entry) const {
         if constexpr (Entry::bits <= 16) {
             return entry;
+        } else if constexpr (is_short<Src, Dst>(Rule())) {
+            return short_integer<Src>(ptx::as_float(entry << 16));
         } else {
             return cast_code<Entry, Dst>(Word(entry << 16), Rule());
         }
@@ -250,7 +296,7 @@ GPUCAST_INLINE void cast_contiguous(
     typedef Tile<Elements * DstBits / 8> DstTile;
     const u32 src_bytes = Elements * SrcBits / 8, dst_bytes = Elements * DstBits / 8;
     const u32 width = Threads * Elements, block = width * Unroll;
-    const Head head = elements_before<DstBits, DstTile::piece>(dst);
+    const Head head = elements_before<DstBits, DstTile::wide>(dst);
     const u32 missing = head.elements == 0 ? 0 : Elements - head.elements;
     // All of this is the same for all threads of a block. Only packed elements begin inside a byte.
     const i64 block_begin = i64(number) * block - missing;
@@ -259,20 +305,20 @@ GPUCAST_INLINE void cast_contiguous(
     u8* to = dst + (block_begin * i64(DstBits) >> 3);
     // In the source every tile begins at the same bit, and at the same distance from an aligned address.
     const u32 bit = u32(src_begin) & 7;
-    const bool straight = bit == 0 && (address(from) & (SrcTile::piece - 1)) == 0;
+    const bool straight = bit == 0 && (address(from) & (SrcTile::wide - 1)) == 0;
     if (straight && head.reachable && block_begin >= 0 && block_begin + block <= n) {
         const u8* mine_from = from + threadIdx.x * src_bytes;
         u8* mine_to = to + threadIdx.x * dst_bytes;
         SrcTile in[Unroll];
 #pragma unroll
-        for (u32 u = 0; u < Unroll; ++u) load_aligned(mine_from + u * Threads * src_bytes, in[u]);
+        for (u32 u = 0; u < Unroll; ++u) load_wide(mine_from + u * Threads * src_bytes, in[u]);
         // The loads are in flight while the table is filled.
         GPUCAST_FILL(converter);
 #pragma unroll
         for (u32 u = 0; u < Unroll; ++u) {
             DstTile out = {};
             converter.template tile<Elements>(in[u], out, block_begin + i64(u * width + threadIdx.x * Elements));
-            store_aligned(mine_to + u * Threads * dst_bytes, out);
+            store_wide(mine_to + u * Threads * dst_bytes, out);
         }
         return;
     }

@@ -131,6 +131,15 @@ GPUCAST_INLINE void fma_rn_f32x2(float a, float b, float factor, float more, flo
         "fma.rn.f32x2 x, x, y, z; mov.b64 {%0, %1}, x;}"
         : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(factor), "f"(more));
 }
+// Of two floats and two others.
+GPUCAST_INLINE void add_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; add.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y));
+}
+GPUCAST_INLINE void sub_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; sub.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y));
+}
 
 // Numbers that are not NaN to small floats, `a` in the lowest bits: to nearest, ties to even; overflow saturates, and
 // zeros keep their signs. To 8 bits from sm_89 on, to 4 bits where GPUCAST_SPECIFIC is set.
@@ -243,6 +252,16 @@ GPUCAST_INLINE void st(u8* to, u32 a, u32 b) {
 }
 GPUCAST_INLINE void st(u8* to, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" : : "l"(to), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// 32 bytes at a time, where GPUCAST_WIDE is set.
+GPUCAST_INLINE void ld_wide(const u8* from, u32* d) {
+    asm volatile("ld.global.v8.b32 {%0, %1, %2, %3, %4, %5, %6, %7}, [%8];"
+                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]), "=r"(d[4]), "=r"(d[5]), "=r"(d[6]), "=r"(d[7]) : "l"(from));
+}
+GPUCAST_INLINE void st_wide(u8* to, const u32* d) {
+    asm volatile("st.global.v8.b32 [%0], {%1, %2, %3, %4, %5, %6, %7, %8};"
+                 : : "l"(to), "r"(d[0]), "r"(d[1]), "r"(d[2]), "r"(d[3]), "r"(d[4]), "r"(d[5]), "r"(d[6]), "r"(d[7]) : "memory");
 }
 
 // Asks for the memory around an address, so that it is in the L2 cache when it is read.

@@ -45,7 +45,13 @@ GPUCAST_INLINE Head elements_before(const u8* stream) {
 template <u32 Bytes>
 struct Tile {
     // shift_margin: bytes on either side that `load_shifted` may touch.
-    enum : u32 { words = (Bytes + 3) / 4, piece = Piece<Bytes>::bytes, shift_margin = Bytes % 16 == 0 ? 16 : 8 };
+    // wide: the alignment that `load_wide` and `store_wide` take.
+    enum : u32 {
+        words = (Bytes + 3) / 4,
+        piece = Piece<Bytes>::bytes,
+        wide = GPUCAST_WIDE && Bytes % 32 == 0 ? 32 : piece,
+        shift_margin = Bytes % 16 == 0 ? 16 : 8
+    };
     u32 word[words];
 };
 
@@ -122,6 +128,28 @@ GPUCAST_INLINE void store_aligned(u8* to, const Tile<Bytes>& tile) {
             if constexpr (count == 2) ptx::st(to + 4 * i, word[0], word[1]);
             if constexpr (count == 4) ptx::st(to + 4 * i, word[0], word[1], word[2], word[3]);
         }
+    }
+}
+
+// The same in the widest accesses of all, for tiles of which two are a sector apart or more.
+template <u32 Bytes>
+GPUCAST_INLINE void load_wide(const u8* from, Tile<Bytes>& tile) {
+    if constexpr (u32(Tile<Bytes>::wide) == 32) {
+        GPUCAST_CHECK_ALIGNED(from, 32);
+#pragma unroll
+        for (u32 i = 0; i < Bytes / 4; i += 8) ptx::ld_wide(from + 4 * i, tile.word + i);
+    } else {
+        load_aligned(from, tile);
+    }
+}
+template <u32 Bytes>
+GPUCAST_INLINE void store_wide(u8* to, const Tile<Bytes>& tile) {
+    if constexpr (u32(Tile<Bytes>::wide) == 32) {
+        GPUCAST_CHECK_ALIGNED(to, 32);
+#pragma unroll
+        for (u32 i = 0; i < Bytes / 4; i += 8) ptx::st_wide(to + 4 * i, tile.word + i);
+    } else {
+        store_aligned(to, tile);
     }
 }
 
@@ -222,8 +250,15 @@ GPUCAST_INLINE void put_lanes(Tile<Bytes>& tile, u32 i, u32 lanes) {
         static_assert(N == 4, "whole bytes");
         // Pairs and then all four are brought together by shifts to the left, which multiplications do; masks clear what
         // is shifted along. They end in the upper three bytes.
-        const u32 pairs = (lanes << 2 & 0x00ff00ff) | (lanes & 0xff00ff00);
-        const u32 four = ((pairs << 4 & 0x3ffff) | (pairs & 0xfffc0000)) << 2;
+        u32 four;
+        if constexpr (GPUCAST_ARCH >= 1000) {
+            // What is shifted is added as often as it is missing.
+            const u32 pairs = ptx::mad(lanes & 0x00ff00ff, 3, lanes);
+            four = ptx::mad(pairs & 0xffff, 60, pairs << 2);
+        } else {
+            const u32 pairs = (lanes << 2 & 0x00ff00ff) | (lanes & 0xff00ff00);
+            four = ((pairs << 4 & 0x3ffff) | (pairs & 0xfffc0000)) << 2;
+        }
         // Sixteen elements are three words. A group that ends in the next word is put there in full; the next group
         // replaces the bytes that do not belong there. Where there is none, they are shifted out.
         const bool last = i + N == Bytes * 8 / Bits;

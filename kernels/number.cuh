@@ -30,6 +30,14 @@
 #define GPUCAST_SPECIFIC 0
 #endif
 
+// Whether there are accesses of 32 bytes, which the compiler knows from CUDA 12.9 on.
+#if defined(GPUCAST_HOST) || !defined(__CUDACC_VER_MAJOR__) || __CUDACC_VER_MAJOR__ > 12 \
+    || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 9)
+#define GPUCAST_WIDE (GPUCAST_ARCH >= 1000)
+#else
+#define GPUCAST_WIDE 0
+#endif
+
 namespace gpucast {
 
 typedef unsigned char u8;

@@ -22,16 +22,61 @@ GPUCAST_CONSTANT u32 four_codes(u32 first, Rule rule) {
     return codes;
 }
 
-// Eight codes of a source, in a word, to the bytes of two words, for results of fewer than 8 bits. Of a byte whose top
-// bit is 0 a selector of 8 or more gives 0, and so each half of the sources leaves the other's places empty.
+// Eight codes of a source, in a word, to the bytes of two words, for results of fewer than 8 bits, or of 8 bits with a
+// sign where the source has one. Of a byte whose top bit is 0 a selector of 8 or more gives 0, and so each half of the
+// sources leaves the other's places empty.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE void look_up_nibbles(u32 nibbles, u32& low, u32& high, Rule) {
-    static_assert(Src::bits == 4 && Dst::bits < 8, "sixteen codes whose top bit is 0");
-    constexpr u32 codes[4] = {four_codes<Src, Dst>(0, Rule()), four_codes<Src, Dst>(4, Rule()),
-                              four_codes<Src, Dst>(8, Rule()), four_codes<Src, Dst>(12, Rule())};
+    static_assert(Src::bits == 4 && Dst::bits <= 8, "sixteen codes whose top bit is 0");
+    constexpr u32 magnitudes = 0x7f7f7f7f;
+    constexpr u32 codes[4] = {four_codes<Src, Dst>(0, Rule()) & magnitudes, four_codes<Src, Dst>(4, Rule()) & magnitudes,
+                              four_codes<Src, Dst>(8, Rule()) & magnitudes, four_codes<Src, Dst>(12, Rule()) & magnitudes};
     const u32 others = nibbles ^ 0x88888888;
     low = ptx::prmt(codes[0], codes[1], nibbles) | ptx::prmt(codes[2], codes[3], others);
     high = ptx::prmt(codes[0], codes[1], nibbles >> 16) | ptx::prmt(codes[2], codes[3], others >> 16);
+    if constexpr (Dst::bits == 8 && Src::sign_code != 0) {
+        const u32 even = nibbles << 4 & repeated<8>(0x80), odd = nibbles & repeated<8>(0x80);
+        low |= ptx::prmt(even, odd, 0x5140);
+        high |= ptx::prmt(even, odd, 0x7362);
+    }
+}
+
+// Whether it knows a type of 8 bits.
+template <typename Src, typename Dst>
+GPUCAST_CONSTANT bool has_nibble_codes() {
+    if constexpr (!Src::is_int || !Dst::is_float || Dst::bits != 8) return false;
+    else return GPUCAST_ARCH >= 1000 && Src::bits == 4;
+}
+
+// The low two bits of eight integers of 4 bits, or of the integer parts of eight FLOAT4E2M1, in bytes 1 and 3. The others
+// are arbitrary.
+template <typename Src>
+GPUCAST_INLINE u32 low_bits_of_nibbles(u32 nibbles) {
+    u32 pairs;
+    if constexpr (Src::is_int) {
+        pairs = (nibbles & 0x33333333) * 20;
+    } else {
+        // Each bit of a code where its third one is.
+        const u32 fraction = nibbles << 2, odd = nibbles << 1, two = nibbles, sign = nibbles >> 1;
+        const u32 first = (~two & odd) | (two & ~odd & fraction), second = two & (~odd | fraction);
+        pairs = ((first & 0x44444444) + 2 * ((second ^ (sign & first)) & 0x44444444)) * 5;
+    }
+    // Two and then four codes are brought together by shifts to the left, which multiplications do.
+    return (pairs & 0xf0f0f0f0) * 17;
+}
+
+// ---- two codes, for zero and for all others ----
+
+template <typename Dst>
+GPUCAST_CONSTANT bool has_bool_codes() {
+    return GPUCAST_ARCH >= 1000 && !Dst::is_int && !Dst::is_bool && Dst::bits <= 8;
+}
+
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_INLINE u32 bool_codes(u32 bytes, Rule) {
+    constexpr u32 zero = repeated<8>(exact_code<Src, Dst>(0u, Rule())), other = repeated<8>(exact_code<Src, Dst>(1u, Rule()));
+    const u32 top = ((bytes & repeated<8>(0x7f)) + repeated<8>(0x7f)) | bytes;
+    return zero ^ (ptx::prmt(top, 0, 0xba98) & (zero ^ other));
 }
 
 // ---- tables in shared memory ----

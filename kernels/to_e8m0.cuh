@@ -37,11 +37,27 @@ GPUCAST_INLINE u32 power_lanes(const Word (&codes)[N], Rule) {
     return ptx::cvt_rz_ue8m0x4(x[0], x[1], x[2], x[3]);
 }
 
+// Whether an integer's leading zeros give its code.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool has_integer_power(Rule) {
+    if constexpr (!Src::is_int || !Dst::is_e8m0 || Src::bits < 32) return false;
+    else return GPUCAST_ARCH >= 1000 && Rule::overflow() == Overflow::saturate && Rule::round_mode() != RoundMode::nearest;
+}
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE u32 integer_power(Word code, Rule) {
+    constexpr int up = Rule::round_mode() == RoundMode::up, last = Dst::bias + int(Src::bits) - 1;
+    const auto value = integer<Src>(code);
+    // A power of two is its own, and is at least 2^x where one less has a bit less.
+    return value > 0 ? u32(last + up - leading_zeros(Word(value) - Word(up))) : 0;
+}
+
 // Fast path with float as the compute type (float32.cuh). Doubled, the smallest power of two of the destination is a
 // normal float and the largest one is infinity, so that the exponent field is the code plus one.
 template <typename Src, typename Dst, typename Word, typename Rule, typename Family>
 GPUCAST_INLINE Word convert(Word code, Rule rule, Family family, E8M0Family destination) {
-    if constexpr (has_float32<Src>()) {
+    if constexpr (has_integer_power<Src, Dst>(rule)) {
+        return integer_power<Src, Dst>(code, rule);
+    } else if constexpr (has_float32<Src>()) {
         const float x = as_float32<Src>(code);
         const RoundMode mode = Rule::round_mode();
         const u32 next = mode == RoundMode::up ? 0x7fffff : mode == RoundMode::nearest ? 0x400000 : 0;

@@ -443,14 +443,14 @@ GPUCAST_INLINE u32 halves_magnitude(u32 a, Rule) {
     }
 }
 
-// Four codes in two words to the bytes of one.
-template <typename Src, typename Dst, typename Rule>
+// Four codes in two words to the bytes of one. Without `maybe_nan` none is NaN.
+template <typename Src, typename Dst, bool maybe_nan = true, typename Rule>
 GPUCAST_INLINE u32 halves_lanes(u32 low, u32 high, Rule rule) {
     const u32 magnitudes = repeated<16>(0x7fff), top = repeated<8>(0x80);
     const u32 a = low & magnitudes, b = high & magnitudes;
     // A half's top bit is set in the sum where it is NaN; `prmt` copies it to all bits of the lane.
     const u32 to_top_bit = repeated<16>(0x8000 - u32(Src::inf_code) - (Rule::infinity_is_nan() ? 0 : 1));
-    const u32 nan = Src::has_nan ? ptx::prmt(a + to_top_bit, b + to_top_bit, 0xfdb9) : 0;
+    const u32 nan = Src::has_nan && maybe_nan ? ptx::prmt(a + to_top_bit, b + to_top_bit, 0xfdb9) : 0;
     const u32 code = ptx::prmt(halves_magnitude<Src, Dst>(a, rule), halves_magnitude<Src, Dst>(b, rule), 0x6420);
     u32 signs = ptx::prmt(low, high, 0x7531);
     if constexpr (Dst::has_nan) {
@@ -486,6 +486,110 @@ GPUCAST_INLINE u32 integer_halves_lanes(u32 low, u32 high, Rule rule) {
     if constexpr (Src::sign_code == 0) return own;
     // Only the integer 0 becomes zero, and its FLOAT16 has no sign.
     return own | (ptx::prmt(a, b, 0x7531) & repeated<8>(0x80)) >> (8 - Dst::bits);
+}
+
+// ---- floats of 6 and 8 bits to FLOAT4E2M1 ----
+
+template <typename Src, typename Dst>
+GPUCAST_CONSTANT bool has_float8_halves() {
+    return (is_float8_like<Src>() || has_float6_conversion<Src>()) && is_float4<Dst>() && has_conversion<Dst>();
+}
+
+// FLOAT16 in place of those that are no numbers in it: zero of the other sign, or a number beyond the largest where the
+// source has one there. `codes` are the bytes that the halves come from.
+template <typename Src>
+GPUCAST_INLINE void finish_float8_halves(u32 codes, u32 (&halves)[2]) {
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        const u32 signs = ptx::prmt(codes, 0, i == 0 ? 0x1404 : 0x3424), magnitude = halves[i] & repeated<16>(0x7fff);
+        const u32 nan = ptx::prmt(magnitude + repeated<16>(0x8000 - 0x7c01), 0, 0xbb99);
+        const u32 own = Src::has_negative_zero ? ~signs & repeated<16>(0x8000) : (signs & repeated<16>(0x8000)) | repeated<16>(0x4c00);
+        halves[i] = (halves[i] & ~nan) | (own & nan);
+    }
+}
+
+// Eight codes, in bytes, to those of a word.
+template <typename Src>
+GPUCAST_INLINE u32 float4_of_float8(u32 first, u32 second) {
+    u32 halves[2][2], nan = 0;
+    halves_of_float8<Src>(first, halves[0]);
+    halves_of_float8<Src>(second, halves[1]);
+    if constexpr (Src::bits == 6) {
+        // None is NaN.
+    } else if constexpr (Src::mantissa_bits == 3) {
+        // All numbers of FLOAT8E4M3FN are smaller than those with this bit.
+        nan = (halves[0][0] | halves[0][1] | halves[1][0] | halves[1][1]) & repeated<16>(0x2000);
+    } else {
+        nan = (((first & repeated<8>(0x7f)) + repeated<8>(3)) | ((second & repeated<8>(0x7f)) + repeated<8>(3))) & repeated<8>(0x80);
+    }
+    if (nan != 0) {
+        ptx::mark_rare();
+        finish_float8_halves<Src>(first, halves[0]);
+        finish_float8_halves<Src>(second, halves[1]);
+    }
+    float x[8];
+#pragma unroll
+    for (u32 i = 0; i < 4; ++i) {
+        u32 two = halves[i / 2][i % 2];
+        if constexpr (float8_unit<Src>() != 0x3c00) two = ptx::fma_rn_f16x2(two, repeated<16>(float8_unit<Src>()), repeated<16>(0x8000));
+        ptx::cvt_f32_f16x2(two, x[2 * i], x[2 * i + 1]);
+    }
+    return ptx::cvt_e2m1x8(x);
+}
+
+// The same of FLOAT8E8M0, whose codes are a float's exponent field. The smallest counts as zero.
+GPUCAST_INLINE u32 float4_of_powers(u32 first, u32 second) {
+    float x[8], nan = 0;
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) {
+        const u32 codes = i < 4 ? first : second;
+        x[i] = ptx::as_float((i % 4 == 3 ? codes >> 1 : codes << (23 - i % 4 * 8)) & 0x7f800000);
+        nan = ptx::fma_rn(x[i], 0, nan);
+    }
+    if (nan != nan) {
+        // The code of NaN is that of infinity; it becomes the zero of the other sign.
+        ptx::mark_rare();
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) {
+            if (ptx::bits(x[i]) == 0x7f800000) x[i] = ptx::as_float(0x80000000);
+        }
+    }
+    return ptx::cvt_e2m1x8(x);
+}
+
+// ---- integers to FLOAT8E4M3FNUZ and FLOAT8E5M2FNUZ, by the instructions for the types with the next smaller bias ----
+
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool has_next_bias(Rule) {
+    if constexpr (!Src::is_int || Src::bits < 16 || !is_float8_like<Dst>()) return false;
+    else return GPUCAST_ARCH >= 1000 && !Dst::has_negative_zero && Rule::overflow() == Overflow::saturate && !is_directed<Rule>();
+}
+
+// Integers to the bytes of a word. An integer that is not zero is at least 1, a normal number of both types, and so the next
+// exponent gives its code. Both types end at the same number but for FLOAT8E4M3FN, whose codes go on.
+template <typename Src, typename Dst, u32 N, typename Word>
+GPUCAST_INLINE u32 next_bias_lanes(const Word (&codes)[N]) {
+    constexpr int most = Dst::mantissa_bits == 3 ? 240 : 57344;
+    float x[4] = {};
+#pragma unroll
+    for (u32 i = 0; i < N; ++i) {
+        if constexpr (Src::bits == 16) {
+            // Two at a time.
+            const u32 pair = codes[i / 2 * 2] | codes[(i / 2 * 2 + 1) % N] << 16, limit = repeated<16>(u32(most));
+            u32 cut = pair;
+            if constexpr (most == 240 && Src::sign_code == 0) cut = ptx::min_u16x2(pair, limit);
+            else if constexpr (most == 240) cut = ptx::max_s16x2(ptx::min_s16x2(pair, limit), repeated<16>(0x10000 - most));
+            x[i] = ptx::cvt_rn_f32(integer<Src>(cut >> (i % 2 * 16)));
+        } else {
+            const auto value = integer<Src>(codes[i]);
+            if constexpr (Src::sign_code == 0) x[i] = ptx::cvt_rn_f32(value < u32(most) ? u32(value) : u32(most));
+            else x[i] = ptx::cvt_rn_f32(value > most ? most : value < -most ? -most : int(value));
+        }
+    }
+    const u32 found = Dst::mantissa_bits == 3 ? ptx::cvt_e4m3x4(x[0], x[1], x[2], x[3]) : ptx::cvt_e5m2x4(x[0], x[1], x[2], x[3]);
+    // Codes from that of 1 on have one of these two bits.
+    const u32 nonzero = (found | found << 1) & repeated<8>(0x40);
+    return found + (nonzero >> (6 - Dst::mantissa_bits));
 }
 
 // BFLOAT16 as the compute type of wider numbers: their floats, rounded to odd once more.

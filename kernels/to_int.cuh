@@ -83,7 +83,10 @@ GPUCAST_INLINE Word wrapped(Word code, Rule) {
         const float value = as_float32<Src>(code);
         const float x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f32(value) : value;
         const bool negative = int(ptx::bits(x)) < 0;
-        if constexpr (Dst::bits == 64) {
+        if constexpr (GPUCAST_ARCH >= 1000 && Src::bits == 16 && Src::mantissa_bits == 10 && Dst::bits <= 16) {
+            // Below 2^16. The low bits of that, of NaN in its place, and of -2^31 are 0.
+            return u32(ptx::cvt_rzi_s32(ptx::min(x, ptx::as_float(0x47800000))));
+        } else if constexpr (Dst::bits == 64) {
             const u64 magnitude = truncated(x);
             return negative ? 0 - magnitude : magnitude;
         } else if constexpr (Dst::bits + Src::mantissa_bits <= 31) {
@@ -97,6 +100,113 @@ GPUCAST_INLINE Word wrapped(Word code, Rule) {
             return negative ? below : 0 - below;
         }
     }
+}
+
+// ---- four codes of 8 bits to integers of fewer ----
+
+// Whether a float's numbers are those of FLOAT8E4M3FN or FLOAT8E5M2 times a power of two, but for NaN and infinities.
+template <typename DType>
+GPUCAST_CONSTANT bool is_float8_like() {
+    if constexpr (!DType::is_float || DType::bits != 8) return false;
+    else return (DType::mantissa_bits == 3 && (DType::bias == 7 || DType::bias == 8)) || (DType::mantissa_bits == 2 && (DType::bias == 15 || DType::bias == 16));
+}
+
+// What those are multiplied with, as a FLOAT16.
+template <typename DType>
+GPUCAST_CONSTANT u32 float8_unit() {
+    return DType::bits == 6 ? 0x3c00 : (15 + (DType::mantissa_bits == 3 ? 7 : 15) - DType::bias) << 10;
+}
+
+// Four codes to FLOAT16, without that factor. What is NaN in FLOAT8E4M3FN is NaN; FLOAT8E5M2 is the upper half.
+template <typename Src>
+GPUCAST_INLINE void halves_of_float8(u32 codes, u32 (&halves)[2]) {
+    if constexpr (has_float6_conversion<Src>()) {
+        if constexpr (Src::mantissa_bits == 3) ptx::cvt_f16x4_e2m3(codes, halves[0], halves[1]);
+        else ptx::cvt_f16x4_e3m2(codes, halves[0], halves[1]);
+    } else if constexpr (Src::mantissa_bits == 3) {
+        ptx::cvt_f16x4_e4m3(codes, halves[0], halves[1]);
+    } else {
+        halves[0] = ptx::prmt(codes, 0, 0x1404);
+        halves[1] = ptx::prmt(codes, 0, 0x3424);
+    }
+}
+
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool has_integer_lanes(Rule) {
+    if constexpr (!Dst::is_int || Dst::bits > 4 || Src::bits != 8) return false;
+    else return GPUCAST_ARCH >= 1000 && (Src::is_e8m0 || is_float8_like<Src>()) && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate;
+}
+
+// Four codes to integers in the low bits of halves. Numbers from 128 on are multiples of 16, and so is NaN: they are 128.
+// A bit more than a magnitude, less a half, is rounded to the integer part; the sum has its low bits last.
+template <typename Src>
+GPUCAST_INLINE void integer_halves(u32 codes, u32 (&halves)[2]) {
+    constexpr u32 unit = float8_unit<Src>(), most = 0x5800 + 0x3c00 - unit;
+    halves_of_float8<Src>(codes, halves);
+#pragma unroll
+    for (u32 i = 0; i < 2; ++i) {
+        const u32 magnitude = ptx::min_f16x2(ptx::abs_f16x2(halves[i]), repeated<16>(most));
+        const u32 below = ptx::fma_rn_f16x2(magnitude, repeated<16>(unit + 1), repeated<16>(0xb800));
+        halves[i] = ptx::fma_rn_f16x2(below ^ (halves[i] & repeated<16>(0x8000)), repeated<16>(0x3c00), repeated<16>(0x6600));
+    }
+}
+
+// Two powers of two in the low bits of halves, of which `codes` has the exponents as those of BFLOAT16. A half is rounded to
+// even: down.
+GPUCAST_INLINE u32 integer_powers(u32 codes) {
+    return ptx::fma_rn_bf16x2(ptx::min_bf16x2(codes, repeated<16>(0x4300)), repeated<16>(0x3f80), repeated<16>(0x4300));
+}
+
+// The same to bytes.
+template <typename Src, typename Dst>
+GPUCAST_INLINE u32 integer_lanes(u32 codes) {
+    u32 lanes;
+    if constexpr (Src::is_e8m0) {
+        const u32 even = integer_powers((codes & repeated<16>(0xff)) << 7), odd = integer_powers(codes >> 1 & repeated<16>(0x7f80));
+        lanes = ptx::prmt(even, odd, 0x6240);
+    } else {
+        u32 halves[2];
+        integer_halves<Src>(codes, halves);
+        lanes = ptx::prmt(halves[0], halves[1], 0x6420);
+    }
+    return lanes & repeated<8>(u32(Dst::mask));
+}
+
+// Eight codes to integers of two bits, in the upper half.
+template <typename Src>
+GPUCAST_INLINE u32 two_bit_integers(u32 first, u32 second) {
+    u32 low[2], high[2];
+    integer_halves<Src>(first, low);
+    integer_halves<Src>(second, high);
+    const u32 nibble = repeated<16>(0xf), byte = repeated<16>(0xff);
+    const u32 a = (low[0] & nibble) | (low[1] << 4 & ~nibble), b = (high[0] & nibble) | (high[1] << 4 & ~nibble);
+    // Those of the lower half go to every second place, and between them the others.
+    return (((a & byte) | (b << 8 & ~byte)) & 0x33333333) * 0x10004;
+}
+
+// The low bits of the integer part of a power of two.
+template <typename Src, typename Dst, typename Word, typename Rule>
+GPUCAST_INLINE Word convert(Word code, Rule rule, E8M0Family source, IntFamily destination) {
+    if constexpr (GPUCAST_ARCH >= 1000 && Dst::bits == 64 && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate) {
+        const u32 place = u32(code & Word(Src::mask)) - Src::bias;
+        return u64(ptx::shl(1u, place - 32)) << 32 | ptx::shl(1u, place);
+    } else {
+        return encode<Dst>(decode<Src>(code, source), rule, destination);
+    }
+}
+
+// A float's, of a type whose finite numbers are below 2^31, to 64 bits; others give 0.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool is_short(Rule) {
+    if constexpr (!Src::is_float || !Dst::is_int || Dst::bits != 64) return false;
+    else return GPUCAST_ARCH >= 1000 && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate
+        && int(Src::max_code >> Src::mantissa_bits) - int(Src::bias) < 31;
+}
+template <typename Src>
+GPUCAST_INLINE u64 short_integer(float x) {
+    const int value = ptx::cvt_rzi_s32(x);
+    if constexpr (Src::has_inf) return u64(i64((ptx::bits(x) & 0x7fffffff) < 0x7f800000 ? value : 0));
+    return u64(i64(value));
 }
 
 template <typename Src, typename Dst, typename Word, typename Rule>

@@ -59,8 +59,9 @@ def hard(kind: Any, rng: np.random.Generator, wide: bool, rows: int = _ROWS, col
     x[:, rng.random(columns // 16).repeat(16) < 0.02] = 0
     found = np.clip(x, float(info.min), float(info.max)).astype(kind)
     code = found.view(np.uint32 if found.itemsize == 4 else np.uint16)
-    # The next number in some places; code 0 has none here.
-    code += ((rng.random(x.shape) < 0.2) & (found != 0)).astype(code.dtype)
+    # The next number in some places, and the one before in others; code 0 has none here.
+    step = rng.choice([0, 0, 0, 0, 1, -1], x.shape) * (found != 0)
+    code += step.astype(code.dtype)
     return np.where(np.isfinite(found.astype(np.float32)), found, kind(1))
 
 

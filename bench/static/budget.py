@@ -14,6 +14,8 @@ from bench.static.model import Estimate, judged
 FULL = 0.75
 #: The compute capabilities whose rates have a source, for which goals are checked; for others they are only reported.
 GATED = (90,)
+#: Those of which no unit may be too full in casts of contiguous arrays: of sm_100 by the rates of Hopper.
+UNITS = (90, 100)
 #: The share of a copy that kernels of many arrays are to reach.
 MANY = 0.93
 #: Bytes of one access on the wider side.
@@ -28,18 +30,26 @@ def _misses(archs: str, kind: str, sources: str, destinations: str, why: str) ->
     return {(arch, kind, pair): why for arch in archs.split() for pair in pairs}
 
 
-_INTEGERS = "INT8 UINT8 INT16 UINT16 INT32 UINT32 INT4 UINT4 INT2 UINT2"
+_INTEGERS = "INT8 UINT8 INT16 UINT16 INT32 UINT32 INT4 UINT4"
 _HALVES = "the assembler loads the halves that count alone, in narrower accesses to the same sectors"
 _STORES = "a thread's 12 bytes of 6-bit codes are three stores, each of which touches a sector"
+_SIX = "each 6-bit code takes a look-up, or as many instructions to unpack, beside a byte or less of result"
+_WIDE_ODD = "conversions of 64 bits: the last bit that is kept says whether anything was cut off"
 _APART = "a thread's results lie farther apart than a sector, of which each store writes a half"
 #: Why kernels miss what is checked. Entries that do not apply are an error.
 KNOWN: dict[Key, str] = {
-    **_misses("sm_80 sm_90 sm_100a", "contiguous", "INT64 UINT64", _INTEGERS, _HALVES),
-    **_misses("sm_80 sm_90 sm_100a", "many", "INT64 UINT64", _INTEGERS, _HALVES),
+    **_misses("sm_80 sm_90", "contiguous", "INT64 UINT64", f"{_INTEGERS} INT2 UINT2", _HALVES),
+    **_misses("sm_100a", "contiguous", "INT64 UINT64", _INTEGERS, _HALVES),
+    **_misses("sm_80 sm_90", "many", "INT64 UINT64", f"{_INTEGERS} INT2 UINT2", _HALVES),
+    **_misses("sm_100a", "many", "INT64 UINT64", _INTEGERS, _HALVES),
     **_misses(
         "sm_90", "many", "UINT2 INT2 UINT4 INT4 FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", "FLOAT6E2M3 FLOAT6E3M2", _STORES
     ),
     **_misses("sm_90", "many", "UINT2 INT2", "INT64 UINT64 DOUBLE", _APART),
+    **_misses("sm_100a", "contiguous", "FLOAT6E2M3 FLOAT6E3M2", "UINT2 INT2 UINT4 INT4 FLOAT4E2M1", _SIX),
+    **_misses("sm_100a", "contiguous", "FLOAT6E2M3", "FLOAT6E3M2", _SIX),
+    **_misses("sm_100a", "contiguous", "FLOAT6E3M2", "FLOAT6E2M3", _SIX),
+    **_misses("sm_100a", "contiguous", "INT64", "BFLOAT16", _WIDE_ODD),
 }
 
 
@@ -146,7 +156,7 @@ def problems(kernel: StaticKernel) -> list[str]:
         return found
     if kernel.loop:
         found.append("the way of a full tile has a loop, so that its instructions are not counted")
-    if kernel.default and kernel.capability in GATED:
+    if kernel.default and kernel.capability in (GATED if kernel.many else UNITS):
         of = judged(kernel)
         if kernel.many:
             found += [f"{of}; the goal is {100 * MANY:.0f} %"] if of.share < MANY else []

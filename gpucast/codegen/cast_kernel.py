@@ -37,8 +37,9 @@ FILES = (
 THREADS = 128
 #: Threads of a block with a table, which takes as long to fill as some tiles of many threads to cast.
 TABLE_THREADS = 512
-#: Bytes of one vector access.
-VECTOR = 16
+#: Bytes of one vector access, and what the address of the first tile is a multiple of on every GPU: from sm_100 on some
+#: kernels have accesses of so many.
+VECTOR, ALIGNED = 16, 32
 
 #: A result of 2^38 bytes, more than any GPU has, holds at most 2^40 elements. With every length at least 2 that is 40
 #: dimensions.
@@ -96,12 +97,12 @@ class KernelSource:
     @property
     def ahead(self) -> int:
         """The most elements with which the first tile begins before the array: none where `dst` is a multiple of
-        `VECTOR`."""
+        `ALIGNED`."""
         return self.tile - 1 if self.shape == "contiguous" else 0
 
     def blocks(self, n: int, dst: int = 1) -> int:
         """Blocks to launch for n elements (0 for none) whose results begin at the address `dst`."""
-        ahead = self.ahead if dst % VECTOR else 0
+        ahead = self.ahead if dst % ALIGNED else 0
         return -(-(n + ahead) // self.block) if n else 0
 
 
@@ -190,12 +191,26 @@ def without_table(rule: CastRule) -> str:
     src, dst = rule.src, rule.dst
     if rule.rounding in DIRECTED:
         return ""
+    if _is_computed(rule):
+        return "GPUCAST_ARCH >= 1000"
     known = src.is_float and src.has_negative_zero and (src.bits, src.mantissa_bits, src.bias) in _FLOAT8
     wide = dst.is_float and (dst.bits == 32 or (dst.bits == 16 and dst.mantissa_bits in (7, 10)))
     if known and wide:
         return "GPUCAST_FLOAT8" if not (src.has_inf and rule.overflow == "saturate") else ""
     tiny = src.is_float and (src.bits == 6 or (src.bits, src.mantissa_bits, src.bias) == _FLOAT4)
     return "GPUCAST_SPECIFIC" if (tiny and wide) or _is_shorter(rule, known) else ""
+
+
+def _is_computed(rule: CastRule) -> bool:
+    """Whether words of the source are cast by arithmetic where the GPU has less of memory's time for a look-up."""
+    src, dst = rule.src, rule.dst
+    if src.family == "bool":
+        return dst.family in ("float", "e8m0") and dst.bits <= 8
+    if (src.family, src.bits) == ("int", 4):
+        return dst.family == "float" and dst.bits == 8
+    truncates = dst.family == "int" and rule.overflow == "wrap" and rule.rounding == "truncate"
+    shifts = src.family == "e8m0" and dst.bits in (2, 4, 64)
+    return truncates and (shifts or ((src.bits, src.mantissa_bits) in ((8, 2), (8, 3)) and dst.bits < 8))
 
 
 def _is_shorter(rule: CastRule, known: bool) -> bool:
@@ -216,7 +231,9 @@ def _is_shorter(rule: CastRule, known: bool) -> bool:
             return float8 and src.bits == 4
         return half or float8 or power or (src.family == "int" and (float4 or dst.bits == 6))
     if src.family == "e8m0":
-        return double or half or (dst.bits == 32 and dst.is_float)
+        return double or half or float4 or (dst.bits == 32 and dst.is_float)
+    if float4:
+        return (src.bits, src.mantissa_bits) in ((6, 2), (6, 3), (8, 2), (8, 3))
     return src.bits == 4 and double
 
 

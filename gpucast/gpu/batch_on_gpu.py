@@ -13,13 +13,12 @@ import numpy.typing as npt
 from gpucast.arrays.batch_item import BatchItem, Launch, Table
 from gpucast.arrays.operand import Operand
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec, sorted_kinds
+from gpucast.codegen.cast_kernel import ALIGNED
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.gpu import cast_on_gpu, driver
 
-#: Bytes of which the address of a destination is a multiple where its first tile begins with its first element.
-_ALIGNED = 16
 #: Stands for the first block in unused places of a table; no block has this index.
 _NONE = 2**32 - 1
 
@@ -168,7 +167,7 @@ class Prepared:
     def run(self, addresses: Mapping[str, Table], given: Callable[[int], Mapping[str, Any]]) -> None:
         """Launch for arrays at these addresses, by column, on the current stream of the device, which is the current
         one. `given`: the other fields of the table, for a launch that begins with this array."""
-        ahead = np.where(addresses["dst"] % _ALIGNED == 0, 0, self._ahead)
+        ahead = np.where(addresses["dst"] % ALIGNED == 0, 0, self._ahead)
         blocks = -(-(self._n + ahead) // self._elements)
         for part, known in self._parts:
             ends = blocks[part].cumsum()

@@ -87,7 +87,22 @@ def _cast(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> An
         like: Any = jax.ShapeDtypeStruct(x.shape, jax_ffi.held_as(dst))  # type: ignore[no-untyped-call]
         on_host = partial(_on_host, src, dst, options)
         y = jax.pure_callback(on_host, like, *given, vmap_method=wanted.vmap_method)
-    return _of_codes(y, dst)
+    return _of_codes(_varying(y, _axes(x)), dst)
+
+
+def _axes(x: Any) -> frozenset[str]:
+    """The axes of a mesh along which a traced array varies, within shard_map. Versions of JAX name them differently."""
+    kind = getattr(x.aval, "manual_axis_type", None)
+    return frozenset(getattr(kind, "varying", ()) or getattr(x.aval, "vma", ()))
+
+
+def _varying(y: Any, axes: frozenset[str]) -> Any:
+    """A result that is said to differ along axes: calls of foreign functions do not say so."""
+    missing = tuple(sorted(axes - _axes(y)))
+    if not missing:
+        return y
+    lax: Any = jax.lax
+    return lax.pcast(y, missing, to="varying") if hasattr(lax, "pcast") else lax.pvary(y, missing)
 
 
 def _is_times(options: Options) -> bool:
@@ -121,7 +136,7 @@ def _on_host(src: DType, dst: DType, options: Options, x: Any, scale: Any = None
 
 def _forward(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> tuple[Any, Any]:
     # An empty array says what x was: its type, as residuals are arrays.
-    return _cast(dst, options, back, x, scale), (jax.numpy.empty((0, *x.shape), x.dtype), scale)
+    return _cast(dst, options, back, x, scale), (jax.lax.broadcast(x, (0,)), scale)
 
 
 def _backward(dst: DType, options: Options, back: Options, kept: tuple[Any, Any], dy: Any) -> tuple[Any, Any]:
@@ -131,7 +146,7 @@ def _backward(dst: DType, options: Options, back: Options, kept: tuple[Any, Any]
     if not src.is_float:
         dx = np.zeros(shape, jax.dtypes.float0)
     elif not dst.is_float:
-        dx = jax.numpy.zeros(shape, like.dtype)
+        dx = jax.numpy.sum(like, 0, dtype=like.dtype)  # Zeros that differ along the axes of a mesh, as x does.
     else:
         dx = _cast(src, back, Options(caller=back.caller, scale=back.scale), dy, scale)
     return dx, None if scale is None else jax.numpy.zeros_like(scale)

@@ -94,11 +94,11 @@ torchao-mxfp4-even | torchao | package | mxfp4_even
 torchao-mxfp4-rceil | torchao | package | FLOAT4E2M1 FLOAT8E8M0 32 up | a*(1/6) | x*(1/s)
 torchao-0.18-mxfp8-floor | torchao 0.18.0 | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a)*(1/256) \
     | x*(1/max(s,1.1754944e-38))
-torchao-0.18-mxfp8-even | torchao 0.18.0 | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a*(32/31))*(1/256) \
+torchao-0.18-mxfp8-even | torchao 0.18.0 | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a+power(a)*0.0625)*(1/256) \
     | x*(1/max(s,1.1754944e-38))
 torchao-0.18-mxfp4-floor | torchao 0.18.0 | package | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a)*(1/4) \
     | x*(1/max(s,1.1754944e-38))
-torchao-0.18-mxfp4-even | torchao 0.18.0 | package | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a*(8/7))*(1/4) \
+torchao-0.18-mxfp4-even | torchao 0.18.0 | package | FLOAT4E2M1 FLOAT8E8M0 32 up | power(a+power(a)*0.25)*(1/4) \
     | x*(1/max(s,1.1754944e-38))
 torchao-float8-row | torchao | package | FLOAT8E4M3FN FLOAT row amax | T(a/448) | x/s
 torchao-float8-tensor | torchao | package | FLOAT8E4M3FN FLOAT tensor amax | T(a/448) | x/s
@@ -122,8 +122,8 @@ compressed-tensors-fp8-row | compressed-tensors | package | FLOAT8E4M3FN FLOAT r
 compressed-tensors-fp8-128x128 | compressed-tensors | package | FLOAT8E4M3FN FLOAT 128x128 amax | T(a/448) | T(x/s) \
     | | | eps
 compressed-tensors-mxfp4 | compressed-tensors | package | mxfp4_even
-compressed-tensors-mxfp8 | compressed-tensors | package | FLOAT8E4M3FN FLOAT8E8M0 32 up | power(a*(8/7))*(1/256) \
-    | x*(1/s)
+compressed-tensors-mxfp8 | compressed-tensors | package | FLOAT8E4M3FN FLOAT8E8M0 32 up \
+    | power(a+power(a)*0.25)*(1/256) | x*(1/s)
 compressed-tensors-nvfp4 | compressed-tensors | package | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | u*T(a/6) | x/(s/u) \
     | pick(1/T(T(1/max(A,tiny))*2688),T(T(1/max(A,tiny))*2688),1) | 1/u | 0.125
 compressed-tensors-int4-128 | compressed-tensors | package | INT4 FLOAT 128 full_range | T(a/7.5) | T(x/s) | | | eps

@@ -21,7 +21,7 @@ typedef int CurrentDevice(int*);
 // ---- kernels ----
 
 // Bytes of the widest access.
-enum : u64 { vector_bytes = 16 };
+enum : u64 { vector_bytes = 32 };
 
 // A kernel that is loaded on a device.
 struct Kernel {

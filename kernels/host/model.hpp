@@ -41,6 +41,12 @@ inline void st(unsigned char* to, unsigned a, unsigned b, unsigned c, unsigned d
     st(to, a, b);
     st(to + 8, c, d);
 }
+inline void ld_wide(const unsigned char* from, unsigned* d) {
+    for (int i = 0; i < 8; i += 2) ld(from + 4 * i, d[i], d[i + 1]);
+}
+inline void st_wide(unsigned char* to, const unsigned* d) {
+    for (int i = 0; i < 8; i += 2) st(to + 4 * i, d[i], d[i + 1]);
+}
 inline unsigned ld_bytes(const unsigned char* from, unsigned i, unsigned begin, unsigned count) {
     unsigned d = 0;
     for (unsigned j = 0; j < 4; ++j) {
@@ -218,6 +224,14 @@ inline unsigned max_s16x2(unsigned a, unsigned b) { return both_integers<short>(
 inline unsigned min_u16x2(unsigned a, unsigned b) { return both_integers<unsigned short>(a, b, lesser_integer); }
 inline unsigned max_u16x2(unsigned a, unsigned b) { return both_integers<unsigned short>(a, b, greater_integer); }
 
+inline void add_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    c = add_rn(a, x);
+    d = add_rn(b, y);
+}
+inline void sub_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    c = sub_rn(a, x);
+    d = sub_rn(b, y);
+}
 inline void mul_rn_f32x2(float a, float b, float factor, float& c, float& d) {
     c = mul_rn(a, factor);
     d = mul_rn(b, factor);

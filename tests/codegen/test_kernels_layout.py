@@ -61,6 +61,21 @@ def test_sizes_and_alignments(src: DType, dst: DType, kernels: HostKernels) -> N
         check_contiguous(kernels, rule, codes, wanted, 4 * source.elements + 1, skip, skip % 5, skip % 3)
 
 
+def test_accesses_of_32_bytes() -> None:
+    """From sm_100 on kernels beside 6-bit types have them, where the address allows it."""
+    names = ("FLOAT", "FLOAT6E2M3"), ("FLOAT6E3M2", "FLOAT"), ("FLOAT6E2M3", "FLOAT16"), ("DOUBLE", "FLOAT6E3M2")
+    chosen = [resolve(*map(dtype, pair)) for pair in names]
+    kernels = host_build.build(chosen, optimize=False, arch=100)
+    for rule in chosen:
+        source = kernel_source(rule)
+        assert source.tile * max(rule.src.bits, rule.dst.bits) % 256 == 0
+        block = source.elements * source.threads
+        codes = random_codes(rule.src, 2 * block + 5, np.random.default_rng(6))
+        wanted = wanted_codes(codes, rule)
+        for n, src_offset, dst_offset in itertools.product((block, 2 * block + 5), (0, 16, 24), (0, 8, 16)):
+            check_contiguous(kernels, rule, codes, wanted, n, 0, src_offset, dst_offset)
+
+
 @pytest.mark.parametrize(("src", "dst"), list(itertools.product(PACKED, BY_WIDTH)), ids=str)
 def test_one_element_per_byte(src: DType, dst: DType, kernels: HostKernels) -> None:
     rule = resolve(src, dst)

@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from cast_conformance import generate, report, run
+from cast_conformance import generate, quantized, report, run
 from cast_conformance.adapters import load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def test_the_page_the_picture_and_the_readme_are_up_to_date(page: ModuleType) ->
     assert page.PAGE.read_text("utf-8") == page.page(), "run docs/conformance.py"
     assert page.PICTURE.read_text("utf-8") == page.picture(page.systems())
     assert page.README.read_text("utf-8").endswith(page.readme(page.systems()))
-    assert {path.stem for path in SCORES.glob("*.json")} == {*page.TITLES, "outside"}
+    assert {path.stem for path in SCORES.glob("*.json")} == {*page.TITLES, *page.BLOCK_SYSTEMS, "outside"}
 
 
 @pytest.mark.parametrize("name", [*OURS, *(pytest.param(one, marks=pytest.mark.peers) for one in PEERS)])
@@ -52,10 +52,24 @@ def test_a_library_gives_what_its_score_says(name: str, tmp_path: Path, monkeypa
     assert generate.main(["--pairs", *PAIRS, "--out", str(tmp_path)]) == 0
     monkeypatch.setattr("cast_conformance.compare.TABLES", tmp_path)
     pairs = [(src, dst) for src, dst in (pair.split(":") for pair in PAIRS)]
-    found = report.as_json(run.run(adapter, name, score["modes"], pairs), adapter)
+    found = report.as_json(name, run.run(adapter, name, score["modes"], pairs), adapter)
     assert found["modes"].keys() == score["modes"].keys()
     for mode, (src, dst) in product(found["modes"], pairs):
         # Both may lack a pair that the mode does not have.
         cells = [one["modes"][mode]["pairs"].get(src, {}).get(dst) for one in (found, score)]
         assert cells[0] == cells[1], (mode, src, dst)
     assert any(one["pairs"] for one in found["modes"].values())
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["compressed_tensors", "torchao"])
+def test_a_quantizer_gives_what_its_score_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip(name)
+    adapter = load(name)
+    score = json.loads((SCORES / f"{name}.json").read_text("utf-8"))
+    if adapter.version() != score["version"]:
+        pytest.skip(f"the score is of {score['version']}, installed is {adapter.version()}")
+    formats = [*score["blocks"]["formats"]]
+    assert generate.main(["--formats", *formats, "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr("cast_conformance.quantized.TABLES", tmp_path)
+    assert quantized.run_blocks(adapter, formats)[0] == score["blocks"]["formats"]

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import gpucast
-from cast_conformance import compare, generate, manifest, read, reader, run
+from cast_conformance import compare, generate, manifest, quantized, read, reader, report, run
 from cast_conformance.__main__ import main
 from cast_conformance.adapters import load, names
 from cast_conformance.conventions import conventions
@@ -34,20 +34,23 @@ PAIRS = (
     "DOUBLE:FLOAT16", "DOUBLE:FLOAT", "DOUBLE:FLOAT8E5M2FNUZ", "INT64:BFLOAT16", "INT16:FLOAT16", "INT16:INT4",
     "FLOAT8E5M2:FLOAT16", "FLOAT16:FLOAT8E5M2", "BFLOAT16:BOOL", "UINT2:UINT64",
 )  # fmt: skip
+#: Adapters that cast nothing.
+BLOCKS_ALONE = ("torchao", "compressed_tensors", "microxcaling")
+FORMATS = ("nvfp4", "mxfp8e4m3", "int8_tensor", "float8e4m3fn_128x128", "compressed-tensors-mxfp8")
 
 
 @pytest.fixture(scope="session")
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The part, made anew and compared with the checksums."""
     folder = tmp_path_factory.mktemp("tables")
-    assert generate.main(["--pairs", *PAIRS, "--formats", "nvfp4", "mxfp8e4m3", "--out", str(folder)]) == 0
+    assert generate.main(["--pairs", *PAIRS, "--formats", *FORMATS, "--out", str(folder)]) == 0
     return folder
 
 
 @pytest.fixture(autouse=True)
 def found(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers look in the part."""
-    for module in (reader, compare):
+    for module in (reader, compare, quantized):
         monkeypatch.setattr(module, "TABLES", tables)
     monkeypatch.setattr("cast_conformance.__main__.TABLES", tables)
 
@@ -274,9 +277,82 @@ def test_the_adapter_on_the_page_works(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "mine.py").write_text(text)
     assert main([str(tmp_path / "mine.py"), "--pairs", "FLOAT:FLOAT16", "DOUBLE:FLOAT16", "FLOAT:INT8"]) == 0
     assert "2 pairs" in capsys.readouterr().out
+    [text] = re.findall(r"```python\n(# blocks.py.*?)```", page, re.DOTALL)
+    (tmp_path / "blocks.py").write_text(text)
+    assert main([str(tmp_path / "blocks.py")]) == 0
+    assert "int8_tensor: of 2,048 elements 0 codes and 0 scales differ\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name != "triton"])
+def test_block_formats_are_compared_by_value(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """gpucast's own results are the tables; a code, a scale and what stands beside infinity are seen apart."""
+
+    def made(name: str, change: Any = None) -> Any:
+        x = quantized.Blocks(name).input
+        q = gpucast.quantize(x, name)
+        codes = np.asarray(q.data.get() if isinstance(q.data, gpucast.PackedArray) else q.data, np.float64)
+        parts = [codes, np.asarray(q.scales, np.float64), 1.0 if q.global_scale is None else q.global_scale]
+        if change is not None:
+            change(x, *parts[:2])
+        return quantized.Blocks(name).compare(tuple(parts))
+
+    for name in FORMATS:
+        found = made(name)
+        assert not report.differs(found) and not found["special"], name
+
+    def code(x: Any, codes: Any, scales: Any) -> None:
+        codes[3, 7] += 1
+
+    def scale(x: Any, codes: Any, scales: Any) -> None:
+        scales[np.isnan(x).any(axis=1).argmax(), :] = 5
+
+    assert made("nvfp4", code)["codes"] == 1 and made("nvfp4", code)["first"].startswith("codes (3, 7): ")
+    found = made("mxfp8e4m3", scale)
+    finite = np.isfinite(quantized.Blocks("mxfp8e4m3").input).reshape(25, 8, 32).all(axis=2)
+    assert (found["codes"], found["scales"], found["special"]) == (0, finite[22].sum(), True)
+    # Numbers that come back, of an adapter without codes; the exit status says that they differ.
+    x = quantized.Blocks("mxfp8e4m3").input
+    assert quantized.Blocks("mxfp8e4m3").compare(gpucast.quantize(x, "mxfp8e4m3").dequantize())["numbers"] == 0
+    (tmp_path / "zeros.py").write_text(
+        "BLOCKS = ['nvfp4']\ndef version(): return ''\ndef quantize(x, name): return 0 * x\n"
+    )
+    assert main([str(tmp_path / "zeros.py")]) == 1
+    assert re.search(r"nvfp4: of 3,072 elements [\d,]+ numbers differ\n    numbers \(0, 0\): ", capsys.readouterr().out)
+
+
+def test_a_gpus_adapter_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy's says what is missing; with NumPy in CuPy's place it gives the codes of NumPy's casts."""
+    cupy = pytest.importorskip("cupy")
+    runtime = cupy.cuda.runtime
+
+    def absent(number: int) -> Any:
+        raise runtime.CUDARuntimeError(100)
+
+    monkeypatch.setattr(runtime, "getDeviceProperties", absent)
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    with pytest.raises(ImportError, match="has no GPU here: cudaErrorNoDevice"):
+        load("cupy")
+    monkeypatch.setattr(runtime, "getDeviceProperties", lambda number: {"name": b"a GPU"})
+    adapter = load("cupy")
+    monkeypatch.setattr(adapter.cupy, "asarray", Lent)
+    found = run.run(adapter, "cupy", [""], [("FLOAT", "FLOAT16"), ("INT16", "FLOAT16")])[0]
+    assert adapter.version().endswith(", a GPU")
+    assert [verdict.wrong for verdict in found.pairs.values()] == [0, 0]
+
+
+class Lent:
+    """An array of NumPy with the methods of CuPy's."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def astype(self, dtype: Any) -> Lent:
+        return Lent(self.x.astype(dtype))
+
+    def get(self) -> Any:
+        return self.x
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name not in ("triton", *BLOCKS_ALONE)])
 def test_an_adapter_gives_codes(name: str) -> None:
     """Every library that is installed casts at least one of the pairs."""
     try:

@@ -116,8 +116,8 @@ def test_no_block_is_without_work(cuda: Cuda) -> None:
     """The first tile begins before an array only where that is not aligned."""
     source = kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT16")))
     n = 3 * source.block
-    x, out = arrays(n + 8)
-    for first, blocks in ((0, 3), (8, 3), (1, 4)):
+    x, out = arrays(n + 16)
+    for first, blocks in ((0, 3), (16, 3), (1, 4)):
         for count, more in ((n, 0), (n - source.block, -1)):
             gpucast.cast(x[first:][:count], "FLOAT16", out=out[first:][:count])
             assert cuda.launches[-1].blocks == blocks + more

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -99,6 +102,46 @@ def test_programs_from_elsewhere() -> None:
     call = jax.jit(lambda x: jax.ffi.ffi_call("gpucast_cast", kind)(x, cast=text.replace("BFLOAT16", "FLOAT7")))
     with pytest.raises(Exception, match="a cast of the program cannot be loaded; the reason was reported"):
         call(jnp.ones(3)).block_until_ready()
+
+
+_ON_TWO_DEVICES = """
+import jax, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+import gpucast
+
+x = np.linspace(-9, 9, 64, dtype=np.float32).reshape(8, 8)
+mesh = Mesh(np.array(jax.devices()), ("d",))
+
+def shard(function, out=P("d")):
+    return jax.shard_map(function, mesh=mesh, in_specs=P("d"), out_specs=out)
+
+for to, keywords in ("FLOAT8E4M3FN", {}), ("INT4", {}), ("FLOAT4E2M1", {"scale": 3.0}):
+    y = jax.jit(shard(lambda x: gpucast.cast(x, to, **keywords)))(x)
+    assert len(y.sharding.device_set) == 2
+    wanted = np.asarray(gpucast.cast(x, to, **keywords))
+    np.testing.assert_array_equal(np.asarray(y).astype(float), wanted.astype(float))
+at_random = {"rounding": "stochastic", "seed": 7}
+y = jax.jit(shard(lambda x: gpucast.cast(x, "BFLOAT16", **at_random)))(x)
+parts = [gpucast.cast(part, "BFLOAT16", **at_random) for part in (x[:4], x[4:])]
+np.testing.assert_array_equal(np.asarray(y), np.concatenate(parts))
+for to, slope in ("BFLOAT16", 1), ("INT8", 0):
+    dx = jax.grad(lambda x: shard(lambda x: gpucast.cast(gpucast.cast(x, to), "FLOAT"))(x).sum())(x)
+    np.testing.assert_array_equal(dx, np.full_like(x, slope))
+try:
+    shard(lambda x: gpucast.cast(x, "FLOAT16"), P())(x)
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not hasattr(jax, "shard_map"), reason="this JAX has no jax.shard_map")
+def test_each_device_casts_its_part() -> None:
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
+    run = subprocess.run(
+        [sys.executable, "-c", _ON_TWO_DEVICES], env=environment, check=True, capture_output=True, text=True
+    )
+    # What the devices have is not the same, and JAX knows.
+    assert "requires replication" in run.stdout or "require replication" in run.stdout
 
 
 # ---- on CUDA: XLA's structs, as far as the handler reads them ----

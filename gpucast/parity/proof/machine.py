@@ -15,7 +15,7 @@ from gpucast.parity.proof.instructions import OPERATIONS
 from gpucast.parity.proof.ptx import Instruction, Kernel
 from gpucast.parity.proof.terms import Term, const
 
-_ACCESS = re.compile(r"(ld|st)(?:\.(?:param|global|shared))?(?:\.nc)?(?:\.v([24]))?\.([bsuf])(\d+)")
+_ACCESS = re.compile(r"(ld|st)(?:\.(?:param|global|shared))?(?:\.nc)?(?:\.v([248]))?\.([bsuf])(\d+)")
 _MOVE = re.compile(r"mov\.[bsuf](\d+)")
 #: Instructions without an effect on results.
 _NOTHING = {"pmevent"}

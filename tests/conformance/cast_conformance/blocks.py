@@ -11,6 +11,7 @@ import numpy.typing as npt
 from gpucast.core import formats
 from gpucast.core.arithmetic import exact
 from gpucast.core.fused_ops import Random
+from gpucast.quantization import recipes
 from gpucast.reference.exact_cast import random_words
 from gpucast.reference.exact_quantize import quantize
 
@@ -19,14 +20,24 @@ Array = npt.NDArray[Any]
 COLUMNS = 256
 #: Rows of moderate numbers; formats with one scale for many rows get these alone, as one NaN would take all.
 _MODERATE = 8
+#: Recipes: the bits of other libraries, where no format above has them.
+_RECIPES = """
+torchao-0.18-mxfp8-floor torchao-0.18-mxfp8-even torchao-0.18-mxfp4-floor torchao-0.18-mxfp4-even
+torchao-mxfp8-rceil torchao-mxfp4-rceil torchao-nvfp4 torchao-nvfp4-one-level torchao-float8-row torchao-float8-tensor
+torchao-int4-32 torchao-int4-128 torchao-int8-row compressed-tensors-mxfp8 compressed-tensors-nvfp4
+compressed-tensors-fp8 compressed-tensors-fp8-row compressed-tensors-int4-32 compressed-tensors-int4-128
+compressed-tensors-int8-row deepgemm deepgemm-ue8m0 tilekernels te-float8-block te-nvfp4 modelopt-nvfp4
+""".split()
 _ALIKE = ("mxfp4_even", "mxfp6e2m3_even", "mxfp8e4m3_even", "int4_32_full_range", "int4_32_no_clipping")
 
 
 def described(name: str) -> dict[str, Any]:
     """What a reader needs to know of a format. All have the shape of `inputs`, blocks along the last axis."""
-    row = formats.find(name, "blocks")
+    row = recipes.find(name, "blocks")
     shape = inputs(row).shape
-    return {
+    recipe = recipes.RECIPES.get(name)
+    version = {} if recipe is None else {"of": f"{recipe.library} {recipe.version}"}
+    return version | {
         "element": row.element.name,
         "scale": row.scale.name,
         "block": row.block_text,
@@ -62,7 +73,12 @@ def inputs(row: formats.Format) -> Array:
     special[5] = -np.abs(special[5])
     rows = [moderate, halves[None], -halves[None] * 2.0**-130, peaks, far, special]
     with np.errstate(over="ignore", under="ignore"):
-        return np.concatenate(rows).astype(np.float32)
+        x = np.concatenate(rows).astype(np.float32)
+    if row.steps is None:
+        return x
+    # A recipe says nothing of other numbers.
+    limit = np.float32(min(recipes.RECIPES[row.name].limit, np.finfo(np.float32).max))
+    return np.clip(np.nan_to_num(x), -limit, limit)
 
 
 def _random(rows: int, seed: int) -> Array:
@@ -73,7 +89,7 @@ def _random(rows: int, seed: int) -> Array:
 
 def block_table(name: str) -> dict[str, Array]:
     """The arrays of a format: codes one a byte, all in row-major order."""
-    row = formats.find(name, "blocks")
+    row = recipes.find(name, "blocks")
     x = inputs(row)
     parts = quantize(x, row)
     found = {
@@ -88,4 +104,4 @@ def block_table(name: str) -> dict[str, Array]:
     return found
 
 
-FORMATS = {name: described(name) for name in (*formats.FORMATS, *_ALIKE)}
+FORMATS = {name: described(name) for name in (*formats.FORMATS, *_ALIKE, *_RECIPES)}

@@ -40,12 +40,29 @@ def summary(verdict: Verdict) -> str:
     return f"{verdict.wrong:,} of {verdict.cases:,} differ from {verdict.convention}: {faults}"
 
 
-def as_json(results: Iterable[Result], adapter: ModuleType) -> dict[str, Any]:
+def differs(found: dict[str, Any]) -> bool:
+    """Whether finite blocks of a format are not as in its table."""
+    return any(found.get(what) for what in ("codes", "scales", "numbers")) or not found.get("global", True)
+
+
+def block_text(title: str, blocks: dict[str, Any]) -> Iterator[str]:
+    """A line for each block format."""
+    yield f"{title}: {len(blocks)} block formats"
+    for name, found in blocks.items():
+        counts = [f"{found[what]:,} {what}" for what in ("codes", "scales", "numbers") if what in found]
+        counts += [] if found.get("global", True) else ["the global scale"]
+        special = "; those with infinity or NaN do" if found["special"] else ""
+        yield f"  {name}: of {found['cases']:,} elements {' and '.join(counts)} differ{special}"
+        if "first" in found:
+            yield f"    {found['first']}"
+
+
+def as_json(system: str, results: Iterable[Result], adapter: ModuleType) -> dict[str, Any]:
     """For the scoreboard: by mode, source and destination the convention, and where results differ more."""
     found: dict[str, Any] = {"lines": getattr(adapter, "LINES", None), "names": getattr(adapter, "NAMES", None)}
+    found |= {"system": system, "version": adapter.version(), "modes": {}}
+    modes = found["modes"]
     for result in results:
-        found |= {"system": result.system, "version": result.version}
-        modes = found.setdefault("modes", {})
         rows: dict[str, dict[str, Any]] = {}
         for (src, dst), verdict in result.pairs.items():
             cell: Any = verdict.convention

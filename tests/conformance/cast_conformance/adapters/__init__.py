@@ -8,7 +8,10 @@
   `mode` is "" and every convention counts as right;
 - ``LINES``, optional: three lines that reproduce a case, with places for its code and for the types: {code}, {src},
   {dst}, and {uint}, {dst_uint} for the unsigned types of the codes. ``NAMES`` has the library's names of the types, if
-  they are not those of NumPy and ml_dtypes.
+  they are not those of NumPy and ml_dtypes;
+- ``BLOCKS`` and ``quantize(x, name)`` instead of `cast`, or beside it: names of block formats, and the library's
+  quantization of a FLOAT matrix. It gives the numbers of elements and of scales, and the global scale (1 where there
+  is none); or one array of the numbers that come back.
 """
 
 from __future__ import annotations

@@ -29,6 +29,13 @@ FORMATS = {
     "FLOAT6E3M2": formats.format_info_ocp_e3m2,
     "FLOAT4E2M1": formats.format_info_ocp_e2m1,
 }
+BLOCKS = {
+    "mxfp8e4m3": formats.format_info_mxfp8_e4m3,
+    "mxfp8e5m2": formats.format_info_mxfp8_e5m2,
+    "mxfp6e2m3": formats.format_info_mxfp6_e2m3,
+    "mxfp6e3m2": formats.format_info_mxfp6_e3m2,
+    "mxfp4": formats.format_info_mxfp4_e2m1,
+}
 _DIRECTIONS = {
     "toward-zero": RoundMode.TowardZero,
     "upward": RoundMode.TowardPositive,
@@ -52,3 +59,12 @@ def cast(codes: Any, src: str, dst: str, mode: str) -> Any:
     sat &= src != dst
     rounded = gfloat.round_ndarray(target, x, _DIRECTIONS.get(mode, RoundMode.TiesToEven), sat)
     return gfloat.encode_ndarray(target, rounded).astype(codes_dtype(row))
+
+
+def quantize(x: Any, name: str) -> Any:
+    """Numbers; of blocks that are not finite none."""
+    found = np.full(x.shape, np.nan)
+    for block, numbers in zip(x.reshape(-1, 32).astype(np.float64), found.reshape(-1, 32), strict=True):
+        if np.isfinite(block).all():
+            numbers[:] = gfloat.quantize_block(BLOCKS[name], block, gfloat.compute_scale_amax)
+    return found

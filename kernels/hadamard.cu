@@ -43,19 +43,37 @@ GPUCAST_INLINE void transform(u32 (&x)[Size], const u32 (&signs)[128]) {
 #pragma unroll
         for (u32 i = 0; i < Size; ++i) x[i] ^= signs[i % Length];
     }
+    // Numbers i and i + 1 are summed first, then each is summed with its like: two at a time, where instructions do so.
+    const bool in_pairs = GPUCAST_ARCH >= 1000;
 #pragma unroll
     for (u32 h = 1; h < Length; h *= 2) {
 #pragma unroll
         for (u32 i = 0; i < Size; ++i) {
-            if ((i & h) != 0) continue;
+            if ((i & h) != 0 || (in_pairs && h > 1 && i % 2 != 0)) continue;
             const float a = ptx::as_float(x[i]), b = ptx::as_float(x[i + h]);
+            if constexpr (in_pairs) {
+                if (h > 1) {
+                    const float other_a = ptx::as_float(x[i + 1]), other_b = ptx::as_float(x[i + h + 1]);
+                    float sum, other_sum, rest, other_rest;
+                    ptx::add_rn_f32x2(a, other_a, b, other_b, sum, other_sum);
+                    ptx::sub_rn_f32x2(a, other_a, b, other_b, rest, other_rest);
+                    x[i] = ptx::bits(sum), x[i + 1] = ptx::bits(other_sum);
+                    x[i + h] = ptx::bits(rest), x[i + h + 1] = ptx::bits(other_rest);
+                    continue;
+                }
+            }
             x[i] = ptx::bits(ptx::add_rn(a, b));
             x[i + h] = ptx::bits(ptx::sub_rn(a, b));
         }
     }
     const float factor = ptx::as_float(transform_factor<Length>());
 #pragma unroll
-    for (u32 i = 0; i < Size; ++i) x[i] = ptx::bits(ptx::mul_rn(ptx::as_float(x[i]), factor));
+    for (u32 i = 0; i < Size; i += 2) {
+        float a = ptx::as_float(x[i]), b = ptx::as_float(x[i + 1]);
+        if constexpr (in_pairs) ptx::mul_rn_f32x2(a, b, factor, a, b);
+        else a = ptx::mul_rn(a, factor), b = ptx::mul_rn(b, factor);
+        x[i] = ptx::bits(a), x[i + 1] = ptx::bits(b);
+    }
     if constexpr (inverse) {
 #pragma unroll
         for (u32 i = 0; i < Size; ++i) x[i] ^= signs[i % Length];

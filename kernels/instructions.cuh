@@ -131,6 +131,15 @@ GPUCAST_INLINE void fma_rn_f32x2(float a, float b, float factor, float more, flo
         "fma.rn.f32x2 x, x, y, z; mov.b64 {%0, %1}, x;}"
         : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(factor), "f"(more));
 }
+// Of two floats and two others.
+GPUCAST_INLINE void add_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; add.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y));
+}
+GPUCAST_INLINE void sub_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; sub.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y));
+}
 
 // Numbers that are not NaN to small floats, `a` in the lowest bits: to nearest, ties to even; overflow saturates, and
 // zeros keep their signs. To 8 bits from sm_89 on, to 4 bits where GPUCAST_SPECIFIC is set.

@@ -224,6 +224,14 @@ inline unsigned max_s16x2(unsigned a, unsigned b) { return both_integers<short>(
 inline unsigned min_u16x2(unsigned a, unsigned b) { return both_integers<unsigned short>(a, b, lesser_integer); }
 inline unsigned max_u16x2(unsigned a, unsigned b) { return both_integers<unsigned short>(a, b, greater_integer); }
 
+inline void add_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    c = add_rn(a, x);
+    d = add_rn(b, y);
+}
+inline void sub_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    c = sub_rn(a, x);
+    d = sub_rn(b, y);
+}
 inline void mul_rn_f32x2(float a, float b, float factor, float& c, float& d) {
     c = mul_rn(a, factor);
     d = mul_rn(b, factor);

@@ -84,8 +84,10 @@ def test_a_failure_is_the_exit_code(ran: list[Any], monkeypatch: pytest.MonkeyPa
 # ---- what talks to CUDA ----
 
 
-@pytest.mark.parametrize(("read", "write"), [(1, 1), (4, 4), (4, 2), (1, 8), (8, 1), (3, 4)])
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize(
+    ("read", "write", "arch"),
+    [(1, 1, "sm_80"), (4, 4, "sm_90"), (4, 2, "sm_80"), (1, 8, "sm_90"), (8, 1, "sm_80"), (3, 4, "sm_90")],
+)
 def test_the_copy_kernel_moves_16_bytes_at_a_time(read: int, write: int, arch: str) -> None:
     name, text = gpu.copy_source(read, write)
     sass = disassembler.disassemble(compiler.compile(text, name, arch).code).decode()

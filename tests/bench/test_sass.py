@@ -256,8 +256,9 @@ def compiled(work: str = "", check: str = "", arch: str = "sm_90") -> list[Block
     return parse(disassembler.disassemble(code, disassembler.GRAPH).decode())["k"]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-@pytest.mark.parametrize("work", ["", "v.x ^= v.y; v.z ^= 77; v.w *= v.x;"])
+@pytest.mark.parametrize(
+    ("work", "arch"), [("", "sm_80"), ("v.x ^= v.y; v.z ^= 77; v.w *= v.x;", "sm_90"), ("v.x ^= v.y;", "sm_100")]
+)
 def test_compiled_code_without_branches_counts_to_its_exit(work: str, arch: str) -> None:
     code = compiler.compile(_KERNEL.format(work=work, check=""), "k", arch).code
     listed = re.findall(r"^\s+/\*[0-9a-f]{4}\*/\s+(\S+)", disassembler.disassemble(code).decode(), re.MULTILINE)

@@ -20,24 +20,17 @@ from gpucast import checkpoints, files
 from gpucast.arrays.packed import PackedArray
 from gpucast.checkpoints.scales import scaling
 from gpucast.checkpoints.scales.stored import Stored
-from gpucast.checkpoints.streaming import pieces
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from tensors import leftovers
+
+pytestmark = pytest.mark.usefixtures("several_pieces")
 
 TYPES = [
     *("FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT6E2M3", "FLOAT6E3M2", "FLOAT4E2M1"),
     *("INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2"),
 ]
 PAIRS = [(to, scale) for to in TYPES for scale in scaling.formats(dtype(to))]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    # So that small tensors have several pieces.
-    monkeypatch.setattr(pieces, "_PIECE", 1 << 12)
-    return tmp_path
 
 
 # ---- formats ----

@@ -17,12 +17,13 @@ from gpucast import checkpoints, files
 from gpucast.checkpoints import tensor_seed
 from gpucast.checkpoints.running import staging
 from gpucast.checkpoints.scales import scaling
-from gpucast.checkpoints.streaming import pieces
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from gpucast.files.tensor import StoredTensor
 from host_driver import HostDriver, installed
 from tensors import leftovers
+
+pytestmark = pytest.mark.usefixtures("several_pieces")
 
 SEED = 2**64 - 5
 AT_RANDOM = ["--rounding", "stochastic", "--seed", str(SEED)]
@@ -32,14 +33,6 @@ PAIRS = [
     for scale in scaling.formats(dtype(to))
     if to != "FLOAT4E2M1" or scale == "nvfp4"
 ]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    # So that small tensors have several pieces.
-    monkeypatch.setattr(pieces, "_PIECE", 1 << 12)
-    return tmp_path
 
 
 def small_pieces(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:

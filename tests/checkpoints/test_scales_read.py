@@ -17,18 +17,11 @@ from conversions import NAMES, checkpoint, convert, failure, header, numbers, qu
 from gpucast import files
 from gpucast.arrays.bitpacking import pack_codes
 from gpucast.checkpoints.scales import dequantized
-from gpucast.checkpoints.streaming import pieces
+
+pytestmark = pytest.mark.usefixtures("several_pieces")
 
 Held = dict[str, Any]
 E4M3, E8M0 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e8m0fnu
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    # So that small tensors have several pieces.
-    monkeypatch.setattr(pieces, "_PIECE", 1 << 12)
-    return tmp_path
 
 
 F8, I8 = numbers(6, 8).astype(E4M3), np.arange(-24, 24, dtype=np.int8).reshape(6, 8)

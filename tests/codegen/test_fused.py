@@ -25,6 +25,7 @@ from gpucast.core.rule import STOCHASTIC, CastRule, Options, has_stochastic
 from gpucast.parity import hard_values, host_build
 from gpucast.parity.cases import NUMERIC
 from gpucast.reference import exact_cast
+from hard_codes import hard_codes
 from host_driver import HostDriver, upload
 
 FLOAT, DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
@@ -65,22 +66,6 @@ def largest_exactly(codes: np.ndarray, src: DType) -> int:
     if any(x.kind == "infinite" for x in numbers):
         return FLOAT.inf_code
     return exact.to_float(exact.ExactNumber("finite", False, max(x.magnitude for x in numbers)), TO_FLOAT)
-
-
-def hard_codes(src: DType, dst: DType, most: int) -> np.ndarray:
-    """Codes of src, its extremes among them."""
-    if src.bits <= 16:
-        codes = every_code(src)
-    else:
-        codes = hard_values.codes(src, dst, seed=1, share=1 / 64, random=50)
-    if codes.size <= most:
-        return codes
-    chosen = np.random.default_rng(1).choice(codes, most, replace=False)
-    special = [0, 1, src.max_code, src.sign_code]
-    special += [src.inf_code, src.inf_code | src.sign_code] if src.has_inf else []
-    special += [src.nan_code, src.nan_code | src.sign_code] if src.has_nan else []
-    chosen[: len(special)] = special
-    return chosen
 
 
 def finite_codes(codes: np.ndarray, src: DType) -> np.ndarray:

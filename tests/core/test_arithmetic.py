@@ -28,10 +28,10 @@ from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.formats import FORMATS, Format, find
 from gpucast.core.rule import resolve
 from gpucast.host import text_on_host
-from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, cases
 from gpucast.quantization.gpu import source
 from gpucast.reference import exact_quantize
+from hard_codes import hard_codes
 from processor_modes import ALL, DEFAULT, SOME, Modes, current, everywhere, under
 
 Array = np.ndarray[Any, Any]
@@ -113,7 +113,7 @@ def run(program: str, *, cache: Path | None = None, modes: Modes = DEFAULT) -> A
         text=True,
         check=False,
         env=os.environ
-        | {"PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "core")])}
+        | {"PYTHONPATH": os.pathsep.join(map(str, (TESTS.parent, TESTS, TESTS / "core", TESTS / "conformance")))}
         | ({} if cache is None else {"PYTHONPYCACHEPREFIX": str(cache)}),
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
@@ -150,23 +150,13 @@ def _codes(row: DType) -> list[int]:
     return chosen + some[:50] + [code % first for code in some[50:]]
 
 
-def _sources(src: DType, per: int = 40) -> Array:
+def _sources(src: DType) -> Array:
     """Hard elements: subnormals, the points where rounding changes for some types, edges."""
-    if src.family == "bool":
-        return np.array([False, True])
     if src.bits <= 8:
-        return np.arange(src.code_mask + 1, dtype=src.code_numpy).view(src.numpy)
-    rng = np.random.default_rng(src.bits)
-    if src.bits == 16:
-        chosen = rng.integers(0, 1 << 16, per)
-        near = [0, 1, 2, 3, 0x7F, 0x80, 0x81, 0x3FF, 0x400, 0x401, 0x7BFF, 0x7C00, 0x7F80, 0x7F81, 0xFFFF]
-        return np.append(chosen, [*near, *(code | 0x8000 for code in near)]).astype(src.code_numpy).view(src.numpy)
-    found = []
-    for dst in (gpucast.dtype(name) for name in ("FLOAT", "FLOAT8E8M0", "BFLOAT16", "FLOAT8E5M2", "FLOAT4E2M1")):
-        codes = hard_values.codes(src, dst, 3, 0.01, 10)
-        found.append(rng.choice(codes, per))
-    tiny = rng.integers(0, 1 << src.mantissa_bits or 9, per).astype(src.code_numpy)
-    return np.concatenate([*found, tiny, tiny | src.code_numpy.type(src.sign_code)]).view(src.numpy)
+        return hard_codes(src, src, 256).view(src.numpy)
+    narrow = (gpucast.dtype(name) for name in ("FLOAT", "FLOAT8E8M0", "BFLOAT16", "FLOAT8E5M2", "FLOAT4E2M1"))
+    found = [hard_codes(src, dst, 60 if src.bits > 16 else 20) for dst in narrow]
+    return np.random.default_rng(5).permutation(np.concatenate(found)).view(src.numpy)
 
 
 CODES = {row: _codes(row) for row in NUMERIC}

@@ -264,7 +264,7 @@ def test_a_format_is_one_row(row: DType) -> None:
             check_against_ml_dtypes(row)
         # Saturating, out of it into every type, and the reference, by the model.
         codes = np.arange(256, dtype=np.uint8)
-        for other in (*NUMERIC, *EXTRA):
+        for other in (*NUMERIC[EXTRA.index(row) :: len(EXTRA)], *EXTRA):
             for src, dst in ((row, other), (other, row)):
                 source = codes.astype(src.code_numpy) & src.code_numpy.type(src.code_mask)
                 if src.family == "bool":

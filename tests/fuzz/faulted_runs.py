@@ -124,16 +124,18 @@ def badly_ended(ended: Ended, how: str, together: bool = False) -> str:
 
 
 class Case:
-    """A job in a scratch folder of its own."""
+    """A job in a scratch folder of its own, run once without a fault."""
 
-    def __init__(self, job: str, scratch: Path) -> None:
+    def __init__(self, job: str, scratch: Path, shim: Shim) -> None:
         self._scratch, self.argv = scratch, jobs.argv(job)
         self._number = 0
         self._made = scratch / "made"
-        self._made.mkdir()
+        self._made.mkdir(parents=True)
         os.chdir(self._made)
         jobs.make(job)
         self.before = contents(self._made)
+        #: The calls that it makes.
+        self.names = self._whole(shim)
 
     def fresh(self) -> Path:
         """The working folder from now on: a new copy of the job's files."""
@@ -143,7 +145,7 @@ class Case:
         os.chdir(where)
         return where
 
-    def whole(self, shim: Shim) -> list[str]:
+    def _whole(self, shim: Shim) -> list[str]:
         """Run it without a fault; the calls that were made, as the forks make them, with all modules loaded."""
         for _ in range(2):
             where = self.fresh()
@@ -188,47 +190,38 @@ class Case:
         return "" if is_last and not any(map(is_unfinished, found)) else f"went on with {code} to {sorted(found)}"
 
 
-def case(job: str, how: str, share: float, lasting: bool, shim: Shim) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as scratch:
-        tried = Case(job, Path(scratch).resolve())
-        names = tried.whole(shim)
-        chosen = numbers(names, how)
-        chosen = sorted(random.Random(f"{job} {how}").sample(chosen, max(1, round(share * len(chosen)))))
-        problems = []
-        for first in chosen:
-            where = tried.fresh()
-            ended = Run(tried.argv, shim, how, first, 1 << 30 if lasting else first).ended()
-            left = {name: data for name, data in contents(where).items() if not is_unfinished(name)}
-            is_undoable = not lasting and how != "SIGKILL"
-            found = (
-                badly_ended(ended, how) or tried.badly_left(ended, left, is_undoable) or tried.again(where, left, how)
-            )
-            if found:
-                problems.append(f"{job}: {how} at call {first} ({names[first]}): {found}")
-            shutil.rmtree(where)
-        os.chdir("/")
-        return {"calls": len(names), "runs": len(chosen), "problems": problems}
+def case(tried: Case, job: str, how: str, share: float, lasting: bool, shim: Shim) -> dict[str, Any]:
+    chosen = numbers(tried.names, how)
+    chosen = sorted(random.Random(f"{job} {how}").sample(chosen, max(1, round(share * len(chosen)))))
+    problems = []
+    for first in chosen:
+        where = tried.fresh()
+        ended = Run(tried.argv, shim, how, first, 1 << 30 if lasting else first).ended()
+        left = {name: data for name, data in contents(where).items() if not is_unfinished(name)}
+        is_undoable = not lasting and how != "SIGKILL"
+        found = badly_ended(ended, how) or tried.badly_left(ended, left, is_undoable) or tried.again(where, left, how)
+        if found:
+            problems.append(f"{job}: {how} at call {first} ({tried.names[first]}): {found}")
+        shutil.rmtree(where)
+    return {"calls": len(tried.names), "runs": len(chosen), "problems": problems}
 
 
-def together(job: str, processes: int, runs: int, shim: Shim) -> dict[str, Any]:
+def together(tried: Case, job: str, processes: int, runs: int, shim: Shim) -> dict[str, Any]:
     """The job by several processes at once, all but one of them with a fault or a signal somewhere."""
-    with tempfile.TemporaryDirectory() as scratch:
-        tried, rng, problems = Case(job, Path(scratch).resolve()), random.Random(job), []
-        names = tried.whole(shim)
-        for number in range(runs):
-            where = tried.fresh()
-            hows = ["EIO", *(rng.choice(list(HOWS)) for _ in range(processes - 1))]
-            calls = [-1, *(rng.choice(numbers(names, how)) for how in hows[1:])]
-            begun = [Run(tried.argv, shim, how, call, call) for how, call in zip(hows, calls, strict=True)]
-            ended = [run.ended() for run in begun]
-            left = {name: data for name, data in contents(where).items() if not is_unfinished(name)}
-            found = [badly_ended(one, how, together=True) for one, how in zip(ended, hows, strict=True)]
-            found += [tried.badly_left(one, left, is_undoable=False) for one in ended]
-            found.append(tried.again(where, left))
-            problems += [f"{job} {number}, {hows} at {calls}: {one}" for one in found if one]
-            shutil.rmtree(where)
-        os.chdir("/")
-        return {"calls": len(names), "runs": runs * processes, "problems": problems}
+    rng, problems = random.Random(job), []
+    for number in range(runs):
+        where = tried.fresh()
+        hows = ["EIO", *(rng.choice(list(HOWS)) for _ in range(processes - 1))]
+        calls = [-1, *(rng.choice(numbers(tried.names, how)) for how in hows[1:])]
+        begun = [Run(tried.argv, shim, how, call, call) for how, call in zip(hows, calls, strict=True)]
+        ended = [run.ended() for run in begun]
+        left = {name: data for name, data in contents(where).items() if not is_unfinished(name)}
+        found = [badly_ended(one, how, together=True) for one, how in zip(ended, hows, strict=True)]
+        found += [tried.badly_left(one, left, is_undoable=False) for one in ended]
+        found.append(tried.again(where, left))
+        problems += [f"{job} {number}, {hows} at {calls}: {one}" for one in found if one]
+        shutil.rmtree(where)
+    return {"calls": len(tried.names), "runs": runs * processes, "problems": problems}
 
 
 _KEY, _VALUE = "k" * 64, bytes(range(256)) * 40
@@ -267,9 +260,24 @@ def cache(how: str, share: float, shim: Shim) -> dict[str, Any]:
     return {"calls": len(names), "runs": len(chosen), "problems": problems}
 
 
+def main(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    made: dict[str, Case] = {}
+    shim, results = Shim(), []
+    with tempfile.TemporaryDirectory() as scratch:
+        for told in cases:
+            what, job = told.pop("what"), told.get("job")
+            if what == "cache":
+                results.append(cache(**told, shim=shim))
+                continue
+            if job not in made:
+                made[job] = Case(job, Path(scratch).resolve() / job, shim)
+            results.append({"case": case, "together": together}[what](made[job], **told, shim=shim))
+        os.chdir("/")
+    return results
+
+
 if __name__ == "__main__":
     # What is started from here has no part in it.
     os.environ.pop("LD_PRELOAD")
     results, sys.stdout = sys.stdout, sys.stderr
-    work = {"case": case, "together": together, "cache": cache}
-    json.dump([work[told.pop("what")](**told, shim=Shim()) for told in json.load(sys.stdin)], results)
+    json.dump(main(json.load(sys.stdin)), results)

@@ -38,7 +38,7 @@ def test_forks_while_threads_cast(exhaustive: bool) -> None:
 
 
 def test_casts_interrupted_at_random_times(exhaustive: bool) -> None:
-    given = {"seed": 1, "runs": 1000 if exhaustive else 60, "elements": 1 << 27 if exhaustive else 1 << 24}
+    given = {"seed": 1, "runs": 1000 if exhaustive else 60, "elements": 1 << 27 if exhaustive else 1 << 23}
     # Memory that is given back is overwritten: who goes on reading it finds other numbers.
     result = programs.run("interrupted_casts", given, MALLOC_PERTURB_="165")
     programs.noted("interrupts", runs=given["runs"], interrupted=result["interrupted"])

@@ -27,8 +27,10 @@ FLOATS = [dtype(name) for name in ("FLOAT", "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E
 @pytest.mark.parametrize("src", HELD, ids=str)
 def test_within_jit_bits_are_those_of_a_call_outside(src: DType) -> None:
     x = values(src, (4, 6))
-    ys = jax.jit(lambda x: [gpucast.cast(x, dst) for dst in HELD])(jnp.asarray(x))
-    for y, dst in zip(ys, HELD, strict=True):
+    # Half of the pairs: to compile takes long.
+    chosen = HELD[HELD.index(src) % 2 :: 2]
+    ys = jax.jit(lambda x: [gpucast.cast(x, dst) for dst in chosen])(jnp.asarray(x))
+    for y, dst in zip(ys, chosen, strict=True):
         assert isinstance(y, jax.Array)
         assert_same(np.asarray(y), gpucast.reference.cast(x, dst))
 

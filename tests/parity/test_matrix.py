@@ -37,14 +37,15 @@ def judged(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
     if src.bits > 16:
         if exhaustive:
             return hard_values.codes(src, dst, seed=28, share=1.0, random=20_000)
-        # They come as a code and both of its neighbours: of each two of those in turn, and one.
-        return hard_values.codes(src, dst, seed=28, share=1 / 512, random=80)[::2]
+        # They come as a code and both of its neighbours: of these one, each time another.
+        return hard_values.codes(src, dst, seed=28, share=1 / 512, random=80)[::4]
     every = every_code(src)
     if exhaustive or src.bits <= 8:
         return every
-    # Around the points where rounding to fewer bits changes, of the upper half of the codes (the negative ones) at each
-    # third of them, and of all others a part: the destination decides which.
-    near = np.isin(every % 16, (0, 1, 7, 8, 9, 15)) & ((every < 0x8000) | (every // 16 % 3 == dst.bits % 3))
+    # Around every second of the points where rounding to fewer bits changes, of the upper half of the codes (the
+    # negative ones) every sixth, and of all others a part: the destination decides which.
+    turn = every // 16 + dst.bits
+    near = np.isin(every % 16, (0, 1, 7, 8, 9, 15)) & (turn % np.where(every < 0x8000, 2, 6) == 0)
     return every[near | (every % 29 == dst.bits % 29)]
 
 

@@ -55,7 +55,7 @@ PAIRS = (
 @pytest.mark.parametrize("pair", PAIRS)
 def test_every_rule_of_a_pair_is_proved(pair: str, exhaustive: bool) -> None:
     src, dst = map(dtype, pair.split(":"))
-    every = all_cases([(src, dst)])
+    every = all_cases([(src, dst)])[:: 1 if exhaustive else 2]
     for arch in ("sm_80", "sm_100a") if exhaustive else (("sm_80", "sm_100a")[PAIRS.index(pair) % 2],):
         problems = [str(proof) for proof in certificate.prove(every, arch, SOLVERS) if not proof.verdict.proved]
         assert problems == []
@@ -97,21 +97,25 @@ def test_other_layouts_are_proved(pair: str, shape: Any) -> None:
         ("FLOAT:FLOAT8E4M3FN", FusedOps(amax=True, finite=True)),
     ],
 )  # fmt: skip
-def test_scaled_casts_and_largest_magnitudes_are_proved(pair: str, ops: FusedOps) -> None:
+def test_scaled_casts_and_largest_magnitudes_are_proved(pair: str, ops: FusedOps, exhaustive: bool) -> None:
     src, dst = map(dtype, pair.split(":"))
     source = CastSpec.of(fused_rule(src, dst, scaled=ops.scaling != "none"), ops=ops).source()
     text = certificate.ptx(source, "sm_90")
-    assert verdict(source, text, fused(source, ops)).problem == ""
+    launches = list(fused(source, ops))
+    if ops.amax and not exhaustive:
+        # The magnitudes of a whole tile take a solver a quarter of a minute; .ci/run asks for it.
+        del launches[0]
+    assert verdict(source, text, launches).problem == ""
     if ops.amax:
         flagged = re.sub(r"(setp\.lt\.u32 \t%p\d+, %r\d+, )2139095040;", r"\g<1>2139095041;", text)
         assert flagged != text
-        assert "leaves another number" in verdict(source, flagged, fused(source, ops)).problem
+        assert "leaves another number" in verdict(source, flagged, launches).problem
         narrower = changed(text, "0xffffffff", "0x7fffffff", 0)
-        assert "not all threads of a warp" in verdict(source, narrower, fused(source, ops)).problem
+        assert "not all threads of a warp" in verdict(source, narrower, launches).problem
     else:
         faulty = re.sub(r"mul\.(rz\.f32|f64)", lambda match: f"add.{match[1].replace('f64', 'rn.f64')}", text)
         assert faulty != text
-        assert verdict(source, faulty, fused(source, ops)).problem == "an element differs from the specification"
+        assert verdict(source, faulty, launches).problem == "an element differs from the specification"
 
 
 def test_casts_of_many_arrays_are_proved() -> None:

@@ -367,7 +367,9 @@ def test_the_last_bit_of_a_reciprocal_does_not_show(toward: str, monkeypatch: py
     monkeypatch.setattr(host_build, "shim", lambda arch: other)
     monkeypatch.setattr(host_driver, "_BUILT", {})
     driver = HostDriver()
-    driver.prepare(source for name in MORE for source in kernels(ALL[name], "FLOAT"))
+    # A format of each kind of scales.
+    names = MORE[::2] + MORE[3:4]
+    driver.prepare(source for name in names for source in kernels(ALL[name], "FLOAT"))
     with installed(driver):
-        for name in MORE:
+        for name in names:
             edges(name, "FLOAT")

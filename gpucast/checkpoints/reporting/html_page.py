@@ -35,6 +35,11 @@ def page(title: str, sections: str, data: Mapping[str, Any]) -> str:
     return template.replace("{{hash of the script}}", f"sha256-{digest}").replace("{{data}}", text)
 
 
+def style() -> str:
+    """The style sheet of the page, for others that are to look like it."""
+    return _text("page.html").partition("<style>")[2].partition("</style>")[0]
+
+
 def _text(name: str) -> str:
     return resources.files("gpucast.checkpoints.reporting").joinpath(name).read_text("utf-8")
 

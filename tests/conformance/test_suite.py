@@ -140,7 +140,7 @@ def checker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if compiler is None:
         pytest.skip("there is no C compiler")
     program = tmp_path_factory.mktemp("c") / "float16"
-    source = PACKAGE.parent / "examples" / "float16.c"
+    source = PACKAGE / "float16.c"
     subprocess.run([compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-o", program, source], check=True)
     return program
 

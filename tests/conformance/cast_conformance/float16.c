@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Compare a C compiler's casts to _Float16 with the tables: cc float16.c && ./a.out tables */
-#include "../cast_conformance/cast_conformance.h"
+#include "cast_conformance.h"
 
 /* Cast every input of a table, and count the results that differ; -1 where there is no such table. */
 #define COMPARE(SRC, TYPE)                                                                          \

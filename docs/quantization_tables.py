@@ -126,8 +126,8 @@ def recipe_counts() -> str:
 def _nonfinite(row: dict[str, Any]) -> str:
     if "nonfinite" not in row:
         return "not run"
-    told = [f"{what}: {text}" for what, text in row["nonfinite"].items() if text]
-    return "; ".join(told) or "the same"
+    texts = [f"{what}: {text}" for what, text in row["nonfinite"].items() if text]
+    return "; ".join(texts) or "the same"
 
 
 TABLES: dict[str, Callable[..., str]] = {

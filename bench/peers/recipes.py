@@ -130,7 +130,7 @@ def nonfinite(name: str, reference: Callable[[Array], Found]) -> dict[str, str]:
         texts = (
             f"{part} {text}"
             for part, where in parts.items()
-            if (text := _described(theirs[where], usual[where])) != ("as ever" if part == "others" else "NaN")
+            if (text := _described(theirs[where], usual[where])) != ("unchanged" if part == "others" else "NaN")
         )
         found[what] = ", ".join(texts) if block.any() else ""
     return found
@@ -154,7 +154,7 @@ def _described(numbers: Array, usual: Array) -> str:
     if np.isnan(numbers).all() and numbers.size:
         return "NaN"
     if (numbers == usual).all():
-        return "as ever"
+        return "unchanged"
     if np.isinf(numbers).all():
         return "infinity"
     words = {"NaN": np.isnan(numbers), "0": numbers == 0, "infinity": np.isinf(numbers)}

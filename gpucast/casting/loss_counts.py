@@ -16,7 +16,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class CastReport:
-    """Counts over the elements of a cast. Add two reports to join them."""
+    """Counts over the elements of a cast. Add two reports to join them.
+
+    `saturated`, `wrapped`, `infinite`, `nan`, `nan_lost` and `underflowed` count losses. A value that was only rounded
+    is in none of them. `max_relative_error` is the worst rounding.
+    """
 
     #: All elements, and those whose source is not zero (NaN and infinities included).
     elements: int = 0
@@ -44,7 +48,7 @@ class CastReport:
 
     @property
     def lost(self) -> int:
-        """The number of changed values: all counts of change together."""
+        """The sum of all counts of losses. Rounding is none."""
         return self.saturated + self.wrapped + self.infinite + self.nan + self.nan_lost + self.underflowed
 
 

@@ -14,6 +14,7 @@ from gpucast.checkpoints.difference import side
 from gpucast.checkpoints.difference.explain import Explanation, Original, explanations
 from gpucast.checkpoints.difference.numbers import Count, Difference, compared
 from gpucast.checkpoints.reporting import html_page
+from gpucast.checkpoints.scales.dequantized import Dequantized
 from gpucast.cli import arguments
 from gpucast.cli.dtypes import columns
 from gpucast.cli.progress import progress_bar
@@ -87,6 +88,10 @@ def run(args: argparse.Namespace) -> int:
                 print(f"only in {printable(path)}: {len(names):,} tensors, such as {printable(names[0])!r}")
         for text in problems:
             print(f"not compared: {text}")
+        if not args.original and any(
+            all(isinstance(part.tensors[name], Dequantized) for part in (a, b)) for name in shared
+        ):
+            print("both sides are quantized: --original C, which they were made from, finds their recipes")
         print(f"{differ:,} of {len(rows):,} tensors differ")
     return int(bool(differ or problems or any(missing.values())))
 

@@ -87,7 +87,10 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.exit(2, parser.format_help())
     if unknown:
         # By the subcommand: its help says more than the help of `gpucast`.
-        commands.choices[args.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+        command = commands.choices[args.command]
+        near = difflib.get_close_matches(unknown[0], command._option_string_actions, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return args
 
 

@@ -342,7 +342,7 @@ def find(asked: Any, caller: str) -> Format:
     for base in FORMATS.values():
         usual, *more = _RULES[base.scale]
         for rule in more:
-            if base.rule == usual and name == f"{base}_{rule}" and (rule != "4over6" or base.block == (16,)):
+            if base.rule == usual and name == f"{base}_{rule}":
                 return replace(base, name=name, rule=rule)
     if near := _near(name):
         raise ValueError(f"{caller}: format={asked!r} is not known; did you mean one of {', '.join(near)}?")

@@ -228,4 +228,5 @@ def _check_choice(caller: str, name: str, value: Any, legal: tuple[str, ...], sr
         raise ValueError(
             f"{caller}: {name}={value!r} does not apply to text; expected {expected} from STRING to {dst.name}"
         )
-    raise ValueError(f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}")
+    instead = ", and saturate=True or False" if name == "overflow" and dst.saturate_applies else ""
+    raise ValueError(f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}{instead}")

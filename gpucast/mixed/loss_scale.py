@@ -78,7 +78,8 @@ class LossScale:
         norm: Any = None,
         clip: float | None = None,
     ) -> tuple[Any, Any]:
-        """Gradients divided by the scale, and whether all of them are finite, in one pass that reads each once.
+        """Gradients divided by the scale, and whether all of them are finite. Each is read once, with norm= or
+        clip= twice.
 
         Parameters
         ----------

@@ -151,7 +151,7 @@ class _Call:
         self.x, self.offsets = as_array(x, caller), as_array(offsets, f"{caller}: offsets")
         self.device = device_index(self.x)
         if isinstance(self.x, PackedArray) or self.x.ndim != 2:
-            raise ValueError(f"{caller}: x has shape {tuple(self.x.shape)}; expected a matrix of whole numbers")
+            raise ValueError(f"{caller}: x has shape {tuple(self.x.shape)}; expected a matrix, not packed")
         self.src = source_dtype(self.x.dtype, f"{caller}: x.dtype=")
         self.rows, self.columns = self.x.shape
         if self.columns == 0 or self.columns % block:

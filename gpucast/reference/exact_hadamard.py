@@ -43,7 +43,7 @@ def transform(x: Array, hadamard: Hadamard, *, axis: int = -1, inverse: bool = F
     if not inverse:
         runs *= signs
     with np.errstate(all="ignore"):
-        for h in [n >> i for i in range(n.bit_length() - 1, 0, -1)]:
+        for h in (1 << i for i in range(n.bit_length() - 1)):
             pairs = runs.reshape(-1, n // (2 * h), 2, h)
             a, b = pairs[:, :, 0], pairs[:, :, 1]
             runs = np.stack([a + b, a - b], axis=2).reshape(-1, n)

@@ -154,3 +154,15 @@ def test_shapes_that_differ(tmp_path: Path, plain: str, capsys: pytest.CaptureFi
 def test_no_such_file(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", plain, "nowhere.safetensors"]) == 1
     assert "nowhere.safetensors" in capsys.readouterr().err
+
+
+def test_two_quantized_sides_have_no_recipe_without_an_original(
+    tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _quantized(tmp_path / "a.safetensors", "deepgemm-128x128")
+    code, found = _diff(capsys, path, path)
+    assert code == 0 and found["tensors"][0]["recipes"] == {"a": [], "b": []}
+    assert main(["diff", path, path, "--no-progress"]) == 0
+    assert "--original C, which they were made from" in capsys.readouterr().out
+    _, found = _diff(capsys, path, path, "--original", plain)
+    assert [found["tensors"][0]["recipes"][which][0]["recipe"] for which in "ab"] == ["deepgemm-128x128"] * 2

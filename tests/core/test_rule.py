@@ -125,7 +125,7 @@ def test_the_rules_themselves() -> None:
         ("INT8", {"rounding": "stochastic"}, ValueError, "expected None or 'truncate' or 'nearest_even'"),
         ("INT8", {"overflow": "infinity"}, ValueError, "expected None or 'wrap' or 'saturate'"),
         ("FLOAT", {"overflow": "wrap"}, ValueError, "does not apply to FLOAT; expected None or 'saturate'"),
-        ("FLOAT8E5M2", {"overflow": "saturate"}, ValueError, "does not apply to FLOAT8E5M2; expected None"),
+        ("FLOAT8E5M2", {"overflow": "saturate"}, ValueError, "FLOAT8E5M2; expected None, and saturate=True or False"),
         ("FLOAT4E2M1", {"overflow": "saturate"}, ValueError, "does not apply"),
         ("FLOAT8E8M0", {"overflow": "saturate"}, ValueError, "does not apply"),
         ("STRING", {"overflow": "saturate"}, ValueError, "does not apply"),

@@ -62,10 +62,12 @@ class Original:
 
 
 def explanations(tensor: Tensor, original: Original) -> list[Explanation]:
-    """The recipes that fit a quantized tensor's form, the best first. Empty for a tensor that is not quantized, or an
-    original that is not of a type to quantize."""
+    """The recipes that fit a quantized tensor's form, the best first. Empty for a tensor that is not quantized, and for
+    an original that is quantized itself or not of a type to quantize."""
     made_from = original.tensor
-    if not isinstance(tensor, Dequantized) or made_from.dtype not in SOURCES or made_from.shape != tensor.shape:
+    if not isinstance(tensor, Dequantized) or isinstance(made_from, Dequantized):
+        return []
+    if made_from.dtype not in SOURCES or made_from.shape != tensor.shape:
         return []
     stored = tensor.detected.stored
     assert stored is not None

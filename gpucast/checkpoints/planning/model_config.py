@@ -66,8 +66,8 @@ def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: 
         if configured:
             if config is None:
                 raise FileError(
-                    f"{path}: --style {request.style} needs the model's config.json, where loaders read of the scales; "
-                    "convert the folder that has it"
+                    f"{path}: --style {request.style} needs the model's config.json, in which loaders look for the "
+                    "scales; convert the folder that has it"
                 )
             changed[config.name] = _text(config, _quantization(quantized, tensors, request, path))
         elif config is not None and not quantized:

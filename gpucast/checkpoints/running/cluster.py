@@ -47,7 +47,7 @@ class _Job(NamedTuple):
 
 
 class _Done(NamedTuple):
-    """The report of a task. `error` is an error that another try would not mend."""
+    """The report of a task. `error` is an error that another try would not fix."""
 
     resumed: int = 0
     verified: int = 0

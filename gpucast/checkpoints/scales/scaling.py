@@ -221,8 +221,8 @@ def scaled_storage(
         return "no elements"
     try:
         made = scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.dtype, asked_for)
-        is_told = scale in RECIPES and style in scale_styles.CONFIGURED
-        return replace(made, metadata=((scale_styles.RECIPE, scale),)) if is_told else made
+        names_recipe = scale in RECIPES and style in scale_styles.CONFIGURED
+        return replace(made, metadata=((scale_styles.RECIPE, scale),)) if names_recipe else made
     except Unsuitable as reason:
         return str(reason)
 

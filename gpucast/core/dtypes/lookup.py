@@ -215,6 +215,8 @@ class Lookup:
         near = difflib.get_close_matches(asked.lower(), self._names, 1) if isinstance(asked, str) else []
         if near:
             return _Refused(f"{asked!r} is not a dtype; did you mean {self._names[near[0]].name}?")
+        if isinstance(asked, str) and "-" in asked:
+            return _Refused(f"{asked!r} is not a dtype; `gpucast recipes` lists the names with a hyphen, for quantize")
         return _Refused(f"{asked!r} is not a dtype; expected one of {', '.join(sorted(row.name for row in DTYPES))}")
 
     def _from_numpy(self, kind: np.dtype[Any], asked: object = None) -> DType:

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from gpucast.compile import compiler
+from gpucast.core.errors import DeviceUnavailable
+
 # JAX would take three quarters of a GPU's memory in each of several test processes.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # A shell has what it starts in the background ignore Ctrl-C, and so would the programs that tests start and interrupt.
@@ -23,6 +26,10 @@ def pytest_configure() -> None:
         import built_kernels
 
         built_kernels.install()
+
+    # A process takes the copy of NVRTC that is loaded, and tests and CuPy load older ones. The first choice is for all tests.
+    with contextlib.suppress(DeviceUnavailable):
+        compiler.compiler()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

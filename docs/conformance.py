@@ -207,10 +207,10 @@ def readme(all_systems: list[System]) -> str:
     return f"""\
 ## How others cast
 
-`tests/conformance` compares gpucast and {len(all_systems) - 1} other systems with the expected bits of every cast, by
-conventions: ONNX, IEEE 754, OCP, C, CUDA. [The scoreboard](docs/conformance.md) has versions, counts and
-examples that reproduce each kind of difference; all were measured on x86-64 CPUs, the last on {dates[-1]}. gpucast can give
-[the results of the others](docs/switching.md), too. The numbers are pairs of types:
+`tests/conformance` compares gpucast and {len(all_systems) - 1} other systems with the expected bits of every cast,
+by conventions: ONNX, IEEE 754, OCP, C, CUDA. [The scoreboard](docs/conformance.md) has versions, counts and examples
+that reproduce each kind of difference; all were measured on x86-64 CPUs, the last on {dates[-1]}. gpucast can
+give [the results of the others](docs/switching.md), too. The numbers are pairs of types:
 
 {markdown(["What", "Who", "For example"], rows)}
 """

@@ -27,7 +27,7 @@ def pytest_configure() -> None:
 
         built_kernels.install()
 
-    # A process takes a copy of NVRTC that is loaded already, and tests and CuPy load older ones: all tests have one choice.
+    # A process takes a copy of NVRTC that is loaded already, and tests and CuPy load older ones: all get one choice.
     with contextlib.suppress(DeviceUnavailable):
         compiler.compiler()
 

@@ -14,8 +14,8 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Hadamard, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import resolve
-from gpucast.host import cast_on_host
-from gpucast.quantization import gpu, hadamard_on_host, quantize_on_host
+from gpucast.host import cast_on_host, hadamard_on_host
+from gpucast.quantization import gpu, quantize_on_host
 
 _FLOAT = dtype("FLOAT")
 

@@ -29,7 +29,7 @@ from gpucast.core.formats import Format
 from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices, streams
 from gpucast.quantization import gpu as on_device
-from gpucast.quantization import quantize_on_host, recipes, swizzle
+from gpucast.quantization import grouped_on_host, recipes, swizzle
 from gpucast.quantization.quantized import source_dtype
 
 #: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
@@ -206,7 +206,8 @@ class _Call:
             ]
             data, of_blocks, ends, valid = parts
             if self.device is None:
-                self._on_host(data, of_blocks, ends, valid, element, format, layout)
+                result = data, of_blocks, ends, valid
+                grouped_on_host.fill(result, self.x, self.offsets, element, format, self.scale, self.pad, layout)
             else:
                 self._on_device(data, of_blocks, ends, valid, rule, format, layout)
             if out is not None:
@@ -245,36 +246,3 @@ class _Call:
             _LAYOUTS.index(layout),
         )  # fmt: skip
         kernels.run(kernels.GroupedSpec(rule, format), x, data, arguments, self.device)
-
-    def _on_host(
-        self, data: Any, scales: Any, ends: Any, valid: Any, element: DType, format: Format | None, layout: str
-    ) -> None:
-        codes = np.zeros((self.result_rows, self.columns), element.numpy)
-        linear = None
-        if format is not None:
-            linear = np.zeros((self.result_rows, self.columns // format.block[-1]), format.scale.numpy)
-        begin = to = count = 0
-        for i, end in enumerate(self.offsets.tolist()):
-            if not begin <= end <= self.rows:
-                break
-            rows = self.x[begin:end]
-            scale = self.scale if isinstance(self.scale, float) else self.scale[i % self.scale.size]
-            if format is None:
-                codes[to : to + len(rows)] = _unpacked(cast(rows, element, scale=np.asarray(scale, np.float32)))
-            elif rows.size:
-                found = quantize_on_host.quantize(rows, format, scale=scale if format.global_scale else None)
-                codes[to : to + len(rows)] = found.data
-                linear[to : to + len(rows)] = found.scales  # type: ignore[index]
-            to += -(-len(rows) // self.pad) * self.pad
-            ends[i], begin, count = to, end, i + 1
-        ends[count:], valid[...] = to, count
-        if isinstance(data, PackedArray):
-            data.data[...] = PackedArray.pack(codes).data
-        else:
-            data[...] = codes
-        if linear is not None:
-            scales[...] = linear if layout == "linear" else swizzle.swizzle(linear, layout=layout)  # type: ignore[arg-type]
-
-
-def _unpacked(y: Any) -> Any:
-    return y.get() if isinstance(y, PackedArray) else y

@@ -18,11 +18,11 @@ from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
 from gpucast.mixed.gpu.norm_kernels import FinishSpec, NormSpec
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.gpu.hadamard_source import UnitSpec
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
 from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, QuantizeSpec, finishing
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
-from gpucast.quantization.gpu.unit_source import UnitSpec
 
 _FLOAT = dtype("FLOAT")
 #: The types of a loss scale, of its state and of a step's flag, which are copied to and on devices.

@@ -16,8 +16,8 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.formats import LENGTHS, Format, Hadamard, find
 from gpucast.core.rule import CastRule
 from gpucast.quantization import quantize
+from gpucast.quantization.gpu.hadamard_source import UnitSpec
 from gpucast.quantization.gpu.source import QuantizeSpec
-from gpucast.quantization.gpu.unit_source import UnitSpec
 from gpucast.reference import exact_hadamard, exact_quantize
 from host_driver import HostDriver, elements, installed, upload
 from quantization_cases import same

@@ -21,9 +21,9 @@ from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.gpu import memory, quantize_on_gpu
+from gpucast.quantization.gpu.hadamard_source import UnitArguments, UnitResult, UnitSpec, takes
 from gpucast.quantization.gpu.source import VECTOR, WARP, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tiles import ResultSpec
-from gpucast.quantization.gpu.unit_source import UnitArguments, UnitResult, UnitSpec, takes
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 #: The threads that look for the largest magnitude.

@@ -75,12 +75,7 @@ def quantize(
     assert device is not None
     workspace = workspace or Workspace("quantize")
     with driver.driver().on(device):
-        if targets is None:
-            workspace.check_capture()
-        if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
-            x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
-        x = memory.dense(x, workspace, "x")
-        wanted = list(targets or [quantize_on_gpu.new_parts(x.shape, format, one) for one in result_specs])
+        x, result_specs, wanted = quantize_on_gpu.prepare(x, format, result_specs, targets, workspace)
         sides = [
             _Side(x, src, format, spec, how, parts, device)
             for spec, how, parts in zip(result_specs, hadamards, wanted, strict=True)

@@ -76,12 +76,7 @@ def quantize(
     assert device is not None
     workspace = workspace or Workspace("quantize")
     with driver.driver().on(device):
-        if targets is None:
-            workspace.check_capture()
-        if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
-            x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
-        x = memory.dense(x, workspace, "x")
-        wanted = list(targets or [new_parts(x.shape, format, one) for one in result_specs])
+        x, result_specs, wanted = prepare(x, format, result_specs, targets, workspace)
         if format.global_scale:
             given = result_specs[0].scale
             if given is None:
@@ -111,7 +106,22 @@ def quantize(
         return results
 
 
-def new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec) -> Parts:
+def prepare(
+    x: Any, format: Format, result_specs: Sequence[ResultSpec], targets: Sequence[Parts] | None, workspace: Workspace
+) -> tuple[Any, Sequence[ResultSpec], list[Parts]]:
+    """An array in C order with the elements of x, or of its transpose; the results in terms of it; the parts to fill.
+
+    RuntimeError in the capture of a CUDA graph if memory is neither given nor in the workspace.
+    """
+    if targets is None:
+        workspace.check_capture()
+    if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
+        x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
+    x = memory.dense(x, workspace, "x")
+    return x, result_specs, list(targets or [_new_parts(x.shape, format, one) for one in result_specs])
+
+
+def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec) -> Parts:
     """Newly allocated parts of a result."""
     shape = _swap(shape) if spec.swapped else shape
     scales_shape = format.scales_shape(shape, spec.axis)

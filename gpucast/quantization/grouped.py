@@ -25,7 +25,7 @@ from gpucast.casting.fused_options import fused_rule, resolve_scale
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format
+from gpucast.core.formats import LENGTHS, Format
 from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices, streams
 from gpucast.quantization import gpu as on_device
@@ -35,8 +35,6 @@ from gpucast.quantization.quantized import source_dtype
 #: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
 _MOST_GROUPS = 1024
 _LAYOUTS = ("linear", "128x4", "mn_major")
-#: The lengths of the blocks of a group's rows. The rows of a cast are whole multiples of the shortest.
-_BLOCKS = (16, 32, 64, 128)
 
 
 class Grouped(NamedTuple):
@@ -111,7 +109,7 @@ def _quantize_grouped(
 ) -> Grouped:
     caller = "quantize_grouped"
     asked, format = format, recipes.find(format, caller)
-    if not isinstance(format.block, tuple) or format.block[-1] not in _BLOCKS or math.prod(format.block[:-1]) != 1:
+    if not isinstance(format.block, tuple) or format.block[-1] not in LENGTHS or math.prod(format.block[:-1]) != 1:
         raise ValueError(f"{caller}: {format} has no blocks of 16, 32, 64 or 128 elements of a row")
     more = format.steps is not None and format.steps.code_needs_amax
     if format.zero_points or format.rule == "4over6" or more:
@@ -139,7 +137,8 @@ def _cast_grouped(x: Any, offsets: Any, to: Any, scale: Any, pad: Any, out: Grou
     dst = dtype(to, caller=f"{caller}: to=")
     if not dst.is_float:
         raise TypeError(f"{caller}: to={dst.name} is no floating type")
-    call = _Call(caller, x, offsets, _BLOCKS[0], scale, pad)
+    # The rows of a cast are whole multiples of the shortest block.
+    call = _Call(caller, x, offsets, LENGTHS[0], scale, pad)
     return call.run(out, dst, None, fused_rule(call.src, dst, Options(caller=caller), scaled=True), None, "linear")
 
 

@@ -26,8 +26,6 @@ from gpucast.quantization.gpu.source import VECTOR, WARP, QuantizeArguments, Qua
 from gpucast.quantization.gpu.tiles import ResultSpec
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
-#: The threads that look for the largest magnitude.
-_THREADS = 1 << 17
 
 
 def transform(
@@ -146,7 +144,7 @@ class _Side:
 
     def _find_transformed(self, how: Hadamard, result: Any, workspace: Workspace) -> None:
         runs, inner = self.x.size // how.length, math.prod(self.x.shape[self.axis + 1 :])
-        threads = min(-(-max(runs, 1) // WARP) * WARP, _THREADS)
+        threads = min(-(-max(runs, 1) // WARP) * WARP, quantize_on_gpu.BUSY_THREADS)
         stats = workspace.array("transformed top", (threads // WARP * stats_bytes(_FLOAT),), _BYTE)
         strided = inner != 1 or memory.address(self.x) % VECTOR != 0
         arguments = UnitArguments(stats=memory.address(stats), units=runs, inner=inner, transform=how)

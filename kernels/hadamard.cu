@@ -357,7 +357,7 @@ GPUCAST_INLINE void quantize_unit_tiles(const u8* src, const UnitArguments& give
 
 }  // namespace gpucast
 
-// Macros, because the name of a kernel is that of its work; gpucast/quantization/gpu/unit_source.py writes the rest.
+// Macros, because a kernel's name is that of its work; gpucast/quantization/gpu/hadamard_source.py writes the rest.
 #define GPUCAST_UNITS(NAME, THREADS, ...)                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n,                                   \

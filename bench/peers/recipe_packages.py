@@ -25,6 +25,7 @@ import ml_dtypes
 import numpy as np
 
 from bench.peers.recipe_models import Array, Found
+from bench.revision import ROOT
 
 Reference = Callable[[Array], Found]
 
@@ -76,17 +77,6 @@ def _torchao() -> Iterator[tuple[str, Reference]]:
     from torchao.float8 import float8_utils
     from torchao.float8.config import ScalingGranularity
     from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
-    from torchao.prototype.mx_formats import mx_tensor, nvfp4_tensor
-    from torchao.quantization import quant_primitives as primitives
-
-    def mx(x: Array, kind: Any, mode: str) -> Found:
-        mode = mx_tensor.ScaleCalculationMode[mode.upper()]
-        scale, data = mx_tensor.to_mx(_tensor(x), kind, 32, mode)
-        return _array(data) if kind is torch.float8_e4m3fn else _halves(data), _array(scale), 1
-
-    def float8(x: Array, block: list[int]) -> Found:
-        scale = primitives._choose_scale_float8(_tensor(x), block)
-        return _array(primitives._quantize_affine_float8(_tensor(x), scale)), _array(scale), 1
 
     def training(x: Array, granularity: Any, axis: int | None) -> Found:
         kind = torch.float8_e4m3fn
@@ -94,85 +84,44 @@ def _torchao() -> Iterator[tuple[str, Reference]]:
         found = hp_tensor_and_scale_to_float8(_tensor(x), scale, kind)
         return _array(found._data), _array(1.0 / found._scale), 1
 
-    def nvfp4(x: Array, two_levels: bool) -> Found:
-        given = _tensor(x)
-        g = nvfp4_tensor.per_tensor_amax_to_scale(given.abs().max()) if two_levels else None
-        scale, data = nvfp4_tensor.nvfp4_quantize(given, per_tensor_scale=g)
-        return _halves(data), _array(scale), 1 if g is None else g.item()
-
-    def integers(x: Array, bits: int, block: list[int]) -> Found:
-        low, high = -(1 << bits - 1), (1 << bits - 1) - 1
-        kind = primitives.MappingType.SYMMETRIC
-        scale, zero = primitives.choose_qparams_affine(_tensor(x), kind, block, torch.int8, low, high)
-        codes = primitives.quantize_affine(_tensor(x), block, scale, zero, torch.int8, low, high)
-        return codes.numpy(), _array(scale), 1
-
+    adapter = _adapter("torchao")
     # 0.18 has no reciprocal of 2^-127, and RCEIL by a logarithm in FLOAT.
-    is_newer = hasattr(mx_tensor, "_f32_to_e8m0_rceil")
-    for mode in ("floor", "even", "rceil") if is_newer else ("floor", "even"):
-        version = "" if is_newer else "-0.18"
-        yield f"torchao{version}-mxfp8-{mode}", _of(_not_half, mx, torch.float8_e4m3fn, mode)
-        yield f"torchao{version}-mxfp4-{mode}", _of(_not_half, mx, torch.float4_e2m1fn_x2, mode)
-    yield "torchao-float8-row", lambda x: float8(x, [1, x.shape[1]])
-    yield "torchao-float8-tensor", lambda x: float8(x, list(x.shape))
+    is_newer = hasattr(adapter.mx_tensor, "_f32_to_e8m0_rceil")
+    for name, reference in _references(adapter, "torchao"):
+        if "mxfp" not in name or ("0.18" in name) != is_newer:
+            yield name, reference
     yield "torchao-float8-training-row", lambda x: training(x, ScalingGranularity.AXISWISE, -1)
     yield "torchao-float8-training-tensor", lambda x: training(x, ScalingGranularity.TENSORWISE, None)
-    yield "torchao-nvfp4", _of(_not_half, nvfp4, True)
-    yield "torchao-nvfp4-one-level", _of(_not_half, nvfp4, False)
-    yield "torchao-int4-32", lambda x: integers(x, 4, [1, 32])
-    yield "torchao-int4-128", lambda x: integers(x, 4, [1, 128])
-    yield "torchao-int8-row", lambda x: integers(x, 8, [1, x.shape[1]])
-
-
-def _of(check: Callable[[Array], Array], function: Callable[..., Found], *more: Any) -> Reference:
-    return lambda x: function(check(x), *more)
-
-
-def _not_half(x: Array) -> Array:
-    """torchao's functions refuse FLOAT16, which FLOAT holds."""
-    return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
 def _compressed_tensors() -> Iterator[tuple[str, Reference]]:
-    import torch
-    from compressed_tensors.quantization import QuantizationArgs
-    from compressed_tensors.quantization.lifecycle.forward import quantize
-    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
+    adapter = _adapter("compressed_tensors")
+    yield from _references(adapter, "compressed-tensors")
+    squares = "compressed-tensors-fp8-128x128"
+    yield squares, lambda x: adapter.quantize_tensor(_tensor(x), squares)
 
-    def found(x: Array, **options: Any) -> Found:
-        args, given = QuantizationArgs(**options), _tensor(x)
-        if args.strategy == "tensor":
-            groups = given.reshape(1, -1)
-        elif args.strategy == "block":
-            groups = given.unflatten(0, (-1, 128)).unflatten(-1, (-1, 128)).transpose(1, 2).flatten(2)
-        else:
-            groups = given.unflatten(-1, (-1, args.group_size or x.shape[1]))
-        low, high = groups.amin(-1), groups.amax(-1)
-        one = generate_gparam(low.min(), high.max()) if args.strategy == "tensor_group" else None
-        scale, zero = calculate_qparams(low, high, args, global_scale=one)
-        codes = quantize(given, scale, zero, args, global_scale=one)
-        if options.get("scale_dtype") is torch.uint8:
-            # As it is stored: the exponents of powers of two.
-            scale = torch.exp2(torch.floor(torch.log2(scale.float())))
-        return _array(codes), _array(scale), 1 if one is None else (1 / one).item()
 
-    mx = {"type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8}
-    rows: dict[str, dict[str, Any]] = {
-        "fp8": {"num_bits": 8, "type": "float", "strategy": "tensor"},
-        "fp8-row": {"num_bits": 8, "type": "float", "strategy": "channel"},
-        "fp8-128x128": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]},
-        "mxfp4": {"num_bits": 4} | mx,
-        "mxfp8": {"num_bits": 8} | mx,
-        "nvfp4": {
-            "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
-            "scale_dtype": torch.float8_e4m3fn,
-        },
-        "int4-128": {"num_bits": 4, "strategy": "group", "group_size": 128},
-        "int4-32": {"num_bits": 4, "strategy": "group", "group_size": 32},
-        "int8-row": {"num_bits": 8, "strategy": "channel"},
-    }  # fmt: skip
-    for name, options in rows.items():
-        yield f"compressed-tensors-{name}", lambda x, options=options: found(x, **options)  # type: ignore[misc]
+#: Recipes that the conformance suite knows by the names of formats with the same bits.
+_FORMATS = {
+    "torchao-mxfp8-floor": "mxfp8e4m3",
+    "torchao-mxfp8-even": "mxfp8e4m3_even",
+    "torchao-mxfp4-floor": "mxfp4",
+    "torchao-mxfp4-even": "mxfp4_even",
+    "compressed-tensors-mxfp4": "mxfp4_even",
+}
+
+
+def _adapter(name: str) -> Any:
+    """The module with which the conformance suite runs a library. Loaded as a file: its folder is not on the path."""
+    return _module(ROOT / f"tests/conformance/cast_conformance/adapters/{name}.py", f"adapter_{name}")
+
+
+def _references(adapter: Any, library: str) -> Iterator[tuple[str, Reference]]:
+    """What an adapter quantizes by a library's recipes."""
+    for recipe in (*adapter.BLOCKS, *_FORMATS):
+        if recipe.startswith(library):
+            name = _FORMATS.get(recipe, recipe)
+            yield recipe, lambda x, name=name: adapter.quantize_tensor(_tensor(x), name)  # type: ignore[misc]
 
 
 # ---- files of checkouts ----
@@ -228,6 +177,11 @@ def _tilekernels(folder: Path) -> Iterator[tuple[str, Reference]]:
 
     yield "tilekernels", found((1, 128))
     yield "tilekernels-128x128", found((128, 128))
+
+
+def _not_half(x: Array) -> Array:
+    """The reference refuses FLOAT16, which FLOAT holds."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x
 
 
 def _transformer_engine(folder: Path) -> Iterator[tuple[str, Reference]]:

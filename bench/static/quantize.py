@@ -14,9 +14,9 @@ from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS, find
 from gpucast.core.rule import CastRule
+from gpucast.quantization.gpu.hadamard_source import UnitSpec
 from gpucast.quantization.gpu.source import WARP, Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import Run, TileSpec
-from gpucast.quantization.gpu.unit_source import UnitSpec
 
 #: Formats by the kernel that is checked: the single pass over rows, the first and the last pass over other blocks,
 #: dequantizing.

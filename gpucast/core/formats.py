@@ -258,7 +258,7 @@ class Parts:
     global_scale: Any = None
 
 
-#: The lengths of a Hadamard transform that have kernels and loops.
+#: The lengths of blocks of a row that have kernels of their own, and of a Hadamard transform.
 LENGTHS = (16, 32, 64, 128)
 
 

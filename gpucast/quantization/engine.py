@@ -14,8 +14,8 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Hadamard, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import resolve
-from gpucast.host import cast_on_host
-from gpucast.quantization import gpu, hadamard_on_host, quantize_on_host
+from gpucast.host import cast_on_host, hadamard_on_host
+from gpucast.quantization import gpu, quantize_on_host
 
 _FLOAT = dtype("FLOAT")
 
@@ -40,7 +40,7 @@ def quantize(
         wanted = [gpu.tiles.ResultSpec(*one) for one in result_specs]
         if any(hadamards) or format.rule == "4over6":
             hows = hadamards or [None] * len(wanted)
-            return gpu.units.quantize(
+            return gpu.hadamard_on_gpu.quantize(
                 x, format, wanted, hows, random=random, targets=targets, workspace=workspace, amax=amax
             )
         return gpu.quantize_on_gpu.quantize(
@@ -105,7 +105,7 @@ def transform(
 ) -> Any:
     """The transformed numbers, each rounded once to FLOAT and once to `to`; written to `out`, if there is one."""
     if device_index(x) is not None:
-        return gpu.units.transform(x, hadamard, axis, to, inverse=inverse, out=out, workspace=workspace)
+        return gpu.hadamard_on_gpu.transform(x, hadamard, axis, to, inverse=inverse, out=out, workspace=workspace)
     made = hadamard_on_host.transform(x, hadamard, axis=axis, inverse=inverse)
     result = made
     if to is not _FLOAT:

@@ -25,18 +25,16 @@ from gpucast.casting.fused_options import fused_rule, resolve_scale
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format
+from gpucast.core.formats import LENGTHS, Format
 from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices, streams
 from gpucast.quantization import gpu as on_device
-from gpucast.quantization import quantize_on_host, recipes, swizzle
+from gpucast.quantization import grouped_on_host, recipes, swizzle
 from gpucast.quantization.quantized import source_dtype
 
 #: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
 _MOST_GROUPS = 1024
 _LAYOUTS = ("linear", "128x4", "mn_major")
-#: The lengths of the blocks of a group's rows. The rows of a cast are whole multiples of the shortest.
-_BLOCKS = (16, 32, 64, 128)
 
 
 class Grouped(NamedTuple):
@@ -111,7 +109,7 @@ def _quantize_grouped(
 ) -> Grouped:
     caller = "quantize_grouped"
     asked, format = format, recipes.find(format, caller)
-    if not isinstance(format.block, tuple) or format.block[-1] not in _BLOCKS or math.prod(format.block[:-1]) != 1:
+    if not isinstance(format.block, tuple) or format.block[-1] not in LENGTHS or math.prod(format.block[:-1]) != 1:
         raise ValueError(f"{caller}: {format} has no blocks of 16, 32, 64 or 128 elements of a row")
     more = format.steps is not None and format.steps.code_needs_amax
     if format.zero_points or format.rule == "4over6" or more:
@@ -139,7 +137,8 @@ def _cast_grouped(x: Any, offsets: Any, to: Any, scale: Any, pad: Any, out: Grou
     dst = dtype(to, caller=f"{caller}: to=")
     if not dst.is_float:
         raise TypeError(f"{caller}: to={dst.name} is no floating type")
-    call = _Call(caller, x, offsets, _BLOCKS[0], scale, pad)
+    # The rows of a cast are whole multiples of the shortest block.
+    call = _Call(caller, x, offsets, LENGTHS[0], scale, pad)
     return call.run(out, dst, None, fused_rule(call.src, dst, Options(caller=caller), scaled=True), None, "linear")
 
 
@@ -206,7 +205,8 @@ class _Call:
             ]
             data, of_blocks, ends, valid = parts
             if self.device is None:
-                self._on_host(data, of_blocks, ends, valid, element, format, layout)
+                result = data, of_blocks, ends, valid
+                grouped_on_host.fill(result, self.x, self.offsets, element, format, self.scale, self.pad, layout)
             else:
                 self._on_device(data, of_blocks, ends, valid, rule, format, layout)
             if out is not None:
@@ -245,36 +245,3 @@ class _Call:
             _LAYOUTS.index(layout),
         )  # fmt: skip
         kernels.run(kernels.GroupedSpec(rule, format), x, data, arguments, self.device)
-
-    def _on_host(
-        self, data: Any, scales: Any, ends: Any, valid: Any, element: DType, format: Format | None, layout: str
-    ) -> None:
-        codes = np.zeros((self.result_rows, self.columns), element.numpy)
-        linear = None
-        if format is not None:
-            linear = np.zeros((self.result_rows, self.columns // format.block[-1]), format.scale.numpy)
-        begin = to = count = 0
-        for i, end in enumerate(self.offsets.tolist()):
-            if not begin <= end <= self.rows:
-                break
-            rows = self.x[begin:end]
-            scale = self.scale if isinstance(self.scale, float) else self.scale[i % self.scale.size]
-            if format is None:
-                codes[to : to + len(rows)] = _unpacked(cast(rows, element, scale=np.asarray(scale, np.float32)))
-            elif rows.size:
-                found = quantize_on_host.quantize(rows, format, scale=scale if format.global_scale else None)
-                codes[to : to + len(rows)] = found.data
-                linear[to : to + len(rows)] = found.scales  # type: ignore[index]
-            to += -(-len(rows) // self.pad) * self.pad
-            ends[i], begin, count = to, end, i + 1
-        ends[count:], valid[...] = to, count
-        if isinstance(data, PackedArray):
-            data.data[...] = PackedArray.pack(codes).data
-        else:
-            data[...] = codes
-        if linear is not None:
-            scales[...] = linear if layout == "linear" else swizzle.swizzle(linear, layout=layout)  # type: ignore[arg-type]
-
-
-def _unpacked(y: Any) -> Any:
-    return y.get() if isinstance(y, PackedArray) else y

@@ -12,17 +12,17 @@ from gpucast.codegen.cast_kernel import KernelSource, Shape
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format
+from gpucast.core.formats import LENGTHS, Format
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
 from gpucast.mixed.gpu.norm_kernels import FinishSpec, NormSpec
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.gpu.hadamard_source import UnitSpec
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
-from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, QuantizeSpec, finishing
+from gpucast.quantization.gpu.source import WARP, QuantizeSpec, finishing
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
-from gpucast.quantization.gpu.unit_source import UnitSpec
 
 _FLOAT = dtype("FLOAT")
 #: The types of a loss scale, of its state and of a step's flag, which are copied to and on devices.
@@ -52,7 +52,7 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
     """
     rule, stochastic = CastRule(src, format.element), rounding == STOCHASTIC
     blocks = BlockGrid.of(format, _MATRIX, 1)
-    in_rows = blocks.splits_outer and blocks.lengths[1] == 1 and blocks.lengths[2] in ROW_BLOCKS
+    in_rows = blocks.splits_outer and blocks.lengths[1] == 1 and blocks.lengths[2] in LENGTHS
     if format.rule == "4over6":
         yield UnitSpec(rule, "units", 0, format, stochastic)
         for plain in (False, True):

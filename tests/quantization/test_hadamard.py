@@ -17,8 +17,8 @@ from gpucast.core.formats import LENGTHS, Format, Hadamard, find
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.quantization import quantize
+from gpucast.quantization.gpu.hadamard_source import UnitSpec
 from gpucast.quantization.gpu.source import QuantizeSpec
-from gpucast.quantization.gpu.unit_source import UnitSpec
 from gpucast.reference import exact_hadamard, exact_quantize
 from gpucast.reference.exact_cast import random_words
 from host_driver import HostDriver, elements, installed, upload

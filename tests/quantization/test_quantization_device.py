@@ -15,11 +15,11 @@ import host_driver
 from gpucast import PackedArray
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import SOURCES, Format, Parts
+from gpucast.core.formats import LENGTHS, SOURCES, Format, Parts
 from gpucast.core.rule import CastRule
 from gpucast.parity import host_build
 from gpucast.quantization import Quantized, quantize, swizzle
-from gpucast.quantization.gpu.source import ROW_BLOCKS, WARP, Kind, QuantizeSpec
+from gpucast.quantization.gpu.source import WARP, Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.reference import exact_quantize
 from host_driver import DEVICES, HostDriver, device_array, download, elements, installed, on_gpu, upload
@@ -49,7 +49,7 @@ def kernels(format: Format, source: str, *, random: bool = False) -> Iterator[Ke
         for lanes in (1, WARP) if kind == "extremes" else (1,):
             elements = kind == "elements"
             yield QuantizeSpec(rule, format, kind, random and elements, lanes, single=single and elements).source()
-    if block in ROW_BLOCKS:
+    if block in LENGTHS:
         yield QuantizeSpec(rule, format, "rows", random, block=block).source()
         for run in ("along", "down"):
             yield TileSpec(rule, format, block, run, stochastic=random).source()
@@ -64,7 +64,7 @@ def kernels(format: Format, source: str, *, random: bool = False) -> Iterator[Ke
         yield QuantizeSpec(rule, format, "global").source()
     back = CastRule(format.element, dtype(source))
     yield QuantizeSpec(back, format, "back", single=single).source()
-    if block in ROW_BLOCKS:
+    if block in LENGTHS:
         yield QuantizeSpec(back, format, "back", block=block).source()
 
 

@@ -12,11 +12,11 @@ from test_quantization_device import compare, kinds
 
 from gpucast.codegen.cast_kernel import SHAPES, KernelSource, kernel_source
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import SOURCES
+from gpucast.core.formats import LENGTHS, SOURCES
 from gpucast.core.rule import CastRule, resolve
 from gpucast.quantization import Format, quantize
 from gpucast.quantization.gpu.source import Kind, QuantizeSpec
-from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileSpec
+from gpucast.quantization.gpu.tile_source import Run, TileSpec
 from gpucast.reference import exact_quantize
 from host_driver import HostDriver, installed, upload
 from quantization_cases import ALL, LENGTH, matrix
@@ -67,7 +67,7 @@ def tiles(
     rule: CastRule, format: Format, way: tuple[int, bool | str], *, stochastic: bool = False, given: bool = False
 ) -> KernelSource:
     same_run, swapped = WAYS[way]
-    block = format.block[-1] if isinstance(format.block, tuple) else BLOCKS[-1]
+    block = format.block[-1] if isinstance(format.block, tuple) else LENGTHS[-1]
     whole: Run | None = "everywhere" if format.block == "tensor" else "square" if format.min_ndim == 2 else None
     if whole is not None:
         same_run, swapped = (run if run == "nothing" else whole for run in (same_run, swapped))

@@ -9,8 +9,8 @@ from gpucast.core import packages
 
 if TYPE_CHECKING:
     from gpucast.quantization.gpu import grouped_on_gpu as grouped_on_gpu
+    from gpucast.quantization.gpu import hadamard_on_gpu as hadamard_on_gpu
     from gpucast.quantization.gpu import quantize_on_gpu as quantize_on_gpu
     from gpucast.quantization.gpu import tiles as tiles
-    from gpucast.quantization.gpu import units as units
 else:
-    __getattr__ = packages.submodules(__name__, "grouped_on_gpu", "quantize_on_gpu", "tiles", "units")
+    __getattr__ = packages.submodules(__name__, "grouped_on_gpu", "hadamard_on_gpu", "quantize_on_gpu", "tiles")

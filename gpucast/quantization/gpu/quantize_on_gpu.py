@@ -16,7 +16,7 @@ from typing import Any
 
 from gpucast.arrays.packed import device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import FORMATS, Format, Parts, ScaleOrder
+from gpucast.core.formats import FORMATS, LENGTHS, Format, Parts, ScaleOrder
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.core.steps import Steps
@@ -25,7 +25,6 @@ from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import (
-    ROW_BLOCKS,
     VECTOR,
     WARP,
     Kind,
@@ -39,7 +38,7 @@ from gpucast.quantization.gpu.tiles import ResultSpec, plan
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 #: The number of threads that keeps a device busy, and the elements that make a thread worth starting.
-_THREADS, _ELEMENTS = 1 << 17, 16
+BUSY_THREADS, _ELEMENTS = 1 << 17, 16
 #: The alignment in bytes that kernels of the kind "rows" need for their vector loads.
 _ALIGNMENT = 16
 #: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
@@ -76,12 +75,7 @@ def quantize(
     assert device is not None
     workspace = workspace or Workspace("quantize")
     with driver.driver().on(device):
-        if targets is None:
-            workspace.check_capture()
-        if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
-            x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
-        x = memory.dense(x, workspace, "x")
-        wanted = list(targets or [new_parts(x.shape, format, one) for one in result_specs])
+        x, result_specs, wanted = prepare(x, format, result_specs, targets, workspace)
         if format.global_scale:
             given = result_specs[0].scale
             if given is None:
@@ -111,7 +105,22 @@ def quantize(
         return results
 
 
-def new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec) -> Parts:
+def prepare(
+    x: Any, format: Format, result_specs: Sequence[ResultSpec], targets: Sequence[Parts] | None, workspace: Workspace
+) -> tuple[Any, Sequence[ResultSpec], list[Parts]]:
+    """An array in C order with the elements of x, or of its transpose; the results in terms of it; the parts to fill.
+
+    RuntimeError in the capture of a CUDA graph if memory is neither given nor in the workspace.
+    """
+    if targets is None:
+        workspace.check_capture()
+    if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
+        x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
+    x = memory.dense(x, workspace, "x")
+    return x, result_specs, list(targets or [_new_parts(x.shape, format, one) for one in result_specs])
+
+
+def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec) -> Parts:
     """Newly allocated parts of a result."""
     shape = _swap(shape) if spec.swapped else shape
     scales_shape = format.scales_shape(shape, spec.axis)
@@ -299,7 +308,7 @@ class _ArrayQuantizer:
         in_vectors = blocks.counts[2] == blocks.shape[2] and blocks.shape[2] % side_by_side == 0
         if lanes == 1 and blocks.splits_outer and in_vectors and memory.address(self.x) % VECTOR == 0:
             kind, teams = "columns", teams // side_by_side
-        parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-_THREADS // teams)))
+        parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-BUSY_THREADS // teams)))
         # A multiple of the elements that the lanes read together.
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
@@ -320,11 +329,11 @@ class _ArrayQuantizer:
 
 
 def _in_rows(blocks: BlockGrid, x: Any) -> bool:
-    """Whether rows consist of whole blocks of a length in ROW_BLOCKS, and x is aligned for vector loads."""
+    """Whether rows consist of whole blocks of a length in LENGTHS, and x is aligned for vector loads."""
     return (
         blocks.splits_outer
         and blocks.lengths[1] == 1
-        and blocks.lengths[2] in ROW_BLOCKS
+        and blocks.lengths[2] in LENGTHS
         and blocks.shape[2] % blocks.lengths[2] == 0
         and memory.address(x) % _ALIGNMENT == 0
     )

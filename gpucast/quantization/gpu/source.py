@@ -49,8 +49,6 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 WARP = 32
 #: The bytes that a thread of the kind "columns" loads at a time.
 VECTOR = 16
-#: The block lengths of the kind "rows".
-ROW_BLOCKS = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,11 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         elements = self._elements(other)
         value = f"Value<{other.name}, FLOAT, DOUBLE>"
         own, index = f"{name}_format", "u64" if self.large else "u32"
-        two_sided, finite = (_bool(flag) for flag in (format.two_sided, not format.nan_in_scale))
+        two_sided, finite = (boolean(flag) for flag in (format.two_sided, not format.nan_in_scale))
         arrays, both = "(src, dst, n, given)", "FLOAT, DOUBLE"
         by_column = f"{index}, {two_sided}, {finite}"
         extremes = f"{by_column}, {self.lanes}"
-        place, of_blocks = f"{index}, {_bool(self.single)}, {elements}", f"{elements}, {self.block}"
+        place, of_blocks = f"{index}, {boolean(self.single)}, {elements}", f"{elements}, {self.block}"
         back_by = f"elements<{own}, {other.name}, {both}, {place}"
         if self.block:
             back_by = f"rows<{own}, {other.name}, {both}, {of_blocks}"
@@ -220,7 +218,8 @@ def _carry(format: Format) -> int:
     return -mantissa & 0x7FFFFF if format.rounds_down else 0x7FFFFF - mantissa
 
 
-def _bool(flag: bool) -> str:
+def boolean(flag: bool) -> str:
+    """A truth value in CUDA."""
     return "true" if flag else "false"
 
 

@@ -22,8 +22,6 @@ from gpucast.quantization.gpu.source import FILES, columns_of, format_struct
 #: "nothing": this result is not requested.
 Run = Literal["nothing", "along", "down", "square", "everywhere"]
 
-#: The block lengths for which there are kernels.
-BLOCKS = (16, 32, 64, 128)
 _TILE_COLUMNS = 128
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucast.core.dtypes import DType
-from gpucast.core.formats import Format
+from gpucast.core.formats import LENGTHS, Format
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import driver
 from gpucast.quantization.block_grid import BlockGrid
-from gpucast.quantization.gpu.tile_source import BLOCKS, Run, TileArguments, TileResult, TileSpec
+from gpucast.quantization.gpu.tile_source import Run, TileArguments, TileResult, TileSpec
 
 #: The number of tiles that may be mostly empty; of more tiles, at least one part in 16 must be elements.
 _FEW, _WASTE = 256, 16
@@ -83,8 +83,8 @@ def plan(
     else:
         matrices, rows, columns = math.prod(shape[:-2]), *shape[-2:]
         runs = [_run(one, len(shape), format) for one in result_specs]
-    block = format.block[-1] if isinstance(format.block, tuple) else BLOCKS[2] if whole_columns else BLOCKS[-1]
-    if "nothing" in runs or block not in BLOCKS or (runs[0] == "square" and given and len(result_specs) == 2):
+    block = format.block[-1] if isinstance(format.block, tuple) else LENGTHS[2] if whole_columns else LENGTHS[-1]
+    if "nothing" in runs or block not in LENGTHS or (runs[0] == "square" and given and len(result_specs) == 2):
         return None
     # Every row of a result has to begin at a byte.
     if any((rows if one.swapped else columns) * format.element.bits % 8 for one in result_specs):

@@ -13,16 +13,20 @@ from compressed_tensors.quantization.utils import calculate_qparams, generate_gp
 
 _MX: dict[str, Any] = {"type": "float", "strategy": "group", "group_size": 32, "scale_dtype": torch.uint8}
 _NV: dict[str, Any] = {"strategy": "tensor_group", "group_size": 16, "scale_dtype": torch.float8_e4m3fn}
-BLOCKS: dict[str, dict[str, Any]] = {
+_FP8: dict[str, Any] = {"num_bits": 8, "type": "float"}
+_OPTIONS: dict[str, dict[str, Any]] = {
     "mxfp4_even": {"num_bits": 4} | _MX,
     "compressed-tensors-mxfp8": {"num_bits": 8} | _MX,
     "compressed-tensors-nvfp4": {"num_bits": 4, "type": "float"} | _NV,
-    "compressed-tensors-fp8": {"num_bits": 8, "type": "float", "strategy": "tensor"},
-    "compressed-tensors-fp8-row": {"num_bits": 8, "type": "float", "strategy": "channel"},
+    "compressed-tensors-fp8": {"strategy": "tensor"} | _FP8,
+    "compressed-tensors-fp8-row": {"strategy": "channel"} | _FP8,
+    "compressed-tensors-fp8-128x128": {"strategy": "block", "block_structure": [128, 128]} | _FP8,
     "compressed-tensors-int4-32": {"num_bits": 4, "strategy": "group", "group_size": 32},
     "compressed-tensors-int4-128": {"num_bits": 4, "strategy": "group", "group_size": 128},
     "compressed-tensors-int8-row": {"num_bits": 8, "strategy": "channel"},
 }
+#: The suite has no table of squares of 128.
+BLOCKS = tuple(name for name in _OPTIONS if not name.endswith("128x128"))
 
 
 def version() -> str:
@@ -30,9 +34,18 @@ def version() -> str:
 
 
 def quantize(x: Any, name: str) -> Any:
-    args, given = QuantizationArgs(**BLOCKS[name]), torch.from_numpy(x)
-    length = x.size if args.strategy == "tensor" else args.group_size or x.shape[1]
-    groups = given.reshape(-1, length) if args.strategy == "tensor" else given.unflatten(-1, (-1, length))
+    return quantize_tensor(torch.from_numpy(x), name)
+
+
+def quantize_tensor(given: torch.Tensor, name: str) -> Any:
+    """What `quantize` gives, for a matrix of FLOAT, BFLOAT16 or FLOAT16. bench/peers runs it on more matrices."""
+    args = QuantizationArgs(**_OPTIONS[name])
+    if args.strategy == "tensor":
+        groups = given.reshape(1, -1)
+    elif args.strategy == "block":
+        groups = given.unflatten(0, (-1, 128)).unflatten(-1, (-1, 128)).transpose(1, 2).flatten(2)
+    else:
+        groups = given.unflatten(-1, (-1, args.group_size or given.shape[1]))
     low, high = groups.amin(-1), groups.amax(-1)
     one = generate_gparam(low.min(), high.max()) if args.strategy == "tensor_group" else None
     scale, zero = calculate_qparams(low, high, args, global_scale=one)

@@ -14,7 +14,6 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Hadamard
 from gpucast.host import block_loops
 from gpucast.host.extension import MODULE, say_slow
-from gpucast.quantization.block_grid import BlockGrid
 from gpucast.reference import exact_hadamard
 
 Array = npt.NDArray[Any]
@@ -29,10 +28,7 @@ def transform(x: Array, hadamard: Hadamard, *, axis: int = -1, inverse: bool = F
     runs = np.require(np.moveaxis(x, axis, -1), x.dtype.newbyteorder("="), ["C", "A"])
     made = np.empty(runs.shape, np.float32)
     n = hadamard.length
-    grid = BlockGrid((1, 1, x.size), (1, 1, n), (1, 1, x.size // n))
+    grid = block_loops.Grid((1, 1, x.size), (1, 1, n), (1, 1, x.size // n))
     how = block_loops.Transform((ctypes.c_uint32 * 4)(*hadamard.words), hadamard.factor, inverse)
-    block_loops.each_run(
-        block_loops.find(f"hadamard_{dtype(x.dtype).name}"), runs, made,
-        block_loops.Grid(grid.shape, grid.lengths, grid.counts), made, how,
-    )  # fmt: skip
+    block_loops.each_run(block_loops.find(f"hadamard_{dtype(x.dtype).name}"), runs, made, grid, made, how)
     return np.ascontiguousarray(np.moveaxis(made, -1, axis))

@@ -21,13 +21,11 @@ from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.gpu import memory, quantize_on_gpu
+from gpucast.quantization.gpu.hadamard_source import UnitArguments, UnitResult, UnitSpec, takes
 from gpucast.quantization.gpu.source import VECTOR, WARP, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tiles import ResultSpec
-from gpucast.quantization.gpu.unit_source import UnitArguments, UnitResult, UnitSpec, takes
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
-#: The threads that look for the largest magnitude.
-_THREADS = 1 << 17
 
 
 def transform(
@@ -75,12 +73,7 @@ def quantize(
     assert device is not None
     workspace = workspace or Workspace("quantize")
     with driver.driver().on(device):
-        if targets is None:
-            workspace.check_capture()
-        if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
-            x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
-        x = memory.dense(x, workspace, "x")
-        wanted = list(targets or [quantize_on_gpu.new_parts(x.shape, format, one) for one in result_specs])
+        x, result_specs, wanted = quantize_on_gpu.prepare(x, format, result_specs, targets, workspace)
         sides = [
             _Side(x, src, format, spec, how, parts, device)
             for spec, how, parts in zip(result_specs, hadamards, wanted, strict=True)
@@ -151,7 +144,7 @@ class _Side:
 
     def _find_transformed(self, how: Hadamard, result: Any, workspace: Workspace) -> None:
         runs, inner = self.x.size // how.length, math.prod(self.x.shape[self.axis + 1 :])
-        threads = min(-(-max(runs, 1) // WARP) * WARP, _THREADS)
+        threads = min(-(-max(runs, 1) // WARP) * WARP, quantize_on_gpu.BUSY_THREADS)
         stats = workspace.array("transformed top", (threads // WARP * stats_bytes(_FLOAT),), _BYTE)
         strided = inner != 1 or memory.address(self.x) % VECTOR != 0
         arguments = UnitArguments(stats=memory.address(stats), units=runs, inner=inner, transform=how)

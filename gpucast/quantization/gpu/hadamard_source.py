@@ -16,7 +16,7 @@ from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import LENGTHS, Format, Hadamard
 from gpucast.core.rule import CastRule, resolve
-from gpucast.quantization.gpu.source import FILES, ROW_BLOCKS, columns_of, format_struct
+from gpucast.quantization.gpu.source import FILES, boolean, columns_of, format_struct
 
 #: "units" quantizes along rows, "tiles" along rows, down columns to the transposed result, or both in one read. "top"
 #: finds the largest magnitude of the transformed numbers, "transform" writes them.
@@ -100,13 +100,13 @@ class UnitSpec(KernelSpec[KernelSource]):
             kernel = f"GPUCAST_UNITS({name}, {THREADS}, quantize_units<{of_format}, {sizes}>(src, n, given))\n"
             elements = self.size
         elif self.kind == "top":
-            sizes = f"{src.name}, {both}, {self.length}, {_bool(self.strided)}, {THREADS}"
+            sizes = f"{src.name}, {both}, {self.length}, {boolean(self.strided)}, {THREADS}"
             kernel = f"GPUCAST_UNITS({name}, {THREADS}, find_transformed<{sizes}>(src, n, given))\n"
             elements = 1
         else:
             types.append(self.rule.dst)
             rule = f"CastRule<{options(resolve(_FLOAT, self.rule.dst))}>"
-            flags = f"{self.length}, {_bool(self.inverse)}, {_bool(self.strided)}, {THREADS}"
+            flags = f"{self.length}, {boolean(self.inverse)}, {boolean(self.strided)}, {THREADS}"
             call = f"transform_array<{src.name}, {self.rule.dst.name}, {rule}, {both}, {flags}>(src, dst, n, given)"
             kernel = f"GPUCAST_UNITS({name}, {THREADS}, {call})\n"
             elements = self.length
@@ -148,11 +148,7 @@ class UnitSpec(KernelSpec[KernelSource]):
 
 def takes(format: Format) -> bool:
     """Whether a thread can hold whole blocks of a format."""
-    return format.min_ndim == 1 and isinstance(format.block, tuple) and format.block[-1] in ROW_BLOCKS
-
-
-def _bool(flag: bool) -> str:
-    return "true" if flag else "false"
+    return format.min_ndim == 1 and isinstance(format.block, tuple) and format.block[-1] in LENGTHS
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of rows of NumPy arrays, quantized or cast one group after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting.cast import cast
+from gpucast.core.dtypes import DType
+from gpucast.core.formats import Format
+from gpucast.quantization import quantize_on_host, swizzle
+
+
+def fill(
+    result: tuple[Any, Any, Any, Any],
+    x: Any,
+    offsets: Any,
+    element: DType,
+    format: Format | None,
+    scale: Any,
+    pad: int,
+    layout: str,
+) -> None:
+    """Fill a result: codes, scales, ends of groups, and the number of valid ones, as `Grouped` has them.
+
+    `format`: None for a cast to `element`. `scale`: a float, or an array with one for all groups or one for each.
+    """
+    data, scales, ends, valid = result
+    codes = np.zeros(data.shape, element.numpy)
+    linear = None
+    if format is not None:
+        linear = np.zeros((data.shape[0], data.shape[1] // format.block[-1]), format.scale.numpy)
+    begin = to = count = 0
+    for i, end in enumerate(offsets.tolist()):
+        if not begin <= end <= len(x):
+            break
+        rows = x[begin:end]
+        factor = scale if isinstance(scale, float) else scale[i % scale.size]
+        if format is None:
+            codes[to : to + len(rows)] = _unpacked(cast(rows, element, scale=np.asarray(factor, np.float32)))
+        elif rows.size:
+            found = quantize_on_host.quantize(rows, format, scale=factor if format.global_scale else None)
+            codes[to : to + len(rows)] = found.data
+            linear[to : to + len(rows)] = found.scales  # type: ignore[index]
+        to += -(-len(rows) // pad) * pad
+        ends[i], begin, count = to, end, i + 1
+    ends[count:], valid[...] = to, count
+    if isinstance(data, PackedArray):
+        data.data[...] = PackedArray.pack(codes).data
+    else:
+        data[...] = codes
+    if linear is not None:
+        scales[...] = linear if layout == "linear" else swizzle.swizzle(linear, layout=layout)  # type: ignore[arg-type]
+
+
+def _unpacked(y: Any) -> Any:
+    return y.get() if isinstance(y, PackedArray) else y

@@ -130,6 +130,8 @@ class LossScale:
             with streams.visit(first, norm, finite, *kinds.values()) if measures else nullcontext():
                 inverse = self._factors(first)[1]
                 if measures:
+                    paths = trees.paths(structure, indices)
+                    norms.check_devices(chosen, [f"unscale: grads{path}" for path in paths])
                     inverse = norms.factor(self, chosen, inverse, most, norm, _device_of(first), "unscale")
                 results = cast_arrays(
                     chosen,

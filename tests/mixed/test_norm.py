@@ -115,3 +115,17 @@ def test_bad_use(keywords: dict[str, Any], error: type[Exception], words: str) -
         NoOpLossScale().unscale([np.ones(3)], **keywords)
     with pytest.raises(ValueError, match="grads has no arrays"):
         NoOpLossScale().unscale([3], norm=np.zeros(1, np.float32))
+
+
+def test_arrays_on_several_devices_are_refused_by_path_before_any_kernel_runs() -> None:
+    with installed(HostDriver(2)) as driver:
+        here, there = (upload(np.ones(3, np.float32), device) for device in (0, 1))
+        host, norm = np.ones(3, np.float32), upload(np.zeros(1, np.float32))
+        for grads, words in (
+            ({"a": here, "b": host}, r"unscale: grads\['b'\] is on the host; the first array is on cuda:0"),
+            ({"a": here, "b": there}, r"unscale: grads\['b'\] is on cuda:1; the first array is on cuda:0"),
+            ({"a": host, "b": here}, r"unscale: grads\['b'\] is on cuda:0; the first array is on the host"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                StaticLossScale(4.0).unscale(grads, norm=None if grads["a"] is host else norm, clip=1.0)
+        assert driver.launched == []

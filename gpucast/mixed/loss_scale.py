@@ -24,7 +24,7 @@ from gpucast.arrays.batch_item import Names
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.arrays.tree import all_floating, floating, is_floating
 from gpucast.casting.cast import cast
-from gpucast.casting.cast_many import cast_arrays
+from gpucast.casting.cast_many import cast_arrays, check_arrays
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, count, is_real, state_with_keys
 from gpucast.core.dtypes import dtype
@@ -125,22 +125,23 @@ class LossScale:
         if indices:
             # Most trees have no other leaves.
             chosen = leaves if len(indices) == len(leaves) else [leaves[i] for i in indices]
+            names = Names("grads", lambda: trees.paths(structure, indices))
+            outs = None if targets is None else [targets[i] for i in indices]
             # One stream for the passes over arrays of all libraries.
             kinds = {type(leaf): leaf for leaf in chosen} if measures else {}
             with streams.visit(first, norm, finite, *kinds.values()) if measures else nullcontext():
                 inverse = self._factors(first)[1]
                 if measures:
-                    paths = trees.paths(structure, indices)
-                    norms.check_devices(chosen, [f"unscale: grads{path}" for path in paths])
+                    check_arrays(chosen, to, names, "unscale", scale=inverse, finite=finite, out=outs)
                     inverse = norms.factor(self, chosen, inverse, most, norm, _device_of(first), "unscale")
                 results = cast_arrays(
                     chosen,
                     to,
-                    Names("grads", lambda: trees.paths(structure, indices)),
+                    names,
                     "unscale",
                     scale=inverse,
                     finite=finite,
-                    out=None if targets is None else [targets[i] for i in indices],
+                    out=outs,
                 )
             if chosen is leaves:
                 leaves = results

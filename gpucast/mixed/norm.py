@@ -10,11 +10,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpucast import gpu
-from gpucast.arrays.packed import as_array, device_index
 from gpucast.casting.fused_options import resolve_amax
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
-from gpucast.gpu import devices
 from gpucast.mixed import gpu as on_device
 from gpucast.mixed.sum_of_squares import in_one_piece, sum_of_squares
 
@@ -37,17 +35,6 @@ def checked_clip(clip: Any, caller: str) -> float:
         if not number > 0:
             raise ValueError(f"{caller}: clip={clip!r} must be above 0, as a FLOAT")
     return number
-
-
-def check_devices(leaves: Sequence[Any], whos: Sequence[str]) -> None:
-    """ValueError for an array on another device than the first. `whos`: what errors call the arrays."""
-    places = [device_index(as_array(leaf, who)) for leaf, who in zip(leaves, whos, strict=True)]
-    for place, who in zip(places, whos, strict=True):
-        if place != places[0]:
-            raise ValueError(
-                f"{who} is on {devices.name(place)}; the first array is on {devices.name(places[0])}; expected one "
-                "device for norm= and clip="
-            )
 
 
 @exact()

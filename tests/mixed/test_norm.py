@@ -129,3 +129,30 @@ def test_arrays_on_several_devices_are_refused_by_path_before_any_kernel_runs() 
             with pytest.raises(ValueError, match=words):
                 StaticLossScale(4.0).unscale(grads, norm=None if grads["a"] is host else norm, clip=1.0)
         assert driver.launched == []
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_nothing_is_written_after_an_error(on_device: bool) -> None:
+    place = upload if on_device else np.asarray
+    scale, grads = StaticLossScale(4.0), [place(np.full(3, i, np.float32)) for i in (1, 2)]
+    norm, finite = place(np.full(1, 7, np.float32)), place(np.ones((), bool))
+    few, enough = place(np.ones(2, np.float32)), place(np.ones(3, np.float32))
+    flag = np.ones((), bool) if on_device else np.ones(2, bool)
+    bad: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"to": "float7"}, TypeError, "unscale: to="),
+        ({"to": "STRING"}, ValueError, "does not apply to text"),
+        ({"out": [enough, few]}, ValueError, r"unscale: grads\[1\]: out has shape"),
+        ({"out": [enough, enough]}, ValueError, "share memory"),
+        ({"out": [enough, grads[0]]}, ValueError, "overlaps"),
+        ({"finite": flag}, ValueError, "unscale: finite "),
+    ]
+    with installed(HostDriver(1)) as driver:
+        for _ in range(2):
+            driver.launched.clear()
+            for keywords, error, words in bad:
+                with pytest.raises(error, match=words):
+                    scale.unscale(grads, norm=norm, clip=1.0, **{"finite": finite, **keywords})
+            read = download(norm) if on_device else norm
+            assert (read.tolist(), driver.launched) == ([7], [])
+            # Devices have plans for calls like this one.
+            scale.unscale(grads, clip=1.0, finite=finite, out=[place(np.zeros(3, np.float32)) for _ in grads])

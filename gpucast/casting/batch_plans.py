@@ -134,10 +134,10 @@ def run(
 
 def fits(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any) -> bool:
     """Tell whether a call like `run` with one scale, of whatever kind, passed all checks before, and passes them now.
-    Nothing is done."""
+    Nothing is done. `options.amax`: None, or a checked array that shares no memory with another one."""
     try:
-        alike, fused = _alike(given, outs, dst, options, finite)
-        return bool(alike) and _checked(given, outs, alike[0], fused) is not None
+        alike, fused = _alike(given, outs, dst, options._replace(amax=None), finite)
+        return bool(alike) and _checked(given, outs, alike[0], fused._replace(amax=options.amax)) is not None
     except Exception:  # The checked path tells what is wrong.
         return False
 

@@ -103,15 +103,15 @@ def cast_arrays(
 
 
 def check_arrays(
-    arrays: list[Any], to: Any, names: Names, caller: str, *, scale: Any, finite: Any, out: Any = None
+    arrays: list[Any], to: Any, names: Names, caller: str, *, scale: Any, finite: Any, out: Any, norm: Any
 ) -> None:
     """Raise the errors of `cast_arrays`, and write nothing, for a caller that reads or writes arrays before it.
 
     `scale`: a number or an array like the one to come; None for any number. ValueError, too, for arrays on several
-    devices.
+    devices, and for a `norm` (None, or an array of one FLOAT) that shares memory with another array of the call.
     """
     dst = dtype(to, caller=f"{caller}: to=")
-    options = Options(scale=1.0 if scale is None else scale, caller=caller)
+    options = Options(scale=1.0 if scale is None else scale, amax=norm, caller=caller)
     untraced(_check_arrays, arrays, out, names, dst, options, finite)
 
 
@@ -129,7 +129,7 @@ def _check_arrays(
                 f"{who} is on {devices.name(place)}; the first array is on {devices.name(places[0])}; expected one "
                 "device for all"
             )
-    batch_items.checked(given, outs, names, dst, options, finite)
+    batch_items.checked(given, outs, names, dst, options, finite, name_of_amax="norm")
 
 
 def _cast_list_or_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, floating_only: bool) -> Any:

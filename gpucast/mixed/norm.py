@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpucast import gpu
-from gpucast.casting.fused_options import resolve_amax
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.mixed import gpu as on_device
@@ -44,12 +43,10 @@ def factor(
     """An array of one FLOAT on the device of the arrays `leaves`: `inverse` (None: 1), times clip / (norm + 1e-6) where
     that is below 1.
 
-    `norm`: an array of one FLOAT on that device, which takes the 2-norm of the leaves times `inverse`. `owner` keeps
-    the memory of repeated calls. Nothing waits.
+    `norm`: a NumPy or CuPy array of one FLOAT on that device, which takes the 2-norm of the leaves times `inverse`.
+    `owner` keeps the memory of repeated calls. Nothing waits.
     """
     inverse = 1.0 if inverse is None else inverse
-    if norm is not None:
-        norm = resolve_amax(norm, device, caller, name="norm")
     if device is not None:
         kept = _KEPT.get(owner)
         if kept is None:

@@ -156,3 +156,24 @@ def test_nothing_is_written_after_an_error(on_device: bool) -> None:
             assert (read.tolist(), driver.launched) == ([7], [])
             # Devices have plans for calls like this one.
             scale.unscale(grads, clip=1.0, finite=finite, out=[place(np.zeros(3, np.float32)) for _ in grads])
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_the_norm_shares_memory_with_no_other_array(on_device: bool) -> None:
+    place = upload if on_device else np.asarray
+    x, y, out, flat = (place(np.float32([3, 4, 0])) for _ in range(4))
+    scale, flag = DynamicLossScale(2.0), flat.view(np.uint8)[:1]
+    with installed(HostDriver(1)) as driver:
+        for _ in range(2):
+            # Devices have a plan after this call.
+            scale.unscale([x, y], out=[x, out], finite=place(np.ones((), bool)))
+            driver.launched.clear()
+            for norm, words in (
+                (x[1:2], r"unscale: out\[0\] and norm share memory"),
+                (y[:1], r"unscale: norm overlaps grads\[1\]"),
+                (out[2:], r"unscale: out\[1\] and norm share memory"),
+                (flat[:1], "unscale: (norm and finite|finite and norm) share memory"),
+            ):
+                with pytest.raises(ValueError, match=words):
+                    scale.unscale([x, y], out=[x, out], finite=flag, norm=norm)
+            assert driver.launched == []

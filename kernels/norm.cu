@@ -29,7 +29,8 @@ struct NormAndFactor {
         // A norm that is not finite belongs to a step that overflowed.
         const bool clips = share < 1 && norm < ptx::as_double(u64(0x7ff) << 52);
         *factor = clips ? ptx::cvt_rn_f32(ptx::mul_rn(ptx::cvt_f64(inverse), share)) : inverse;
-        if (by.norm != nullptr) *by.norm = ptx::cvt_rn_f32(norm);
+        // The conversion of a NaN would give 0x7fffffff.
+        if (by.norm != nullptr) *by.norm = norm == norm ? ptx::cvt_rn_f32(norm) : ptx::as_float(0x7fc00000u);
     }
 };
 

@@ -57,5 +57,6 @@ def factor(
         found = found * np.float64(one)
         share = np.float64(np.float32(clip)) / (found + _EPSILON)
         if norm is not None:
-            norm[...] = found.astype(np.float32)
+            # A NaN keeps neither sign nor payload, which processors would give it differently.
+            norm[...] = np.uint32(0x7FC00000).view(np.float32) if np.isnan(found) else found.astype(np.float32)
         return np.asarray(np.float32(np.float64(one) * share) if share < 1 and found < np.inf else one)

@@ -177,3 +177,14 @@ def test_the_norm_shares_memory_with_no_other_array(on_device: bool) -> None:
                 with pytest.raises(ValueError, match=words):
                     scale.unscale([x, y], out=[x, out], finite=flag, norm=norm)
             assert driver.launched == []
+
+
+@pytest.mark.parametrize("code", [0xFFC00001, 0x7FFFFFFF, 0x7F800001])
+def test_a_norm_that_is_nan_has_the_bits_of_every_other_cast(code: int) -> None:
+    x = np.array([0x3F800000, code], np.uint32).view(np.float32)
+    norm = np.zeros(1, np.float32)
+    NoOpLossScale().unscale([x], norm=norm)
+    with installed(HostDriver(1)):
+        there = upload(np.zeros(1, np.float32))
+        NoOpLossScale().unscale([upload(x)], norm=there)
+        assert norm.view(np.uint32) == download(there).view(np.uint32) == 0x7FC00000

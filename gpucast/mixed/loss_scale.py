@@ -103,7 +103,10 @@ class LossScale:
         clip
             Multiply all results by clip / (norm + 1e-6) where that is below 1, as ``torch.nn.utils.clip_grad_norm_``
             does with ``max_norm=clip``. The factor is found on the device, and rounded to FLOAT together with the
-            inverse of the scale. Where the norm is not finite nothing is clipped: `finite` is false then.
+            inverse of the scale. It comes from the norm in DOUBLE, so results are clipped, too, where `norm` is an
+            infinity because FLOAT does not hold it. Where DOUBLE does not hold the sum of the squares (of DOUBLEs from
+            about 1e154 on), and where a gradient is not finite, nothing is clipped. `finite` tells of the gradients'
+            elements alone.
 
         Returns
         -------

@@ -41,7 +41,7 @@ def factor(
     owner: Any, leaves: Sequence[Any], inverse: Any, clip: float, norm: Any, device: int | None, caller: str
 ) -> Any:
     """An array of one FLOAT on the device of the arrays `leaves`: `inverse` (None: 1), times clip / (norm + 1e-6) where
-    that is below 1.
+    that is below 1 and where the sum of squares is finite.
 
     `norm`: a NumPy or CuPy array of one FLOAT on that device, which takes the 2-norm of the leaves times `inverse`.
     `owner` keeps the memory of repeated calls. Nothing waits.

@@ -88,7 +88,7 @@ def test_norm_and_clip_are_those_of_the_model_on_both_sides(clip: float) -> None
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_a_norm_that_is_not_finite_clips_nothing(bad: float) -> None:
+def test_what_is_clipped_where_the_norm_is_not_finite(bad: float) -> None:
     grads, norm = [np.float32([3, bad]), np.float16([4])], np.zeros((), np.float32)
     results, finite = NoOpLossScale().unscale(grads, norm=norm, clip=1e-3)
     assert (bool(finite), results[1].tolist()) == (False, [4.0])
@@ -98,6 +98,13 @@ def test_a_norm_that_is_not_finite_clips_nothing(bad: float) -> None:
     assert bool(finite)
     assert math.isinf(norm)
     assert np.allclose(large[0], 1)
+    # Squares of DOUBLEs may overflow, while all elements are finite: on both sides nothing is clipped then.
+    huge = np.full(3, 1e200)
+    with installed(HostDriver(1)):
+        for given, there in ((huge, norm), (upload(huge), upload(norm))):
+            results, finite = NoOpLossScale().unscale([given], to="DOUBLE", norm=there, clip=1.0)
+            on_host = [x if isinstance(x, np.ndarray) else download(x) for x in (results[0], there, finite)]
+            assert [x.tolist() for x in on_host] == [huge.tolist(), math.inf, True]
 
 
 @pytest.mark.parametrize(

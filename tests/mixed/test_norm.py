@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gpucast
+from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.mixed import DynamicLossScale, NoOpLossScale, StaticLossScale
 from host_driver import HostDriver, download, installed, upload
 
@@ -195,3 +196,47 @@ def test_a_norm_that_is_nan_has_the_bits_of_every_other_cast(code: int) -> None:
         there = upload(np.zeros(1, np.float32))
         NoOpLossScale().unscale([upload(x)], norm=there)
         assert norm.view(np.uint32) == download(there).view(np.uint32) == 0x7FC00000
+
+
+class Spy(HostDriver):
+    """Notes where the kernel of the norm reads the sums and writes the factor."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.places: list[tuple[int, int]] = []
+
+    def load(self, source: KernelSource) -> Any:
+        run = super().load(source)
+
+        def launch(src: int, dst: int, n: int, more: Any) -> None:
+            if source.name == "gpucast_norm":
+                self.places.append((src, dst))
+            run(src, dst, n, more)
+
+        return launch
+
+
+def test_streams_share_no_memory_between_the_norm_and_the_cast() -> None:
+    with installed(Spy()) as driver:
+        scale, grads = StaticLossScale(4.0), [upload(np.ones(9000, np.float32))]
+        out, finite = [upload(np.zeros(9000, np.float32))], upload(np.ones((), bool))
+
+        def places(stream: int, capture: bool = False) -> set[int]:
+            with driver.using(stream, 0):
+                driver.capture = capture
+                scale.unscale(grads, clip=1.0, finite=finite, out=out)
+                driver.capture = False
+            return set(driver.places.pop())
+
+        first, second = places(1), places(2)
+        assert not first & second
+        assert (places(1), places(2)) == (first, second)
+        # Libraries capture on a stream of their own, where nothing may be allocated: the graph keeps the memory.
+        assert places(3, capture=True) == second
+        assert places(3, capture=True) == second
+        assert places(4, capture=True) == first
+        assert not places(2) & (first | second)
+        places(2, capture=True)
+        # Graphs have taken all of it.
+        with pytest.raises(RuntimeError, match="memory cannot be allocated"):
+            places(5, capture=True)

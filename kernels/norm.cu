@@ -26,10 +26,11 @@ struct NormAndFactor {
         const float inverse = by.inverse_at == nullptr ? by.inverse : *by.inverse_at;
         const double norm = ptx::mul_rn(ptx::sqrt_rn(sum), ptx::cvt_f64(inverse));
         const double share = ptx::div_rn(ptx::cvt_f64(by.clip), ptx::add_rn(norm, 1e-6));
-        // A norm that is not finite belongs to a step that overflowed.
+        // Not where a gradient is not finite, or the sum of squares overflowed.
         const bool clips = share < 1 && norm < ptx::as_double(u64(0x7ff) << 52);
         *factor = clips ? ptx::cvt_rn_f32(ptx::mul_rn(ptx::cvt_f64(inverse), share)) : inverse;
-        if (by.norm != nullptr) *by.norm = ptx::cvt_rn_f32(norm);
+        // The conversion of a NaN would give 0x7fffffff.
+        if (by.norm != nullptr) *by.norm = norm == norm ? ptx::cvt_rn_f32(norm) : ptx::as_float(0x7fc00000u);
     }
 };
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,9 @@ def checked(
     dst: DType,
     options: Options,
     finite: Any,
+    name_of_amax: str = "amax",
 ) -> list[BatchItem]:
-    """The items of a call after all checks."""
+    """The items of a call after all checks. `name_of_amax`: what errors call `options.amax`."""
     random = resolve_random(options.rounding, options.seed, options.offset, options.caller)
     paths = names.paths()
     items = _items(given, outs, [f"{options.caller}: {names.parameter}{path}" for path in paths])
@@ -62,7 +63,8 @@ def checked(
             item.fused = own
         item.start = start
         start += item.source.size
-    _check_disjoint(items, paths, fused, names.parameter, options.caller)
+    written = {"finite": fused.finite, name_of_amax: fused.amax}
+    _check_disjoint(items, paths, fused.scale, written, names.parameter, options.caller)
     return items
 
 
@@ -136,18 +138,19 @@ def _target(item: BatchItem) -> Operand:
 
 
 def _check_disjoint(
-    items: Sequence[BatchItem], paths: Sequence[str], fused: FusedInputs, parameter: str, caller: str
+    items: Sequence[BatchItem],
+    paths: Sequence[str],
+    scale: Any,
+    also_written: Mapping[str, Any],
+    parameter: str,
+    caller: str,
 ) -> None:
     numbered = list(enumerate(zip(items, paths, strict=True)))
     written = [Place(f"out{path}", i, item.target) for i, (item, path) in numbered if item.target is not None]
-    written += [
-        Place(name, -1, operand(array))
-        for name, array in (("finite", fused.finite), ("amax", fused.amax))
-        if array is not None
-    ]
+    written += [Place(name, -1, operand(array)) for name, array in also_written.items() if array is not None]
     if not written:
         return
     read = [Place(f"{parameter}{path}", i, item.source) for i, (item, path) in numbered]
-    if fused.scale is not None and not isinstance(fused.scale, float):
-        read.append(Place("scale", -2, operand(fused.scale)))
+    if scale is not None and not isinstance(scale, float):
+        read.append(Place("scale", -2, operand(scale)))
     check_disjoint(written, read, caller)

@@ -32,6 +32,7 @@ from gpucast.gpu import streams
 
 #: The most plans under one key; they differ in the dtypes, shapes and layouts of their arrays.
 _PLANS_OF_KEY = 8
+_NOTHING = FusedInputs()
 
 
 class CupyPlanner(BatchPlanner):
@@ -112,12 +113,10 @@ def run(
             return None
         plan, fused = found
         planner = _PLANNERS[type(given[0])]
-        src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
-        # Tensors may have no memory.
-        if not (src.all() and (to is None or to.all()) and _is_disjoint(src, to, plan, fused)):
+        ready = _checked(given, outs, plan, fused)
+        if ready is None:
             return None
-        if outs is not None:
-            _PLANNERS[type(outs[0])].written(outs)
+        src, to = ready
     except Exception:  # The checked path takes it, or tells what is wrong.
         return None
     stream = planner.stream(plan.device)
@@ -131,6 +130,29 @@ def run(
         assert to is not None
         plan.launch(src, to, fused)
     return outs
+
+
+def fits(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any) -> bool:
+    """Tell whether a call like `run` with one scale, of whatever kind, passed all checks before, and passes them now.
+    Nothing is done. `options.amax`: None, or a checked array that shares no memory with another one."""
+    try:
+        alike, fused = _alike(given, outs, dst, options._replace(amax=None), finite)
+        return bool(alike) and _checked(given, outs, alike[0], fused._replace(amax=options.amax)) is not None
+    except Exception:  # The checked path tells what is wrong.
+        return False
+
+
+def _checked(
+    given: Sequence[Any], outs: Sequence[Any] | None, plan: BatchPlan, fused: FusedInputs
+) -> tuple[Table, Table | None] | None:
+    """The addresses of arrays and outs; None where only the checked path can tell whether they may be used."""
+    src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
+    # Tensors may have no memory.
+    if not (src.all() and (to is None or to.all()) and _is_disjoint(src, to, plan, fused)):
+        return None
+    if outs is not None:
+        _PLANNERS[type(outs[0])].written(outs)
+    return src, to
 
 
 def _key(
@@ -152,13 +174,21 @@ def _size(x: Any) -> int:
 def _found(
     given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any
 ) -> tuple[BatchPlan, FusedInputs] | None:
+    alike, fused = _alike(given, outs, dst, options, finite)
+    return next(((plan, fused) for plan in alike if plan.scaling == fused.scaling), None)
+
+
+def _alike(
+    given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any
+) -> tuple[list[BatchPlan], FusedInputs]:
+    """The plans that differ from what the call needs at most in the kind of scale, and its fused inputs."""
     known = _PLANS.get(_key(given, outs, dst, options, finite))
     if known is None:
-        return None
+        return [], _NOTHING
     arrays, described = _described(given), None if outs is None else _described(outs)
     alike = [plan for plan in known if plan.arrays == arrays and plan.outs == described]
     if not alike:
-        return None
+        return [], _NOTHING
     device = alike[0].device
     fused = FusedInputs(
         scale=None if options.scale is None else resolve_scale(options.scale, device, options.caller, len(given)),
@@ -166,7 +196,7 @@ def _found(
         finite=None if finite is None else resolve_finite(finite, device, options.caller),
         random=resolve_random(options.rounding, options.seed, options.offset, options.caller),
     )
-    return next(((plan, fused) for plan in alike if plan.scaling == fused.scaling), None)
+    return alike, fused
 
 
 def describe(arrays: Sequence[Any]) -> Any:

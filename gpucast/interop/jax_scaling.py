@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gpucast.casting.cast import cast
-from gpucast.core.checks import count
+from gpucast.core.checks import count, integer
 from gpucast.core.dtypes import dtype, finfo
 
 #: The largest scale: XLA flushes the inverse of a larger one to zero.
@@ -48,7 +48,12 @@ class DelayedScales(NamedTuple):
 
     def cast(self, x: Any, to: Any, tensor: int = 0) -> tuple[Any, DelayedScales]:
         """x times the scale of `tensor`, as `gpucast.cast` gives it, and the scales with its magnitude. The gradient is
-        that of the cast."""
+        that of the cast. IndexError for a `tensor` that has no scale, where its value is known before the call runs."""
+        if not isinstance(tensor, jax.core.Tracer):
+            # JAX would take the scale of another tensor, and drop the magnitude.
+            tensor = integer(tensor, "DelayedScales.cast: tensor")
+            if not 0 <= tensor < len(self.scale):
+                raise IndexError(f"DelayedScales.cast: tensor={tensor} must be from 0 to {len(self.scale) - 1}")
         codes = cast(x, to, scale=self.scale[tensor])
         kind = dtype(x.dtype, caller="DelayedScales.cast: x.dtype=")
         # As integers, because XLA flushes subnormal numbers. Those of NaN are the largest.

@@ -24,7 +24,8 @@ from gpucast.arrays.batch_item import Names
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.arrays.tree import all_floating, floating, is_floating
 from gpucast.casting.cast import cast
-from gpucast.casting.cast_many import cast_arrays
+from gpucast.casting.cast_many import cast_arrays, check_arrays
+from gpucast.casting.fused_options import resolve_amax
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, count, is_real, state_with_keys
 from gpucast.core.dtypes import dtype
@@ -96,13 +97,17 @@ class LossScale:
             For gradients that come in several calls: an array of one BOOL or UINT8 element on their device, which is
             combined with the outcome by a logical and, and returned. None: a new BOOL array of shape ().
         norm
-            An array of one FLOAT on the device of the gradients. It takes their 2-norm after the division and before
-            `clip`. Equal gradients of equal shapes give equal bits everywhere, because the order of the additions is
-            fixed (`gpucast.mixed.sum_of_squares`). The gradients are read once more for it.
+            An array of one FLOAT on the device of the gradients, which shares no memory with another array of the call.
+            It takes their 2-norm after the division and before `clip`. Equal gradients of equal shapes give equal bits
+            everywhere, because the order of the additions is fixed (`gpucast.mixed.sum_of_squares`). The gradients are
+            read once more for it.
         clip
             Multiply all results by clip / (norm + 1e-6) where that is below 1, as ``torch.nn.utils.clip_grad_norm_``
             does with ``max_norm=clip``. The factor is found on the device, and rounded to FLOAT together with the
-            inverse of the scale. Where the norm is not finite nothing is clipped: `finite` is false then.
+            inverse of the scale. It comes from the norm in DOUBLE, so results are clipped, too, where `norm` is an
+            infinity because FLOAT does not hold it. Where DOUBLE does not hold the sum of the squares (of DOUBLEs from
+            about 1e154 on), and where a gradient is not finite, nothing is clipped. `finite` tells of the gradients'
+            elements alone.
 
         Returns
         -------
@@ -126,20 +131,25 @@ class LossScale:
         if indices:
             # Most trees have no other leaves.
             chosen = leaves if len(indices) == len(leaves) else [leaves[i] for i in indices]
+            names = Names("grads", lambda: trees.paths(structure, indices))
+            outs = None if targets is None else [targets[i] for i in indices]
             # One stream for the passes over arrays of all libraries.
             kinds = {type(leaf): leaf for leaf in chosen} if measures else {}
             with streams.visit(first, norm, finite, *kinds.values()) if measures else nullcontext():
                 inverse = self._factors(first)[1]
                 if measures:
-                    inverse = norms.factor(self, chosen, inverse, most, norm, _device_of(first), "unscale")
+                    device = _device_of(first)
+                    norm = None if norm is None else resolve_amax(norm, device, "unscale", name="norm")
+                    check_arrays(chosen, to, names, "unscale", scale=inverse, finite=finite, out=outs, norm=norm)
+                    inverse = norms.factor(self, chosen, inverse, most, norm, device, "unscale")
                 results = cast_arrays(
                     chosen,
                     to,
-                    Names("grads", lambda: trees.paths(structure, indices)),
+                    names,
                     "unscale",
                     scale=inverse,
                     finite=finite,
-                    out=None if targets is None else [targets[i] for i in indices],
+                    out=outs,
                 )
             if chosen is leaves:
                 leaves = results

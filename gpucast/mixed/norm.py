@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpucast import gpu
-from gpucast.casting.fused_options import resolve_amax
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.mixed import gpu as on_device
@@ -42,14 +41,12 @@ def factor(
     owner: Any, leaves: Sequence[Any], inverse: Any, clip: float, norm: Any, device: int | None, caller: str
 ) -> Any:
     """An array of one FLOAT on the device of the arrays `leaves`: `inverse` (None: 1), times clip / (norm + 1e-6) where
-    that is below 1.
+    that is below 1 and where the sum of squares is finite.
 
-    `norm`: an array of one FLOAT on that device, which takes the 2-norm of the leaves times `inverse`. `owner` keeps
-    the memory of repeated calls. Nothing waits.
+    `norm`: a NumPy or CuPy array of one FLOAT on that device, which takes the 2-norm of the leaves times `inverse`.
+    `owner` keeps the memory of repeated calls. Nothing waits.
     """
     inverse = 1.0 if inverse is None else inverse
-    if norm is not None:
-        norm = resolve_amax(norm, device, caller, name="norm")
     if device is not None:
         kept = _KEPT.get(owner)
         if kept is None:
@@ -60,5 +57,6 @@ def factor(
         found = found * np.float64(one)
         share = np.float64(np.float32(clip)) / (found + _EPSILON)
         if norm is not None:
-            norm[...] = found.astype(np.float32)
+            # A NaN keeps neither sign nor payload, which processors would give it differently.
+            norm[...] = np.uint32(0x7FC00000).view(np.float32) if np.isnan(found) else found.astype(np.float32)
         return np.asarray(np.float32(np.float64(one) * share) if share < 1 and found < np.inf else one)

@@ -51,3 +51,22 @@ def test_gradients_and_small_numbers() -> None:
     assert (scales.scale.tolist(), scales.inverse.tolist()) == ([2.0**126], [2.0**-126])
     with pytest.raises(ValueError, match="history=0 must be from 1"):
         DelayedScales.start(history=0)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "error", "words"),
+    [
+        (5, IndexError, r"DelayedScales\.cast: tensor=5 must be from 0 to 1"),
+        (-1, IndexError, "tensor=-1 must be from 0 to 1"),
+        (True, TypeError, "tensor=True must be an integer"),
+    ],
+)
+def test_a_tensor_without_a_scale_is_refused(tensor: Any, error: type[Exception], words: str) -> None:
+    from gpucast.interop.jax_scaling import DelayedScales
+
+    scales, x = DelayedScales.start(2), jax.numpy.ones(3)
+    for cast in (scales.cast, jax.jit(scales.cast, static_argnums=(1, 2))):
+        with pytest.raises(error, match=words):
+            cast(x, "FLOAT16", tensor)
+    # One whose value only the compiled function knows is no error.
+    jax.jit(scales.cast, static_argnums=1)(x, "FLOAT16", 1)

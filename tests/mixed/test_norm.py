@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import gpucast
+from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.mixed import DynamicLossScale, NoOpLossScale, StaticLossScale
 from host_driver import HostDriver, download, installed, upload
 
@@ -88,7 +89,7 @@ def test_norm_and_clip_are_those_of_the_model_on_both_sides(clip: float) -> None
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_a_norm_that_is_not_finite_clips_nothing(bad: float) -> None:
+def test_what_is_clipped_where_the_norm_is_not_finite(bad: float) -> None:
     grads, norm = [np.float32([3, bad]), np.float16([4])], np.zeros((), np.float32)
     results, finite = NoOpLossScale().unscale(grads, norm=norm, clip=1e-3)
     assert (bool(finite), results[1].tolist()) == (False, [4.0])
@@ -98,6 +99,13 @@ def test_a_norm_that_is_not_finite_clips_nothing(bad: float) -> None:
     assert bool(finite)
     assert math.isinf(norm)
     assert np.allclose(large[0], 1)
+    # Squares of DOUBLEs may overflow, while all elements are finite: on both sides nothing is clipped then.
+    huge = np.full(3, 1e200)
+    with installed(HostDriver(1)):
+        for given, there in ((huge, norm), (upload(huge), upload(norm))):
+            results, finite = NoOpLossScale().unscale([given], to="DOUBLE", norm=there, clip=1.0)
+            on_host = [x if isinstance(x, np.ndarray) else download(x) for x in (results[0], there, finite)]
+            assert [x.tolist() for x in on_host] == [huge.tolist(), math.inf, True]
 
 
 @pytest.mark.parametrize(
@@ -115,3 +123,120 @@ def test_bad_use(keywords: dict[str, Any], error: type[Exception], words: str) -
         NoOpLossScale().unscale([np.ones(3)], **keywords)
     with pytest.raises(ValueError, match="grads has no arrays"):
         NoOpLossScale().unscale([3], norm=np.zeros(1, np.float32))
+
+
+def test_arrays_on_several_devices_are_refused_by_path_before_any_kernel_runs() -> None:
+    with installed(HostDriver(2)) as driver:
+        here, there = (upload(np.ones(3, np.float32), device) for device in (0, 1))
+        host, norm = np.ones(3, np.float32), upload(np.zeros(1, np.float32))
+        for grads, words in (
+            ({"a": here, "b": host}, r"unscale: grads\['b'\] is on the host; the first array is on cuda:0"),
+            ({"a": here, "b": there}, r"unscale: grads\['b'\] is on cuda:1; the first array is on cuda:0"),
+            ({"a": host, "b": here}, r"unscale: grads\['b'\] is on cuda:0; the first array is on the host"),
+        ):
+            with pytest.raises(ValueError, match=words):
+                StaticLossScale(4.0).unscale(grads, norm=None if grads["a"] is host else norm, clip=1.0)
+        assert driver.launched == []
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_nothing_is_written_after_an_error(on_device: bool) -> None:
+    place = upload if on_device else np.asarray
+    scale, grads = StaticLossScale(4.0), [place(np.full(3, i, np.float32)) for i in (1, 2)]
+    norm, finite = place(np.full(1, 7, np.float32)), place(np.ones((), bool))
+    few, enough = place(np.ones(2, np.float32)), place(np.ones(3, np.float32))
+    flag = np.ones((), bool) if on_device else np.ones(2, bool)
+    bad: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"to": "float7"}, TypeError, "unscale: to="),
+        ({"to": "STRING"}, ValueError, "does not apply to text"),
+        ({"out": [enough, few]}, ValueError, r"unscale: grads\[1\]: out has shape"),
+        ({"out": [enough, enough]}, ValueError, "share memory"),
+        ({"out": [enough, grads[0]]}, ValueError, "overlaps"),
+        ({"finite": flag}, ValueError, "unscale: finite "),
+    ]
+    with installed(HostDriver(1)) as driver:
+        for _ in range(2):
+            driver.launched.clear()
+            for keywords, error, words in bad:
+                with pytest.raises(error, match=words):
+                    scale.unscale(grads, norm=norm, clip=1.0, **{"finite": finite, **keywords})
+            read = download(norm) if on_device else norm
+            assert (read.tolist(), driver.launched) == ([7], [])
+            # Devices have plans for calls like this one.
+            scale.unscale(grads, clip=1.0, finite=finite, out=[place(np.zeros(3, np.float32)) for _ in grads])
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_the_norm_shares_memory_with_no_other_array(on_device: bool) -> None:
+    place = upload if on_device else np.asarray
+    x, y, out, flat = (place(np.float32([3, 4, 0])) for _ in range(4))
+    scale, flag = DynamicLossScale(2.0), flat.view(np.uint8)[:1]
+    with installed(HostDriver(1)) as driver:
+        for _ in range(2):
+            # Devices have a plan after this call.
+            scale.unscale([x, y], out=[x, out], finite=place(np.ones((), bool)))
+            driver.launched.clear()
+            for norm, words in (
+                (x[1:2], r"unscale: out\[0\] and norm share memory"),
+                (y[:1], r"unscale: norm overlaps grads\[1\]"),
+                (out[2:], r"unscale: out\[1\] and norm share memory"),
+                (flat[:1], "unscale: (norm and finite|finite and norm) share memory"),
+            ):
+                with pytest.raises(ValueError, match=words):
+                    scale.unscale([x, y], out=[x, out], finite=flag, norm=norm)
+            assert driver.launched == []
+
+
+@pytest.mark.parametrize("code", [0xFFC00001, 0x7FFFFFFF, 0x7F800001])
+def test_a_norm_that_is_nan_has_the_bits_of_every_other_cast(code: int) -> None:
+    x = np.array([0x3F800000, code], np.uint32).view(np.float32)
+    norm = np.zeros(1, np.float32)
+    NoOpLossScale().unscale([x], norm=norm)
+    with installed(HostDriver(1)):
+        there = upload(np.zeros(1, np.float32))
+        NoOpLossScale().unscale([upload(x)], norm=there)
+        assert norm.view(np.uint32) == download(there).view(np.uint32) == 0x7FC00000
+
+
+class Spy(HostDriver):
+    """Notes where the kernel of the norm reads the sums and writes the factor."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.places: list[tuple[int, int]] = []
+
+    def load(self, source: KernelSource) -> Any:
+        run = super().load(source)
+
+        def launch(src: int, dst: int, n: int, more: Any) -> None:
+            if source.name == "gpucast_norm":
+                self.places.append((src, dst))
+            run(src, dst, n, more)
+
+        return launch
+
+
+def test_streams_share_no_memory_between_the_norm_and_the_cast() -> None:
+    with installed(Spy()) as driver:
+        scale, grads = StaticLossScale(4.0), [upload(np.ones(9000, np.float32))]
+        out, finite = [upload(np.zeros(9000, np.float32))], upload(np.ones((), bool))
+
+        def places(stream: int, capture: bool = False) -> set[int]:
+            with driver.using(stream, 0):
+                driver.capture = capture
+                scale.unscale(grads, clip=1.0, finite=finite, out=out)
+                driver.capture = False
+            return set(driver.places.pop())
+
+        first, second = places(1), places(2)
+        assert not first & second
+        assert (places(1), places(2)) == (first, second)
+        # Libraries capture on a stream of their own, where nothing may be allocated: the graph keeps the memory.
+        assert places(3, capture=True) == second
+        assert places(3, capture=True) == second
+        assert places(4, capture=True) == first
+        assert not places(2) & (first | second)
+        places(2, capture=True)
+        # Graphs have taken all of it.
+        with pytest.raises(RuntimeError, match="memory cannot be allocated"):
+            places(5, capture=True)

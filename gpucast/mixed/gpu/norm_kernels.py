@@ -36,9 +36,12 @@ class Kept:
     """What the calls of one object keep: memory, and the launch for arrays like those of the last call."""
 
     def __init__(self, caller: str) -> None:
-        self._workspace = Workspace(caller)
         self._caller = caller
         self._launch: _Launch | None = None
+        #: By device, stream, and the number of sums: streams run at the same time.
+        self._workspaces: dict[tuple[int, int, int], Workspace] = {}
+        #: Those whose addresses are in a CUDA graph.
+        self._captured: set[tuple[int, int, int]] = set()
 
     def factor(self, leaves: Sequence[Any], inverse: Any, clip: float, norm: Any, device: int) -> Any:
         """An array of one FLOAT: `inverse`, a number or a FLOAT on the device, times the factor that clips. `norm`: a
@@ -51,14 +54,31 @@ class Kept:
                 sources = in_one_piece(leaves, self._caller)
                 launch = self._launch = _Launch(sources, described, device)
                 src = np.array([source.address for source in sources], np.uint64)[launch.used]
-            sums = self._workspace.array("sums", (max(launch.count, 1),), _DOUBLE)
-            result = self._workspace.array("factor", (), _FLOAT)
+            workspace = self._workspace(launch.count)
+            sums = workspace.array("sums", (max(launch.count, 1),), _DOUBLE)
+            result = workspace.array("factor", (), _FLOAT)
             launch.run(src, sums.data.ptr)
             given = inverse if device_index(inverse) is None else 1.0
             at = 0 if device_index(inverse) is None else inverse.data.ptr
             arguments = NormArguments(launch.count, at, 0 if norm is None else norm.data.ptr, float(given), clip)
             driver.kernel(FinishSpec(), device)(sums.data.ptr, result.data.ptr, 1, arguments)
         return result
+
+    def _workspace(self, count: int) -> Workspace:
+        """The memory of the current stream for so many sums."""
+        cuda = driver.driver()
+        device, capturing = cuda.current(), cuda.capturing()
+        key = (device, cuda.stream(), count)
+        if capturing:
+            if key not in self._workspaces:
+                # PyTorch captures on a stream of its own, and nothing can be allocated then: the graph takes the memory
+                # of the call before, and later calls on that one's stream get another.
+                for other in reversed(list(self._workspaces)):
+                    if other[0] == device and other[2] == count and other not in self._captured:
+                        self._workspaces[key] = self._workspaces.pop(other)
+                        break
+            self._captured.add(key)
+        return self._workspaces.setdefault(key, Workspace(self._caller))
 
 
 class _Launch:

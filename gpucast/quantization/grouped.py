@@ -234,17 +234,29 @@ class _Call:
     def _on_device(
         self, data: Any, scales: Any, ends: Any, valid: Any, rule: CastRule, format: Format | None, layout: str
     ) -> None:
-        kernels, x = on_device.grouped_on_gpu, self.x
+        kernels = on_device.grouped_on_gpu
         assert self.device is not None
-        if not (x.flags.c_contiguous and x.data.ptr % 16 == 0):
-            with gpu.driver.driver().on(self.device):
-                gpu.cast_on_gpu.check_allocation()
-                x = cast(x, self.src, out=gpu.cast_on_gpu.new(x.shape, self.src))
+        with gpu.driver.driver().on(self.device):
+            x, offsets, scale = self._dense("x", self.x, 16), self._dense("offsets", self.offsets), self.scale
+            if not isinstance(scale, float):
+                scale = self._dense("scale", scale)
         arguments = kernels.GroupedArguments(
-            self.offsets, self.scale, scales, ends, valid, self.rows, self.columns, self.result_rows, self.pad,
+            offsets, scale, scales, ends, valid, self.rows, self.columns, self.result_rows, self.pad,
             _LAYOUTS.index(layout),
         )  # fmt: skip
         kernels.run(kernels.GroupedSpec(rule, format), x, data, arguments, self.device)
+
+    def _dense(self, name: str, x: Any, alignment: int = 0) -> Any:
+        """The array, or a copy on the current device, in C order and at a multiple of `alignment`, or of its items."""
+        if x.flags.c_contiguous and x.data.ptr % (alignment or x.itemsize) == 0:
+            return x
+        if gpu.driver.driver().capturing():
+            raise RuntimeError(
+                f"{self.caller}: a CUDA graph is being captured, and {name} is not in C order at an aligned address; "
+                "memory for a copy cannot be allocated then"
+            )
+        kind = dtype(x.dtype)
+        return cast(x, kind, out=gpu.cast_on_gpu.new(x.shape, kind))
 
     def _on_host(
         self, data: Any, scales: Any, ends: Any, valid: Any, element: DType, format: Format | None, layout: str

@@ -121,6 +121,25 @@ def test_doubles_become_codes_below_one_byte(to: str, format: str) -> None:
         assert parts(there) == parts(gpucast.quantize_grouped(x, offsets, format))
 
 
+def test_ends_and_scales_with_gaps_are_read_in_their_order() -> None:
+    x = numbers(32)
+    gaps = {"ends": np.int32([17, -1, 100, -1, 300, -1]), "scales": np.float32([0.3, 9, 2, 9, 7, 9])}
+    scales = gaps["scales"][::2]
+    ends = gaps["ends"][::2]
+    wanted = parts(gpucast.quantize_grouped(x, ends.copy(), "nvfp4", scale=scales.copy()))
+    assert parts(gpucast.quantize_grouped(x, ends, "nvfp4", scale=scales)) == wanted
+    with installed(HostDriver(1)) as driver:
+        there, ends, scales = upload(x), upload(gaps["ends"])[::2], upload(gaps["scales"])[::2]
+        out = gpucast.quantize_grouped(there, ends, "nvfp4", scale=scales)
+        assert parts(out) == wanted
+        odd = np.frombuffer(b"\0" + np.int32([17, 100, 300]).tobytes(), np.uint8)
+        odd_ends = upload(odd)[1:].view(np.int32)
+        assert parts(gpucast.quantize_grouped(there, odd_ends, "nvfp4", scale=scales)) == wanted
+        driver.capture = True
+        with pytest.raises(RuntimeError, match="captured, and offsets is not in C order"):
+            gpucast.quantize_grouped(there, ends, "nvfp4", scale=upload(np.ones(3, np.float32)), out=out)
+
+
 def test_many_groups_and_none_of_them_with_rows() -> None:
     rng = np.random.default_rng(0)
     for count, rows in ((1024, 700), (300, 0), (1, 0)):

@@ -18,6 +18,7 @@ from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.operand import check_written
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty
@@ -37,6 +38,8 @@ _MOST_GROUPS = 1024
 _LAYOUTS = ("linear", "128x4", "mn_major")
 #: The lengths of the blocks of a group's rows. The rows of a cast are whole multiples of the shortest.
 _BLOCKS = (16, 32, 64, 128)
+#: What the addresses of numbers and codes on a device are multiples of: the kernels access 16 bytes at a time.
+_ALIGNMENT = 16
 
 
 class Grouped(NamedTuple):
@@ -204,6 +207,8 @@ class _Call:
                 None if kind is None else self._part(out, name, format is not None, *kind)
                 for name, kind in kinds.items()
             ]
+            if out is not None:
+                self._check_memory(parts)
             data, of_blocks, ends, valid = parts
             if self.device is None:
                 self._on_host(data, of_blocks, ends, valid, element, format, layout)
@@ -226,10 +231,36 @@ class _Call:
             return PackedArray(np.empty(kind.nbytes(math.prod(shape)), np.uint8), kind, shape)
         if out is None:
             return empty(shape, kind)
-        part = as_array(getattr(out, name), f"{self.caller}: out.{name}")
+        given, caller = getattr(out, name), f"{self.caller}: out.{name}"
+        if isinstance(given, PackedArray) or namespace(given) is not None:
+            part = as_array(given, caller)
+        else:
+            adapter = adapters.find(given)
+            if adapter is None:
+                raise TypeError(f"{caller} is {type(given).__name__}; expected an array that can be written")
+            part = adapter.take(given, caller, writing=True)
         if dtype(part.dtype) is not kind or tuple(part.shape) != shape or device_index(part) != self.device:
             raise ValueError(f"{self.caller}: out.{name} is not {kind.name} of shape {shape} on the side of x")
+        if kind.packed and self.device is not None and not isinstance(part, PackedArray):
+            raise ValueError(f"{self.caller}: out.{name} has bytes of their own for its codes; expected a PackedArray")
         return part
+
+    def _check_memory(self, parts: list[Any]) -> None:
+        """ValueError for parts of `out` that cannot be written, or that share memory with others or what is read."""
+        written = [
+            (f"out.{name}", part.data if isinstance(part, PackedArray) else part)
+            for name, part in zip(Grouped._fields, parts, strict=True)
+            if part is not None
+        ]
+        read = [("x", self.x), ("offsets", self.offsets)]
+        read += [] if isinstance(self.scale, float) else [("scale", self.scale)]
+        check_written(written, read, self.caller)
+        if self.device is None:
+            return
+        for name, part in written:
+            alignment = _ALIGNMENT if name == "out.data" else part.itemsize
+            if part.data.ptr % alignment:
+                raise ValueError(f"{self.caller}: the address of {name} is no multiple of {alignment} bytes")
 
     def _on_device(
         self, data: Any, scales: Any, ends: Any, valid: Any, rule: CastRule, format: Format | None, layout: str
@@ -237,7 +268,7 @@ class _Call:
         kernels = on_device.grouped_on_gpu
         assert self.device is not None
         with gpu.driver.driver().on(self.device):
-            x, offsets, scale = self._dense("x", self.x, 16), self._dense("offsets", self.offsets), self.scale
+            x, offsets, scale = self._dense("x", self.x, _ALIGNMENT), self._dense("offsets", self.offsets), self.scale
             if not isinstance(scale, float):
                 scale = self._dense("scale", scale)
         arguments = kernels.GroupedArguments(

@@ -140,6 +140,40 @@ def test_ends_and_scales_with_gaps_are_read_in_their_order() -> None:
             gpucast.quantize_grouped(there, ends, "nvfp4", scale=upload(np.ones(3, np.float32)), out=out)
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_results_that_cannot_be_written_are_refused_and_kept(on_device: bool) -> None:
+    put = upload if on_device else np.array
+    with installed(HostDriver(1)):
+        # As many rows in as out; the ends that `out` has are others.
+        x, ends, scale = put(np.ones((4, 32), np.float32)), put(np.int32([4])), put(np.float32([2]))
+        out = gpucast.cast_grouped(x, put(np.int32([2])), "FLOAT", scale=scale)
+        unfit: list[tuple[dict[str, Any], type[Exception], str]] = [
+            ({"data": put(np.zeros((4, 64), np.float32))[:, ::2]}, ValueError, "out.data is not contiguous"),
+            ({"data": x}, ValueError, "out.data shares memory with x"),
+            ({"offsets": ends}, ValueError, "out.offsets shares memory with offsets"),
+            ({"valid": out.offsets.reshape(())}, ValueError, "out.offsets shares memory with out.valid"),
+            ({"offsets": [0]}, TypeError, "out.offsets is list; expected an array"),
+        ]
+        if on_device:
+            odd = put(np.zeros(129, np.float32))[1:].reshape(4, 32)
+            unfit.append(({"data": odd}, ValueError, "the address of out.data is no multiple of 16 bytes"))
+            four = gpucast.cast_grouped(x, ends, "FLOAT4E2M1", scale=scale)
+            loose = four._replace(data=put(np.zeros((4, 32), ml_dtypes.float4_e2m1fn)))
+            with pytest.raises(ValueError, match="out.data has bytes of their own for its codes"):
+                gpucast.cast_grouped(x, ends, "FLOAT4E2M1", scale=scale, out=loose)
+        else:
+            locked = np.zeros((4, 32), np.float32)
+            locked.flags.writeable = False
+            unfit.append(({"data": locked}, ValueError, "out.data is read-only"))
+        before = parts(out)
+        for change, error, words in unfit:
+            with pytest.raises(error, match=words):
+                gpucast.cast_grouped(x, ends, "FLOAT", scale=scale, out=out._replace(**change))
+            assert parts(out) == before
+        with pytest.raises(ValueError, match="out.data shares memory with scale"):
+            gpucast.cast_grouped(x, ends, "FLOAT", scale=out.data.reshape(-1)[:1], out=out)
+
+
 def test_many_groups_and_none_of_them_with_rows() -> None:
     rng = np.random.default_rng(0)
     for count, rows in ((1024, 700), (300, 0), (1, 0)):

@@ -123,6 +123,8 @@ def _quantize_grouped(
         raise ValueError(f"{caller}: scale= is for formats with a global scale, and needed there; got {format}")
     call = _Call(caller, x, offsets, format.block[-1], scale, pad)
     recipes.check_source(asked, format, call.src, caller)
+    if isinstance(call.scale, np.ndarray) and not (np.isfinite(call.scale) & (call.scale > 0)).all():
+        raise ValueError(f"{caller}: scale= must be finite and above 0 as FLOAT")
     wanted = {"128x4": 128, "mn_major": 4}.get(scale_layout, 1)
     if scale_layout not in _LAYOUTS or (scale_layout == "128x4" and format.scale.bits != 8) or format.scale.bits == 16:
         raise ValueError(f"{caller}: scale_layout={scale_layout!r} must be one of {_LAYOUTS} that {format} has")

@@ -203,6 +203,8 @@ def test_many_groups_and_none_of_them_with_rows() -> None:
         ({"format": "int8_zp_32"}, ValueError, "needs more for its codes than a scale"),
         ({"format": "nvfp4"}, ValueError, "scale= is for formats with a global scale, and needed there; got nvfp4"),
         ({"format": "nvfp4", "scale": 0.0}, ValueError, "must be above 0"),
+        ({"format": "nvfp4", "scale": np.float32([-1])}, ValueError, "scale= must be finite and above 0"),
+        ({"format": "nvfp4", "scale": np.float32([np.nan])}, ValueError, "scale= must be finite and above 0"),
         ({"format": "nvfp4", "scale": np.ones(2, np.float32)}, ValueError, "for all or for each group"),
         ({"out": 3}, TypeError, "out is int; expected the result"),
     ],

@@ -100,9 +100,9 @@ def quantize_grouped(
 def cast_grouped(x: Any, offsets: Any, to: Any, *, scale: Any, pad: int = 1, out: Grouped | None = None) -> Grouped:
     """Cast groups of rows, each times a scale of its own, in one launch that waits for nothing.
 
-    Each group has the bits of ``gpucast.cast(rows, to, scale=scale[i])``. `to`: a floating type. `scale`: a number, or
-    an array of FLOAT with one for all or one for each group. Rows have a multiple of 16 elements. All else is as for
-    `gpucast.quantize_grouped`.
+    Each group has the bits of ``gpucast.cast(rows, to, scale=scale[i])``. `to`: a floating type. `scale`: an array of
+    FLOAT with one for all or one for each group, or a number, which is rounded to FLOAT first. Rows have a multiple of
+    16 elements. All else is as for `gpucast.quantize_grouped`.
     """
     found: Grouped = untraced(_cast_grouped, x, offsets, to, scale, pad, out)
     return found

@@ -174,6 +174,12 @@ def test_results_that_cannot_be_written_are_refused_and_kept(on_device: bool) ->
             gpucast.cast_grouped(x, ends, "FLOAT", scale=out.data.reshape(-1)[:1], out=out)
 
 
+def test_a_number_is_rounded_to_float_before_it_scales() -> None:
+    x, ends = np.full((1, 16), 3, np.float64), np.int32([1])
+    near, far = (gpucast.cast(x, "DOUBLE", scale=scale) for scale in (float(np.float32(0.1)), 0.1))
+    assert gpucast.cast_grouped(x, ends, "DOUBLE", scale=0.1).data.tobytes() == near.tobytes() != far.tobytes()
+
+
 def test_many_groups_and_none_of_them_with_rows() -> None:
     rng = np.random.default_rng(0)
     for count, rows in ((1024, 700), (300, 0), (1, 0)):

@@ -35,6 +35,8 @@ from gpucast.quantization.quantized import source_dtype
 
 #: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
 _MOST_GROUPS = 1024
+#: The kernels count columns in 32 bits, up to the elements of a block of threads behind the last.
+_MOST_COLUMNS = (1 << 32) - (1 << 13)
 _LAYOUTS = ("linear", "128x4", "mn_major")
 #: The lengths of the blocks of a group's rows. The rows of a cast are whole multiples of the shortest.
 _BLOCKS = (16, 32, 64, 128)
@@ -161,6 +163,8 @@ class _Call:
         self.rows, self.columns = self.x.shape
         if self.columns == 0 or self.columns % block:
             raise ValueError(f"{caller}: rows of {self.columns} elements are no multiple of {block}")
+        if self.columns > _MOST_COLUMNS:
+            raise ValueError(f"{caller}: rows of {self.columns} elements are longer than {_MOST_COLUMNS}")
         if namespace(self.offsets) is None or self.offsets.dtype not in (np.int32, np.int64):
             raise TypeError(f"{caller}: offsets must be an array of INT32 or INT64")
         if self.offsets.ndim != 1 or not 1 <= self.offsets.size <= _MOST_GROUPS:

@@ -197,6 +197,7 @@ def test_many_groups_and_none_of_them_with_rows() -> None:
     ("change", "error", "words"),
     [
         ({"x": np.ones((3, 40), np.float32)}, ValueError, "rows of 40 elements are no multiple of 32"),
+        ({"x": np.ones((0, 2**32 - 4096), np.float32)}, ValueError, "elements are longer than 4294959104"),
         ({"x": np.ones(32, np.float32)}, ValueError, "expected a matrix"),
         ({"x": np.ones((3, 32), np.int8)}, TypeError, "INT8 is no type to quantize"),
         ({"offsets": np.float32([3])}, TypeError, "offsets must be an array of INT32 or INT64"),

@@ -234,3 +234,11 @@ def test_the_kernels_compile_without_warnings_and_spills(arch: str, exhaustive: 
     result = compiler.compile(text, "groups", arch)
     assert result.log == ""
     assert [fact.local for fact in cubin.kernels(result.code).values()] == [0, 0]
+
+
+def test_a_tile_without_whole_words_does_not_compile() -> None:
+    source = GroupedSpec(CastRule(dtype("DOUBLE"), dtype("FLOAT6E2M3")), None).source()
+    eight = source.text.replace("_rule, 16, 1>", "_rule, 8, 1>")
+    assert eight != source.text
+    with pytest.raises(compiler.CompileError, match="a tile of more than 3 bytes has whole words"):
+        compiler.compile(eight, "groups", "sm_90")

@@ -66,6 +66,7 @@ GPUCAST_INLINE void load_aligned(const u8* from, Tile<Bytes>& tile) {
         tile.word[0] = u32(from[2]) << 16 | u32(from[1]) << 8 | from[0];
     } else {
         const u32 count = Tile<Bytes>::piece / 4;
+        static_assert(count != 0, "a tile of more than 3 bytes has whole words");
 #pragma unroll
         for (u32 i = 0; i < Bytes / 4; i += count) {
             u32* word = tile.word + i;
@@ -121,6 +122,7 @@ GPUCAST_INLINE void store_aligned(u8* to, const Tile<Bytes>& tile) {
         for (u32 i = 0; i < 3; ++i) to[i] = u8(tile.word[0] >> (8 * i));
     } else {
         const u32 count = Tile<Bytes>::piece / 4;
+        static_assert(count != 0, "a tile of more than 3 bytes has whole words");
 #pragma unroll
         for (u32 i = 0; i < Bytes / 4; i += count) {
             const u32* word = tile.word + i;

@@ -4,6 +4,8 @@ shape of the result, and no memory shared with the source."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -146,6 +148,31 @@ def _bounds_meet(x: Any, out: Any) -> bool:
 def share_memory(x: Any, other: Any) -> bool:
     """Whether two arrays in one place have memory in common; True too where that would take long to find out."""
     return _bounds_meet(x, other) and _overlap(_footprint(x), _footprint(other))
+
+
+def check_written(
+    written: Sequence[tuple[str, Any]],
+    read: Iterable[tuple[str, Any]],
+    caller: str,
+    common: Container[str] = (),
+) -> None:
+    """ValueError for arrays, with their names, that cannot be written whole and separately.
+
+    `read`: arrays that are read. `common`: names that may occur twice, for the same array.
+    """
+    read = list(read)
+    for name, part in written:
+        if not part.flags.c_contiguous:
+            raise ValueError(f"{caller}: {name} is not contiguous; expected C order")
+        if isinstance(part, np.ndarray) and not part.flags.writeable:
+            raise ValueError(f"{caller}: {name} is read-only")
+        for other, x in read:
+            if share_memory(part, x):
+                raise ValueError(f"{caller}: {name} shares memory with {other}; expected separate memory")
+    for (one, a), (other, b) in itertools.combinations(written, 2):
+        is_common = a is b and one == other and one in common
+        if not is_common and share_memory(a, b):
+            raise ValueError(f"{caller}: {one} shares memory with {other}; expected separate memory")
 
 
 @lru_cache(maxsize=1024)

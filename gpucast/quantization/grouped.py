@@ -18,6 +18,7 @@ from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.operand import check_written
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty
@@ -34,7 +35,11 @@ from gpucast.quantization.quantized import source_dtype
 
 #: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
 _MOST_GROUPS = 1024
+#: The kernels count columns in 32 bits, up to the elements of a block of threads behind the last.
+_MOST_COLUMNS = (1 << 32) - (1 << 13)
 _LAYOUTS = ("linear", "128x4", "mn_major")
+#: What the addresses of numbers and codes on a device are multiples of: the kernels access 16 bytes at a time.
+_ALIGNMENT = 16
 
 
 class Grouped(NamedTuple):
@@ -95,9 +100,9 @@ def quantize_grouped(
 def cast_grouped(x: Any, offsets: Any, to: Any, *, scale: Any, pad: int = 1, out: Grouped | None = None) -> Grouped:
     """Cast groups of rows, each times a scale of its own, in one launch that waits for nothing.
 
-    Each group has the bits of ``gpucast.cast(rows, to, scale=scale[i])``. `to`: a floating type. `scale`: a number, or
-    an array of FLOAT with one for all or one for each group. Rows have a multiple of 16 elements. All else is as for
-    `gpucast.quantize_grouped`.
+    Each group has the bits of ``gpucast.cast(rows, to, scale=scale[i])``. `to`: a floating type. `scale`: an array of
+    FLOAT with one for all or one for each group, or a number, which is rounded to FLOAT first. Rows have a multiple of
+    16 elements. All else is as for `gpucast.quantize_grouped`.
     """
     found: Grouped = untraced(_cast_grouped, x, offsets, to, scale, pad, out)
     return found
@@ -118,6 +123,8 @@ def _quantize_grouped(
         raise ValueError(f"{caller}: scale= is for formats with a global scale, and needed there; got {format}")
     call = _Call(caller, x, offsets, format.block[-1], scale, pad)
     recipes.check_source(asked, format, call.src, caller)
+    if isinstance(call.scale, np.ndarray) and not (np.isfinite(call.scale) & (call.scale > 0)).all():
+        raise ValueError(f"{caller}: scale= must be finite and above 0 as FLOAT")
     wanted = {"128x4": 128, "mn_major": 4}.get(scale_layout, 1)
     if scale_layout not in _LAYOUTS or (scale_layout == "128x4" and format.scale.bits != 8) or format.scale.bits == 16:
         raise ValueError(f"{caller}: scale_layout={scale_layout!r} must be one of {_LAYOUTS} that {format} has")
@@ -155,6 +162,8 @@ class _Call:
         self.rows, self.columns = self.x.shape
         if self.columns == 0 or self.columns % block:
             raise ValueError(f"{caller}: rows of {self.columns} elements are no multiple of {block}")
+        if self.columns > _MOST_COLUMNS:
+            raise ValueError(f"{caller}: rows of {self.columns} elements are longer than {_MOST_COLUMNS}")
         if namespace(self.offsets) is None or self.offsets.dtype not in (np.int32, np.int64):
             raise TypeError(f"{caller}: offsets must be an array of INT32 or INT64")
         if self.offsets.ndim != 1 or not 1 <= self.offsets.size <= _MOST_GROUPS:
@@ -203,6 +212,8 @@ class _Call:
                 None if kind is None else self._part(out, name, format is not None, *kind)
                 for name, kind in kinds.items()
             ]
+            if out is not None:
+                self._check_memory(parts)
             data, of_blocks, ends, valid = parts
             if self.device is None:
                 result = data, of_blocks, ends, valid
@@ -226,22 +237,60 @@ class _Call:
             return PackedArray(np.empty(kind.nbytes(math.prod(shape)), np.uint8), kind, shape)
         if out is None:
             return empty(shape, kind)
-        part = as_array(getattr(out, name), f"{self.caller}: out.{name}")
+        given, caller = getattr(out, name), f"{self.caller}: out.{name}"
+        if isinstance(given, PackedArray) or namespace(given) is not None:
+            part = as_array(given, caller)
+        else:
+            adapter = adapters.find(given)
+            if adapter is None:
+                raise TypeError(f"{caller} is {type(given).__name__}; expected an array that can be written")
+            part = adapter.take(given, caller, writing=True)
         if dtype(part.dtype) is not kind or tuple(part.shape) != shape or device_index(part) != self.device:
             raise ValueError(f"{self.caller}: out.{name} is not {kind.name} of shape {shape} on the side of x")
+        if kind.packed and self.device is not None and not isinstance(part, PackedArray):
+            raise ValueError(f"{self.caller}: out.{name} has bytes of their own for its codes; expected a PackedArray")
         return part
+
+    def _check_memory(self, parts: list[Any]) -> None:
+        """ValueError for parts of `out` that cannot be written, or that share memory with others or what is read."""
+        written = [
+            (f"out.{name}", part.data if isinstance(part, PackedArray) else part)
+            for name, part in zip(Grouped._fields, parts, strict=True)
+            if part is not None
+        ]
+        read = [("x", self.x), ("offsets", self.offsets)]
+        read += [] if isinstance(self.scale, float) else [("scale", self.scale)]
+        check_written(written, read, self.caller)
+        if self.device is None:
+            return
+        for name, part in written:
+            alignment = _ALIGNMENT if name == "out.data" else part.itemsize
+            if part.data.ptr % alignment:
+                raise ValueError(f"{self.caller}: the address of {name} is no multiple of {alignment} bytes")
 
     def _on_device(
         self, data: Any, scales: Any, ends: Any, valid: Any, rule: CastRule, format: Format | None, layout: str
     ) -> None:
-        kernels, x = on_device.grouped_on_gpu, self.x
+        kernels = on_device.grouped_on_gpu
         assert self.device is not None
-        if not (x.flags.c_contiguous and x.data.ptr % 16 == 0):
-            with gpu.driver.driver().on(self.device):
-                gpu.cast_on_gpu.check_allocation()
-                x = cast(x, self.src, out=gpu.cast_on_gpu.new(x.shape, self.src))
+        with gpu.driver.driver().on(self.device):
+            x, offsets, scale = self._dense("x", self.x, _ALIGNMENT), self._dense("offsets", self.offsets), self.scale
+            if not isinstance(scale, float):
+                scale = self._dense("scale", scale)
         arguments = kernels.GroupedArguments(
-            self.offsets, self.scale, scales, ends, valid, self.rows, self.columns, self.result_rows, self.pad,
+            offsets, scale, scales, ends, valid, self.rows, self.columns, self.result_rows, self.pad,
             _LAYOUTS.index(layout),
         )  # fmt: skip
         kernels.run(kernels.GroupedSpec(rule, format), x, data, arguments, self.device)
+
+    def _dense(self, name: str, x: Any, alignment: int = 0) -> Any:
+        """The array, or a copy on the current device, in C order and at a multiple of `alignment`, or of its items."""
+        if x.flags.c_contiguous and x.data.ptr % (alignment or x.itemsize) == 0:
+            return x
+        if gpu.driver.driver().capturing():
+            raise RuntimeError(
+                f"{self.caller}: a CUDA graph is being captured, and {name} is not in C order at an aligned address; "
+                "memory for a copy cannot be allocated then"
+            )
+        kind = dtype(x.dtype)
+        return cast(x, kind, out=gpu.cast_on_gpu.new(x.shape, kind))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import share_memory
+from gpucast.arrays.operand import check_written
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
@@ -387,26 +386,12 @@ def checked_outs(
         for name, got, expected in pairs:
             if got != expected:
                 raise ValueError(f"quantize: out has {name} {got}; expected {expected}")
-    _check_memory(outs, x)
-    return outs
-
-
-def _check_memory(outs: list[Quantized], x: Any) -> None:
-    """ValueError for parts that cannot be written, or that share memory."""
     written = [(f"out.{name}", part) for q in outs for name, part in _arrays(q)]
-    for name, part in written:
-        if not part.flags.c_contiguous:
-            raise ValueError(f"quantize: {name} is not contiguous; expected C order")
-        if isinstance(part, np.ndarray) and not part.flags.writeable:
-            raise ValueError(f"quantize: {name} is read-only")
-        if share_memory(part, x):
-            raise ValueError(f"quantize: {name} shares memory with x; expected separate memory")
+    # The plain and the transposed result have the same global scale, and the same only one.
     single = outs[0].format.block == "tensor"
-    for (one, a), (other, b) in itertools.combinations(written, 2):
-        # The plain and the transposed result have the same global scale, and the same only one.
-        is_shared = a is b and one == other and (one == "out.global_scale" or (single and one != "out.data"))
-        if not is_shared and share_memory(a, b):
-            raise ValueError(f"quantize: {one} shares memory with {other}; expected separate memory")
+    common = {name for name, _ in written if name == "out.global_scale" or (single and name != "out.data")}
+    check_written(written, [("x", x)], _CALLER, common)
+    return outs
 
 
 def _arrays(q: Quantized) -> Iterator[tuple[str, Any]]:

@@ -87,3 +87,23 @@ def test_refused_with_the_count(tmp_path: Path, capsys: pytest.CaptureFixture[st
     )
     assert message in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_a_stored_reciprocal_changes_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """compressed-tensors stores 1/g as a FLOAT, which gives g again for powers of two alone."""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.json").write_text('{"model_type": "llama"}')
+    how = "--to FLOAT4E2M1 --scale nvfp4 --quiet --style"
+    # The global scale is that of the largest number, 6 times 448 times g.
+    power = np.where(X.astype(np.float32) < 0, np.float32(-1.5), np.float32(6 * 448 / 4))
+    for x, status in ((X, 1), (gpucast.cast(power, "BFLOAT16"), 0)):
+        # Of a weight that loaders do not join with others.
+        save(str(tmp_path / "plain" / "model.safetensors"), {"m.o_proj.weight": x})
+        assert _run(f"convert {tmp_path}/plain {tmp_path}/nv {how} gpucast --allow-loss") == 0
+        assert _run(f"convert {tmp_path}/nv {tmp_path}/new {how} compressed-tensors --repack") == status
+        if status:
+            assert "of 32,768 numbers would change from" in capsys.readouterr().err
+            assert not (tmp_path / "new").exists()
+            shutil.rmtree(tmp_path / "nv")
+    assert _run(f"diff {tmp_path}/nv {tmp_path}/new") == 0
+    assert load(str(tmp_path / "new" / "model.safetensors"))["m.o_proj.weight_global_scale"] == 4

@@ -107,6 +107,79 @@ def test_groups_are_cast_as_if_alone(to: str = "FLOAT16") -> None:
         assert len(set(driver.launched)) == 1
 
 
+@pytest.mark.parametrize(("to", "format"), [("FLOAT6E2M3", "mxfp6e2m3"), ("FLOAT4E2M1", "mxfp4")])
+def test_doubles_become_codes_below_one_byte(to: str, format: str) -> None:
+    x, offsets = numbers(32).astype(np.float64), np.int32([17, 300])
+    kind = dtype(to)
+    # Threads store whole pieces of 4 bytes or more, or bytes.
+    source = GroupedSpec(CastRule(dtype("DOUBLE"), kind), None).source()
+    assert source.elements * kind.bits // 8 % 4 == 0
+    with installed(HostDriver(1)):
+        there = gpucast.cast_grouped(upload(x), upload(offsets), to, scale=0.5)
+        assert parts(there) == parts(gpucast.cast_grouped(x, offsets, to, scale=0.5))
+        there = gpucast.quantize_grouped(upload(x), upload(offsets), format)
+        assert parts(there) == parts(gpucast.quantize_grouped(x, offsets, format))
+
+
+def test_ends_and_scales_with_gaps_are_read_in_their_order() -> None:
+    x = numbers(32)
+    gaps = {"ends": np.int32([17, -1, 100, -1, 300, -1]), "scales": np.float32([0.3, 9, 2, 9, 7, 9])}
+    scales = gaps["scales"][::2]
+    ends = gaps["ends"][::2]
+    wanted = parts(gpucast.quantize_grouped(x, ends.copy(), "nvfp4", scale=scales.copy()))
+    assert parts(gpucast.quantize_grouped(x, ends, "nvfp4", scale=scales)) == wanted
+    with installed(HostDriver(1)) as driver:
+        there, ends, scales = upload(x), upload(gaps["ends"])[::2], upload(gaps["scales"])[::2]
+        out = gpucast.quantize_grouped(there, ends, "nvfp4", scale=scales)
+        assert parts(out) == wanted
+        odd = np.frombuffer(b"\0" + np.int32([17, 100, 300]).tobytes(), np.uint8)
+        odd_ends = upload(odd)[1:].view(np.int32)
+        assert parts(gpucast.quantize_grouped(there, odd_ends, "nvfp4", scale=scales)) == wanted
+        driver.capture = True
+        with pytest.raises(RuntimeError, match="captured, and offsets is not in C order"):
+            gpucast.quantize_grouped(there, ends, "nvfp4", scale=upload(np.ones(3, np.float32)), out=out)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_results_that_cannot_be_written_are_refused_and_kept(on_device: bool) -> None:
+    put = upload if on_device else np.array
+    with installed(HostDriver(1)):
+        # As many rows in as out; the ends that `out` has are others.
+        x, ends, scale = put(np.ones((4, 32), np.float32)), put(np.int32([4])), put(np.float32([2]))
+        out = gpucast.cast_grouped(x, put(np.int32([2])), "FLOAT", scale=scale)
+        unfit: list[tuple[dict[str, Any], type[Exception], str]] = [
+            ({"data": put(np.zeros((4, 64), np.float32))[:, ::2]}, ValueError, "out.data is not contiguous"),
+            ({"data": x}, ValueError, "out.data shares memory with x"),
+            ({"offsets": ends}, ValueError, "out.offsets shares memory with offsets"),
+            ({"valid": out.offsets.reshape(())}, ValueError, "out.offsets shares memory with out.valid"),
+            ({"offsets": [0]}, TypeError, "out.offsets is list; expected an array"),
+        ]
+        if on_device:
+            odd = put(np.zeros(129, np.float32))[1:].reshape(4, 32)
+            unfit.append(({"data": odd}, ValueError, "the address of out.data is no multiple of 16 bytes"))
+            four = gpucast.cast_grouped(x, ends, "FLOAT4E2M1", scale=scale)
+            loose = four._replace(data=put(np.zeros((4, 32), ml_dtypes.float4_e2m1fn)))
+            with pytest.raises(ValueError, match="out.data has bytes of their own for its codes"):
+                gpucast.cast_grouped(x, ends, "FLOAT4E2M1", scale=scale, out=loose)
+        else:
+            locked = np.zeros((4, 32), np.float32)
+            locked.flags.writeable = False
+            unfit.append(({"data": locked}, ValueError, "out.data is read-only"))
+        before = parts(out)
+        for change, error, words in unfit:
+            with pytest.raises(error, match=words):
+                gpucast.cast_grouped(x, ends, "FLOAT", scale=scale, out=out._replace(**change))
+            assert parts(out) == before
+        with pytest.raises(ValueError, match="out.data shares memory with scale"):
+            gpucast.cast_grouped(x, ends, "FLOAT", scale=out.data.reshape(-1)[:1], out=out)
+
+
+def test_a_number_is_rounded_to_float_before_it_scales() -> None:
+    x, ends = np.full((1, 16), 3, np.float64), np.int32([1])
+    near, far = (gpucast.cast(x, "DOUBLE", scale=scale) for scale in (float(np.float32(0.1)), 0.1))
+    assert gpucast.cast_grouped(x, ends, "DOUBLE", scale=0.1).data.tobytes() == near.tobytes() != far.tobytes()
+
+
 def test_many_groups_and_none_of_them_with_rows() -> None:
     rng = np.random.default_rng(0)
     for count, rows in ((1024, 700), (300, 0), (1, 0)):
@@ -124,6 +197,7 @@ def test_many_groups_and_none_of_them_with_rows() -> None:
     ("change", "error", "words"),
     [
         ({"x": np.ones((3, 40), np.float32)}, ValueError, "rows of 40 elements are no multiple of 32"),
+        ({"x": np.ones((0, 2**32 - 4096), np.float32)}, ValueError, "elements are longer than 4294959104"),
         ({"x": np.ones(32, np.float32)}, ValueError, "expected a matrix"),
         ({"x": np.ones((3, 32), np.int8)}, TypeError, "INT8 is no type to quantize"),
         ({"offsets": np.float32([3])}, TypeError, "offsets must be an array of INT32 or INT64"),
@@ -136,6 +210,8 @@ def test_many_groups_and_none_of_them_with_rows() -> None:
         ({"format": "int8_zp_32"}, ValueError, "needs more for its codes than a scale"),
         ({"format": "nvfp4"}, ValueError, "scale= is for formats with a global scale, and needed there; got nvfp4"),
         ({"format": "nvfp4", "scale": 0.0}, ValueError, "must be above 0"),
+        ({"format": "nvfp4", "scale": np.float32([-1])}, ValueError, "scale= must be finite and above 0"),
+        ({"format": "nvfp4", "scale": np.float32([np.nan])}, ValueError, "scale= must be finite and above 0"),
         ({"format": "nvfp4", "scale": np.ones(2, np.float32)}, ValueError, "for all or for each group"),
         ({"out": 3}, TypeError, "out is int; expected the result"),
     ],
@@ -158,3 +234,11 @@ def test_the_kernels_compile_without_warnings_and_spills(arch: str, exhaustive: 
     result = compiler.compile(text, "groups", arch)
     assert result.log == ""
     assert [fact.local for fact in cubin.kernels(result.code).values()] == [0, 0]
+
+
+def test_a_tile_without_whole_words_does_not_compile() -> None:
+    source = GroupedSpec(CastRule(dtype("DOUBLE"), dtype("FLOAT6E2M3")), None).source()
+    eight = source.text.replace("_rule, 16, 1>", "_rule, 8, 1>")
+    assert eight != source.text
+    with pytest.raises(compiler.CompileError, match="a tile of more than 3 bytes has whole words"):
+        compiler.compile(eight, "groups", "sm_90")

@@ -177,6 +177,9 @@ class Rescaled(Repacked):
         own = None if old.global_scale is None else float(old.global_scale)
         if format.global_scale and own is not None and own != float(np.float32(own)):
             raise ValueError("numbers are divided by its global scale, and no FLOAT multiplies so")
+        if own is not None and self.stored.global_scale_read_back(own) != own:
+            # A power of two is found instead.
+            own = None
         pairs = zip(matrices(tensor, cut), shaped(tensor.scale_pieces(), cut), strict=True)
         parts = [lossless.examined(x, scale, format, _piece_axis(format)) for x, scale in pairs]
         blocks = lossless.joined(parts, format)
@@ -194,9 +197,9 @@ class Rescaled(Repacked):
         return Parts(None, made, None, np.float32(g) if format.global_scale else None)
 
     def _recoded(self, parts: Parts) -> Iterator[tuple[Array, int, Array]]:
-        """Each piece of codes, how many numbers they change, and these."""
+        """Each piece of codes, how many numbers they change when they are read back, and these."""
         format, cut = self.stored.format, self.stored.cut
-        g = 1.0 if parts.global_scale is None else float(parts.global_scale)
+        g = 1.0 if parts.global_scale is None else self.stored.global_scale_read_back(float(parts.global_scale))
         for x, some in zip(matrices(self.tensor, cut), sliced(format, cut, parts), strict=True):
             yield *lossless.recoded(x, some.scales, g, format, _piece_axis(format)), x
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -114,9 +114,7 @@ class Stored:
         if self.swizzled and "scales" in arrays:
             arrays["scales"] = swizzle.swizzle(arrays["scales"])
         if "global_scale" in arrays:
-            # In DOUBLE, as a recipe's may be: the quotient then becomes the FLOAT that FLOATs give.
-            number = np.float64(arrays["global_scale"])
-            arrays["global_scale"] = np.float32(1 / number if self.divides else number)
+            arrays["global_scale"] = self._stored_global_scale(arrays["global_scale"])
         if "scales" in arrays and self.specs["scales"].dtype is _FLOAT:
             arrays["scales"] = _as(arrays["scales"], _FLOAT)
         if self.packing == "words" and "zero_points" in arrays:
@@ -147,11 +145,25 @@ class Stored:
             assert format.zero_point is not None
             zero_points = points.view(format.zero_point.numpy).reshape(shape)
         if "global_scale" in tensors:
-            global_scale = _as(tensors["global_scale"].read(), _FLOAT).reshape(())
-            if self.divides:
-                with np.errstate(divide="ignore"):
-                    global_scale = np.float64(1) / global_scale.astype(np.float64)
+            global_scale = self._loaded_global_scale(_as(tensors["global_scale"].read(), _FLOAT).reshape(()))
         return Parts(None, scales, zero_points, global_scale)
+
+    def global_scale_read_back(self, number: float) -> float:
+        """What a global scale is when it is read again: where its reciprocal is stored, as a FLOAT, only powers of two
+        are what they were."""
+        with np.errstate(divide="ignore", over="ignore"):
+            return float(self._loaded_global_scale(self._stored_global_scale(number)))
+
+    def _stored_global_scale(self, number: Any) -> Any:
+        # In DOUBLE, as a recipe's may be: the quotient then becomes the FLOAT that FLOATs give.
+        number = np.float64(number)
+        return np.float32(1 / number if self.divides else number)
+
+    def _loaded_global_scale(self, stored: Any) -> Any:
+        if not self.divides:
+            return stored
+        with np.errstate(divide="ignore"):
+            return np.float64(1) / stored.astype(np.float64)
 
 
 def _swapped(packed: Array) -> Array:

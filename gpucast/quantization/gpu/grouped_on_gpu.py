@@ -36,7 +36,8 @@ class GroupedSpec(KernelSpec[KernelSource]):
     def source(self) -> KernelSource:
         rule, format = self.rule, self.format
         src, dst = rule.src, rule.dst
-        elements = 8 if src.bits == 64 else 16
+        # Whole words of codes: 8 of 6 bits are none.
+        elements = 8 if src.bits == 64 and dst.bits != 6 else 16
         # The groups are found once for all tiles of a thread. More tiles than these need too many registers.
         tiles = 2 if src.bits <= 16 else 1
         kinds = [src, _FLOAT, _DOUBLE, dst]

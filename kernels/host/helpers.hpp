@@ -163,11 +163,11 @@ inline void start_helpers() {
 }
 
 // Whether threads are to help with work that takes so many nanoseconds.
-inline bool is_worth_help(double takes, u64 now) {
-    if (takes < double(shared_from)) return false;
-    if (takes >= double(woken_from) || helpers.watching.load(std::memory_order_relaxed)) return true;
+inline bool is_worth_help(u64 takes, u64 now) {
+    if (takes < shared_from) return false;
+    if (takes >= woken_from || helpers.watching.load(std::memory_order_relaxed)) return true;
     // It ends by then, if nobody helps.
-    const u64 last = helpers.last.exchange(now + u64(takes), std::memory_order_relaxed);
+    const u64 last = helpers.last.exchange(now + takes, std::memory_order_relaxed);
     return now < last + watched;
 }
 

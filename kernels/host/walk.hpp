@@ -419,7 +419,9 @@ inline bool in_parts(u64 n, u64 each, Found* found, Unlocked* unlocked, const Ru
         const u64 start = nanoseconds();
         run(0, first, found);
         const u64 now = nanoseconds();
-        is_shared = is_worth_help(double(now - start) / double(first) * double(n - first), now);
+        // Integers, because the caller's floating-point modes may trap. What took this long is worth help however much is left.
+        const u64 taken = now - start < woken_from ? now - start : u64(woken_from);
+        is_shared = is_worth_help(taken * ((n - first) / first + 1), now);
         context.begin = first;
     }
     const u64 left = n - context.begin;

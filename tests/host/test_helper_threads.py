@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long casts by several threads: the same bits, in every layout and from several threads at once; after a fork, where
-the process ends, and where the number of threads is given."""
+the process ends, where the number of threads is given, and where inexact results trap."""
 
 from __future__ import annotations
 
 import os
+import platform
 import sys
 
 import pytest
 from test_fallback import run
 
 from gpucast.host.extension import MODULE
+from processor_modes import KNOWN
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
 
@@ -101,6 +103,23 @@ is_over = True
 thread.join()
 print("done")
 """
+TRAPS = """
+import ctypes
+library, inexact = ctypes.CDLL("libm.so.6"), {"x86_64": 0x20, "aarch64": 0x10}[os.uname().machine]
+tried = [(x[:n], to) for n in (200_001, x.size) for to in ("BFLOAT16", "FLOAT16", "INT8")] + [(x[::2], "FLOAT16")]
+wanted = [gpucast.cast(part, to) for part, to in tried]
+found = []
+def work():
+    library.feclearexcept(inexact)
+    is_trapping = library.feenableexcept(inexact) >= 0
+    for part, to in tried: found.append(gpucast.cast(part, to))
+    library.fedisableexcept(inexact)
+    return is_trapping
+# Processors may lack traps: some of ARM's do.
+assert work() or os.uname().machine == "aarch64"
+assert all(same(a, b) for a, b in zip(found, wanted, strict=True))
+print("done")
+"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
@@ -108,6 +127,11 @@ print("done")
 def test_four_threads(code: str) -> None:
     # Of which a quiet end is a part.
     assert run(PRELUDE + code, GPUCAST_HOST_THREADS="4", OMP_NUM_THREADS="1") == ["done"]
+
+
+@pytest.mark.skipif(not KNOWN or platform.libc_ver()[0] != "glibc", reason="how to enable traps is not known")
+def test_inexact_results_may_trap() -> None:
+    assert run(PRELUDE + TRAPS, GPUCAST_HOST_THREADS="2") == ["done"]
 
 
 def test_how_many() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import sys
 
 import pytest
@@ -59,6 +60,16 @@ for shape in ((2100, 2100), (4, 1_102_500), (1_102_500, 4), (10, 441, 1000)):
     transposed = gpucast.cast(square.T, "FLOAT16", out=np.empty(square.T.shape, np.float16))
     assert same(transposed, np.ascontiguousarray(square.astype(np.float16).T)), shape
     assert same(gpucast.cast(square[..., ::-1], "DOUBLE"), square[..., ::-1].astype(np.float64)), shape
+# Few long steps, and loops of few steps.
+for shape in ((101, 201, 201), (3, 1201, 1201), (2, 2_100_000, 1), (2, 2, 2, 2, 2, 130_003)):
+    block = np.resize(x, shape)
+    for view in (block[:-1, :-1, 1:], block.transpose(*range(1, block.ndim), 0), block[:, ::-1, ::2]):
+        plain = np.ascontiguousarray(view)
+        assert same(gpucast.cast(view, "FLOAT16"), plain.astype(np.float16)), shape
+        assert same(gpucast.cast(view, "FLOAT16", out=np.empty(view.shape, "f2")), plain.astype(np.float16)), shape
+# Steps that are too long for one part.
+cube = x.view(np.int8)[: 3**15].reshape((3,) * 15)[tuple(slice(None, None, 1 - i % 2 * 2) for i in range(15))]
+assert same(gpucast.cast(cube, "INT16"), cube.astype(np.int16, order="C"))
 swapped = whole.astype(">f4")
 assert same(gpucast.cast(swapped[::2], "FLOAT16"), whole[::2].astype(np.float16))
 results = {}
@@ -103,6 +114,19 @@ is_over = True
 thread.join()
 print("done")
 """
+SIGNAL = """
+import signal
+ones = np.ones((80, 71, 71, 71), np.int8)[:, :70, :70, :70]
+out = np.zeros(ones.shape, np.uint8)
+gpucast.cast(ones[:1], "UINT8", out=out[:1])
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+try:
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    gpucast.cast(ones, "UINT8", out=out)
+except KeyboardInterrupt:
+    assert np.count_nonzero(out) < out.size // 2
+    print("done")
+"""
 TRAPS = """
 import ctypes
 library, inexact = ctypes.CDLL("libm.so.6"), {"x86_64": 0x20, "aarch64": 0x10}[os.uname().machine]
@@ -127,6 +151,11 @@ print("done")
 def test_four_threads(code: str) -> None:
     # Of which a quiet end is a part.
     assert run(PRELUDE + code, GPUCAST_HOST_THREADS="4", OMP_NUM_THREADS="1") == ["done"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="sets a timer")
+def test_a_signal_waits_for_few_long_steps() -> None:
+    assert run(PRELUDE + SIGNAL, GPUCAST_HOST_THREADS="1") == ["done"]
 
 
 @pytest.mark.skipif(not KNOWN or platform.libc_ver()[0] != "glibc", reason="how to enable traps is not known")

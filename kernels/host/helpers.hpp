@@ -20,7 +20,7 @@ namespace gpucast {
 enum : int { most_threads = 8, most_asked = 64 };
 // Nanoseconds that a thread watches for work, or for the end of others' work, before it sleeps: to wake one takes as long.
 enum : u64 { watched = 50'000 };
-// Parts end at multiples of so many steps, which fill cache lines and tiles.
+// Parts of as many steps or more end at multiples of so many, which fill cache lines and tiles.
 enum : u64 { part_unit = 64 };
 // Nanoseconds of work from which on threads that watch for it help, and from which on sleeping ones are woken: they come
 // too late for less, but not for the next cast where casts follow each other so soon that they need not sleep again.
@@ -43,7 +43,7 @@ struct Job {
 
     void cut(int threads) {
         lanes = threads < most_threads ? threads : int(most_threads);
-        const u64 length = ((size / u64(lanes)) | (part_unit - 1)) + 1;
+        const u64 unit = part < part_unit ? part : u64(part_unit), length = (size / u64(lanes) / unit + 1) * unit;
         for (int i = 0; i < lanes; ++i) {
             const u64 begin = u64(i) * length, left = begin < size ? size - begin : 0;
             each[i].next = begin, each[i].end = begin + (left < length ? left : length);
@@ -163,11 +163,11 @@ inline void start_helpers() {
 }
 
 // Whether threads are to help with work that takes so many nanoseconds.
-inline bool is_worth_help(double takes, u64 now) {
-    if (takes < double(shared_from)) return false;
-    if (takes >= double(woken_from) || helpers.watching.load(std::memory_order_relaxed)) return true;
+inline bool is_worth_help(u64 takes, u64 now) {
+    if (takes < shared_from) return false;
+    if (takes >= woken_from || helpers.watching.load(std::memory_order_relaxed)) return true;
     // It ends by then, if nobody helps.
-    const u64 last = helpers.last.exchange(now + u64(takes), std::memory_order_relaxed);
+    const u64 last = helpers.last.exchange(now + takes, std::memory_order_relaxed);
     return now < last + watched;
 }
 

@@ -212,10 +212,15 @@ inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t c
     } else if (out && kernel) {
         if (launch_plain(kernel, function_at<CurrentStream>(stream_address), src, dst)) result = Py_NewRef(out);
     } else if (out) {
-        Found found;
-        Unlocked unlocked(src.size);
-        if (is_new) ask_for_large_pages(dst, itemsize_of(plan->dst));
-        if (run_plain(plan, plan->work, src, dst, &found, &unlocked)) result = Py_NewRef(out);
+        bool is_done;
+        {
+            Found found;
+            Unlocked unlocked(src.size);
+            if (is_new) ask_for_large_pages(dst, itemsize_of(plan->dst));
+            is_done = run_plain(plan, plan->work, src, dst, &found, &unlocked);
+        }
+        // References are counted with Python's lock held.
+        if (is_done) result = Py_NewRef(out);
     }
     if (result == out && out && !is_new) {
         PyObject* told = PyObject_CallFunctionObjArgs(written, out, nullptr);

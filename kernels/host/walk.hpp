@@ -400,26 +400,33 @@ enum : u64 { timed = 1 << 13, least_timed = 1 << 15, least_part = 3 << 13 };
 // Parts for each thread: one that comes late takes fewer.
 enum : u64 { parts_each = 8 };
 
-// So many elements in whole steps of `each`.
-inline u64 steps_of(u64 elements, u64 each) { return ((elements / each) | (part_unit - 1)) + 1; }
+// Whole steps of `each` elements that have about so many elements in all: `least` or more.
+inline u64 steps_of(u64 elements, u64 each, u64 least) {
+    u64 steps = elements / each, unit = part_unit;
+    if (steps < least) steps = least;
+    while (unit > steps) unit /= 2;
+    return steps / unit * unit;
+}
 
 // Calls run(begin, end, found) for parts of the steps [0, n) of `each` elements, by several threads where that takes long.
-// False where that was interrupted: an exception is set then.
+// least: the fewest steps of a part, a power of two. False where that was interrupted: an exception is set then.
 template <typename Run>
-inline bool in_parts(u64 n, u64 each, Found* found, Unlocked* unlocked, const Run& run) {
+inline bool in_parts(u64 n, u64 each, u64 least, Found* found, Unlocked* unlocked, const Run& run) {
     struct Context {
         const Run& run;
         Found* found;
         u64 begin;
     };
     Context context = {run, found, 0};
-    const u64 first = steps_of(timed, each);
+    const u64 first = steps_of(timed, each, least);
     bool is_shared = false;
     if (helpers.threads > 1 && n * each >= least_timed && n > first) {
         const u64 start = nanoseconds();
         run(0, first, found);
         const u64 now = nanoseconds();
-        is_shared = is_worth_help(double(now - start) / double(first) * double(n - first), now);
+        // Integers, because the caller's floating-point modes may trap. What took this long is worth help however much is left.
+        const u64 taken = now - start < woken_from ? now - start : u64(woken_from);
+        is_shared = is_worth_help(taken * ((n - first) / first + 1), now);
         context.begin = first;
     }
     const u64 left = n - context.begin;
@@ -437,7 +444,7 @@ inline bool in_parts(u64 n, u64 each, Found* found, Unlocked* unlocked, const Ru
         merge(own.found, part);
     };
     job.context = &context, job.size = left;
-    job.part = steps_of(equal < least_part ? u64(least_part) : equal < piece ? equal : u64(piece), each);
+    job.part = steps_of(equal < least_part ? u64(least_part) : equal < piece ? equal : u64(piece), each, least);
     const auto goes_on = [&](u64 steps) { return !unlocked->is_interrupted(steps * each); };
     if (is_shared) return run_job(&job, goes_on);
     job.cut(1);
@@ -446,21 +453,49 @@ inline bool in_parts(u64 n, u64 each, Found* found, Unlocked* unlocked, const Ru
 
 inline bool walk_flat(const u8* src, u32 src_bytes, u8* dst, u32 dst_bytes, u64 size, const Work& work, Found* found,
                       Unlocked* unlocked) {
-    return in_parts(size, 1, found, unlocked, [&](u64 begin, u64 end, Found* part) {
+    return in_parts(size, 1, part_unit, found, unlocked, [&](u64 begin, u64 end, Found* part) {
         work.run(src + begin * src_bytes, dst + begin * dst_bytes, end - begin, begin, part);
     });
 }
 
-inline bool walk_in_any_order(const Walk& walk, const Work& work, Found* found, Unlocked* unlocked) {
-    int longest = 0;
-    for (int i = 1; i < walk.count; ++i) {
-        if (walk.loops[i].n > walk.loops[longest].n) longest = i;
+// Whether steps of this loop share cache lines.
+inline bool is_narrow(const Loop& loop) {
+    const npy_intp line = 64;
+    return (loop.src && magnitude(loop.src) < line) || magnitude(loop.dst) < line;
+}
+
+// The loop to cut: the longest, where so many steps count as one as fill a cache line.
+inline int loop_to_cut(const Walk& walk) {
+    int chosen = 0;
+    npy_intp longest = 0;
+    for (int i = 0; i < walk.count; ++i) {
+        const npy_intp n = walk.loops[i].n, length = is_narrow(walk.loops[i]) ? n : n * npy_intp(part_unit);
+        if (n > 1 && length > longest) chosen = i, longest = length;
     }
-    const Loop& cut = walk.loops[longest];
-    return in_parts(u64(cut.n), walk.size / u64(cut.n), found, unlocked, [&](u64 begin, u64 end, Found* part) {
+    return chosen;
+}
+
+inline bool walk_in_any_order(const Walk& walk, const Work& work, Found* found, Unlocked* unlocked) {
+    const int chosen = loop_to_cut(walk);
+    const Loop& cut = walk.loops[chosen];
+    const u64 each = walk.size / u64(cut.n);
+    const auto steps = [&](u64 begin, u64 end) {
         Walk own = walk;
-        own.loops[longest].n = npy_intp(end - begin);
+        own.loops[chosen].n = npy_intp(end - begin), own.size = (end - begin) * each;
         own.src.data += npy_intp(begin) * cut.src, own.dst.data += npy_intp(begin) * cut.dst;
+        return own;
+    };
+    if (each > piece) {
+        // A signal would wait too long for one step: each is cut by itself.
+        for (u64 i = 0; i < u64(cut.n); ++i) {
+            if (!walk_in_any_order(steps(i, i + 1), work, found, unlocked)) return false;
+        }
+        return true;
+    }
+    u64 least = is_narrow(cut) ? u64(part_unit) : 1;
+    while (least > 1 && least * each > piece) least /= 2;
+    return in_parts(u64(cut.n), each, least, found, unlocked, [&](u64 begin, u64 end, Found* part) {
+        Walk own = steps(begin, end);
         walk_in_tiles(own, work, part);
     });
 }

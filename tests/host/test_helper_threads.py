@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Long casts by several threads: the same bits, in every layout and from several threads at once; after a fork, where
-the process ends, and where the number of threads is given."""
+the process ends, where the number of threads is given, and where inexact results trap."""
 
 from __future__ import annotations
 
 import os
+import platform
+import signal
 import sys
 
 import pytest
 from test_fallback import run
 
 from gpucast.host.extension import MODULE
+from processor_modes import KNOWN
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
 
@@ -57,6 +60,16 @@ for shape in ((2100, 2100), (4, 1_102_500), (1_102_500, 4), (10, 441, 1000)):
     transposed = gpucast.cast(square.T, "FLOAT16", out=np.empty(square.T.shape, np.float16))
     assert same(transposed, np.ascontiguousarray(square.astype(np.float16).T)), shape
     assert same(gpucast.cast(square[..., ::-1], "DOUBLE"), square[..., ::-1].astype(np.float64)), shape
+# Few long steps, and loops of few steps.
+for shape in ((101, 201, 201), (3, 1201, 1201), (2, 2_100_000, 1), (2, 2, 2, 2, 2, 130_003)):
+    block = np.resize(x, shape)
+    for view in (block[:-1, :-1, 1:], block.transpose(*range(1, block.ndim), 0), block[:, ::-1, ::2]):
+        plain = np.ascontiguousarray(view)
+        assert same(gpucast.cast(view, "FLOAT16"), plain.astype(np.float16)), shape
+        assert same(gpucast.cast(view, "FLOAT16", out=np.empty(view.shape, "f2")), plain.astype(np.float16)), shape
+# Steps that are too long for one part.
+cube = x.view(np.int8)[: 3**15].reshape((3,) * 15)[tuple(slice(None, None, 1 - i % 2 * 2) for i in range(15))]
+assert same(gpucast.cast(cube, "INT16"), cube.astype(np.int16, order="C"))
 swapped = whole.astype(">f4")
 assert same(gpucast.cast(swapped[::2], "FLOAT16"), whole[::2].astype(np.float16))
 results = {}
@@ -101,6 +114,36 @@ is_over = True
 thread.join()
 print("done")
 """
+SIGNAL = """
+import signal
+ones = np.ones((80, 71, 71, 71), np.int8)[:, :70, :70, :70]
+out = np.zeros(ones.shape, np.uint8)
+gpucast.cast(ones[:1], "UINT8", out=out[:1])
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+try:
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    gpucast.cast(ones, "UINT8", out=out)
+except KeyboardInterrupt:
+    assert np.count_nonzero(out) < out.size // 2
+    print("done")
+"""
+TRAPS = """
+import ctypes
+library, inexact = ctypes.CDLL("libm.so.6"), {"x86_64": 0x20, "aarch64": 0x10}[os.uname().machine]
+tried = [(x[:n], to) for n in (200_001, x.size) for to in ("BFLOAT16", "FLOAT16", "INT8")] + [(x[::2], "FLOAT16")]
+wanted = [gpucast.cast(part, to) for part, to in tried]
+found = []
+def work():
+    library.feclearexcept(inexact)
+    is_trapping = library.feenableexcept(inexact) >= 0
+    for part, to in tried: found.append(gpucast.cast(part, to))
+    library.fedisableexcept(inexact)
+    return is_trapping
+# Processors may lack traps: some of ARM's do.
+assert work() or os.uname().machine == "aarch64"
+assert all(same(a, b) for a, b in zip(found, wanted, strict=True))
+print("done")
+"""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
@@ -108,6 +151,16 @@ print("done")
 def test_four_threads(code: str) -> None:
     # Of which a quiet end is a part.
     assert run(PRELUDE + code, GPUCAST_HOST_THREADS="4", OMP_NUM_THREADS="1") == ["done"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="sets a timer")
+def test_a_signal_waits_for_few_long_steps() -> None:
+    assert run(PRELUDE + SIGNAL, GPUCAST_HOST_THREADS="1") == ["done"]
+
+
+@pytest.mark.skipif(not KNOWN or platform.libc_ver()[0] != "glibc", reason="how to enable traps is not known")
+def test_inexact_results_may_trap() -> None:
+    assert run(PRELUDE + TRAPS, GPUCAST_HOST_THREADS="2") == ["done"]
 
 
 def test_how_many() -> None:

@@ -514,13 +514,11 @@ GPUCAST_INLINE u32 float4_of_float8(u32 first, u32 second) {
     u32 halves[2][2], nan = 0;
     halves_of_float8<Src>(first, halves[0]);
     halves_of_float8<Src>(second, halves[1]);
-    if constexpr (Src::bits == 6) {
-        // None is NaN.
-    } else if constexpr (Src::mantissa_bits == 3) {
-        // All numbers of FLOAT8E4M3FN are smaller than those with this bit.
-        nan = (halves[0][0] | halves[0][1] | halves[1][0] | halves[1][1]) & repeated<16>(0x2000);
-    } else {
-        nan = (((first & repeated<8>(0x7f)) + repeated<8>(3)) | ((second & repeated<8>(0x7f)) + repeated<8>(3))) & repeated<8>(0x80);
+    if constexpr (Src::bits == 8) {
+        // Halves are NaN where a magnitude's code is 127, or from 125 on with two bits of mantissa. FNUZ's own NaN, 0x80, is
+        // a half of negative zero.
+        constexpr u32 to_top_bit = Src::mantissa_bits == 3 ? 1 : 3;
+        nan = (((first & repeated<8>(0x7f)) + repeated<8>(to_top_bit)) | ((second & repeated<8>(0x7f)) + repeated<8>(to_top_bit))) & repeated<8>(0x80);
     }
     if (nan != 0) {
         ptx::mark_rare();

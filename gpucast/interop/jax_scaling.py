@@ -56,12 +56,16 @@ class DelayedScales(NamedTuple):
                 raise IndexError(f"DelayedScales.cast: tensor={tensor} must be from 0 to {len(self.scale) - 1}")
         codes = cast(x, to, scale=self.scale[tensor])
         kind = dtype(x.dtype, caller="DelayedScales.cast: x.dtype=")
+        x = jax.lax.stop_gradient(x)
+        if not kind.has_negative_zero or kind.bits not in (8, 16, 32):
+            # These codes are not a sign before magnitudes with NaN last, or XLA may lack integers of as many bits.
+            x, kind = cast(x, "FLOAT"), dtype("FLOAT")
         # As integers, because XLA flushes subnormal numbers. Those of NaN are the largest.
-        bits = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(x), kind.code_numpy) & kind.code_numpy.type(
-            kind.sign_code - 1
-        )
+        bits = jax.lax.bitcast_convert_type(x, kind.code_numpy) & kind.code_numpy.type(kind.sign_code - 1)
         largest = jax.lax.bitcast_convert_type(jnp.max(bits, initial=0), kind.numpy)
-        seen = _bits(self.amax).at[tensor].max(_bits(cast(largest, "FLOAT")))
+        measured = _bits(cast(largest, "FLOAT"))
+        measured = jnp.where(measured > 0x7F800000, 0x7FC00000, measured)
+        seen = _bits(self.amax).at[tensor].max(measured)
         return codes, self._replace(amax=_floats(seen))
 
     def update(self, to: Any, margin: int = 0, power_of_two: bool = False) -> DelayedScales:

@@ -39,6 +39,40 @@ def test_a_step_within_jit_is_that_of_the_object() -> None:
                 assert np.asarray(got).tobytes() == expected.tobytes()
 
 
+@pytest.mark.parametrize(
+    ("name", "codes"),
+    [
+        ("INT32", [0xFFFFFFFF, 5]),
+        ("UINT8", [200, 7]),
+        ("BOOL", [0, 1]),
+        ("INT4", [8, 7]),
+        ("FLOAT8E4M3FNUZ", [0x80, 0x40]),
+        ("FLOAT8E5M2FNUZ", [0x80, 0x40]),
+        ("FLOAT8E8M0", [100, 130]),
+        ("FLOAT4E2M1", [0xE, 1]),
+        # A quiet NaN with a sign and a payload.
+        ("FLOAT", [0xFFC00001, 0x3F800000]),
+    ],
+)
+def test_magnitudes_of_other_types_are_those_of_the_object(name: str, codes: list[int]) -> None:
+    from gpucast.interop.jax_scaling import DelayedScales
+
+    kind = gpucast.dtype(name)
+    x = np.array(codes, kind.code_numpy).view(kind.numpy)
+    kept = DelayedScaling("FLOAT8E4M3FN")
+    expected = kept.cast(x)
+    step = jax.jit(lambda scales, x: scales.cast(x, "FLOAT8E4M3FN"))
+    got, scales = step(DelayedScales.start(), jax.numpy.asarray(x))
+    assert np.asarray(got).tobytes() == expected.tobytes()
+    assert np.asarray(scales.amax).tobytes() == kept.amax.tobytes()
+
+
+def test_a_numpy_array_of_double_is_measured_without_64_bits_in_jax() -> None:
+    from gpucast.interop.jax_scaling import DelayedScales
+
+    assert DelayedScales.start().cast(np.array([1.5, -3], np.float64), "FLOAT8E4M3FN")[1].amax.tolist() == [3]
+
+
 def test_gradients_and_small_numbers() -> None:
     from gpucast.interop.jax_scaling import DelayedScales
 

@@ -69,6 +69,14 @@ def test_every_edge_and_alignment_is_proved(pair: str) -> None:
     assert found.launches == len(list(edges(source)))
 
 
+def test_edges_of_accesses_of_32_bytes_are_proved() -> None:
+    source, text = compiled("UINT32:FLOAT6E3M2", "sm_100a")
+    assert ".v8.b32" in text
+    launches = list(edges(source, 32))
+    assert {launch.src for launch in launches} == {launch.dst for launch in launches} == set(range(32))
+    assert verdict(source, text, launches).problem == ""
+
+
 @pytest.mark.parametrize(
     ("pair", "shape"),
     [

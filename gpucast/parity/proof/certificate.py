@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ import numpy as np
 
 from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec
-from gpucast.codegen.cast_kernel import KernelSource, Shape
+from gpucast.codegen.cast_kernel import ALIGNED, VECTOR, KernelSource, Shape
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.compile import compiler
@@ -97,7 +98,7 @@ def prove(
     """
     for case in cases:
         asked = SOLVERS if case in second else solvers
-        sources = list(kernels(case, paths))
+        sources = list(kernels(case, paths, arch))
         texts = [ptx(source, arch) for source, _ in sources]
         key = digest("\n".join(texts))
         verdict = None if known is None else known.get(key)
@@ -125,7 +126,9 @@ def mutants(cases: Sequence[Case], arch: str, solvers: Sequence[str]) -> Counter
     return judged
 
 
-def kernels(case: Case, paths: Paths) -> Iterator[tuple[KernelSource | BatchSource, Iterable[Launch | list[Launch]]]]:
+def kernels(
+    case: Case, paths: Paths, arch: str
+) -> Iterator[tuple[KernelSource | BatchSource, Iterable[Launch | list[Launch]]]]:
     """The kernels of a rule, with the launches of each."""
     rule = case.rule
     source = CastSpec.of(rule).source()
@@ -133,8 +136,9 @@ def kernels(case: Case, paths: Paths) -> Iterator[tuple[KernelSource | BatchSour
         yield source, [full_tile(source)]
     elif paths == "edges":
         unpacked = [CastSpec.of(rule, unpacked=True).source()] * rule.src.packed
+        widest = ALIGNED if int(re.sub(r"\D", "", arch)) >= 100 else VECTOR
         for contiguous in (source, *unpacked):
-            yield contiguous, [full_tile(contiguous), *edges(contiguous)]
+            yield contiguous, [full_tile(contiguous), *edges(contiguous, widest)]
     elif paths == "layouts":
         shapes: list[Shape] = ["strided"]
         if min(rule.src.bits, rule.dst.bits) >= 8 and case.random is None:

@@ -25,7 +25,7 @@ from gpucast.parity.proof.terms import Term, const, var
 _SOURCE, _RESULT = 0x7000_0000_0000, 0x7100_0000_0000
 #: A thread of the second half of its block's first warp.
 _THREAD = 21
-#: The widest access: every alignment is one in so many bytes.
+#: The widest access before sm_100: every alignment is one in so many bytes.
 _VECTOR = 16
 #: From an array of a launch of many to the next one.
 _SLOT = 1 << 24
@@ -120,23 +120,26 @@ def full_tile(source: KernelSource, threads: Iterable[int] = (_THREAD,)) -> Laun
     return _with_random(source, Launch(n, threads=tuple((1, number) for number in threads)))
 
 
-def edges(source: KernelSource) -> Iterator[Launch]:
-    """Launches of a contiguous kernel that begin and end inside a tile.
+def edges(source: KernelSource, widest: int = _VECTOR) -> Iterator[Launch]:
+    """Launches of a contiguous kernel that begin and end inside a tile. `widest` is how many bytes an access may have
+    where a tile has whole ones of them: every alignment is one in so many bytes, else one in 16.
 
     They cover a source at every alignment (for a packed source, at every bit), a result at every alignment, and every
     count of elements in the last tile. Some have so few elements that both ends lie in one tile. Each alignment of one
     side meets a different alignment and a different end on the other side.
     """
     tile, src_bits = source.tile, source.src_bits
+    if tile * max(src_bits, source.rule.dst.bits) % (8 * widest):
+        widest = _VECTOR
     bits = range(0, 8, 2 if src_bits < 8 else 8)
     # Loads that are not aligned keep this far from the ends of the array.
-    margin = 2 * _VECTOR * 8 // src_bits + 2
-    for number in range(max(_VECTOR, tile)):
+    margin = 2 * widest * 8 // src_bits + 2
+    for number in range(max(widest, tile)):
         # All bits at each place in a word.
-        src, bit, dst = number % _VECTOR, bits[number // 4 % len(bits)], (5 * number + number // _VECTOR) % _VECTOR
+        src, bit, dst = number % widest, bits[number // 4 % len(bits)], (5 * number + number // widest) % widest
         yield _with_random(source, Launch(margin + 2 * tile + 3 * number % tile, src, bit, dst))
     for number in range(1, tile + 2):
-        yield _with_random(source, Launch(number, 7 * number % _VECTOR, bits[number % len(bits)], 3 * number % _VECTOR))
+        yield _with_random(source, Launch(number, 7 * number % widest, bits[number % len(bits)], 3 * number % widest))
     # Every tile of a thread, and several blocks; the last one ends early.
     block = source.elements * source.threads
     for src, dst in ((0, 0), (0, 3), (1, 0)):

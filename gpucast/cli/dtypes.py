@@ -119,10 +119,10 @@ def _add_recipes(commands: Any) -> None:
         help="print the formats of other libraries",
         description="Print the recipes of gpucast.quantize: formats with the codes and scales of another library. "
         "In the formulas a is the largest magnitude of a block, A that of the array, s the scale, x an element, and u "
-        "the number that the library calls the global scale. Each operation rounds to FLOAT; T(...) rounds to the type of "
-        "the array, power(...) down to a power of two, and pick(c, p, q) is p unless c is 0. largest is the largest FLOAT, "
-        "tiny the smallest normal number of the array's type. held: whether the recipe was compared with the library "
-        "(package), its reference of kernels (reference), or its formula alone (formula).",
+        "the number that the library calls the global scale. Each operation rounds to FLOAT; T(...) rounds to the type "
+        "of the array, power(...) down to a power of two, and pick(c, p, q) is p unless c is 0. largest is the largest "
+        "FLOAT, tiny the smallest normal number of the array's type. held: whether the recipe was compared with the "
+        "library (package), its reference of kernels (reference), or its formula alone (formula).",
     )
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     parser.set_defaults(run=run_recipes)

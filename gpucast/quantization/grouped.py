@@ -20,7 +20,6 @@ from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import check_written
 from gpucast.arrays.packed import PackedArray, as_array, device_index
-from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty
 from gpucast.casting.fused_options import fused_rule, resolve_scale
 from gpucast.core.arithmetic import exact
@@ -274,23 +273,12 @@ class _Call:
         kernels = on_device.grouped_on_gpu
         assert self.device is not None
         with gpu.driver.driver().on(self.device):
-            x, offsets, scale = self._dense("x", self.x, _ALIGNMENT), self._dense("offsets", self.offsets), self.scale
+            x = kernels.dense("x", self.x, self.caller, _ALIGNMENT)
+            offsets, scale = kernels.dense("offsets", self.offsets, self.caller), self.scale
             if not isinstance(scale, float):
-                scale = self._dense("scale", scale)
+                scale = kernels.dense("scale", scale, self.caller)
         arguments = kernels.GroupedArguments(
             offsets, scale, scales, ends, valid, self.rows, self.columns, self.result_rows, self.pad,
             _LAYOUTS.index(layout),
         )  # fmt: skip
         kernels.run(kernels.GroupedSpec(rule, format), x, data, arguments, self.device)
-
-    def _dense(self, name: str, x: Any, alignment: int = 0) -> Any:
-        """The array, or a copy on the current device, in C order and at a multiple of `alignment`, or of its items."""
-        if x.flags.c_contiguous and x.data.ptr % (alignment or x.itemsize) == 0:
-            return x
-        if gpu.driver.driver().capturing():
-            raise RuntimeError(
-                f"{self.caller}: a CUDA graph is being captured, and {name} is not in C order at an aligned address; "
-                "memory for a copy cannot be allocated then"
-            )
-        kind = dtype(x.dtype)
-        return cast(x, kind, out=gpu.cast_on_gpu.new(x.shape, kind))

@@ -16,7 +16,8 @@ from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import CastRule
-from gpucast.gpu import driver
+from gpucast.gpu import cast_on_gpu, driver
+from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import FILES, columns_of, divide_by, format_struct
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
@@ -100,6 +101,20 @@ class GroupedArguments:
                 self.layout,
             ),
         )
+
+
+def dense(name: str, x: Any, caller: str, alignment: int = 0) -> Any:
+    """The array, or a copy on the current device, in C order and at a multiple of `alignment`, or of its items."""
+    if memory.is_dense(x, alignment):
+        return x
+    if driver.driver().capturing():
+        raise RuntimeError(
+            f"{caller}: a CUDA graph is being captured, and {name} is not in C order at an aligned address; "
+            "memory for a copy cannot be allocated then"
+        )
+    made = cast_on_gpu.new(x.shape, dtype(x.dtype))
+    memory.copy(x, made)
+    return made
 
 
 def run(spec: GroupedSpec, x: Any, data: Any, arguments: GroupedArguments, device: int) -> None:

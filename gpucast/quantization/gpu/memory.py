@@ -29,9 +29,9 @@ def given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:
     return target
 
 
-def is_dense(x: Any) -> bool:
-    """Whether an array is in C order, and aligned to its element size."""
-    return isinstance(x, PackedArray) or bool(x.flags.c_contiguous and address(x) % x.itemsize == 0)
+def is_dense(x: Any, alignment: int = 0) -> bool:
+    """Whether an array is in C order, and aligned to its element size, or to so many bytes."""
+    return isinstance(x, PackedArray) or bool(x.flags.c_contiguous and address(x) % (alignment or x.itemsize) == 0)
 
 
 def dense(x: Any, workspace: Workspace, name: str) -> Any:

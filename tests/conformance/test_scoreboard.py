@@ -22,7 +22,7 @@ PAIRS = (
 )  # fmt: skip
 #: Libraries that the tests have, and those that are too large for every run.
 OURS = ("gpucast", "ml_dtypes", "onnx", "onnxruntime", "c", "jax", "cuda")
-PEERS = ("torch", "triton")
+PEERS = ("gfloat", "torch", "triton")
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_a_library_gives_what_its_score_says(name: str, tmp_path: Path, monkeypa
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("name", ["compressed_tensors", "torchao"])
+@pytest.mark.parametrize("name", ["compressed_tensors", "gfloat", "torchao"])
 def test_a_quantizer_gives_what_its_score_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip(name)
     adapter = load(name)

@@ -91,6 +91,8 @@ def test_numbers(sign: str, way: Way) -> None:
     numbers = {text: float(value) for text, value in FINITE.items()} | {text: float(text) for text in WORDS}
     found = parse(way, [text.replace(text.strip(), sign + text.strip()) for text in numbers], DOUBLE)
     assert list(map(repr, found.tolist())) == [repr(-x if sign == "-" else x) for x in numbers.values()]
+    # JSON has these, and -0 as an integer.
+    assert repr(parse(way, ["-0", "5"], DOUBLE).tolist()) == "[-0.0, 5.0]"
 
 
 @pytest.mark.parametrize(("to", "what"), [("FLOAT", ""), ("INT8", ""), ("BOOL", ", true or false")])

@@ -21,7 +21,6 @@ from bench.report.heatmap import heatmap
 from bench.static import budget as static_budget
 from bench.static import check as static
 from bench.static import layouts as static_layouts
-from bench.static import published as static_published
 from bench.static.budget import KNOWN, of_casts, problems, widths
 from bench.static.kernels import BATCH, StaticKernel, compiled, facts, measure
 from bench.static.model import ATTAINABLE, GPUS, TURNOVER, estimate, estimates, loaded, resident_threads
@@ -111,15 +110,6 @@ def test_layouts_reach_their_goals() -> None:
     assert static_budget.verdict([slow], {one.key: "because"}) == []
     known = f"{one}: keeps what is checked; take it out of the known misses"
     assert static_budget.verdict([one], {one.key: "because"}) == [known]
-
-
-def test_the_model_comes_near_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert static_published.report() == []
-    assert len(capsys.readouterr().out.splitlines()) == len(static_published.PUBLISHED)
-    one = static_published.PUBLISHED[1]
-    found = one.estimate()
-    assert static_published.problems(dataclasses.replace(one, share=0.5), found) != []
-    assert static_published.problems(dataclasses.replace(one, reason="because"), found) != []
 
 
 # ---- what is checked ----

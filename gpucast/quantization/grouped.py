@@ -31,8 +31,8 @@ from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices, streams
 from gpucast.quantization import gpu as on_device
 from gpucast.quantization import grouped_on_host, recipes, swizzle
+from gpucast.quantization.option_checks import resolve_random
 from gpucast.quantization.quantized import source_dtype
-from gpucast.quantization.rounding_options import resolve_random
 
 #: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
 _MOST_GROUPS = 1024

@@ -15,7 +15,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine
-from gpucast.quantization.hadamard_options import check_runs, resolve_hadamard
+from gpucast.quantization.option_checks import check_runs, resolve_hadamard
 from gpucast.quantization.quantized import source_dtype
 
 _CALLER = "hadamard"

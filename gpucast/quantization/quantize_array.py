@@ -22,9 +22,8 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Hadamard, Parts
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, recipes, swizzle
-from gpucast.quantization.hadamard_options import check_format, check_runs, resolve_hadamard
+from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard, resolve_random
 from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype
-from gpucast.quantization.rounding_options import resolve_random
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -24,7 +24,7 @@ from gpucast.core.formats import SOURCES, Format, Hadamard, Parts, ScaleOrder
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle
-from gpucast.quantization.hadamard_options import check_format, check_runs, resolve_hadamard
+from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
 
 ScaleLayout = Literal["linear", ScaleOrder]
 _FLOAT = dtype("FLOAT")

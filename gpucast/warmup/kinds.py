@@ -26,7 +26,7 @@ from gpucast.quantization.gpu.source import WARP, QuantizeSpec, finishing
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
 from gpucast.quantization.grouped import check_grouped
-from gpucast.quantization.hadamard_options import check_format, resolve_hadamard
+from gpucast.quantization.option_checks import check_format, resolve_hadamard
 from gpucast.quantization.recipes import find
 
 _FLOAT = dtype("FLOAT")

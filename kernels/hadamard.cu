@@ -2,25 +2,25 @@
 // Hadamard transforms, alone and before an array is quantized, and the choice of the rule "4over6". Every result is that
 // of gpucast/reference/exact_hadamard.py and exact_quantize.py.
 //
-// A thread holds a unit of numbers: whole runs of the transform, and whole blocks that share a scale. So no thread waits
-// for another one, and the transformed numbers never leave the registers.
+// A thread holds a fragment of the array: whole runs of the transform, and whole blocks that share a scale. So no
+// thread waits for another one, and the transformed numbers never leave the registers.
 namespace gpucast {
 
 // One result, as in tiles.cuh, with a global scale of its own.
-struct UnitResult {
+struct HadamardResult {
     u8* data;
     u8* scales;
     u8* zero_points;
     const float* global_scale;
 };
 
-struct UnitArguments {
-    UnitResult same, swapped;
+struct HadamardArguments {
+    HadamardResult same, swapped;
     // Statistics of each warp.
     u8* stats;
     Random random;
-    // How many units there are, and the distance in elements of the numbers of one.
-    i64 units, inner;
+    // How many fragments there are, and the distance in elements of the numbers of one.
+    i64 runs, inner;
     // The size of one matrix of the array, in elements and in tiles.
     i64 rows, columns;
     u32 tiles_down, tiles_across;
@@ -36,7 +36,7 @@ GPUCAST_CONSTANT u32 transform_factor() {
     return Length == 16 ? 0x3e800000 : Length == 32 ? 0x3e3504f3 : Length == 64 ? 0x3e000000 : 0x3db504f3;
 }
 
-// Transforms the runs of FLOATs of a unit. The signs come last for the inverse.
+// Transforms the runs of FLOATs of a fragment. The signs come last for the inverse.
 template <u32 Length, u32 Size, bool inverse>
 GPUCAST_INLINE void transform(u32 (&x)[Size], const u32 (&signs)[128]) {
     if constexpr (!inverse) {
@@ -87,9 +87,9 @@ GPUCAST_INLINE u32 narrow_bits(typename V::Word bits) {
     else return bits;
 }
 
-// The numbers of a unit: FLOATs that were transformed, or with a Length of 0 elements as they are.
+// The numbers of a fragment: FLOATs that were transformed, or with a Length of 0 elements as they are.
 template <typename Src, typename Float, typename Double, u32 Length, u32 Size>
-struct HeldUnit {
+struct Fragment {
     typedef typename FloatOrDouble<Length != 0, Src, Float>::type Held;
     typedef Value<Src, Float, Double> V;
     typedef Tile<Size * Src::bits / 8> SrcTile;
@@ -131,7 +131,7 @@ struct HeldUnit {
     }
 };
 
-// ---- quantizing a unit ----
+// ---- quantizing a fragment ----
 
 // A block has one scale to try, or with `TwoScales` those by which its largest magnitude becomes 6 or 4: formats that
 // round to nearest.
@@ -174,19 +174,20 @@ GPUCAST_INLINE float squared_error(const Tile<Bytes>& in, const Scale& scale, fl
     return error;
 }
 
-// The codes and scales of a unit: `begin` is the index of its first element in the result, whose rows have `columns`.
+// The codes and scales of a fragment: `begin` is the index of its first element in the result, whose rows have so many
+// columns.
 template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Held_>
-GPUCAST_INLINE void quantize_unit(const Held_& unit, i64 begin, i64 columns, const UnitResult& result, const Random& random) {
+GPUCAST_INLINE void quantize_fragment(const Held_& fragment, i64 begin, i64 columns, const HadamardResult& result, const Random& random) {
     typedef typename Held_::Held Held;
     typedef typename F::element DType;
     typedef typename CodeOf<F::scale::bits>::type ScaleCode;
     typedef Value<Held, Float, Double> V;
     // Codes of so many elements are whole words.
-    const u32 size = sizeof(unit.x) * 8 / Held::bits, some = 16;
+    const u32 size = sizeof(fragment.x) * 8 / Held::bits, some = 16;
     const float global = global_value<F>(result.global_scale, begin, columns);
 #pragma unroll
     for (u32 first = 0; first < size; first += Block) {
-        const auto block = unit.template part<Block>(first);
+        const auto block = fragment.template part<Block>(first);
         BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
         const bool finite = stats.template add_tile<Held, Block>(block) || F::nan_in_scale;
         Scale scale = scale_of<F, Float, Double>(stats, global);
@@ -219,41 +220,41 @@ GPUCAST_INLINE void quantize_unit(const Held_& unit, i64 begin, i64 columns, con
         for (u32 i = 0; i < Block; i += some) {
             Tile<some * DType::bits / 8> out = {};
             divisor.template tile<some, !F::zero_points && !Scales::chooses>(
-                unit.template part<some>(first + i), out, begin + first + i, finite, random);
+                fragment.template part<some>(first + i), out, begin + first + i, finite, random);
             store_aligned(result.data + (begin + first + i) * i64(DType::bits) / 8, out);
         }
     }
 }
 
-// Units along the rows of an array.
+// Fragments along the rows of an array.
 template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Length, u32 Size, u32 Block, u32 Threads>
-GPUCAST_INLINE void quantize_units(const u8* src, i64 n, const UnitArguments& given) {
+GPUCAST_INLINE void quantize_fragments(const u8* src, i64 n, const HadamardArguments& given) {
     const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Size;
     if (begin >= n) return;
     Tile<Size * Src::bits / 8> in;
     load_aligned(src + begin * i64(Src::bits) / 8, in);
-    HeldUnit<Src, Float, Double, Length, Size> unit;
-    unit.take(in, given.signs);
-    quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.columns, given.same, given.random);
+    Fragment<Src, Float, Double, Length, Size> fragment;
+    fragment.take(in, given.signs);
+    quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin, given.columns, given.same, given.random);
 }
 
 // The largest magnitudes of what n threads transform; the statistics are those of find_extremes for FLOAT.
 template <typename Src, typename Float, typename Double, u32 Length, bool strided, u32 Threads>
-GPUCAST_INLINE void find_transformed(const u8* src, i64 n, const UnitArguments& given) {
+GPUCAST_INLINE void find_transformed(const u8* src, i64 n, const HadamardArguments& given) {
     const i64 thread = i64(blockIdx.x) * Threads + threadIdx.x, bytes = Src::bits / 8;
     BlockStats<Value<Float, Float, Double>, false, true> stats = {0, 0};
 #pragma unroll 1
-    for (i64 run = thread; thread < n && run < given.units; run += n) {
-        HeldUnit<Src, Float, Double, Length, Length> unit;
+    for (i64 run = thread; thread < n && run < given.runs; run += n) {
+        Fragment<Src, Float, Double, Length, Length> fragment;
         if constexpr (strided) {
             const i64 above = run / given.inner, first = above * Length * given.inner + (run - above * given.inner);
-            unit.take_strided(src + first * bytes, given.inner * bytes, given.signs);
+            fragment.take_strided(src + first * bytes, given.inner * bytes, given.signs);
         } else {
             Tile<Length * Src::bits / 8> in;
             load_aligned(src + run * Length * bytes, in);
-            unit.take(in, given.signs);
+            fragment.take(in, given.signs);
         }
-        stats.template add_tile<Float, Length>(unit.x);
+        stats.template add_tile<Float, Length>(fragment.x);
     }
     GPUCAST_MERGE(32, stats);
     if (thread < n && threadIdx.x % 32 == 0) reinterpret_cast<decltype(stats)*>(given.stats)[thread / 32] = stats;
@@ -262,7 +263,7 @@ GPUCAST_INLINE void find_transformed(const u8* src, i64 n, const UnitArguments& 
 // ---- the transform alone ----
 
 template <typename Src, typename Dst, typename Rule, typename Float, typename Double, u32 Length, bool inverse, bool strided, u32 Threads>
-GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const UnitArguments& given) {
+GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const HadamardArguments& given) {
     typedef Value<Src, Float, Double> V;
     typedef typename V::Word Word;
     typedef typename WordOf<Dst::bits == 64>::type DstWord;
@@ -294,11 +295,11 @@ GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const UnitArg
 
 // ---- tiles: one read of an array gives the plain result, the transposed one, or both ----
 
-// G has the sizes: of a tile, and for each result of a run (0: none) and of a unit (0: no such result).
+// G has the sizes: of a tile, and for each result of a run (0: none) and of a fragment (0: no such result).
 template <typename Src, typename G>
-struct UnitMemory {
-    // Rows of a tile, of which every 16 are shifted by 16 bytes, so that threads with neighbouring units of a column read
-    // from different banks.
+struct HadamardMemory {
+    // Rows of a tile, of which every 16 are shifted by 16 bytes, so that threads with neighbouring fragments of a column
+    // read from different banks.
     enum : u32 { pitch = G::columns * Src::bits / 8, shift = 16 };
     alignas(16) u8 elements[G::rows * pitch + G::rows / 16 * shift];
 
@@ -308,7 +309,7 @@ struct UnitMemory {
 };
 
 template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Block, typename G>
-GPUCAST_INLINE void quantize_unit_tiles(const u8* src, const UnitArguments& given, UnitMemory<Src, G>& shared) {
+GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, const HadamardArguments& given, HadamardMemory<Src, G>& shared) {
     const u32 bytes = Src::bits / 8, vectors = G::columns * bytes / 16;
     const u32 line = blockIdx.x / given.tiles_across, above = line / given.tiles_down;
     const i64 matrix = above, first_row = i64(line - above * given.tiles_down) * G::rows;
@@ -334,10 +335,10 @@ GPUCAST_INLINE void quantize_unit_tiles(const u8* src, const UnitArguments& give
             if (row >= rows || column >= columns) continue;
             Tile<G::same * bytes> in;
             load_aligned(shared.at(row, column), in);
-            HeldUnit<Src, Float, Double, G::same_run, G::same> unit;
-            unit.take(in, given.signs);
+            Fragment<Src, Float, Double, G::same_run, G::same> fragment;
+            fragment.take(in, given.signs);
             const i64 begin = (matrix * given.rows + first_row + row) * given.columns + first_column + column;
-            quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.columns, given.same, given.random);
+            quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin, given.columns, given.same, given.random);
         }
     }
     if constexpr (G::swapped != 0) {
@@ -347,10 +348,10 @@ GPUCAST_INLINE void quantize_unit_tiles(const u8* src, const UnitArguments& give
             // Neighbouring threads take neighbours in the result.
             const u32 row = k % down * G::swapped, column = k / down;
             if (row >= rows || column >= columns) continue;
-            HeldUnit<Src, Float, Double, G::swapped_run, G::swapped> unit;
-            unit.take_column(shared, row, column, given.signs);
+            Fragment<Src, Float, Double, G::swapped_run, G::swapped> fragment;
+            fragment.take_column(shared, row, column, given.signs);
             const i64 begin = (matrix * given.columns + first_column + column) * given.rows + first_row + row;
-            quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.rows, given.swapped, given.random);
+            quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin, given.rows, given.swapped, given.random);
         }
     }
 }
@@ -358,19 +359,19 @@ GPUCAST_INLINE void quantize_unit_tiles(const u8* src, const UnitArguments& give
 }  // namespace gpucast
 
 // Macros, because a kernel's name is that of its work; gpucast/quantization/gpu/hadamard_source.py writes the rest.
-#define GPUCAST_UNITS(NAME, THREADS, ...)                                                                              \
+#define GPUCAST_HADAMARD(NAME, THREADS, ...)                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n,                                   \
-             const __grid_constant__ gpucast::UnitArguments given) {                                                   \
+             const __grid_constant__ gpucast::HadamardArguments given) {                                               \
         using namespace gpucast;                                                                                       \
         static_cast<void>(dst), static_cast<void>(n);                                                                  \
         __VA_ARGS__;                                                                                                   \
     }
-#define GPUCAST_UNIT_TILES(NAME, SRC, THREADS, ...)                                                                    \
+#define GPUCAST_HADAMARD_TILES(NAME, SRC, THREADS, ...)                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64,                                         \
-             const __grid_constant__ gpucast::UnitArguments given) {                                                   \
+             const __grid_constant__ gpucast::HadamardArguments given) {                                               \
         using namespace gpucast;                                                                                       \
-        __shared__ UnitMemory<SRC, NAME##_tiles> shared;                                                               \
-        quantize_unit_tiles<__VA_ARGS__, NAME##_tiles>(src, given, shared);                                            \
+        __shared__ HadamardMemory<SRC, NAME##_tiles> shared;                                                           \
+        quantize_fragment_tiles<__VA_ARGS__, NAME##_tiles>(src, given, shared);                                        \
     }

@@ -14,7 +14,7 @@ from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import FORMATS, find
 from gpucast.core.rule import CastRule
-from gpucast.quantization.gpu.hadamard_source import UnitSpec
+from gpucast.quantization.gpu.hadamard_source import HadamardSpec
 from gpucast.quantization.gpu.source import WARP, Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import Run, TileSpec
 
@@ -88,7 +88,7 @@ def _row(kind: Kind, name: str, src: str) -> Asked:
 
 def _unit(kind: str, name: str, length: int) -> Asked:
     format, src = find(name, "bench"), dtype("BFLOAT16")
-    source = UnitSpec(CastRule(src, format.element), "units", length, format).source()
+    source = HadamardSpec(CastRule(src, format.element), "rows", length, format).source()
     assert isinstance(format.block, tuple)
     scales = source.elements // format.block[0]
     what = f"{name}, runs of {length}" if length else name

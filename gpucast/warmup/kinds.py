@@ -20,7 +20,7 @@ from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
 from gpucast.mixed.gpu.norm_kernels import FinishSpec, NormSpec
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.grouped_on_gpu import GroupedSpec
-from gpucast.quantization.gpu.hadamard_source import UnitSpec, takes
+from gpucast.quantization.gpu.hadamard_source import HadamardSpec, takes
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
 from gpucast.quantization.gpu.source import WARP, QuantizeSpec, finishing
 from gpucast.quantization.gpu.tile_source import TileSpec
@@ -89,16 +89,16 @@ def of_formats(
                 yield from of_rows(format, src, stochastic)
 
 
-def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[QuantizeSpec | TileSpec | UnitSpec]:
+def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[QuantizeSpec | TileSpec | HadamardSpec]:
     """Kernels that quantize matrices of a type along the last axis, plain, transposed or both, and dequantize them.
 
     Those for rows of whole blocks, and those for all other rows.
     """
     rule, blocks, in_rows = CastRule(src, format.element), *_blocks(format)
     if format.rule == "4over6":
-        yield UnitSpec(rule, "units", 0, format, stochastic)
+        yield HadamardSpec(rule, "rows", 0, format, stochastic)
         for plain in (False, True):
-            yield UnitSpec(rule, "tiles", 0, format, stochastic, plain=plain, turned=True)
+            yield HadamardSpec(rule, "tiles", 0, format, stochastic, plain=plain, turned=True)
     else:
         yield from _of_one_scale(rule, format, stochastic, blocks, in_rows)
     if format.global_scale:
@@ -122,14 +122,14 @@ def _blocks(format: Format) -> tuple[BlockGrid, bool]:
     return blocks, blocks.splits_outer and blocks.lengths[1] == 1 and blocks.lengths[2] in LENGTHS
 
 
-def of_rows(format: Format, src: DType, stochastic: bool) -> Iterator[QuantizeSpec | UnitSpec]:
+def of_rows(format: Format, src: DType, stochastic: bool) -> Iterator[QuantizeSpec | HadamardSpec]:
     """Those of a format with a global scale for each row, and from the largest magnitude of each; else none."""
     if not format.rows_shape(_MATRIX, 1):
         return
     rule, blocks, in_rows = CastRule(src, format.element), *_blocks(format)
     yield QuantizeSpec(CastRule(_FLOAT, format.element), format, "globals")
     if format.rule == "4over6":
-        yield UnitSpec(rule, "units", 0, format, stochastic, row_scaled=True)
+        yield HadamardSpec(rule, "rows", 0, format, stochastic, row_scaled=True)
     else:
         yield QuantizeSpec(rule, format, "scales", row_scaled=True)
         yield QuantizeSpec(rule, format, "elements", stochastic, row_scaled=True)
@@ -140,26 +140,26 @@ def of_rows(format: Format, src: DType, stochastic: bool) -> Iterator[QuantizeSp
             yield QuantizeSpec(CastRule(format.element, dst), format, "back", block=block, row_scaled=True)
 
 
-def of_transform(src: DType, length: int) -> Iterator[UnitSpec]:
+def of_transform(src: DType, length: int) -> Iterator[HadamardSpec]:
     """Hadamard transforms of a type to FLOAT, and back to it, along any axis."""
     for strided in (False, True):
-        yield UnitSpec(CastRule(src, _FLOAT), "transform", length, strided=strided)
+        yield HadamardSpec(CastRule(src, _FLOAT), "transform", length, strided=strided)
         for dst in dict.fromkeys((src, _FLOAT)):
-            yield UnitSpec(CastRule(_FLOAT, dst), "transform", length, inverse=True, strided=strided)
+            yield HadamardSpec(CastRule(_FLOAT, dst), "transform", length, inverse=True, strided=strided)
 
 
-def of_hadamard(format: Format, src: DType, stochastic: bool, length: int) -> Iterator[QuantizeSpec | UnitSpec]:
+def of_hadamard(format: Format, src: DType, stochastic: bool, length: int) -> Iterator[QuantizeSpec | HadamardSpec]:
     """Those that transform along the last axis and quantize, plain, transposed or both, besides `of_transform` and
     those that quantize a FLOAT array."""
     rule = CastRule(src, format.element)
     if format.global_scale:
         for strided in (False, True):
-            yield UnitSpec(CastRule(src, _FLOAT), "top", length, strided=strided)
+            yield HadamardSpec(CastRule(src, _FLOAT), "top", length, strided=strided)
         yield QuantizeSpec(CastRule(_FLOAT, format.element), format, "global")
     if takes(format):
-        yield UnitSpec(rule, "units", length, format, stochastic)
+        yield HadamardSpec(rule, "rows", length, format, stochastic)
         for plain, own in ((False, 0), (True, 0), (True, length)):
-            tiles = UnitSpec(rule, "tiles", own, format, stochastic, plain=plain, turned=True, turned_length=length)
+            tiles = HadamardSpec(rule, "tiles", own, format, stochastic, plain=plain, turned=True, turned_length=length)
             if tiles.fits:
                 yield tiles
 

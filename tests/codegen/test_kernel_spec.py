@@ -41,7 +41,7 @@ def test_every_kind_is_a_value() -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
             spec.rule = None  # type: ignore[attr-defined]
     of_mixed = {"AdjustSpec", "RescaleSpec", "SelectSpec", "NormSpec", "FinishSpec"}
-    assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec", "UnitSpec", "GroupedSpec"} | of_mixed
+    assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec", "HadamardSpec", "GroupedSpec"} | of_mixed
 
 
 def test_a_cast_is_plain_or_fused() -> None:

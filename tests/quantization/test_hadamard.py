@@ -17,7 +17,7 @@ from gpucast.core.formats import LENGTHS, Format, Hadamard, find
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.quantization import quantize
-from gpucast.quantization.gpu.hadamard_source import UnitSpec
+from gpucast.quantization.gpu.hadamard_source import HadamardSpec
 from gpucast.quantization.gpu.source import QuantizeSpec
 from gpucast.reference import exact_hadamard, exact_quantize
 from gpucast.reference.exact_cast import random_words
@@ -160,18 +160,18 @@ def sources() -> Iterator[Any]:
     of = {row: CastRule(row, NVFP4.element) for row in (FLOAT, BFLOAT16)}
     to_float = CastRule(BFLOAT16, FLOAT)
     yield from (
-        UnitSpec(of[BFLOAT16], "units", 64, NVFP4),
-        UnitSpec(of[BFLOAT16], "units", 16, NVFP4, stochastic=True),
-        UnitSpec(of[BFLOAT16], "tiles", 0, NVFP4, turned=True, turned_length=16),
-        UnitSpec(of[FLOAT], "units", 0, FOUR),
-        UnitSpec(of[FLOAT], "tiles", 16, FOUR, stochastic=True, turned=True, turned_length=16),
-        UnitSpec(to_float, "top", 64),
-        UnitSpec(CastRule(FLOAT, FLOAT), "top", 16),
-        UnitSpec(CastRule(FLOAT, FLOAT), "top", 16, strided=True),
-        UnitSpec(to_float, "top", 16),
-        UnitSpec(to_float, "top", 16, strided=True),
-        UnitSpec(to_float, "transform", 32, strided=True),
-        UnitSpec(CastRule(FLOAT, BFLOAT16), "transform", 64, inverse=True),
+        HadamardSpec(of[BFLOAT16], "rows", 64, NVFP4),
+        HadamardSpec(of[BFLOAT16], "rows", 16, NVFP4, stochastic=True),
+        HadamardSpec(of[BFLOAT16], "tiles", 0, NVFP4, turned=True, turned_length=16),
+        HadamardSpec(of[FLOAT], "rows", 0, FOUR),
+        HadamardSpec(of[FLOAT], "tiles", 16, FOUR, stochastic=True, turned=True, turned_length=16),
+        HadamardSpec(to_float, "top", 64),
+        HadamardSpec(CastRule(FLOAT, FLOAT), "top", 16),
+        HadamardSpec(CastRule(FLOAT, FLOAT), "top", 16, strided=True),
+        HadamardSpec(to_float, "top", 16),
+        HadamardSpec(to_float, "top", 16, strided=True),
+        HadamardSpec(to_float, "transform", 32, strided=True),
+        HadamardSpec(CastRule(FLOAT, BFLOAT16), "transform", 64, inverse=True),
         QuantizeSpec(CastRule(NVFP4.element, FLOAT), NVFP4, "back", block=16),
     )
     for format in (NVFP4, FOUR):

@@ -14,7 +14,7 @@ from test_quantization_device import compare
 import gpucast
 from gpucast.core.rule import CastRule
 from gpucast.quantization import Quantized, recipes
-from gpucast.quantization.gpu.hadamard_source import UnitSpec
+from gpucast.quantization.gpu.hadamard_source import HadamardSpec
 from gpucast.quantization.gpu.source import QuantizeSpec
 from gpucast.reference import exact_hadamard, exact_quantize
 from host_driver import HostDriver, elements, installed, upload
@@ -76,7 +76,10 @@ def driver() -> Any:
     ]
     rule = CastRule(gpucast.dtype("BFLOAT16"), NVFP4.element)
     kinds += [QuantizeSpec(rule, NVFP4, "rows", block=16, row_scaled=True)]
-    kinds += [UnitSpec(rule, "units", 0, FOUR, row_scaled=True), UnitSpec(rule, "units", 16, NVFP4, row_scaled=True)]
+    kinds += [
+        HadamardSpec(rule, "rows", 0, FOUR, row_scaled=True),
+        HadamardSpec(rule, "rows", 16, NVFP4, row_scaled=True),
+    ]
     made = HostDriver(arch=100)
     made.prepare([spec.source() for spec in kinds])
     with installed(made):

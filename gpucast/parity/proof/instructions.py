@@ -275,7 +275,7 @@ def _table() -> dict[str, Operation]:
     found["cvt.rp.satfinite.ue8m0x2.f32"] = (32, 32), _to_power("up")
     found["cvt.rz.satfinite.ue8m0x2.f32"] = (32, 32), _to_power("down")
     found["cvt.rn.bf16x2.ue8m0x2"] = (16,), _from_small("FLOAT8E8M0", "BFLOAT16")
-    for op, count in (("mul", 2), ("fma", 3)):
+    for op, count in (("add", 2), ("mul", 2), ("fma", 3)):
         found[f"{op}.rn.f32x2"] = (64,) * count, lanes(found[f"{op}.rn.f32"][1])
     return found
 

@@ -21,7 +21,7 @@ from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.gpu import memory, quantize_on_gpu
-from gpucast.quantization.gpu.hadamard_source import UnitArguments, UnitResult, UnitSpec, takes
+from gpucast.quantization.gpu.hadamard_source import HadamardArguments, HadamardResult, HadamardSpec, takes
 from gpucast.quantization.gpu.source import VECTOR, WARP, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tiles import ResultSpec
 
@@ -111,7 +111,7 @@ class _Side:
         return 0 if self.how is None else self.how.length
 
     @property
-    def in_units(self) -> bool:
+    def in_registers(self) -> bool:
         """Whether threads can hold whole runs and blocks along the last axis of the result."""
         if not takes(self.format) or self.spec.axis != self.x.ndim - 1 or not self.x.size:
             return False
@@ -126,7 +126,7 @@ class _Side:
         rows = self.x.shape[-1] * self.x.itemsize
         if quantize_on_gpu.is_row_scaled(self.parts):
             return False
-        return self.in_units and self.x.ndim > 1 and self.src.bits <= 32 and rows % VECTOR == 0
+        return self.in_registers and self.x.ndim > 1 and self.src.bits <= 32 and rows % VECTOR == 0
 
     def find_global_scale(self, amax: Any, workspace: Workspace) -> None:
         """Fill the global scale of a format that has one."""
@@ -149,8 +149,8 @@ class _Side:
         threads = min(-(-max(runs, 1) // WARP) * WARP, quantize_on_gpu.BUSY_THREADS)
         stats = workspace.array("transformed top", (threads // WARP * stats_bytes(_FLOAT),), _BYTE)
         strided = inner != 1 or memory.address(self.x) % VECTOR != 0
-        arguments = UnitArguments(stats=memory.address(stats), units=runs, inner=inner, transform=how)
-        spec = UnitSpec(CastRule(self.src, _FLOAT), "top", how.length, strided=strided)
+        arguments = HadamardArguments(stats=memory.address(stats), runs=runs, inner=inner, transform=how)
+        spec = HadamardSpec(CastRule(self.src, _FLOAT), "top", how.length, strided=strided)
         driver.kernel(spec, self.device)(memory.address(self.x), memory.address(stats), threads, arguments)
         parts = QuantizeArguments(quantize_on_gpu.ONE, stats=memory.address(stats), parts=threads // WARP)
         last = QuantizeSpec(CastRule(_FLOAT, self.format.element), self.format, "global")
@@ -159,14 +159,14 @@ class _Side:
     def run(self, amax: Any, random: Random | None, workspace: Workspace) -> None:
         """Fill the result by launches of its own."""
         side = self
-        if self.format.rule == "4over6" and self.x.size and (self.spec.swapped or not self.in_units):
+        if self.format.rule == "4over6" and self.x.size and (self.spec.swapped or not self.in_registers):
             x = self.x.swapaxes(-1, -2) if self.spec.swapped else self.x
             y = workspace.array("turned x", x.shape, self.src)
             memory.copy(x, y)
             side = replace(self, x=y, spec=replace(self.spec, swapped=False))
-        if side.in_units and not side.spec.swapped:
+        if side.in_registers and not side.spec.swapped:
             side.find_global_scale(amax, workspace)
-            side._run_units(random)
+            side._run_rows(random)
         elif self.x.size and self.how is not None:
             y = workspace.array(f"transformed {self.length}", self.x.shape, _FLOAT)
             _transform(self.x, y, self.how, self.axis, self.device)
@@ -179,22 +179,22 @@ class _Side:
             x, self.format, [self.spec], random=random, targets=[self.parts], workspace=workspace, amax=amax
         )
 
-    def _run_units(self, random: Random | None) -> None:
-        spec = UnitSpec(
-            CastRule(self.src, self.format.element), "units", self.length, self.format, random is not None,
+    def _run_rows(self, random: Random | None) -> None:
+        spec = HadamardSpec(
+            CastRule(self.src, self.format.element), "rows", self.length, self.format, random is not None,
             row_scaled=quantize_on_gpu.is_row_scaled(self.parts),
         )  # fmt: skip
         seed, offset = random or (0, 0)
         columns = self.x.shape[-1]
-        arguments = UnitArguments(self.result, columns=columns, seed=seed, offset=offset, transform=self.how)
+        arguments = HadamardArguments(self.result, columns=columns, seed=seed, offset=offset, transform=self.how)
         kernel = driver.kernel(spec, self.device)
         kernel(memory.address(self.x), memory.address(self.parts.data), self.x.size, arguments)
 
     @property
-    def result(self) -> UnitResult:
+    def result(self) -> HadamardResult:
         """The addresses of the parts."""
         parts = self.parts
-        return UnitResult(*map(memory.address, (parts.data, parts.scales, parts.zero_points, parts.global_scale)))
+        return HadamardResult(*map(memory.address, (parts.data, parts.scales, parts.zero_points, parts.global_scale)))
 
 
 def _run_tiles(x: Any, src: DType, format: Format, sides: Sequence[_Side], device: int, random: Random | None) -> bool:
@@ -202,7 +202,7 @@ def _run_tiles(x: Any, src: DType, format: Format, sides: Sequence[_Side], devic
     by_place = {side.spec.swapped: side for side in sides}
     plain, turned = by_place.get(False), by_place[True]
     length = 0 if plain is None else plain.length
-    spec = UnitSpec(
+    spec = HadamardSpec(
         CastRule(src, format.element), "tiles", length, format, random is not None, plain=plain is not None,
         turned=True, turned_length=turned.length,
     )  # fmt: skip
@@ -214,8 +214,8 @@ def _run_tiles(x: Any, src: DType, format: Format, sides: Sequence[_Side], devic
     # Of two transforms the longer one has the signs of both.
     how = max((side.how for side in sides if side.how is not None), default=None)
     seed, offset = random or (0, 0)
-    arguments = UnitArguments(
-        UnitResult() if plain is None else plain.result, turned.result, rows=rows, columns=columns, tiles=tiles,
+    arguments = HadamardArguments(
+        HadamardResult() if plain is None else plain.result, turned.result, rows=rows, columns=columns, tiles=tiles,
         seed=seed, offset=offset, transform=how,
     )  # fmt: skip
     kernel = driver.kernel(spec, device)
@@ -230,6 +230,6 @@ def _transform(x: Any, y: Any, hadamard: Hadamard, axis: int, device: int, *, in
     inner = math.prod(x.shape[axis + 1 :])
     strided = inner != 1 or any(memory.address(one) % VECTOR for one in (x, y))
     rule = CastRule(dtype(x.dtype), dtype(y.dtype))
-    spec = UnitSpec(rule, "transform", hadamard.length, inverse=inverse, strided=strided)
-    arguments = UnitArguments(inner=inner, transform=hadamard)
+    spec = HadamardSpec(rule, "transform", hadamard.length, inverse=inverse, strided=strided)
+    arguments = HadamardArguments(inner=inner, transform=hadamard)
     driver.kernel(spec, device)(memory.address(x), memory.address(y), x.size, arguments)

@@ -18,21 +18,21 @@ from gpucast.core.formats import LENGTHS, Format, Hadamard
 from gpucast.core.rule import CastRule, resolve
 from gpucast.quantization.gpu.source import FILES, boolean, columns_of, format_struct
 
-#: "units" quantizes along rows, "tiles" along rows, down columns to the transposed result, or both in one read. "top"
+#: "rows" quantizes along rows, "tiles" along rows, down columns to the transposed result, or both in one read. "top"
 #: finds the largest magnitude of the transformed numbers, "transform" writes them.
-UnitKind = Literal["units", "tiles", "top", "transform"]
+HadamardKind = Literal["rows", "tiles", "top", "transform"]
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _SMALLEST_TILE, _SHARED_BYTES = 64, 48 << 10
 
 
 @dataclass(frozen=True)
-class UnitSpec(KernelSpec[KernelSource]):
+class HadamardSpec(KernelSpec[KernelSource]):
     """A kernel that transforms, quantizes, or both."""
 
     #: From the source to the element type; for "transform" to the result's type.
     rule: CastRule
-    kind: UnitKind
+    kind: HadamardKind
     #: Of a run of the transform; 0 for none. For "tiles" that of the plain result.
     length: int = 0
     #: None for "top" and "transform", which know no format.
@@ -45,7 +45,7 @@ class UnitSpec(KernelSpec[KernelSource]):
     plain: bool = True
     turned: bool = False
     turned_length: int = 0
-    #: For "units": whether each row has a global scale of its own.
+    #: For "rows": whether each row has a global scale of its own.
     row_scaled: bool = False
 
     @property
@@ -95,22 +95,22 @@ class UnitSpec(KernelSpec[KernelSource]):
         of_format = f"{name}_format, {scales}, {src.name}, {both}"
         if self.kind == "tiles":
             more += f"namespace gpucast {{\nstruct {name}_tiles {{\n    {self._tile_sizes()}\n}};\n}}\n"
-            kernel = f"GPUCAST_UNIT_TILES({name}, {src.name}, {self.threads}, {of_format}, {self._block})\n"
+            kernel = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {self.threads}, {of_format}, {self._block})\n"
             elements = self.tile**2 // self.threads
-        elif self.kind == "units":
+        elif self.kind == "rows":
             sizes = f"{self.length}, {self.size}, {self._block}, {THREADS}"
-            kernel = f"GPUCAST_UNITS({name}, {THREADS}, quantize_units<{of_format}, {sizes}>(src, n, given))\n"
+            kernel = f"GPUCAST_HADAMARD({name}, {THREADS}, quantize_fragments<{of_format}, {sizes}>(src, n, given))\n"
             elements = self.size
         elif self.kind == "top":
             sizes = f"{src.name}, {both}, {self.length}, {boolean(self.strided)}, {THREADS}"
-            kernel = f"GPUCAST_UNITS({name}, {THREADS}, find_transformed<{sizes}>(src, n, given))\n"
+            kernel = f"GPUCAST_HADAMARD({name}, {THREADS}, find_transformed<{sizes}>(src, n, given))\n"
             elements = 1
         else:
             types.append(self.rule.dst)
             rule = f"CastRule<{options(resolve(_FLOAT, self.rule.dst))}>"
             flags = f"{self.length}, {boolean(self.inverse)}, {boolean(self.strided)}, {THREADS}"
             call = f"transform_array<{src.name}, {self.rule.dst.name}, {rule}, {both}, {flags}>(src, dst, n, given)"
-            kernel = f"GPUCAST_UNITS({name}, {THREADS}, {call})\n"
+            kernel = f"GPUCAST_HADAMARD({name}, {THREADS}, {call})\n"
             elements = self.length
         return KernelSource(
             name=name,
@@ -123,7 +123,7 @@ class UnitSpec(KernelSpec[KernelSource]):
             tile=1,
             elements=elements,
             threads=self.threads,
-            more="gpucast::UnitArguments",
+            more="gpucast::HadamardArguments",
         )
 
     def _tile_sizes(self) -> str:
@@ -154,7 +154,7 @@ def takes(format: Format) -> bool:
 
 
 @dataclass(frozen=True)
-class UnitResult:
+class HadamardResult:
     """The addresses of a result's parts on the device; 0 for parts that do not exist."""
 
     data: int = 0
@@ -164,15 +164,15 @@ class UnitResult:
 
 
 @dataclass(frozen=True)
-class UnitArguments:
-    """The last argument of a kernel: ``struct UnitArguments`` of kernels/hadamard.cu."""
+class HadamardArguments:
+    """The last argument of a kernel: ``struct HadamardArguments`` of kernels/hadamard.cu."""
 
-    same: UnitResult = field(default_factory=UnitResult)
-    swapped: UnitResult = field(default_factory=UnitResult)
+    same: HadamardResult = field(default_factory=HadamardResult)
+    swapped: HadamardResult = field(default_factory=HadamardResult)
     stats: int = 0
     seed: int = 0
     offset: int = 0
-    units: int = 0
+    runs: int = 0
     inner: int = 1
     rows: int = 0
     columns: int = 0
@@ -181,7 +181,7 @@ class UnitArguments:
 
     def to_bytes(self) -> bytes:
         results = (place for result in (self.same, self.swapped) for place in vars(result).values())
-        sizes = self.units, self.inner, self.rows, self.columns
+        sizes = self.runs, self.inner, self.rows, self.columns
         negative = 0 if self.transform is None else self.transform.negative
         signs = ((negative >> i & 1) << 31 for i in range(LENGTHS[-1]))
         return struct.pack("<8Q3Q4q2I128I", *results, self.stats, self.seed, self.offset, *sizes, *self.tiles, *signs)

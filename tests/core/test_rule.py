@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
+import exact
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.rule import (
     CAST_VERSIONS,
@@ -16,6 +18,7 @@ from gpucast.core.rule import (
     CastRule,
     Options,
     first_opset,
+    holds,
     newest_version,
     resolve,
 )
@@ -103,6 +106,15 @@ def test_the_rules_themselves() -> None:
     # The same type is a copy, whatever else was asked.
     assert resolve(E4M3, E4M3, Options(saturate=False)) == CastRule(E4M3, E4M3)
     assert resolve(FLOAT, FLOAT, Options(overflow="saturate")) == CastRule(FLOAT, FLOAT)
+
+
+def test_a_type_that_holds_all_numbers_rounds_none() -> None:
+    for src, dst in itertools.product(DTYPES[:12], [row for row in DTYPES if row.family == "float"]):
+        rule = resolve(src, dst, Options(rounding="odd"))
+        assert (rule.rounding == "odd") == (src is not dst and not holds(dst, src))
+        if src.family != "string" and src.bits <= 16 and holds(dst, src):
+            every = [exact.decode(src, code).magnitude for code in range(0, 1 << src.bits, 1 if src.bits <= 8 else 29)]
+            assert [exact.decode(dst, exact.round_magnitude(one, dst)).magnitude for one in every] == every
 
 
 @pytest.mark.parametrize(

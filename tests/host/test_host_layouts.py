@@ -14,9 +14,9 @@ from codes import assert_codes, codes_of
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import cast_on_host
-from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, WIDE, rules
 from gpucast.reference import exact_cast
+from hard_codes import hard_codes
 
 ROWS = {row.name: row for row in DTYPES}
 #: Elements that walks bring together at a time, as kernels/host/walk.hpp has them, times 4.
@@ -37,21 +37,13 @@ PAIRS = [
 ]  # fmt: skip
 
 
-def sample(src: DType, size: int, seed: int = 0) -> np.ndarray:
-    """Random codes, a third of them near 1 and a third special; upper bits of short types are random, too."""
-    rng = np.random.default_rng([seed, src.number or 0, size])
-    x = rng.integers(0, int(np.iinfo(src.code_numpy).max), size, dtype=src.code_numpy, endpoint=True)
-    values = rng.standard_normal(size) * 2.0 ** rng.integers(-8, 8, size)
-    common = exact_cast.cast(values, src.name).view(src.code_numpy)
-    special = [0, 1, src.sign_code, src.max_code, src.max_code | src.sign_code]
-    if src.has_nan:
-        special += [src.nan_code, src.nan_code | src.sign_code, src.code_mask]
-    if src.has_inf:
-        special += [src.inf_code, src.inf_code | src.sign_code, src.inf_code + 1]
-    kind = rng.integers(0, 3, size)
-    x = np.where(kind == 0, x, np.where(kind == 1, common, rng.choice(np.array(special, dtype=src.code_numpy), size)))
-    # A bool array with other bytes than 0 and 1 cannot be compared or printed safely, but it can be cast.
-    return x.view(src.numpy)
+def sample(rule: CastRule, size: int) -> np.ndarray:
+    """Hard codes; those of packed types have upper bits at random, and BOOL bytes other than 0 and 1 are none rarer."""
+    rng = np.random.default_rng([rule.src.number or 0, size])
+    codes = np.resize(hard_codes(rule.src, rule.dst, 1000), size)
+    if rule.src.bits < 8:
+        codes |= rng.integers(0, 256, size, np.uint8) << np.uint8(rule.src.bits)
+    return codes.view(rule.src.numpy)
 
 
 def check(x: np.ndarray, rule: CastRule, out: np.ndarray | None = None) -> None:
@@ -98,7 +90,7 @@ LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 def test_source_layouts(rule: CastRule) -> None:
     for make in LAYOUTS.values():
-        x = np.asarray(make(sample(rule.src, 1001)))
+        x = np.asarray(make(sample(rule, 1001)))
         check(x, rule)
         check(x, rule, np.empty_like(x, dtype=rule.dst.numpy))
 
@@ -108,7 +100,7 @@ def test_out_layouts(rule: CastRule) -> None:
         whole = np.zeros(1001, rule.dst.numpy)
         out = LAYOUTS[layout](whole)
         assert out.flags.writeable
-        check(sample(rule.src, out.size).reshape(out.shape), rule, out)
+        check(sample(rule, out.size).reshape(out.shape), rule, out)
         if out.base is whole:
             written = np.zeros(1001, np.uint8)
             LAYOUTS[layout](written)[...] = 1
@@ -118,7 +110,7 @@ def test_out_layouts(rule: CastRule) -> None:
 @pytest.mark.parametrize("rows, columns", [(23, 41), (150, 70), (9, 600), (600, 9)])
 def test_transposed(rule: CastRule, rows: int, columns: int) -> None:
     """Squares of a vector's lanes, tiles of them, and what is left beside both."""
-    x = np.resize(sample(rule.src, 1009).view(rule.src.code_numpy), rows * columns).view(rule.src.numpy)
+    x = np.resize(sample(rule, 1009).view(rule.src.code_numpy), rows * columns).view(rule.src.numpy)
     x = x.reshape(rows, columns)
     check(x.T, rule)
     check(x[:, 1:].T, rule)
@@ -128,12 +120,12 @@ def test_transposed(rule: CastRule, rows: int, columns: int) -> None:
 
 def test_unaligned_out(rule: CastRule) -> None:
     out = np.zeros(1 + 500 * rule.dst.numpy.itemsize, np.uint8)[1:].view(rule.dst.numpy)
-    check(sample(rule.src, 500), rule, out)
+    check(sample(rule, 500), rule, out)
 
 
 def test_chunk_boundaries(rule: CastRule) -> None:
     # The same codes at every place of a chunk; those of the whole array come from one chunk's.
-    part = sample(rule.src, BLOCK // 4)
+    part = sample(rule, BLOCK // 4)
     wanted = exact_cast.apply(part, rule).view(rule.dst.code_numpy)
     for size in (1, 15, 17, *(blocks * BLOCK + extra for blocks in (1, 4) for extra in (-1, 0, 1))):
         x = np.resize(part.view(rule.src.code_numpy), size).view(rule.src.numpy)
@@ -147,7 +139,7 @@ def test_chunk_boundaries(rule: CastRule) -> None:
 @pytest.mark.parametrize("src", WIDE, ids=str)
 def test_wide_sources_in_whole_chunks(src: DType, dst: DType, exhaustive: bool) -> None:
     """Long enough for tables, and mixed: chunks of hard values, of ordinary ones, and of few hard among ordinary."""
-    codes = hard_values.codes(src, dst, seed=2, share=1.0 if exhaustive else 1 / 16, random=2000)
+    codes = hard_codes(src, dst, (1 << 20) if exhaustive else 3000)
     ordinary = exact_cast.cast(np.random.default_rng(3).standard_normal(2048) * 100, src.name).view(src.code_numpy)
     few = np.resize(ordinary, 20 * min(codes.size, 2000))
     few[::20] = codes[: few.size // 20]
@@ -157,7 +149,7 @@ def test_wide_sources_in_whole_chunks(src: DType, dst: DType, exhaustive: bool) 
 
 
 def test_extra_memory_is_bounded(rule: CastRule) -> None:
-    x = np.resize(sample(rule.src, 5000).view(rule.src.code_numpy), 1 << 20).view(rule.src.numpy)
+    x = np.resize(sample(rule, 5000).view(rule.src.code_numpy), 1 << 20).view(rule.src.numpy)
     out = np.empty(x.shape, rule.dst.numpy)
     for source, result in ((x, out), (x[::-1], out)):
         cast_on_host.into(source, rule, result)

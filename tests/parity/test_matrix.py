@@ -17,7 +17,7 @@ import pytest
 import exact
 import gpucast
 from codes import EXTRA, assert_codes, assert_same, codes_of, directed, every_code, random_codes
-from fused_cases import CASES, RANDOM, in_use
+from fused_cases import CASES, RANDOM, in_use, largest, oracle
 from gpucast import PackedArray
 from gpucast.casting import plans
 from gpucast.core.dtypes import DTYPES, DType, dtype
@@ -149,24 +149,6 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Any]:
     request.getfixturevalue("plain")
     with in_use() as ready:
         yield ready
-
-
-def oracle(x: np.ndarray, dst: DType, scale: float | None = None, **attributes: Any) -> np.ndarray:
-    """By the reference: the product as DOUBLE, rounded once more."""
-    if scale is not None:
-        with np.errstate(all="ignore"):
-            x = exact_cast.cast(x, "DOUBLE") * np.float64(scale)
-    return exact_cast.cast(np.ascontiguousarray(x).reshape(x.shape), dst, **attributes)
-
-
-def largest(x: np.ndarray, src: DType) -> np.ndarray:
-    """That of the magnitudes as FLOAT, rounded once; NaN where there is one."""
-    if not src.is_float:
-        return exact_cast.cast(np.array(max(map(abs, exact_cast.cast(x, "INT64").flat), default=0), np.uint64), "FLOAT")
-    magnitudes = abs(exact_cast.cast(x, "DOUBLE"))
-    nan = np.array(FLOAT.nan_code, np.uint32).view(np.float32)
-    with np.errstate(over="ignore"):
-        return nan if np.isnan(magnitudes).any() else np.asarray(magnitudes.max(initial=0).astype(np.float32))
 
 
 def outs(y: Any) -> Iterator[Any]:

@@ -4,7 +4,6 @@ their memory, whichever streams the libraries use: with a driver whose work runs
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 
 import gpucast
-from delayed_driver import DelayedDriver, Memory
+from delayed_driver import DelayedDriver
 from delayed_streams import CUPY, INTERFACE, LENDER, TORCH, Streams
 from gpucast import PackedArray, mixed
 from gpucast.core.dtypes import dtype
@@ -190,17 +189,6 @@ def test_files(late: DelayedDriver, request: pytest.FixtureRequest, tmp_path: Pa
         request.getfixturevalue("with_torch")
     check(late, lambda streams, library: _saved(streams, library, tmp_path), library)
     assert gpucast.files.load(str(tmp_path / "x.npy"))["x"].tobytes() == X.tobytes()
-
-
-def test_what_the_driver_finds(late: DelayedDriver) -> None:
-    """It is late, and early: without waits other bytes are read."""
-    streams = Streams(late)
-    x, y = streams.new("interface", X), Memory(late, X.nbytes, CUPY)
-    read = y.address
-    late.give(lambda: ctypes.memmove(read, x.memory.address, X.nbytes), CUPY)
-    late.order = (CUPY, INTERFACE)
-    late.drain()
-    assert y.bytes.tobytes() != X.tobytes()
 
 
 def test_without_a_gpu_calls_say_why(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -152,23 +152,6 @@ def test_bad_gradients() -> None:
         layer.backward([1.0])
 
 
-class Foreign:
-    """An array of another library."""
-
-    def __init__(self, x: np.ndarray) -> None:
-        self.dtype, self.shape = x.dtype, x.shape
-        self.__dlpack__, self.__dlpack_device__ = x.__dlpack__, x.__dlpack_device__
-
-
-def test_gradients_of_other_libraries() -> None:
-    layer = layers.Cast("FLOAT16")
-    layer.forward(np.ones(3, np.float32))
-    assert np.asarray(layer.backward(Foreign(np.ones(3, np.float16)))).dtype == np.float32
-    layer.lda_coeff = 0.5
-    with pytest.raises(TypeError, match="dy is a Foreign; with lda_coeff=0.5 expected a NumPy or CuPy array"):
-        layer.backward(Foreign(np.ones(3, np.float16)))
-
-
 # ---- opsets ----
 
 

@@ -227,11 +227,6 @@ def test_an_out_on_another_device_than_its_mate(driver: HostDriver) -> None:
         gpucast.cast(np.ones(3, np.float32), "INT8", out=out)
 
 
-def test_an_interface_without_a_gpu() -> None:
-    with pytest.raises(gpucast.DeviceUnavailable, match="cast: no cast on a GPU"):
-        gpucast.cast(Interface(np.ones(3, np.float32)), "INT8")
-
-
 # ---- our own arrays, as others see them ----
 
 

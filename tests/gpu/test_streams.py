@@ -37,16 +37,17 @@ def _out(streams: Streams, library: str, to: str) -> Any:
     return streams.new(library, np.full(X.shape, 9, dtype(to).numpy))
 
 
-def _fused(streams: Streams, library: str, owner: str) -> Any:
+def _fused(streams: Streams, library: str) -> Any:
+    owner = _own(library)
     amax = streams.new(owner, np.zeros((), np.float32))
     scale = streams.new(owner, np.array(0.5, np.float32))
     return gpucast.cast(streams.new(library, X), "FLOAT16", scale=scale, amax=amax), amax
 
 
-def _many(streams: Streams, library: str, **keywords: Any) -> Any:
+def _many(streams: Streams, library: str) -> Any:
     # The second call is that of a plan.
     for _ in range(2):
-        results = gpucast.cast_many([streams.new(library, X), streams.new(library, X[1:])], "FLOAT16", **keywords)
+        results = gpucast.cast_many([streams.new(library, X), streams.new(library, X[1:])], "FLOAT16")
         # Torch takes the memory of tensors back at once.
         streams.driver.kept.append(results)
     return results
@@ -101,15 +102,12 @@ def _through_packed(streams: Streams, library: str) -> Any:
 
 CALLS: dict[str, Call] = {
     "cast": lambda streams, library: gpucast.cast(streams.new(library, X), "FLOAT16"),
-    "transposed": lambda streams, library: gpucast.cast(streams.new(library, X), "FLOAT8E4M3FN", saturate=False),
     "out": lambda streams, library: gpucast.cast(
         streams.new(library, X), "FLOAT16", out=_out(streams, _own(library), "FLOAT16")
     ),
-    "fused": lambda streams, library: _fused(streams, library, _own(library)),
-    "fused by cupy": lambda streams, library: _fused(streams, library, "cupy"),
+    "fused": _fused,
     "to text": lambda streams, library: gpucast.cast(streams.new(library, X), "STRING"),
     "many": _many,
-    "many scaled": lambda streams, library: _many(streams, library, scale=streams.new("cupy", np.float32([2]))),
     "many into": lambda streams, library: _many_into(streams, library, _own(library)),
     "report": lambda streams, library: gpucast.cast_report(streams.new(library, X), "FLOAT8E4M3FN"),
     "unscaled": _unscaled,
@@ -118,7 +116,6 @@ CALLS: dict[str, Call] = {
     "pack": lambda streams, library: PackedArray.pack(streams.new(library, (X > 0).astype(np.uint8)), "INT4"),
     "selected": _selected,
     "mxfp8": lambda streams, library: _quantized(streams, library, "mxfp8e4m3"),
-    "both ways": lambda streams, library: _quantized(streams, library, "mxfp4", transpose="both"),
     "nvfp4 swizzled": lambda streams, library: _quantized(streams, library, "nvfp4", scale_layout="128x4"),
     "nvfp4 scaled": lambda streams, library: _quantized(
         streams, library, "nvfp4", scale=streams.new("cupy", np.float32([0.25]))

@@ -16,7 +16,7 @@ import pytest
 
 import exact
 import gpucast
-from codes import EXTRA, assert_codes, assert_same, codes_of, directed, every_code, random_codes
+from codes import EXTRA, HOST_LOOPS, assert_codes, assert_same, codes_of, directed, every_code, random_codes
 from fused_cases import CASES, RANDOM, in_use, largest, oracle
 from gpucast import PackedArray
 from gpucast.casting import plans
@@ -133,6 +133,19 @@ LAYOUTS = {
     "one": lambda a: a[2:3, 3:4].reshape(()),
     "none": lambda a: a[:0],
 }
+
+
+@pytest.mark.parametrize(("src", "dst"), HOST_LOOPS, ids=str)
+def test_layouts_on_the_host(src: DType, dst: DType) -> None:
+    for shape in ((6, 8), (60, 331)):
+        base = random_codes(src, shape, 5).view(src.numpy)
+        for take in LAYOUTS.values():
+            for view, x in sources(base, src, take, False):
+                wanted = oracle(x, dst)
+                y = gpucast.cast(view, dst)
+                assert_same(elements(y), wanted)
+                for out in outs(y):
+                    assert_same(elements(gpucast.cast(view, dst, out=out)), wanted)
 
 
 @pytest.fixture(scope="module")

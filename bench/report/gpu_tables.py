@@ -98,7 +98,7 @@ def markdown(results: Results) -> str:
 def _facts(results: Results) -> str:
     shown = {name: value for name, value in results.facts.items() if name not in ("name", "packages", "contenders")}
     shown |= results.facts.get("packages", {})
-    clocks = [state["sm_mhz"] for state in results.states if "sm_mhz" in state]
+    clocks = [float(state["clocks.sm"]) for state in results.states if state.get("clocks.sm", "").isdecimal()]
     if clocks:
         shown["SM clock while measuring, MHz"] = f"{min(clocks):g} to {max(clocks):g}"
     return ", ".join(f"{name} {value}" for name, value in shown.items())

@@ -18,7 +18,6 @@ from bench.cases import buffers, check, pairs
 from bench.cases import case as one_case
 from bench.cases.case import Row
 from bench.cases.contenders import COPY, SAME_RATIO, Ours, OursAllocating
-from bench.cases.pairs import PairCase
 from bench.gpu import many_cases, run, sweep, user_cases
 from bench.report import gpu_tables
 from bench.report import results as kept
@@ -128,21 +127,6 @@ def test_a_later_run_goes_on(machine: FakeMachine, tmp_path: Path) -> None:
     assert measured(machine, tmp_path)[1] == 0
 
 
-def test_what_ended_the_process_comes_last(
-    machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ends(self: FakeRival, sets: Any) -> Any:
-        raise SystemExit
-
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(FakeRival, "prepare", ends)
-        measured(machine, tmp_path)
-    (task,) = kept.open_for(machine.device, tmp_path).begun
-    assert task == "common pairs: FLOAT to FLOAT16, 4,096"
-    again, left = measured(machine, tmp_path)
-    assert left == 0 and not again.begun and [*again.cases][-1] == ("common pairs", task)
-
-
 def test_what_failed_is_told_and_measured_again(
     machine: FakeMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,16 +143,6 @@ def test_what_failed_is_told_and_measured_again(
     assert run.report(first)["failures"][0] == "huge: FLOAT to FLOAT16, 8,192: gpucast: RuntimeError: too hot"
     monkeypatch.setattr(Ours, "prepare", good)
     assert run.report(measured(machine, tmp_path)[0])["failures"] == []
-
-
-def test_wrong_results_are_failures(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
-    good = Ours.codes
-    monkeypatch.setattr(Ours, "codes", lambda self, *arguments: good(self, *arguments) ^ 1)
-    pairs._hard_values.cache_clear()
-    results = Results()
-    case = PairCase("stage", COMMON[0], LARGE).case([Ours(machine)], lambda moved: machine.copy)
-    run.measure(machine, [case], results)
-    assert " gives " in results.failed[case.name]
 
 
 # ---- what is measured ----

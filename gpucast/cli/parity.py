@@ -33,6 +33,25 @@ The exit code is 1 if anything differs."""
 #: Per rule: the number of random codes of a wide source, and the share of the destination's midpoints that are tried.
 _SAMPLE, _ALL = (20_000, 1 / 16), (1_000_000, 1.0)
 
+_SCOPE = """\
+--full  try every rule of every pair
+--exhaustive  try all 2^32 codes of the 32-bit sources of the chosen pairs
+--seconds S  how long to try a sample (default: 10)
+"""
+_OPTIONS = f"""\
+--pair SRC:DST ...  try this pair in full (may be repeated)
+--defaults-only  try only the default attributes
+--backend gpu|kernels|host  what to compare: casts on the GPU, the GPU's kernels built as host code, or casts of host
+    arrays (default: gpu if there is one, else kernels)
+--random N  number of random codes of a wide source (default: {_ALL[0]:,}; in a sample {_SAMPLE[0]:,})
+--seed N = 0  seed of the sample and of random codes (default: 0)
+--threads N  number of threads (default: one per processor, at most 16)
+--json FILE  write the result of every pair
+--picture FILE  write the grid of pairs as SVG
+--proof FILE ...  mark the pairs of which this certificate of `gpucast prove` has proved every rule (may be repeated)
+--no-progress  draw no progress bar
+"""
+
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
@@ -40,52 +59,10 @@ def add(commands: Any) -> None:
         help="compare casts with the exact reference",
         description=_DESCRIPTION,
     )
-    scope = parser.add_mutually_exclusive_group()
-    scope.add_argument("--full", action="store_true", help="try every rule of every pair")
-    scope.add_argument(
-        "--exhaustive", action="store_true", help="try all 2^32 codes of the 32-bit sources of the chosen pairs"
+    arguments.add_options(parser.add_mutually_exclusive_group(), _SCOPE, {"S": arguments.positive})
+    arguments.add_options(
+        parser, _OPTIONS, {"SRC:DST": arguments.pair, "N": arguments.count, "--threads": arguments.at_least_one}
     )
-    scope.add_argument("--seconds", metavar="S", type=arguments.positive, help="how long to try a sample (default: 10)")
-    parser.add_argument(
-        "--pair",
-        metavar="SRC:DST",
-        type=arguments.pair,
-        action="append",
-        help="try this pair in full (may be repeated)",
-    )
-    parser.add_argument("--defaults-only", action="store_true", help="try only the default attributes")
-    parser.add_argument(
-        "--backend",
-        choices=("gpu", "kernels", "host"),
-        help="what to compare: casts on the GPU, the GPU's kernels built as host code, or casts of host arrays "
-        "(default: gpu if there is one, else kernels)",
-    )
-    parser.add_argument(
-        "--random",
-        metavar="N",
-        type=arguments.count,
-        help=f"number of random codes of a wide source (default: {_ALL[0]:,}; in a sample {_SAMPLE[0]:,})",
-    )
-    parser.add_argument(
-        "--seed",
-        metavar="N",
-        type=arguments.count,
-        default=0,
-        help="seed of the sample and of random codes (default: 0)",
-    )
-    parser.add_argument(
-        "--threads",
-        metavar="N",
-        type=arguments.at_least_one,
-        help="number of threads (default: one per processor, at most 16)",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result of every pair")
-    parser.add_argument("--picture", metavar="FILE", help="write the grid of pairs as SVG")
-    parser.add_argument(
-        "--proof", metavar="FILE", action="append", default=[],
-        help="mark the pairs of which this certificate of `gpucast prove` has proved every rule (may be repeated)",
-    )  # fmt: skip
-    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run, wrong_usage=parser.error)
 
 
@@ -111,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    pairs = args.pair or []
+    pairs = args.pair
     if args.full and pairs:
         args.wrong_usage("--full tries every pair: leave out --pair")
     if args.seconds is not None and pairs:

@@ -28,6 +28,23 @@ and compared with a specification. Sources of 16 bits or fewer are proved by exh
 #: How many seconds of work may be lost.
 _WRITTEN_EVERY = 10
 
+_OPTIONS = f"""\
+--arch ARCH = sm_90  the GPU architecture (default: %(default)s)
+--rule default|all = default  prove the default attributes of a pair, or all (default: %(default)s)
+--share 1/N = 1/1  prove a seeded share of the rules
+--solver {"|".join(solvers.SOLVERS)} ...  may be repeated: all must agree (default: bitwuzla)
+--paths {"|".join(certificate.PATHS)} = full  full: a thread in the middle of an array; edges: ends of arrays and
+    alignments; layouts: strided and transposed arrays; scaled: casts with a scale; many: many arrays in one launch
+    (default: %(default)s)
+--format NAME ...  prove the kernel that quantizes to this format, such as mxfp4, in place of casts (may be repeated)
+--source TYPE = BFLOAT16  the type that --format quantizes from (default: %(default)s)
+--known FILE ...  do not prove again what this certificate proves (may be repeated)
+--second 1/N  prove a seeded share of the rules by every solver
+--mutants N = 0  test the proof: change an instruction in the kernels of N rules, and count the changes that it finds
+--json FILE  write a certificate as the proof goes on; a second run continues from it
+--no-progress  draw no progress bar
+"""
+
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
@@ -38,43 +55,8 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "pairs", metavar="SRC:DST", type=arguments.pair, nargs="*", help="pairs of types to prove (default: all)"
     )
-    parser.add_argument("--arch", default="sm_90", help="the GPU architecture (default: %(default)s)")
-    parser.add_argument(
-        "--rule", choices=("default", "all"), default="default",
-        help="prove the default attributes of a pair, or all (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--share", metavar="1/N", type=_share, default=1, help="prove a seeded share of the rules")
-    parser.add_argument(
-        "--solver", choices=solvers.SOLVERS, action="append", help="may be repeated: all must agree (default: bitwuzla)"
-    )
-    parser.add_argument(
-        "--paths", choices=certificate.PATHS, default="full",
-        help="full: a thread in the middle of an array; edges: ends of arrays and alignments; layouts: strided and "
-        "transposed arrays; scaled: casts with a scale; many: many arrays in one launch (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--format", metavar="NAME", action="append", default=[],
-        help="prove the kernel that quantizes to this format, such as mxfp4, in place of casts (may be repeated)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--source", metavar="TYPE", type=arguments.dtype, default="BFLOAT16",
-        help="the type that --format quantizes from (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--known", metavar="FILE", action="append", default=[],
-        help="do not prove again what this certificate proves (may be repeated)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--second", metavar="1/N", type=_share, help="prove a seeded share of the rules by every solver"
-    )
-    parser.add_argument(
-        "--mutants", metavar="N", type=arguments.count, default=0,
-        help="test the proof: change an instruction in the kernels of N rules, and count the changes that it finds",
-    )  # fmt: skip
-    parser.add_argument(
-        "--json", metavar="FILE", help="write a certificate as the proof goes on; a second run continues from it",
-    )  # fmt: skip
-    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
+    kinds = {"1/N": _share, "TYPE": arguments.dtype, "N": arguments.count}
+    arguments.add_options(parser, _OPTIONS, kinds)
     parser.set_defaults(run=run)
 
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,12 @@ from gpucast.interop.torch.tensors import DEFAULTS, named
 class TorchAdapter(BatchAdapter):
     """Tensors of PyTorch."""
 
-    def take(self, x: torch.Tensor, caller: str, writing: bool = False) -> Any:
-        return tensors.take(x, caller, writing)
+    take = staticmethod(tensors.take)
+    check_scale = staticmethod(tensors.check_scale)
+    check_into = staticmethod(tensors.check_into)
+    from_packed = staticmethod(tensors.from_packed)
+    untraced = staticmethod(tensor_batches.untraced)
+    attach = staticmethod(tensor_batches.attach)
 
     def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
         y = plain.cast(x, to, options)
@@ -87,17 +90,11 @@ class TorchAdapter(BatchAdapter):
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
         return tuple(tensors.shape_of(x))
 
-    def check_scale(self, scale: torch.Tensor, caller: str) -> None:
-        tensors.check_scale(scale, caller)
-
-    def check_into(self, x: torch.Tensor, caller: str) -> None:
-        tensors.check_into(x, caller)
-
-    def from_packed(self, x: PackedArray) -> torch.Tensor:
-        return tensors.from_packed(x)
-
     def from_array(self, x: Any) -> Any:
         return tensors.from_array(x)
+
+    def stream(self, device: int) -> int:
+        return tensors.stream(device)
 
     def lent(self, x: torch.Tensor) -> Lent | None:
         try:
@@ -110,9 +107,6 @@ class TorchAdapter(BatchAdapter):
     def is_transforming(self, x: torch.Tensor) -> bool:
         return tensors.transformed()
 
-    def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return tensor_batches.untraced(function, *arguments)
-
     def empty_like(self, x: torch.Tensor, dst: DType, caller: str) -> tuple[Any, Any]:
         shape = tensors.shape_of(x)
         tensors.check_pairs(shape, dst, caller)
@@ -121,12 +115,6 @@ class TorchAdapter(BatchAdapter):
         if tensors.has_tensors(dst):
             return y, array
         return tensors.as_result(y, shape, dst, caller), PackedArray(array, dst, tuple(shape))
-
-    def stream(self, device: int) -> int:
-        return tensors.stream(device)
-
-    def attach(self, sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
-        return tensor_batches.attach(sources, results, scale)
 
     def planner(self, kind: type) -> BatchPlanner | None:
         # A subclass may redefine any method.

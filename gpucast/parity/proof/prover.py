@@ -19,7 +19,7 @@ from gpucast.parity.proof.evaluation import Array, evaluate
 from gpucast.parity.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, is_cell, run, run_many, seed
 from gpucast.parity.proof.machine import Fault, Unknown
 from gpucast.parity.proof.ptx import Kernel
-from gpucast.parity.proof.solvers import ask
+from gpucast.parity.proof.solvers import SOLVER, ask
 from gpucast.parity.proof.specification import largest, not_finite, random_word, scaled, specification
 from gpucast.parity.proof.terms import Term
 
@@ -44,7 +44,7 @@ class Counterexample:
 
 @dataclass
 class Verdict:
-    """The outcome of a proof: it holds if `problem` is "". `seconds` is processor time by method ("exhaustion", or a
+    """The outcome of a proof: it holds if `problem` is "". `seconds` is processor time by method ("exhaustion", or the
     solver).
     """
 
@@ -67,11 +67,10 @@ class Prover:
         self,
         source: KernelSource | BatchSource,
         kernel: Kernel,
-        solvers: Sequence[str],
         limit: float = 300,
         verdict: Verdict | None = None,
     ) -> None:
-        self.source, self.kernel, self.solvers, self.limit = source, kernel, solvers, limit
+        self.source, self.kernel, self.limit = source, kernel, limit
         #: A rule with several kernels passes it on from kernel to kernel.
         self.verdict = Verdict() if verdict is None else verdict
         self._done: set[tuple[Term, Term]] = set()
@@ -264,19 +263,15 @@ class Prover:
             self._spent("exhaustion", begin)
             return model
         condition = without_look_ups(condition)
-        for solver in self.solvers:
-            begin = time.process_time()
-            try:
-                state, model = ask(solver, condition, self.limit)
-            except TypeError as error:
-                raise Unknown(str(error)) from error
-            self._spent(solver, begin)
-            if state == "sat":
-                return model
-            if state != "unsat":
-                self.verdict.problem = f"{solver} gave no answer within {self.limit:g} s"
-                return None
-        return None
+        begin = time.process_time()
+        try:
+            state, model = ask(condition, self.limit)
+        except TypeError as error:
+            raise Unknown(str(error)) from error
+        self._spent(SOLVER, begin)
+        if state not in ("sat", "unsat"):
+            self.verdict.problem = f"{SOLVER} gave no answer within {self.limit:g} s"
+        return model if state == "sat" else None
 
     def _spent(self, method: str, begin: float) -> None:
         self.verdict.seconds[method] = self.verdict.seconds.get(method, 0.0) + time.process_time() - begin

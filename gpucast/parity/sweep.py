@@ -77,8 +77,7 @@ def sweep(
 
 
 def piecewise_constant(rule: CastRule) -> bool:
-    """True if few intervals cover all codes of the source: a narrow destination, no wrapping and no stochastic
-    rounding."""
+    """True if few intervals cover all codes of the source: neither wrapping nor random, to a narrow destination."""
     wraps = rule.dst.family == "int" and rule.overflow == "wrap"
     return rule.dst.bits <= 16 and not wraps and rule.rounding != STOCHASTIC and rule.src is not rule.dst
 

@@ -46,10 +46,7 @@ def of_many(rule: CastRule, unpacked: bool, ops: FusedOps) -> Iterator[CastSpec 
 
 
 def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[QuantizeSpec | TileSpec | UnitSpec]:
-    """Kernels that quantize matrices of a type along the last axis, plain, transposed or both, and dequantize them.
-
-    Those for rows of whole blocks, and those for all other rows.
-    """
+    """Kernels that quantize matrices along the last axis, plain, transposed or both, and dequantize them; any rows."""
     rule, stochastic = CastRule(src, format.element), rounding == STOCHASTIC
     blocks = BlockGrid.of(format, _MATRIX, 1)
     in_rows = blocks.splits_outer and blocks.lengths[1] == 1 and blocks.lengths[2] in LENGTHS
@@ -95,10 +92,7 @@ def _of_one_scale(
 
 
 def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
-    """Kernels of loss scales for losses and gradients of these types, and of `select_tree`.
-
-    Without the kernels that copy arrays that are not contiguous.
-    """
+    """Kernels of loss scales for these types, without copies of strided arrays, and of `select_tree`."""
     shapes: tuple[Shape, ...] = ("contiguous", "strided")
     loss, gradients = FusedOps("narrow"), FusedOps("narrow", finite=True)
     for src in rows:

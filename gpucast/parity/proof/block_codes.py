@@ -46,10 +46,7 @@ def every_scale(format: Format) -> Iterable[int]:
 
 
 def prove(format: Format, src: DType, arch: str) -> dict[str, Any]:
-    """Prove a format's kernel for a source type; returns the entry of the certificate.
-
-    ValueError for formats whose scales are not powers of two, and for formats with integer elements.
-    """
+    """Prove a format's kernel: its entry in a certificate. ValueError unless scales are powers of two."""
     if format.scale.family != "e8m0" or not format.element.is_float or not isinstance(format.block, tuple):
         raise ValueError(f"prove: {format} has other scales than powers of two, or integers; expected mxfp8e4m3, ...")
     t.forget()

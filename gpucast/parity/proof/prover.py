@@ -31,9 +31,7 @@ _NUMBERED = re.compile(r"(x|word)(\d+)")
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Source codes, by index, for which the element `index` differs. Any code may stand for an index that is not
-    listed.
-    """
+    """Source codes, by index, for which the element `index` differs; any code does for other indices."""
 
     index: int
     codes: dict[int, int]
@@ -44,9 +42,7 @@ class Counterexample:
 
 @dataclass
 class Verdict:
-    """The outcome of a proof: it holds if `problem` is "". `seconds` is processor time by method ("exhaustion", or the
-    solver).
-    """
+    """A proof holds if `problem` is "". `seconds` is processor time by method ("exhaustion", or the solver)."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     launches: int = 0
@@ -59,9 +55,7 @@ class Verdict:
 
 
 class Prover:
-    """The proof of one kernel. It compares each term once: elements of different tiles, threads and launches mostly
-    share it.
-    """
+    """The proof of one kernel. It compares each term once: tiles, threads and launches mostly share it."""
 
     def __init__(
         self,
@@ -77,9 +71,7 @@ class Prover:
         self._table: dict[int, Term] = {}
 
     def prove(self, launches: Iterable[Launch | list[Launch]]) -> Verdict:
-        """Execute the launches and compare their results; stop at the first failure. Unknown for an instruction that
-        the machine does not know.
-        """
+        """Compare what launches do; stop at the first failure. Unknown for an instruction that the machine lacks."""
         for launch in launches:
             try:
                 if isinstance(self.source, BatchSource):
@@ -119,9 +111,7 @@ class Prover:
         return scaled(source.rule, code, scale, word)
 
     def _cells(self, part: Part, source: KernelSource, launch: Launch) -> None:
-        """Check what a thread does to the maximum and to the flag of a fused kernel. The instruction that gives the
-        maximum of a warp is trusted, so its result is an unknown here.
-        """
+        """Check what a thread does to the maximum (an unknown here) and to the flag of a fused kernel."""
         src, given = source.rule.src, launch.given or FusedArguments()
         codes = [t.part(element(index, source.src_bits), 0, src.bits) for index in sorted(part.elements)]
         wanted = {at: cell(at) for at in part.cells}
@@ -148,9 +138,7 @@ class Prover:
         return differ
 
     def _with_words(self, index: int | None, got: Term, source: KernelSource, launch: Launch) -> Term:
-        """A result with unknowns in place of its own random word and of the words of elements that are written with
-        it.
-        """
+        """A result with unknowns in place of its own random word, and of those written with it."""
         if source.rule.rounding != STOCHASTIC or launch.given is None:
             return got
         near = {int(x.param[1:]) for x in t.variables(got) if x.param[0] == "x"}
@@ -183,9 +171,7 @@ class Prover:
         self.verdict.counterexample = Counterexample(index, codes, *results, launch)
 
     def _differ(self, got: Term, wanted: Term) -> dict[str, int] | None:
-        """Inputs for which two terms differ, by name. None if there are none, or with a problem, if the solver has no
-        answer.
-        """
+        """Inputs, by name, for which two terms differ. None if there are none or, with a problem, no answer."""
         if got is wanted:
             return None
         with_product = self._of_product(got, wanted)
@@ -278,9 +264,7 @@ class Prover:
 
 
 def _from(index: int, term: Term) -> Term:
-    """A term as the element `index` sees it: its own unknowns are x and word, those of the next element x+1 and
-    word+1.
-    """
+    """A term as the element `index` sees it: its own unknowns are x and word, the next one's x+1 and word+1."""
     new = {}
     for unknown in t.variables(term):
         if known := _NUMBERED.fullmatch(unknown.param):

@@ -10,13 +10,14 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from gpucast.core import dtypes
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, DIRECTED, ROUND_MODES, ROUNDINGS, STOCHASTIC
 from gpucast.files.atomic import replacing
 
+T = TypeVar("T")
 #: All values are text.
 _TEXT: Mapping[str, Callable[[str], Any]] = {}
 
@@ -69,12 +70,20 @@ def attributes_of(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ATTRIBUTES}
 
 
-def dtype(text: str) -> DType:
-    """The type that an option names."""
-    try:
-        return dtypes.dtype(int(text) if text.isdecimal() else text, caller="")
-    except TypeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def told(read: Callable[[str], T], more: str = "") -> Callable[[str], T]:
+    """A function that reads the value of an option and whose own errors, with `more` behind, tell what is wrong."""
+
+    def tell(text: str) -> T:
+        try:
+            return read(text)
+        except (TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(f"{error}{more}") from None
+
+    return tell
+
+
+#: The type that an option names.
+dtype = told(lambda text: dtypes.dtype(int(text) if text.isdecimal() else text, caller=""))
 
 
 def numeric(text: str) -> DType:

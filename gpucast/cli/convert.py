@@ -101,7 +101,9 @@ def add(commands: Any) -> None:
         {"PATTERN=T": _rule},
     )
     scales = parser.add_argument_group("scales, for types of 8 bits or fewer")
-    arguments.add_options(scales, _SCALES, {"STYLE": _style})
+    arguments.add_options(
+        scales, _SCALES, {"STYLE": arguments.told(_style, f" Styles: {', '.join(scale_styles.STYLES)}")}
+    )
     scales.add_argument("--scale-rule", metavar="RULE", choices=get_args(ScaleRule), help=_SCALE_RULE)
     values = parser.add_argument_group("how values are read, rounded and clamped")
     values.add_argument(
@@ -121,7 +123,7 @@ def add(commands: Any) -> None:
     arguments.add_options(checks, _CHECKS)
     work = parser.add_argument_group("where and how the work is done")
     arguments.add_options(work, _WORK, {"SIZE": arguments.size})
-    arguments.add_options(work.add_mutually_exclusive_group(), _WORKERS, {"I/N": _share})
+    arguments.add_options(work.add_mutually_exclusive_group(), _WORKERS, {"I/N": arguments.told(outcome.parse)})
     arguments.add_options(work, _EARLIER)
     arguments.add_options(parser.add_argument_group("what is printed"), _PRINTED)
     parser.set_defaults(run=run)
@@ -142,12 +144,7 @@ def _rule(text: str) -> SelectionRule:
 
 
 def _style(text: str) -> str:
-    if text in scale_styles.STYLES:
-        return text
-    try:
-        return recipes.find_recipe(text, "").name
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error} Styles: {', '.join(scale_styles.STYLES)}") from None
+    return text if text in scale_styles.STYLES else recipes.find_recipe(text, "").name
 
 
 def _seed(text: str) -> int:
@@ -155,13 +152,6 @@ def _seed(text: str) -> int:
     if number >= 1 << 64:
         raise argparse.ArgumentTypeError(f"{text!r} is out of range; expected 0 to 2^64 - 1")
     return number
-
-
-def _share(text: str) -> outcome.Share:
-    try:
-        return outcome.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from gpucast.cli.progress import progress_bar
 from gpucast.compile.cxx import CompilerMissing
 from gpucast.parity import compare
 from gpucast.parity.backends import CastBackend, backend
-from gpucast.parity.cases import Case, all_cases, all_pairs, shuffled
-from gpucast.parity.compare import CaseResult
+from gpucast.parity.cases import all_cases, all_pairs, shuffled
 from gpucast.parity.proof.certificate import proved_pairs
 from gpucast.parity.report import Mode, ParityReport, svg
 from gpucast.parity.sweep import sweep
@@ -114,12 +113,17 @@ def _compare(args: argparse.Namespace, chosen: CastBackend) -> ParityReport:
         cases = shuffled(cases, args.seed)
     random, share = _SAMPLE if sample else _ALL
     random = random if args.random is None else args.random
+    given: dict[str, Any] = {"threads": _workers(args), "seed": args.seed}
     begin = time.monotonic()
     if args.exhaustive:
-        what, outcomes = "every code", _exhaustive(args, chosen, cases)
+        what, total = "every code", sum(1 << case.rule.src.bits for case in cases)
+        with progress_bar(total, not args.no_progress, "codes") as advance:
+            outcomes = [sweep(chosen, case, advance=advance, **given) for case in cases]
     else:
         what = f"every code of types of 16 bits or fewer, hard values and {random:,} random ones of wider"
-        outcomes = _in_turn(args, chosen, cases, share, random, (args.seconds or 10.0) if sample else None)
+        given |= {"share": share, "random": random, "seconds": (args.seconds or 10.0) if sample else None}
+        with progress_bar(len(cases), not args.no_progress, "rules") as advance:
+            outcomes = compare.run(chosen, cases, on_result=lambda _: advance(1), **given)
     return ParityReport(
         backend=chosen.name,
         device=chosen.device,
@@ -131,27 +135,6 @@ def _compare(args: argparse.Namespace, chosen: CastBackend) -> ParityReport:
         planned=len(cases),
         outcomes=outcomes,
     )
-
-
-def _in_turn(
-    args: argparse.Namespace,
-    chosen: CastBackend,
-    cases: Sequence[Case],
-    share: float,
-    random: int,
-    seconds: float | None,
-) -> list[CaseResult]:
-    with progress_bar(len(cases), not args.no_progress, "rules") as advance:
-        return compare.run(
-            chosen, cases, seed=args.seed, share=share, random=random, threads=_workers(args), seconds=seconds,
-            on_result=lambda _: advance(1),
-        )  # fmt: skip
-
-
-def _exhaustive(args: argparse.Namespace, chosen: CastBackend, cases: Sequence[Case]) -> list[CaseResult]:
-    total = sum(1 << case.rule.src.bits for case in cases)
-    with progress_bar(total, not args.no_progress, "codes") as advance:
-        return [sweep(chosen, case, threads=_workers(args), advance=advance, seed=args.seed) for case in cases]
 
 
 def _workers(args: argparse.Namespace) -> int:

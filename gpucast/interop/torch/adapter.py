@@ -135,8 +135,7 @@ def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:
 def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, caller: str) -> Any:
     tensors.check_out(x, dst, out, caller)
     if isinstance(out, PackedArray):
-        with streams.visit(x, out):
-            tensors.write(tensors.take(x, caller), dst, named(attributes), out, caller)
+        tensors.fill(x, out, dst, named(attributes), False, caller=caller)
     else:
         cast_out_op(x, out, dst.name, *attributes)
     return out

@@ -15,13 +15,11 @@ from typing import Any
 
 import torch
 
-from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as array_cast
 from gpucast.casting.fused_options import resolve_scale
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import DEFAULT_OPSET, Options
-from gpucast.gpu import streams
 from gpucast.interop.torch import tensors
 from gpucast.interop.torch.tensor_batches import attach
 from gpucast.interop.torch.tensors import DEFAULTS, check_batched, dtype_of, fill, has_tensors, named, new
@@ -142,11 +140,7 @@ def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options
     out, caller = options.out, options.caller
     if out is not None:
         tensors.check_out(x, dst, out, caller)
-        if isinstance(out, PackedArray):
-            with streams.visit(x, out, options.scale, options.amax):
-                tensors.write(tensors.take(x, caller), dst, keywords, out, caller)
-        else:
-            tensors.fill(x, out, dst, keywords, False)
+        tensors.fill(x, out, dst, keywords, False, caller=caller)
         return out
     shape = tensors.shape_of(x)
     tensors.check_pairs(shape, dst, caller)

@@ -26,8 +26,8 @@ def add_options(parser: Any, rows: str, kinds: Mapping[str, Callable[[str], Any]
     """Add options to a parser, or to a group, from rows that read like its help.
 
     A row is ``--flag  help``, ``--name VALUE  help`` or ``--name one|other  help``, where a value may be followed by
-    "..." (the option may be repeated) or by "= default". Further lines of a row are indented. `kinds` says how the
-    values of a name or of an option are read, such as "N"; others are text.
+    "..." (the option may be repeated), "+" (it takes several) or "= default". Further lines of a row are indented.
+    `kinds` says how the values of a name or of an option are read, such as "N"; others are text.
     """
     for row in re.findall(r"^--.*(?:\n +.*)*", rows, re.MULTILINE):
         spec, _, help = row.partition("  ")
@@ -42,6 +42,8 @@ def add_options(parser: Any, rows: str, kinds: Mapping[str, Callable[[str], Any]
             more |= {"metavar": value, "type": kinds.get(name, kinds.get(value))}
         if repeated:
             more |= {"action": "append", "default": []}
+        if repeated == "+":
+            more |= {"action": "extend", "nargs": "+"}
         parser.add_argument(name, help=" ".join(help.split()), **more)
 
 

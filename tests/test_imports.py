@@ -44,7 +44,7 @@ STRANGERS = [
 SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu"}
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
-OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm", "z3"}
+OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm"}
 #: The other imports inside functions, and why.
 INSIDE = {
     ("host.extension", "_host"): "the extension module, which may be missing",

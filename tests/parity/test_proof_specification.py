@@ -18,7 +18,7 @@ from gpucast.parity.cases import NUMERIC, SMALL, WIDE, rules, stochastic_cases
 from gpucast.parity.compare import wanted_codes
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.evaluation import evaluate
-from gpucast.parity.proof.solvers import SOLVERS, ask
+from gpucast.parity.proof.solvers import ask
 from gpucast.parity.proof.specification import random_word, specification
 from gpucast.parity.proof.terms import BRAIN, HALF, SINGLE, TWICE, Term, const
 from gpucast.reference import exact_cast
@@ -125,8 +125,7 @@ def operations() -> list[Term]:
     return found
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_arithmetic_means_the_same_to_solvers(solver: str) -> None:
+def test_arithmetic_means_the_same_to_the_solver() -> None:
     """All operations in one question: no result differs from NumPy's, or it is another NaN."""
     differ = const(0, 1)
     for term in operations():
@@ -135,7 +134,7 @@ def test_arithmetic_means_the_same_to_solvers(solver: str) -> None:
         nan = const(0, 1) if term.op == "to_int" else t.is_nan(number, form)
         same = t.ite(nan, t.is_nan(term, form) if int(nan) else nan, t.eq(term, number))
         differ = t.bitwise("or", differ, t.invert(same))
-    assert ask(solver, differ, HANGS)[0] == "unsat"
+    assert ask(differ, HANGS)[0] == "unsat"
 
 
 def test_fields_fall_apart_again() -> None:

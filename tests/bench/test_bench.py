@@ -15,7 +15,6 @@ from bench.cases.buffers import CACHES, LAYOUTS, MOST_SETS, Sets, make_sets, sou
 from bench.cases.case import Row, failures
 from bench.cases.contenders import COPY, SAME_RATIO, Ours, OursAllocating
 from bench.cases.pairs import PairCase
-from bench.timing import times as timing
 from bench.timing.times import Times, Work, measure, quickest, verdict
 from fake_machine import COPY_KERNEL, LAUNCH, NODE, FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.core.dtypes import DType, dtype
@@ -81,12 +80,6 @@ def test_batches_last_a_millisecond_and_rotate(machine: FakeMachine) -> None:
     for name in ("quick", "slow"):
         of_name = [i for other, i in calls if other == name]
         assert of_name == [number % 3 for number in range(len(of_name))], "every call takes the next set"
-
-
-def test_the_limit_is_kept(machine: FakeMachine) -> None:
-    works = [spending(machine, "q", 1e-3, []), spending(machine, "s", 9e-3, [])]
-    assert {one.samples for one in measure(machine, works, samples=100, limit=0.3)} <= {59, 60}
-    assert measure(machine, works[1:], samples=100, limit=0.01)[0].samples == timing.LEAST
 
 
 def test_work_on_another_stream_is_timed_by_the_host(machine: FakeMachine) -> None:

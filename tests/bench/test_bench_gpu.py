@@ -234,17 +234,6 @@ def test_the_report_is_written_beside_the_results(results: Results, capsys: pyte
 # ---- the sweep for sanitizers ----
 
 
-def test_the_sweep_has_every_size_and_kernel() -> None:
-    chosen = list(sweep.cases([(src, dst) for src in NUMERIC for dst in NUMERIC]))
-    flat = [case for case in chosen if not case.strided]
-    assert sorted(case.n for case in flat) == list(range(sweep.SIZES))
-    assert len({(case.src_shift, case.dst_shift) for case in flat}) == sweep.SHIFTS**2
-    assert all(not case.src.packed for case in chosen if case.strided)
-    kernels = {(case.src, case.dst, case.strided) for case in chosen}
-    first = {(case.src, case.dst, case.strided) for case in chosen[: sweep.KERNELS]}
-    assert len(first) == sweep.KERNELS and first == kernels
-
-
 def test_the_sweep_compares_with_the_reference(
     machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

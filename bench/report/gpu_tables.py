@@ -23,7 +23,7 @@ WHOLE, PACKED = 0.95, 0.90
 #: The goals for layouts, as a share of the contiguous speed.
 LAYOUT_GOALS = {"source off by one": 0.95, "destination off by one": 0.95, "both off by one": 0.95, "transposed": 0.80}
 #: The stages whose cases stand in a table with all their rows.
-LISTED = ("users", "calls", "quantize", "many", "first call")
+LISTED = ("users", "calls", "quantize", "many")
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,7 @@ def common_table(results: Results, n: int) -> str:
     chosen = [by_name[name] for name in names if name in by_name]
     if not chosen:
         return ""
-    peak = results.facts.get("peak_bytes_per_second") or 0.0
-    head = "From|To|us|GB/s|of a copy|of one of its ratio|of peak|Best rival|GB/s|Speed-up|Differ".split("|")
+    head = "From|To|us|GB/s|of a copy|of one of its ratio|Best rival|GB/s|Speed-up|Differ".split("|")
     rows = []
     for group in chosen:
         ours, best = group.ours, next(iter(group.rivals()), None)
@@ -135,7 +134,7 @@ def common_table(results: Results, n: int) -> str:
             rival = [best.name + (" *" if best.wrong else ""), f"{best.speed / 1e9:,.0f}", _speed_up(ours, best)]
         time = [f"{ours.times.median * 1e6:,.1f}", f"{ours.speed / 1e9:,.0f}"]
         differ = f"{ours.wrong:,} of {ours.checked:,}"
-        rows.append([ours.src, ours.dst, *time, *shares, _share(ours.speed, peak), *rival, differ])
+        rows.append([ours.src, ours.dst, *time, *shares, *rival, differ])
     notes = [
         f"{n:,} elements; GB/s of bytes read and written; medians. A speed-up in brackets is no claim:",
         "the 5th to 95th percentiles overlap. Differ: results unlike the reference's, of those compared.",

@@ -23,19 +23,6 @@ Copy = Callable[[Any, Any], object]
 
 #: The alignment in bytes of arrays from `Machine.empty`.
 ALIGNMENT = 256
-#: The vendor's peak memory bandwidth in TB/s, by a part of the device's name; the first match counts.
-_PEAKS = (
-    ("B300", 8.0),
-    ("B200", 7.67),
-    ("GH200", 4.9),
-    ("H200", 4.8),
-    ("H100 PCIe", 2.0),
-    ("H100 NVL", 3.9),
-    ("H100", 3.35),
-    ("A100-SXM4-40GB", 1.555),
-    ("A100-PCIE-40GB", 1.555),
-    ("A100", 2.04),
-)
 #: nvidia-smi's name of a reading -> ours.
 _READINGS = {
     "clocks.sm": "sm_mhz",
@@ -99,15 +86,6 @@ def copy_source(read: int, write: int) -> tuple[str, str]:
     return f"gpucast_copy_{read}_{write}", text
 
 
-def peak_of(name: str, properties: dict[str, Any]) -> float:
-    """The vendor's peak in bytes per second: from the table, else from the memory's clock and width, else 0."""
-    for part, peak in _PEAKS:
-        if part in name:
-            return peak * 1e12
-    kilohertz, bits = properties.get("memoryClockRate", 0), properties.get("memoryBusWidth", 0)
-    return float(2e3 * kilohertz * bits / 8)
-
-
 class Machine:
     """The current device. It uses a stream of its own, because the default stream cannot be captured."""
 
@@ -123,7 +101,6 @@ class Machine:
         self.stream: int | None = int(self._stream.ptr)
         self.device = self._properties["name"].decode(errors="replace")
         self.cache_bytes = int(self._properties["l2CacheSize"])
-        self.peak = peak_of(self.device, self._properties)
 
     def facts(self) -> dict[str, Any]:
         """What a reader needs to judge the figures: names, versions, sizes; serialisable as JSON."""
@@ -134,7 +111,6 @@ class Machine:
             "sm_count": int(properties["multiProcessorCount"]),
             "memory_bytes": int(properties["totalGlobalMem"]),
             "l2_bytes": self.cache_bytes,
-            "peak_bytes_per_second": self.peak,
             "cuda_driver": runtime.driverGetVersion(),
             "cuda_runtime": runtime.runtimeGetVersion(),
             "processor": processor(),
@@ -233,28 +209,17 @@ class Machine:
 
 
 def _nvidia_smi(fields: dict[str, str], bus: str) -> dict[str, Any]:
-    """Readings by our names, as far as nvidia-smi has them; {} without nvidia-smi. It changes nothing."""
-    try:
-        return _query(fields, bus)
-    except subprocess.CalledProcessError:
-        # A single field that this version does not know fails the whole query, so query each field.
-        found: dict[str, Any] = {}
-        for name, ours in fields.items():
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                found |= _query({name: ours}, bus)
-        return found
-    except (OSError, subprocess.SubprocessError):
-        return {}
+    """Readings by our names; those that nvidia-smi does not know are missing, because versions differ in them."""
+    found: dict[str, Any] = {}
+    for name, ours in fields.items():
+        command = ["nvidia-smi", f"--id={bus}", f"--query-gpu={name}", "--format=csv,noheader,nounits"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+            found[ours] = _number(done.stdout.strip())
+    return found
 
 
-def _query(fields: dict[str, str], bus: str) -> dict[str, Any]:
-    command = ["nvidia-smi", f"--id={bus}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    values = [value.strip() for value in done.stdout.strip().split(",")]
-    return dict(zip(fields.values(), map(_number, values), strict=True))
-
-
-def _number(text: str) -> Any:
+def _number(text: str) -> float | str:
     try:
         return float(text)
     except ValueError:

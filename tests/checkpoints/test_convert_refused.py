@@ -217,6 +217,14 @@ def index(weight_map: Any, **more: Any) -> str:
 TWO = index({"x": "a.safetensors", "x.scales": "b.safetensors"})
 
 
+CONFIG = {"in/config.json": '{"quantization_config": {}}'}
+BLOCKED = {
+    f"{name}.{part}": x
+    for name in "lm"
+    for part, x in (("weight", numbers(128, 128).astype(E4M3)), ("weight_scale_inv", np.ones((1, 1), np.float32)))
+}
+
+
 def block_sizes(size: Any) -> dict[str, Any]:
     """A model in blocks of 64x64, and what its config.json says of that."""
     held = {"l.weight": numbers(128, 128).astype(E4M3), "l.weight_scale_inv": np.ones((2, 2), np.float32)}
@@ -367,6 +375,21 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
         {FIRST: {"l.weight": F8}, INDEX: GONE} | {f"in/{name}.safetensors": {"l.weight_scale": ROWS} for name in "bc"},
         "in out --to FLOAT",
         "l.weight_scale",
+    ),
+    # Recipes.
+    ({}, "in out --to FLOAT8E5M2 --style deepgemm-128x128", "has codes of FLOAT8E4M3FN, not of FLOAT8E5M2; give --to"),
+    (CONFIG, "in out --to FLOAT4E2M1 --style modelopt-nvfp4", "know no style that holds modelopt-nvfp4; of ModelOpt"),
+    ({}, f"in out {BLOCKS} --style deepgemm-128x128", "leave --scale and --repack out"),
+    (
+        CONFIG | {FIRST: {"l.weight": numbers(128, 128).astype(np.float64)}, INDEX: GONE},
+        "in out --to FLOAT8E4M3FN --style deepgemm-128x128",
+        "deepgemm-128x128 is for arrays of FLOAT, FLOAT16, BFLOAT16, not of DOUBLE",
+    ),
+    # Scales that are kept in part.
+    (
+        CONFIG | {FIRST: BLOCKED, INDEX: GONE, "in/b.safetensors": GONE},
+        "in out --to FLOAT --exclude m.weight",
+        "cast them all, or none",
     ),
     # Random rounding.
     ({}, "in out --to BFLOAT16 --seed 1", "--seed N goes with --rounding stochastic"),

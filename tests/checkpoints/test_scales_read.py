@@ -240,14 +240,6 @@ def test_scales_in_another_file_than_their_weight() -> None:
     assert json.loads(Path("i4/config.json").read_text()) == {"vocab": 3}
 
 
-def test_a_model_of_which_a_part_keeps_its_scales_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    q = quantized(NAMES["l.weight"], "FLOAT8E4M3FN", "block")
-    held = {f"{name}.{part}": x for name in "lm" for part, x in (("weight", q.data), ("weight_scale_inv", q.scales))}
-    shards({"1": held}, quantization_config={})
-    message = failure(capsys, "in", "out", "--to", "FLOAT", "--exclude", "m.weight")
-    assert "cast them all, or none" in message
-
-
 def test_new_scales_beside_old_ones_that_are_kept_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     q = quantized(NAMES["l.weight"][:256], "FLOAT8E4M3FN", "per-tensor")
     held = {

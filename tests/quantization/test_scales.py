@@ -86,8 +86,8 @@ def test_formats_without_that_order(format: str, layout: Any, shape: tuple[int, 
 
 # Every way to their scales gives what the rule says; no way rounds twice there. The host and the reference divide as
 # DOUBLE, which is exact enough for every FLOAT (see the reference's step 4). Kernels take powers of two from exponents;
-# for a subnormal amax they find a power below the smallest one, and so does the rule, as all divisors are above 1. Other
-# scales are no smaller than 2^-126, so that a quotient which matters is a normal FLOAT, with an exact remainder.
+# for a subnormal amax they find a power below the smallest one, and so does the rule, as all divisors are above 1.
+# Other scales are no smaller than 2^-126, so that a quotient which matters is a normal FLOAT, with an exact remainder.
 
 #: A format for every divisor and rule, with blocks of one element: its scale is that of the element.
 DIVISORS = {

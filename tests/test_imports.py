@@ -91,7 +91,6 @@ INSIDE = {
     ("warmup.compile_ahead", "concurrent.futures"): "`import gpucast` loads it, and stays quick without it",
     ("warmup.compile_ahead", "compile.compiler"): "the same; no cast on the host needs a compiler",
     ("warmup.compile_ahead", "compile.nvidia"): "the same",
-    ("warmup.compile_ahead", "quantization.recipes"): "the same; no cast needs the formats of quantization",
     ("warmup.compile_ahead", "warmup.kinds"): "the same; it knows the kernels of quantization and of mixed precision",
     ("cli.fold", "interop.onnx"): "it imports onnx, which is optional",
     ("parity.self_test", "parity.backends"): "slow to import, and of use only where casts can run on a GPU",

@@ -58,6 +58,7 @@ def add(commands: Any) -> None:
         help="gpucast.mixed: loss scales for FLOAT, FLOAT16 and BFLOAT16, and select_tree; without --pair and --types "
         "no casts",
     )
+    parser.add_argument("--grouped", action="store_true", help="also cast_grouped and quantize_grouped")
     parser.add_argument("--transposed", action="store_true", help="also casts of transposed arrays")
     parser.add_argument(
         "--quantize",
@@ -66,6 +67,18 @@ def add(commands: Any) -> None:
         action="extend",
         default=[],
         help="quantize and dequantize for formats such as mxfp8e4m3 nvfp4; without --pair and --types no casts",
+    )
+    parser.add_argument(
+        "--row-scaled", action="store_true", help="of --quantize also formats with a global scale for each row"
+    )
+    parser.add_argument(
+        "--hadamard",
+        metavar="N",
+        nargs="+",
+        action="extend",
+        type=int,
+        default=[],
+        help="Hadamard transforms of these lengths, alone and before --quantize",
     )
     parser.add_argument(
         "--jobs",
@@ -85,8 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if cache.limit == 0:
         raise ValueError("GPUCAST_CACHE_SIZE=0 keeps nothing on disk; unset it to compile ahead of time")
     pairs = args.pair or (itertools.product(args.types, repeat=2) if args.types else None)
-    kinds = ("scale", "amax", "fused", "many", "mixed", "transposed", "quantize")
-    flags = {kind: getattr(args, kind) for kind in kinds}
+    flags = {name: getattr(args, name) for name in WarmupRequest.__dataclass_fields__ if hasattr(args, name)}
     work = tasks(WarmupRequest(pairs, **flags, attributes=arguments.attributes_of(args)), args.arch)
     # Forked children would inherit the state of libraries that are not safe to fork.
     jobs = min(args.jobs, len(work))

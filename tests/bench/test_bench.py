@@ -12,7 +12,7 @@ import pytest
 
 from bench.cases import buffers, check
 from bench.cases.buffers import CACHES, LAYOUTS, MOST_SETS, Sets, make_sets, source_codes
-from bench.cases.case import Row, failures, measure_case
+from bench.cases.case import Row, failures
 from bench.cases.contenders import COPY, SAME_RATIO, Ours, OursAllocating
 from bench.cases.pairs import PairCase
 from bench.timing import times as timing
@@ -178,7 +178,7 @@ def test_any_nan_will_do_for_rivals() -> None:
 def measured(machine: FakeMachine, *rivals: Any, pair: Any = (FLOAT, HALF), n: int = 1 << 12) -> dict[str, Row]:
     case = PairCase("stage", pair, n, samples=20, limit=0.01)
     everyone = [Ours(machine), OursAllocating(machine), *rivals]
-    return {row.name: row for row in measure_case(machine, case.case(everyone, lambda moved: machine.copy))}
+    return {row.name: row for row in case.case(everyone, lambda moved: machine.copy).measure(machine)}
 
 
 def test_a_pair_is_checked_and_timed_beside_its_rivals(machine: FakeMachine, driver: TimedDriver) -> None:

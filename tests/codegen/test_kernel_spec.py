@@ -21,7 +21,9 @@ REQUEST = WarmupRequest(
     fused=True,
     many=True,
     mixed=True,
-    quantize=("mxfp8e4m3", "nvfp4", "float8e4m3fn_tensor", "float8e4m3fn_128x128"),
+    grouped=True,
+    hadamard=16,
+    quantize=("mxfp8e4m3", "nvfp4", "float8e4m3fn_1x128", "int8_32"),
 )
 
 
@@ -39,7 +41,7 @@ def test_every_kind_is_a_value() -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
             spec.rule = None  # type: ignore[attr-defined]
     of_mixed = {"AdjustSpec", "RescaleSpec", "SelectSpec", "NormSpec", "FinishSpec"}
-    assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec"} | of_mixed
+    assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec", "UnitSpec", "GroupedSpec"} | of_mixed
 
 
 def test_a_cast_is_plain_or_fused() -> None:

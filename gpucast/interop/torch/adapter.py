@@ -17,7 +17,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, Options, destination
 from gpucast.gpu import devices, streams
-from gpucast.interop.torch import op, plain, tensor_batches, tensors
+from gpucast.interop.torch import hadamard_op, op, plain, tensor_batches, tensors
 from gpucast.interop.torch.op import cast_op, cast_out_op
 from gpucast.interop.torch.tensors import DEFAULTS, named
 
@@ -83,6 +83,9 @@ class TorchAdapter(BatchAdapter):
         src, dst = tensors.dtype_of(x, caller), destination(to, caller)
         tensors.check_attributes(src, dst, options[: len(DEFAULTS)], options.versions, caller)
         return op.times(x, dst, options)
+
+    def hadamard(self, x: torch.Tensor, *arguments: Any) -> Any:
+        return hadamard_op.hadamard(x, *arguments)
 
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
         return tuple(tensors.shape_of(x))

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-import pickle
 import subprocess
 import sys
 import types
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -17,7 +15,7 @@ import pytest
 import gpucast
 from codes import assert_same, random_codes
 from foreign_arrays import Interface
-from gpucast import PackedArray, files
+from gpucast import PackedArray
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import ArrayAdapter, find
 from gpucast.arrays.packed import as_array
@@ -229,11 +227,6 @@ def test_an_out_on_another_device_than_its_mate(driver: HostDriver) -> None:
         gpucast.cast(np.ones(3, np.float32), "INT8", out=out)
 
 
-def test_an_interface_without_a_gpu() -> None:
-    with pytest.raises(gpucast.DeviceUnavailable, match="cast: no cast on a GPU"):
-        gpucast.cast(Interface(np.ones(3, np.float32)), "INT8")
-
-
 # ---- our own arrays, as others see them ----
 
 
@@ -244,27 +237,3 @@ def test_numpy_takes_packed_arrays_of_the_host_only(driver: HostDriver) -> None:
     device = PackedArray(upload(packed.data), "INT4", (3, 5))
     with pytest.raises(TypeError, match=r"PackedArray: NumPy takes no array from a device by itself; use \.get\(\)"):
         np.asarray(device)
-
-
-def test_pickles(driver: HostDriver) -> None:
-    packed = PackedArray.pack(random_codes(dtype("FLOAT6E2M3"), (3, 5)).view(ml_dtypes.float6_e2m3fn))
-    again = pickle.loads(pickle.dumps(packed))
-    assert (again.dtype, again.shape, again.tobytes()) == (packed.dtype, packed.shape, packed.tobytes())
-    # On a device the data is left to CuPy, which copies it to the host and back.
-    device = PackedArray(upload(packed.data), "FLOAT6E2M3", (3, 5))
-    assert device.__reduce__() == (PackedArray, (device.data, device.dtype, (3, 5)))
-
-
-def test_files_keep_packed_types(tmp_path: Path, driver: HostDriver) -> None:
-    """`files.save` and `load` are the helpers: np.savez would unpack, and lose the type."""
-    host = random_codes(dtype("INT4"), (3, 5)).view(ml_dtypes.int4)
-    packed = PackedArray.pack(host)
-    device = PackedArray(upload(packed.data), "INT4", (3, 5))
-    tagged = random_codes(dtype("FLOAT8E5M2"), (4, 2)).view(ml_dtypes.float8_e5m2)
-    path = str(tmp_path / "w.npz")
-    files.save(path, {"packed": packed, "device": device, "tagged": upload(tagged), "lent": Speaker(np.ones(2))})
-    loaded = files.load(path)
-    assert_same(loaded["packed"], host)
-    assert PackedArray.pack(loaded["device"]).tobytes() == packed.tobytes()
-    assert_same(loaded["tagged"], tagged)
-    assert_same(loaded["lent"], np.ones(2))

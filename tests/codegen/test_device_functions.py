@@ -15,12 +15,12 @@ import pytest
 
 import gpucast
 from bench.static import functions
-from codes import assert_codes, codes_of, every_code
+from codes import assert_codes, codes_of
 from functions_on_host import build, loops, run, wanted
 from gpucast.codegen.device_functions import WIDTHS
 from gpucast.core.rule import CastRule, Options, resolve
-from gpucast.parity import hard_values
 from gpucast.parity.cases import Case, all_cases, all_pairs
+from hard_codes import every_or_hard
 from nvrtc_wheels import INSTALLED, load
 
 #: A pair for each path of several values at a time, and each kind of keyword.
@@ -69,8 +69,7 @@ def check(items: Any, folder: Path, arch: int) -> None:
     rules = [rule_of(*item) for item in items]
     library = build(gpucast.device_functions(items) + loops(rules), folder, arch)
     for rule, (_, _, keywords) in zip(rules, items, strict=True):
-        wide = rule.src.bits > 16
-        codes = hard_values.codes(rule.src, rule.dst, 1, 1 / 16, 500) if wide else every_code(rule.src)
+        codes = every_or_hard(rule.src, rule.dst, 3000)
         # Whole groups of four.
         codes = np.resize(codes, -(-codes.size // 4) * 4)
         expected = wanted(rule, codes, keywords)

@@ -259,21 +259,6 @@ def test_transposes(src: DType, dst: DType, kernels: HostKernels) -> None:
             assert not rest.any(), "written beside the elements"
 
 
-@pytest.mark.parametrize("name", ["INT8", "INT16", "INT32", "INT64"])
-def test_whole_squares_are_read_and_written_by_words(name: str) -> None:
-    """Without the test of addresses a GPU would stop, so where they are aligned words are taken."""
-    source = kernel_source(resolve(dtype(name), dtype("U" + name)), "transposed")
-    broken = source.prelude.replace("& (src_word - 1)) == 0", "& (src_word - 1)) < src_word")
-    assert broken != source.prelude
-    kernels = host_build.build([replace(source, prelude=broken)], optimize=False)
-    size = source.src_bits // 8
-    memory, out = np.zeros(64 * 64 * size + 16, np.uint8), np.zeros((64, 64 * size), np.uint8)
-    dims = Dims((64, 64), (size, 64 * size), (64 * size, size)).to_bytes()
-    kernels.run(source.rule, Arguments(memory.ctypes.data, out.ctypes.data, 64 * 64, more=dims), "transposed")
-    with pytest.raises(RuntimeError, match="misaligned"):
-        kernels.run(source.rule, Arguments(memory.ctypes.data + 1, out.ctypes.data, 64 * 64, more=dims), "transposed")
-
-
 def test_other_strides_are_no_transpose() -> None:
     def of(shape: tuple[int, ...], src: tuple[int, ...], dst: tuple[int, ...]) -> object:
         return squares(collapse(shape, src, dst), 4, 4, 32)
@@ -308,9 +293,3 @@ def test_a_misaligned_access_is_noticed() -> None:
     kernels.run(rule, Arguments(codes.ctypes.data, out.ctypes.data, 63))
     with pytest.raises(RuntimeError, match="gpucast_int8_to_int16: [0-9]+ misaligned accesses"):
         kernels.run(rule, Arguments(codes.ctypes.data + 1, out.ctypes.data, 63))
-
-
-def test_a_refused_text_is_shown() -> None:
-    source = kernel_source(resolve(dtype("INT8"), dtype("BOOL")))
-    with pytest.raises(RuntimeError, match=r"hostbuild: .* failed:\n(.|\n)*error"):
-        host_build.build([replace(source, prelude="nonsense;")])

@@ -34,14 +34,6 @@ def test_names_are_the_works_and_tell_every_kernel() -> None:
         assert f"({source.name}," in source.kernel
 
 
-def test_the_text_stands_alone() -> None:
-    text = kernel_source(resolve(dtype("DOUBLE"), dtype("FLOAT16"))).text
-    assert "#include" not in text
-    assert text.startswith("// SPDX-License-Identifier: Apache-2.0")
-    # Some thirty lines for the pair, all else is the prelude.
-    assert text.startswith(prelude()) and text[len(prelude()) :].count("\n") < 35
-
-
 INSTRUCTIONS = (Path(__file__).parents[2] / "kernels" / "instructions.cuh").read_text()
 
 

@@ -13,14 +13,14 @@ import pytest
 import exact
 import functions_on_host
 import gpucast
-from codes import assert_codes, every_code
+from codes import assert_codes
 from gpucast.codegen.cast_kernel import host_section, join, kernel_file, options, prelude, structs
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, has_stochastic
-from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, stochastic_cases
 from gpucast.reference import exact_cast
+from hard_codes import hard_codes
 
 DESTINATIONS = tuple(row for row in NUMERIC if has_stochastic(row))
 SOURCES = (
@@ -82,15 +82,6 @@ def words_for(codes: np.ndarray, rule: CastRule, rng: np.random.Generator) -> np
     return words
 
 
-def sample(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
-    if src.bits <= 8:
-        return np.repeat(every_code(src), 4 if exhaustive else 1)
-    if src.bits == 16:
-        return np.ascontiguousarray(every_code(src)[11 :: 7 if exhaustive else 331])
-    found = hard_values.codes(src, dst, seed=3, share=1 / 64, random=200)
-    return found if exhaustive else np.ascontiguousarray(found[:: found.size // 300])
-
-
 def wanted_codes(codes: np.ndarray, rule: CastRule, words: np.ndarray) -> np.ndarray:
     return np.array(exact.cast_codes(codes, rule, words), dtype=rule.dst.code_numpy)
 
@@ -139,7 +130,7 @@ def test_every_implementation_is_the_exact_model(tmp_path: Path, exhaustive: boo
     library = functions(group, tmp_path)
     rng = np.random.default_rng(4)
     for number, rule in enumerate(group):
-        codes = sample(rule.src, rule.dst, exhaustive)
+        codes = hard_codes(rule.src, rule.dst, 10_000 if exhaustive else 250)
         words = words_for(codes, rule, rng)
         wanted = wanted_codes(codes, rule, words)
         assert_codes(exact_cast.apply(codes.view(rule.src.numpy), rule, words).view(wanted.dtype), wanted, rule, codes)

@@ -48,7 +48,7 @@ def test_no_compiler_flag_can_bend_a_result() -> None:
     assert re.findall(r"\b(?:float|double)\(|\bf?(?:abs|min|max|fma)f?\(", re.sub(r"ptx::\w+", "", elsewhere)) == []
     mnemonics = re.findall(r'"([a-z]\w*\.[\w.]+)', inline)
     assert len(mnemonics) > 30
-    # What is said of its result is exact whichever neighbour it gives: tests/quantization/test_quantization_device.py.
+    # What is said of its result is exact whichever neighbour it gives: tests/quantization/test_quantization.py.
     assert [name for name in mnemonics if "ftz" in name or "approx" in name] == ["rcp.approx.ftz.f32"]
     assert "rcp" not in elsewhere
 

@@ -37,12 +37,10 @@ def sweep(
     threads: int,
     advance: Callable[[int], object] = lambda codes: None,
     seed: int = 0,
-    differs_at: Callable[[Mismatch], object] = lambda mismatch: None,
 ) -> CaseResult:
     """Compare every code of a source of 32 bits or fewer, for one rule.
 
-    `advance` is called with the number of codes done since its last call, `differs_at` at once with the first mismatch
-    of each chunk that has one.
+    `advance` is called with the number of codes done since its last call.
     """
     rule, count = case.rule, 1 << case.rule.src.bits
     wanted = intervals(rule, seed) if piecewise_constant(rule) else stairs(rule, seed) if has_stairs(rule) else None
@@ -65,8 +63,6 @@ def sweep(
             if differs.any():
                 wrong += int(np.count_nonzero(differs))
                 found.append(mismatch(case, codes, got, int(differs.argmax()), start))
-                with lock:
-                    differs_at(found[-1])
             with lock:
                 advance(codes.size)
         return wrong, found
@@ -77,8 +73,7 @@ def sweep(
 
 
 def piecewise_constant(rule: CastRule) -> bool:
-    """True if few intervals cover all codes of the source: a narrow destination, no wrapping and no stochastic
-    rounding."""
+    """True if few intervals cover all codes of the source: neither wrapping nor random, to a narrow destination."""
     wraps = rule.dst.family == "int" and rule.overflow == "wrap"
     return rule.dst.bits <= 16 and not wraps and rule.rounding != STOCHASTIC and rule.src is not rule.dst
 

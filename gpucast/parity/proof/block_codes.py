@@ -9,7 +9,7 @@ with the specification, for every value of that element and any values of the ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import CastRule, resolve
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.certificate import digest, made, ptx
+from gpucast.parity.proof.certificate import digest, ptx
 from gpucast.parity.proof.launches import element
 from gpucast.parity.proof.machine import Fault, Machine, Memory, Unknown
 from gpucast.parity.proof.prover import Prover, Verdict, tabulated
@@ -45,18 +45,15 @@ def every_scale(format: Format) -> Iterable[int]:
     return range(1 << format.scale.bits)
 
 
-def prove(format: Format, src: DType, arch: str, solvers: Sequence[str]) -> dict[str, Any]:
-    """Prove a format's kernel for a source type; returns the entry of the certificate.
-
-    ValueError for formats whose scales are not powers of two, and for formats with integer elements.
-    """
+def prove(format: Format, src: DType, arch: str) -> dict[str, Any]:
+    """Prove a format's kernel: its entry in a certificate. ValueError unless scales are powers of two."""
     if format.scale.family != "e8m0" or not format.element.is_float or not isinstance(format.block, tuple):
         raise ValueError(f"prove: {format} has other scales than powers of two, or integers; expected mxfp8e4m3, ...")
     t.forget()
     source = kernel_of(format, src)
     text = ptx(source, arch)
     kernel = read(text)
-    verdict = BlockProof(format, src, kernel, source, Prover(source, kernel, solvers)).prove(every_scale(format))
+    verdict = BlockProof(format, src, kernel, source, Prover(source, kernel)).prove(every_scale(format))
     return {
         "format": format.name,
         "src": src.name,
@@ -66,13 +63,6 @@ def prove(format: Format, src: DType, arch: str, solvers: Sequence[str]) -> dict
         "seconds": {method: round(seconds, 3) for method, seconds in verdict.seconds.items()},
         "scales": verdict.launches,
     }
-
-
-def certificate(before: Mapping[str, Any], new: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A certificate with new proofs added; its proofs of other formats and types stay."""
-    pairs = {(proof["format"], proof["src"]) for proof in new}
-    proofs = [*new, *(old for old in before["proofs"] if (old["format"], old["src"]) not in pairs)]
-    return {**made(before, proofs), "proofs": proofs}
 
 
 @dataclass

@@ -182,9 +182,7 @@ def strided(source: KernelSource) -> Iterator[Launch]:
 
 
 def fused(source: KernelSource, ops: FusedOps) -> Iterator[Launch]:
-    """Launches of a contiguous kernel with fused operations: a thread in the middle and the last thread of its warp.
-    Some have so few elements that both ends lie in one tile.
-    """
+    """Launches of a contiguous kernel with fused operations: two threads in the middle, and both ends in one tile."""
     at = {"none": 0, "narrow": NARROW, "wide": WIDE}[ops.scaling]
     given = FusedArguments(scale_at=at, amax=AMAX * ops.amax, finite=FINITE * ops.finite)
     yield _with_random(source, replace(full_tile(source, [_THREAD, 31]), given=given))
@@ -193,9 +191,7 @@ def fused(source: KernelSource, ops: FusedOps) -> Iterator[Launch]:
 
 
 def tables(batch: BatchSource) -> Iterator[list[Launch]]:
-    """Arrays for launches of many arrays: one of each kind of the batch, two of each, and enough to fill the table.
-    Each array gives one block of threads something to do.
-    """
+    """Arrays, each for one block, for launches of many: one or two of each kind of the batch, and a full table."""
     for count in (len(batch.kinds), 2 * len(batch.kinds), batch.capacity):
         arrays: list[Launch] = []
         for number in range(count):
@@ -299,9 +295,7 @@ def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int
 
 
 def run_many(batch: BatchSource, kernel: Kernel, arrays: Sequence[Launch]) -> Outcome:
-    """Execute a launch over many arrays. Of a long table the first arrays and the last one are cast. Unknown for fused
-    casts.
-    """
+    """Execute a launch over many arrays, of a long table the first and the last. Unknown for fused casts."""
     if "given" in (batch.table.names or ()):
         raise Unknown("proof: casts of many arrays with fused operations are unknown to the prover")
     kinds = [number % len(batch.kinds) for number in range(len(arrays))]
@@ -369,9 +363,7 @@ def _offsets(lengths: Sequence[int], strides: Sequence[int]) -> Iterator[int]:
 
 
 def _run_block(machine: Machine, block: int, chosen: set[int], every: set[int]) -> Iterator[int]:
-    """Run the chosen threads to their end, and all threads up to each barrier. Yields after each thread that has
-    ended.
-    """
+    """Run all threads to each barrier and the chosen ones to their end. Yields after each that has ended."""
     threads = {number: machine.thread(block, number) for number in sorted(every if machine.kernel.shared else chosen)}
     ended = set()
     for number, thread in threads.items():

@@ -43,6 +43,8 @@ BUSY_THREADS, _ELEMENTS = 1 << 17, 16
 _ALIGNMENT = 16
 #: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
 _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "top", "elements")
+#: The kinds of kernels that read the global scale.
+_SCALING = ("rows", "scales", "kept", "elements")
 #: The kinds of kernels to an order of scales, and back.
 _MOVES: dict[ScaleOrder, tuple[Kind, Kind]] = {
     "128x4": ("swizzle", "unswizzle"),
@@ -75,12 +77,12 @@ def quantize(
     assert device is not None
     workspace = workspace or Workspace("quantize")
     with driver.driver().on(device):
-        x, result_specs, wanted = prepare(x, format, result_specs, targets, workspace)
+        x, result_specs, wanted = prepare(x, format, result_specs, targets, workspace, amax)
         if format.global_scale:
             given = result_specs[0].scale
             if given is None:
                 global_scale = wanted[0].global_scale
-                searched = x if amax is None else memory.dense(amax, workspace, "amax").reshape(1)
+                searched = x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
                 find_global_scale(searched, format, global_scale, device, workspace)
             else:
                 global_scale = memory.given(given, device, wanted[0].global_scale, workspace)
@@ -106,9 +108,15 @@ def quantize(
 
 
 def prepare(
-    x: Any, format: Format, result_specs: Sequence[ResultSpec], targets: Sequence[Parts] | None, workspace: Workspace
+    x: Any,
+    format: Format,
+    result_specs: Sequence[ResultSpec],
+    targets: Sequence[Parts] | None,
+    workspace: Workspace,
+    amax: Any = None,
 ) -> tuple[Any, Sequence[ResultSpec], list[Parts]]:
     """An array in C order with the elements of x, or of its transpose; the results in terms of it; the parts to fill.
+    A given global scale or `amax` has one number, or one of each row.
 
     RuntimeError in the capture of a CUDA graph if memory is neither given nor in the workspace.
     """
@@ -117,22 +125,23 @@ def prepare(
     if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
         x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
     x = memory.dense(x, workspace, "x")
-    return x, result_specs, list(targets or [_new_parts(x.shape, format, one) for one in result_specs])
+    return x, result_specs, list(targets or [_new_parts(x.shape, format, one, amax) for one in result_specs])
 
 
-def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec) -> Parts:
+def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec, amax: Any) -> Parts:
     """Newly allocated parts of a result."""
     shape = _swap(shape) if spec.swapped else shape
     scales_shape = format.scales_shape(shape, spec.axis)
     zero_points = None if format.zero_point is None else cast_on_gpu.new(scales_shape, format.zero_point)
-    global_scale = cast_on_gpu.new((), _FLOAT) if format.global_scale else None
+    given = amax if spec.scale is None else spec.scale
+    global_scale = cast_on_gpu.new(() if given is None else given.shape, _FLOAT) if format.global_scale else None
     return Parts(
         cast_on_gpu.new(shape, format.element), cast_on_gpu.new(scales_shape, format.scale), zero_points, global_scale
     )
 
 
 def find_global_scale(x: Any, format: Format, result: Any, device: int, workspace: Workspace) -> None:
-    """Fill the global scale from the largest magnitude of a dense array."""
+    """Fill the global scale from the largest magnitude of a dense array; those of rows each from one of its numbers."""
     _ArrayQuantizer(x, dtype(x.dtype), format, 0, device, None, workspace).find_global_scale(result)
 
 
@@ -148,11 +157,12 @@ def _fill(
 ) -> list[Parts]:
     """Launch the kernels of the results: one kernel for all, or one after the other."""
     given = result_specs[0].scale is not None
-    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random, workspace)
+    row_scaled = is_row_scaled(results[0])
+    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random, workspace, row_scaled)
     if not result_specs[0].swapped and len(result_specs) == 1 and not given and call.in_rows():
         call.run(results[0], given=False)
         return results
-    tile_plan = plan(x.shape, src, format, result_specs, random, given=given)
+    tile_plan = None if row_scaled else plan(x.shape, src, format, result_specs, random, given=given)
     if tile_plan is not None:
         if isinstance(format.block, str):
             call.find_scales(results[0], given=given)
@@ -170,9 +180,14 @@ def _fill(
         ]
     if result_specs[0].swapped:
         turned = memory.dense(x.swapaxes(-1, -2), workspace, "transposed x")
-        call = _ArrayQuantizer(turned, src, format, result_specs[0].axis, device, random, workspace)
+        call = _ArrayQuantizer(turned, src, format, result_specs[0].axis, device, random, workspace, row_scaled)
     call.run(results[0], given=given)
     return results
+
+
+def is_row_scaled(parts: Parts) -> bool:
+    """Whether each row has a global scale of its own."""
+    return parts.global_scale is not None and parts.global_scale.ndim > 0
 
 
 def _finish(format: Format, steps: Steps, src: DType, results: list[Parts], device: int) -> None:
@@ -245,11 +260,12 @@ def dequantize(
             arguments = QuantizeArguments(
                 blocks, *map(memory.address, (parts.scales, parts.zero_points, parts.global_scale))
             )
-            rule = CastRule(format.element, to)
+            rule, row_scaled = CastRule(format.element, to), is_row_scaled(parts)
             if _in_rows(blocks, parts.data):
-                spec = QuantizeSpec(rule, format, "back", block=blocks.lengths[2])
+                spec = QuantizeSpec(rule, format, "back", block=blocks.lengths[2], row_scaled=row_scaled)
             else:
-                spec = QuantizeSpec(rule, format, "back", single=format.block == "tensor", large=out.size > _LARGE)
+                single, large = format.block == "tensor", out.size > _LARGE
+                spec = QuantizeSpec(rule, format, "back", single=single, large=large, row_scaled=row_scaled)
             kernel = driver.kernel(spec, device)
             kernel(memory.address(parts.data), memory.address(dense), out.size, arguments)
         if dense is not out:
@@ -261,10 +277,18 @@ class _ArrayQuantizer:
     """Launches the kernels that quantize one array block by block, without tiles."""
 
     def __init__(
-        self, x: Any, src: DType, format: Format, axis: int, device: int, random: Random | None, workspace: Workspace
+        self,
+        x: Any,
+        src: DType,
+        format: Format,
+        axis: int,
+        device: int,
+        random: Random | None,
+        workspace: Workspace,
+        row_scaled: bool = False,
     ) -> None:
         self.x, self.src, self.format, self.device, self.random = x, src, format, device, random
-        self.workspace = workspace
+        self.workspace, self.row_scaled = workspace, row_scaled
         self.blocks = BlockGrid.of(format, x.shape, axis)
         before, n, after = self.blocks.shape
         if format.block == "axis" and after == 1:
@@ -273,6 +297,10 @@ class _ArrayQuantizer:
 
     def find_global_scale(self, result: Any) -> None:
         size = self.x.size
+        if result.ndim:
+            if size:
+                self._launch("globals", size, result, QuantizeArguments(ONE))
+            return
         everything = BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)
         self._launch("global", WARP, result, self._extremes("top", everything))
 
@@ -323,7 +351,8 @@ class _ArrayQuantizer:
         single = kind == "elements" and self.format.block == "tensor"
         large = kind in _COUNTING and self.x.size > _LARGE
         rule = CastRule(self.src, self.format.element)
-        spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single)
+        row_scaled = self.row_scaled and kind in _SCALING
+        spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single, row_scaled)
         kernel = driver.kernel(spec, self.device)
         kernel(memory.address(self.x), memory.address(dst), n, arguments)
 

@@ -27,11 +27,12 @@ from gpucast.quantization.gpu.step_source import step_functions
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
 #: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which
-#: vectors of `VECTOR` bytes have side by side. "top" and "global" compute the global scale. "back" dequantizes.
-#: "swizzle" and those after it reorder scales. "finish" and "finish_global" end what formats with steps began.
+#: vectors of `VECTOR` bytes have side by side. "top" and "global" compute the global scale, "globals" those of rows
+#: from the largest magnitude of each. "back" dequantizes. "swizzle" and those after it reorder scales. "finish" and
+#: "finish_global" end what formats with steps began.
 Kind = Literal[
-    "rows", "extremes", "columns", "scales", "kept", "top", "global", "elements", "finish", "finish_global", "back",
-    "swizzle", "unswizzle", "to_8x4", "from_8x4", "to_mn_major", "from_mn_major",
+    "rows", "extremes", "columns", "scales", "kept", "top", "global", "globals", "elements", "finish", "finish_global",
+    "back", "swizzle", "unswizzle", "to_8x4", "from_8x4", "to_mn_major", "from_mn_major",
 ]  # fmt: skip
 
 
@@ -70,6 +71,8 @@ class QuantizeSpec(KernelSpec[KernelSource]):
     large: bool = False
     #: For the kinds "elements" and "back": whether all elements share one scale.
     single: bool = False
+    #: Whether each row has a global scale of its own.
+    row_scaled: bool = False
 
     def source(self) -> KernelSource:
         rule, format, back = self.rule, self.format, self.kind == "back"
@@ -94,6 +97,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
             "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
             "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",
             "global": f"find_global_scale<{own}, {value}, DOUBLE, FLOAT, {THREADS}>(dst, given)",
+            "globals": f"find_row_scales<{own}, {value}, DOUBLE, FLOAT, {THREADS}>{arrays}",
             "elements": f"quantize_elements<{own}, {other.name}, {both}, {place}, {THREADS}>{arrays}",
             "finish": f"static_cast<void>(given), finish_scales<{own}, false, {THREADS}>(dst, n)",
             "finish_global": f"static_cast<void>(given), finish_scales<{own}, true, {THREADS}>(dst, n)",
@@ -105,7 +109,8 @@ class QuantizeSpec(KernelSpec[KernelSource]):
             "to_mn_major": f"move_scales<0, {other.bits // 8}, false, {THREADS}>(src, dst, n, given.blocks)",
             "from_mn_major": f"move_scales<0, {other.bits // 8}, true, {THREADS}>(src, dst, n, given.blocks)",
         }[self.kind]
-        kernel = f"{format_struct(format, self.stochastic, own, other)}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
+        struct_text = format_struct(format, self.stochastic, own, other, row_scaled=self.row_scaled)
+        kernel = f"{struct_text}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
         return KernelSource(
             name=name,
             rule=rule,
@@ -133,7 +138,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
             kind.append(f"block{self.block}")
         elif self.kind in ("extremes", "top"):
             kind.append(f"lanes{self.lanes}")
-        kind += ["blocks1"] * self.single + ["large"] * self.large
+        kind += ["blocks1"] * self.single + ["large"] * self.large + ["row_scaled"] * self.row_scaled
         return "_".join(["gpucast_quantize", other.numpy_name, *columns_of(self.format), *kind])
 
 
@@ -148,11 +153,17 @@ def columns_of(format: Format) -> list[str]:
 
 @exact()
 def format_struct(
-    format: Format, stochastic: bool, name: str, source: DType = _FLOAT, divisor: float | None = None
+    format: Format,
+    stochastic: bool,
+    name: str,
+    source: DType = _FLOAT,
+    divisor: float | None = None,
+    row_scaled: bool = False,
 ) -> str:
     """The C++ struct of a format, the template parameter `F` of the kernels that read or write a type.
 
-    `divisor`: what the largest magnitude of a block becomes in place of the largest element.
+    `divisor`: what the largest magnitude of a block becomes in place of the largest element. `row_scaled`: whether each
+    row has a global scale of its own.
     """
     divisor = format.divisor if divisor is None else divisor
     element, scale = format.element, format.scale
@@ -174,7 +185,8 @@ def format_struct(
         f"typedef CastRule<{options(to_float)}> global_rule;",
         f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
         f"enum : bool {{ two_sided = {format.two_sided:d}, clamps = {_clamps(format):d} }};",
-        f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {stochastic:d} }};",
+        f"enum : bool {{ global_scale = {format.global_scale:d}, row_scaled = {row_scaled:d} }};",
+        f"enum : bool {{ stochastic = {stochastic:d} }};",
         f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
         f"enum : int {{ lowest = {lowest}, largest = {largest} }};",
         f"enum : int {{ exponent = {_exponent(format)} }};",

@@ -8,7 +8,6 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,17 @@ from cast_conformance.reader import manifest
 
 def library(text: str, command: Sequence[str]) -> ctypes.CDLL:
     """The library of a source, which the command's compiler reads from its standard input."""
-    folder = tempfile.mkdtemp(prefix="cast_conformance_")
-    path = Path(folder) / "casts.so"
-    command = [*command, "-shared", "-fPIC", "-o", os.fspath(path), "-"]
-    try:
-        done = subprocess.run(command, input=text, text=True, capture_output=True, check=False)
-    except FileNotFoundError as error:
-        raise ImportError(f"there is no compiler: {error}") from None
-    if done.returncode:
-        raise ImportError(f"{command[0]}: {done.stderr[:2000]}")
-    loaded = ctypes.CDLL(os.fspath(path))
-    path.unlink()
-    Path(folder).rmdir()
-    return loaded
+    with tempfile.TemporaryDirectory(prefix="cast_conformance_") as folder:
+        path = os.path.join(folder, "casts.so")
+        try:
+            done = subprocess.run(
+                [*command, "-shared", "-fPIC", "-o", path, "-"], input=text, text=True, capture_output=True, check=False
+            )
+        except FileNotFoundError as error:
+            raise ImportError(f"there is no compiler: {error}") from None
+        if done.returncode:
+            raise ImportError(f"{command[0]}: {done.stderr[:2000]}")
+        return ctypes.CDLL(path)
 
 
 def call(loaded: ctypes.CDLL, function: str, codes: Any, dst: str) -> Any:

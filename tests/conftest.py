@@ -73,6 +73,15 @@ def driver() -> Iterator[Any]:
 
 
 @pytest.fixture
+def cuda() -> Iterator[Any]:
+    """CUDA's functions replaced, under the real driver."""
+    from fake_cuda import Cuda
+
+    with Cuda().in_use() as fake:
+        yield fake
+
+
+@pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty one, which is the current one."""
     monkeypatch.chdir(tmp_path)

@@ -31,7 +31,7 @@ def test_backward_with_coefficient_1_is_a_cast(src: DType) -> None:
             assert_same(layer.backward(dy), gpucast.cast(dy, src))
 
 
-@pytest.mark.parametrize("other", [row for row in NUMERIC if not row.is_float], ids=str)
+@pytest.mark.parametrize("other", [dtype("INT64"), dtype("UINT2"), dtype("BOOL")], ids=str)
 def test_casts_from_and_to_integers_have_no_gradient(other: DType) -> None:
     dy = np.ones(3, np.float32)
     layer, like = layers.Cast(other, name="c1"), layers.CastLike()

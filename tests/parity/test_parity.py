@@ -207,9 +207,9 @@ def test_intervals_say_what_the_reference_says(src: str) -> None:
         if sweep.piecewise_constant(one.rule):
             intervals, wanted = sweep.intervals(one.rule), compare.wanted_codes(one.rule, codes)
             half, odd = codes.size // 2, codes.size // 2 - 3
-            assert np.array_equal(intervals.codes(0, codes.size), wanted), one
-            assert np.array_equal(intervals.codes(half, half), wanted[half:]), one
-            assert np.array_equal(intervals.codes(3, odd), wanted[3 : 3 + odd]), one
+            assert np.array_equal(intervals(0, codes.size), wanted), one
+            assert np.array_equal(intervals(half, half), wanted[half:]), one
+            assert np.array_equal(intervals(3, odd), wanted[3 : 3 + odd]), one
             found += 1
     assert found > 30
     assert not sweep.piecewise_constant(case(src, src).rule)
@@ -225,8 +225,8 @@ def test_stairs_say_what_the_reference_says(src: str) -> None:
              if sweep.has_stairs(one.rule)}  # fmt: skip
     for one, stairs in found.items():
         wanted = compare.wanted_codes(one.rule, codes)
-        assert np.array_equal(stairs.codes(0, codes.size), wanted), one
-        assert np.array_equal(stairs.codes(777, 40_000), wanted[777:40_777]), one
+        assert np.array_equal(stairs(0, codes.size), wanted), one
+        assert np.array_equal(stairs(777, 40_000), wanted[777:40_777]), one
     assert {one.rule.dst.name for one in found} >= {"INT2", "UINT4", "INT8", "UINT32", "INT64", "DOUBLE"}
     assert not sweep.has_stairs(case(src, "FLOAT").rule)
 

@@ -115,16 +115,6 @@ def test_patterns_choose(options: list[str], kinds: list[str], folder: Path) -> 
     assert [found[name].name for name in ("weight", "norm", "ids") if (found[name] is not None)] == kinds
 
 
-@pytest.mark.parametrize("src", ["FLOAT", "BFLOAT16", "DOUBLE"])
-def test_directed_rounding(src: str, folder: Path) -> None:
-    w = sample(dtype(src), (5, 7))
-    files.save("in.safetensors", {"w": w})
-    for to in ("FLOAT16", "FLOAT8E4M3FN"):
-        options = ["--to", to, "--rounding", "upward", "--scale", "none", "--allow-loss", "--overwrite"]
-        assert convert("in.safetensors", "out.safetensors", *options) == 0
-        assert_same(files.load("out.safetensors")["w"], gpucast.cast(w, to, rounding="upward"), dtype(to))
-
-
 def test_few_bits_need_a_word_about_scales(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = {"w": np.ones(3, np.float32), "b": sample(dtype("FLOAT8E5M2"), (4,)), "n": np.ones(3, int)}
     files.save("in.safetensors", held)

@@ -56,12 +56,9 @@ def test_a_key_hears_of_every_part() -> None:
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda data: b"",
     "cut by one byte": lambda data: data[:-1],
-    "cut in half": lambda data: data[: len(data) // 2],
     "shorter than a checksum": lambda data: data[:7],
     "first bit": lambda data: bytes([data[0] ^ 1]) + data[1:],
-    "last bit": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
     "one byte more": lambda data: data + b"\0",
-    "zeros": lambda data: bytes(len(data)),
 }
 
 
@@ -151,6 +148,7 @@ def test_many_processes(tmp_path: Path) -> None:
     code = f"""
 import sys
 from gpucast.compile.cache import Cache, digest
+from gpucast.files import atomic
 for i in range(150):
     kept = Cache({str(tmp_path)!r}, limit=20_000)
     number = (int(sys.argv[1]) * 3 + i) % 10

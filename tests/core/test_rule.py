@@ -94,12 +94,13 @@ def test_the_rules_themselves() -> None:
 
 
 def test_a_type_that_holds_all_numbers_rounds_none() -> None:
-    for src, dst in itertools.product(DTYPES[:12], [row for row in DTYPES if row.family == "float"]):
+    for src, dst in itertools.product(DTYPES, [row for row in DTYPES if row.family == "float"]):
         rule = resolve(src, dst, Options(rounding="odd"))
         assert (rule.rounding == "odd") == (src is not dst and not holds(dst, src))
-        if src.family != "string" and src.bits <= 16 and holds(dst, src):
-            every = [exact.decode(src, code).magnitude for code in range(0, 1 << src.bits, 1 if src.bits <= 8 else 29)]
-            assert [exact.decode(dst, exact.round_magnitude(one, dst)).magnitude for one in every] == every
+        if src.family not in ("bool", "string") and src.bits <= 16:
+            every = [exact.decode(src, code).magnitude for code in range(0, 1 << src.bits, 1 if src.bits <= 8 else 331)]
+            same = [exact.decode(dst, exact.round_magnitude(one, dst)).magnitude for one in every]
+            assert holds(dst, src) == (same == every and max(every) <= dst.max)
 
 
 @pytest.mark.parametrize(

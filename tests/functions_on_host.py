@@ -18,6 +18,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.parity import host_build
+from gpucast.parity.cases import Case
 
 #: The random words of the functions that take some.
 RANDOM = Random(seed=7, offset=2**33 + 1)
@@ -32,6 +33,12 @@ def build(text: str, folder: Path, arch: int = 90) -> ctypes.CDLL:
     options = ["-std=c++17", "-O0", "-w", "-fPIC", "-shared", f"-DGPUCAST_ARCH={10 * arch}"]
     subprocess.run([*host_build.compiler(), *options, "-o", str(library), str(path)], check=True)
     return ctypes.CDLL(str(library))
+
+
+def items_of(chosen: Iterable[Case]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Cases as `device_functions` takes them."""
+    kept = ({name: one for name, one in case.attributes if name not in Random._fields} for case in chosen)
+    return [(case.rule.src.name, case.rule.dst.name, more) for case, more in zip(chosen, kept, strict=True)]
 
 
 def loops(rules: Iterable[CastRule]) -> str:

@@ -62,14 +62,6 @@ def test_no_claim_where_intervals_overlap(ours: Times, theirs: Times, claim: str
     assert verdict(ours, theirs) == claim
 
 
-def spending(machine: FakeMachine, name: str, seconds: float, calls: list[tuple[str, int]]) -> Work:
-    def run(i: int) -> None:
-        calls.append((name, i))
-        machine.spend(seconds, launches=0)
-
-    return Work(run, 3)
-
-
 def test_work_on_another_stream_is_timed_by_the_host(machine: FakeMachine) -> None:
     waited: list[Any] = []
 
@@ -77,7 +69,8 @@ def test_work_on_another_stream_is_timed_by_the_host(machine: FakeMachine) -> No
         machine.time += 4e-3
         waited.append(result)
 
-    found = measure(machine, [spending(machine, "ours", 2e-3, []), Work(lambda i: i, 2, wait)], samples=20)
+    ours = Work(lambda i: machine.spend(2e-3, launches=0), 3)
+    found = measure(machine, [ours, Work(lambda i: i, 2, wait)], samples=20)
     # Nothing passes but in the wait, and its batches must not count for ours.
     assert found[1].median * found[1].calls == pytest.approx(4e-3)
     assert found[0].median == pytest.approx(2e-3) and found[0].p95 == pytest.approx(2e-3)

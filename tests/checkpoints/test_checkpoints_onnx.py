@@ -145,22 +145,6 @@ def test_patterns_and_other_formats(folder: Path, capsys: pytest.CaptureFixture[
     assert "'W' cannot become text" in said
 
 
-def test_a_folder_of_models(folder: Path) -> None:
-    (folder / "in").mkdir()
-    os.chdir("in")
-    save("a.onnx", True)
-    save("b.onnx", False)
-    Path("test_data_set_0").mkdir()
-    onnx.save_tensor(numpy_helper.from_array(X, "x"), "test_data_set_0/input_0.pb")
-    os.chdir("..")
-    assert convert("in", "out", "--to", "FLOAT16") == 0
-    written = {str(path.relative_to("out")) for path in Path("out").rglob("*") if path.is_file()}
-    assert written == {".gpucast.json", "a.onnx", "a.onnx.data", "b.onnx", "test_data_set_0/input_0.pb"}
-    for name in ("a.onnx", "b.onnx"):
-        onnx.checker.check_model(f"out/{name}", full_check=True)
-        np.testing.assert_allclose(run(f"out/{name}"), expected("FLOAT16"), rtol=1e-3, atol=1e-4)
-
-
 def test_external_data_stays_in_the_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "in").mkdir()
     os.chdir("in")

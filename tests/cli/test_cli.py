@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,13 @@ def test_an_interruption_while_modules_are_imported(started: str, module: str, t
     )
     wanted = (0, "ours\n", "") if started == "import" else (130, "", "gpucast: interrupted\n")
     assert (run.returncode, run.stdout, run.stderr) == wanted
+
+
+def test_an_interrupted_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals at each call of a conversion: tests/fuzz/test_faults.py."""
+    monkeypatch.setattr(info, "collect", lambda: signal.raise_signal(signal.SIGINT))
+    assert main(["info"]) == 130
+    assert capsys.readouterr() == ("", "gpucast info: interrupted\n")
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:

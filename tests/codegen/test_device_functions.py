@@ -16,10 +16,10 @@ import pytest
 import gpucast
 from bench.static import functions
 from codes import assert_codes, codes_of
-from functions_on_host import RANDOM, build, loops, run, wanted
+from functions_on_host import RANDOM, build, items_of, loops, run, wanted
 from gpucast.codegen.device_functions import WIDTHS
 from gpucast.core.rule import CastRule, Options, resolve
-from gpucast.parity.cases import Case, all_cases, all_pairs
+from gpucast.parity.cases import all_cases, all_pairs
 from gpucast.reference import exact_cast
 from hard_codes import every_or_hard
 from nvrtc_wheels import INSTALLED, load
@@ -56,13 +56,6 @@ TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_100a", "sm
 
 def rule_of(src: Any, dst: Any, keywords: dict[str, Any]) -> CastRule:
     return resolve(gpucast.dtype(src), gpucast.dtype(dst), Options(**keywords))
-
-
-def items_of(chosen: list[Case]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Cases as `device_functions` takes them."""
-    random = ("seed", "offset")
-    kept = ({name: value for name, value in case.attributes if name not in random} for case in chosen)
-    return [(case.rule.src.name, case.rule.dst.name, keywords) for case, keywords in zip(chosen, kept, strict=True)]
 
 
 def check(items: Any, folder: Path, arch: int) -> None:

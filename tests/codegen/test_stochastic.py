@@ -13,7 +13,7 @@ import pytest
 import exact
 import gpucast
 from codes import assert_codes
-from functions_on_host import build, loops, run
+from functions_on_host import build, items_of, loops, run
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, has_stochastic
@@ -84,10 +84,8 @@ def words_for(codes: np.ndarray, rule: CastRule, rng: np.random.Generator) -> np
 def test_every_implementation_is_the_exact_model(tmp_path: Path, exhaustive: bool) -> None:
     sources = NUMERIC if exhaustive else tuple(map(dtype, SOURCES))
     chosen = [case for src in sources for dst in DESTINATIONS for case in stochastic_cases(src, dst)]
-    asked = [{name: value for name, value in case.attributes if name not in Random._fields} for case in chosen]
     rules = [case.rule for case in chosen]
-    items = [(rule.src, rule.dst, attributes) for rule, attributes in zip(rules, asked, strict=True)]
-    library = build(gpucast.device_functions(items) + loops(rules), tmp_path)
+    library = build(gpucast.device_functions(items_of(chosen)) + loops(rules), tmp_path)
     rng = np.random.default_rng(4)
     for rule in rules:
         codes = hard_codes(rule.src, rule.dst, 10_000 if exhaustive else 250)

@@ -7,7 +7,6 @@ import ctypes
 import gc
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -294,15 +293,6 @@ def test_fields_that_contradict_are_refused(fields: dict[str, Any], match: str, 
         gpucast.cast(lent, "FLOAT16")
     empty = Lender(np.zeros(0, np.float32), kind(dtype("FLOAT")), version, data=None)
     assert np.asarray(dlpack.take(empty, "test")).shape == (0,)
-
-
-def test_packed_arrays_and_arrays_on_a_device_go_and_come(driver: HostDriver) -> None:
-    pairs = PackedArray.pack(values("FLOAT4E2M1", (2, 4)))
-    y = gpucast.from_dlpack(gpucast.to_dlpack(pairs))
-    assert isinstance(y, PackedArray) and y.shape == (2, 4) and y.tobytes() == pairs.tobytes()
-    lender = Lender(np.arange(4, dtype=np.uint8), kind(dtype("FLOAT8E5M2")), device_type=2, device_id=1)
-    z = gpucast.from_dlpack(lender)
-    assert z.device.id == 1 and z.dtype == ml_dtypes.float8_e5m2 and download(z).view(np.uint8).tolist() == [0, 1, 2, 3]
 
 
 def test_what_dlpack_does_not_take() -> None:

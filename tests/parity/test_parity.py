@@ -182,7 +182,7 @@ def test_intervals_and_stairs_say_what_the_reference_says(src: str, made: Any, a
         steps, wanted = made(one.rule), compare.wanted_codes(one.rule, codes)
         half, odd = codes.size // 2, codes.size // 2 - 3
         for first, count in ((0, codes.size), (half, half), (3, odd)):
-            assert np.array_equal(steps.codes(first, count), wanted[first : first + count]), one
+            assert np.array_equal(steps(first, count), wanted[first : first + count]), one
     assert len(found) > 10 and not any(applies(case(src, dst).rule) for dst in others)
 
 

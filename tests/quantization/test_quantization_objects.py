@@ -53,15 +53,6 @@ def test_transpose() -> None:
     assert equal(q, quantize(deep.swapaxes(1, 2).copy(), "mxfp6e2m3", rounding="stochastic", seed=1))
 
 
-def test_given_scale() -> None:
-    assert quantize(X, "float8e4m3fn_tensor", scale=0.5).scales == 0.5
-    assert same(quantize(X, "int8_axis", scale=[0.5]).scales, np.full(64, 0.5, np.float32))
-    assert quantize(X, "nvfp4", scale=np.float64(0.25)).global_scale == 0.25
-    assert quantize(X, "nvfp4", amax=6 * 448).global_scale == 1
-    assert quantize(X, "nvfp4", amax=gpucast.cast(np.float32([6 * 448]), "BFLOAT16")).global_scale == 1
-    assert quantize(X, "float8e4m3fn_1x128", scale=np.full((5, 1), 2)).scales.shape == (5, 1)
-
-
 @pytest.mark.parametrize(
     ("keywords", "error", "message"),
     [

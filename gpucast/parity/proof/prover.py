@@ -80,9 +80,8 @@ class Prover:
                     assert isinstance(launch, Launch)
                     outcome = run(self.source, self.kernel, launch, self._table)
                     self._table = outcome.table if self.kernel.tables else {}
-                for source, array, parts in outcome.parts:
-                    for part in parts:
-                        self._part(part, source, array)
+                for part in outcome.parts:
+                    self._part(part)
             except Fault as fault:
                 self.verdict.problem = self.verdict.problem or f"{fault} ({launch})"
             if self.verdict.problem:
@@ -90,17 +89,17 @@ class Prover:
             self.verdict.launches += 1
         return self.verdict
 
-    def _part(self, part: Part, source: KernelSource, launch: Launch) -> None:
+    def _part(self, part: Part) -> None:
         for pad in part.pads:
-            if self._differ(self._with_words(None, pad, source, launch), t.const(0, pad.width)) is not None:
+            if self._differ(self._with_words(None, pad, part), t.const(0, pad.width)) is not None:
                 raise Fault("bits above the last element are not zero")
         if part.elements:
-            wanted = self._specified(source, launch)
+            wanted = self._specified(part.source, part.launch)
             for index, got in part.elements.items():
-                self._element(index, self._with_words(index, got, source, launch), wanted, launch)
+                self._element(index, self._with_words(index, got, part), wanted, part.launch)
                 if self.verdict.problem:
                     return
-        self._cells(part, source, launch)
+        self._cells(part)
 
     def _specified(self, source: KernelSource, launch: Launch) -> Term:
         code, word = t.part(t.var("x", source.src_bits), 0, source.rule.src.bits), t.var("word", 32)
@@ -110,10 +109,10 @@ class Prover:
         scale = cell(at) if at == WIDE else t.arithmetic("convert", 64, (cell(at),), t.SINGLE, t.TWICE, "rn")
         return scaled(source.rule, code, scale, word)
 
-    def _cells(self, part: Part, source: KernelSource, launch: Launch) -> None:
+    def _cells(self, part: Part) -> None:
         """Check what a thread does to the maximum (an unknown here) and to the flag of a fused kernel."""
-        src, given = source.rule.src, launch.given or FusedArguments()
-        codes = [t.part(element(index, source.src_bits), 0, src.bits) for index in sorted(part.elements)]
+        src, given = part.source.rule.src, part.launch.given or FusedArguments()
+        codes = [t.part(element(index, part.source.src_bits), 0, src.bits) for index in sorted(part.elements)]
         wanted = {at: cell(at) for at in part.cells}
         if given.amax:
             if part.observed is None or self._differ_anywhere(part, part.observed, largest(src, codes)):
@@ -137,14 +136,15 @@ class Prover:
             self._done.add((got, wanted))
         return differ
 
-    def _with_words(self, index: int | None, got: Term, source: KernelSource, launch: Launch) -> Term:
+    def _with_words(self, index: int | None, got: Term, part: Part) -> Term:
         """A result with unknowns in place of its own random word, and of those written with it."""
-        if source.rule.rounding != STOCHASTIC or launch.given is None:
+        given = part.launch.given
+        if part.source.rule.rounding != STOCHASTIC or given is None:
             return got
         near = {int(x.param[1:]) for x in t.variables(got) if x.param[0] == "x"}
         if index is not None:
             near.add(index)
-        words = {random_word(seed(), launch.given.offset + i): t.var(f"word{i}", 32) for i in near}
+        words = {random_word(seed(), given.offset + i): t.var(f"word{i}", 32) for i in near}
         got = t.substitute(got, words)
         if seed() in t.variables(got):
             raise Fault("an element depends on another random word than its own")

@@ -107,3 +107,16 @@ def test_a_stored_reciprocal_changes_no_number(tmp_path: Path, capsys: pytest.Ca
             shutil.rmtree(tmp_path / "nv")
     assert _run(f"diff {tmp_path}/nv {tmp_path}/new") == 0
     assert load(str(tmp_path / "new" / "model.safetensors"))["m.o_proj.weight_global_scale"] == 4
+
+
+def test_a_stored_reciprocal_stays_as_it_is(tmp_path: Path) -> None:
+    """To the style that it has: no number changes, whatever the global scale is."""
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.json").write_text('{"model_type": "llama"}')
+    save(str(tmp_path / "plain" / "model.safetensors"), {"m.q_proj.weight": X, "m.k_proj.weight": X[:64] * 2})
+    how = "--to FLOAT4E2M1 --scale nvfp4 --style compressed-tensors --quiet"
+    assert _run(f"convert {tmp_path}/plain {tmp_path}/nv {how} --allow-loss") == 0
+    assert _run(f"convert {tmp_path}/nv {tmp_path}/new {how} --repack --verify all") == 0
+    old, new = (load(str(tmp_path / name / "model.safetensors")) for name in ("nv", "new"))
+    assert old.keys() == new.keys() and all(old[name].tobytes() == new[name].tobytes() for name in old)
+    assert np.log2(old["m.q_proj.weight_global_scale"]) % 1 != 0

@@ -187,10 +187,11 @@ GPUCAST_INLINE void dequantize_rows(const u8* src, u8* dst, i64 n, const Quantiz
         load_aligned(src + at[i] * i64(DType::bits) / 8, in[i]);
         scale[i] = load_scale<F>(given.scales, given.zero_points, at[i] / Block);
     }
-    const float global = global_value<F>(given.global_scale);
+    float global = global_value<F>(given.global_scale, at[0], given.blocks.columns);
 #pragma unroll
     for (u32 i = 0; i < parts; ++i) {
         Tile<part * Dst::bits / 8> out = {};
+        if constexpr (F::row_scaled) global = global_value<F>(given.global_scale, at[i], given.blocks.columns);
         Multiplier<F, Dst, Float, Double>(scale[i], global).template tile<part>(in[i], out);
         store_aligned(dst + at[i] * i64(Dst::bits / 8), out);
     }
@@ -204,7 +205,7 @@ GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const Qua
     const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Elements;
     if (begin >= n) return;
     const u32 last = begin + Elements <= n ? Elements : u32(n - begin);
-    const float global = global_value<F>(given.global_scale);
+    float global = global_value<F>(given.global_scale, begin, given.blocks.columns);
     const u8* from = src + begin * i64(DType::bits) / 8;
     u8* to = dst + begin * i64(Dst::bits / 8);
     BlockCursor<Index, single> cursor(given, begin, n);
@@ -221,6 +222,7 @@ GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const Qua
     ptx::mark_rare();
 #pragma unroll 1
     for (u32 i = 0; i < last; ++i) {
+        if constexpr (F::row_scaled) global = global_value<F>(given.global_scale, begin + i, given.blocks.columns);
         const Multiplier<F, Dst, Float, Double> own(load_scale<F>(given.scales, given.zero_points, cursor.block), global);
         store_element<Dst::bits>(to + i * (Dst::bits / 8), own.one(read_element<DType::bits, u32>(from, u64(i) * DType::bits)));
         cursor.next();

@@ -21,6 +21,7 @@ struct GroupedArguments {
     Division by_columns;
     float scale;
     u32 scale_step, groups, pad, wide, layout;
+    Random random;
 
     GPUCAST_INLINE i64 end(i64 group) const {
         if (group < 0) return 0;
@@ -90,8 +91,8 @@ struct Groups {
     }
 };
 
-// Finds the groups, by as many threads of a block as there are groups, for `work`. Nothing may follow: there are barriers within. `Elements` are
-// those of a block.
+// Finds the groups, by as many threads of a block as there are groups, for `work`. Nothing may follow: there are
+// barriers within. `Elements` are those of a block.
 template <u32 Elements, typename Work>
 GPUCAST_INLINE void for_groups(const GroupedArguments& given, GroupMemory& shared, const Work& work) {
     const u32 mine = threadIdx.x, each = (given.groups + group_threads - 1) / group_threads, begin = mine * each;
@@ -188,7 +189,8 @@ struct QuantizeGroups {
             Tile<Elements * DType::bits / 8> out = {};
             if (!place[i].is_padding) {
                 const Divisor<F, Src, Float, Double> divisor(scale, global);
-                divisor.template tile<Elements, true>(in[i], out, 0, F::nan_in_scale || finite[i], Random{});
+                const i64 from = place[i].source * given.columns + place[i].column;
+                divisor.template tile<Elements, true>(in[i], out, from, F::nan_in_scale || finite[i], given.random);
             }
             store_aligned(dst + at * i64(DType::bits) / 8, out);
         }
@@ -207,6 +209,7 @@ struct CastGroups {
         groups.template rows_of<Elements>(place);
         groups.template load<Src::bits>(src, place, in);
         FusedArguments by = {};
+        by.random = given.random;
 #pragma unroll
         for (u32 i = 0; i < Tiles; ++i) {
             if (!place[i].here) continue;
@@ -215,7 +218,7 @@ struct CastGroups {
             if (!place[i].is_padding) {
                 by.scale = ptx::cvt_f64(given.scale_of(place[i].group));
                 Fused<Src, Dst, Float, Double, Src::bits, Rule, Scaling::narrow, false, false> converter(by);
-                converter.template tile<Elements>(in[i], out, 0);
+                converter.template tile<Elements>(in[i], out, place[i].source * given.columns + place[i].column);
             }
             store_aligned(dst + at * i64(Dst::bits) / 8, out);
         }

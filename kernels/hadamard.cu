@@ -174,16 +174,16 @@ GPUCAST_INLINE float squared_error(const Tile<Bytes>& in, const Scale& scale, fl
     return error;
 }
 
-// The codes and scales of a unit: `begin` is the index of its first element in the result.
+// The codes and scales of a unit: `begin` is the index of its first element in the result, whose rows have `columns`.
 template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Held_>
-GPUCAST_INLINE void quantize_unit(const Held_& unit, i64 begin, const UnitResult& result, const Random& random) {
+GPUCAST_INLINE void quantize_unit(const Held_& unit, i64 begin, i64 columns, const UnitResult& result, const Random& random) {
     typedef typename Held_::Held Held;
     typedef typename F::element DType;
     typedef typename CodeOf<F::scale::bits>::type ScaleCode;
     typedef Value<Held, Float, Double> V;
     // Codes of so many elements are whole words.
     const u32 size = sizeof(unit.x) * 8 / Held::bits, some = 16;
-    const float global = global_value<F>(result.global_scale);
+    const float global = global_value<F>(result.global_scale, begin, columns);
 #pragma unroll
     for (u32 first = 0; first < size; first += Block) {
         const auto block = unit.template part<Block>(first);
@@ -234,7 +234,7 @@ GPUCAST_INLINE void quantize_units(const u8* src, i64 n, const UnitArguments& gi
     load_aligned(src + begin * i64(Src::bits) / 8, in);
     HeldUnit<Src, Float, Double, Length, Size> unit;
     unit.take(in, given.signs);
-    quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.same, given.random);
+    quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.columns, given.same, given.random);
 }
 
 // The largest magnitudes of what n threads transform; the statistics are those of find_extremes for FLOAT.
@@ -337,7 +337,7 @@ GPUCAST_INLINE void quantize_unit_tiles(const u8* src, const UnitArguments& give
             HeldUnit<Src, Float, Double, G::same_run, G::same> unit;
             unit.take(in, given.signs);
             const i64 begin = (matrix * given.rows + first_row + row) * given.columns + first_column + column;
-            quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.same, given.random);
+            quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.columns, given.same, given.random);
         }
     }
     if constexpr (G::swapped != 0) {
@@ -350,7 +350,7 @@ GPUCAST_INLINE void quantize_unit_tiles(const u8* src, const UnitArguments& give
             HeldUnit<Src, Float, Double, G::swapped_run, G::swapped> unit;
             unit.take_column(shared, row, column, given.signs);
             const i64 begin = (matrix * given.columns + first_column + column) * given.rows + first_row + row;
-            quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.swapped, given.random);
+            quantize_unit<F, Scales, Float, Double, Block>(unit, begin, given.rows, given.swapped, given.random);
         }
     }
 }

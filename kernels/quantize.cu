@@ -58,7 +58,7 @@ GPUCAST_INLINE void quantize_rows(const u8* src, u8* dst, i64 n, const QuantizeA
     const bool finite = stats.template add_tile<Src, Elements>(in);
     GPUCAST_MERGE(lanes, stats);
     if (!here) return;
-    const float global = global_value<F>(given.global_scale);
+    const float global = global_value<F>(given.global_scale, begin, given.blocks.columns);
     const Scale scale = scale_of<F, Float, Double>(stats, global);
     if (threadIdx.x % lanes == 0) {
         // In this pass the scales are an array of their own, so aligned.
@@ -209,7 +209,8 @@ GPUCAST_INLINE void find_scales(const QuantizeArguments& given) {
     BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
     GPUCAST_PARTS(stats, block, count);
     if (block >= count || threadIdx.x % 32 != 0 || (keep && !stats.has_nonfinite())) return;
-    const Scale scale = scale_of<F, Float, Double>(stats, global_value<F>(given.global_scale));
+    const float global = global_value<F>(given.global_scale, block, given.blocks.grid_columns);
+    const Scale scale = scale_of<F, Float, Double>(stats, global);
     if constexpr (u32(F::order) == linear) {
         store_element<F::scale::bits>(given.scales + block * (F::scale::bits / 8), scale.code);
     } else {
@@ -219,20 +220,33 @@ GPUCAST_INLINE void find_scales(const QuantizeArguments& given) {
     if constexpr (F::zero_points) given.zero_points[block] = u8(scale.zero_point);
 }
 
-// The global scale: the FLOAT by which the largest scale becomes the largest number of the scales' type.
+// The code of the global scale for numbers up to `high`: the FLOAT by which the largest scale becomes the largest number
+// of the scales' type.
+template <typename F, typename V, typename Double, typename Float>
+GPUCAST_INLINE u32 global_scale_of(typename V::Word high) {
+    if constexpr (F::by_steps) return ptx::bits(F::step_u(ptx::as_float(u32(high))));
+    const u64 ratio = ptx::bits(V::number(high) / F::global_divisor());
+    const u32 code = u32(cast_code<Double, Float>(ratio, typename F::global_rule()));
+    return code < 1u << 23 ? 1u << 23 : code;
+}
+
 template <typename F, typename V, typename Double, typename Float, u32 Threads>
 GPUCAST_INLINE void find_global_scale(u8* dst, const QuantizeArguments& given) {
     const i64 block = (i64(blockIdx.x) * Threads + threadIdx.x) / 32;
     BlockStats<V, false, true> stats = {0, 0};
     GPUCAST_PARTS(stats, block, i64(1));
     if (block != 0 || threadIdx.x % 32 != 0) return;
-    if constexpr (F::by_steps) {
-        store_element<32>(dst, ptx::bits(F::step_u(ptx::as_float(u32(stats.high)))));
-        return;
-    }
-    const u64 ratio = ptx::bits(V::number(stats.high) / F::global_divisor());
-    const u32 code = u32(cast_code<Double, Float>(ratio, typename F::global_rule()));
-    store_element<32>(dst, code < 1u << 23 ? 1u << 23 : code);
+    store_element<32>(dst, global_scale_of<F, V, Double, Float>(stats.high));
+}
+
+// The same for each of n rows, from an array of their largest magnitudes.
+template <typename F, typename V, typename Double, typename Float, u32 Threads>
+GPUCAST_INLINE void find_row_scales(const u8* src, u8* dst, i64 n, const QuantizeArguments&) {
+    const i64 row = i64(blockIdx.x) * Threads + threadIdx.x;
+    if (row >= n) return;
+    BlockStats<V, false, true> stats = {0, 0};
+    stats.add(load_element<32, u32>(src + row * 4));
+    store_element<32>(dst + row * 4, global_scale_of<F, V, Double, Float>(stats.high));
 }
 
 // The scales in place of the largest magnitudes that the other passes needed, or with `global` the global scale.
@@ -327,7 +341,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
     const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Elements;
     if (begin >= n) return;
     const u32 last = begin + Elements <= n ? Elements : u32(n - begin);
-    const float global = global_value<F>(given.global_scale);
+    float global = global_value<F>(given.global_scale, begin, given.blocks.columns);
     const u8* from = src + begin * i64(Src::bits / 8);
     u8* to = dst + begin * i64(DType::bits) / 8;
     BlockCursor<Index, single> cursor(given, begin, n);
@@ -346,6 +360,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
     Writer<DType::bits, u32> out = {to, 0, 0};
 #pragma unroll 1
     for (u32 i = 0; i < last; ++i) {
+        if constexpr (F::row_scaled) global = global_value<F>(given.global_scale, begin + i, given.blocks.columns);
         const Divisor<F, Src, Float, Double> own(load_scale<F>(given.scales, given.zero_points, cursor.block, &given.blocks), global);
         const Word bits = V::of(load_element<Src::bits, Word>(from + i * (Src::bits / 8)));
         if constexpr (F::stochastic) out.put(own.at_random(bits, given.random.one(begin + i)));

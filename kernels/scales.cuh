@@ -222,6 +222,12 @@ GPUCAST_INLINE float global_value(const float* global_scale) {
     if constexpr (F::global_scale) return *global_scale;
     else return 1;
 }
+// That of element i, of rows of so many elements: of their row where each has one.
+template <typename F>
+GPUCAST_INLINE float global_value(const float* global_scale, i64 i, i64 columns) {
+    if constexpr (F::row_scaled) return global_scale[i / columns];
+    else return global_value<F>(global_scale);
+}
 
 // To the nearest integer, ties to even; clamped far beyond the elements' range, so that sums do not overflow.
 GPUCAST_INLINE int to_integer(u32 odd) {

@@ -31,7 +31,6 @@ MANY_LAUNCH = 2e-3
 class FakeMachine:
     device = "NVIDIA Fake"
     cache_bytes = 1 << 14
-    peak = 2.0e9
     stream: int | None = 7
 
     def __init__(self, free: int = 1 << 26, clock: Callable[[], float] = lambda: 0.0) -> None:
@@ -48,10 +47,10 @@ class FakeMachine:
         self.time += seconds + launches * (NODE if self.capturing else LAUNCH)
 
     def facts(self) -> dict[str, Any]:
-        return {"name": self.device, "peak_bytes_per_second": self.peak, "packages": {"numpy": np.__version__}}
+        return {"name": self.device, "packages": {"numpy": np.__version__}}
 
     def state(self) -> dict[str, Any]:
-        return {"sm_mhz": 1980.0, "watts": 500.0}
+        return {"clocks.sm": "1980", "power.draw": "500.00"}
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:

@@ -14,7 +14,7 @@ from bench.cases.buffers import rotation
 from bench.cases.case import Call, Case, failures
 from bench.cases.contenders import QUICK, UNROLLS, Contender, contenders, copies, copy_name
 from bench.cases.pairs import COMMON, PairCase
-from bench.gpu import first_call, many_cases, quantize_cases, user_cases
+from bench.gpu import many_cases, quantize_cases, user_cases
 from bench.report import gpu_tables
 from bench.report.results import Results, open_for
 from bench.timing.machine import Copy, Machine
@@ -152,7 +152,6 @@ def cases(machine: Machine, everyone: Sequence[Contender], results: Results) -> 
     yield from quantize_cases.cases()
     yield from many_cases.cases()
     yield from of(pairs.all_pairs())
-    yield first_call.case()
     yield from of(pairs.others(has))
 
 

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.static.kernels import StaticKernel
+from bench.static.kernels import Code, StaticKernel, compiled, facts
 from bench.static.model import Estimate, judged
+from gpucast.codegen.cast_kernel import KernelSource
 
 #: How much of its time a unit may work at the speed of a copy.
 FULL = 0.75
@@ -100,6 +101,33 @@ class Checked:
         memory = f"loads {of.loads}, stores {of.stores}, {of.shared} bytes shared"
         threads = f"{of.registers} registers, {estimate.threads} threads, {estimate.in_flight / 1024:.0f} KiB in flight"
         return f"{self!s:66} {of.per_element:6.2f} instr/el{turns}, {estimate} ({units}), {memory}, {threads}"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A kernel to be checked; fields as in `Checked`."""
+
+    kind: str
+    name: str
+    source: KernelSource
+    goal: float = 0.0
+    moved: float | None = None
+    wide: bool = False
+    #: The facts of its machine code, where they are not those of a full tile.
+    facts: Callable[[KernelSource, str, Code], StaticKernel] = facts
+
+
+def checked(asked: Iterable[Asked], arch: str) -> list[Checked]:
+    """Kernels for an architecture such as "sm_90", in order. Those with the same prelude are one program."""
+    every, alike, codes = list(asked), dict[str, dict[str, KernelSource]](), dict[str, Code]()
+    for one in every:
+        alike.setdefault(one.source.prelude, {})[one.source.name] = one.source
+    for sources in alike.values():
+        codes |= zip(sources, compiled(list(sources.values()), arch), strict=True)
+    return [
+        Checked(one.kind, one.name, one.facts(one.source, arch, codes[one.source.name]), one.goal, one.moved, one.wide)
+        for one in every
+    ]
 
 
 class CheckedCast(Checked):

@@ -22,7 +22,6 @@ import gpucast
 from bench.report.heatmap import heatmap
 from bench.revision import commit
 from bench.static import layouts as static_layouts
-from bench.static import published as static_published
 from bench.static import quantize as static_quantize
 from bench.static.budget import FULL, KNOWN, Checked, fullest, of_casts, verdict
 from bench.static.kernels import StaticKernel, measure
@@ -81,8 +80,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             picture(arguments.pictures / f"static-{arch}.svg", arch, kernels)
     print()
     failures = figures["failures"]
-    if everything:
-        failures += static_published.report()
     for line in failures[:_LINES]:
         print(line)
     if len(failures) > _LINES:

@@ -8,11 +8,11 @@ search, and elements in two rows a second search."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from bench.static.budget import Checked
-from bench.static.kernels import Code, compiled, facts
+from bench.static.budget import Asked, Checked, checked
+from bench.static.kernels import Code, StaticKernel, facts
 from bench.static.paths import Path, full_tile, marked
 from bench.static.sass import Block
 from gpucast.casting.fused_options import fused_rule
@@ -47,17 +47,13 @@ GOALS = {"transposed": 0.80, "strided": 0.60, "dense rows": 0.60, "spread rows":
 
 def measure(arch: str) -> list[Checked]:
     """All chosen kernels for an architecture such as "sm_90"."""
-    every, code = list(_sources()), dict[str, Code]()
-    alike: dict[str, dict[str, KernelSource]] = {}
-    for _, source in every:
-        alike.setdefault(source.prelude, {})[source.name] = source
-    for sources in alike.values():
-        code |= zip(sources, compiled(list(sources.values()), arch), strict=True)
-    found = []
-    for layout, source in every:
-        kernel = facts(source, arch, code[source.name], path=_path(source, layout, code[source.name].blocks))
-        found.append(Checked(layout, source.name, kernel, GOALS.get(layout, 0.0)))
-    return found
+    return checked(
+        (Asked(one, source.name, source, GOALS.get(one, 0.0), facts=_facts(one)) for one, source in _sources()), arch
+    )
+
+
+def _facts(layout: str) -> Callable[[KernelSource, str, Code], StaticKernel]:
+    return lambda source, arch, code: facts(source, arch, code, path=_path(source, layout, code.blocks))
 
 
 def _sources() -> Iterator[tuple[str, KernelSource]]:

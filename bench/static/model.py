@@ -7,7 +7,17 @@ resident threads have asked for at a time (Little's law), how many sectors of 32
 cache, and how many blocks begin.
 
 It is a model, and an upper bound: it knows nothing of the power limit, of conflicts in shared memory, or of how the
-work of warps falls together. `bench.static.published` tries it against published figures of other kernels.
+work of warps falls together. Kernels of others, written as their sources describe them, were estimated beside what was
+published of them, as shares of a copy's speed (published, estimated):
+
+    int8, a loop of single elements    H200   NVIDIA/cccl 2086    25 %    18 %
+    float64                            H200   NVIDIA/cccl 2396   100 %   100 %
+    float32 to float16, PyTorch        H100   pytorch 137053     100 %   100 %
+    float32, CUB's transform           B200   NVIDIA/cccl 9481   100 %   100 %
+    float16, CUB's transform           B200   NVIDIA/cccl 9210    96 %   100 %
+    float8e4m3fn with scales, Triton   H100   triton 11644        86 %   100 %   without Triton's addresses
+    bfloat16, loaded in bulk           B200   NVIDIA/cccl 9481    74 %   100 %   without the wait for bulk copies
+    bfloat16 to float32, PyTorch       A100   pytorch 195542      69 %   100 %   of which A100 is not said
 """
 
 from __future__ import annotations

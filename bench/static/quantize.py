@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.static.budget import GATED, Checked
-from bench.static.kernels import StaticKernel, compiled, facts
+from bench.static.budget import GATED, Asked, Checked, checked
+from bench.static.kernels import Code, StaticKernel, facts
 from bench.static.paths import full_tile, loops
 from bench.static.sass import Block
 from gpucast.codegen.cast_kernel import KernelSource
@@ -58,48 +58,23 @@ _READING = ("extremes", "columns")
 
 def measure(arch: str) -> list[Checked]:
     """All chosen kernels for an architecture such as "sm_90"."""
-    return [*of_rows(arch, chosen()), *of_units(arch), *of_tiles(arch)]
+    rows = [_row(kind, name, source) for kind, formats in CHOSEN.items() for name in formats for source in SOURCES]
+    # The machine code of both results at once for sm_100a has more paths than `bench.static.paths` follows.
+    tiles = [_tile(*one) for one in TILES if one[0] != "both" or not arch.startswith("sm_10")]
+    return checked([*rows, *(_unit(*one) for one in UNITS), *tiles], arch)
 
 
-def chosen() -> list[tuple[Kind, str, str]]:
-    """The kernels that are checked but for tiles: kind, format, and type."""
-    return [(kind, name, source) for kind, formats in CHOSEN.items() for name in formats for source in SOURCES]
+def _asked(kind: str, name: str, source: KernelSource, moved: float, extra_bytes: int = 0) -> Asked:
+    """`extra_bytes`: those that each thread stores beside its codes. `moved`: bytes read and written per element."""
+
+    def of(source: KernelSource, arch: str, code: Code) -> StaticKernel:
+        found = facts(source, arch, code, extra_bytes)
+        return _one_turn(found, code.blocks) if kind in _READING else found
+
+    return Asked(kind, name, source, GOALS.get(kind, 0.0), moved, kind not in ("back", *_READING), of)
 
 
-def of_rows(arch: str, kernels: Sequence[tuple[Kind, str, str]]) -> list[Checked]:
-    """Some kernels (kind, format, type), compiled as one program."""
-    return list(_checked((_row(*one) for one in kernels), arch))
-
-
-def of_units(arch: str) -> list[Checked]:
-    """The kernels of transforms and of two scales, compiled as one program."""
-    return list(_checked((_unit(*one) for one in UNITS), arch))
-
-
-def of_tiles(arch: str) -> list[Checked]:
-    """All chosen kernels of tiles, compiled as one program.
-
-    Without both results at once for sm_100a and similar: that machine code has more paths than `bench.static.paths`
-    follows."""
-    kinds = [one for one in TILES if one[0] != "both" or not arch.startswith("sm_10")]
-    return list(_checked((_tile(*one) for one in kinds), arch))
-
-
-#: Kind, name, source, bytes that each thread stores beside its codes, bytes moved per element.
-_Row = tuple[str, str, KernelSource, int, float]
-
-
-def _checked(rows: Iterable[_Row], arch: str) -> Iterator[Checked]:
-    given = list(rows)
-    codes = compiled([source for _, _, source, _, _ in given], arch)
-    for (kind, name, source, extra_bytes, moved), code in zip(given, codes, strict=True):
-        kernel = facts(source, arch, code, extra_bytes)
-        if kind in _READING:
-            kernel = _one_turn(kernel, code.blocks)
-        yield Checked(kind, name, kernel, GOALS.get(kind, 0.0), moved, kind not in ("back", *_READING))
-
-
-def _row(kind: Kind, name: str, src: str) -> _Row:
+def _row(kind: Kind, name: str, src: str) -> Asked:
     format = FORMATS[name]
     block = format.block[-1] if kind != "elements" and isinstance(format.block, tuple) else 0
     pair = (format.element, dtype(src)) if kind == "back" else (dtype(src), format.element)
@@ -108,26 +83,26 @@ def _row(kind: Kind, name: str, src: str) -> _Row:
     # A thread that has a whole block also stores the block's scale.
     extra_bytes = format.scale.bits // 8 if kind == "rows" and block == source.elements else 0
     written = 0 if kind in _READING else pair[1].bits
-    return kind, f"{src} {name}", source, extra_bytes, (source.src_bits + written) / 8
+    return _asked(kind, f"{src} {name}", source, (source.src_bits + written) / 8, extra_bytes)
 
 
-def _unit(kind: str, name: str, length: int) -> _Row:
+def _unit(kind: str, name: str, length: int) -> Asked:
     format, src = find(name, "bench"), dtype("BFLOAT16")
     source = UnitSpec(CastRule(src, format.element), "units", length, format).source()
     assert isinstance(format.block, tuple)
     scales = source.elements // format.block[0]
     what = f"{name}, runs of {length}" if length else name
-    return kind, f"{src} {what}", source, scales, (source.src_bits + format.element.bits) / 8
+    return _asked(kind, f"{src} {what}", source, (source.src_bits + format.element.bits) / 8, scales)
 
 
-def _tile(kind: str, name: str, src: str) -> _Row:
+def _tile(kind: str, name: str, src: str) -> Asked:
     format, runs = FORMATS[name], RUNS[kind]
     block = format.block[-1] if isinstance(format.block, tuple) else _OF_COLUMNS
     spec = TileSpec(CastRule(dtype(src), format.element), format, block, *runs, whole_columns=kind == "whole")
     source, results = spec.source(), 2 - runs.count("nothing")
     bits = source.rule.dst.bits
-    extra_bytes = (results - 1) * source.elements * bits // 8
-    return kind, f"{src} {name}", source, extra_bytes, (source.src_bits + results * bits) / 8
+    moved = (source.src_bits + results * bits) / 8
+    return _asked(kind, f"{src} {name}", source, moved, (results - 1) * source.elements * bits // 8)
 
 
 def _one_turn(of: StaticKernel, flow: list[Block]) -> StaticKernel:

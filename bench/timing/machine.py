@@ -9,7 +9,7 @@ import importlib.metadata
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,34 +23,9 @@ Copy = Callable[[Any, Any], object]
 
 #: The alignment in bytes of arrays from `Machine.empty`.
 ALIGNMENT = 256
-#: The vendor's peak memory bandwidth in TB/s, by a part of the device's name; the first match counts.
-_PEAKS = (
-    ("B300", 8.0),
-    ("B200", 7.67),
-    ("GH200", 4.9),
-    ("H200", 4.8),
-    ("H100 PCIe", 2.0),
-    ("H100 NVL", 3.9),
-    ("H100", 3.35),
-    ("A100-SXM4-40GB", 1.555),
-    ("A100-PCIE-40GB", 1.555),
-    ("A100", 2.04),
-)
-#: nvidia-smi's name of a reading -> ours.
-_READINGS = {
-    "clocks.sm": "sm_mhz",
-    "clocks.mem": "memory_mhz",
-    "power.draw": "watts",
-    "temperature.gpu": "celsius",
-    "clocks_event_reasons.active": "throttle",
-}
-_FIXED = {
-    "driver_version": "driver",
-    "clocks.max.sm": "sm_max_mhz",
-    "clocks.max.mem": "memory_max_mhz",
-    "power.limit": "watts_limit",
-    "ecc.mode.current": "ecc",
-}
+#: What nvidia-smi says of the device, and while it works: clocks, power and temperature.
+_FACTS = ("driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit", "ecc.mode.current")
+_READINGS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
 _PACKAGES = ("numpy", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "torch", "triton", "jax", "transformer-engine")
 
 _THREADS = 256
@@ -99,15 +74,6 @@ def copy_source(read: int, write: int) -> tuple[str, str]:
     return f"gpucast_copy_{read}_{write}", text
 
 
-def peak_of(name: str, properties: dict[str, Any]) -> float:
-    """The vendor's peak in bytes per second: from the table, else from the memory's clock and width, else 0."""
-    for part, peak in _PEAKS:
-        if part in name:
-            return peak * 1e12
-    kilohertz, bits = properties.get("memoryClockRate", 0), properties.get("memoryBusWidth", 0)
-    return float(2e3 * kilohertz * bits / 8)
-
-
 class Machine:
     """The current device. It uses a stream of its own, because the default stream cannot be captured."""
 
@@ -123,7 +89,6 @@ class Machine:
         self.stream: int | None = int(self._stream.ptr)
         self.device = self._properties["name"].decode(errors="replace")
         self.cache_bytes = int(self._properties["l2CacheSize"])
-        self.peak = peak_of(self.device, self._properties)
 
     def facts(self) -> dict[str, Any]:
         """What a reader needs to judge the figures: names, versions, sizes; serialisable as JSON."""
@@ -134,17 +99,16 @@ class Machine:
             "sm_count": int(properties["multiProcessorCount"]),
             "memory_bytes": int(properties["totalGlobalMem"]),
             "l2_bytes": self.cache_bytes,
-            "peak_bytes_per_second": self.peak,
             "cuda_driver": runtime.driverGetVersion(),
             "cuda_runtime": runtime.runtimeGetVersion(),
             "processor": processor(),
             "python": platform.python_version(),
             "packages": _versions(),
-            **_nvidia_smi(_FIXED, self._bus),
+            **_nvidia_smi(_FACTS, self._bus),
         }
 
     def state(self) -> dict[str, Any]:
-        """Clocks, power, temperature and throttling, serialisable as JSON; {} without nvidia-smi."""
+        """Clocks, power, temperature and throttling; {} without nvidia-smi."""
         return _nvidia_smi(_READINGS, self._bus)
 
     @contextlib.contextmanager
@@ -232,33 +196,15 @@ class Machine:
         return lambda: graph.launch(self._stream)
 
 
-def _nvidia_smi(fields: dict[str, str], bus: str) -> dict[str, Any]:
-    """Readings by our names, as far as nvidia-smi has them; {} without nvidia-smi. It changes nothing."""
-    try:
-        return _query(fields, bus)
-    except subprocess.CalledProcessError:
-        # A single field that this version does not know fails the whole query, so query each field.
-        found: dict[str, Any] = {}
-        for name, ours in fields.items():
-            with contextlib.suppress(OSError, subprocess.SubprocessError):
-                found |= _query({name: ours}, bus)
-        return found
-    except (OSError, subprocess.SubprocessError):
-        return {}
-
-
-def _query(fields: dict[str, str], bus: str) -> dict[str, Any]:
-    command = ["nvidia-smi", f"--id={bus}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-    values = [value.strip() for value in done.stdout.strip().split(",")]
-    return dict(zip(fields.values(), map(_number, values), strict=True))
-
-
-def _number(text: str) -> Any:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def _nvidia_smi(fields: Sequence[str], bus: str) -> dict[str, str]:
+    """Readings by nvidia-smi's names; those that this version does not know are missing."""
+    found = {}
+    for name in fields:
+        command = ["nvidia-smi", f"--id={bus}", f"--query-gpu={name}", "--format=csv,noheader,nounits"]
+        with contextlib.suppress(OSError, subprocess.SubprocessError):
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
+            found[name] = done.stdout.strip()
+    return found
 
 
 def _versions() -> dict[str, str]:

@@ -86,6 +86,11 @@ class ArrayAdapter(ABC):
         """Turn a native result into an array of the library of `like`. Default: return it as it is."""
         return y
 
+    def hadamard(self, x: Any, *arguments: Any) -> Any:
+        """`gpucast.quantization.hadamard_array.transformed` with a gradient; None where none is recorded. Default:
+        None."""
+        return None
+
     def shape(self, x: Any) -> tuple[int, ...]:
         """The shape of the elements of `x`. Default: as NumPy finds it."""
         return np.shape(x)

@@ -252,11 +252,15 @@ class Format:
             return ()
         return (shape[axis],) if self.block == "axis" else self.grid(shape, axis)
 
+    def rows_shape(self, shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+        """The shape of global scales, one for each row. () where blocks do not run along the last of several axes."""
+        return shape[:-1] if self.global_scale and self.min_ndim == 1 and axis == len(shape) - 1 else ()
+
 
 @dataclass(frozen=True)
 class Parts:
     """The parts of a quantized array: the codes (in its shape; packed on a device), the scales, and, if the format has
-    them, the zero points (in the scales' shape) and the global scale (FLOAT, shape ())."""
+    them, the zero points (in the scales' shape) and the global scale (FLOAT, shape () or `Format.rows_shape`)."""
 
     data: Any
     scales: Any

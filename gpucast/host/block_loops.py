@@ -26,7 +26,7 @@ EXTREMES = np.dtype([("lowest", np.float64), ("largest", np.float64), ("is_lost"
 DIVISOR = np.dtype([("d", np.float64), ("zero", np.int32), ("is_lost", np.int32)])
 FACTOR = np.dtype([("factor", np.float64), ("zero", np.float64)])
 STEP = np.dtype([("d", np.float32), ("zero", np.int32)])
-CHOICE = np.dtype([("six", np.float32), ("four", np.float32), ("takes_four", np.uint32)])
+CHOICE = np.dtype([("six", np.float32), ("four", np.float32), ("factor", np.float32), ("takes_four", np.uint32)])
 
 
 class Grid(NamedTuple):
@@ -81,13 +81,11 @@ class Products(ctypes.Structure):
 
 
 class Choice(ctypes.Structure):
-    """Two ways to quantize: where the array begins, its codes by the other scales, what makes numbers codes times
-    scales, and the numbers of the 16 codes."""
+    """Two ways to quantize: where the array begins, its codes by the other scales, and the numbers of the 16 codes."""
 
     _fields_ = (
         ("first", ctypes.c_uint64),
         ("other", ctypes.c_uint64),
-        ("factor", ctypes.c_float),
         ("value", ctypes.c_float * 16),
     )
 

@@ -41,8 +41,10 @@ def quantize(
     if device_index(x) is not None:
         wanted = [gpu.tiles.ResultSpec(*one) for one in result_specs]
         transforms = any(hadamards) or format.rule == "4over6"
+        numbers = [amax, *(one.scale for one in wanted)]
+        of_rows = any(one is not None and one.ndim > 0 for one in numbers)
         given = not format.global_scale and any(one.scale is not None for one in wanted)
-        if layout != "linear" and (transforms or given):
+        if layout != "linear" and (transforms or given or of_rows):
             # Their kernels write linear scales.
             return _reordered(x, format, result_specs, random, targets, workspace, amax, hadamards, layout)
         if transforms:

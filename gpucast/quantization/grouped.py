@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -26,10 +26,12 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import LENGTHS, SCALE_LAYOUTS, Format, ScaleLayout
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices, streams
 from gpucast.quantization import block_grid, grouped_on_host, recipes
 from gpucast.quantization import gpu as on_device
+from gpucast.quantization.option_checks import resolve_random
 from gpucast.quantization.quantized import source_dtype
 
 #: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
@@ -62,6 +64,9 @@ def quantize_grouped(
     scale: Any = None,
     pad: int = 128,
     scale_layout: ScaleLayout = "linear",
+    rounding: Literal["stochastic"] | None = None,
+    seed: int | None = None,
+    offset: int = 0,
     out: Grouped | None = None,
 ) -> Grouped:
     """Quantize groups of rows as `gpucast.quantize` does each alone, in one launch that waits for nothing.
@@ -84,6 +89,8 @@ def quantize_grouped(
     scale_layout
         "linear", "128x4" (with a `pad` of whole 128) or "mn_major" (of whole 4) of ``gpucast.quantization.swizzle``,
         for the whole result.
+    rounding, seed, offset
+        As for `gpucast.quantize`. Numbers have the random words of their places in x, whatever the groups are.
     out
         The result of an earlier, equal call, which is written and returned: a CUDA graph can capture the call.
 
@@ -92,35 +99,60 @@ def quantize_grouped(
 
     TypeError and ValueError as for `gpucast.quantize`.
     """
-    found: Grouped = untraced(_quantize_grouped, x, offsets, format, scale, pad, scale_layout, out)
+    of_random = rounding, seed, offset
+    found: Grouped = untraced(_quantize_grouped, x, offsets, format, scale, pad, scale_layout, of_random, out)
     return found
 
 
-def cast_grouped(x: Any, offsets: Any, to: Any, *, scale: Any, pad: int = 1, out: Grouped | None = None) -> Grouped:
+def cast_grouped(
+    x: Any,
+    offsets: Any,
+    to: Any,
+    *,
+    scale: Any,
+    pad: int = 1,
+    rounding: Literal["stochastic"] | None = None,
+    seed: int | None = None,
+    offset: int = 0,
+    out: Grouped | None = None,
+) -> Grouped:
     """Cast groups of rows, each times a scale of its own, in one launch that waits for nothing.
 
     Each group has the bits of ``gpucast.cast(rows, to, scale=scale[i])``. `to`: a floating type. `scale`: an array of
     FLOAT with one for all or one for each group, or a number, which is rounded to FLOAT first. Rows have a multiple of
     16 elements. All else is as for `gpucast.quantize_grouped`.
     """
-    found: Grouped = untraced(_cast_grouped, x, offsets, to, scale, pad, out)
+    found: Grouped = untraced(_cast_grouped, x, offsets, to, scale, pad, (rounding, seed, offset), out)
     return found
 
 
-@exact()
-def _quantize_grouped(
-    x: Any, offsets: Any, format: Any, scale: Any, pad: Any, scale_layout: Any, out: Grouped | None
-) -> Grouped:
-    caller = "quantize_grouped"
-    asked, format = format, recipes.find(format, caller)
+def check_grouped(format: Format, caller: str) -> None:
+    """ValueError for a format in which groups cannot be quantized."""
     if not isinstance(format.block, tuple) or format.block[-1] not in LENGTHS or math.prod(format.block[:-1]) != 1:
         raise ValueError(f"{caller}: {format} has no blocks of 16, 32, 64 or 128 elements of a row")
     more = format.steps is not None and format.steps.code_needs_amax
     if format.zero_points or format.rule == "4over6" or more:
         raise ValueError(f"{caller}: {format} needs more for its codes than a scale")
+
+
+@exact()
+def _quantize_grouped(
+    x: Any,
+    offsets: Any,
+    format: Any,
+    scale: Any,
+    pad: Any,
+    scale_layout: Any,
+    of_random: tuple[Any, Any, Any],
+    out: Grouped | None,
+) -> Grouped:
+    caller = "quantize_grouped"
+    asked, format = format, recipes.find(format, caller)
+    check_grouped(format, caller)
     if format.global_scale != (scale is not None):
         raise ValueError(f"{caller}: scale= is for formats with a global scale, and needed there; got {format}")
-    call = _Call(caller, x, offsets, format.block[-1], scale, pad)
+    random = resolve_random(format, *of_random, caller)
+    call = _Call(caller, x, offsets, format.block[-1], scale, pad, random)
     recipes.check_source(asked, format, call.src, caller)
     if isinstance(call.scale, np.ndarray) and not (np.isfinite(call.scale) & (call.scale > 0)).all():
         raise ValueError(f"{caller}: scale= must be finite and above 0 as FLOAT")
@@ -137,20 +169,27 @@ def _quantize_grouped(
 
 
 @exact()
-def _cast_grouped(x: Any, offsets: Any, to: Any, scale: Any, pad: Any, out: Grouped | None) -> Grouped:
+def _cast_grouped(
+    x: Any, offsets: Any, to: Any, scale: Any, pad: Any, of_random: tuple[Any, Any, Any], out: Grouped | None
+) -> Grouped:
     caller = "cast_grouped"
     dst = dtype(to, caller=f"{caller}: to=")
     if not dst.is_float:
         raise TypeError(f"{caller}: to={dst.name} is no floating type")
+    random = resolve_random(None, *of_random, caller)
     # The rows of a cast are whole multiples of the shortest block.
-    call = _Call(caller, x, offsets, LENGTHS[0], scale, pad)
-    return call.run(out, dst, None, fused_rule(call.src, dst, Options(caller=caller), scaled=True), None, "linear")
+    call = _Call(caller, x, offsets, LENGTHS[0], scale, pad, random)
+    rule = fused_rule(call.src, dst, Options(caller=caller, rounding=of_random[0]), scaled=True)
+    return call.run(out, dst, None, rule, None, "linear")
 
 
 class _Call:
     """The checked arguments of a call."""
 
-    def __init__(self, caller: str, x: Any, offsets: Any, block: int, scale: Any, pad: Any) -> None:
+    def __init__(
+        self, caller: str, x: Any, offsets: Any, block: int, scale: Any, pad: Any, random: Random | None
+    ) -> None:
+        self.random = random
         self.caller, self.given, self.library = caller, (x, offsets, scale), adapters.library_of(x)
         self.x, self.offsets = as_array(x, caller), as_array(offsets, f"{caller}: offsets")
         self.device = device_index(self.x)
@@ -173,6 +212,8 @@ class _Call:
             raise ValueError(f"{caller}: pad={pad} must be a power of two up to 65536")
         groups = self.offsets.size
         self.result_rows = (self.rows + groups * (self.pad - 1)) // self.pad * self.pad
+        if random is not None and random.offset + self.x.size > 1 << 64:
+            raise ValueError(f"{caller}: offset={random.offset} and the {self.x.size} elements of x are beyond 2^64")
         if max(self.rows, self.result_rows) > np.iinfo(self.offsets.dtype).max:
             raise ValueError(f"{caller}: {self.result_rows} rows are more than offsets of {self.offsets.dtype} reach")
         if scale is not None and namespace(scale) is None and adapters.find(scale) is None:
@@ -215,7 +256,8 @@ class _Call:
             data, of_blocks, ends, valid = parts
             if self.device is None:
                 result = data, of_blocks, ends, valid
-                grouped_on_host.fill(result, self.x, self.offsets, element, format, self.scale, self.pad, layout)
+                how = self.scale, self.pad, layout, self.random
+                grouped_on_host.fill(result, self.x, self.offsets, element, format, *how)
             else:
                 self._on_device(data, of_blocks, ends, valid, rule, format, layout)
             if out is not None:
@@ -278,6 +320,7 @@ class _Call:
                 scale = kernels.dense("scale", scale, self.caller)
         arguments = kernels.GroupedArguments(
             offsets, scale, scales, ends, valid, self.rows, self.columns, self.result_rows, self.pad,
-            SCALE_LAYOUTS.index(layout),
+            SCALE_LAYOUTS.index(layout), *(self.random or (0, 0)),
         )  # fmt: skip
-        kernels.run(kernels.GroupedSpec(rule, format), x, data, arguments, self.device)
+        spec = kernels.GroupedSpec(rule, format, self.random is not None)
+        kernels.run(spec, x, data, arguments, self.device)

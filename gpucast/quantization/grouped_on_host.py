@@ -11,6 +11,8 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format
+from gpucast.core.fused_ops import Random
+from gpucast.core.rule import STOCHASTIC
 from gpucast.quantization import quantize_on_host, swizzle
 
 
@@ -23,6 +25,7 @@ def fill(
     scale: Any,
     pad: int,
     layout: str,
+    random: Random | None,
 ) -> None:
     """Fill a result: codes, scales, ends of groups, and the number of valid ones, as `Grouped` has them.
 
@@ -39,10 +42,16 @@ def fill(
             break
         rows = x[begin:end]
         factor = scale if isinstance(scale, float) else scale[i % scale.size]
+        # A group has the words of its place in x.
+        own = None if random is None else random._replace(offset=random.offset + begin * x.shape[1])
         if format is None:
-            codes[to : to + len(rows)] = _unpacked(cast(rows, element, scale=np.asarray(factor, np.float32)))
+            at_random: Any = {} if own is None else {"rounding": STOCHASTIC, **own._asdict()}
+            codes[to : to + len(rows)] = _unpacked(
+                cast(rows, element, scale=np.asarray(factor, np.float32), **at_random)
+            )
         elif rows.size:
-            found = quantize_on_host.quantize(rows, format, scale=factor if format.global_scale else None)
+            given = factor if format.global_scale else None
+            found = quantize_on_host.quantize(rows, format, scale=given, random=own)
             codes[to : to + len(rows)] = found.data
             linear[to : to + len(rows)] = found.scales  # type: ignore[index]
         to += -(-len(rows) // pad) * pad

@@ -15,7 +15,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine
-from gpucast.quantization.hadamard_options import check_runs, resolve_hadamard
+from gpucast.quantization.option_checks import check_runs, resolve_hadamard
 from gpucast.quantization.quantized import source_dtype
 
 _CALLER = "hadamard"
@@ -60,7 +60,7 @@ def hadamard(
 
     Returns
     -------
-    An array of x's shape and library, where x is.
+    An array of x's shape and library, where x is. Through a tensor of PyTorch gradients pass, also in `torch.compile`.
 
     Raises
     ------
@@ -69,11 +69,14 @@ def hadamard(
     ValueError
         For another length, an axis that is no multiple of it, other signs, or an `out` that does not fit.
     """
-    return untraced(_hadamard, x, length, axis, (signs, seed), inverse, to, out)
+    adapter = adapters.find(x)
+    y = None if adapter is None else adapter.hadamard(x, length, axis, (signs, seed), inverse, to, out)
+    return untraced(transformed, x, length, axis, (signs, seed), inverse, to, out) if y is None else y
 
 
 @exact()
-def _hadamard(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse: Any, to: Any, out: Any) -> Any:
+def transformed(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse: Any, to: Any, out: Any) -> Any:
+    """The transform without a gradient. `signs`: the arguments `signs` and `seed` of `hadamard`."""
     with streams.visit(x, out):
         array = as_array(x, _CALLER)
         if isinstance(array, PackedArray):

@@ -56,6 +56,8 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
     target = recipes.find(format, _CALLER)
     if device_index(q.data) is not None:
         raise TypeError(f"{_CALLER}: q is on a device; q.get() is a copy on the host")
+    if q.global_scale is not None and q.global_scale.ndim:
+        raise ValueError(f"{_CALLER}: q has a global scale for each row; expected one for all")
     check_formats(q.format, target)
     axis = checked_axis(q.axis if axis is None else axis, q.shape, target, _CALLER)
     values = np.asarray(q.dequantize("DOUBLE") if q.library is None else q.__array__(np.float64))

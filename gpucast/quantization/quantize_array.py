@@ -20,10 +20,9 @@ from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Hadamard, Parts, ScaleLayout
-from gpucast.core.fused_ops import Random, resolve_random
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, recipes
-from gpucast.quantization.hadamard_options import check_format, check_runs, resolve_hadamard
+from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard, resolve_random
 from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
 
 if TYPE_CHECKING:
@@ -100,12 +99,14 @@ def quantize(
         ties to even. With `hadamard`, and without `signs`, the seed also gives the signs.
     scale
         Given scales, for formats with FLOAT scales and without zero points: a number, or an array that broadcasts to
-        the scales' shape. For NVFP4, the global scale; with a recipe the number that its library calls so. Scales must
-        be finite and above 0. This is not checked for an array on a device.
+        the scales' shape. For NVFP4, the global scale; with a recipe the number that its library calls so. An array of
+        the result's shape without its last axis (or with 1 for it) has a global scale for each row (token), where
+        blocks run along the last of several axes. Scales must be finite and above 0. This is not checked for an array
+        on a device.
     amax
         For NVFP4: find the global scale from this magnitude instead of the largest one in x, such as that of an earlier
-        step. A number, or an array of one element: on a device a FLOAT array there, which is not waited for. It must be
-        finite and not below 0. This is not checked for an array on a device.
+        step. A number, or an array of one element, or one of each row as for `scale`: on a device a FLOAT array there,
+        which is not waited for. It must be finite and not below 0. This is not checked for an array on a device.
     hadamard
         16, 32, 64 or 128: quantize ``gpucast.hadamard(x, hadamard, axis=axis, ...)`` in place of x, without that array
         in memory where a device has a kernel for it. With transpose="both" also a pair, such as ``(None, 16)``: that of
@@ -191,24 +192,27 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     hadamards = _hadamards(request, format)
     # A seed of signs alone rounds nothing.
     of_signs = any(hadamards) and request.signs is None and request.rounding is None
-    random = _random(format, request.rounding, None if of_signs else request.seed, request.offset)
+    seed = None if of_signs else request.seed
+    random = resolve_random(format, request.rounding, seed, request.offset, _CALLER)
     target = devices.parse(request.device, _CALLER)
     if target is not None and (target != "cpu" or device_index(array) is not None):
         if target != "cpu":
             devices.index(target, _CALLER)
         array = cast(array, src, device=target, copy=False)
-    scale, amax = _global_scale(request, format, array)
     result_specs = []
     for swapped, how in zip((False, True) if transpose == "both" else (bool(transpose),), hadamards, strict=True):
         shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
         on = checked_axis(axis, shape, format, _CALLER)
+        rows = () if transpose == "both" else format.rows_shape(shape, on)
+        scale, amax = _global_scale(request, format, array, rows)
         check_layout(scale_layout, shape, on, format, _CALLER)
         _check_choice(format, shape, on)
         if how is not None:
             check_runs(how, shape, on, _CALLER)
-        result_specs.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), array)))
+        result_specs.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), rows, array)))
     if request.out is not None:
-        outs = checked_outs(request.out, array, format, src, result_specs, scale_layout)
+        of_rows = scale if amax is None else amax
+        outs = checked_outs(request.out, array, format, src, result_specs, scale_layout, of_rows)
         workspace, targets = outs[0].workspace(_CALLER), [Parts(**q.parts()) for q in outs]
         engine.quantize(array, format, result_specs, random, targets, workspace, amax, hadamards, scale_layout)
         return request.out
@@ -279,18 +283,7 @@ def _check_choice(format: Format, shape: tuple[int, ...], axis: int) -> None:
         )
 
 
-def _random(format: Format, rounding: Any, seed: Any, offset: Any) -> Random | None:
-    random = resolve_random(rounding, seed, offset, _CALLER)
-    if rounding is not None and rounding != "stochastic":
-        raise ValueError(f"{_CALLER}: rounding={rounding!r} must be None or 'stochastic'")
-    if random is not None and format.element.family != "float":
-        raise ValueError(
-            f"{_CALLER}: rounding='stochastic' is for elements that are floats; {format} has {format.element}"
-        )
-    return random
-
-
-def _global_scale(request: _QuantizeOptions, format: Format, x: Any) -> tuple[Any, Any]:
+def _global_scale(request: _QuantizeOptions, format: Format, x: Any, rows: tuple[int, ...]) -> tuple[Any, Any]:
     """The caller's scales, among them a global scale from an `amax` on the host; and an `amax` on the device of x."""
     if request.amax is None:
         return request.scale, None
@@ -301,25 +294,36 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any) -> tuple[An
     amax = as_array(request.amax, _CALLER)
     if isinstance(amax, PackedArray) or dtype(amax.dtype, caller=_CALLER).family not in ("float", "int"):
         raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected numbers")
-    if amax.size != 1:
-        raise ValueError(f"{_CALLER}: amax= has shape {amax.shape}; expected one element")
+    amax = _one_or_of_rows(amax, rows, "amax=", "expected one element")
     device = device_index(amax)
     if device is not None and device == device_index(x):
         if amax.dtype != np.float32:
             raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected FLOAT on the device of x")
         return None, amax
-    number = float(np.float32((amax if device is None else gpu.cast_on_gpu.to_host(amax)).reshape(())))
-    if not 0 <= number < math.inf:
+    numbers = np.asarray((amax if device is None else gpu.cast_on_gpu.to_host(amax)).astype(np.float32))
+    if not ((numbers >= 0) & (numbers < math.inf)).all():
         raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
-    scale = quantize_on_host.global_scale(number, format, dtype(x.dtype))
-    if not 0 < scale < math.inf:
-        raise ValueError(
-            f"{_CALLER}: amax={number!r} gives {format} the global scale {scale!r}; expected one above 0 and finite"
-        )
+    scale = np.asarray(quantize_on_host.global_scale(numbers, format, dtype(x.dtype)))
+    for number, one in zip(numbers.flat, scale.flat, strict=True):
+        if not 0 < one < math.inf:
+            raise ValueError(
+                f"{_CALLER}: amax={float(number)!r} gives {format} the global scale {float(one)!r}; expected one above "
+                "0 and finite"
+            )
     return scale, None
 
 
-def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
+def _one_or_of_rows(numbers: Any, rows: tuple[int, ...], name: str, wanted: str) -> Any:
+    """An array of shape (), or of one number for each row where `rows` are not (). ValueError for another one."""
+    if rows and numbers.shape in (rows, (*rows, 1)):
+        return numbers.reshape(rows)
+    if numbers.size != 1:
+        more = f", or one for each row, shape {rows}" if rows else ""
+        raise ValueError(f"{_CALLER}: {name} has shape {numbers.shape}; {wanted}{more}")
+    return numbers.reshape(())
+
+
+def _scale(scale: Any, format: Format, shape: tuple[int, ...], rows: tuple[int, ...], x: Any) -> Any:
     """The caller's scales for x. Scales on the host, or for an x on the host, are converted to FLOAT and checked."""
     if scale is None:
         return None
@@ -329,8 +333,6 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
         raise ValueError(
             f"{_CALLER}: scale= is for formats with FLOAT scales and without zero points, not for {format}"
         )
-    if format.global_scale:
-        shape = ()
     given = scale if namespace(scale) is not None else np.asarray(scale)
     if given.dtype.kind not in "fiu":
         raise TypeError(f"{_CALLER}: scale= has dtype {given.dtype}; expected numbers")
@@ -340,6 +342,8 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
         given = given.astype(np.float32)
         if not (np.isfinite(given) & (given > 0)).all():
             raise ValueError(f"{_CALLER}: scale= must be finite and above 0 as FLOAT")
+    if format.global_scale:
+        return _one_or_of_rows(given, rows, "scale=", "the scales have ()")
     if math.prod(shape) == 1 and given.size == 1:
         return given.reshape(shape)
     try:
@@ -350,9 +354,18 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], x: Any) -> Any:
 
 
 def checked_outs(
-    out: Any, x: Any, format: Format, src: DType, result_specs: list[tuple[bool, int, Any]], scale_layout: str
+    out: Any,
+    x: Any,
+    format: Format,
+    src: DType,
+    result_specs: list[tuple[bool, int, Any]],
+    scale_layout: str,
+    of_rows: Any = None,
 ) -> list[Quantized]:
-    """The `out` of a call as a list. TypeError or ValueError where it cannot take the results of the array `x`."""
+    """The `out` of a call as a list. TypeError or ValueError where it cannot take the results of the array `x`.
+
+    `of_rows`: an array whose shape is that of the global scale, if that is given.
+    """
     outs = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(outs) != len(result_specs) or not all(isinstance(q, Quantized) for q in outs):
         wanted = "a Quantized" if len(result_specs) == 1 else "a tuple of two Quantized"
@@ -366,6 +379,7 @@ def checked_outs(
             ("scale_layout", q.scale_layout, scale_layout),
             ("dtype", q.dtype, src),
             ("device", devices.name(device_index(q.data)), devices.name(device_index(x))),
+            ("global scales of shape", np.shape(q.global_scale), np.shape(of_rows) if format.global_scale else ()),
         )
         for name, got, expected in pairs:
             if got != expected:

@@ -71,7 +71,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
         data.reshape(x.shape),
         stored.reshape(shape),
         None if format.zero_point is None else zero.astype(format.zero_point.numpy).reshape(shape),
-        np.asarray(g, np.float32) if format.global_scale else None,
+        np.asarray(g, np.float32).reshape(np.shape(scale)) if format.global_scale else None,
     )
 
 
@@ -135,20 +135,24 @@ def _name(source: Array) -> str:
 
 
 @exact()
-def global_scale(amax: float, format: Format, source: DType) -> float:
-    """What `scale` gives in formats with a global scale, for numbers up to `amax`: a FLOAT."""
+def global_scale(amax: Any, format: Format, source: DType) -> Any:
+    """What `scale` gives in formats with a global scale, for numbers up to `amax`, or for an array of such: FLOAT."""
     if format.steps is not None:
-        return float(_formula(format.steps.u, source, A=np.asarray(np.float32(amax))))
-    return max(float(_float(np.float64(amax) / (format.divisor * format.top_scale))), _SMALLEST_FLOAT)
+        return _formula(format.steps.u, source, A=np.asarray(np.float32(amax)))[()]
+    return np.maximum(_float(np.float64(amax) / (format.divisor * format.top_scale)), np.float32(_SMALLEST_FLOAT))
 
 
-def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[int, ...]) -> tuple[Array, np.float64]:
-    """The scales of all blocks as they are stored, and the global scale as DOUBLE."""
-    g = np.float64(1)
+def _by_row(numbers: Any) -> Any:
+    """One DOUBLE, or one of each row, for arrays over all blocks that run along rows."""
+    return np.float64(numbers).reshape((1, -1, 1) if np.ndim(numbers) else ())
+
+
+def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[int, ...]) -> tuple[Array, Any]:
+    """The scales of all blocks as they are stored, and the global scale as `_by_row` has it."""
+    g: Any = np.float64(1)
     if format.global_scale:
-        g = np.float64(
-            global_scale(float(high.max(initial=0.0)), format, _FLOAT) if scale is None else np.float32(scale)
-        )
+        found = global_scale(high.max(initial=0.0), format, _FLOAT) if scale is None else scale
+        g = _by_row(np.float32(found))
     elif scale is not None:
         return np.broadcast_to(np.asarray(scale, np.float32), shape).copy(), g
     if format.scale is _E8M0:
@@ -166,7 +170,7 @@ def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[in
 
 def _scales_by_steps(
     high: Array, format: Format, source: DType, scale: Any, shape: tuple[int, ...]
-) -> tuple[Array, np.float64, Array]:
+) -> tuple[Array, Any, Array]:
     """The scales of all blocks as they are stored, the global scale, and what divides or multiplies elements."""
     steps = format.steps
     assert steps is not None
@@ -174,8 +178,8 @@ def _scales_by_steps(
     a = high.astype(np.float32)
     u = np.asarray(np.float32(1))
     if format.global_scale:
-        given = global_scale(float(a.max(initial=0)), format, source) if scale is None else scale
-        u = np.asarray(given, np.float32).reshape(())
+        given = global_scale(a.max(initial=0), format, source) if scale is None else scale
+        u = np.asarray(_by_row(given), np.float32)
     if scale is not None and not format.global_scale:
         scales = np.broadcast_to(np.asarray(scale, np.float32), shape).reshape(a.shape)
     else:
@@ -210,7 +214,7 @@ def _zero_points(low: Array, s: Array, format: Format) -> Array:
 
 
 def _four_over_six(
-    source: Array, grid: BlockGrid, format: Format, high: Array, six: Array, g: np.float64, lost: Array, is_quick: bool
+    source: Array, grid: BlockGrid, format: Format, high: Array, six: Array, g: Array, lost: Array, is_quick: bool
 ) -> tuple[Array, Array, Array]:
     """The scales, the divisors and the codes of a format with the rule "4over6", from the scales by 6."""
     four = np.maximum(_cast(high / (4 * g), format.scale).view(np.uint8), 1).view(format.scale.numpy)
@@ -222,8 +226,8 @@ def _four_over_six(
     of_blocks["six"], of_blocks["four"] = _cast(six, _FLOAT), _cast(four, _FLOAT)
     numbers = (ctypes.c_float * 16)(*(float(format.element.value(code)) for code in range(16)))
     with np.errstate(all="ignore"):
-        factor = float(np.float32(1) / np.float32(g))
-    how = block_loops.Choice(source.ctypes.data, other.ctypes.data, factor, numbers)
+        of_blocks["factor"] = np.float32(1) / np.float32(g)
+    how = block_loops.Choice(source.ctypes.data, other.ctypes.data, numbers)
     block_loops.each_run(block_loops.find(f"choose_{_name(source)}"), source, codes, _grid(grid), of_blocks, how)
     takes_four = of_blocks["takes_four"] != 0
     return np.where(takes_four, four, six), np.where(takes_four, tried[1], tried[0]), codes
@@ -350,7 +354,7 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Ar
     out: Array = np.empty(grid.shape, to.numpy)
     of_blocks = np.zeros(grid.counts, block_loops.FACTOR)
     factor = _cast(parts.scales, _DOUBLE).reshape(grid.counts)
-    of_blocks["factor"] = factor if parts.global_scale is None else factor * np.float64(parts.global_scale)
+    of_blocks["factor"] = factor if parts.global_scale is None else factor * _by_row(parts.global_scale)
     if parts.zero_points is not None:
         of_blocks["zero"] = _cast(parts.zero_points, _DOUBLE).reshape(grid.counts)
     results = resolve(_DOUBLE, to)

@@ -25,7 +25,7 @@ from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
-from gpucast.quantization.hadamard_options import check_format, check_runs, resolve_hadamard
+from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
 
 _FLOAT = dtype("FLOAT")
 #: What to write for the methods of other libraries' arrays.
@@ -57,7 +57,7 @@ class Quantized:
     format: Format
     #: INT8 or UINT8, of the scales' shape; None in symmetric formats.
     zero_points: Any = None
-    #: A FLOAT array of shape (); None in formats without a global scale.
+    #: A FLOAT array of shape (), or of `Format.rows_shape` with one for each row; None in formats without one.
     global_scale: Any = None
     #: The type that was quantized.
     dtype: DType = _FLOAT
@@ -80,7 +80,8 @@ class Quantized:
             self.scales, "scales", self.format.scale, in_layout(shape, self.scale_layout, self.format.scale.bits // 8)
         )
         _check(self.zero_points, "zero_points", self.format.zero_point, shape)
-        _check(self.global_scale, "global_scale", _FLOAT if self.format.global_scale else None, ())
+        rows = self.format.rows_shape(self.shape, self.axis)
+        _check(self.global_scale, "global_scale", _FLOAT if self.format.global_scale else None, (), rows)
         devices_of_parts = {device_index(part) for part in self.parts().values()}
         if len(devices_of_parts) > 1:
             raise ValueError(
@@ -329,15 +330,16 @@ def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format,
         raise ValueError(f"{asked} needs whole blocks: {shape[axis]} elements are no multiple of {format.block[-1]}")
 
 
-def _check(part: Any, name: str, expected: DType | None, shape: tuple[int, ...]) -> None:
-    """Check that a part has this dtype and shape, or is None where `expected` is None."""
+def _check(part: Any, name: str, expected: DType | None, *shapes: tuple[int, ...]) -> None:
+    """Check that a part has this dtype and one of these shapes, or is None where `expected` is None."""
     if expected is None:
         if part is not None:
             raise ValueError(f"Quantized: {name} must be None in this format")
         return
     _check_type(part, name, expected)
-    if part.shape != shape:
-        raise ValueError(f"Quantized: {name} has shape {part.shape}; expected {shape}")
+    if part.shape not in shapes:
+        wanted = " or ".join(map(str, dict.fromkeys(shapes)))
+        raise ValueError(f"Quantized: {name} has shape {part.shape}; expected {wanted}")
 
 
 def _check_type(part: Any, name: str, expected: DType) -> None:

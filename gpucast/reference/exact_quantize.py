@@ -63,7 +63,8 @@ elements.
     infinity.
 6.  *Given scales.* Formats with FLOAT scales without zero points take them from the caller in place of step 2, NVFP4
     the global one. They must be finite and positive, and are used as they are; values that are then out of range clamp.
-    A given `amax`, a FLOAT, finite and not negative, stands for NVFP4's largest amax in the formula of g.
+    A given `amax`, a FLOAT, finite and not negative, stands for NVFP4's largest amax in the formula of g. Where blocks
+    run along the last axis, scale or amax may be an array of x's shape without that axis: g is then one for each row.
 7.  *Stochastic rounding* (float elements): step 4 casts q with ``rounding="stochastic"``; the random number is that of
     the element's row-major index. Scales and zero points are rounded as above.
 8.  *Steps.* A format with `Format.steps` (a recipe) repeats the FLOAT arithmetic of another library: formulas
@@ -121,11 +122,11 @@ def quantize(
     g = np.float64(1)
     if format.global_scale:
         if scale is None:
-            most = largest.max(initial=0.0) if amax is None else cast(cast(amax, "FLOAT"), "DOUBLE")
+            most = largest.max(initial=0.0) if amax is None else _by_row(cast(cast(amax, "FLOAT"), "DOUBLE"))
             top = most / (format.divisor * format.top_scale)
             g = np.maximum(cast(cast(top, "FLOAT", overflow="saturate"), "DOUBLE"), np.ldexp(1.0, -126))
         else:
-            g = cast(cast(scale, "FLOAT"), "DOUBLE")
+            g = _by_row(cast(cast(scale, "FLOAT"), "DOUBLE"))
     spread = high - low
 
     if scale is not None and not format.global_scale:
@@ -168,8 +169,18 @@ def quantize(
         data,
         cast(np.where(lost, np.nan, s), format.scale).reshape(shape),
         None if format.zero_point is None else cast(zero, format.zero_point).reshape(shape),
-        cast(g, "FLOAT") if format.global_scale else None,
+        _of_rows(cast(g, "FLOAT")) if format.global_scale else None,
     )
+
+
+def _by_row(numbers: Any) -> Any:
+    """Numbers of rows, to be used with arrays that have blocks or elements as their last axis."""
+    return numbers[..., None] if np.ndim(numbers) else numbers
+
+
+def _of_rows(numbers: Any) -> Any:
+    """The inverse of `_by_row`."""
+    return numbers[..., 0] if np.ndim(numbers) else numbers
 
 
 def _error(value: Array, block: tuple[Array, ...], s: Array, g: Any) -> Array:
@@ -201,7 +212,7 @@ def _by_steps(
     u = np.asarray(np.float32(1))
     if format.global_scale:
         top = np.asarray(a.max(initial=np.float32(0)) if amax is None else cast(amax, "FLOAT"))
-        u = of(steps.u, A=top) if scale is None else cast(scale, "FLOAT")
+        u = of(steps.u, A=_by_row(top)) if scale is None else _by_row(cast(scale, "FLOAT"))
     if scale is not None and not format.global_scale:
         scales = np.broadcast_to(cast(scale, "FLOAT"), format.scales_shape(x.shape, axis)).reshape(a.shape)
     else:
@@ -222,7 +233,7 @@ def _by_steps(
         data = cast(q, format.element, **stochastic)
     shape = format.scales_shape(x.shape, axis)
     stored = np.where(lost, cast(np.float32(np.nan), format.scale), scales).astype(format.scale.numpy)
-    found = np.asarray(of(steps.global_scale, u=u), np.float32) if format.global_scale else None
+    found = _of_rows(np.asarray(of(steps.global_scale, u=u), np.float32)) if format.global_scale else None
     return Parts(data, stored.reshape(shape), None, found)
 
 
@@ -238,7 +249,7 @@ def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -
     if parts.zero_points is not None:
         value = value - cast(parts.zero_points, "DOUBLE").reshape(grid)[_at(block)]
     s = cast(parts.scales, "DOUBLE").reshape(grid)[_at(block)]
-    g = np.float64(1 if parts.global_scale is None else parts.global_scale)
+    g = _by_row(np.float64(1 if parts.global_scale is None else parts.global_scale))
     factor = s * g
     product = value * factor
     # Which NaN an invalid operation returns depends on the processor.

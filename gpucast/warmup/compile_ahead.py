@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 _CALLER = "warmup"
 #: NVRTC hardly lets more threads than these work at a time in one process.
 _THREADS = 4
+#: The fields of a request that are not True or False.
+_NO_FLAGS = ("pairs", "quantize", "hadamard", "attributes")
 #: The usual types of weights, activations and gradients.
 _USUAL = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
 
@@ -50,7 +51,10 @@ class WarmupRequest:
     fused: bool = False
     many: bool = False
     mixed: bool = False
+    grouped: bool = False
+    row_scaled: bool = False
     quantize: str | Iterable[Any] = ()
+    hadamard: int | Iterable[int] = ()
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -64,7 +68,10 @@ def warmup(
     fused: bool = False,
     many: bool = False,
     mixed: bool = False,
+    grouped: bool = False,
+    row_scaled: bool = False,
     quantize: str | Iterable[Any] = (),
+    hadamard: int | Iterable[int] = (),
     load: bool = False,
     **attributes: Any,
 ) -> int:
@@ -80,8 +87,11 @@ def warmup(
     scales of `gpucast.mixed` use it.
     `mixed`: loss scales with losses and gradients of FLOAT, FLOAT16 or BFLOAT16 that are unscaled to FLOAT, in trees of
     one type, and `select_tree`.
+    `grouped`: also `gpucast.cast_grouped` of the pairs that it takes, and `gpucast.quantize_grouped` of the formats.
+    `row_scaled`: also formats with a global scale for each row.
     `quantize`: one or several formats of `gpucast.quantize`: FLOAT, FLOAT16 and BFLOAT16 along the last axis, plain,
     transposed or both, and back.
+    `hadamard`: one or several lengths of transforms, alone and before `quantize`, and back.
     `load`: also load the kernels on every GPU of this machine, so that a CUDA graph can capture their first calls.
     `attributes`: saturate, round_mode, opset, rounding and overflow, as for `gpucast.cast`. Seeds need no kernel of
     their own.
@@ -100,7 +110,10 @@ def warmup(
         if arch is not None:
             raise ValueError(f"{_CALLER}: load=True is for the GPUs of this machine; expected no arch, got {arch!r}")
         devices.require(_CALLER)
-    work = tasks(WarmupRequest(pairs, scale, amax, transposed, fused, many, mixed, quantize, attributes), arch)
+    request = WarmupRequest(
+        pairs, scale, amax, transposed, fused, many, mixed, grouped, row_scaled, quantize, hadamard, attributes
+    )
+    work = tasks(request, arch)
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         compile_all(executor, work)
     if load:
@@ -127,7 +140,7 @@ def tasks(request: WarmupRequest, arch: str | Sequence[str] | None) -> list[Comp
 
 
 def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
-    flags = {name: getattr(request, name) for name in ("scale", "amax", "transposed", "fused", "many", "mixed")}
+    flags = {name: value for name, value in vars(request).items() if name not in _NO_FLAGS}
     for name, value in flags.items():
         _check_flag(name, value)
     attributes = request.attributes
@@ -136,20 +149,16 @@ def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSo
         raise TypeError(
             f"{_CALLER}: {unknown[0]}= is not known here; expected one of {', '.join((*flags, 'load', *ATTRIBUTES))}"
         )
-    formats, pairs = _formats(request.quantize), request.pairs
+    formats, lengths, pairs = _listed(request.quantize), _listed(request.hadamard), request.pairs
     if pairs is None:
-        pairs = () if formats or request.mixed else every_pair()
+        pairs = () if formats or lengths or request.mixed else every_pair()
     for pair in pairs:
         yield from _of_pair(pair, request)
-    if formats:
-        from gpucast.quantization.recipes import find
+    if formats or lengths:
         from gpucast.warmup import kinds
 
-        rounding = attributes.get("rounding")
-        for format, src in itertools.product([find(name, _CALLER) for name in formats], _USUAL):
-            if rounding == STOCHASTIC:
-                fused_rule(src, format.element, Options(caller=_CALLER, rounding=rounding), scaled=False)
-            yield from kinds.of_quantize(format, src, rounding)
+        grouped, row_scaled, rounding = request.grouped, request.row_scaled, attributes.get("rounding")
+        yield from kinds.of_formats(formats, lengths, _USUAL, rounding, grouped, row_scaled, _CALLER)
     if request.mixed:
         from gpucast.warmup import kinds
 
@@ -161,6 +170,10 @@ def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[KernelSpec[KernelSou
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(f"{_CALLER}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
     src, dst = (dtype(name, caller=f"{_CALLER}: ") for name in pair)
+    if request.grouped:
+        from gpucast.warmup import kinds
+
+        yield from kinds.of_grouped_cast(src, dst, Options(caller=_CALLER, **request.attributes))
     # (with a scale, with amax, with stochastic rounding)
     asked = {(request.scale, request.amax, False)}
     if request.fused:
@@ -195,8 +208,8 @@ def _of_cast(
             yield from kinds.of_many(rule, unpacked, ops)
 
 
-def _formats(quantize: str | Iterable[Any]) -> list[Any]:
-    return [quantize] if isinstance(quantize, str) else list(quantize)
+def _listed(one_or_several: Any) -> list[Any]:
+    return [one_or_several] if isinstance(one_or_several, (str, int)) else list(one_or_several)
 
 
 def _architectures(arch: str | Sequence[str] | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec
@@ -12,17 +13,21 @@ from gpucast.codegen.cast_kernel import KernelSource, Shape
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import LENGTHS, Format, ScaleLayout
+from gpucast.core.formats import LENGTHS, SOURCES, Format, ScaleLayout
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
 from gpucast.mixed.gpu.norm_kernels import FinishSpec, NormSpec
 from gpucast.quantization.block_grid import BlockGrid
-from gpucast.quantization.gpu.hadamard_source import UnitSpec
+from gpucast.quantization.gpu.grouped_on_gpu import GroupedSpec
+from gpucast.quantization.gpu.hadamard_source import UnitSpec, takes
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
 from gpucast.quantization.gpu.source import WARP, QuantizeSpec, finishing
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
+from gpucast.quantization.grouped import check_grouped
+from gpucast.quantization.option_checks import check_format, resolve_hadamard
+from gpucast.quantization.recipes import find
 
 _FLOAT = dtype("FLOAT")
 #: The types of a loss scale, of its state and of a step's flag, which are copied to and on devices.
@@ -45,15 +50,52 @@ def of_many(rule: CastRule, unpacked: bool, ops: FusedOps) -> Iterator[CastSpec 
             yield BatchSpec((kind,), argument_bytes)
 
 
-def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[QuantizeSpec | TileSpec | UnitSpec]:
+def of_grouped_cast(src: DType, dst: DType, options: Options) -> Iterator[GroupedSpec]:
+    """The kernel of `cast_grouped`, for the types that it takes."""
+    if src in SOURCES and dst.is_float:
+        yield GroupedSpec(fused_rule(src, dst, options, scaled=True), stochastic=options.rounding == STOCHASTIC)
+
+
+def of_formats(
+    names: Iterable[Any],
+    lengths: Iterable[Any],
+    rows: Iterable[DType],
+    rounding: str | None,
+    grouped: bool,
+    row_scaled: bool,
+    caller: str,
+) -> Iterator[KernelSpec[KernelSource]]:
+    """Kernels of formats, and of Hadamard transforms of these lengths, for these types.
+
+    TypeError or ValueError for what `quantize` and `quantize_grouped` refuse.
+    """
+    formats = [find(name, caller) for name in names]
+    hadamards = [resolve_hadamard(length, None, None, caller).length for length in lengths]
+    stochastic = rounding == STOCHASTIC
+    for src in rows:
+        for length in hadamards:
+            yield from of_transform(src, length)
+        for format in formats:
+            if stochastic:
+                resolve(src, format.element, Options(caller=caller, rounding=rounding))
+            yield from of_quantize(format, src, stochastic)
+            for length in hadamards:
+                check_format(format, caller)
+                yield from of_hadamard(format, src, stochastic, length)
+            if grouped:
+                check_grouped(format, caller)
+                yield GroupedSpec(CastRule(src, format.element), format, stochastic)
+            if row_scaled:
+                yield from of_rows(format, src, stochastic)
+
+
+def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[QuantizeSpec | TileSpec | UnitSpec]:
     """Kernels that quantize matrices of a type along the last axis, plain, transposed or both, and dequantize them.
 
     Those for rows of whole blocks, and those for all other rows. Where scales have one byte, also those that write them
     in the order "128x4".
     """
-    rule, stochastic = CastRule(src, format.element), rounding == STOCHASTIC
-    blocks = BlockGrid.of(format, _MATRIX, 1)
-    in_rows = blocks.splits_outer and blocks.lengths[1] == 1 and blocks.lengths[2] in LENGTHS
+    rule, blocks, in_rows = CastRule(src, format.element), *_blocks(format)
     if format.rule == "4over6":
         yield UnitSpec(rule, "units", 0, format, stochastic)
         for plain in (False, True):
@@ -75,6 +117,54 @@ def of_quantize(format: Format, src: DType, rounding: str | None) -> Iterator[Qu
     if format.scale.bits == 8:
         for back_to_linear in (False, True):
             yield swizzle_spec(format.scale, back_to_linear)
+
+
+def _blocks(format: Format) -> tuple[BlockGrid, bool]:
+    """The blocks of a matrix, and whether they are those of rows that have kernels of their own."""
+    blocks = BlockGrid.of(format, _MATRIX, 1)
+    return blocks, blocks.splits_outer and blocks.lengths[1] == 1 and blocks.lengths[2] in LENGTHS
+
+
+def of_rows(format: Format, src: DType, stochastic: bool) -> Iterator[QuantizeSpec | UnitSpec]:
+    """Those of a format with a global scale for each row, and from the largest magnitude of each; else none."""
+    if not format.rows_shape(_MATRIX, 1):
+        return
+    rule, blocks, in_rows = CastRule(src, format.element), *_blocks(format)
+    yield QuantizeSpec(CastRule(_FLOAT, format.element), format, "globals")
+    if format.rule == "4over6":
+        yield UnitSpec(rule, "units", 0, format, stochastic, row_scaled=True)
+    else:
+        yield QuantizeSpec(rule, format, "scales", row_scaled=True)
+        yield QuantizeSpec(rule, format, "elements", stochastic, row_scaled=True)
+    for block in (0, blocks.lengths[2]) if in_rows else (0,):
+        if block and format.rule != "4over6":
+            yield QuantizeSpec(rule, format, "rows", stochastic, block=block, row_scaled=True)
+        for dst in dict.fromkeys((src, _FLOAT)):
+            yield QuantizeSpec(CastRule(format.element, dst), format, "back", block=block, row_scaled=True)
+
+
+def of_transform(src: DType, length: int) -> Iterator[UnitSpec]:
+    """Hadamard transforms of a type to FLOAT, and back to it, along any axis."""
+    for strided in (False, True):
+        yield UnitSpec(CastRule(src, _FLOAT), "transform", length, strided=strided)
+        for dst in dict.fromkeys((src, _FLOAT)):
+            yield UnitSpec(CastRule(_FLOAT, dst), "transform", length, inverse=True, strided=strided)
+
+
+def of_hadamard(format: Format, src: DType, stochastic: bool, length: int) -> Iterator[QuantizeSpec | UnitSpec]:
+    """Those that transform along the last axis and quantize, plain, transposed or both, besides `of_transform` and
+    those that quantize a FLOAT array."""
+    rule = CastRule(src, format.element)
+    if format.global_scale:
+        for strided in (False, True):
+            yield UnitSpec(CastRule(src, _FLOAT), "top", length, strided=strided)
+        yield QuantizeSpec(CastRule(_FLOAT, format.element), format, "global")
+    if takes(format):
+        yield UnitSpec(rule, "units", length, format, stochastic)
+        for plain, own in ((False, 0), (True, 0), (True, length)):
+            tiles = UnitSpec(rule, "tiles", own, format, stochastic, plain=plain, turned=True, turned_length=length)
+            if tiles.fits:
+                yield tiles
 
 
 def _of_one_scale(

@@ -444,16 +444,17 @@ void step(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, voi
     find_codes<Src, true>(from, to, n, skip, length, of, more);
 }
 
-// The scales by which a block's largest magnitude becomes 6 or 4, and whether that by 4 has the smaller error.
+// The scales by which a block's largest magnitude becomes 6 or 4, the reciprocal of the global scale, and whether the
+// scale by 4 has the smaller error.
 struct TwoScales {
-    float six, four;
+    float six, four, factor;
     u32 takes_four;
 };
 
-// Where the array begins, its codes by 4, the reciprocal of the global scale, and the number of each code.
+// Where the array begins, its codes by 4, and the number of each code.
 struct Choice {
     const u8 *first, *other;
-    float factor, value[16];
+    float value[16];
 };
 
 // Replaces the codes by 6 of those blocks that take 4: the rule "4over6".
@@ -469,7 +470,7 @@ void choose(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, v
         const u64 end = next < n ? next : n;
         float of_six = 0, of_four = 0;
         for (u64 i = start; i < end; ++i) {
-            const float y = float(number<Src>(src[i])) * how.factor;
+            const float y = float(number<Src>(src[i])) * own->factor;
             const float rest = y - how.value[six[i] & 15] * own->six, other = y - how.value[four[i] & 15] * own->four;
             of_six += rest * rest;
             of_four += other * other;

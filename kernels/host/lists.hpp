@@ -185,7 +185,7 @@ inline PyObject* cast_each(PyObject*, PyObject* const* arguments, Py_ssize_t cou
                       : new_array(array_of(item.x), item.plan->dst);
         if (!item.y) return nullptr;
         if (!take_target(&item, view, false)) return nothing();
-        if (view) ask_for_large_pages(item.dst, itemsize_of(item.plan->dst));
+        if (view) ask_for_large_pages(item.dst.data, item.dst.size * itemsize_of(item.plan->dst));
     }
     Found found;
     const bool done = view ? run_tensors(items, size, scale == Py_None ? nullptr : &factor, &found)

@@ -165,7 +165,7 @@ static bool prepare(PyObject* module) {
     kernel_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&kernel_spec));
     dtype_name = PyUnicode_InternFromString("dtype");
     zero = PyLong_FromLong(0);
-    if (!plan_type || !kernel_type || !take_names() || !take_tensor_names() || !dtype_name || !zero || !forget_plans()) return false;
+    if (!plan_type || !kernel_type || !prepare_memory() || !take_names() || !take_tensor_names() || !dtype_name || !zero || !forget_plans()) return false;
     return add(module, "INTERFACE", PyLong_FromLong(interface)) && add(module, "LEVEL", PyUnicode_FromString(level->name)) &&
            add(module, "THREADS", PyLong_FromLong(helpers.threads)) &&
            add(module, "LEVELS", built_levels()) && add(module, "WORK_BYTES", PyLong_FromSize_t(sizeof(Work))) &&

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans: what a call that looks like an earlier one has to do. gpucast/casting/plans.py makes them.
 #pragma once
+#include "memory.hpp"
 #include "walk.hpp"
 
 namespace gpucast {
@@ -102,6 +103,7 @@ inline bool cast_arrays(PyArrayObject* x, PyArrayObject* out, const Work& work, 
 }
 
 inline PyObject* new_array(PyArrayObject* like, PyArray_Descr* dtype) {
+    const LargeMemory own(u64(PyArray_SIZE(like)) * itemsize_of(dtype));
     Py_INCREF(dtype);
     if (PyArray_IS_C_CONTIGUOUS(like)) {
         return PyArray_NewFromDescr(&PyArray_Type, dtype, PyArray_NDIM(like), PyArray_DIMS(like), nullptr, nullptr, 0, nullptr);

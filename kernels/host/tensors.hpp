@@ -2,9 +2,6 @@
 // Casts of tensors of a library that tells of them by DLPack's functions of C.
 #pragma once
 #include "device.hpp"
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 namespace gpucast {
 
@@ -107,18 +104,6 @@ inline bool launch_plain(const Kernel* kernel, CurrentStream* current, const Pla
     return launch_cast(kernel, stream, reinterpret_cast<u64>(x.data), reinterpret_cast<u64>(y.data), x.size, nullptr);
 }
 
-// Asks for large pages of the memory of a new array, as NumPy does for its own: to get memory a small page at a time takes
-// longer than most casts.
-inline void ask_for_large_pages(const Plain& fresh, u64 itemsize) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    const u64 bytes = fresh.size * itemsize, page = 1 << 16, before = (0 - reinterpret_cast<u64>(fresh.data)) % page;
-    // Of a refusal nothing follows but time.
-    if (bytes >= u64(1) << 22) madvise(fresh.data + before, bytes - before, MADV_HUGEPAGE);
-#else
-    (void)fresh, (void)itemsize;
-#endif
-}
-
 // The names of a tensor's attributes, and that of a torch module.
 static PyObject *gradient_name, *negated_name, *offset_name, *level_name;
 
@@ -216,7 +201,7 @@ inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t c
         {
             Found found;
             Unlocked unlocked(src.size);
-            if (is_new) ask_for_large_pages(dst, itemsize_of(plan->dst));
+            if (is_new) ask_for_large_pages(dst.data, dst.size * itemsize_of(plan->dst));
             is_done = run_plain(plan, plan->work, src, dst, &found, &unlocked);
         }
         // References are counted with Python's lock held.

@@ -11,18 +11,15 @@ import dataclasses
 import functools
 import json
 import random
-import re
 from pathlib import Path
 
 import pytest
 
 from bench.__main__ import main
-from bench.report.heatmap import heatmap
 from bench.static import budget as static_budget
 from bench.static import check as static
 from bench.static import layouts as static_layouts
-from bench.static import published as static_published
-from bench.static.budget import KNOWN, of_casts, problems, widths
+from bench.static.budget import KNOWN, of_casts, problems
 from bench.static.kernels import BATCH, StaticKernel, compiled, facts, measure
 from bench.static.model import ATTAINABLE, GPUS, TURNOVER, estimate, estimates, loaded, resident_threads
 from bench.static.sass import Instruction
@@ -113,15 +110,6 @@ def test_layouts_reach_their_goals() -> None:
     assert static_budget.verdict([one], {one.key: "because"}) == [known]
 
 
-def test_the_model_comes_near_published_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    assert static_published.report() == []
-    assert len(capsys.readouterr().out.splitlines()) == len(static_published.PUBLISHED)
-    one = static_published.PUBLISHED[1]
-    found = one.estimate()
-    assert static_published.problems(dataclasses.replace(one, share=0.5), found) != []
-    assert static_published.problems(dataclasses.replace(one, reason="because"), found) != []
-
-
 # ---- what is checked ----
 
 #: The way of a tile of four float32 elements; `{}` is what is done to them.
@@ -146,10 +134,6 @@ def made(body: str, one: CastRule | None = None) -> StaticKernel:
     source = kernel_source(one or rule("FLOAT", "INT32"))
     text = _TEXT.format(name=source.name, body=body)
     return of([dataclasses.replace(source, prelude="", structs=(), kernel=text, elements=4)])[0]
-
-
-def test_a_good_kernel_has_no_problem() -> None:
-    assert problems(made(COPY)) == []
 
 
 @pytest.mark.parametrize(
@@ -186,23 +170,6 @@ def test_known_misses() -> None:
     assert len(verdict([bad], {("sm_80", "contiguous", "FLOAT to INT32"): "a reason"})) == 1
     pairs = {f"{src} to {dst}" for src in NUMERIC for dst in NUMERIC}
     assert all(arch.startswith("sm_") and pair in pairs and reason for (arch, _, pair), reason in KNOWN.items())
-
-
-@pytest.mark.parametrize(
-    ("src", "dst", "wanted"),
-    [
-        ("FLOAT", "INT32", (16, 16)),
-        ("FLOAT", "INT8", (16, 4)),
-        ("UINT8", "DOUBLE", (2, 16)),
-        ("INT4", "FLOAT16", (4, 16)),
-        ("INT4", "UINT4", (16, 16)),
-        ("DOUBLE", "UINT2", (16, 1)),
-        ("FLOAT6E2M3", "UINT8", (4, 16)),
-        ("INT4", "FLOAT6E3M2", (8, 4)),
-    ],
-)
-def test_how_wide_accesses_are(src: str, dst: str, wanted: tuple[int, int]) -> None:
-    assert widths(dataclasses.replace(made(COPY), source=kernel_source(rule(src, dst)))) == wanted
 
 
 # ---- the estimate ----
@@ -296,18 +263,3 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 # ---- the picture ----
-
-
-VALUES = {("FLOAT", "INT8"): 0.5, ("INT8", "FLOAT"): 1.5, ("INT8", "INT4"): 1.0}
-
-
-def drawn(good: str) -> str:
-    return heatmap(VALUES, "T", ["U & V"], low=0, middle=1, high=2, good=good)  # type: ignore[arg-type]
-
-
-def test_good_is_blue_and_bad_is_orange() -> None:
-    for good, bluer in (("low", "FLOAT to INT8"), ("high", "INT8 to FLOAT")):
-        fills = dict(re.findall(r"<title>(.*?)</title>\n<rect .*? fill=\"(#\w+)\"", drawn(good)))
-        for pair in ("FLOAT to INT8", "INT8 to FLOAT"):
-            red, _, blue = bytes.fromhex(fills[pair][1:])
-            assert (blue > red) == (pair == bluer)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -16,8 +17,7 @@ import gpucast
 from bench import cubin
 from gpucast import dtype
 from gpucast.cli import main
-from gpucast.codegen.batch_kernel import BatchSource
-from gpucast.codegen.cast_kernel import KernelSource, kernel_source
+from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.errors import DeviceUnavailable
@@ -25,7 +25,7 @@ from gpucast.core.rule import Options, resolve
 from gpucast.mixed import DelayedScaling, DynamicLossScale, select_tree
 from gpucast.warmup.compile_ahead import CompileTask, WarmupRequest, warmup
 from gpucast.warmup.compile_ahead import tasks as listed_tasks
-from host_driver import HostDriver, installed, upload
+from host_driver import Quiet, installed, upload
 from nvrtc_wheels import INSTALLED, load
 
 NAME = "gpucast_float32_to_float8e4m3fn"
@@ -158,16 +158,6 @@ def test_warmup_of_fused_casts(machine: Path) -> None:
     assert compiler.compiler().cache.usage()[0] == kept
 
 
-class Quiet(HostDriver):
-    """Notes what is loaded, and computes nothing."""
-
-    def load(self, source: KernelSource | BatchSource) -> Any:
-        self.loaded.append((source.name, 0))
-        return lambda *_: None
-
-    load_many = load
-
-
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_axis", "float8e4m3fn_128x128", "float8e4m3fn_tensor"])
 def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
     """Every kernel that is launched for matrices with complete or ragged blocks is in the list. Nothing is computed."""
@@ -184,6 +174,35 @@ def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
     casts = {launched for launched, _ in quiet.loaded if not launched.startswith("gpucast_quantize")}
     assert {launched for launched, _ in quiet.loaded} - casts <= listed
     assert all("_strided" in cast or "_transposed" in cast for cast in casts), "x is copied first, at most"
+
+
+def test_warmup_knows_the_kernels_of_training() -> None:
+    """As above, of Hadamard transforms, groups, and global scales for each row."""
+    quiet, wanted, ends = Quiet(), ["nvfp4", "nvfp4_4over6"], upload(np.int32([3, 256]))
+    with installed(quiet):
+        for kind in (np.float32, np.float16):
+            x, of_rows = upload(np.ones((256, 384), kind)), upload(np.ones(256, np.float32))
+            for name, transpose in itertools.product(wanted, (False, True, "both")):
+                q = gpucast.quantize(x, name, transpose=transpose, hadamard=16)
+                for one in q if transpose == "both" else (q,):
+                    one.dequantize(kind, hadamard=16)
+            gpucast.quantize(x, "nvfp4", transpose="both", hadamard=(None, 16))
+            for axis in (0, 1):
+                gpucast.hadamard(x, 16, axis=axis)
+            for name in wanted:
+                gpucast.quantize(x, name, amax=of_rows).dequantize(kind)
+            gpucast.quantize(upload(np.ones((256, 40), kind)), "nvfp4", amax=of_rows).dequantize()
+            gpucast.quantize_grouped(x, ends, "nvfp4", scale=1.0)
+            gpucast.cast_grouped(x, ends, "FLOAT8E4M3FN", scale=1.0)
+    pairs = [(kind, "FLOAT8E4M3FN") for kind in ("FLOAT", "FLOAT16")]
+    more = {"grouped": True, "hadamard": 16}
+    work = tasks(pairs, "sm_90", quantize=["nvfp4"], row_scaled=True, **more)
+    work += tasks((), "sm_90", quantize="nvfp4_4over6", row_scaled=True, hadamard=[16])
+    listed = {task.spec.source().name for task in work}
+    ours = ("gpucast_quantize", "gpucast_hadamard", "gpucast_cast_groups")
+    assert {name for name, _ in quiet.loaded if name.startswith(ours)} <= listed
+    with pytest.raises(ValueError, match="warmup: int8_axis has no blocks of 16"):
+        tasks((), "sm_90", quantize="int8_axis", grouped=True)
 
 
 def test_warmup_knows_the_kernels_of_mixed() -> None:

@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpucast.codegen.fused_kernel import FusedOps
-from gpucast.codegen.spec import CastSpec, KernelSpec
-from gpucast.core.dtypes import dtype
-from gpucast.core.rule import Options, resolve
+from gpucast.codegen.spec import KernelSpec
 from gpucast.warmup.compile_ahead import WarmupRequest, tasks
 
 REQUEST = WarmupRequest(
@@ -21,7 +18,9 @@ REQUEST = WarmupRequest(
     fused=True,
     many=True,
     mixed=True,
-    quantize=("mxfp8e4m3", "nvfp4", "float8e4m3fn_tensor", "float8e4m3fn_128x128"),
+    grouped=True,
+    hadamard=16,
+    quantize=("mxfp8e4m3", "nvfp4", "float8e4m3fn_1x128", "int8_32"),
 )
 
 
@@ -39,17 +38,4 @@ def test_every_kind_is_a_value() -> None:
         with pytest.raises(dataclasses.FrozenInstanceError):
             spec.rule = None  # type: ignore[attr-defined]
     of_mixed = {"AdjustSpec", "RescaleSpec", "SelectSpec", "NormSpec", "FinishSpec"}
-    assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec"} | of_mixed
-
-
-def test_a_cast_is_plain_or_fused() -> None:
-    """There is one way to say so: operations that are none are no operations."""
-    plain = resolve(dtype("FLOAT"), dtype("BFLOAT16"))
-    random = resolve(dtype("FLOAT"), dtype("BFLOAT16"), Options(rounding="stochastic"))
-    assert CastSpec.of(plain) == CastSpec(plain)
-    assert CastSpec.of(random) == CastSpec(random, ops=FusedOps())
-    assert CastSpec.of(plain, ops=FusedOps(amax=True)) == CastSpec(plain, ops=FusedOps(amax=True))
-    with pytest.raises(ValueError, match="with nothing beside is a plain cast"):
-        CastSpec(plain, ops=FusedOps()).source()
-    with pytest.raises(ValueError, match="at random has only fused kernels"):
-        CastSpec(random).source()
+    assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec", "UnitSpec", "GroupedSpec"} | of_mixed

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No result depends on the modes of the thread's processor, and nothing computed under foreign ones is kept."""
+"""No result depends on the modes of the thread's processor, and nothing computed under foreign ones is kept: those of
+the reference, and of public calls."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -10,6 +12,7 @@ import pickle
 import random
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,8 @@ import pytest
 
 import gpucast
 import processor_modes
+from codes import assert_same
+from foreign_arrays import wide  # noqa: F401
 from gpucast import mixed, reference
 from gpucast.arrays.packed import as_array
 from gpucast.casting.cast_report import result_report
@@ -32,13 +37,13 @@ from gpucast.parity.cases import NUMERIC, cases
 from gpucast.quantization.gpu import source
 from gpucast.reference import exact_quantize
 from hard_codes import hard_codes
-from processor_modes import ALL, DEFAULT, SOME, Modes, current, everywhere, under
+from processor_modes import ALL, DEFAULT, Modes, current, everywhere, under
 
 Array = np.ndarray[Any, Any]
 
 pytestmark = processor_modes.needed
 #: All at once, one of the processor's alone, and a rounding alone.
-FEW = (SOME[-1], Modes(daz=True), Modes(rounding="zero"))
+FEW = (Modes(True, True, "up"), Modes(daz=True), Modes(rounding="zero"))
 STRING, DOUBLE = gpucast.dtype("STRING"), gpucast.dtype("DOUBLE")
 TESTS = Path(__file__).parents[1]
 
@@ -93,14 +98,6 @@ def test_within_there_are_the_default_modes_and_afterwards_those_before(modes: M
         return [*found, current() == before]
 
     assert everywhere(work, modes) == [[DEFAULT, DEFAULT, None, DEFAULT, True, True]] * 2
-
-
-def test_within_numpy_reports_nothing() -> None:
-    with np.errstate(all="raise"):
-        with exact():
-            assert np.isinf(np.float32(1) / np.float32(0))
-            assert np.geterr() == dict.fromkeys(("divide", "over", "under", "invalid"), "ignore")
-        assert np.geterr() == dict.fromkeys(("divide", "over", "under", "invalid"), "raise")
 
 
 def run(program: str, *, cache: Path | None = None, modes: Modes = DEFAULT) -> Any:
@@ -189,12 +186,45 @@ def numbers_of_formats() -> Any:
 
 
 def casts_of_the_reference() -> Any:
+    """Each source to every third destination, another one each."""
     return [
         reference.cast(x, dst, **dict(case.attributes)).tobytes()
-        for src, x in SOURCES.items()
-        for dst in NUMERIC
+        for i, (src, x) in enumerate(SOURCES.items())
+        for dst in NUMERIC[i % 3 :: 3]
         for case in cases(src, dst)
     ]
+
+
+def casts_of_all_pairs() -> Any:
+    """Short arrays by every rule, long ones by the default."""
+    found = []
+    for (src, x), dst in itertools.product(SOURCES.items(), NUMERIC):
+        found += [gpucast.cast(x[:5], dst, **dict(case.attributes)).tobytes() for case in cases(src, dst)]
+        found.append(gpucast.cast(np.resize(x.view(src.code_numpy), 20_000).view(src.numpy), dst).tobytes())
+    return found
+
+
+def quantized_by_all_formats() -> Any:
+    found = []
+    for name, length, format in itertools.product(("FLOAT", "BFLOAT16", "DOUBLE"), (5, 200), FORMATS.values()):
+        x = np.resize(SOURCES[gpucast.dtype(name)], (4, length))
+        x[~np.isfinite(reference.cast(x, "DOUBLE"))] = 0
+        q = gpucast.quantize(x, format, axis=0 if format.block == "axis" else 1)
+        back = [np.asarray(one).tobytes() for one in (q.dequantize("FLOAT"), gpucast.dequantize(q, "BFLOAT16"))]
+        found.append((str(format), *(np.asarray(part).tobytes() for part in q.parts().values()), *back))
+    return found
+
+
+SCALED = np.array([np.inf, 1.0, -3e38, np.nan], np.float32)
+
+
+def casts_by_scales_that_processors_flush() -> Any:
+    x, found = SCALED, []
+    for scale, to in itertools.product((2.0**-1074, 1e-310, 2.0**-149, 1e-40), ("FLOAT", "DOUBLE", "FLOAT16")):
+        # The second cast is one by a plan.
+        found += [gpucast.cast(x, to, scale=scale).tobytes() for _ in range(2)]
+        found += [y.tobytes() for y in gpucast.cast_many([x, x], to, scale=scale)]
+    return found
 
 
 def texts_to_numbers() -> Any:
@@ -279,12 +309,14 @@ def numbers_of_callers() -> Any:
 
 
 RESULTS: list[Callable[[], Any]] = [
-    values_of_dtypes, numbers_of_formats, casts_of_the_reference, texts_to_numbers, numbers_to_texts,
-    quantized_by_the_reference, reports, loss_scales, numbers_of_callers,
+    values_of_dtypes, numbers_of_formats, texts_to_numbers, numbers_to_texts, quantized_by_the_reference, reports,
+    loss_scales, numbers_of_callers, casts_by_scales_that_processors_flush,
 ]  # fmt: skip
+#: Those that keep nothing, and take long.
+CASTS: list[Callable[[], Any]] = [casts_of_the_reference, casts_of_all_pairs, quantized_by_all_formats]
 
 
-@pytest.mark.parametrize("function", RESULTS, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("function", [*RESULTS, *CASTS], ids=lambda function: function.__name__)
 def test_the_same_under_all_modes(function: Callable[[], Any]) -> None:
     """In this thread and in new ones."""
     wanted = image(function())
@@ -305,8 +337,7 @@ from gpucast.quantization.gpu import source
 from gpucast.reference import exact_quantize
 with processor_modes.under(processor_modes.DEFAULT):
     import test_arithmetic as tests
-functions = [function for function in tests.RESULTS if function is not tests.casts_of_the_reference]
-found = {function.__name__: repr(tests.image(function())) for function in functions}
+found = {function.__name__: repr(tests.image(function())) for function in tests.RESULTS}
 print(json.dumps({name: hashlib.sha256(one.encode()).hexdigest() for name, one in found.items()}))
 """
 
@@ -324,3 +355,46 @@ def test_a_tiny_scale_is_negative_under_all_modes() -> None:
     for modes in FEW:
         with under(modes), pytest.raises(ValueError, match="not negative"):
             gpucast.cast(np.ones(3, np.float32), "FLOAT16", scale=-5e-324)
+
+
+# ---- what others set ----
+
+
+def test_numpy_may_raise_and_warnings_may_be_errors() -> None:
+    with np.errstate(all="raise"), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for src, dst in itertools.product(NUMERIC, (*NUMERIC, STRING)):
+            gpucast.cast_report(SOURCES[src][:5], dst)
+            if src.is_float:
+                gpucast.cast(SOURCES[src][:5], "STRING")
+
+
+def test_the_threads_of_jax(wide: None) -> None:  # noqa: F811
+    """XLA's threads flush subnormals; what is computed there is right, and poisons nothing."""
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    pairs = itertools.permutations((gpucast.dtype(n) for n in ("FLOAT", "BFLOAT16", "DOUBLE")), 2)
+    for (src, dst), size in itertools.product(pairs, (5, 2_000)):
+        x = np.resize(SOURCES[src].view(src.code_numpy), size).view(src.numpy)
+        x[: min(size, 7)] = np.arange(1, 1 + min(size, 7)).astype(src.code_numpy).view(src.numpy)
+        got = np.asarray(jax.jit(lambda x, dst=dst: gpucast.cast(x, dst))(x))
+        assert_same(got, reference.cast(x, dst))
+    for format in ("mxfp8e4m3", "mxfp4", "nvfp4"):
+        zeros = gpucast.quantize(np.zeros((4, 64), np.float32), format).dequantize()
+        assert not zeros.any() and not np.isnan(zeros).any()
+
+
+@pytest.mark.peers
+def test_what_torch_sets() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x = np.resize(SOURCES[gpucast.dtype("FLOAT")], 20_000)
+    right = {to: reference.cast(x, to) for to in ("DOUBLE", "BFLOAT16", "FLOAT16")}
+    tensor = torch.from_numpy(x.copy())
+    try:
+        assert torch.set_flush_denormal(True)
+        found = {to: gpucast.cast(x, to) for to in right}
+        tensors = {to: gpucast.cast(tensor, to) for to in right}
+    finally:
+        torch.set_flush_denormal(False)
+    for to, wanted in right.items():
+        assert_same(found[to], wanted)
+        assert tensors[to].view(torch.uint8).numpy().tobytes() == wanted.tobytes()

@@ -67,6 +67,8 @@ WHOLE: dict[str, Callable[[Any], Any]] = {
     "amax": _with_amax,
     "out": _with_out,
     "cast_like": lambda x: gpucast.cast_like(x, _HALF),
+    "hadamard": lambda x: gpucast.hadamard(x, 32, seed=2**64 - 1, to="BFLOAT16"),
+    "hadamard with signs": lambda x: x + gpucast.hadamard(x, 16, axis=1, signs=[1, -1] * 8, inverse=True),
     "layer": _LAYER.forward,
     "layer like": lambda x: _LIKE.forward(x, _HALF),
     "backward of a layer": _backward_of_a_layer,

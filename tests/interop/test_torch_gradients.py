@@ -153,3 +153,28 @@ def test_layers_have_gradients_of_gradients() -> None:
     (dx,) = torch.autograd.grad((gpucast.cast(layer(x), "DOUBLE") ** 2).sum(), x, create_graph=True)
     (ddx,) = torch.autograd.grad(dx.sum(), x)
     assert dx.tolist() == [-1.0] * 3 and ddx.tolist() == [0.5] * 3
+
+
+def test_the_gradient_of_a_transform_is_the_transform_back() -> None:
+    rng = np.random.default_rng(1)
+    x, dy = (torch.from_numpy(rng.integers(-64, 64, (3, 32, 5)).astype(np.float32)) for _ in range(2))
+    for how in ({"axis": 1, "seed": 9}, {"axis": -2, "signs": [1, -1] * 8, "inverse": True}):
+        back = gpucast.hadamard(dy, 16, **(how | {"inverse": "inverse" not in how}))
+        leaf = x.clone().requires_grad_()
+        y = gpucast.hadamard(leaf, 16, **how)
+        (dx,) = torch.autograd.grad(y, leaf, dy, create_graph=True)
+        # Integers over 16 numbers: nothing is rounded, so both sides are equal.
+        assert torch.equal(dx, back) and (y * dy).double().sum() == (x * dx).double().sum()
+        assert torch.equal(torch.func.grad(lambda t, how=how: (gpucast.hadamard(t, 16, **how) * dy).sum())(x), back)
+        # A batch along an axis of its own; and the gradient of the gradient.
+        batched = torch.func.vmap(lambda t: gpucast.hadamard(t, 16, axis=0, seed=9))(x)
+        assert torch.equal(batched, gpucast.hadamard(x, 16, axis=1, seed=9))
+        target = torch.zeros_like(dy, requires_grad=True)
+        (dx,) = torch.autograd.grad(gpucast.hadamard(leaf, 16, **how), leaf, target, create_graph=True)
+        assert torch.equal(torch.autograd.grad(dx, target, x)[0], gpucast.hadamard(x, 16, **how))
+    half = x.half().requires_grad_()
+    assert torch.autograd.grad(gpucast.hadamard(half, 16, axis=1).sum(), half)[0].dtype is torch.float16
+    with pytest.raises(ValueError, match="hadamard: x requires grad, and out= is not differentiable"):
+        gpucast.hadamard(half, 16, axis=1, out=torch.empty_like(x))
+    with pytest.raises(ValueError, match="of 12 numbers"):
+        gpucast.hadamard(half, 12, axis=1)

@@ -34,6 +34,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("mxfp8e4m3", {"scale_layout": "128x4"}),
     ("nvfp4", {"scale": np.float32([0.3, 2.0, 1e-3, 7.0, 1.0])}),
     ("float8e4m3fn_1x128", {"pad": 32, "scale_layout": "mn_major"}),
+    ("nvfp4", {"scale": np.float32([2.0] * 5), "pad": 16, "rounding": "stochastic", "seed": 5, "offset": 3}),
 ]
 
 
@@ -50,7 +51,8 @@ def model(x: Array, ends: list[int], valid: int, format: str, keywords: dict[str
     rows = (len(x) + len(ends) * (pad - 1)) // pad * pad
     codes, scales, starts = None, None, [0]
     for i, (begin, end) in enumerate(zip([0, *ends], ends[:valid], strict=False)):
-        q = gpucast.quantize(x[begin:end], format, scale=None if scale is None else scale[i])
+        random = at_random(keywords, begin * x.shape[1])
+        q = gpucast.quantize(x[begin:end], format, scale=None if scale is None else scale[i], **random)
         data = elements(q.data)
         if codes is None or scales is None:
             codes = np.zeros((rows, x.shape[1]), data.dtype)
@@ -66,11 +68,18 @@ def model(x: Array, ends: list[int], valid: int, format: str, keywords: dict[str
     return [codes.tobytes(), scales.tobytes(), np.int32(found).tobytes(), np.int32(valid).tobytes()]
 
 
+def at_random(keywords: dict[str, Any], begin: int) -> dict[str, Any]:
+    """The keywords of random rounding for the elements of x from one on."""
+    if "seed" not in keywords:
+        return {}
+    return {"rounding": keywords["rounding"], "seed": keywords["seed"], "offset": keywords["offset"] + begin}
+
+
 def parts(grouped: Grouped) -> list[bytes]:
     return [elements(part).tobytes() for part in grouped if part is not None]
 
 
-@pytest.mark.parametrize(("format", "keywords"), CASES, ids=[name for name, _ in CASES])
+@pytest.mark.parametrize(("format", "keywords"), CASES, ids=["_".join([name, *keywords]) for name, keywords in CASES])
 def test_groups_are_quantized_as_if_alone(format: str, keywords: dict[str, Any]) -> None:
     x = numbers()
     given = {name: upload(value) if isinstance(value, np.ndarray) else value for name, value in keywords.items()}
@@ -92,16 +101,18 @@ def test_groups_are_quantized_as_if_alone(format: str, keywords: dict[str, Any])
     assert (wide.offsets.dtype, int(wide.valid)) == (np.int64, 5)
 
 
-def test_groups_are_cast_as_if_alone(to: str = "FLOAT16") -> None:
+@pytest.mark.parametrize("random", [{}, {"rounding": "stochastic", "seed": 5, "offset": 2}], ids=["nearest", "random"])
+def test_groups_are_cast_as_if_alone(random: dict[str, Any], to: str = "FLOAT16") -> None:
     x, scales, pad = numbers(48), np.float32([0.3, 2.0, 1e-3, 7.0, 1.0]), 8
     with installed(HostDriver(1)) as driver:
         for ends, valid in ENDS:
             codes, start, offsets = np.zeros(((300 + 5 * 7) // 8 * 8, 48), dtype(to).numpy), 0, np.int64(ends)
             for i, (begin, end) in enumerate(zip([0, *ends], ends[:valid], strict=False)):
-                codes[start : start + end - begin] = gpucast.cast(x[begin:end], to, scale=float(scales[i]))
+                own = at_random(random, begin * 48)
+                codes[start : start + end - begin] = gpucast.cast(x[begin:end], to, scale=float(scales[i]), **own)
                 start -= (begin - end) // pad * pad
-            here = gpucast.cast_grouped(x, offsets, to, scale=scales, pad=pad)
-            there = gpucast.cast_grouped(upload(x), upload(offsets), to, scale=upload(scales), pad=pad)
+            here = gpucast.cast_grouped(x, offsets, to, scale=scales, pad=pad, **random)
+            there = gpucast.cast_grouped(upload(x), upload(offsets), to, scale=upload(scales), pad=pad, **random)
             assert parts(here) == parts(there)
             assert (here.data.tobytes(), here.offsets[-1], here.scales) == (codes.tobytes(), start, None)
         assert len(set(driver.launched)) == 1
@@ -214,6 +225,9 @@ def test_many_groups_and_none_of_them_with_rows() -> None:
         ({"format": "nvfp4", "scale": np.float32([np.nan])}, ValueError, "scale= must be finite and above 0"),
         ({"format": "nvfp4", "scale": np.ones(2, np.float32)}, ValueError, "for all or for each group"),
         ({"out": 3}, TypeError, "out is int; expected the result"),
+        ({"seed": 3}, ValueError, "quantize_grouped: seed=3 does not apply to rounding=None"),
+        ({"rounding": "stochastic"}, ValueError, "quantize_grouped: rounding='stochastic' needs seed="),
+        ({"rounding": "stochastic", "seed": 1, "offset": 2**64 - 1}, ValueError, "are beyond 2\\^64"),
     ],
 )
 def test_bad_use(change: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -19,6 +19,8 @@ get no gradient.
 
 `Cast` and `CastLike` are `gpucast.layers` as modules (``torch.nn.Module``), with `lda_coeff`, the gradient's factor.
 
+`gpucast.hadamard` of a tensor has the transform back as its gradient, in torch.func and ``torch.compile`` too.
+
 ``torch.compile`` keeps a cast as one node of the graph. Where the result is a `PackedArray` or text it calls gpucast
 between two graphs; ``torch.ops.gpucast.cast`` stays in the graph and returns the packed bytes as a flat uint8 tensor.
 With `amax` the node returns a new value, which is then copied into `amax`. Inductor fuses nothing into that node.

@@ -133,9 +133,7 @@ def _arithmetic(op: str, width: int, *param: object) -> Callable[..., Term]:
 
 
 def _to_small(name: str) -> Callable[[Term, Term], Term]:
-    """Convert two floats to a small type; the second goes to the low code. It rounds to nearest even and saturates, NaN
-    is all ones, and codes of 6 bits are in bytes.
-    """
+    """Convert two floats, the second to the low code: nearest even, saturating, NaN all ones, 6 bits in bytes."""
     small, single = dtype(name), dtype("FLOAT")
 
     def code(a: Term) -> Term:
@@ -166,9 +164,7 @@ def _to_power(mode: RoundMode) -> Callable[[Term, Term], Term]:
 
 
 def _from_small(name: str, half: str = "FLOAT16") -> Callable[[Term], Term]:
-    """Convert two codes of a small type to float16 or bfloat16, exactly. NaN becomes 0x7fff; codes of 6 bits are in
-    bytes.
-    """
+    """Convert two codes to float16 or bfloat16, exactly. NaN becomes 0x7fff; codes of 6 bits are in bytes."""
     small = dtype(name)
     numbers = np.array([small.value(code) for code in range(1 << small.bits)]).astype(dtype(half).numpy)
     memory = np.where(np.isnan(numbers), 0x7FFF, numbers.view(np.uint16)).astype("<u2").tobytes()

@@ -33,6 +33,7 @@ class GroupedSpec(KernelSpec[KernelSource]):
     rule: CastRule
     #: None for a cast.
     format: Format | None = None
+    stochastic: bool = False
 
     def source(self) -> KernelSource:
         rule, format = self.rule, self.format
@@ -44,14 +45,15 @@ class GroupedSpec(KernelSpec[KernelSource]):
         kinds = [src, _FLOAT, _DOUBLE, dst]
         if format is None:
             name = f"gpucast_cast_groups_{src.numpy_name}_to_{dst.numpy_name}"
-            name += "" if rule.overflow != "saturate" else "_saturate"
+            name += "_saturate" * (rule.overflow == "saturate") + "_stochastic" * self.stochastic
             head = f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name}_rule;\n}}\n"
             work = f"CastGroups<{src.name}, {dst.name}, FLOAT, DOUBLE, {name}_rule, {elements}, {tiles}>"
         else:
             assert isinstance(format.block, tuple)
             block = format.block[-1]
-            name = "_".join(["gpucast_quantize_groups", src.numpy_name, *columns_of(format), f"block{block}"])
-            head = format_struct(format, False, f"{name}_format", src)
+            columns = [*columns_of(format), f"block{block}", *["stochastic"] * self.stochastic]
+            name = "_".join(["gpucast_quantize_groups", src.numpy_name, *columns])
+            head = format_struct(format, self.stochastic, f"{name}_format", src)
             work = f"QuantizeGroups<{name}_format, {src.name}, FLOAT, DOUBLE, {elements}, {tiles}, {block}>"
             kinds.append(format.scale)
         return KernelSource(
@@ -84,11 +86,13 @@ class GroupedArguments:
     result_rows: int
     pad: int
     layout: int
+    seed: int = 0
+    offset: int = 0
 
     def to_bytes(self) -> bytes:
         groups, number = self.offsets.size, isinstance(self.scale, float)
         return struct.pack(
-            "<5Q3qQ3If5I4x",
+            "<5Q3qQ3If5I4x2Q",
             *(self.offsets.data.ptr, 0 if number else self.scale.data.ptr),
             *(0 if self.scales is None else self.scales.data.ptr, self.ends.data.ptr, self.valid.data.ptr),
             *(self.rows, self.columns, self.result_rows, (2**64 - 1) // self.columns, *divide_by(self.columns)),
@@ -100,6 +104,7 @@ class GroupedArguments:
                 self.offsets.dtype == np.int64,
                 self.layout,
             ),
+            *(self.seed, self.offset),
         )
 
 

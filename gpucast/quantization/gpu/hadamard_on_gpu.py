@@ -73,7 +73,7 @@ def quantize(
     assert device is not None
     workspace = workspace or Workspace("quantize")
     with driver.driver().on(device):
-        x, result_specs, wanted = quantize_on_gpu.prepare(x, format, result_specs, targets, workspace)
+        x, result_specs, wanted = quantize_on_gpu.prepare(x, format, result_specs, targets, workspace, amax)
         sides = [
             _Side(x, src, format, spec, how, parts, device)
             for spec, how, parts in zip(result_specs, hadamards, wanted, strict=True)
@@ -124,6 +124,8 @@ class _Side:
     def in_tiles(self) -> bool:
         """Whether a tile in shared memory can hold them."""
         rows = self.x.shape[-1] * self.x.itemsize
+        if quantize_on_gpu.is_row_scaled(self.parts):
+            return False
         return self.in_units and self.x.ndim > 1 and self.src.bits <= 32 and rows % VECTOR == 0
 
     def find_global_scale(self, amax: Any, workspace: Workspace) -> None:
@@ -139,7 +141,7 @@ class _Side:
         if amax is None and self.how is not None:
             self._find_transformed(self.how, result, workspace)
             return
-        searched = self.x if amax is None else memory.dense(amax, workspace, "amax").reshape(1)
+        searched = self.x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
         quantize_on_gpu.find_global_scale(searched, self.format, result, self.device, workspace)
 
     def _find_transformed(self, how: Hadamard, result: Any, workspace: Workspace) -> None:
@@ -178,9 +180,13 @@ class _Side:
         )
 
     def _run_units(self, random: Random | None) -> None:
-        spec = UnitSpec(CastRule(self.src, self.format.element), "units", self.length, self.format, random is not None)
+        spec = UnitSpec(
+            CastRule(self.src, self.format.element), "units", self.length, self.format, random is not None,
+            row_scaled=quantize_on_gpu.is_row_scaled(self.parts),
+        )  # fmt: skip
         seed, offset = random or (0, 0)
-        arguments = UnitArguments(self.result, seed=seed, offset=offset, transform=self.how)
+        columns = self.x.shape[-1]
+        arguments = UnitArguments(self.result, columns=columns, seed=seed, offset=offset, transform=self.how)
         kernel = driver.kernel(spec, self.device)
         kernel(memory.address(self.x), memory.address(self.parts.data), self.x.size, arguments)
 

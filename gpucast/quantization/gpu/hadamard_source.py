@@ -45,6 +45,8 @@ class UnitSpec(KernelSpec[KernelSource]):
     plain: bool = True
     turned: bool = False
     turned_length: int = 0
+    #: For "units": whether each row has a global scale of its own.
+    row_scaled: bool = False
 
     @property
     def size(self) -> int:
@@ -84,7 +86,7 @@ class UnitSpec(KernelSpec[KernelSource]):
         src, name, types = self.rule.src, self._name, [self.rule.src, _FLOAT, _DOUBLE]
         more, scales, both = "", "OneScale", "FLOAT, DOUBLE"
         if self.format is not None:
-            more += format_struct(self.format, self.stochastic, f"{name}_format")
+            more += format_struct(self.format, self.stochastic, f"{name}_format", row_scaled=self.row_scaled)
             types += [self.format.element, self.format.scale]
             if self.format.rule == "4over6":
                 more += format_struct(self.format, False, f"{name}_six")
@@ -142,7 +144,7 @@ class UnitSpec(KernelSpec[KernelSource]):
         if self.kind == "tiles":
             parts += ["plain"] * self.plain + ["turned"] * self.turned
             parts += [f"turned{self.turned_length}"] * bool(self.turned_length)
-        flags = {"inverse": self.inverse, "strided": self.strided, "stochastic": self.stochastic}
+        flags = {name: getattr(self, name) for name in ("inverse", "strided", "stochastic", "row_scaled")}
         return "_".join(parts + [name for name, flag in flags.items() if flag])
 
 

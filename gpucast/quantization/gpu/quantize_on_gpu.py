@@ -43,6 +43,8 @@ BUSY_THREADS, _ELEMENTS = 1 << 17, 16
 _ALIGNMENT = 16
 #: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
 _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "top", "elements")
+#: The kinds of kernels that read the global scale.
+_SCALING = ("rows", "scales", "kept", "elements")
 #: Stands for any blocks where there are none.
 ONE = BlockGrid((1, 1, 1), (1, 1, 1), (1, 1, 1), False)
 #: Stands for any format where scales are only moved.
@@ -70,12 +72,12 @@ def quantize(
     assert device is not None
     workspace = workspace or Workspace("quantize")
     with driver.driver().on(device):
-        x, result_specs, wanted = prepare(x, format, result_specs, targets, workspace, layout)
+        x, result_specs, wanted = prepare(x, format, result_specs, targets, workspace, amax, layout)
         if format.global_scale:
             given = result_specs[0].scale
             if given is None:
                 global_scale = wanted[0].global_scale
-                searched = x if amax is None else memory.dense(amax, workspace, "amax").reshape(1)
+                searched = x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
                 find_global_scale(searched, format, global_scale, device, workspace)
             else:
                 global_scale = memory.given(given, device, wanted[0].global_scale, workspace)
@@ -106,9 +108,11 @@ def prepare(
     result_specs: Sequence[ResultSpec],
     targets: Sequence[Parts] | None,
     workspace: Workspace,
+    amax: Any = None,
     layout: ScaleLayout = "linear",
 ) -> tuple[Any, Sequence[ResultSpec], list[Parts]]:
     """An array in C order with the elements of x, or of its transpose; the results in terms of it; the parts to fill.
+    A given global scale or `amax` has one number, or one of each row.
 
     RuntimeError in the capture of a CUDA graph if memory is neither given nor in the workspace.
     """
@@ -117,21 +121,22 @@ def prepare(
     if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
         x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
     x = memory.dense(x, workspace, "x")
-    return x, result_specs, list(targets or [_new_parts(x.shape, format, one, layout) for one in result_specs])
+    return x, result_specs, list(targets or [_new_parts(x.shape, format, one, amax, layout) for one in result_specs])
 
 
-def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec, layout: ScaleLayout) -> Parts:
+def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec, amax: Any, layout: ScaleLayout) -> Parts:
     """Newly allocated parts of a result."""
     shape = _swap(shape) if spec.swapped else shape
     scales_shape = format.scales_shape(shape, spec.axis)
     zero_points = None if format.zero_point is None else cast_on_gpu.new(scales_shape, format.zero_point)
-    global_scale = cast_on_gpu.new((), _FLOAT) if format.global_scale else None
+    given = amax if spec.scale is None else spec.scale
+    global_scale = cast_on_gpu.new(() if given is None else given.shape, _FLOAT) if format.global_scale else None
     scales = cast_on_gpu.new(in_layout(scales_shape, layout, format.scale.bits // 8), format.scale)
     return Parts(cast_on_gpu.new(shape, format.element), scales, zero_points, global_scale)
 
 
 def find_global_scale(x: Any, format: Format, result: Any, device: int, workspace: Workspace) -> None:
-    """Fill the global scale from the largest magnitude of a dense array."""
+    """Fill the global scale from the largest magnitude of a dense array; those of rows each from one of its numbers."""
     _ArrayQuantizer(x, dtype(x.dtype), format, 0, device, None, workspace).find_global_scale(result)
 
 
@@ -148,11 +153,14 @@ def _fill(
 ) -> list[Parts]:
     """Launch the kernels of the results: one kernel for all, or one after the other."""
     given = result_specs[0].scale is not None
-    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random, workspace, layout)
+    row_scaled = is_row_scaled(results[0])
+    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random, workspace, row_scaled, layout)
     if not result_specs[0].swapped and len(result_specs) == 1 and not given and call.in_rows():
         call.run(results[0], given=False)
         return results
-    tile_plan = plan(x.shape, src, format, result_specs, random, given=given, layout=layout)
+    tile_plan = None
+    if not row_scaled:
+        tile_plan = plan(x.shape, src, format, result_specs, random, given=given, layout=layout)
     if tile_plan is not None:
         if isinstance(format.block, str):
             call.find_scales(results[0], given=given)
@@ -170,9 +178,14 @@ def _fill(
         ]
     if result_specs[0].swapped:
         turned = memory.dense(x.swapaxes(-1, -2), workspace, "transposed x")
-        call = _ArrayQuantizer(turned, src, format, result_specs[0].axis, device, random, workspace, layout)
+        call = _ArrayQuantizer(turned, src, format, result_specs[0].axis, device, random, workspace, row_scaled, layout)
     call.run(results[0], given=given)
     return results
+
+
+def is_row_scaled(parts: Parts) -> bool:
+    """Whether each row has a global scale of its own."""
+    return parts.global_scale is not None and parts.global_scale.ndim > 0
 
 
 def _finish(format: Format, steps: Steps, src: DType, results: list[Parts], device: int, layout: ScaleLayout) -> None:
@@ -245,11 +258,12 @@ def dequantize(
             arguments = QuantizeArguments(
                 blocks, *map(memory.address, (parts.scales, parts.zero_points, parts.global_scale))
             )
-            rule = CastRule(format.element, to)
+            rule, row_scaled = CastRule(format.element, to), is_row_scaled(parts)
             if _in_rows(blocks, parts.data):
-                spec = QuantizeSpec(rule, format, "back", block=blocks.lengths[2])
+                spec = QuantizeSpec(rule, format, "back", block=blocks.lengths[2], row_scaled=row_scaled)
             else:
-                spec = QuantizeSpec(rule, format, "back", single=format.block == "tensor", large=out.size > _LARGE)
+                single, large = format.block == "tensor", out.size > _LARGE
+                spec = QuantizeSpec(rule, format, "back", single=single, large=large, row_scaled=row_scaled)
             kernel = driver.kernel(spec, device)
             kernel(memory.address(parts.data), memory.address(dense), out.size, arguments)
         if dense is not out:
@@ -269,10 +283,11 @@ class _ArrayQuantizer:
         device: int,
         random: Random | None,
         workspace: Workspace,
+        row_scaled: bool = False,
         layout: ScaleLayout = "linear",
     ) -> None:
         self.x, self.src, self.format, self.device, self.random = x, src, format, device, random
-        self.workspace, self.layout = workspace, layout
+        self.workspace, self.row_scaled, self.layout = workspace, row_scaled, layout
         self.blocks = BlockGrid.of(format, x.shape, axis)
         before, n, after = self.blocks.shape
         if format.block == "axis" and after == 1:
@@ -281,6 +296,10 @@ class _ArrayQuantizer:
 
     def find_global_scale(self, result: Any) -> None:
         size = self.x.size
+        if result.ndim:
+            if size:
+                self._launch("globals", size, result, QuantizeArguments(ONE))
+            return
         everything = BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)
         self._launch("global", WARP, result, self._extremes("top", everything))
 
@@ -331,8 +350,9 @@ class _ArrayQuantizer:
         single = kind == "elements" and self.format.block == "tensor"
         large = kind in _COUNTING and self.x.size > _LARGE
         rule = CastRule(self.src, self.format.element)
+        row_scaled = self.row_scaled and kind in _SCALING
         layout = self.layout if kind in ("rows", "scales", "elements") else "linear"
-        spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single, layout)
+        spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single, row_scaled, layout)
         if kind == "rows" and layout != "linear":
             blocks, n = spec.in_order(arguments.blocks, layout)
             arguments = replace(arguments, blocks=blocks)

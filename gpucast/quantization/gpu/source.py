@@ -27,11 +27,12 @@ from gpucast.quantization.gpu.step_source import step_functions
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
 #: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which
-#: vectors of `VECTOR` bytes have side by side. "top" and "global" compute the global scale. "back" dequantizes.
-#: "swizzle" and "unswizzle" reorder scales. "finish" and "finish_global" end what formats with steps began.
+#: vectors of `VECTOR` bytes have side by side. "top" and "global" compute the global scale, "globals" those of rows
+#: from the largest magnitude of each. "back" dequantizes. "swizzle" and "unswizzle" reorder scales. "finish" and
+#: "finish_global" end what formats with steps began.
 Kind = Literal[
-    "rows", "extremes", "columns", "scales", "kept", "top", "global", "elements", "finish", "finish_global", "back",
-    "swizzle", "unswizzle",
+    "rows", "extremes", "columns", "scales", "kept", "top", "global", "globals", "elements", "finish", "finish_global",
+    "back", "swizzle", "unswizzle",
 ]  # fmt: skip
 
 
@@ -72,6 +73,8 @@ class QuantizeSpec(KernelSpec[KernelSource]):
     large: bool = False
     #: For the kinds "elements" and "back": whether all elements share one scale.
     single: bool = False
+    #: Whether each row has a global scale of its own.
+    row_scaled: bool = False
     #: The order in which scales are written, or moved to and from.
     layout: ScaleLayout = "linear"
 
@@ -101,6 +104,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
             "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
             "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",
             "global": f"find_global_scale<{own}, {value}, DOUBLE, FLOAT, {THREADS}>(dst, given)",
+            "globals": f"find_row_scales<{own}, {value}, DOUBLE, FLOAT, {THREADS}>{arrays}",
             "elements": f"quantize_elements<{own}, {other.name}, {both}, {place}, {THREADS}>{arrays}",
             "finish": f"static_cast<void>(given), finish_scales<{own}, false, {THREADS}>(dst, n)",
             "finish_global": f"static_cast<void>(given), finish_scales<{own}, true, {THREADS}>(dst, n)",
@@ -108,7 +112,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
             "swizzle": f"move_scales<{moved}, false, {THREADS}>(src, dst, n, given.blocks)",
             "unswizzle": f"move_scales<{moved}, true, {THREADS}>(src, dst, n, given.blocks)",
         }[self.kind]
-        head = format_struct(format, self.stochastic, own, other, layout=self.layout)
+        head = format_struct(format, self.stochastic, own, other, row_scaled=self.row_scaled, layout=self.layout)
         kernel = f"{head}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
         return KernelSource(
             name=name,
@@ -151,7 +155,8 @@ class QuantizeSpec(KernelSpec[KernelSource]):
             kind.append(f"block{self.block}")
         elif self.kind in ("extremes", "top"):
             kind.append(f"lanes{self.lanes}")
-        kind += ["blocks1"] * self.single + ["large"] * self.large + [self.layout] * (self.layout != "linear")
+        kind += ["blocks1"] * self.single + ["large"] * self.large + ["row_scaled"] * self.row_scaled
+        kind += [self.layout] * (self.layout != "linear")
         return "_".join(["gpucast_quantize", other.numpy_name, *columns_of(self.format), *kind])
 
 
@@ -171,11 +176,13 @@ def format_struct(
     name: str,
     source: DType = _FLOAT,
     divisor: float | None = None,
+    row_scaled: bool = False,
     layout: ScaleLayout = "linear",
 ) -> str:
     """The C++ struct of a format, the template parameter `F` of the kernels that read or write a type.
 
-    `divisor`: what the largest magnitude of a block becomes in place of the largest element.
+    `divisor`: what the largest magnitude of a block becomes in place of the largest element. `row_scaled`: whether each
+    row has a global scale of its own.
     """
     divisor = format.divisor if divisor is None else divisor
     element, scale = format.element, format.scale
@@ -199,7 +206,8 @@ def format_struct(
         f"typedef CastRule<{options(to_float)}> global_rule;",
         f"enum : bool {{ zero_points = {format.zero_points:d}, nan_in_scale = {format.nan_in_scale:d} }};",
         f"enum : bool {{ two_sided = {format.two_sided:d}, clamps = {_clamps(format):d} }};",
-        f"enum : bool {{ global_scale = {format.global_scale:d}, stochastic = {stochastic:d} }};",
+        f"enum : bool {{ global_scale = {format.global_scale:d}, row_scaled = {row_scaled:d} }};",
+        f"enum : bool {{ stochastic = {stochastic:d} }};",
         f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
         f"enum : u32 {{ order = {SCALE_LAYOUTS.index(layout)}, padding = {padding:#x} }};",
         f"enum : int {{ lowest = {lowest}, largest = {largest} }};",

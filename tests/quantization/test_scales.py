@@ -1,17 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The orders of scales that other libraries read."""
+"""The orders of scales that other libraries read, and the scales of tiny blocks."""
 
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gpucast
+from gpucast import quantize
 from gpucast.quantization import Format, Quantized, swizzle
-from tests import host_driver
+from gpucast.reference import exact_cast
+from host_driver import HostDriver, elements, installed, upload
+from quantization_cases import ALL, Array
 
 
 def _scales(rows: int, columns: int, kind: Any = np.uint8) -> Any:
@@ -34,6 +40,17 @@ def test_mn_major_is_the_order_of_deepgemm() -> None:
     assert np.array_equal(words, np.ascontiguousarray(padded).view("<u4").T)
     floats = swizzle.swizzle(_scales(6, 10, np.float32), layout="mn_major").reshape(10, 8)
     assert np.array_equal(floats[:, :6], _scales(6, 10, np.float32).T) and not floats[:, 6:].any()
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 2), (129, 5), (300, 9), (2, 70, 3), (7,), (0, 3), (3, 0)])
+def test_128x4_is_the_order_of_cublas(shape: tuple[int, ...]) -> None:
+    scales = np.random.default_rng(0).integers(1, 255, shape).astype(np.uint8)
+    flat = swizzle.swizzle(scales)
+    matrix = scales.reshape(-1, shape[-1]) if scales.size else np.zeros((0, 0), np.uint8)
+    for row, col in np.ndindex(*matrix.shape):
+        assert flat[swizzle.offset(row, col, shape[-1])] == matrix[row, col]
+    assert flat.shape == (swizzle.size(shape),) and np.count_nonzero(flat) == matrix.size
+    assert np.array_equal(swizzle.unswizzle(flat, shape), scales)
 
 
 @pytest.mark.parametrize("layout", swizzle.LAYOUTS)
@@ -63,7 +80,7 @@ def test_quantizing_in_an_order(format: Any, layout: Any, transpose: Any) -> Non
     linear, found = (
         _as_list(gpucast.quantize(x, format, scale_layout=o, transpose=transpose)) for o in ("linear", layout)
     )
-    with host_driver.installed(host_driver.HostDriver()) as driver:
+    with installed(HostDriver()) as driver:
         there = gpucast.cast(x, "FLOAT", device="cuda:0")
         result = gpucast.quantize(there, format, scale_layout=layout, transpose=transpose)
         # Padding too is written anew.
@@ -85,7 +102,7 @@ def test_given_scales_and_transforms_on_a_device() -> None:
         ("float8e4m3fn_1x128", "mn_major", {"scale": 0.5}),
         ("nvfp4", "128x4", {"hadamard": 16}),
     ]
-    with host_driver.installed(host_driver.HostDriver()) as driver:
+    with installed(HostDriver()) as driver:
         there = gpucast.cast(x, "FLOAT", device="cuda:0")
         for format, layout, more in calls:
             q = gpucast.quantize(there, format, scale_layout=layout, **more)
@@ -105,3 +122,64 @@ def _as_list(q: Any) -> list[Quantized]:
 def test_formats_without_that_order(format: str, layout: Any, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=f"scale_layout='{layout}' is for"):
         gpucast.quantize(np.ones(shape, np.float32), format, scale_layout=layout)
+
+
+# ---- tiny blocks, where FLOAT's subnormal numbers begin and below ----
+
+# Every way to their scales gives what the rule says; no way rounds twice there. The host and the reference divide as
+# DOUBLE, which is exact enough for every FLOAT (see the reference's step 4). Kernels take powers of two from exponents;
+# for a subnormal amax they find a power below the smallest one, and so does the rule, as all divisors are above 1.
+# Other scales are no smaller than 2^-126, so that a quotient which matters is a normal FLOAT, with an exact remainder.
+
+#: A format for every divisor and rule, with blocks of one element: its scale is that of the element.
+DIVISORS = {
+    (format.divisor, format.scale, format.rule): replace(format, name=f"{name} by itself", block=(1,))
+    for name, format in ALL.items()
+    if not format.zero_points and not format.global_scale
+}
+#: The subnormal numbers, and as many binades above as a divisor may bring to them.
+SUBNORMAL, END = 1 << 23, 20 << 23
+PART = 1 << 20
+
+
+def codes(format: Format, exhaustive: bool) -> Iterator[Array]:
+    """Codes of positive FLOATs: all subnormal ones and the next binade, or some, and what is beside powers of two and
+    their products with the divisor."""
+    near = np.arange(-3, 4)
+    near = [
+        np.float32(number * 2.0**power).view(np.uint32).astype(np.int64) + near
+        for power in range(-149, -100)
+        for number in (1, format.divisor, 1 / format.divisor)
+        if number * 2.0**power >= 2.0**-149
+    ]
+    some = [np.arange(64), np.arange(SUBNORMAL - 64, SUBNORMAL + 64), np.arange(0, END, 16381)]
+    yield np.unique(np.concatenate([*near, *some]).clip(0, None)).astype(np.uint32)
+    for start in range(0, 2 * SUBNORMAL if exhaustive else 0, PART):
+        yield np.arange(start, start + PART, dtype=np.uint32)
+
+
+def scales(amax: Array, format: Format) -> Array:
+    """The rule, as the reference states it."""
+    wanted = amax.astype(np.float64) / format.divisor
+    mode = {"round_mode": "down" if format.rounds_down else "up"} if format.scale.family == "e8m0" else {}
+    found = exact_cast.cast(wanted, format.scale, **mode)
+    least = exact_cast.cast(np.array(format.smallest_scale), format.scale)
+    return np.maximum(found.view(format.scale.code_numpy), least.view(format.scale.code_numpy))
+
+
+@pytest.mark.parametrize("format", DIVISORS.values(), ids=str)
+@pytest.mark.parametrize("place", ["host", "kernels"])
+def test_scales_of_single_elements(place: str, format: Format, exhaustive: bool) -> None:
+    if place == "kernels" and not (exhaustive or (format.rule == "up" and format.divisor == 6)):
+        pytest.skip("compiles; the formats of test_quantization.py have kernels of their own")
+    with installed(HostDriver()):
+        for part in codes(format, exhaustive):
+            x = part.view(np.float32)
+            found = quantize(x[None] if place == "host" else upload(x[None]), format, axis=0).scales
+            assert np.array_equal(elements(found).view(format.scale.code_numpy)[0], scales(x, format))
+
+
+def test_every_divisor_brings_the_subnormal_numbers_below_the_smallest_power() -> None:
+    """What the kernels' way by exponents rests on (where the exponent of the divisor is 0 they take another)."""
+    powers = [divisor for divisor, scale, _ in DIVISORS if scale.family == "e8m0"]
+    assert powers and all(math.frexp(divisor)[1] - 1 >= 1 for divisor in powers)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of what a call says of a Hadamard transform."""
+"""The checks of what a call says of a Hadamard transform, and of random rounding."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays.packed import device_index
+from gpucast.core import fused_ops
 from gpucast.core.checks import integer
 from gpucast.core.formats import LENGTHS, Format, Hadamard
+from gpucast.core.fused_ops import Random
+from gpucast.core.rule import STOCHASTIC
 from gpucast.reference.exact_hadamard import negative_signs
 
 
@@ -44,6 +47,21 @@ def check_format(format: Format, caller: str) -> None:
         raise ValueError(
             f"{caller}: hadamard= is not for recipes: {format} has the bits of a library that was not held with it"
         )
+
+
+def resolve_random(format: Format | None, rounding: Any, seed: Any, offset: Any, caller: str) -> Random | None:
+    """The random words of a call that rounds to a format's elements (None: to a type); None for no such call.
+
+    TypeError or ValueError for anything that is not random rounding of floats.
+    """
+    random = fused_ops.resolve_random(rounding, seed, offset, caller)
+    if rounding is not None and rounding != STOCHASTIC:
+        raise ValueError(f"{caller}: rounding={rounding!r} must be None or {STOCHASTIC!r}")
+    if random is not None and format is not None and format.element.family != "float":
+        raise ValueError(
+            f"{caller}: rounding={STOCHASTIC!r} is for elements that are floats; {format} has {format.element}"
+        )
+    return random
 
 
 def _of_seed(seed: Any, caller: str) -> int:

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of large new arrays. The next one takes what one has given back: to get it from the system takes longer than most
+// casts, above all where a machine is virtual and several cores ask. The system may take what is kept when it runs short.
+#pragma once
+#include "python.hpp"
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace gpucast {
+
+// Bytes of arrays from which on NumPy asks for large pages, and this for those of tensors; of a large page; the most that are
+// kept; and the most of them that the system may not take, about as many as malloc keeps.
+enum : u64 { large = u64(1) << 22, large_page = u64(1) << 21, most_spare = u64(1) << 27, most_held = u64(1) << 25 };
+
+// Asks for large pages of new memory: to get it a small page at a time takes longer than most casts.
+inline void ask_for_large_pages(u8* data, u64 bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const u64 page = 1 << 16, before = (0 - reinterpret_cast<u64>(data)) % page;
+    // Of a refusal nothing follows but time.
+    if (bytes >= large) madvise(data + before, bytes - before, MADV_HUGEPAGE);
+#else
+    (void)data, (void)bytes;
+#endif
+}
+
+#if defined(__linux__) && defined(MADV_HUGEPAGE) && defined(MADV_FREE)
+
+// Whole large pages.
+struct Block {
+    u8* data;
+    u64 bytes;
+};
+
+// Those that no array has, the oldest first. Only who holds Python's lock looks at them.
+struct Spare {
+    enum : int { most = 8 };
+    Block each[most];
+    int count = 0;
+    u64 bytes = 0;
+
+    Block remove(int at) {
+        const Block block = each[at];
+        --count, bytes -= block.bytes;
+        memmove(each + at, each + at + 1, u64(count - at) * sizeof block);
+        return block;
+    }
+
+    void drop_oldest() {
+        const Block block = remove(0);
+        munmap(block.data, block.bytes);
+    }
+
+    void keep(const Block& block) {
+        while (count && (count == most || bytes + block.bytes > most_spare)) drop_oldest();
+        if (block.bytes > most_spare) {
+            munmap(block.data, block.bytes);
+            return;
+        }
+        // The last one is the likeliest to be taken next, and to ask for it back takes time.
+        if (count && each[count - 1].bytes <= most_held) lend(each[count - 1]);
+        if (block.bytes > most_held) lend(block);
+        each[count++] = block, bytes += block.bytes;
+    }
+
+    // The system may take it, until something is written there.
+    static void lend(const Block& block) { madvise(block.data, block.bytes, MADV_FREE); }
+
+    // The smallest that is large enough, unless half of it would be left over; else a new one. Null where memory is short.
+    Block take(u64 wanted) {
+        int best = -1;
+        for (int i = 0; i < count; ++i) {
+            const u64 own = each[i].bytes;
+            if (own >= wanted && own < 2 * wanted && (best < 0 || own < each[best].bytes)) best = i;
+        }
+        if (best >= 0) return remove(best);
+        const u64 around = wanted + large_page;
+        void* found;
+        while ((found = mmap(nullptr, around, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED) {
+            if (!count) return {nullptr, 0};
+            drop_oldest();
+        }
+        // What lies around whole pages goes.
+        u8* const first = static_cast<u8*>(found);
+        const u64 before = (0 - reinterpret_cast<u64>(first)) % large_page;
+        if (before) munmap(first, before);
+        munmap(first + before + wanted, large_page - before);
+        ask_for_large_pages(first + before, wanted);
+        return {first + before, wanted};
+    }
+};
+static Spare spare;
+
+// NumPy's functions for the memory of an array. A cache line before it says how large the block is.
+enum : u64 { front = 64 };
+
+inline void* allocate(void*, size_t bytes) {
+    const Block block = spare.take((bytes + front + large_page - 1) / large_page * large_page);
+    if (!block.data) return nullptr;
+    memcpy(block.data, &block.bytes, sizeof block.bytes);
+    return block.data + front;
+}
+
+inline Block block_of(void* data) {
+    Block block = {static_cast<u8*>(data) - front, 0};
+    memcpy(&block.bytes, block.data, sizeof block.bytes);
+    return block;
+}
+
+inline void* allocate_zeros(void*, size_t count, size_t each) {
+    void* data = allocate(nullptr, count * each);
+    return data ? memset(data, 0, count * each) : nullptr;
+}
+
+inline void release(void*, void* data, size_t) {
+    if (data) spare.keep(block_of(data));
+}
+
+inline void* reallocate(void*, void* data, size_t bytes) {
+    void* moved = allocate(nullptr, bytes);
+    if (moved && data) {
+        const u64 before = block_of(data).bytes - front;
+        memcpy(moved, data, bytes < before ? bytes : before);
+        release(nullptr, data, 0);
+    }
+    return moved;
+}
+
+static PyDataMem_Handler handler = {"gpucast", 1, {nullptr, allocate, allocate_zeros, reallocate, release}};
+static PyObject* handler_capsule;
+
+// False after an exception.
+inline bool prepare_memory() {
+    handler_capsule = PyCapsule_New(&handler, "mem_handler", nullptr);
+    return handler_capsule != nullptr;
+}
+
+// While one of these lives, a new array of so many bytes gets its memory here, unless it is small, or the program has chosen
+// where arrays get theirs.
+class LargeMemory {
+   public:
+    explicit LargeMemory(u64 bytes) {
+        if (bytes < large) return;
+        PyObject* before = PyDataMem_GetHandler();
+        Py_XDECREF(before);
+        is_chosen_ = before == PyDataMem_DefaultHandler && choose(handler_capsule);
+        PyErr_Clear();
+    }
+    ~LargeMemory() {
+        if (!is_chosen_) return;
+        PyObject *kind, *value, *trace;
+        PyErr_Fetch(&kind, &value, &trace);
+        choose(PyDataMem_DefaultHandler);
+        PyErr_Restore(kind, value, trace);
+    }
+    LargeMemory(const LargeMemory&) = delete;
+    LargeMemory& operator=(const LargeMemory&) = delete;
+
+   private:
+    static bool choose(PyObject* capsule) {
+        PyObject* before = PyDataMem_SetHandler(capsule);
+        Py_XDECREF(before);
+        return before != nullptr;
+    }
+    bool is_chosen_ = false;
+};
+
+#else
+
+inline bool prepare_memory() { return true; }
+struct LargeMemory {
+    explicit LargeMemory(u64) {}
+};
+
+#endif
+
+}  // namespace gpucast

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of large results: the next one takes it, some is kept at most, and a program may choose another allocator."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from test_fallback import run
+
+from gpucast.host.extension import MODULE
+
+pytestmark = pytest.mark.skipif(
+    MODULE is None or sys.platform != "linux", reason="needs the extension module, and Linux's large pages"
+)
+
+PRELUDE = """
+import ctypes, resource
+from pathlib import Path
+import numpy as np
+import gpucast
+MIB = 1 << 20
+def resident(): return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def cast(mib): return gpucast.cast(np.ones(mib * MIB, np.int8), "UINT8")
+def memory(y): return np._core.multiarray.get_handler_name(y)
+# The first call makes the plan.
+cast(1)
+"""
+KEPT = """
+y, z = cast(17), cast(17)
+first = y.ctypes.data
+assert memory(y) == "gpucast" and y.flags.owndata and first % 64 == 0 and not np.may_share_memory(y, z)
+# A result in less than half of what is there would waste it.
+del y
+assert cast(4).ctypes.data != first and cast(16).ctypes.data == first
+y = cast(17)
+assert y.ctypes.data == first and y.all() and z.all()
+y[-1] = 7
+y.resize(50 * MIB)
+assert y[17 * MIB - 1] == 7 and y[: 17 * MIB - 1].all() and not y[17 * MIB :].any()
+y.resize(5)
+assert y.tolist() == [1] * 5
+assert memory(y + y) == memory(cast(3)) == "default_allocator"
+print("done")
+"""
+LIMITS = """
+before = resident()
+many = [cast(10) for _ in range(30)]
+assert resident() - before >= 300 * MIB
+del many
+assert resident() - before < 120 * MIB
+# The system may take all but the last ones.
+lent = int(Path("/proc/self/smaps_rollup").read_text().partition("LazyFree:")[2].split()[0]) << 10
+assert lent >= 60 * MIB
+# What is kept goes where memory is short.
+x = np.ones(150 * MIB, np.int8)
+used = sum(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line[:6] == "VmData")
+limit = (used << 10) + 100 * MIB
+resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+assert gpucast.cast(x, "UINT8").all()
+try:
+    gpucast.cast(x, "INT32")
+except MemoryError:
+    pass
+else:
+    raise AssertionError
+assert gpucast.cast(x, "UINT8").all()
+print("done")
+"""
+CHOSEN = """
+# NumPy's own functions by another name.
+names, new = ctypes.pythonapi.PyCapsule_GetPointer, ctypes.pythonapi.PyCapsule_New
+names.restype, names.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+api = ctypes.cast(names(np._core.multiarray._ARRAY_API, None), ctypes.POINTER(ctypes.c_void_p))
+default = ctypes.cast(api[306], ctypes.POINTER(ctypes.py_object)).contents.value
+own = ctypes.create_string_buffer(ctypes.string_at(names(default, b"mem_handler"), 128 + 5 * 8))
+own[:7] = b"chosen\\0"
+choose = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object)(api[304])
+choose(new(ctypes.addressof(own), b"mem_handler", None))
+y = cast(9)
+assert memory(y) == "chosen" and y.all()
+choose(default)
+assert memory(cast(9)) == "gpucast"
+print("done")
+"""
+
+
+@pytest.mark.parametrize("code", [KEPT, LIMITS, CHOSEN], ids=["kept", "limits", "chosen"])
+def test_memory_of_large_results(code: str) -> None:
+    assert run(PRELUDE + code) == ["done"]

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NVFP4 with a global scale for each row: each row has the bits that it has alone with its scale, on both sides."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from gpucast.core.rule import CastRule
+from gpucast.quantization import Quantized, recipes
+from gpucast.quantization.gpu.hadamard_source import UnitSpec
+from gpucast.quantization.gpu.source import QuantizeSpec
+from gpucast.reference import exact_hadamard, exact_quantize
+from host_driver import HostDriver, elements, installed, upload
+from quantization_cases import compare, same
+
+Array = np.ndarray[Any, Any]
+NVFP4, FOUR = (recipes.find(name, "tests") for name in ("nvfp4", "nvfp4_4over6"))
+ROWS = 12
+RNG = np.random.default_rng(5)
+SCALES = (2.0 ** RNG.uniform(-12, 6, ROWS)).astype(np.float32)
+#: As an array of three axes has them.
+SHAPE = (3, 4)
+
+
+def numbers(columns: int, source: str = "BFLOAT16", rows: int = ROWS) -> Array:
+    x = RNG.standard_normal((rows, columns)) * 2.0 ** RNG.integers(-9, 9, (rows, 1))
+    x[1, 3], x[2, 5], x[3] = np.nan, -np.inf, 0
+    found: Array = gpucast.cast(x, source)
+    return found
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_4over6", "te-nvfp4"])
+@pytest.mark.parametrize(
+    ("rows", "columns", "source"), [(4096, 256, "FLOAT"), (ROWS, 48, "DOUBLE"), (ROWS, 48, "FLOAT16")]
+)
+def test_each_row_is_quantized_as_if_alone(name: str, rows: int, columns: int, source: str, exhaustive: bool) -> None:
+    rows = rows if exhaustive or rows == ROWS else 64
+    source = "BFLOAT16" if (name, source) == ("te-nvfp4", "DOUBLE") else source
+    x, scales = numbers(columns, source, rows), np.resize(SCALES, rows)
+    q = gpucast.quantize(x, name, scale=scales)
+    for i, row in enumerate(x):
+        alone = gpucast.quantize(row, name, scale=scales[i])
+        assert q.global_scale[i] == alone.global_scale
+        assert same(elements(q.data)[i], elements(alone.data)) and same(q.scales[i], alone.scales)
+        assert same(q.dequantize(source)[i], alone.dequantize(source))
+    # Blocks along the last axis of any shape, ragged ones too; and a matrix of one row.
+    if name != "nvfp4_4over6":
+        ragged = x[:, :40].reshape(rows // 4, 4, 40)
+        given = scales.reshape(rows // 4, 4)
+        wanted = exact_quantize.quantize(ragged, recipes.find(name, "tests"), scale=given)
+        compare(gpucast.quantize(ragged, name, scale=given[..., None]), wanted, name)
+    assert gpucast.quantize(x[:1], name, scale=scales[:1]).global_scale.shape == (1,)
+
+
+@pytest.mark.parametrize("name", ["nvfp4", "nvfp4_4over6", "te-nvfp4"])
+def test_scales_come_from_the_amax_of_each_row(name: str) -> None:
+    x = numbers(64)
+    amax = np.float32([gpucast.cast(row[np.isfinite(row)], "FLOAT").__abs__().max(initial=0) for row in x])
+    amax[3] = 1
+    q = gpucast.quantize(x, name, amax=amax)
+    assert q.global_scale.tolist() == [float(gpucast.quantize(x, name, amax=a).global_scale) for a in amax]
+    compare(q, exact_quantize.quantize(x, recipes.find(name, "tests"), amax=amax), name)
+
+
+@pytest.fixture(scope="module")
+def driver() -> Any:
+    kinds: list[Any] = [
+        QuantizeSpec(CastRule(gpucast.dtype("FLOAT"), NVFP4.element), one, "globals") for one in (NVFP4, FOUR)
+    ]
+    rule = CastRule(gpucast.dtype("BFLOAT16"), NVFP4.element)
+    kinds += [QuantizeSpec(rule, NVFP4, "rows", block=16, row_scaled=True)]
+    kinds += [UnitSpec(rule, "units", 0, FOUR, row_scaled=True), UnitSpec(rule, "units", 16, NVFP4, row_scaled=True)]
+    made = HostDriver(arch=100)
+    made.prepare([spec.source() for spec in kinds])
+    with installed(made):
+        yield made
+
+
+def test_devices_have_the_references_bits(driver: HostDriver) -> None:
+    x, random = numbers(64), {"rounding": "stochastic", "seed": 9}
+    amax, scales = upload(np.abs(SCALES)), upload(SCALES)
+    # In one launch after that of the scales; and again into the same memory.
+    q = gpucast.quantize(upload(x), "nvfp4", amax=amax)
+    wanted = exact_quantize.quantize(x, NVFP4, amax=SCALES)
+    compare(q, wanted, "amax")
+    driver.capture = True
+    assert gpucast.quantize(upload(x), "nvfp4", amax=amax, out=q) is q
+    driver.capture = False
+    compare(q, wanted, "out")
+    for to in ("FLOAT", "BFLOAT16"):
+        assert same(elements(q.dequantize(to)), exact_quantize.dequantize(wanted, NVFP4, to))
+    te = recipes.find("te-nvfp4", "tests")
+    compare(gpucast.quantize(upload(x), te, amax=amax), exact_quantize.quantize(x, te, amax=SCALES), "te-nvfp4")
+    compare(gpucast.quantize(upload(x), FOUR, amax=amax), exact_quantize.quantize(x, FOUR, amax=SCALES), "4over6")
+    q = gpucast.quantize(upload(x), "nvfp4", scale=SCALES, hadamard=16, signs=[1] * 16)
+    y = exact_hadamard.transform(x, gpucast.core.formats.Hadamard(16))
+    compare(q, exact_quantize.quantize(y, NVFP4, scale=SCALES), "hadamard")
+    # A transposed result, whose rows are columns; ragged blocks; numbers at random.
+    turned = upload(np.ascontiguousarray(x.T))
+    compare(
+        gpucast.quantize(turned, "nvfp4", transpose=True, scale=scales),
+        exact_quantize.quantize(x, NVFP4, scale=SCALES),
+        "T",
+    )
+    ragged = np.ascontiguousarray(x[:, :40]).reshape(*SHAPE, 40)
+    given = scales.reshape(SHAPE)
+    q = gpucast.quantize(upload(ragged), "nvfp4", scale=given, **random)
+    wanted = exact_quantize.quantize(ragged, NVFP4, scale=SCALES.reshape(SHAPE), **random)
+    compare(q, wanted, "ragged")
+    assert same(elements(q.dequantize("FLOAT16")), exact_quantize.dequantize(wanted, NVFP4, "FLOAT16"))
+
+
+def test_files_and_layouts_keep_the_scales(tmp_path: Any) -> None:
+    q = gpucast.quantize(numbers(64), "nvfp4", scale=SCALES, scale_layout="128x4")
+    q.save(str(tmp_path / "q.safetensors"))
+    again = Quantized.load(str(tmp_path / "q.safetensors"))
+    assert same(again.global_scale, SCALES) and same(again.dequantize(), q.with_layout("linear").dequantize())
+    with pytest.raises(ValueError, match="repack: q has a global scale for each row"):
+        gpucast.quantization.repack(q.with_layout("linear"), "float8e4m3fn_1x128")
+
+
+X = np.ones((ROWS, 48), np.float32)
+FOR_ALL = "scale= has shape (12,); the scales have ()"
+
+
+@pytest.mark.parametrize(
+    ("format", "keywords", "message"),
+    [
+        ("nvfp4", {"scale": SCALES[:5]}, "has shape (5,); the scales have (), or one for each row, shape (12,)"),
+        ("nvfp4", {"amax": SCALES[None]}, "has shape (1, 12); expected one element, or one for each row, shape (12,)"),
+        ("nvfp4", {"scale": SCALES, "transpose": "both"}, FOR_ALL),
+        ("nvfp4_16x16", {"scale": SCALES}, FOR_ALL),
+        ("nvfp4", {"scale": SCALES, "axis": 0}, FOR_ALL),
+        ("nvfp4", {"scale": SCALES - SCALES}, "scale= must be finite and above 0"),
+        ("nvfp4", {"amax": -SCALES}, "amax= must be finite and not below 0"),
+        ("nvfp4", {"scale": SCALES, "out": ()}, "out has global scales of shape (); expected (12,)"),
+    ],
+)
+def test_refused(format: str, keywords: dict[str, Any], message: str) -> None:
+    if "out" in keywords:
+        keywords = keywords | {"out": gpucast.quantize(X, format)}
+    with pytest.raises(ValueError) as caught:
+        gpucast.quantize(X, format, **keywords)
+    assert message in str(caught.value)
+
+
+def test_parts_of_other_shapes_are_refused() -> None:
+    with pytest.raises(ValueError, match=re.escape("global_scale has shape (5,); expected () or (12,)")):
+        replace(gpucast.quantize(X, "nvfp4"), global_scale=SCALES[:5])

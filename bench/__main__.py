@@ -64,9 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 arguments.results, f"none-{figures['machine']['date']}-{code_digest()}"
             )
     folders = [arguments.results] if KEPT.intersection(chosen) else []
-    problems = [_unwritable(folder) for folder in [*folders, *([arguments.json.parent] if arguments.json else [])]]
-    if any(problems):
-        print(f"bench: results cannot be written: {next(filter(None, problems))}", file=sys.stderr)
+    folders += [arguments.json.parent] if arguments.json else []
+    try:
+        # Before the work, not after it.
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        print(f"bench: results cannot be written: {folder}: {error.strerror}", file=sys.stderr)
         return 1
     if not ON_GPU.intersection(chosen):
         figures["device"] = "none"
@@ -105,13 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=_count, default=5, help="interleaved runs; the fastest counts (default: 5)")
     parser.add_argument("--src", nargs="+", default=[], metavar="TYPE", help="only these source types")
     parser.add_argument("--dst", nargs="+", default=[], metavar="TYPE", help="only these destination types")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        default=FOLDER,
-        metavar="FOLDER",
-        help="folder of results (default: bench/results)",
-    )
+    where = "folder of results (default: bench/results)"
+    parser.add_argument("--results", type=Path, default=FOLDER, metavar="FOLDER", help=where)
     static.add_arguments(parser)
     return parser
 
@@ -129,16 +129,6 @@ def _unused(folder: Path, stem: str) -> Path:
     ends = itertools.chain([""], (f"-{number}" for number in itertools.count(2)))
     paths = (folder / f"{stem}{end}.json" for end in ends)
     return next(path for path in paths if not path.exists())
-
-
-def _unwritable(folder: Path) -> str:
-    """Why no file can be written to a folder, or "". Checked before the work instead of after it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        return f"{folder}: {error.strerror}"
-    return ""
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ JOBS = {
         ["-m", "pytest", "-n", "auto", "--dist", "worksteal", "--rootdir", str(ROOT), str(ROOT / "tests")],
     ),
 }
+_PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 #: The extras for a machine without a driver: the tests run CuPy on host memory and compile every kernel.
 WITHOUT_DRIVER = {"demo": [], "test": ["cuda12"]}
 
@@ -47,17 +48,7 @@ def main(argv: list[str]) -> int:
             variables["CXX"] = command_of
     extras = ",".join([extra, *(cuda_extra() or WITHOUT_DRIVER[argv[0]])])
     print(f"installing gpucast[{extras}] into .venv, and compiling its loops (a minute or two) ...", flush=True)
-    install = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--editable",
-        f"{ROOT}[{extras}]",
-    ]
-    if subprocess.run(install, check=False, env=variables).returncode:
+    if subprocess.run([python, *_PIP, "--editable", f"{ROOT}[{extras}]"], check=False, env=variables).returncode:
         print("the installation failed; see above", file=sys.stderr)
         return 1
     return subprocess.run([python, *command, *argv[1:]], check=False).returncode
@@ -66,10 +57,8 @@ def main(argv: list[str]) -> int:
 def environment(folder: Path) -> str:
     """The Python of a virtual environment, which is created if it does not exist or is broken."""
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    if (
-        not python.exists()
-        or subprocess.run([python, "-m", "pip", "--version"], capture_output=True, check=False).returncode
-    ):
+    has_pip = [str(python), "-m", "pip", "--version"]
+    if not python.exists() or subprocess.run(has_pip, capture_output=True, check=False).returncode:
         venv.create(folder, clear=True, with_pip=True)
     return str(python)
 
@@ -92,8 +81,7 @@ def has_compiler() -> bool:
 
 def compiler(python: str) -> str | None:
     """Install the compiler in the ziglang wheel; its command, or None where that failed."""
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "ziglang>=0.13"]
-    if subprocess.run(install, check=False).returncode:
+    if subprocess.run([python, *_PIP, "ziglang>=0.13"], check=False).returncode:
         return None
     # By its path: "-m ziglang" would first look in the current folder.
     where = "import importlib.util; print(importlib.util.find_spec('ziglang').origin)"

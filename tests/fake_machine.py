@@ -50,7 +50,7 @@ class FakeMachine:
         return {"name": self.device, "packages": {"numpy": np.__version__}}
 
     def state(self) -> dict[str, Any]:
-        return {"sm_mhz": 1980.0, "watts": 500.0}
+        return {"clocks.sm": "1980", "power.draw": "500.00"}
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:

@@ -22,16 +22,12 @@ _NODES = 20
 _CALLS = 10
 
 
-@dataclass(frozen=True)
-class Call:
-    """One way to do the work; `run(i)` does it on the i-th of `sets` sets of arrays."""
+@dataclass
+class Call(Work):
+    """One way to do the work."""
 
-    run: Callable[[int], Any]
-    sets: int = 1
     #: Compares a result of run(0).
     check: Callable[[Any], Check] = lambda result: Check()
-    #: Waits for a result, where it is not computed on the machine's stream.
-    wait: Callable[[Any], object] | None = None
     #: Whether it is captured and measured as a graph, too.
     graph: bool = False
 
@@ -58,7 +54,38 @@ class Case:
 
     def measure(self, machine: Machine) -> list[Row]:
         """A row for every way: checked, then timed in turn with the others."""
-        return measure_case(machine, self)
+        moved, ways = self.ways(machine)
+        rows, works = dict[str, Row](), dict[str, Work]()
+        for name, prepare in ways.items():
+            row = rows[name] = Row(name, moved, src=self.src, dst=self.dst, n=self.n, layout=self.layout)
+            try:
+                call = prepare()
+                # The first call may compile.
+                call.finish(machine, call.run(0))
+                host = _host_seconds(machine, call)
+                graph = _graph(machine, call) if call.graph else None
+                # Last, because it leaves no result that the next one could pass for its own.
+                result = call.run(0)
+                call.finish(machine, result)
+                check = call.check(result)
+            except Exception as error:  # A rival may raise anything, and the others go on.
+                rows[name] = replace(row, problem=_first_line(error))
+                continue
+            rows[name] = replace(row, host=host, checked=check.checked, wrong=check.wrong, first=check.first)
+            works[name] = call
+            if graph is not None:
+                rows[name + IN_GRAPH] = replace(row, name=name + IN_GRAPH)
+                works[name + IN_GRAPH] = graph
+        try:
+            times = measure(machine, list(works.values()), samples=self.samples, limit=self.limit)
+        except Exception as error:  # As above; whose fault it was is not known.
+            return [replace(row, problem=row.problem or _first_line(error)) for row in rows.values()]
+        found = dict(zip(works, times, strict=True))
+        best = min((found[name].median for name in self.yardstick if name in found), default=0.0)
+        for name, one in found.items():
+            rows[name] = replace(rows[name], times=one, share=best / one.median)
+        machine.release()
+        return list(rows.values())
 
 
 @dataclass(frozen=True)
@@ -108,50 +135,10 @@ class Row:
         return cls(**{**fields, "times": Times(**times) if times else None})
 
 
-def measure_case(machine: Machine, case: Case) -> list[Row]:
-    moved, ways = case.ways(machine)
-    rows, works = dict[str, Row](), dict[str, Work]()
-    blank = Row("", moved, src=case.src, dst=case.dst, n=case.n, layout=case.layout)
-    for name, prepare in ways.items():
-        row = rows[name] = replace(blank, name=name)
-        try:
-            call = prepare()
-            work = Work(call.run, call.sets, call.wait)
-            # The first call may compile.
-            work.finish(machine, call.run(0))
-            host = _host_seconds(machine, work)
-            graph = _graph(machine, call) if call.graph else None
-            # Last, because it leaves no result that the next one could pass for its own.
-            result = call.run(0)
-            work.finish(machine, result)
-            check = call.check(result)
-        except Exception as error:  # A rival may raise anything, and the others go on.
-            rows[name] = replace(row, problem=_first_line(error))
-            continue
-        rows[name] = replace(row, host=host, checked=check.checked, wrong=check.wrong, first=check.first)
-        works[name] = work
-        if graph is not None:
-            rows[name + IN_GRAPH] = replace(row, name=name + IN_GRAPH)
-            works[name + IN_GRAPH] = graph
-    try:
-        times = measure(machine, list(works.values()), samples=case.samples, limit=case.limit)
-    except Exception as error:  # As above; whose fault it was is not known.
-        return [replace(row, problem=row.problem or _first_line(error)) for row in rows.values()]
-    found = dict(zip(works, times, strict=True))
-    best = min((found[name].median for name in case.yardstick if name in found), default=0.0)
-    for name, one in found.items():
-        rows[name] = replace(rows[name], times=one, share=best / one.median)
-    machine.release()
-    return list(rows.values())
-
-
 def failures(rows: list[Row]) -> str:
     """What is wrong with ours, or ""."""
-    return "; ".join(f"{row.name}: {row.problem or row.first}" for row in rows if row.is_ours and _failed(row))
-
-
-def _failed(row: Row) -> bool:
-    return bool(row.problem or row.wrong)
+    failed = (row for row in rows if row.is_ours and (row.problem or row.wrong))
+    return "; ".join(f"{row.name}: {row.problem or row.first}" for row in failed)
 
 
 def _graph(machine: Machine, call: Call) -> Work | None:

@@ -112,9 +112,9 @@ def _prepare(contender: Contender, sets: Sets, graphs: bool) -> Callable[[], Cal
         return Call(
             run,
             len(sets.sources),
-            lambda result: check + check_windows(contender, sets, result, exact),
             None if contender.streamed else contender.wait,
-            graphs and contender.streamed and not contender.allocates,
+            check=lambda result: check + check_windows(contender, sets, result, exact),
+            graph=graphs and contender.streamed and not contender.allocates,
         )
 
     return prepared

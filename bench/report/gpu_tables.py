@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ WHOLE, PACKED = 0.95, 0.90
 #: The goals for layouts, as a share of the contiguous speed.
 LAYOUT_GOALS = {"source off by one": 0.95, "destination off by one": 0.95, "both off by one": 0.95, "transposed": 0.80}
 #: The stages whose cases stand in a table with all their rows.
-LISTED = ("users", "calls", "quantize", "many")
+LISTED = ("copies", "users", "calls", "quantize", "many")
 
 
 @dataclass(frozen=True)
@@ -82,14 +81,9 @@ def share_picture(results: Results) -> str:
     return heatmap(shares, title, notes, low=50, middle=95, high=110, good="high", form="{:.0f}")
 
 
-def rival_names(found: Iterable[Group]) -> list[str]:
-    return list(dict.fromkeys(row.name for group in found for row in group.rows.values() if row.is_rival))
-
-
 def markdown(results: Results) -> str:
     """Everything, for a file of its own."""
     sections = {
-        "Copies": copy_table(results),
         "Common pairs": common_table(results, LARGE),
         "All pairs": "\n".join(f"- {line}" for line in [*pair_lines(results), *rival_lines(results, LARGE)]),
         "Sizes": size_table(results),
@@ -104,15 +98,10 @@ def markdown(results: Results) -> str:
 def _facts(results: Results) -> str:
     shown = {name: value for name, value in results.facts.items() if name not in ("name", "packages", "contenders")}
     shown |= results.facts.get("packages", {})
-    clocks = [state["sm_mhz"] for state in results.states if "sm_mhz" in state]
+    clocks = [float(state["clocks.sm"]) for state in results.states if state.get("clocks.sm", "").isdecimal()]
     if clocks:
         shown["SM clock while measuring, MHz"] = f"{min(clocks):g} to {max(clocks):g}"
     return ", ".join(f"{name} {value}" for name, value in shown.items())
-
-
-def copy_table(results: Results) -> str:
-    rows = [row for row in results.rows("copies") if row.times]
-    return pivot("GB/s", ((row.name, f"{row.bytes / 2**20:g} MiB", f"{row.speed / 1e9:,.0f}") for row in rows))
 
 
 def common_table(results: Results, n: int) -> str:
@@ -177,37 +166,27 @@ def pair_lines(results: Results) -> list[str]:
 
 def rival_lines(results: Results, n: int) -> list[str]:
     """For each rival: the geometric mean of the speed-ups of large arrays, and the verdicts beyond 2^16 elements."""
-    all_sizes = [group for group in groups(results) if group.ours.n > 1 << 16 or group.ours.n == n]
+    rivals: dict[str, list[tuple[Row, Row]]] = {}
+    for group in groups(results):
+        if group.ours.n > 1 << 16 or group.ours.n == n:
+            for row in group.rivals():
+                rivals.setdefault(row.name, []).append((group.ours, row))
     lines = []
-    for name in rival_names(all_sizes):
-        pairs = speed_ups(all_sizes, name)
-        ratios = [ratio for group, ratio in pairs if group.ours.n == n]
+    for name, pairs in rivals.items():
+        ratios = [ours.speed / theirs.speed for ours, theirs in pairs if ours.n == n]
         if not ratios:
             continue
-        words = [_verdict(group, name) for group, _ in pairs]
+        words = [verdict(ours.times, theirs.times) for ours, theirs in pairs if ours.times and theirs.times]
         # Less than 3 % is within what one and the same GPU varies by.
         slower = [
-            f"{group.name} at {group.ours.n:,} ({1 / ratio:.2f} x)"
-            for (group, ratio), word in zip(pairs, words, strict=True)
-            if word == "slower" and ratio < 1 / 1.03
+            f"{ours.src} to {ours.dst} at {ours.n:,} ({theirs.speed / ours.speed:.2f} x)"
+            for (ours, theirs), word in zip(pairs, words, strict=True)
+            if word == "slower" and theirs.speed > 1.03 * ours.speed
         ]
-        mean = math.exp(statistics.fmean(map(math.log, ratios)))
-        line = f"{mean:.2f} x {name} over its pairs (geometric mean); "
+        line = f"{statistics.geometric_mean(ratios):.2f} x {name} over its pairs (geometric mean); "
         line += f"faster in {words.count('faster')} of {len(words)} measurements, slower in {len(slower)}"
         lines.append(line + (f": {', '.join(slower[:12])}" if slower else ""))
     return lines
-
-
-def speed_ups(found: Iterable[Group], name: str) -> list[tuple[Group, float]]:
-    """The rival's time divided by ours, for every cast in which both were timed."""
-    both = ((group, group.speed_of(name)) for group in found)
-    return [(group, group.ours.speed / speed) for group, speed in both if speed]
-
-
-def _verdict(group: Group, name: str) -> str:
-    ours, theirs = group.ours.times, group.rows[name].times
-    assert ours is not None and theirs is not None
-    return verdict(ours, theirs)
 
 
 def size_table(results: Results) -> str:

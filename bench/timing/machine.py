@@ -9,7 +9,7 @@ import importlib.metadata
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,21 +23,9 @@ Copy = Callable[[Any, Any], object]
 
 #: The alignment in bytes of arrays from `Machine.empty`.
 ALIGNMENT = 256
-#: nvidia-smi's name of a reading -> ours.
-_READINGS = {
-    "clocks.sm": "sm_mhz",
-    "clocks.mem": "memory_mhz",
-    "power.draw": "watts",
-    "temperature.gpu": "celsius",
-    "clocks_event_reasons.active": "throttle",
-}
-_FIXED = {
-    "driver_version": "driver",
-    "clocks.max.sm": "sm_max_mhz",
-    "clocks.max.mem": "memory_max_mhz",
-    "power.limit": "watts_limit",
-    "ecc.mode.current": "ecc",
-}
+#: What nvidia-smi says of the device, and while it works: clocks, power and temperature.
+_FACTS = ("driver_version", "clocks.max.sm", "clocks.max.mem", "power.limit", "ecc.mode.current")
+_READINGS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
 _PACKAGES = ("numpy", "ml_dtypes", "cupy-cuda12x", "cupy-cuda13x", "torch", "triton", "jax", "transformer-engine")
 
 _THREADS = 256
@@ -116,11 +104,11 @@ class Machine:
             "processor": processor(),
             "python": platform.python_version(),
             "packages": _versions(),
-            **_nvidia_smi(_FIXED, self._bus),
+            **_nvidia_smi(_FACTS, self._bus),
         }
 
     def state(self) -> dict[str, Any]:
-        """Clocks, power, temperature and throttling, serialisable as JSON; {} without nvidia-smi."""
+        """Clocks, power, temperature and throttling; {} without nvidia-smi."""
         return _nvidia_smi(_READINGS, self._bus)
 
     @contextlib.contextmanager
@@ -208,22 +196,15 @@ class Machine:
         return lambda: graph.launch(self._stream)
 
 
-def _nvidia_smi(fields: dict[str, str], bus: str) -> dict[str, Any]:
-    """Readings by our names; those that nvidia-smi does not know are missing, because versions differ in them."""
-    found: dict[str, Any] = {}
-    for name, ours in fields.items():
+def _nvidia_smi(fields: Sequence[str], bus: str) -> dict[str, str]:
+    """Readings by nvidia-smi's names; those that this version does not know are missing."""
+    found = {}
+    for name in fields:
         command = ["nvidia-smi", f"--id={bus}", f"--query-gpu={name}", "--format=csv,noheader,nounits"]
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10)
-            found[ours] = _number(done.stdout.strip())
+            found[name] = done.stdout.strip()
     return found
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 def _versions() -> dict[str, str]:

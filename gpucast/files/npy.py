@@ -24,6 +24,7 @@ from gpucast.core import strings
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import file_limits, raw_data
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_lengths
+from gpucast.files.tensor import Writer as TensorWriter
 
 _BYTE_ORDERS = "<>=|"
 
@@ -181,7 +182,7 @@ def tensor(header: Header, data: Any, path: str, name: str) -> StoredTensor:
     )
 
 
-class Writer:
+class Writer(TensorWriter):
     family = "npy"
 
     def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
@@ -197,12 +198,6 @@ class Writer:
 
     def copy(self, spec: Spec) -> int:
         return copy(self._file, spec)
-
-    def finish(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass
 
 
 def write(file: BinaryIO, spec: Spec, chunks: Iterable[Array], path: str) -> int:

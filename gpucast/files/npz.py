@@ -20,6 +20,7 @@ import numpy as np
 from gpucast.core.dtypes import dtype
 from gpucast.files import file_limits, npy, raw_data
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_name
+from gpucast.files.tensor import Writer as TensorWriter
 
 _METADATA = "__gpucast__"
 #: The compression methods that NumPy writes, and their largest possible compression ratios.
@@ -122,7 +123,7 @@ def _metadata(tensor: StoredTensor | None, path: str) -> dict[str, dict[str, Any
     return types
 
 
-class Writer:
+class Writer(TensorWriter):
     family = "npy"
 
     def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:

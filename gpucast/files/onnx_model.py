@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
-from gpucast.core.dtypes import DType, dtype
 from gpucast.core.places import close_quietly
 from gpucast.files import file_limits, onnx_graph, onnx_pb, raw_data
 from gpucast.files.atomic import inside, open_regular
@@ -25,9 +24,9 @@ from gpucast.files.tensor import (
     StoredTensor,
     Tensor,
     check_bytes,
-    checked_lengths,
     checked_name,
 )
+from gpucast.files.tensor import Writer as TensorWriter
 
 #: A protocol buffer holds less than 2 GiB; the rest is reserved for the graph.
 _LARGEST = file_limits.PROTOBUF - (1 << 28)
@@ -46,21 +45,12 @@ class Model:
     """An ONNX model that is open for reading."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
-        onnx = onnx_pb.imported(path)
-        size = os.fstat(file.fileno()).st_size
-        if size >= file_limits.PROTOBUF:
-            raise FileError(f"{path}: has {size} bytes; a model file holds less than 2 GiB")
-        self.proto = onnx.ModelProto()
-        try:
-            self.proto.ParseFromString(file.read())
-        except Exception as error:
-            # The type of the error depends on how protobuf was built.
-            raise FileError(f"{path}: is no ONNX model: {error}") from None
+        self.proto = onnx_pb.parsed(onnx_pb.imported(path).ModelProto(), file, path, "a model file", "model")
         if not self.proto.HasField("graph"):
             raise FileError(f"{path}: is no ONNX model: it has no graph")
         if self.proto.training_info:
             raise FileError(f"{path}: the model has training_info: its initializers change, and cannot be converted")
-        self._onnx, self._path = onnx, path
+        self._path = path
         #: The sizes of the files of external data, by their paths.
         self._sizes: dict[str, int] = {}
         #: Initializers that a caller may replace: their types are part of the model's interface.
@@ -81,11 +71,12 @@ class Model:
 
     def _tensor(self, proto: Any) -> StoredTensor:
         path, name = self._path, checked_name(proto.name, self._path)
-        shape = checked_lengths(list(proto.dims), path, name)
-        if proto.HasField("segment"):
-            raise FileError(f"{path}: tensor {name!r} is a segment of a larger tensor, which is not supported")
-        onnx_type, kind = _dtype(self._onnx, proto.data_type)
-        if proto.data_location == self._onnx.TensorProto.EXTERNAL:
+        shape = onnx_pb.shape_of(proto, path, name)
+        onnx_type, kind = onnx_pb.type_of(proto)
+        if onnx_type is not None and onnx_type.family == "string":
+            # Text in models is small; it is kept unchanged.
+            onnx_type = None
+        if proto.data_location == proto.EXTERNAL:
             open_data, nbytes = self._external(proto, name)
         elif onnx_type is None:
             # Only copied, so the way it is stored does not matter.
@@ -137,23 +128,13 @@ def _opened(path: str) -> BinaryIO:
     return file
 
 
-def _dtype(onnx: Any, number: int) -> tuple[DType | None, str]:
-    try:
-        onnx_type = dtype(number)
-    except TypeError:
-        known = number in onnx.TensorProto.DataType.values()
-        return None, onnx.TensorProto.DataType.Name(number) if known else f"ONNX type {number}"
-    # Text in models is small; it is kept unchanged.
-    return (None if onnx_type.family == "string" else onnx_type), onnx_type.name
-
-
 def _number(text: str, path: str, name: str) -> int:
     if not text.isdecimal() or len(text) > file_limits.DIGITS:
         raise FileError(f"{path}: tensor {name!r}: {text!r} is no offset or length of external data")
     return int(text)
 
 
-class Writer:
+class Writer(TensorWriter):
     """Writes a model with new types of initializers. It changes the `model` that was read, which cannot be used again.
 
     External data goes into one file next to the model, which `external` opens. If the model would exceed the limit of
@@ -222,9 +203,6 @@ class Writer:
         onnx_graph.retype(self._model.proto, self._before)
         onnx_graph.dequantize(self._model.proto, self._linear)
         self._file.write(self._model.proto.SerializeToString())
-
-    def abort(self) -> None:
-        pass
 
     def _place(self, nbytes: int) -> int:
         """Reserve space for a tensor of `nbytes` in external data; its offset."""

@@ -25,6 +25,7 @@ from gpucast.files.tensor import (
     checked_lengths,
     checked_name,
 )
+from gpucast.files.tensor import Writer as TensorWriter
 
 #: A protocol buffer holds less than 2 GiB; the rest is reserved for name and shape.
 _LARGEST = file_limits.PROTOBUF - (1 << 16)
@@ -39,31 +40,16 @@ _FIELDS = {
 
 
 def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
-    onnx = imported(path)
-    size = os.fstat(file.fileno()).st_size
-    if size >= file_limits.PROTOBUF:
-        raise FileError(f"{path}: has {size} bytes; a .pb file holds less than 2 GiB")
-    proto = onnx.TensorProto()
-    try:
-        proto.ParseFromString(file.read())
-    except Exception as error:
-        # The type of the error depends on how protobuf was built.
-        raise FileError(f"{path}: is no ONNX TensorProto: {error}") from None
+    proto = parsed(imported(path).TensorProto(), file, path, "a .pb file", "TensorProto")
     if not proto.data_type:
         raise FileError(f"{path}: is no ONNX TensorProto: it names no data type")
     name = checked_name(proto.name, path) or os.path.splitext(os.path.basename(path))[0]
-    if proto.data_location == onnx.TensorProto.EXTERNAL or proto.external_data:
+    if proto.data_location == proto.EXTERNAL or proto.external_data:
         raise FileError(f"{path}: tensor {name!r} keeps its data in another file; external data is not supported")
-    if proto.HasField("segment"):
-        raise FileError(f"{path}: tensor {name!r} is a segment of a larger tensor, which is not supported")
-    shape = checked_lengths(list(proto.dims), path, name)
-    try:
-        onnx_type = dtype(proto.data_type)
-    except TypeError:
-        number = proto.data_type
-        known = number in onnx.TensorProto.DataType.values()
-        kind = onnx.TensorProto.DataType.Name(number) if known else f"ONNX type {number}"
-        raise FileError(f"{path}: tensor {name!r} has type {kind}, which Cast does not take") from None
+    shape = shape_of(proto, path, name)
+    onnx_type, kind = type_of(proto)
+    if onnx_type is None:
+        raise FileError(f"{path}: tensor {name!r} has type {kind}, which Cast does not take")
     array = _elements(proto, onnx_type, shape, path, name)
     nbytes = onnx_type.nbytes(array.size) if onnx_type.bits else sum(map(len, proto.string_data))
     return [LoadedTensor(name, onnx_type, shape, onnx_type.name, nbytes, array)], {}
@@ -76,6 +62,37 @@ def imported(path: str) -> Any:
     except ImportError:
         raise FileError(f"{path}: ONNX files need the onnx package: pip install onnx (or gpucast[onnx])") from None
     return onnx
+
+
+def parsed(proto: Any, file: BinaryIO, path: str, what: str, kind: str) -> Any:
+    """Read an open file into an empty proto. FileError if it holds anything else, or too much."""
+    size = os.fstat(file.fileno()).st_size
+    if size >= file_limits.PROTOBUF:
+        raise FileError(f"{path}: has {size} bytes; {what} holds less than 2 GiB")
+    try:
+        proto.ParseFromString(file.read())
+    except Exception as error:
+        # The type of the error depends on how protobuf was built.
+        raise FileError(f"{path}: is no ONNX {kind}: {error}") from None
+    return proto
+
+
+def shape_of(proto: Any, path: str, name: str) -> tuple[int, ...]:
+    """The shape of a TensorProto; FileError for a malformed one, and for a part of a larger tensor."""
+    if proto.HasField("segment"):
+        raise FileError(f"{path}: tensor {name!r} is a segment of a larger tensor, which is not supported")
+    return checked_lengths(list(proto.dims), path, name)
+
+
+def type_of(proto: Any) -> tuple[DType | None, str]:
+    """The type of a TensorProto, None for one that Cast does not take, and its name."""
+    number = proto.data_type
+    try:
+        onnx_type = dtype(number)
+    except TypeError:
+        known = number in proto.DataType.values()
+        return None, proto.DataType.Name(number) if known else f"ONNX type {number}"
+    return onnx_type, onnx_type.name
 
 
 def _elements(proto: Any, onnx_type: DType, shape: tuple[int, ...], path: str, name: str) -> Array:
@@ -138,7 +155,7 @@ def number_of(onnx_type: DType, path: str) -> int:
     return onnx_type.number
 
 
-class Writer:
+class Writer(TensorWriter):
     family = "pb"
 
     def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
@@ -179,9 +196,3 @@ class Writer:
 
     def copy(self, spec: Spec) -> int:
         raise AssertionError("no tensor has the family 'pb'")
-
-    def finish(self) -> None:
-        pass
-
-    def abort(self) -> None:
-        pass

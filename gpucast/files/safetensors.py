@@ -27,6 +27,7 @@ from gpucast.files.tensor import (
     checked_lengths,
     checked_name,
 )
+from gpucast.files.tensor import Writer as TensorWriter
 
 _METADATA = "__metadata__"
 _DTYPE, _SHAPE = "gpucast.dtype.", "gpucast.shape."
@@ -175,7 +176,7 @@ class _Entry:
     nbytes: int
 
 
-class Writer:
+class Writer(TensorWriter):
     family = "safetensors"
 
     def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
@@ -212,7 +213,6 @@ class Writer:
         self._end = self._start + position
 
     def stored(self, spec: Spec) -> Iterator[bytes]:
-        """The bytes of a tensor as they are in the file now; fewer if the file is too short."""
         self._file.seek(self.begin(spec))
         left = self._entries[spec.name].nbytes
         while left and (block := self._file.read(min(left, CHUNK_BYTES))):
@@ -246,9 +246,6 @@ class Writer:
     def finish(self) -> None:
         # An earlier attempt may have left a longer file.
         self._file.truncate(self._end)
-
-    def abort(self) -> None:
-        pass
 
 
 def _entry(spec: Spec, path: str) -> _Entry:

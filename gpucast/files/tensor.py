@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 
@@ -283,18 +283,21 @@ class Spec:
         return math.prod(self.shape)
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """Writes the tensors of a plan, one after the other, into a binary file."""
 
     #: As `StoredTensor.family`.
-    family: str
+    family: ClassVar[str]
 
+    @abstractmethod
     def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
         """FileError if the format cannot hold the tensors of `plan`."""
 
+    @abstractmethod
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
         """Write one tensor of the plan from flat arrays as `Tensor.chunks` gives them; the bytes written."""
 
+    @abstractmethod
     def copy(self, spec: Spec) -> int:
         """Write one tensor of the plan that has a `source`; the bytes written."""
 
@@ -303,11 +306,12 @@ class Writer(Protocol):
 
         Only for formats whose tensors have fixed positions.
         """
+        raise NotImplementedError
 
-    def finish(self) -> None:
+    def finish(self) -> None:  # noqa: B027 (a default)
         """Write the part of the file that follows the tensors."""
 
-    def abort(self) -> None:
+    def abort(self) -> None:  # noqa: B027 (a default)
         """Release the file after an error; its content no longer matters."""
 
 

@@ -42,14 +42,19 @@ def exhaustive(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Any]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The client of a Dask cluster of two worker processes on this machine; killed workers are started again."""
     distributed = pytest.importorskip("distributed", reason="dask.distributed is not installed")
     import dask
 
     with (
-        # Workers share what they import.
-        dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}),
+        # Workers share what they import, and leave nothing behind.
+        dask.config.set(
+            {
+                "distributed.worker.multiprocessing-method": "forkserver",
+                "temporary-directory": str(tmp_path_factory.mktemp("dask")),
+            }
+        ),
         distributed.LocalCluster(
             n_workers=2, threads_per_worker=1, processes=True, host="127.0.0.1", dashboard_address="127.0.0.1:0"
         ) as processes,
@@ -65,6 +70,15 @@ def driver() -> Iterator[Any]:
 
     with installed(HostDriver()) as ours:
         yield ours
+
+
+@pytest.fixture
+def cuda() -> Iterator[Any]:
+    """CUDA's functions replaced, under the real driver."""
+    from fake_cuda import Cuda
+
+    with Cuda().in_use() as fake:
+        yield fake
 
 
 @pytest.fixture

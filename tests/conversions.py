@@ -78,9 +78,9 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def quantized(x: Any, to: str, scale: str) -> gpucast.Quantized:
+def quantized(x: Any, to: str, scale: str, **keywords: Any) -> gpucast.Quantized:
     format = scaling.formats(dtype(to))[scale]
-    return gpucast.quantize(x, format, axis=0 if format.block == "axis" else -1)
+    return gpucast.quantize(x, format, axis=0 if format.block == "axis" else -1, **keywords)
 
 
 # ---- the command ----

@@ -91,15 +91,9 @@ class DelayedDriver(HostDriver):
         queue = self.queues[stream]
         while queue:
             first = queue[0]
-            if isinstance(first, _Event):
-                if not (first.reached or needed):
-                    return
-                while not first.reached:
-                    self._step(first.stream)
-                queue.popleft()
-            else:
-                queue.popleft()
-                first()
+            if isinstance(first, _Event) and not (first.reached or needed):
+                return
+            self._step(stream)
 
     def _step(self, stream: int) -> None:
         first = self.queues[stream][0]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from delayed_driver import DelayedDriver, Memory
+from foreign_arrays import Interface
 from gpucast import PackedArray
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import dtype
@@ -18,17 +19,6 @@ from gpucast.interop import dlpack
 _CUDA = 2
 #: The current streams of CuPy and torch, that of a library with `__cuda_array_interface__`, and of one with DLPack.
 CUPY, TORCH, INTERFACE, LENDER = 0, 777, 555, 900
-
-
-class Interface:
-    """An array with `__cuda_array_interface__` alone."""
-
-    def __init__(self, memory: Memory, x: np.ndarray) -> None:
-        self.memory = memory
-        self.__cuda_array_interface__ = {
-            "version": 3, "shape": x.shape, "typestr": x.dtype.str, "data": (memory.address, False), "strides": None,
-            "stream": INTERFACE,
-        }  # fmt: skip
 
 
 class Lender:
@@ -63,7 +53,9 @@ class Streams:
         if library == "cupy":
             return memory.array(x.shape, x.dtype)
         if library == "interface":
-            return Interface(memory, x)
+            lent = Interface(memory.bytes.view(x.dtype).reshape(x.shape), stream=INTERFACE)
+            lent.memory = memory  # type: ignore[attr-defined]
+            return lent
         if library == "lender":
             return Lender(self.driver, memory, x)
         import torch
@@ -89,7 +81,7 @@ class Streams:
         if hasattr(y, "data_ptr"):
             stream, address, nbytes = TORCH, y.data_ptr(), y.nbytes
         elif isinstance(y, Interface):
-            stream, address, nbytes = INTERFACE, y.memory.address, y.memory.bytes.nbytes
+            stream, address, nbytes = INTERFACE, y.memory.address, y.x.nbytes
         else:
             address, nbytes = y.data.ptr, y.nbytes
         found: list[bytes] = []

@@ -15,11 +15,13 @@ import numpy as np
 import gpucast
 from gpucast.codegen.device_functions import WIDTHS, held_as
 from gpucast.core.dtypes import DType
+from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.parity import host_build
+from gpucast.parity.cases import Case
 
 #: The random words of the functions that take some.
-RANDOM = {"seed": 7, "offset": 2**33 + 1}
+RANDOM = Random(seed=7, offset=2**33 + 1)
 
 
 def build(text: str, folder: Path, arch: int = 90) -> ctypes.CDLL:
@@ -33,21 +35,34 @@ def build(text: str, folder: Path, arch: int = 90) -> ctypes.CDLL:
     return ctypes.CDLL(str(library))
 
 
+def items_of(chosen: Iterable[Case]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Cases as `device_functions` takes them."""
+    kept = ({name: one for name, one in case.attributes if name not in Random._fields} for case in chosen)
+    return [(case.rule.src.name, case.rule.dst.name, more) for case, more in zip(chosen, kept, strict=True)]
+
+
 def loops(rules: Iterable[CastRule]) -> str:
-    """C functions ``run_NAME(x, y, n)`` that call the functions of rules, for each width."""
-    random = f", gpucast::Random{{{RANDOM['seed']}ull, {RANDOM['offset']}ull}}, i * "
+    """C functions ``run_NAME(x, y, n, words)`` that call the functions of rules, for each width. One value at random
+    has its word, several have those of a stream."""
+    random = f"gpucast::Random{{{RANDOM.seed}ull, {RANDOM.offset}ull}}"
     return "".join(
         f"""
 extern "C" void run_{rule.function}{end}(
-    const {held_as(rule.src, count)}* x, {held_as(rule.dst, count)}* y, long long n) {{
+    const {held_as(rule.src, count)}* x, {held_as(rule.dst, count)}* y, long long n, const unsigned int* words) {{
     for (long long i = 0; i < n; ++i) {{
-        y[i] = {rule.function}{end}(x[i]{f"{random}{count}" if rule.rounding == STOCHASTIC else ""});
+        y[i] = {rule.function}{end}(x[i]{_at_random(rule, count, random)});
     }}
 }}
 """
         for rule in rules
         for end, count in WIDTHS.items()
     )
+
+
+def _at_random(rule: CastRule, count: int, random: str) -> str:
+    if rule.rounding != STOCHASTIC:
+        return ""
+    return ", words[i]" if count == 1 else f", {random}, i * {count}"
 
 
 def word(dtype: DType, count: int) -> np.dtype[Any]:
@@ -77,19 +92,20 @@ def unpacked(words: np.ndarray, dtype: DType, count: int) -> np.ndarray:
     return np.stack(lanes, axis=1).reshape(-1)
 
 
-def run(library: ctypes.CDLL, rule: CastRule, codes: np.ndarray, end: str) -> np.ndarray:
-    """What a function makes of codes, a multiple of four."""
+def run(library: ctypes.CDLL, rule: CastRule, codes: np.ndarray, end: str, words: np.ndarray) -> np.ndarray:
+    """What a function makes of codes, a multiple of four where it takes several, and of their random words."""
     count = WIDTHS[end]
     # BOOL is held as a bool, which is 0 or 1.
     x = codes if rule.src.family == "bool" and count == 1 else packed(codes, rule.src, count)
     y = np.empty(codes.size if rule.dst.bits > 16 else codes.size // count, word(rule.dst, count))
     function: Any = library[f"run_{rule.function}{end}"]
-    function(ctypes.c_void_p(x.ctypes.data), ctypes.c_void_p(y.ctypes.data), ctypes.c_longlong(codes.size // count))
+    source, target, at_random = (ctypes.c_void_p(array.ctypes.data) for array in (x, y, words))
+    function(source, target, ctypes.c_longlong(codes.size // count), at_random)
     return unpacked(y, rule.dst, count)
 
 
 def wanted(rule: CastRule, codes: np.ndarray, attributes: dict[str, Any]) -> np.ndarray:
     """What the reference makes of codes."""
-    random = RANDOM if rule.rounding == STOCHASTIC else {}
+    random = RANDOM._asdict() if rule.rounding == STOCHASTIC else {}
     found = gpucast.reference.cast(codes.view(rule.src.numpy), rule.dst, **attributes, **random)
     return found.view(rule.dst.code_numpy)

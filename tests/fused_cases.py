@@ -8,18 +8,15 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import cupy
 import numpy as np
 
-import gpucast
-from gpucast import PackedArray
 from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule, Options
-from gpucast.gpu import driver as launch
-from host_driver import HostDriver, download, installed, upload
+from gpucast.reference import exact_cast
+from host_driver import HostDriver, installed
 
 #: Blocks of random words begin within vectors, and the sum with an index has 65 bits.
 RANDOM = Random(seed=0xFEDCBA9876543210, offset=2**64 - 3)
@@ -81,13 +78,26 @@ def in_use() -> Iterator[HostDriver]:
         yield driver
 
 
-def on_host(x: Any) -> np.ndarray:
-    """A copy, of a PackedArray unpacked; from a real GPU by a cast."""
-    if not isinstance(launch.driver(), HostDriver):
-        x = gpucast.cast(x, gpucast.dtype(x.dtype), device="cpu")
-        return x.get() if isinstance(x, PackedArray) else x
-    return PackedArray(download(x.data), x.dtype, x.shape).get() if isinstance(x, PackedArray) else download(x)
+def product(x: np.ndarray, scale: float) -> np.ndarray:
+    """As DOUBLE; one that is NaN has no payload, and that of infinity and 0 no sign."""
+    wide = exact_cast.cast(x, "DOUBLE")
+    with np.errstate(all="ignore"):
+        found = np.where(np.isnan(wide), np.copysign(np.nan, wide), wide * np.float64(scale))
+    return np.asarray(np.where(np.isinf(wide) & (scale == 0), np.nan, found))
 
 
-def to_device(x: np.ndarray) -> Any:
-    return upload(x) if isinstance(launch.driver(), HostDriver) else cupy.asarray(x)
+def oracle(x: np.ndarray, dst: DType, scale: float | None = None, **attributes: Any) -> np.ndarray:
+    """By the reference: the product as DOUBLE, rounded once more."""
+    x = np.ascontiguousarray(x).reshape(x.shape)
+    return exact_cast.cast(x if scale is None else product(x, scale), dst, **attributes)
+
+
+def largest(x: np.ndarray, src: DType) -> np.ndarray:
+    """That of the magnitudes as FLOAT, rounded once; NaN where there is one."""
+    if not src.is_float:
+        numbers = np.unique(x).astype(object if src.bits > 8 else np.int16)
+        return exact_cast.cast(np.array(max(map(abs, numbers), default=0), np.uint64), "FLOAT")
+    magnitudes = abs(exact_cast.cast(x, "DOUBLE"))
+    nan = np.array(dtype("FLOAT").nan_code, np.uint32).view(np.float32)
+    with np.errstate(over="ignore"):
+        return nan if np.isnan(magnitudes).any() else np.asarray(magnitudes.max(initial=0).astype(np.float32))

@@ -8,8 +8,14 @@ import functools
 import numpy as np
 
 from cast_conformance import generate
+from codes import every_code
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
+
+
+def every_or_hard(src: DType, dst: DType, most: int) -> np.ndarray:
+    """Every code of a source of 16 bits or fewer, else so many hard ones."""
+    return every_code(src) if src.bits <= 16 else hard_codes(src, dst, most)
 
 
 @functools.cache

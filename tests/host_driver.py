@@ -160,6 +160,31 @@ class HostDriver:
         return self.memory_of
 
 
+class Quiet(HostDriver):
+    """Notes the kernels that are loaded, and computes nothing."""
+
+    def __init__(self, arch: int = 90) -> None:
+        super().__init__(arch=arch)
+        self.sources: list[KernelSource | BatchSource] = []
+
+    def load(self, source: KernelSource | BatchSource) -> Any:
+        self.sources.append(source)
+        self.loaded.append((source.name, self.index))
+        return lambda *_: None
+
+    load_many = load
+
+
+def rehearsed(calls: Iterable[Callable[[], Any]], arch: int = 90) -> HostDriver:
+    """A driver with the kernels that some calls launch, which are built together; what the calls return is nothing."""
+    quiet, driver = Quiet(arch), HostDriver(arch=arch)
+    with installed(quiet):
+        for call in calls:
+            call()
+    driver.prepare(source for source in quiet.sources if isinstance(source, KernelSource))
+    return driver
+
+
 #: Where tests of the device path run: on the stand-in, and on a GPU where there is one.
 _PROBLEM = launch.unavailable()
 DEVICES = (

@@ -99,8 +99,11 @@ def check_strided(
     skip: int = 0,
     *,
     unpacked: bool = False,
+    room: int = 720,
+    offset: int = 0,
 ) -> None:
-    """Cast the array of codes `x` into a view that `target` takes of 720 elements; None for a packed destination.
+    """Cast the array of codes `x` into a view that `target` takes of `room` elements, which begin at that byte; None
+    for a packed destination.
 
     A packed source is the row-major stream of x, after `skip` other elements.
     """
@@ -111,7 +114,7 @@ def check_strided(
         held = to_bytes(np.concatenate([np.zeros(skip, np.uint8), x.reshape(-1)]), src)
         byte, bit = divmod(skip * src.bits, 8)
         address, src_strides = held.ctypes.data + byte, (0,) * x.ndim
-    space = GuardedBytes.of(np.full(dst.nbytes(x.size if target is None else 720), _GUARD, np.uint8), 0, 64)
+    space = GuardedBytes.of(np.full(dst.nbytes(x.size if target is None else room), _GUARD, np.uint8), offset, 64)
     out = space.data if target is None else target(space.data.view(dst.code_numpy))
     dst_strides = (0,) * x.ndim if target is None else out.strides
     dims = collapse(x.shape, src_strides, dst_strides).to_bytes()

@@ -47,8 +47,6 @@ class Modes(NamedTuple):
 DEFAULT = Modes()
 #: Those that PyTorch and XLA set, each rounding mode, and all at once.
 ALL = tuple(Modes(*one) for one in itertools.product((False, True), (False, True), ("nearest", "down", "up", "zero")))
-SOME = (Modes(True, True), Modes(False, True), Modes(True), *(Modes(False, False, r) for r in ("down", "up", "zero")))
-SOME += (Modes(True, True, "up"),)
 
 
 def _word() -> tuple[Any, int]:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import FORMATS, Format, find
+from gpucast.core.formats import FORMATS, Format, Parts, find
 from gpucast.reference import exact_quantize
+from host_driver import elements
 
 Array = npt.NDArray[Any]
 
@@ -27,6 +28,20 @@ ALL = FORMATS | {
 ALL |= {
     f"{name}_bfloat16": replace(ALL[name], name=f"{name}_bfloat16", scale=dtype("BFLOAT16"))
     for name in ("int4_32_full_range", "int8_axis", "uint4_zp_32", "float8e4m3fn_128x128", "float8e5m2_tensor")
+}
+
+#: And what the table does not have, of columns that go together all the same.
+ALL |= {
+    name: Format(name, dtype(element), dtype(scale), block, rule, False, has_global)
+    for name, element, scale, block, rule, has_global in (
+        ("integers with powers", "INT8", "FLOAT8E8M0", (32,), "floor", False),
+        ("integers with powers up", "INT4", "FLOAT8E8M0", (16,), "up", False),
+        ("integers with narrow scales", "INT8", "FLOAT8E4M3FN", (16,), "amax", False),
+        ("integers of two levels", "INT8", "FLOAT8E4M3FN", (16,), "amax", True),
+        ("floats of one level", "FLOAT4E2M1", "FLOAT8E4M3FN", (16,), "amax", False),
+        ("floats of two levels", "FLOAT6E3M2", "FLOAT8E4M3FN", "axis", "amax", True),
+        ("no NaN", "FLOAT6E2M3", "FLOAT", (2, 3), "amax", False),
+    )
 }
 
 #: Two blocks of 128 and more of the others, the last ones ragged.
@@ -88,6 +103,20 @@ def same(one: Array | None, other: Array | None) -> bool:
     if one is None or other is None:
         return one is other
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+
+
+def compare(q: Any, expected: Parts, what: object = "") -> None:
+    """What quantizing gave, wherever it is, has the bits of these parts."""
+    for part in ("scales", "zero_points", "global_scale", "data"):
+        one, other = getattr(expected, part), getattr(q, part)
+        other = other if other is None else elements(other)
+        if not same(one, other):
+            where = np.argwhere(np.atleast_1d(_codes(one) != _codes(other)))[:1].tolist()
+            raise AssertionError(f"{what}: {part} differs, first at {where}")
+
+
+def _codes(x: Array) -> Array:
+    return x.view(f"u{x.itemsize}")
 
 
 def beside_midpoints(format: Format, axis: int) -> tuple[Array, Array]:

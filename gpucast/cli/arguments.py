@@ -9,38 +9,62 @@ import argparse
 import contextlib
 import os
 import re
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, BinaryIO, TypeVar
 
 from gpucast.core import dtypes
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, DIRECTED, ROUND_MODES, ROUNDINGS, STOCHASTIC
 from gpucast.files.atomic import replacing
 
+T = TypeVar("T")
+#: All values are text.
+_TEXT: Mapping[str, Callable[[str], Any]] = {}
 
-def add_attributes(parser: Any, *, stochastic: bool = False) -> None:
-    """Add an option for each attribute to a parser, or to a group; with `stochastic`, also stochastic rounding."""
+
+def add_options(parser: Any, rows: str, kinds: Mapping[str, Callable[[str], Any]] = _TEXT) -> None:
+    """Add options to a parser, or to a group, from rows that read like its help.
+
+    A row is ``--flag  help``, ``--name VALUE  help`` or ``--name one|other  help``, where a value may be followed by
+    "..." (the option may be repeated), "+" (it takes several) or "= default". Further lines of a row are indented.
+    `kinds` says how the values of a name or of an option are read, such as "N"; others are text.
+    """
+    for row in re.findall(r"^--.*(?:\n +.*)*", rows, re.MULTILINE):
+        spec, _, help = row.partition("  ")
+        spec, _, default = spec.partition(" = ")
+        name, value, repeated = (*spec.split(" "), "", "")[:3]
+        more: dict[str, Any] = {"default": default} if default else {}
+        if not value:
+            more["action"] = "store_true"
+        elif "|" in value:
+            more["choices"] = value.split("|")
+        else:
+            more |= {"metavar": value, "type": kinds.get(name, kinds.get(value))}
+        if repeated:
+            more |= {"action": "append", "default": []}
+        if repeated == "+":
+            more |= {"action": "extend", "nargs": "+"}
+        parser.add_argument(name, help=" ".join(help.split()), **more)
+
+
+_ATTRIBUTES = f"""\
+--round-mode {"|".join(ROUND_MODES)} = up  rounding to FLOAT8E8M0 (default: %(default)s)
+--opset OPSET = {DEFAULT_OPSET}  follow the ONNX Cast of this opset (default: %(default)s)
+--rounding {"|".join((*ROUNDINGS, *DIRECTED, STOCHASTIC))}  integers: truncate (default) or nearest_even.
+    Floats: to nearest (default), toward_zero, upward, downward or odd; of 16 bits or fewer also stochastic
+--overflow saturate|wrap  out of range in integers (default: wrap) and wide floats
+"""
+
+
+def add_attributes(parser: Any) -> None:
+    """Add an option for each attribute of a cast to a parser, or to a group."""
     parser.add_argument(
         "--saturate",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="out of range in 8-bit floats: clamp (default), or give infinity or NaN",
     )
-    parser.add_argument(
-        "--round-mode", choices=ROUND_MODES, default="up", help="rounding to FLOAT8E8M0 (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--opset", type=int, default=DEFAULT_OPSET, help="follow the ONNX Cast of this opset (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--rounding",
-        choices=(*ROUNDINGS, *DIRECTED, *[STOCHASTIC] * stochastic),
-        help="integers: truncate (default) or nearest_even. Floats: to nearest (default), toward_zero, upward, "
-        "downward or odd" + "; of 16 bits or fewer also stochastic" * stochastic,
-    )
-    parser.add_argument(
-        "--overflow", choices=("saturate", "wrap"), help="out of range in integers (default: wrap) and wide floats"
-    )
+    add_options(parser, _ATTRIBUTES, {"OPSET": int})
 
 
 def attributes_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -48,12 +72,20 @@ def attributes_of(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ATTRIBUTES}
 
 
-def dtype(text: str) -> DType:
-    """The type that an option names."""
-    try:
-        return dtypes.dtype(int(text) if text.isdecimal() else text, caller="")
-    except TypeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def told(read: Callable[[str], T], more: str = "") -> Callable[[str], T]:
+    """A function that reads the value of an option and whose own errors, with `more` behind, tell what is wrong."""
+
+    def tell(text: str) -> T:
+        try:
+            return read(text)
+        except (TypeError, ValueError) as error:
+            raise argparse.ArgumentTypeError(f"{error}{more}") from None
+
+    return tell
+
+
+#: The type that an option names.
+dtype = told(lambda text: dtypes.dtype(int(text) if text.isdecimal() else text, caller=""))
 
 
 def numeric(text: str) -> DType:

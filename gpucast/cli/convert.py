@@ -40,6 +40,45 @@ _EXAMPLES = """examples:
     --style compressed-tensors
   gpucast convert model.onnx int8.onnx --to INT8 --scale per-channel"""
 
+_CHOICE = """\
+--include PATTERN ...  cast only the tensors with these names, whatever their type (wildcards; may be repeated)
+--exclude PATTERN ...  do not cast the tensors with these names (wildcards; may be repeated)
+--rule PATTERN=T ...  cast these tensors to another type, or keep them (PATTERN=keep); the first match counts
+    (may be repeated)
+"""
+_SCALES = f"""\
+--scale {"|".join(scaling.SCALES)}  which elements share a scale; none: a plain cast without scales
+--style STYLE  the loader that will read the result: it decides names, layout and config.json.
+    One of {", ".join(scale_styles.STYLES)} (default: {scale_styles.STYLES[0]}; required if there is a config.json).
+    Or a recipe (`gpucast recipes`), which decides the codes and scales, too, in the style of a loader that takes them
+--repack  convert only tensors that have scales already, and keep every number; refused where one would change
+"""
+_SCALE_RULE = """\
+how to find a scale from the largest magnitude of a block. mx: the power of two below (floor), above (up) or nearest
+(even). Symmetric integers: amax, full_range or no_clipping. Default: the rule of the style's own tool, else floor and
+amax"""
+_CHECKS = """\
+--report FILE  write the losses, errors and histograms of every tensor as a page (.html) or as JSON
+--allow-loss  write the result even if more than 1 %% of the values are lost
+"""
+_WORK = """\
+--device D  cast on this device: cpu, cuda or cuda:N
+--shard-size SIZE  write .safetensors files of at most this size, such as 5GB, with an index
+"""
+_WORKERS = """\
+--shard I/N  do share I (from 0) of N of the files; auto: take both from torchrun or Slurm; the last share writes OUT
+--scheduler ADDRESS  let the workers of a Dask cluster (tcp://HOST:8786) convert the files; all must see IN and OUT
+"""
+_EARLIER = """\
+--overwrite  replace OUT if it is a file that exists
+--restart  discard the unfinished work of an earlier run
+"""
+_PRINTED = """\
+--json  print the summary as JSON
+--no-progress  draw no progress bar
+--quiet  print nothing but errors
+"""
+
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
@@ -56,122 +95,38 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--to", metavar="T", required=True, type=arguments.dtype, help="destination type; see `gpucast dtypes`"
     )
-    _add_choice(parser.add_argument_group("which tensors", "By default all floating tensors; the others are copied."))
-    _add_scales(parser.add_argument_group("scales, for types of 8 bits or fewer"))
+    arguments.add_options(
+        parser.add_argument_group("which tensors", "By default all floating tensors; the others are copied."),
+        _CHOICE,
+        {"PATTERN=T": _rule},
+    )
+    scales = parser.add_argument_group("scales, for types of 8 bits or fewer")
+    arguments.add_options(
+        scales, _SCALES, {"STYLE": arguments.told(_style, f" Styles: {', '.join(scale_styles.STYLES)}")}
+    )
+    scales.add_argument("--scale-rule", metavar="RULE", choices=get_args(ScaleRule), help=_SCALE_RULE)
     values = parser.add_argument_group("how values are read, rounded and clamped")
     values.add_argument(
         "--from", metavar="T", dest="source", type=_codes, help="read raw elements and unsigned codes as this type"
     )
-    arguments.add_attributes(values, stochastic=True)
-    values.add_argument("--seed", metavar="N", type=_seed, help="for --rounding stochastic, from 0 to 2^64 - 1")
-    _add_checks(parser.add_argument_group("checks"))
-    _add_work(parser.add_argument_group("where and how the work is done"))
-    printed = parser.add_argument_group("what is printed")
-    printed.add_argument("--json", action="store_true", help="print the summary as JSON")
-    printed.add_argument("--no-progress", action="store_true", help="draw no progress bar")
-    printed.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    parser.set_defaults(run=run)
-
-
-def _add_choice(group: Any) -> None:
-    wildcards = "(wildcards; may be repeated)"
-    group.add_argument(
-        "--include",
-        metavar="PATTERN",
-        action="append",
-        default=[],
-        help=f"cast only the tensors with these names, whatever their type {wildcards}",
-    )
-    group.add_argument(
-        "--exclude",
-        metavar="PATTERN",
-        action="append",
-        default=[],
-        help=f"do not cast the tensors with these names {wildcards}",
-    )
-    group.add_argument(
-        "--rule",
-        metavar="PATTERN=T",
-        action="append",
-        default=[],
-        type=_rule,
-        help="cast these tensors to another type, or keep them (PATTERN=keep); the first match counts "
-        "(may be repeated)",
-    )
-
-
-def _add_scales(group: Any) -> None:
-    group.add_argument(
-        "--scale",
-        choices=scaling.SCALES,
-        help="which elements share a scale; none: a plain cast without scales",
-    )
-    group.add_argument(
-        "--style",
-        metavar="STYLE",
-        type=_style,
-        help="the loader that will read the result: it decides names, layout and config.json. One of "
-        f"{', '.join(scale_styles.STYLES)} (default: {scale_styles.STYLES[0]}; required if there is a config.json). Or "
-        "a recipe (`gpucast recipes`), which decides the codes and scales, too, in the style of a loader that takes "
-        "them",
-    )
-    group.add_argument(
-        "--repack",
-        action="store_true",
-        help="convert only tensors that have scales already, and keep every number; refused where one would change",
-    )
-    group.add_argument(
-        "--scale-rule",
-        metavar="RULE",
-        choices=get_args(ScaleRule),
-        help="how to find a scale from the largest magnitude of a block. "
-        "mx: the power of two below (floor), above (up) "
-        "or nearest (even). Symmetric integers: amax, full_range or no_clipping. Default: the rule of the style's own "
-        "tool, else floor and amax",
-    )
-
-
-def _add_checks(group: Any) -> None:
-    group.add_argument("--dry-run", action="store_true", help="write nothing; list the tensors and sizes")
-    group.add_argument(
+    arguments.add_attributes(values)
+    arguments.add_options(values, "--seed N  for --rounding stochastic, from 0 to 2^64 - 1", {"N": _seed})
+    checks = parser.add_argument_group("checks")
+    arguments.add_options(checks, "--dry-run  write nothing; list the tensors and sizes")
+    checks.add_argument(
         "--verify",
         nargs="?",
         choices=("sampled", "all"),
         const="sampled",
         help="read the result again and compare a sample of each tensor, or all, with the reference",
     )
-    group.add_argument(
-        "--report",
-        metavar="FILE",
-        help="write the losses, errors and histograms of every tensor as a page (.html) or as JSON",
-    )
-    group.add_argument(
-        "--allow-loss", action="store_true", help="write the result even if more than 1 %% of the values are lost"
-    )
-
-
-def _add_work(group: Any) -> None:
-    group.add_argument("--device", metavar="D", help="cast on this device: cpu, cuda or cuda:N")
-    group.add_argument(
-        "--shard-size",
-        metavar="SIZE",
-        type=arguments.size,
-        help="write .safetensors files of at most this size, such as 5GB, with an index",
-    )
-    others = group.add_mutually_exclusive_group()
-    others.add_argument(
-        "--shard",
-        metavar="I/N",
-        type=_share,
-        help="do share I (from 0) of N of the files; auto: take both from torchrun or Slurm; the last share writes OUT",
-    )
-    others.add_argument(
-        "--scheduler",
-        metavar="ADDRESS",
-        help="let the workers of a Dask cluster (tcp://HOST:8786) convert the files; all must see IN and OUT",
-    )
-    group.add_argument("--overwrite", action="store_true", help="replace OUT if it is a file that exists")
-    group.add_argument("--restart", action="store_true", help="discard the unfinished work of an earlier run")
+    arguments.add_options(checks, _CHECKS)
+    work = parser.add_argument_group("where and how the work is done")
+    arguments.add_options(work, _WORK, {"SIZE": arguments.size})
+    arguments.add_options(work.add_mutually_exclusive_group(), _WORKERS, {"I/N": arguments.told(outcome.parse)})
+    arguments.add_options(work, _EARLIER)
+    arguments.add_options(parser.add_argument_group("what is printed"), _PRINTED)
+    parser.set_defaults(run=run)
 
 
 def _codes(text: str) -> DType:
@@ -189,12 +144,7 @@ def _rule(text: str) -> SelectionRule:
 
 
 def _style(text: str) -> str:
-    if text in scale_styles.STYLES:
-        return text
-    try:
-        return recipes.find_recipe(text, "").name
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{error} Styles: {', '.join(scale_styles.STYLES)}") from None
+    return text if text in scale_styles.STYLES else recipes.find_recipe(text, "").name
 
 
 def _seed(text: str) -> int:
@@ -202,13 +152,6 @@ def _seed(text: str) -> int:
     if number >= 1 << 64:
         raise argparse.ArgumentTypeError(f"{text!r} is out of range; expected 0 to 2^64 - 1")
     return number
-
-
-def _share(text: str) -> outcome.Share:
-    try:
-        return outcome.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,6 +7,7 @@ from gpucast.casting.loss_counts import CastReport
 from gpucast.checkpoints import ConversionPlan, Outcome
 from gpucast.checkpoints.losses import counts
 from gpucast.checkpoints.reporting import outcome_json
+from gpucast.cli.dtypes import columns
 from gpucast.core.errors import printable
 
 #: At most this many names of tensors are printed for each reason.
@@ -105,15 +106,8 @@ def plan_table(plan: ConversionPlan) -> str:
     shown = [list(map(_shown, line[1:] if plan.single else line)) for line in lines]
     if plan.single:
         shown[-1][0] = f"total: {shown[-1][0]}"
-    numbers = len(shown[0]) - 2
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    text = []
-    for line in shown:
-        padded = enumerate(zip(line, widths, strict=True))
-        row = [f"{cell:>{width}}" if i >= numbers else f"{cell:<{width}}" for i, (cell, width) in padded]
-        text.append("  ".join(row).rstrip())
-    text += [f"({number}) {_shown(reason)}" for number, reason in enumerate(reasons, 1)]
-    return "\n".join(text)
+    notes = (f"({number}) {_shown(reason)}" for number, reason in enumerate(reasons, 1))
+    return "\n".join([columns(shown, numbers=2), *notes])
 
 
 def _count(number: int, what: str) -> str:

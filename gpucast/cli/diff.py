@@ -28,6 +28,14 @@ quantized, or with --original, the command also finds the recipe (`gpucast
 recipes`) of the quantized side: it tries all recipes on some rows. The exit
 code is 0 if all numbers are equal, and 1 if some differ."""
 
+_OPTIONS = """\
+--original C  the checkpoint that A and B were made from; finds the recipe of both
+--all  also list the tensors that are equal
+--html FILE  also write a page of tensors and channels, the worst first
+--json  print a JSON object
+--no-progress  draw no progress bar
+"""
+
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
@@ -38,13 +46,7 @@ def add(commands: Any) -> None:
     )
     parser.add_argument("a", metavar="A", help="a file, an *.index.json or a folder")
     parser.add_argument("b", metavar="B", help="another one, to compare with A")
-    parser.add_argument(
-        "--original", metavar="C", help="the checkpoint that A and B were made from; finds the recipe of both"
-    )
-    parser.add_argument("--all", action="store_true", help="also list the tensors that are equal")
-    parser.add_argument("--html", metavar="FILE", help="also write a page of tensors and channels, the worst first")
-    parser.add_argument("--json", action="store_true", help="print a JSON object")
-    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
+    arguments.add_options(parser, _OPTIONS)
     parser.set_defaults(run=run)
 
 

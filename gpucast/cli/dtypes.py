@@ -47,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows, indent=1))
     else:
-        cells = [[_text(row[key]) for key in _HEADINGS] for row in rows]
-        print(markdown(cells) if args.markdown else plain(cells))
+        lines = [list(_HEADINGS.values()), *([_text(row[key]) for key in _HEADINGS] for row in rows)]
+        print(markdown(lines) if args.markdown else columns(lines))
     return 0
 
 
@@ -94,23 +94,17 @@ def range_text(row: Mapping[str, Any]) -> str:
     return "" if row["min"] is None else f"{_text(row['min'])} to {_text(row['max'])}"
 
 
-def plain(cells: list[list[str]]) -> str:
-    """The table as aligned text."""
-    return columns([list(_HEADINGS.values()), *cells])
-
-
-def columns(lines: list[list[str]]) -> str:
-    """Lines of cells as aligned text."""
+def columns(lines: list[list[str]], numbers: int = 0) -> str:
+    """Lines of cells as aligned text; in the last columns, `numbers` of them, at the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    signs = "<" * (len(widths) - numbers) + ">" * numbers
+    row = "  ".join(f"{{:{sign}{width}}}" for sign, width in zip(signs, widths, strict=True))
+    return "\n".join(row.format(*line).rstrip() for line in lines)
 
 
-def markdown(cells: list[list[str]]) -> str:
-    """The table as Markdown."""
-    lines = [list(_HEADINGS.values()), ["---"] * len(_HEADINGS), *cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def markdown(lines: list[list[str]]) -> str:
+    """The table as Markdown; the first line has its headings."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], ["---"] * len(lines[0]), *lines[1:]))
 
 
 def _add_recipes(commands: Any) -> None:

@@ -14,25 +14,20 @@ from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.rule import Options, resolve
 
 _DESCRIPTION = "Show the kernel that casts SRC to DST. No GPU is needed when --arch is given."
-_FORMS = ("source", "ptx", "cubin", "sass")
+_OPTIONS = """\
+--emit source|ptx|cubin|sass = source  what to show (default: %(default)s)
+--arch ARCH  architecture, such as sm_90 (default: this machine's first GPU)
+--shape contiguous|strided = contiguous  memory layout of the arrays (default: %(default)s)
+--unpacked  the source is below one byte, and has one element per byte
+"""
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser("kernel", help="show the CUDA kernel of a cast", description=_DESCRIPTION)
     parser.add_argument("src", metavar="SRC", type=arguments.dtype, help="source type; see `gpucast dtypes`")
     parser.add_argument("dst", metavar="DST", type=arguments.dtype, help="destination type")
-    parser.add_argument("--emit", choices=_FORMS, default="source", help="what to show (default: %(default)s)")
-    parser.add_argument("--arch", help="architecture, such as sm_90 (default: this machine's first GPU)")
-    parser.add_argument(
-        "--shape",
-        choices=("contiguous", "strided"),
-        default="contiguous",
-        help="memory layout of the arrays (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--unpacked", action="store_true", help="the source is below one byte, and has one element per byte"
-    )
-    arguments.add_attributes(parser, stochastic=True)
+    arguments.add_options(parser, _OPTIONS)
+    arguments.add_attributes(parser)
     parser.add_argument("-o", "--output", metavar="FILE", help="write to FILE (default: standard output)")
     parser.set_defaults(run=run)
 

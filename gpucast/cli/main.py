@@ -27,9 +27,7 @@ from gpucast.core.version import __version__
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser (also of a command) whose errors show only the required arguments: the full usage of `convert` is a
-    dozen lines.
-    """
+    """A parser whose errors show only the required arguments: the usage of `convert` is a dozen lines."""
 
     def error(self, message: str) -> NoReturn:
         if misspelt := re.match(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)$", message, re.DOTALL):

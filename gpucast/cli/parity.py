@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,7 @@ from gpucast.cli.progress import progress_bar
 from gpucast.compile.cxx import CompilerMissing
 from gpucast.parity import compare
 from gpucast.parity.backends import CastBackend, backend
-from gpucast.parity.cases import Case, all_cases, all_pairs, shuffled
-from gpucast.parity.compare import CaseResult
+from gpucast.parity.cases import all_cases, all_pairs, shuffled
 from gpucast.parity.proof.certificate import proved_pairs
 from gpucast.parity.report import Mode, ParityReport, svg
 from gpucast.parity.sweep import sweep
@@ -33,6 +32,25 @@ The exit code is 1 if anything differs."""
 #: Per rule: the number of random codes of a wide source, and the share of the destination's midpoints that are tried.
 _SAMPLE, _ALL = (20_000, 1 / 16), (1_000_000, 1.0)
 
+_SCOPE = """\
+--full  try every rule of every pair
+--exhaustive  try all 2^32 codes of the 32-bit sources of the chosen pairs
+--seconds S  how long to try a sample (default: 10)
+"""
+_OPTIONS = f"""\
+--pair SRC:DST ...  try this pair in full (may be repeated)
+--defaults-only  try only the default attributes
+--backend gpu|kernels|host  what to compare: casts on the GPU, the GPU's kernels built as host code, or casts of host
+    arrays (default: gpu if there is one, else kernels)
+--random N  number of random codes of a wide source (default: {_ALL[0]:,}; in a sample {_SAMPLE[0]:,})
+--seed N = 0  seed of the sample and of random codes (default: 0)
+--threads N  number of threads (default: one per processor, at most 16)
+--json FILE  write the result of every pair
+--picture FILE  write the grid of pairs as SVG
+--proof FILE ...  mark the pairs of which this certificate of `gpucast prove` has proved every rule (may be repeated)
+--no-progress  draw no progress bar
+"""
+
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
@@ -40,52 +58,10 @@ def add(commands: Any) -> None:
         help="compare casts with the exact reference",
         description=_DESCRIPTION,
     )
-    scope = parser.add_mutually_exclusive_group()
-    scope.add_argument("--full", action="store_true", help="try every rule of every pair")
-    scope.add_argument(
-        "--exhaustive", action="store_true", help="try all 2^32 codes of the 32-bit sources of the chosen pairs"
+    arguments.add_options(parser.add_mutually_exclusive_group(), _SCOPE, {"S": arguments.positive})
+    arguments.add_options(
+        parser, _OPTIONS, {"SRC:DST": arguments.pair, "N": arguments.count, "--threads": arguments.at_least_one}
     )
-    scope.add_argument("--seconds", metavar="S", type=arguments.positive, help="how long to try a sample (default: 10)")
-    parser.add_argument(
-        "--pair",
-        metavar="SRC:DST",
-        type=arguments.pair,
-        action="append",
-        help="try this pair in full (may be repeated)",
-    )
-    parser.add_argument("--defaults-only", action="store_true", help="try only the default attributes")
-    parser.add_argument(
-        "--backend",
-        choices=("gpu", "kernels", "host"),
-        help="what to compare: casts on the GPU, the GPU's kernels built as host code, or casts of host arrays "
-        "(default: gpu if there is one, else kernels)",
-    )
-    parser.add_argument(
-        "--random",
-        metavar="N",
-        type=arguments.count,
-        help=f"number of random codes of a wide source (default: {_ALL[0]:,}; in a sample {_SAMPLE[0]:,})",
-    )
-    parser.add_argument(
-        "--seed",
-        metavar="N",
-        type=arguments.count,
-        default=0,
-        help="seed of the sample and of random codes (default: 0)",
-    )
-    parser.add_argument(
-        "--threads",
-        metavar="N",
-        type=arguments.at_least_one,
-        help="number of threads (default: one per processor, at most 16)",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result of every pair")
-    parser.add_argument("--picture", metavar="FILE", help="write the grid of pairs as SVG")
-    parser.add_argument(
-        "--proof", metavar="FILE", action="append", default=[],
-        help="mark the pairs of which this certificate of `gpucast prove` has proved every rule (may be repeated)",
-    )  # fmt: skip
-    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
     parser.set_defaults(run=run, wrong_usage=parser.error)
 
 
@@ -111,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    pairs = args.pair or []
+    pairs = args.pair
     if args.full and pairs:
         args.wrong_usage("--full tries every pair: leave out --pair")
     if args.seconds is not None and pairs:
@@ -137,12 +113,17 @@ def _compare(args: argparse.Namespace, chosen: CastBackend) -> ParityReport:
         cases = shuffled(cases, args.seed)
     random, share = _SAMPLE if sample else _ALL
     random = random if args.random is None else args.random
+    given: dict[str, Any] = {"threads": _workers(args), "seed": args.seed}
     begin = time.monotonic()
     if args.exhaustive:
-        what, outcomes = "every code", _exhaustive(args, chosen, cases)
+        what, total = "every code", sum(1 << case.rule.src.bits for case in cases)
+        with progress_bar(total, not args.no_progress, "codes") as advance:
+            outcomes = [sweep(chosen, case, advance=advance, **given) for case in cases]
     else:
         what = f"every code of types of 16 bits or fewer, hard values and {random:,} random ones of wider"
-        outcomes = _in_turn(args, chosen, cases, share, random, (args.seconds or 10.0) if sample else None)
+        given |= {"share": share, "random": random, "seconds": (args.seconds or 10.0) if sample else None}
+        with progress_bar(len(cases), not args.no_progress, "rules") as advance:
+            outcomes = compare.run(chosen, cases, on_result=lambda _: advance(1), **given)
     return ParityReport(
         backend=chosen.name,
         device=chosen.device,
@@ -154,27 +135,6 @@ def _compare(args: argparse.Namespace, chosen: CastBackend) -> ParityReport:
         planned=len(cases),
         outcomes=outcomes,
     )
-
-
-def _in_turn(
-    args: argparse.Namespace,
-    chosen: CastBackend,
-    cases: Sequence[Case],
-    share: float,
-    random: int,
-    seconds: float | None,
-) -> list[CaseResult]:
-    with progress_bar(len(cases), not args.no_progress, "rules") as advance:
-        return compare.run(
-            chosen, cases, seed=args.seed, share=share, random=random, threads=_workers(args), seconds=seconds,
-            on_result=lambda _: advance(1),
-        )  # fmt: skip
-
-
-def _exhaustive(args: argparse.Namespace, chosen: CastBackend, cases: Sequence[Case]) -> list[CaseResult]:
-    total = sum(1 << case.rule.src.bits for case in cases)
-    with progress_bar(total, not args.no_progress, "codes") as advance:
-        return [sweep(chosen, case, threads=_workers(args), advance=advance, seed=args.seed) for case in cases]
 
 
 def _workers(args: argparse.Namespace) -> int:

@@ -8,7 +8,6 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,32 @@ from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import compiler
 from gpucast.core.formats import find
-from gpucast.parity.cases import Case, all_cases, all_pairs, shuffled
+from gpucast.parity.cases import all_cases, all_pairs, shuffled
 from gpucast.parity.proof import block_codes, certificate, solvers
 from gpucast.parity.proof.certificate import Proof
 
 _DESCRIPTION = """\
 Prove that the kernels of pairs cast every input as specified: the PTX that NVRTC makes is executed on unknown inputs,
-and compared with a specification. Sources of 16 bits or fewer are proved by exhaustion, wider ones by SMT solvers
+and compared with a specification. Sources of 16 bits or fewer are proved by exhaustion, wider ones by an SMT solver
 (pip install 'gpucast[proof]'). Needs no GPU. The exit code is 1 where anything is not proved."""
 
 #: How many seconds of work may be lost.
 _WRITTEN_EVERY = 10
+
+_OPTIONS = f"""\
+--arch ARCH = sm_90  the GPU architecture (default: %(default)s)
+--rule default|all = default  prove the default attributes of a pair, or all (default: %(default)s)
+--share 1/N = 1/1  prove a seeded share of the rules
+--paths {"|".join(certificate.PATHS)} = full  full: a thread in the middle of an array; edges: ends of arrays and
+    alignments; layouts: strided and transposed arrays; scaled: casts with a scale; many: many arrays in one launch
+    (default: %(default)s)
+--format NAME ...  prove the kernel that quantizes to this format, such as mxfp4, in place of casts (may be repeated)
+--source TYPE = BFLOAT16  the type that --format quantizes from (default: %(default)s)
+--known FILE ...  do not prove again what this certificate proves (may be repeated)
+--mutants N = 0  test the proof: change an instruction in the kernels of N rules, and count the changes that it finds
+--json FILE  write a certificate as the proof goes on; a second run continues from it
+--no-progress  draw no progress bar
+"""
 
 
 def add(commands: Any) -> None:
@@ -38,74 +52,36 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "pairs", metavar="SRC:DST", type=arguments.pair, nargs="*", help="pairs of types to prove (default: all)"
     )
-    parser.add_argument("--arch", default="sm_90", help="the GPU architecture (default: %(default)s)")
-    parser.add_argument(
-        "--rule", choices=("default", "all"), default="default",
-        help="prove the default attributes of a pair, or all (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument("--share", metavar="1/N", type=_share, default=1, help="prove a seeded share of the rules")
-    parser.add_argument(
-        "--solver", choices=solvers.SOLVERS, action="append", help="may be repeated: all must agree (default: bitwuzla)"
-    )
-    parser.add_argument(
-        "--paths", choices=certificate.PATHS, default="full",
-        help="full: a thread in the middle of an array; edges: ends of arrays and alignments; layouts: strided and "
-        "transposed arrays; scaled: casts with a scale; many: many arrays in one launch (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--format", metavar="NAME", action="append", default=[],
-        help="prove the kernel that quantizes to this format, such as mxfp4, in place of casts (may be repeated)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--source", metavar="TYPE", type=arguments.dtype, default="BFLOAT16",
-        help="the type that --format quantizes from (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--known", metavar="FILE", action="append", default=[],
-        help="do not prove again what this certificate proves (may be repeated)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--second", metavar="1/N", type=_share, help="prove a seeded share of the rules by every solver"
-    )
-    parser.add_argument(
-        "--mutants", metavar="N", type=arguments.count, default=0,
-        help="test the proof: change an instruction in the kernels of N rules, and count the changes that it finds",
-    )  # fmt: skip
-    parser.add_argument(
-        "--json", metavar="FILE", help="write a certificate as the proof goes on; a second run continues from it",
-    )  # fmt: skip
-    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
+    kinds = {"1/N": _share, "TYPE": arguments.dtype, "N": arguments.count}
+    arguments.add_options(parser, _OPTIONS, kinds)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    asked = args.solver or ["bitwuzla"]
-    missing = [name for name in (asked if args.second is None else solvers.SOLVERS) if name not in solvers.versions()]
-    if missing:
-        raise ValueError(f"prove: {' and '.join(missing)} not installed; pip install 'gpucast[proof]'")
+    if not solvers.version():
+        raise ValueError(f"prove: {solvers.SOLVER} not installed; pip install 'gpucast[proof]'")
     arch = compiler.compiler().parse(args.arch)
     if args.format:
-        return _formats(args, arch, asked)
+        return _formats(args, arch)
     before = certificate.opened(args.json, arch, args.paths)
     others = [json.loads(Path(path).read_text(encoding="utf-8")) for path in args.known]
     known = certificate.proved([before, *others], args.paths)
     cases = all_cases(list(dict.fromkeys(args.pairs)) or all_pairs(), args.rule == "default")
-    order = _first(shuffled(cases, seed=0), args.share)
-    second = () if args.second is None else set(_first(order, args.second))
+    order = shuffled(cases, seed=0)
+    order = order[: -(-len(order) // args.share)]
     chosen, proofs, mutants = set(order), list[Proof](), Counter[str]()
 
     def write() -> None:
         with arguments.created(args.json) as file:
             if file is not None:
-                file.write(certificate.text(certificate.certificate(before, proofs, mutants)).encode())
+                made = certificate.certificate(before, [proof.as_json() for proof in proofs], mutants)
+                file.write(certificate.text(made).encode())
 
     write()
     written = time.monotonic()
     try:
         with progress_bar(len(order), not args.no_progress, "rules") as advance:
-            for proof in certificate.prove(
-                [case for case in cases if case in chosen], arch, asked, args.paths, known, second
-            ):
+            for proof in certificate.prove([case for case in cases if case in chosen], arch, args.paths, known):
                 proofs.append(proof)
                 advance(1)
                 if args.pairs or not proof.verdict.proved:
@@ -114,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
                     write()
                     written = time.monotonic()
         if args.mutants:
-            mutants = certificate.mutants(order[: args.mutants], arch, asked)
+            mutants = certificate.mutants(order[: args.mutants], arch)
             print(", ".join(f"{count} mutants {name}" for name, count in mutants.items()))
     finally:
         write()
@@ -125,21 +101,17 @@ def run(args: argparse.Namespace) -> int:
     return int(failed > 0)
 
 
-def _formats(args: argparse.Namespace, arch: str, asked: Sequence[str]) -> int:
+def _formats(args: argparse.Namespace, arch: str) -> int:
     """Prove kernels that quantize; a proof that a certificate has is done again, and others stay in it."""
     before = certificate.opened(args.json, arch, "blocks")
     proofs = []
     for name in args.format:
-        proofs.append(block_codes.prove(find(name, "prove"), args.source, arch, asked))
+        proofs.append(block_codes.prove(find(name, "prove"), args.source, arch))
         print("{format} from {src}, {scales} scales: {verdict}".format(**proofs[-1]), flush=True)
         with arguments.created(args.json) as file:
             if file is not None:
-                file.write(certificate.text(block_codes.certificate(before, proofs)).encode())
+                file.write(certificate.text(certificate.certificate(before, proofs)).encode())
     return int(any(proof["verdict"] != "proved" for proof in proofs))
-
-
-def _first(order: Sequence[Case], share: int) -> Sequence[Case]:
-    return order[: -(-len(order) // share)]
 
 
 def _share(text: str) -> int:

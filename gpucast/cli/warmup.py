@@ -22,6 +22,25 @@ _DESCRIPTION = """\
 Compile kernels into the cache (GPUCAST_CACHE_DIR), so that no cast waits for the compiler later. With --arch no GPU is
 needed."""
 
+_KERNELS = """\
+--scale  only casts with scale=
+--amax  only casts with amax=
+--fused  also casts with scale=, with amax=, with both, and with stochastic rounding
+--many  also gpucast.cast_many, for trees of arrays of one type
+--mixed  gpucast.mixed: loss scales for FLOAT, FLOAT16 and BFLOAT16, and select_tree; without --pair and --types
+    no casts
+--grouped  also cast_grouped and quantize_grouped
+--transposed  also casts of transposed arrays
+--quantize FORMAT +  quantize and dequantize for formats such as mxfp8e4m3 nvfp4; without --pair and --types no casts
+--row-scaled  of --quantize also formats with a global scale for each row
+--hadamard N +  Hadamard transforms of these lengths, alone and before --quantize
+"""
+_WORK = f"""\
+--jobs N = {os.cpu_count() or 1}  number of processes (default: one per CPU)
+--no-progress  draw no progress bar
+--quiet  print nothing but errors
+"""
+
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
@@ -29,66 +48,18 @@ def add(commands: Any) -> None:
         help="compile kernels ahead of time",
         description=_DESCRIPTION,
     )
+    kinds = {"SRC:DST": arguments.pair, "N": arguments.at_least_one}
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--pair",
-        metavar="SRC:DST",
-        action="append",
-        type=arguments.pair,
-        help="compile casts from SRC to DST (may be repeated; default: all pairs)",
+    arguments.add_options(
+        which, "--pair SRC:DST ...  compile casts from SRC to DST (may be repeated; default: all pairs)", kinds
     )
     which.add_argument(
         "--types", metavar="T", nargs="+", type=arguments.numeric, help="compile all casts between these types"
     )
-    parser.add_argument(
-        "--arch", nargs="+", action="extend", help="architectures, such as sm_80 sm_90 (default: this machine's GPUs)"
-    )
-    arguments.add_attributes(parser, stochastic=True)
-    parser.add_argument("--scale", action="store_true", help="only casts with scale=")
-    parser.add_argument("--amax", action="store_true", help="only casts with amax=")
-    parser.add_argument(
-        "--fused",
-        action="store_true",
-        help="also casts with scale=, with amax=, with both, and with stochastic rounding",
-    )
-    parser.add_argument("--many", action="store_true", help="also gpucast.cast_many, for trees of arrays of one type")
-    parser.add_argument(
-        "--mixed",
-        action="store_true",
-        help="gpucast.mixed: loss scales for FLOAT, FLOAT16 and BFLOAT16, and select_tree; without --pair and --types "
-        "no casts",
-    )
-    parser.add_argument("--grouped", action="store_true", help="also cast_grouped and quantize_grouped")
-    parser.add_argument("--transposed", action="store_true", help="also casts of transposed arrays")
-    parser.add_argument(
-        "--quantize",
-        metavar="FORMAT",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="quantize and dequantize for formats such as mxfp8e4m3 nvfp4; without --pair and --types no casts",
-    )
-    parser.add_argument(
-        "--row-scaled", action="store_true", help="of --quantize also formats with a global scale for each row"
-    )
-    parser.add_argument(
-        "--hadamard",
-        metavar="N",
-        nargs="+",
-        action="extend",
-        type=int,
-        default=[],
-        help="Hadamard transforms of these lengths, alone and before --quantize",
-    )
-    parser.add_argument(
-        "--jobs",
-        metavar="N",
-        type=arguments.at_least_one,
-        default=os.cpu_count() or 1,
-        help="number of processes (default: one per CPU)",
-    )
-    parser.add_argument("--no-progress", action="store_true", help="draw no progress bar")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    arguments.add_options(parser, "--arch ARCH +  architectures, such as sm_80 sm_90 (default: this machine's GPUs)")
+    arguments.add_attributes(parser)
+    arguments.add_options(parser, _KERNELS, {"N": int})
+    arguments.add_options(parser, _WORK, kinds)
     parser.set_defaults(run=run)
 
 
@@ -99,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("GPUCAST_CACHE_SIZE=0 keeps nothing on disk; unset it to compile ahead of time")
     pairs = args.pair or (itertools.product(args.types, repeat=2) if args.types else None)
     flags = {name: getattr(args, name) for name in WarmupRequest.__dataclass_fields__ if hasattr(args, name)}
-    work = tasks(WarmupRequest(pairs, **flags, attributes=arguments.attributes_of(args)), args.arch)
+    work = tasks(WarmupRequest(pairs, **flags, attributes=arguments.attributes_of(args)), args.arch or None)
     # Forked children would inherit the state of libraries that are not safe to fork.
     jobs = min(args.jobs, len(work))
     executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)

@@ -34,10 +34,7 @@ _TILE = 4
 
 
 class FusedOps(NamedTuple):
-    """The operations fused with a cast: multiply by a scale, update an amax, check that the source is finite.
-
-    Stochastic rounding is part of the rule instead.
-    """
+    """What is fused with a cast: a scale, an amax, a check for finite sources. Random rounding is part of the rule."""
 
     scaling: Scaling = "none"
     amax: bool = False

@@ -172,8 +172,7 @@ def _finished(
     functions: Iterable[str],
     rules: str | None = None,
 ) -> HostUnit:
-    """A unit of loops with further lines after them. `rules` is the text before the loops; None means the rules of all
-    casts."""
+    """A unit of loops with further lines after them. `rules`: the text before the loops, by default of all casts."""
     functions = tuple(functions)
     entries = "".join(f"    GPUCAST_ENTRY({function})\n" for function in functions)
     table = (

@@ -112,8 +112,6 @@ class Cache:
     def __init__(self, folder: str, limit: int = LIMIT, *, also: str = "") -> None:
         self.folder, self.also = folder, also
         self.limit = limit
-        #: The access modes of folders and of files.
-        self._modes = 0o755, 0o644
         #: Why the last entry could not be kept on disk, or "".
         self.problem = ""
         self._memory: dict[str, bytes] = {}
@@ -138,20 +136,13 @@ class Cache:
         if self.limit <= 0:
             return
         try:
-            folder = Folder(self.folder, self._modes[0])
-            folder.write(key + _SUFFIX, value + _checksum(key, value), self._modes[1])
+            folder = Folder(self.folder, 0o755)
+            folder.write(key + _SUFFIX, value + _checksum(key, value), 0o644)
             self._make_room(folder, key + _SUFFIX, len(value))
         except OSError as error:
             self.problem = f"{self.folder}: {error.strerror or error}"
         else:
             self.problem = ""
-
-    def is_writable(self) -> bool:
-        """Whether entries can be written to the folder, which is created to find out."""
-        try:
-            return Folder(self.folder, self._modes[0]).is_writable()
-        except OSError:
-            return False
 
     def usage(self) -> tuple[int, int]:
         """The number of entries in the folder, and their bytes."""

@@ -96,10 +96,6 @@ class Folder:
                         found[entry.name] = entry.stat(follow_symlinks=False)
         return found
 
-    def is_writable(self) -> bool:
-        """Whether the system lets this user put files there."""
-        return os.access(self.path, os.W_OK | os.X_OK)
-
     def _where(self, name: str) -> str:
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise ValueError(f"{name!r} is not the name of a file in a folder")

@@ -357,6 +357,9 @@ class DlpackAdapter(ArrayAdapter):
     """
 
     settles = True
+    take = staticmethod(take)
+    lent = staticmethod(lent)
+    give_back = staticmethod(give_back)
 
     def accepts(self, x: Any) -> bool:
         """Whether it is on a device, or NumPy cannot take it, or its library can take the result back."""
@@ -365,15 +368,6 @@ class DlpackAdapter(ArrayAdapter):
         except Exception:
             return not hasattr(x, "__array__")
         return kind not in _ON_HOST or not hasattr(x, "__array__") or _from_dlpack_of(x) is not None
-
-    def take(self, x: Any, caller: str, writing: bool = False) -> Any:
-        return take(x, caller, writing)
-
-    def lent(self, x: Any) -> Lent | None:
-        return lent(x)
-
-    def give_back(self, y: Any, like: Any, caller: str) -> Any:
-        return give_back(y, like, caller)
 
     def export(self, x: Any, library: str | None = None) -> Export:
         return Export(x, library)

@@ -104,9 +104,7 @@ class JaxAdapter(ArrayAdapter):
     """JAX arrays."""
 
     settles = True
-
-    def take(self, x: Any, caller: str, writing: bool = False) -> Any:
-        return take(x, caller, writing)
+    take = staticmethod(take)
 
     def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
         return self.cast_layer(cast, x, to, options, None)

@@ -14,7 +14,7 @@ Sources: the Cast and CastLike schemas, ``onnx.reference.op_run``, ``onnx.backen
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +32,8 @@ try:
     from onnx.backend.base import Backend as OnnxBackend
     from onnx.backend.base import BackendRep as OnnxBackendRep
     from onnx.reference import ReferenceEvaluator
-    from onnx.reference.op_run import OpRun
 
-    from gpucast.interop.onnx_operators import Cast, CastLike, fold_casts
+    from gpucast.interop.onnx_operators import Cast, CastLike, Evaluator, fold_casts, graph_of
 except ImportError as error:
     raise ImportError(
         f"gpucast.interop.onnx needs the onnx package ({error}): pip install onnx, or pip install 'gpucast[onnx]'"
@@ -43,21 +42,12 @@ except ImportError as error:
 __all__ = ["Backend", "BackendRep", "Cast", "CastLike", "fold_casts"]
 
 
-class _Evaluator(ReferenceEvaluator):
-    """onnx's evaluator with our operators. It evaluates subgraphs and functions with instances of its own class."""
-
-    operators: ClassVar[tuple[type[Cast] | type[CastLike], ...]] = (Cast, CastLike)
-
-    def __init__(self, proto: Any, *, new_ops: Sequence[type[OpRun]] | None = None, **rest: Any) -> None:
-        super().__init__(proto, new_ops=[*self.operators, *(new_ops or ())], **rest)
-
-
-def _evaluator(device: str) -> type[_Evaluator]:
+def _evaluator(device: str) -> type[Evaluator]:
     """The evaluator that casts on a device of onnx's spelling ("CPU", "CUDA", "CUDA:1")."""
     if device == "CPU":
-        return _Evaluator
-    placed = tuple(type(cls.__name__, (cls,), {"device": device.lower()}) for cls in _Evaluator.operators)
-    return type(_Evaluator.__name__, (_Evaluator,), {"operators": placed})
+        return Evaluator
+    placed = tuple(type(cls.__name__, (cls,), {"device": device.lower()}) for cls in Evaluator.operators)
+    return type(Evaluator.__name__, (Evaluator,), {"operators": placed})
 
 
 class BackendRep(OnnxBackendRep):
@@ -150,16 +140,7 @@ class Backend(OnnxBackend):
             names = printable(", ".join(node.input))
             raise ValueError(f"run_node: got {len(inputs)} inputs; the node takes {len(node.input)}: {names}")
         values = {name: np.asarray(value) for name, value in zip(node.input, inputs, strict=True) if name}
-        graph = onnx.helper.make_graph(
-            [node],
-            "run_node",
-            [
-                onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
-                for name, value in values.items()
-            ],
-            [onnx.ValueInfoProto(name=name) for name in node.output if name],
-        )
-        return tuple(_evaluator(device)(graph, opsets={"": opset}).run(None, values))
+        return tuple(_evaluator(device)(graph_of(node, values), opsets={"": opset}).run(None, values))
 
     @classmethod
     def supports_device(cls, device: str) -> bool:

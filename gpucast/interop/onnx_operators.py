@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -113,6 +113,21 @@ class CastLike(_Operator):
     def _run(self, x: Any, like: Any, saturate: Any = None, round_mode: Any = None) -> tuple[Array]:
         keywords = self._keywords(saturate, round_mode, _dtype_of(x, "CastLike"), _dtype_of(like, "CastLike"))
         return (_on_host(casting.cast_like(x, like, **keywords)),)
+
+
+class Evaluator(ReferenceEvaluator):
+    """onnx's evaluator with our operators. It evaluates subgraphs and functions with instances of its own class."""
+
+    operators: ClassVar[tuple[type[Cast] | type[CastLike], ...]] = (Cast, CastLike)
+
+    def __init__(self, proto: Any, *, new_ops: Sequence[type[OpRun]] | None = None, **rest: Any) -> None:
+        super().__init__(proto, new_ops=[*self.operators, *(new_ops or ())], **rest)
+
+
+def graph_of(node: onnx.NodeProto, values: Iterable[str]) -> onnx.GraphProto:
+    """A graph of one node, whose inputs have values of these names."""
+    inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names if name] for names in (values, node.output))
+    return helper.make_graph([node], "node", inputs, outputs)
 
 
 def _dtype_of(x: Any, caller: str) -> DType:
@@ -231,14 +246,11 @@ class _Folding:
         return self._run(found, {}) if isinstance(found, onnx.NodeProto) else found
 
     def _run(self, node: onnx.NodeProto, values: dict[str, Any]) -> Any:
-        """The output of one node, computed by onnx's evaluator with our operators."""
+        """The output of one node."""
         plain = onnx.NodeProto()
         plain.CopyFrom(node)
         plain.domain = ""
-        inputs, outputs = ([onnx.ValueInfoProto(name=name) for name in names] for names in (values, node.output))
-        graph = helper.make_graph([plain], "fold_casts", inputs, outputs)
-        evaluator = ReferenceEvaluator(graph, opsets={"": self._opset}, new_ops=[Cast, CastLike])
-        (result,) = evaluator.run(None, values)
+        (result,) = Evaluator(graph_of(plain, values), opsets={"": self._opset}).run(None, values)
         return result
 
 

@@ -129,10 +129,7 @@ BACKENDS: dict[str, Callable[[], CastBackend]] = {"gpu": GpuBackend, "kernels": 
 
 
 def backend(name: str | None) -> CastBackend:
-    """The backend of a name; None means the GPU if there is one, else the host build of its kernels.
-
-    DeviceUnavailable or `gpucast.compile.cxx.CompilerMissing`, with the remedy, if it cannot run.
-    """
+    """The backend of a name (None: "gpu", else "kernels"). DeviceUnavailable or CompilerMissing if it cannot run."""
     if name is None:
         name = "gpu" if device.unavailable() is None else "kernels"
     return BACKENDS[name]()

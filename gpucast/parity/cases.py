@@ -83,8 +83,7 @@ def _cases(src: DType, dst: DType, opsets: tuple[int, ...]) -> tuple[Case, ...]:
 
 
 def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
-    """The cases of a pair with stochastic rounding, all with the same seed and offset; none if the pair has no such
-    rule."""
+    """The cases of a pair with stochastic rounding, if it has any, all with the same seed and offset."""
     if not has_stochastic(dst) or src is dst:
         return []
     asked = (("rounding", STOCHASTIC), *RANDOM._asdict().items())

@@ -169,10 +169,7 @@ def build(
 
 
 def build_batch(source: BatchSource) -> Callable[[int, np.ndarray[Any, Any]], None]:
-    """A batch kernel, not optimized, as a function of the number of blocks and a record of its table.
-
-    Errors as for `build`.
-    """
+    """A batch kernel, not optimized, as a function of the number of blocks and a record of its table; see `build`."""
     launcher = _LAUNCH.format(
         name=source.name, threads=source.threads, parameters=f"const {source.more}* more", arguments="*more"
     )

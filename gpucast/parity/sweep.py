@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,6 +27,8 @@ _CHUNK = 1 << 18
 _PROBES = 100_000
 #: The reference is asked on both sides of every multiple of this where results go up by equal steps.
 _ASKED = 1 << 12
+#: The destination codes of so many source codes from the first one on.
+Codes = Callable[[int, int], Array]
 
 
 def sweep(
@@ -37,12 +38,10 @@ def sweep(
     threads: int,
     advance: Callable[[int], object] = lambda codes: None,
     seed: int = 0,
-    differs_at: Callable[[Mismatch], object] = lambda mismatch: None,
 ) -> CaseResult:
     """Compare every code of a source of 32 bits or fewer, for one rule.
 
-    `advance` is called with the number of codes done since its last call, `differs_at` at once with the first mismatch
-    of each chunk that has one.
+    `advance` is called with the number of codes done since its last call.
     """
     rule, count = case.rule, 1 << case.rule.src.bits
     wanted = intervals(rule, seed) if piecewise_constant(rule) else stairs(rule, seed) if has_stairs(rule) else None
@@ -60,13 +59,11 @@ def sweep(
                 break
             codes = np.arange(start, min(start + _CHUNK, count), dtype=rule.src.code_numpy)
             got = cast(case, codes)
-            right = _by_block(rule, codes, case.random) if wanted is None else wanted.codes(start, codes.size)
+            right = _by_block(rule, codes, case.random) if wanted is None else wanted(start, codes.size)
             differs = got != right
             if differs.any():
                 wrong += int(np.count_nonzero(differs))
                 found.append(mismatch(case, codes, got, int(differs.argmax()), start))
-                with lock:
-                    differs_at(found[-1])
             with lock:
                 advance(codes.size)
         return wrong, found
@@ -77,28 +74,13 @@ def sweep(
 
 
 def piecewise_constant(rule: CastRule) -> bool:
-    """True if few intervals cover all codes of the source: a narrow destination, no wrapping and no stochastic
-    rounding."""
+    """True if few intervals cover all codes of the source: neither wrapping nor random, to a narrow destination."""
     wraps = rule.dst.family == "int" and rule.overflow == "wrap"
     return rule.dst.bits <= 16 and not wraps and rule.rounding != STOCHASTIC and rule.src is not rule.dst
 
 
-@dataclass(frozen=True)
-class Intervals:
-    """Intervals of source codes: where each begins, then the end of the last, and the destination code of each."""
-
-    starts: Array
-    values: Array
-
-    def codes(self, start: int, count: int) -> Array:
-        """The destination codes of the source codes ``start .. start + count - 1``."""
-        first, last = np.searchsorted(self.starts, [start, start + count - 1], side="right") - 1
-        edges = self.starts[first : last + 2].clip(start, start + count)
-        return np.repeat(self.values[first : last + 1], np.diff(edges))
-
-
-def intervals(rule: CastRule, seed: int = 0) -> Intervals:
-    """The intervals of a rule, by bisection within the source's binades.
+def intervals(rule: CastRule, seed: int = 0) -> Codes:
+    """The codes of a rule by intervals that have one result each, found by bisection within the source's binades.
 
     RuntimeError where the reference contradicts them at one of many random codes.
     """
@@ -126,7 +108,14 @@ def intervals(rule: CastRule, seed: int = 0) -> Intervals:
     claimed = values[np.searchsorted(starts, probes, side="right") - 1]
     if not np.array_equal(claimed, _by_block(rule, probes)):
         raise RuntimeError(f"parity: the reference is not constant between the ends of an interval: {rule}")
-    return Intervals(np.append(starts, count), values)
+    starts = np.append(starts, count)
+
+    def codes(start: int, count: int) -> Array:
+        first, last = np.searchsorted(starts, [start, start + count - 1], side="right") - 1
+        edges = starts[first : last + 2].clip(start, start + count)
+        return np.repeat(values[first : last + 1], np.diff(edges))
+
+    return codes
 
 
 def has_stairs(rule: CastRule) -> bool:
@@ -135,34 +124,11 @@ def has_stairs(rule: CastRule) -> bool:
     return rule.src.bits in (16, 32) and rule.src is not rule.dst and (truncates or rule.dst.name == "DOUBLE")
 
 
-@dataclass(frozen=True)
-class Stairs:
-    """Ranges of source codes: where each begins, then the end of the last; its first result, the step by which results
-    go up, and the binary logarithm of the number of codes on which each step stays. Results have only `mask`'s bits."""
+def stairs(rule: CastRule, seed: int = 0) -> Codes:
+    """The codes of a rule by ranges in which results go up by a step, each of which stays on 2^shift codes.
 
-    starts: Array
-    values: Array
-    steps: Array
-    shifts: Array
-    mask: int
-
-    def codes(self, start: int, count: int) -> Array:
-        """The destination codes of the source codes ``start .. start + count - 1``."""
-        first, last = np.searchsorted(self.starts, [start, start + count - 1], side="right") - 1
-        return np.concatenate([self._of_range(i, start, start + count) for i in range(first, last + 1)])
-
-    def _of_range(self, i: int, start: int, stop: int) -> Array:
-        begin, end = (int(edge) for edge in self.starts[i : i + 2])
-        climbed = np.arange(max(start, begin) - begin, min(stop, end) - begin, dtype=np.uint32) >> self.shifts[i]
-        results: Array = climbed.astype(self.values.dtype)
-        results *= self.steps[i]
-        results += self.values[i]
-        results &= self.values.dtype.type(self.mask)
-        return results
-
-
-def stairs(rule: CastRule, seed: int = 0) -> Stairs:
-    """The stairs of a rule. RuntimeError where the reference contradicts them at one of many codes."""
+    RuntimeError where the reference contradicts them at one of many codes.
+    """
     src, count = rule.src, 1 << rule.src.bits
     powers = 1 << np.arange(src.bits, dtype=np.int64)
     if src.is_float:
@@ -180,15 +146,30 @@ def stairs(rule: CastRule, seed: int = 0) -> Stairs:
         inside = np.flatnonzero((steps == 0) & (starts + (1 << shift) < ends))
         steps[inside] = _by_block(rule, starts[inside] + (1 << shift)) - values[inside]
         shifts[inside] = shift
-    found = Stairs(np.append(starts, count), values, steps, shifts, rule.dst.code_mask)
+    mask = values.dtype.type(rule.dst.code_mask)
     sides = np.arange(_ASKED, count, _ASKED)
     probes = np.random.default_rng(seed).integers(0, count, _PROBES)
     asked = np.unique(np.concatenate([[0], ends - 1, sides - 1, sides, probes]))
     at = np.searchsorted(starts, asked, side="right") - 1
     climbed = (asked - starts[at] >> shifts[at]).astype(values.dtype)
-    if not np.array_equal((climbed * steps[at] + values[at]) & values.dtype.type(found.mask), _by_block(rule, asked)):
+    if not np.array_equal((climbed * steps[at] + values[at]) & mask, _by_block(rule, asked)):
         raise RuntimeError(f"parity: the reference's results do not go up by equal steps: {rule}")
-    return found
+    starts = np.append(starts, count)
+
+    def of_range(i: int, start: int, stop: int) -> Array:
+        begin, end = (int(edge) for edge in starts[i : i + 2])
+        climbed = np.arange(max(start, begin) - begin, min(stop, end) - begin, dtype=np.uint32) >> shifts[i]
+        results: Array = climbed.astype(values.dtype)
+        results *= steps[i]
+        results += values[i]
+        results &= mask
+        return results
+
+    def codes(start: int, count: int) -> Array:
+        first, last = np.searchsorted(starts, [start, start + count - 1], side="right") - 1
+        return np.concatenate([of_range(i, start, start + count) for i in range(first, last + 1)])
+
+    return codes
 
 
 def _binades(rule: CastRule) -> Array:

@@ -122,6 +122,8 @@ def _in(out: Any, found: Any) -> Any:
 def _check(scales: Any, caller: str, layout: ScaleOrder) -> None:
     if namespace(scales) is None:
         raise TypeError(f"{caller}: scales is of type {type(scales).__name__}; expected a NumPy or CuPy array")
+    if not isinstance(layout, str) or layout not in LAYOUTS:
+        raise ValueError(f"{caller}: layout={layout!r} is no order of scales; expected one of {', '.join(LAYOUTS)}")
     if scales.dtype.itemsize != 1 and (layout != "mn_major" or scales.dtype.itemsize != 4):
         raise TypeError(f"{caller}: scales has dtype {scales.dtype}; expected one of one byte")
 

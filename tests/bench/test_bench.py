@@ -12,12 +12,11 @@ import pytest
 
 from bench.cases import buffers, check
 from bench.cases.buffers import CACHES, LAYOUTS, MOST_SETS, Sets, make_sets, source_codes
-from bench.cases.case import Row, failures
-from bench.cases.contenders import COPY, SAME_RATIO, Ours, OursAllocating
+from bench.cases.case import Row
+from bench.cases.contenders import SAME_RATIO, Ours, OursAllocating
 from bench.cases.pairs import PairCase
-from bench.timing import times as timing
 from bench.timing.times import Times, Work, measure, quickest, verdict
-from fake_machine import COPY_KERNEL, LAUNCH, NODE, FakeMachine, FakeRival, TimedDriver, built_driver
+from fake_machine import FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.core.dtypes import DType, dtype
 from host_driver import installed
 
@@ -63,32 +62,6 @@ def test_no_claim_where_intervals_overlap(ours: Times, theirs: Times, claim: str
     assert verdict(ours, theirs) == claim
 
 
-def spending(machine: FakeMachine, name: str, seconds: float, calls: list[tuple[str, int]]) -> Work:
-    def run(i: int) -> None:
-        calls.append((name, i))
-        machine.spend(seconds, launches=0)
-
-    return Work(run, 3)
-
-
-def test_batches_last_a_millisecond_and_rotate(machine: FakeMachine) -> None:
-    calls: list[tuple[str, int]] = []
-    quick, slow = spending(machine, "quick", 1e-5, calls), spending(machine, "slow", 2e-3, calls)
-    found = measure(machine, [quick, slow], samples=50)
-    assert found[0].median == pytest.approx(1e-5) and found[1].median == pytest.approx(2e-3)
-    assert (found[0].calls, found[1].calls) == (100, 1)
-    assert found[0].samples == found[1].samples == 50
-    for name in ("quick", "slow"):
-        of_name = [i for other, i in calls if other == name]
-        assert of_name == [number % 3 for number in range(len(of_name))], "every call takes the next set"
-
-
-def test_the_limit_is_kept(machine: FakeMachine) -> None:
-    works = [spending(machine, "q", 1e-3, []), spending(machine, "s", 9e-3, [])]
-    assert {one.samples for one in measure(machine, works, samples=100, limit=0.3)} <= {59, 60}
-    assert measure(machine, works[1:], samples=100, limit=0.01)[0].samples == timing.LEAST
-
-
 def test_work_on_another_stream_is_timed_by_the_host(machine: FakeMachine) -> None:
     waited: list[Any] = []
 
@@ -96,7 +69,8 @@ def test_work_on_another_stream_is_timed_by_the_host(machine: FakeMachine) -> No
         machine.time += 4e-3
         waited.append(result)
 
-    found = measure(machine, [spending(machine, "ours", 2e-3, []), Work(lambda i: i, 2, wait)], samples=20)
+    ours = Work(lambda i: machine.spend(2e-3, launches=0), 3)
+    found = measure(machine, [ours, Work(lambda i: i, 2, wait)], samples=20)
     # Nothing passes but in the wait, and its batches must not count for ours.
     assert found[1].median * found[1].calls == pytest.approx(4e-3)
     assert found[0].median == pytest.approx(2e-3) and found[0].p95 == pytest.approx(2e-3)
@@ -179,31 +153,6 @@ def measured(machine: FakeMachine, *rivals: Any, pair: Any = (FLOAT, HALF), n: i
     case = PairCase("stage", pair, n, samples=20, limit=0.01)
     everyone = [Ours(machine), OursAllocating(machine), *rivals]
     return {row.name: row for row in case.case(everyone, lambda moved: machine.copy).measure(machine)}
-
-
-def test_a_pair_is_checked_and_timed_beside_its_rivals(machine: FakeMachine, driver: TimedDriver) -> None:
-    rivals = [
-        FakeRival(machine, "slow", 0.5e9),
-        FakeRival(machine, "off", 2e9, wrong=3),
-        FakeRival(machine, "none", 1, lacks="FLOAT"),
-    ]
-    rows = measured(machine, *rivals)
-    calls = ["gpucast", "gpucast allocating", "slow", "off", COPY, SAME_RATIO]
-    assert [name for name in rows if "in a graph" not in name] == calls
-    ours = rows["gpucast"]
-    assert ours.times is not None and ours.times.median == pytest.approx(4096 * 6 / 0.99e9 + LAUNCH)
-    assert ours.bytes == 4096 * 6 and ours.wrong == 0 and ours.checked > 4096
-    # The copy of this test is the fake's memcpy, at 1e9 bytes per second.
-    assert ours.share == pytest.approx((4096 * 6 / 1e9 + LAUNCH) / ours.times.median)
-    assert rows[SAME_RATIO].times.median == pytest.approx(4096 * 6 / COPY_KERNEL + LAUNCH)  # type: ignore[union-attr]
-    assert len(set(driver.sources[-100:])) == 3, "each call has the next set"
-    # Without rounding the work of the host in.
-    graph = rows["gpucast, in a graph"]
-    assert graph.times.median == pytest.approx(4096 * 6 / 0.99e9 + NODE, rel=1e-3)  # type: ignore[union-attr]
-    assert "gpucast allocating, in a graph" not in rows
-    assert rows["off"].wrong >= 3 and rows["off"].times is not None, "rivals that differ are timed, too"
-    assert failures(list(rows.values())) == ""
-    assert Row.from_json(ours.as_json()) == ours
 
 
 def test_what_breaks_is_told_and_the_others_go_on(machine: FakeMachine, driver: TimedDriver) -> None:

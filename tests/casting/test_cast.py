@@ -49,18 +49,6 @@ def test_the_semantics_page_in_one_place() -> None:
             assert bits(cast(x, to, **attributes)) == wanted, (to, attributes)
 
 
-def test_signed_nan_keeps_its_sign_where_both_types_have_one() -> None:
-    x = np.array([0x7FC00001, 0xFF800001], np.uint32).view(np.float32)
-    for to, wanted in [
-        ("FLOAT16", [0x7E00, 0xFE00]), ("BFLOAT16", [0x7FC0, 0xFFC0]), ("DOUBLE", [0x7FF8 << 48, 0xFFF8 << 48]),
-        ("FLOAT8E4M3FN", [0x7F, 0xFF]), ("FLOAT8E5M2", [0x7E, 0xFE]), ("FLOAT8E5M2FNUZ", [0x80, 0x80]),
-        ("FLOAT4E2M1", [0x8, 0x0]), ("FLOAT", [0x7FC00001, 0xFF800001]),
-    ]:  # fmt: skip
-        assert bits(gpucast.cast(x, to)) == wanted
-    fnuz = np.array([0x80], np.uint8).view(ml_dtypes.float8_e4m3fnuz)
-    assert bits(gpucast.cast(fnuz, "FLOAT16")) == [0x7E00]
-
-
 @pytest.mark.parametrize("x", [1.5, np.float32(1.5), [1.5], [[1.5, 2]], (1, 2), True, 3, "1.5", ["1", "2"], b"1", []])
 def test_scalars_and_lists_are_taken_as_asarray_takes_them(x: Any) -> None:
     result = gpucast.cast(x, "FLOAT16")
@@ -112,13 +100,6 @@ def test_subclasses_of_str_are_read_as_the_text_that_they_are() -> None:
         assert cast(x, "FLOAT").tolist() == [1.5, 2]
         assert cast(x, "STRING").tolist() == ["1.5", "2"]
         assert {type(text) for text in cast(x, "STRING").tolist()} == {str}
-
-
-def test_bad_text_leaves_out_as_it_was() -> None:
-    out = np.full(3, 7.0, np.float32)
-    with pytest.raises(ValueError, match="element 2 is 'x'"):
-        gpucast.cast(np.array(["1", "2", "x"]), "FLOAT", out=out)
-    assert out.tolist() == [7, 7, 7]
 
 
 @pytest.mark.parametrize(

@@ -139,17 +139,6 @@ def test_what_autograd_has_saved_is_not_written_unnoticed(cuda: HostDriver) -> N
     assert bits(out[0]) == before
 
 
-def test_views_take_the_whole_path(cuda: HostDriver) -> None:
-    x = torch.randn(6, 8)
-    out = [torch.empty(8, 6, dtype=torch.float16), torch.empty(6, 4, dtype=torch.float16)]
-    for _ in range(2):
-        gpucast.cast_many([x, x[:, :4].contiguous()], "FLOAT16", out=[out[0].T, out[1]])
-        assert bits(out[0].T) == bits(wanted(x, "FLOAT16"))
-        negated = torch._neg_view(x)
-        for y, source in zip(gpucast.cast_many([negated, x.T], "FLOAT16"), (-x, x.T), strict=True):
-            assert bits(y) == bits(wanted(source, "FLOAT16"))
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.script")
 def test_plans_give_way_to_transforms(cuda: HostDriver) -> None:
     given = [torch.randn(4), torch.randn(4)]

@@ -115,19 +115,6 @@ def test_what_is_equal_to_0_but_no_integer_is_no_offset() -> None:
             assert gpucast.cast(x, "INT8", offset=offset).tolist() == [1, 1, 1]
 
 
-@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
-def test_subclasses_of_ndarray_as_scale_and_amax() -> None:
-    """Of a matrix no element can be had by reshaping: the call failed after it had written `out`."""
-    x = np.array([1.5, -3.0], np.float32)
-    for _ in range(2):
-        amax, scale = np.matrix(np.zeros((1, 1), np.float32)), np.matrix([[2.0]])
-        assert gpucast.cast(x, "FLOAT16", scale=scale, amax=amax).tolist() == [3, -6]
-        assert amax.tolist() == [[3]]
-        finite = np.matrix(np.ones((1, 1), np.uint8))
-        gpucast.cast_many([x, np.array([np.inf], np.float32)], "FLOAT16", scale=scale, finite=finite)
-        assert finite.tolist() == [[0]]
-
-
 def test_memory_on_the_host_does_not_grow() -> None:
     x, out, amax = np.ones(1 << 22, np.float32), np.empty(1 << 22, np.float16), np.zeros(1, np.float32)
     gpucast.cast(x[:100000], "FLOAT16", scale=0.1, amax=amax, out=out[:100000], rounding="stochastic", seed=0)

@@ -26,11 +26,9 @@ on_both_sides = pytest.mark.parametrize("on_device", [False, True], ids=["host",
 every_way = pytest.mark.parametrize("keywords", [{}, {"scale": 1.0}], ids=["plain", "fused"])
 
 
-@pytest.fixture
-def cuda() -> Iterator[Cuda]:
+@pytest.fixture(autouse=True)
+def no_plans() -> None:
     plans.forget()
-    with Cuda().in_use() as fake:
-        yield fake
 
 
 def make(on_device: bool, shape: tuple[int, ...], kind: Any = np.uint8) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,6 @@ from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.host.extension import MODULE
-
-
-@pytest.fixture
-def cuda() -> Iterator[Cuda]:
-    with Cuda().in_use() as fake:
-        yield fake
 
 
 @pytest.fixture(autouse=True)

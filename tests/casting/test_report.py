@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 
 import gpucast
-from codes import every_code
 from gpucast import CastReport, PackedArray, cast_report
 from gpucast.casting.cast_report import _COMPARED, _compare
 from gpucast.core.dtypes import DType
-from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, cases
 from gpucast.reference import exact_cast
+from hard_codes import every_or_hard
 
 NAN, INF = np.nan, np.inf
 
@@ -33,6 +32,8 @@ NAN, INF = np.nan, np.inf
         ([300, -1, 254.6], "UINT8", {"overflow": "saturate"}, CastReport(3, 3, 2, max_relative_error=1.0)),
         ([0.4, 6.9, 7, 7.1, NAN], "FLOAT4E2M1", {}, CastReport(5, 5, 2, nan_lost=1, max_relative_error=0.25)),
         ([-1, 0, 2.0**-130, 3], "FLOAT8E8M0", {}, CastReport(4, 3, 2, max_relative_error=7.0)),
+        ([1e9, -1e9], "FLOAT16", {"rounding": "toward_zero"}, CastReport(2, 2, 2, max_relative_error=1 - 65504e-9)),
+        ([1e9, -1e9], "FLOAT16", {"rounding": "upward"}, CastReport(2, 2, 1, 0, 1, max_relative_error=1 - 65504e-9)),
         ([INF, NAN, 0], "DOUBLE", {}, CastReport(3, 2)),
         ([5, 0], "BOOL", {}, CastReport(2, 1)),
         ([5, 0], "STRING", {}, CastReport(2, 1)),
@@ -62,8 +63,7 @@ def test_quick_ways_report_what_comparing_each_element_does(src: DType, exhausti
     """Counted by code, within the limits and beyond them: hard values alone, and few or many among ordinary ones."""
     ordinary = exact_cast.cast(np.random.default_rng(6).standard_normal(5000), src.name).view(src.code_numpy)
     for dst in NUMERIC if exhaustive else NUMERIC[NUMERIC.index(src) % 2 :: 2]:
-        wide = src.bits > 16
-        codes = hard_values.codes(src, dst, seed=5, share=1 / 64, random=100) if wide else every_code(src)
+        codes = every_or_hard(src, dst, 1500)
         few = np.resize(ordinary, 3 * _COMPARED)
         few[::30] = np.resize(codes, few[::30].size)
         for x in (codes, ordinary, few, np.concatenate([np.resize(codes, _COMPARED), ordinary])):

@@ -54,10 +54,16 @@ def load_folder(folder: Path) -> dict[str, np.ndarray]:
 
 def test_a_folder_becomes_a_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     every = whole(folder / "in")
+    # Links within the folder, and to it, are followed.
+    shard = folder / "in" / "model-00001-of-00003.safetensors"
+    shard.rename(folder / "in" / "sub" / "real.bin")
+    shard.symlink_to("sub/real.bin")
+    (folder / "link").symlink_to("in")
     before = contents(folder / "in")
-    assert main(["convert", "in", "out", "--to", "BFLOAT16"]) == 0
+    assert main(["convert", "link", "out", "--to", "BFLOAT16"]) == 0
+    assert not (folder / "out" / shard.name).is_symlink()
     said = capsys.readouterr().out
-    assert "copied as they are: 2 files" in said
+    assert "copied as they are: 3 files" in said
     assert "out: 6 tensors of 3 files cast to BFLOAT16, 162 elements, 648 -> 324 bytes" in said
     assert contents(folder / "in") == before
     assert set(contents(folder / "out")) == set(before) - {".hidden"} | {".gpucast.json"}
@@ -73,7 +79,7 @@ def test_a_folder_becomes_a_folder(folder: Path, capsys: pytest.CaptureFixture[s
     for name, shard in index["weight_map"].items():
         with safe_open(folder / "out" / shard, "np") as file:
             assert name in file.keys()
-    assert leftovers(folder, "in", "out") == []
+    assert leftovers(folder, "in", "out", "link") == []
 
 
 def test_folders_hold_any_format(folder: Path) -> None:
@@ -115,16 +121,6 @@ def test_patterns_choose(options: list[str], kinds: list[str], folder: Path) -> 
     assert [found[name].name for name in ("weight", "norm", "ids") if (found[name] is not None)] == kinds
 
 
-@pytest.mark.parametrize("src", ["FLOAT", "BFLOAT16", "DOUBLE"])
-def test_directed_rounding(src: str, folder: Path) -> None:
-    w = sample(dtype(src), (5, 7))
-    files.save("in.safetensors", {"w": w})
-    for to in ("FLOAT16", "FLOAT8E4M3FN"):
-        options = ["--to", to, "--rounding", "upward", "--scale", "none", "--allow-loss", "--overwrite"]
-        assert convert("in.safetensors", "out.safetensors", *options) == 0
-        assert_same(files.load("out.safetensors")["w"], gpucast.cast(w, to, rounding="upward"), dtype(to))
-
-
 def test_few_bits_need_a_word_about_scales(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = {"w": np.ones(3, np.float32), "b": sample(dtype("FLOAT8E5M2"), (4,)), "n": np.ones(3, int)}
     files.save("in.safetensors", held)
@@ -135,19 +131,6 @@ def test_few_bits_need_a_word_about_scales(folder: Path, capsys: pytest.CaptureF
     # Integers, booleans, unchanged types and wider types need no --scale.
     for options in (["--to", "INT8", "--include", "n"], ["--to", "BOOL"], ["--to", "FLOAT8E5M2", "--include", "b"]):
         assert convert("in.safetensors", "out.safetensors", *options) == 0
-
-
-def test_links_within_the_folder_are_followed(folder: Path) -> None:
-    """And so is a link to the folder itself. (Those that leave it: test_convert_refused.py.)"""
-    every = whole(folder / "in")
-    shard = folder / "in" / "model-00001-of-00003.safetensors"
-    shard.rename(folder / "in" / "sub" / "real.bin")
-    shard.symlink_to("sub/real.bin")
-    (folder / "link").symlink_to("in")
-    assert convert("link", "out", "--to", "FLOAT16") == 0
-    assert set(load_folder(folder / "out")) == set(every)
-    assert not (folder / "out" / shard.name).is_symlink()
-    assert leftovers(folder, "in", "out", "link") == []
 
 
 def test_a_dry_run_tells_and_does_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,17 +15,19 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 
-from conversions import BIG, begun, failure, planned, run, two
+from conversions import BIG, begun, checkpoint, convert, failure, planned, run, two
 from gpucast import checkpoints, files
-from gpucast.checkpoints.running import partial
+from gpucast.checkpoints.running import cast_tensor, partial, staging
+from gpucast.checkpoints.running.staging import Staging
 from gpucast.cli import main
 from gpucast.core import places
-from gpucast.core.dtypes import dtype
+from gpucast.core.dtypes import DType, dtype
 from onnx_models import save_external
 from strangers import STRANGER, as_root
-from tensors import leftovers
+from tensors import full_disk, leftovers
 
 # ---- what is missing, or was put there ----
 
@@ -157,6 +159,12 @@ def test_a_place_that_may_not_be_written_is_known_before_the_work(
     for more in ([], ["--dry-run"]):
         said = failure(capsys, "in", "closed/out", "--to", "FLOAT16", *more)
         assert said == "gpucast convert: closed/out: Permission denied\n"
+    Path("closed.safetensors").write_bytes(b"mine")
+    said = failure(capsys, "in/a.safetensors", "closed.safetensors", "--to", "FLOAT16")
+    assert said == "gpucast convert: closed.safetensors: Permission denied\n"
+    with pytest.raises(PermissionError, match="closed.safetensors"):
+        files.save("closed.safetensors", {"x": BIG})
+    assert Path("closed.safetensors").read_bytes() == b"mine"
     os.makedirs("sticky/out")
     os.chmod("sticky", 0o1777)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
@@ -226,3 +234,107 @@ def test_too_little_room_is_told_before_the_work(
     assert f"and {needed - 1:,} are free there" in failure(capsys, "in", "out", "--to", "FLOAT16")
     assert f"and {needed - 1:,} are free there" in failure(capsys, "in", "out", "--to", "FLOAT16", "--dry-run")
     assert leftovers(folder, "in") == []
+
+
+# ---- work that failed is gone on with (faults and signals at every call of the system: tests/fuzz/test_faults.py) ----
+
+LARGE = np.linspace(-1, 1, 1 << 18, dtype=np.float32)
+
+
+def shards(folder: Path, x: np.ndarray = LARGE[:500]) -> None:
+    checkpoint(folder, {name: {f"{name}{i}": x[i:] for i in range(3)} | {f"{name}n": np.arange(4)} for name in "ab"})
+
+
+def test_a_full_disk_keeps_what_is_worth_it(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.save("in.safetensors", {f"t{i}": LARGE for i in range(4)})
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 1 << 20)
+    with full_disk(1_200_000):
+        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
+    assert "out.safetensors.partial: the same command goes on from there" in message
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors.partial"]
+    # Other work does not take its place unasked.
+    message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "BFLOAT16")
+    assert "holds unfinished work of another conversion" in message
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors.partial"]
+    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16"]) == 0
+    assert "2,097,152 bytes had been finished before" in capsys.readouterr().out
+    assert set(files.load("out.safetensors")) == {"t0", "t1", "t2", "t3"}
+    with full_disk(1_200_000):
+        failure(capsys, "in.safetensors", "out.safetensors", "--to", "BFLOAT16")
+    assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT16", "--restart") == 0
+    assert leftovers(folder, "in.safetensors", "out.safetensors") == []
+
+
+def test_damaged_work_is_done_again(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a power cut may do: the journal is on the disk, not all of the data is; or half of its last line is."""
+    files.save("in.safetensors", {f"t{i}": LARGE for i in range(4)})
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
+    with full_disk(1_800_000):
+        failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT16")
+    work = Path("out.safetensors.partial/work")
+    part, journal = work / "0.part" / "out.safetensors", work / "0.jsonl"
+    assert journal.read_bytes().count(b"\n") == 3
+    with part.open("r+b") as file:
+        file.seek(600_000)
+        file.write(b"\xff" * 10)
+    with journal.open("ab") as file:
+        file.write(b'{"name": "t3", "su')
+    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16", "--verify", "all"]) == 0
+    assert "2,097,152 bytes had been finished before" in capsys.readouterr().out
+    wanted = LARGE.astype(np.float16).tobytes()
+    assert all(x.tobytes() == wanted for x in files.load("out.safetensors").values())
+
+
+def test_what_did_not_come_to_the_disk_is_written_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an error of fsync it may read as if it had come."""
+    files.save("in.safetensors", {"a": LARGE, "b": LARGE})
+    monkeypatch.setattr(staging, "WORTH_KEEPING", 0)
+    plan, synced = planned("in.safetensors", "out.safetensors"), os.fsync
+
+    def refused(descriptor: int) -> None:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("/out.safetensors"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        synced(descriptor)
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        patch.setattr(os, "fsync", refused)
+        run(plan)
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors.partial"]
+    assert not any(map(os.path.exists, Staging(plan).parts(plan.files[0])))
+    assert run(plan).resumed == 0
+
+
+def test_a_wrong_result_is_not_given_a_name(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards(folder / "in")
+    cast = cast_tensor._cast_on
+
+    def wrong(device: str | None, x: Any, dst: DType, attributes: Any) -> Any:
+        y = cast(device, x, dst, attributes)
+        if y.size > 17:
+            y.view(dst.code_numpy)[17] += 1
+        return y
+
+    monkeypatch.setattr(cast_tensor, "counted", lambda rule: None)
+    monkeypatch.setattr(cast_tensor, "_cast_on", wrong)
+    message = failure(capsys, "in", "out", "--to", "FLOAT16", "--verify")
+    assert "out/a.safetensors: verify: tensor 'a0': element 17 is" in message
+    assert leftovers(folder, "in") == []
+    # Nor gone on with.
+    with monkeypatch.context() as patch:
+        patch.setattr(staging, "WORTH_KEEPING", 0)
+        failure(capsys, "in", "out", "--to", "FLOAT16", "--verify")
+    monkeypatch.setattr(cast_tensor, "_cast_on", cast)
+    assert convert("in", "out", "--to", "FLOAT16", "--verify", "all") == 0
+    # Among many elements some are looked at.
+    files.save("in.npy", {"x": np.ones(5000, np.float32)})
+    monkeypatch.setattr(
+        cast_tensor, "_cast_on", lambda device, x, dst, attributes: cast(device, x + np.float32(1), dst, attributes)
+    )
+    assert "element" in failure(capsys, "in.npy", "out.npy", "--to", "FLOAT16", "--verify")
+    assert convert("in.npy", "out.npy", "--to", "FLOAT16") == 0

@@ -1,18 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rule that finds the scales: the style's own, or the one that was asked for."""
+"""The rule that finds the scales: the style's own, the one that was asked for, or that of a recipe."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
+import numpy as np
 import pytest
+from safetensors import safe_open
 
 import gpucast
 from codes import assert_same
 from conversions import convert, header, model, numbers, save
 from gpucast import files
+from gpucast.cli.main import main
 from gpucast.core import formats
 
 
@@ -72,3 +77,63 @@ def test_scales_have_the_type_of_the_weights(to: str, scale: str, base: str) -> 
     format = replace(formats.find(base, "test"), scale=gpucast.dtype("BFLOAT16"))
     wanted = gpucast.quantize(x, format, axis=0 if "axis" in base else -1).dequantize()
     assert_same(files.load("back/model.safetensors")["l.weight"], wanted)
+
+
+# ---- --style RECIPE: the codes and scales of a recipe, in a style of its loaders ----
+
+X = gpucast.cast(np.random.default_rng(5).standard_normal((256, 256)).astype(np.float32), "BFLOAT16")
+
+
+def written(how: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of a model with two weights that loaders join: the tensors of one by the ends of their names, and the config."""
+    tensors = {"m.q_proj.weight": X, "m.k_proj.weight": X[:128] * 2, "lm_head.weight": X[:32]}
+    model(tensors, model_type="llama")
+    assert convert("in", "out", *how.split(), "--allow-loss", "--verify", "all") == 0
+    with safe_open("out/model.safetensors", "numpy") as file:
+        assert file.metadata()["gpucast_recipe"] == how.rsplit(maxsplit=1)[-1]
+    parts = files.load("out/model.safetensors").items()
+    config = json.loads(Path("out/config.json").read_text())["quantization_config"]
+    return {name.rpartition(".")[2]: part for name, part in parts if "q_proj" in name}, config
+
+
+def test_powers_of_two_in_squares_are_those_of_deepseek() -> None:
+    parts, config = written("--to FLOAT8E4M3FN --style deepgemm-ue8m0-128x128")
+    q = gpucast.quantize(X, "deepgemm-ue8m0-128x128")
+    assert parts["weight"].tobytes() == q.data.tobytes()
+    np.testing.assert_array_equal(parts["weight_scale_inv"], q.scales.astype(np.float32))
+    assert (config["quant_method"], config["scale_fmt"], config["weight_block_size"]) == ("fp8", "ue8m0", [128, 128])
+
+
+@pytest.mark.parametrize("recipe", ["compressed-tensors-fp8-row", "vllm-fp8-token"])
+def test_rows(recipe: str) -> None:
+    parts, config = written(f"--to FLOAT8E4M3FN --style {recipe}")
+    q = gpucast.quantize(X, recipe)
+    assert parts["weight"].tobytes() == q.data.tobytes()
+    np.testing.assert_array_equal(parts["weight_scale"].astype(np.float32), q.scales)
+    assert config["config_groups"]["group_0"]["weights"]["strategy"] == "channel"
+
+
+@pytest.mark.parametrize("recipe", ["compressed-tensors-nvfp4", "te-nvfp4"])
+def test_weights_that_are_joined_share_the_number_of_the_library(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts, _ = written(f"--to FLOAT4E2M1 --style {recipe}")
+    # That of k_proj is larger, and the file holds u itself.
+    amax = float(np.abs(X.astype(np.float32)[:128] * 2).max())
+    found = gpucast.quantize(X, recipe, amax=amax)
+    assert np.float32(1) / parts["weight_global_scale"][0] == found.global_scale
+    assert parts["weight_packed"].tobytes() == found.data.data.tobytes()
+    assert parts["weight_scale"].tobytes() == found.scales.tobytes()
+    assert main(["diff", "in", "out", "--json"]) == 1
+    for row in json.loads(capsys.readouterr().out)["tensors"]:
+        exact = [one["recipe"] for one in row["recipes"]["b"] if one["codes"] == one["scales"] == 0]
+        assert recipe in exact or "proj" not in row["name"]
+
+
+def test_a_file_without_a_config_holds_any_recipe() -> None:
+    save("in.safetensors", {"w": X})
+    assert convert("in.safetensors", "out.safetensors", *"--to FLOAT4E2M1 --style torchao-nvfp4".split()) == 0
+    parts = files.load("out.safetensors")
+    q = gpucast.quantize(X, "torchao-nvfp4")
+    assert parts["w.scales"].tobytes() == q.scales.tobytes() and parts["w.global_scale"] == q.global_scale
+    assert parts["w"].tobytes() == q.data.get().tobytes()

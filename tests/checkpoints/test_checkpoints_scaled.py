@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import conversions
 import gpucast
 from codes import assert_same
 from conversions import NAMES, convert, failure, header, model, numbers, quantized, save
@@ -30,14 +30,24 @@ TYPES = [
     *("FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT6E2M3", "FLOAT6E3M2", "FLOAT4E2M1"),
     *("INT8", "UINT8", "INT4", "UINT4", "INT2", "UINT2"),
 ]
-PAIRS = [(to, scale) for to in TYPES for scale in scaling.formats(dtype(to))]
+PAIRS = [(to, scale, None) for to in TYPES for scale in scaling.formats(dtype(to))]
+PAIRS += [
+    (to, scale, 2**64 - 5)
+    for to, among in (("FLOAT8E4M3FN", None), ("FLOAT6E3M2", None), ("FLOAT4E2M1", ["nvfp4"]))
+    for scale in among or scaling.formats(dtype(to))
+]
 
 
 # ---- formats ----
 
 
-@pytest.mark.parametrize(("to", "scale"), PAIRS)
-def test_written_and_read_back(to: str, scale: str) -> None:
+@pytest.mark.parametrize(("to", "scale", "seed"), PAIRS)
+def test_written_and_read_back(to: str, scale: str, seed: int | None) -> None:
+    def quantized(x: Any, name: str) -> gpucast.Quantized:
+        """As the whole tensor would be, also where it rounds at random."""
+        random = {} if seed is None else {"rounding": "stochastic", "seed": checkpoints.tensor_seed(seed, name)}
+        return conversions.quantized(x, to, scale, **random)
+
     row = dtype(to)
     # Ragged blocks; rows of an odd number of elements; three dimensions; a narrow type; a row longer than a piece.
     tensors = {
@@ -51,10 +61,12 @@ def test_written_and_read_back(to: str, scale: str) -> None:
     # For several kinds of blocks the pieces are also compared with the reference, which is slow.
     verify = ["--verify"] if (to, scale) in (("FLOAT8E4M3FN", "block"), ("UINT4", "per-tensor")) else []
     options = ["--to", to, "--scale", scale, *verify]
+    if seed is not None:
+        options += ["--rounding", "stochastic", "--seed", str(seed), "--verify", "all"]
     assert convert("in.safetensors", "out.safetensors", *options) == 0
     found, stored = files.load("out.safetensors"), header("out.safetensors")
     for name, x in tensors.items():
-        q = quantized(x, to, scale)
+        q = quantized(x, name)
         assert_same(found[name], q.data.get() if isinstance(q.data, PackedArray) else q.data)
         assert_same(found[f"{name}.scales"], q.scales)
         if q.zero_points is not None:
@@ -76,7 +88,7 @@ def test_written_and_read_back(to: str, scale: str) -> None:
         back = files.load("back.safetensors")
         assert back.keys() == tensors.keys() | kept.keys()
         for name, x in tensors.items():
-            assert_same(back[name], gpucast.dequantize(quantized(x, to, scale), wide))
+            assert_same(back[name], gpucast.dequantize(quantized(x, name), wide))
     with files.TensorFile("back.safetensors") as file:
         assert file.metadata == {"format": "pt"}
     assert leftovers(Path(), "in.safetensors", "out.safetensors", "back.safetensors") == []
@@ -346,15 +358,3 @@ def test_what_is_asked_for_by_name_is_quantized(capsys: pytest.CaptureFixture[st
     assert header("out/other.safetensors") == {"m.weight": ("F32", [4, 40])}
     config = json.loads(Path("out/config.json").read_text())["quantization_config"]
     assert config["ignore"] == ["m", "re:.*lm_head"]
-
-
-def test_a_plan_with_scales_goes_to_another_process() -> None:
-    x = numbers(8, 256)
-    files.save("in.safetensors", {"w": x})
-    assert convert("in.safetensors", "q.safetensors", "--to", "INT4", "--scale", "block") == 0
-    request = checkpoints.Request(checkpoints.Choice(dtype("FLOAT")), {})
-    plan = checkpoints.make_plan("q.safetensors", "out.safetensors", request)
-    there = pickle.loads(pickle.dumps(plan))
-    assert there.fingerprint == plan.fingerprint
-    checkpoints.run(there, checkpoints.Options(), checkpoints.Outcome(there))
-    assert_same(files.load("out.safetensors")["w"], quantized(x, "INT4", "block").dequantize())

@@ -207,19 +207,3 @@ def test_what_was_lost_is_allowed_for_one_run(stage: str, folder: Path, monkeypa
     outcome = run(plan, allow_loss=True)
     assert outcome.resumed >= BIG.nbytes + LOSSY["big"].nbytes
     assert leftovers(folder, "in") == ["out"]
-
-
-def test_a_protected_file_is_not_replaced(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files.save("in.safetensors", {"x": BIG})
-    files.save("out.safetensors", {"x": BIG[:1]})
-    before = Path("out.safetensors").read_bytes()
-    # Root may write whatever it is.
-    access = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: "out." not in str(path) and access(path, mode))
-    assert main(["convert", "in.safetensors", "out.safetensors", "--to", "FLOAT16"]) == 1
-    assert capsys.readouterr().err == "gpucast convert: out.safetensors: Permission denied\n"
-    with pytest.raises(PermissionError, match="out.safetensors"):
-        files.save("out.safetensors", {"x": BIG})
-    assert Path("out.safetensors").read_bytes() == before

@@ -32,6 +32,25 @@ def words(*, width: int = 1, shape: Any = (4, 4), **more: Any) -> dict[str, Any]
     return held if shape is None else held | {"l.weight_shape": np.array(shape)}
 
 
+#: gpt-oss: two codes to a byte in blocks of 32, each with a scale.
+HALVES = {"e.w_blocks": np.full((3, 7, 3, 16), 0x21, np.uint8), "e.w_scales": np.full((3, 7, 3), 126, np.uint8)}
+#: ComfyUI's NVFP4, whose scales lie in whole tiles of 128 rows.
+NVFP4 = {
+    "l.weight": np.ones((16, 32), np.uint8),
+    "l.weight_scale": np.ones((128, 4), E4M3),
+    "l.weight_scale_2": np.float32(1),
+    "l.comfy_quant": np.frombuffer(b'{"format": "nvfp4"}', np.uint8),
+}
+
+
+def without(held: dict[str, Any], name: str) -> dict[str, Any]:
+    return {other: x for other, x in held.items() if other != name}
+
+
+def blocks(shape: tuple[int, int], *grid: int) -> dict[str, Any]:
+    return {"l.weight": np.ones(shape, E4M3), "l.weight_scale_inv": np.ones(grid, np.float32)}
+
+
 # ---- scales that are not understood ----
 
 #: The tensors of a file whose weights must not be cast as if their scales were not there, and what is said of them.
@@ -109,6 +128,18 @@ SCALES: dict[str, tuple[dict[str, Any], str]] = {
         {"l.w1.weight": I8, "l.w1.scale": np.full((6, 1), 2, E8M0)},
         "has scales, 'l.w1.scale', in a form that is not known",
     ),
+    "blocks of two possible sizes": (blocks((100, 200), 2, 4), "may be for groups of 50 or 64"),
+    "blocks of two possible sizes, ragged": (blocks((256, 96), 2, 2), "may be for groups of 48 or 64"),
+    "blocks of 8": (blocks((100, 200), 1, 25), "have (1, 25); expected one scale"),
+    "halves with fewer scales": (HALVES | {"e.w_scales": HALVES["e.w_scales"][:, :, :1]}, "w_scales"),
+    "halves of other blocks": (HALVES | {"e.w_blocks": HALVES["e.w_blocks"][..., :8]}, "w_scales"),
+    "halves with scales of another type": (HALVES | {"e.w_scales": np.ones((3, 7, 3), np.float32)}, "w_scales"),
+    "halves without their scales": (without(HALVES, "e.w_scales"), "w_blocks"),
+    "halves without their blocks": (without(HALVES, "e.w_blocks"), "w_scales"),
+    **{
+        f"ComfyUI without {part}": (without(NVFP4, part), "l.weight") for part in ("l.weight_scale", "l.weight_scale_2")
+    },
+    "ComfyUI without whole tiles": (NVFP4 | {"l.weight_scale": np.ones((16, 4), E4M3)}, "l.weight"),
     # ModelOpt 0.47, INT8_SMOOTHQUANT_CFG and INT4_AWQ_CFG.
     "ModelOpt with scaled inputs": (
         {"l.weight": F8, "l.weight_scale": np.float32(1), "l.pre_quant_scale": np.ones(8, np.float32)},
@@ -184,6 +215,14 @@ def index(weight_map: Any, **more: Any) -> str:
 
 
 TWO = index({"x": "a.safetensors", "x.scales": "b.safetensors"})
+
+
+CONFIG = {"in/config.json": '{"quantization_config": {}}'}
+BLOCKED = {
+    f"{name}.{part}": x
+    for name in "lm"
+    for part, x in (("weight", numbers(128, 128).astype(E4M3)), ("weight_scale_inv", np.ones((1, 1), np.float32)))
+}
 
 
 def block_sizes(size: Any) -> dict[str, Any]:
@@ -336,6 +375,21 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
         {FIRST: {"l.weight": F8}, INDEX: GONE} | {f"in/{name}.safetensors": {"l.weight_scale": ROWS} for name in "bc"},
         "in out --to FLOAT",
         "l.weight_scale",
+    ),
+    # Recipes.
+    ({}, "in out --to FLOAT8E5M2 --style deepgemm-128x128", "has codes of FLOAT8E4M3FN, not of FLOAT8E5M2; give --to"),
+    (CONFIG, "in out --to FLOAT4E2M1 --style modelopt-nvfp4", "know no style that holds modelopt-nvfp4; of ModelOpt"),
+    ({}, f"in out {BLOCKS} --style deepgemm-128x128", "leave --scale and --repack out"),
+    (
+        CONFIG | {FIRST: {"l.weight": numbers(128, 128).astype(np.float64)}, INDEX: GONE},
+        "in out --to FLOAT8E4M3FN --style deepgemm-128x128",
+        "deepgemm-128x128 is for arrays of FLOAT, FLOAT16, BFLOAT16, not of DOUBLE",
+    ),
+    # Scales that are kept in part.
+    (
+        CONFIG | {FIRST: BLOCKED, INDEX: GONE, "in/b.safetensors": GONE},
+        "in out --to FLOAT --exclude m.weight",
+        "cast them all, or none",
     ),
     # Random rounding.
     ({}, "in out --to BFLOAT16 --seed 1", "--seed N goes with --rounding stochastic"),

@@ -48,11 +48,6 @@ def _diff(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dic
     return code, found
 
 
-def test_equal_numbers(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, found = _diff(capsys, plain, plain)
-    assert (code, found["differ"], len(found["tensors"])) == (0, 0, 2)
-
-
 @pytest.mark.parametrize("recipe", ["deepgemm", "tilekernels", "vllm-fp8-group", "te-float8-block", "te-nvfp4"])
 def test_the_recipe_is_found(tmp_path: Path, plain: str, recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = _diff(capsys, plain, _quantized(tmp_path / "q.safetensors", recipe))
@@ -143,17 +138,6 @@ def test_the_table(tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str
     out = capsys.readouterr().out
     assert "a.weight  BFLOAT16  BFLOAT16  1 (0.00%)" in out and "3: " in out
     assert "1 of 1 tensors differ" in out and f"only in {plain}: 1 tensors, such as 'b.weight'" in out
-
-
-def test_shapes_that_differ(tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]) -> None:
-    save(str(tmp_path / "c.safetensors"), {"a.weight": X[:3], "b.weight": X[:2]})
-    code, found = _diff(capsys, plain, str(tmp_path / "c.safetensors"))
-    assert code == 1 and found["tensors"][0]["problem"] == "shapes (256, 256) and (3, 256)"
-
-
-def test_no_such_file(plain: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["diff", plain, "nowhere.safetensors"]) == 1
-    assert "nowhere.safetensors" in capsys.readouterr().err
 
 
 def test_two_quantized_sides_have_no_recipe_without_an_original(

@@ -240,14 +240,6 @@ def test_scales_in_another_file_than_their_weight() -> None:
     assert json.loads(Path("i4/config.json").read_text()) == {"vocab": 3}
 
 
-def test_a_model_of_which_a_part_keeps_its_scales_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    q = quantized(NAMES["l.weight"], "FLOAT8E4M3FN", "block")
-    held = {f"{name}.{part}": x for name in "lm" for part, x in (("weight", q.data), ("weight_scale_inv", q.scales))}
-    shards({"1": held}, quantization_config={})
-    message = failure(capsys, "in", "out", "--to", "FLOAT", "--exclude", "m.weight")
-    assert "cast them all, or none" in message
-
-
 def test_new_scales_beside_old_ones_that_are_kept_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     q = quantized(NAMES["l.weight"][:256], "FLOAT8E4M3FN", "per-tensor")
     held = {
@@ -305,19 +297,6 @@ def test_our_own_style_damaged(capsys: pytest.CaptureFixture[str]) -> None:
     assert convert("bad.safetensors", "out.safetensors", "--to", "FLOAT16") == 0
 
 
-def test_blocks_that_nothing_tells_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for shape, block, block_size, message in [
-        ((100, 200), (64, 64), None, "may be for groups of 50 or 64"),
-        ((100, 200), (100, 8), None, "have (1, 25); expected one scale"),
-        ((256, 96), (200, 48), None, "may be for groups of 48 or 64"),
-        ((130, 200), (64, 64), [128, 128], "have (3, 4); expected one scale, one for each of the 130 rows, for each "),
-        ((130, 256), (1, 128), [128, 128], "for each block of 128x128 (config.json)"),
-    ]:
-        held, _ = blocks(shape, *block)
-        shards({"1": held}, quantization_config={"weight_block_size": block_size})
-        assert message in failure(capsys, "in", "out", "--to", "FLOAT"), (shape, block)
-
-
 def test_nvfp4_of_comfyui() -> None:
     x = numbers(144, 80)
     files.save("in.safetensors", {"m.l.weight": x, "m.odd.weight": numbers(15, 80), "m.l.bias": x[0]})
@@ -340,36 +319,3 @@ def test_nvfp4_of_comfyui() -> None:
         assert written["m.l.weight_scale"].reshape(-1)[place] == q.scales[row, column]
     assert convert("out.safetensors", "back.safetensors", "--to", "FLOAT") == 0
     assert_same(files.load("back.safetensors")["m.l.weight"], q.dequantize())
-
-
-@pytest.mark.parametrize("wrong", ["weight_scale", "weight_scale_2", "shape"])
-def test_nvfp4_of_comfyui_whose_parts_do_not_fit(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    files.save("in.safetensors", {"l.weight": numbers(16, 64)})
-    options = ["--to", "FLOAT4E2M1", "--scale", "nvfp4", "--style", "comfyui"]
-    assert convert("in.safetensors", "q.safetensors", *options) == 0
-    tensors = files.load("q.safetensors")
-    if wrong == "shape":
-        tensors["l.weight_scale"] = tensors["l.weight_scale"][:16]
-    else:
-        del tensors[f"l.{wrong}"]
-    files.save("q.safetensors", tensors)
-    assert "l.weight" in failure(capsys, "q.safetensors", "out.safetensors", "--to", "FLOAT")
-    assert not Path("out.safetensors").exists()
-
-
-@pytest.mark.parametrize("wrong", ["scales", "blocks", "type", "no scales", "no blocks"])
-def test_halves_that_do_not_fit_are_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    tensors = gpt_oss()[0]
-    scales = tensors["e.w_scales"]
-    if wrong == "scales":
-        tensors["e.w_scales"] = scales[:, :, :1]
-    elif wrong == "blocks":
-        tensors["e.w_blocks"] = tensors["e.w_blocks"][..., :8]
-    elif wrong == "type":
-        tensors["e.w_scales"] = scales.astype(np.float32)
-    else:
-        del tensors[f"e.w_{wrong[3:]}"]
-    save("in/model.safetensors", tensors)
-    message = failure(capsys, "in", "out", "--to", "BFLOAT16")
-    assert ("w_blocks" if wrong == "no scales" else "w_scales") in message
-    assert sorted(path.name for path in Path().iterdir()) == ["in"]

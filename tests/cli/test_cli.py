@@ -8,18 +8,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import gpucast
 from gpucast.cli import info, main
 from gpucast.compile import cache, nvidia
 from gpucast.core.dtypes import DTYPES
-from tensors import leftovers
+from gpucast.interop.onnx import fold_casts
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,22 +40,6 @@ def test_names_that_the_terminal_cannot_show(tmp_path: Path, monkeypatch: pytest
     out, err = run.communicate()
     assert (run.returncode, err) == (0, "")
     assert out.startswith("left alone: '\\xe9' (INT64)\n")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_conversion_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
-    # A sparse file of zeros, which takes far longer to convert than this test waits.
-    np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float16, (1 << 27,))
-    (tmp_path / "y.npz").write_bytes(b"old")
-    run = program("convert", "x.npy", "y.npz", "--to", "STRING", "--overwrite", cwd=tmp_path)
-    while not leftovers(tmp_path, "x.npy", "y.npz"):
-        assert run.poll() is None, run.communicate()
-        time.sleep(0.01)
-    run.send_signal(number)
-    out, err = run.communicate()
-    assert (run.returncode, out, err) == (130, "", "gpucast convert: interrupted\n")
-    assert leftovers(tmp_path, "x.npy") == ["y.npz"]
-    assert (tmp_path / "y.npz").read_bytes() == b"old"
 
 
 #: A `sitecustomize` that interrupts the process when it imports a module.
@@ -87,6 +73,13 @@ def test_an_interruption_while_modules_are_imported(started: str, module: str, t
     )
     wanted = (0, "ours\n", "") if started == "import" else (130, "", "gpucast: interrupted\n")
     assert (run.returncode, run.stdout, run.stderr) == wanted
+
+
+def test_an_interrupted_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signals at each call of a conversion: tests/fuzz/test_faults.py."""
+    monkeypatch.setattr(info, "collect", lambda: signal.raise_signal(signal.SIGINT))
+    assert main(["info"]) == 130
+    assert capsys.readouterr() == ("", "gpucast info: interrupted\n")
 
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,42 +160,29 @@ def test_cupy_and_the_driver_must_fit() -> None:
         assert info._cupy_advice(cupy, found) == []
 
 
-class FakeDriver:
-    """The functions of libcuda that `driver` calls, for a machine of our choice."""
+def fake_driver(version: int, names: list[str], error: int = 0) -> Any:
+    """The functions of libcuda that `nvidia` calls, for a machine of our choice."""
 
-    def __init__(self, version: int, names: list[str], error: int = 0) -> None:
-        self._version, self._names, self._error = version, names, error
-
-    def cuDriverGetVersion(self, version: Any) -> int:
-        version._obj.value = self._version
+    def put(place: Any, value: Any) -> int:
+        getattr(place, "_obj", place).value = value
         return 0
 
-    def cuInit(self, flags: int) -> int:
-        return self._error
-
-    def cuDeviceGetCount(self, count: Any) -> int:
-        count._obj.value = len(self._names)
-        return 0
-
-    def cuDeviceGet(self, handle: Any, index: int) -> int:
-        handle._obj.value = index
-        return 0
-
-    def cuDeviceGetName(self, name: Any, length: int, handle: Any) -> int:
-        name.value = self._names[handle.value].encode()
-        return 0
-
-    def cuDeviceGetAttribute(self, value: Any, attribute: int, handle: Any) -> int:
-        value._obj.value = {75: 9, 76: 0}[attribute]
-        return 0
+    return SimpleNamespace(
+        cuDriverGetVersion=lambda place: put(place, version),
+        cuInit=lambda flags: error,
+        cuDeviceGetCount=lambda place: put(place, len(names)),
+        cuDeviceGet=put,
+        cuDeviceGetName=lambda place, length, handle: put(place, names[handle.value].encode()),
+        cuDeviceGetAttribute=lambda place, attribute, handle: put(place, {75: 9, 76: 0}[attribute]),
+    )
 
 
 def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = nvidia.describe(FakeDriver(12040, ["NVIDIA H200", "NVIDIA H200"]))
+    found = nvidia.describe(fake_driver(12040, ["NVIDIA H200", "NVIDIA H200"]))
     devices = ("cuda:0 NVIDIA H200 (sm_90)", "cuda:1 NVIDIA H200 (sm_90)")
     assert found == nvidia.DriverInfo((12, 4), devices, capabilities=((9, 0), (9, 0)))
-    assert nvidia.describe(FakeDriver(13000, [])).problem == "the driver finds no device"
-    assert "CUDA error 100" in nvidia.describe(FakeDriver(13000, [], error=100)).problem
+    assert nvidia.describe(fake_driver(13000, [])).problem == "the driver finds no device"
+    assert "CUDA error 100" in nvidia.describe(fake_driver(13000, [], error=100)).problem
 
     # Whether casts work is tested elsewhere; with this driver CuPy would be asked next.
     monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("it sleeps", "run wake"))
@@ -210,7 +190,7 @@ def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvidia, "_load", lambda: machine)
     assert nvidia.find() is None
     assert "no NVIDIA driver" in info._as_text(info.collect())
-    machine = FakeDriver(13010, ["NVIDIA B200"])
+    machine = fake_driver(13010, ["NVIDIA B200"])
     text = info._as_text(info.collect())
     assert "runs up to CUDA 13.1" in text
     assert "cuda:0 NVIDIA B200 (sm_90)" in text
@@ -235,3 +215,52 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert cache.writable(str(tmp_path / "new" / "deep"))
     assert not cache.writable(str(tmp_path / "file"))
     assert not cache.writable(str(tmp_path / "file" / "deep"))
+
+
+# ---- gpucast fold: the file is what fold_casts makes of it (what that is: test_onnx_fold.py) ----
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    nodes = [
+        helper.make_node("Cast", ["w"], ["half"], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT16),
+        helper.make_node("Add", ["half", "y"], ["z"]),
+    ]
+    values = [
+        [helper.make_tensor_value_info(name, number, (2,))]
+        for name, number in (("x", TensorProto.FLOAT), ("z", TensorProto.FLOAT16))
+    ]
+    weights = numpy_helper.from_array(np.array([0.1, 3], np.float32), "w")
+    path = tmp_path / "in.onnx"
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", *values, initializer=[weights])), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["out.onnx", "in.onnx"])
+def test_a_model(model: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted, target = fold_casts(onnx.load(model)), model.with_name(name)
+    if target.exists():
+        assert main(["fold", str(model), str(target)]) == 1
+        assert "exists already; give --overwrite" in capsys.readouterr().err
+    assert main(["fold", str(model), str(target), "--overwrite"]) == 0
+    assert capsys.readouterr().out == f"{target}: 1 of 2 casts folded\n"
+    assert onnx.load(target) == wanted
+
+
+def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for data in (b"%PDF-1.7", b""):
+        (tmp_path / "in.onnx").write_bytes(data)
+        assert main(["fold", str(tmp_path / "in.onnx"), str(tmp_path / "out.onnx")]) == 1
+        assert "in.onnx: is no ONNX model" in capsys.readouterr().err
+    assert not (tmp_path / "out.onnx").exists()
+
+
+def test_tensors_in_other_files_stay_beside_the_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    onnx.save(onnx.load(model), model, save_as_external_data=True, size_threshold=0, location="data.bin")
+    (model.parent / "other").mkdir()
+    assert main(["fold", str(model), str(model.parent / "other" / "out.onnx")]) == 1
+    assert "expected OUT in the same folder" in capsys.readouterr().err
+    assert main(["fold", str(model), str(model.with_name("out.onnx"))]) == 0
+    assert capsys.readouterr().out.endswith(": 0 of 2 casts folded\n")
+    assert onnx.load(model.with_name("out.onnx")) == onnx.load(model)

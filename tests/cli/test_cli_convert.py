@@ -21,7 +21,7 @@ from codes import assert_same
 from gpucast import files
 from gpucast.cli import convert, main, progress
 from gpucast.core.dtypes import DType
-from tensors import HELD, ids, leftovers, sample
+from tensors import HELD, ids, leftovers
 
 
 def summary(capsys: pytest.CaptureFixture[str], *argv: str) -> dict[str, Any]:
@@ -56,18 +56,6 @@ def test_the_output_is_what_cast_gives(
     assert result["total"]["bytes_in"] == 24
     if row.bits:
         assert result["total"]["bytes_out"] == row.nbytes(6)
-
-
-@pytest.mark.parametrize("suffix", files.SUFFIXES)
-def test_every_format_converts_to_every_format(suffix: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = gpucast.dtype("BFLOAT16")
-    x = sample(gpucast.dtype("FLOAT16"), (5, 7))
-    for other in files.SUFFIXES:
-        files.save(f"in{other}", {"in": x})
-        assert main(["cast", f"in{other}", f"out{suffix}", "--to", "16", "--overwrite", "--quiet"]) == 0
-        assert capsys.readouterr().out == ""
-        (y,) = files.load(f"out{suffix}").values()
-        assert_same(y, gpucast.cast(x, row), row)
 
 
 #: Elements, options, how many are saturated, wrapped, infinite, NaN, lost NaN, zero; the error. All that options do:

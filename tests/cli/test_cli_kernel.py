@@ -17,8 +17,7 @@ import gpucast
 from bench import cubin
 from gpucast import dtype
 from gpucast.cli import main
-from gpucast.codegen.batch_kernel import BatchSource
-from gpucast.codegen.cast_kernel import KernelSource, kernel_source
+from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.errors import DeviceUnavailable
@@ -26,7 +25,7 @@ from gpucast.core.rule import Options, resolve
 from gpucast.mixed import DelayedScaling, DynamicLossScale, select_tree
 from gpucast.warmup.compile_ahead import CompileTask, WarmupRequest, warmup
 from gpucast.warmup.compile_ahead import tasks as listed_tasks
-from host_driver import HostDriver, installed, upload
+from host_driver import Quiet, installed, upload
 from nvrtc_wheels import INSTALLED, load
 
 NAME = "gpucast_float32_to_float8e4m3fn"
@@ -157,16 +156,6 @@ def test_warmup_of_fused_casts(machine: Path) -> None:
     source = fused_source(resolve(dtype("FLOAT"), dtype("BFLOAT16"), Options(rounding="stochastic")), FusedOps())
     assert compiler.compile_for(source.text, source.name, (9, 0))
     assert compiler.compiler().cache.usage()[0] == kept
-
-
-class Quiet(HostDriver):
-    """Notes what is loaded, and computes nothing."""
-
-    def load(self, source: KernelSource | BatchSource) -> Any:
-        self.loaded.append((source.name, 0))
-        return lambda *_: None
-
-    load_many = load
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_axis", "float8e4m3fn_128x128", "float8e4m3fn_tensor"])

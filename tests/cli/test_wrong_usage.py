@@ -36,6 +36,7 @@ USAGE: list[tuple[list[str], str]] = [
     ([*FLOAT, "--rule", "=INT8"], "'=INT8' is no rule"),
     ([*FLOAT, "--rule", "a=float7"], "'float7' is not a dtype"),
     ([*FLOAT, "--scale", "no"], "invalid choice"),
+    ([*FLOAT, "--style", "deepgem-ue8m0"], "did you mean one of deepgemm-ue8m0, "),
     ([*FLOAT, "--shard", "4/4"], "I from 0 to N - 1"),
     ([*FLOAT, "--shard", "1"], "'1' is no share of the work"),
     ([*FLOAT, "--shard", "auto"], "finds neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_NTASKS"),

@@ -15,12 +15,13 @@ import pytest
 
 import gpucast
 from bench.static import functions
-from codes import assert_codes, codes_of, every_code
-from functions_on_host import build, loops, run, wanted
+from codes import assert_codes, codes_of
+from functions_on_host import RANDOM, build, items_of, loops, run, wanted
 from gpucast.codegen.device_functions import WIDTHS
 from gpucast.core.rule import CastRule, Options, resolve
-from gpucast.parity import hard_values
-from gpucast.parity.cases import Case, all_cases, all_pairs
+from gpucast.parity.cases import all_cases, all_pairs
+from gpucast.reference import exact_cast
+from hard_codes import every_or_hard
 from nvrtc_wheels import INSTALLED, load
 
 #: A pair for each path of several values at a time, and each kind of keyword.
@@ -57,25 +58,18 @@ def rule_of(src: Any, dst: Any, keywords: dict[str, Any]) -> CastRule:
     return resolve(gpucast.dtype(src), gpucast.dtype(dst), Options(**keywords))
 
 
-def items_of(chosen: list[Case]) -> list[tuple[str, str, dict[str, Any]]]:
-    """Cases as `device_functions` takes them."""
-    random = ("seed", "offset")
-    kept = ({name: value for name, value in case.attributes if name not in random} for case in chosen)
-    return [(case.rule.src.name, case.rule.dst.name, keywords) for case, keywords in zip(chosen, kept, strict=True)]
-
-
 def check(items: Any, folder: Path, arch: int) -> None:
     """Every function of some rules gives the bits of the reference, for every code of 16 bits and fewer."""
     rules = [rule_of(*item) for item in items]
     library = build(gpucast.device_functions(items) + loops(rules), folder, arch)
     for rule, (_, _, keywords) in zip(rules, items, strict=True):
-        wide = rule.src.bits > 16
-        codes = hard_values.codes(rule.src, rule.dst, 1, 1 / 16, 500) if wide else every_code(rule.src)
+        codes = every_or_hard(rule.src, rule.dst, 3000)
         # Whole groups of four.
         codes = np.resize(codes, -(-codes.size // 4) * 4)
         expected = wanted(rule, codes, keywords)
+        words = exact_cast.random_words(RANDOM, codes.size)
         for end in WIDTHS:
-            assert_codes(run(library, rule, codes, end), expected, f"{rule} {end} {arch}", codes)
+            assert_codes(run(library, rule, codes, end, words), expected, f"{rule} {end} {arch}", codes)
 
 
 @pytest.mark.parametrize("arch", (80, 100))
@@ -119,12 +113,12 @@ def test_fast_math_changes_no_result(arch: str, exhaustive: bool) -> None:
     assert without == "".join(kernels[0][:-1])
 
 
-def test_at_random_the_bits_may_be_the_callers(tmp_path: Path) -> None:
+def test_one_value_takes_its_word_of_a_stream(tmp_path: Path) -> None:
     src, dst = gpucast.dtype("FLOAT"), gpucast.dtype("FLOAT8E5M2")
     text = gpucast.device_function(src, dst, rounding="stochastic")
     loop = """
 extern "C" void run(const float* x, unsigned char* y, int n) {
-    for (int i = 0; i < n; ++i) y[i] = gpucast_float32_to_float8e5m2_stochastic(x[i], gpucast::Random{7, 1}.one(i));
+    for (int i = 0; i < n; ++i) y[i] = gpucast_float32_to_float8e5m2_stochastic(x[i], gpucast::Random{7, 1}, i);
 }
 """
     library = build(text + loop, tmp_path)

@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpucast.codegen.fused_kernel import FusedOps
-from gpucast.codegen.spec import CastSpec, KernelSpec
-from gpucast.core.dtypes import dtype
-from gpucast.core.rule import Options, resolve
+from gpucast.codegen.spec import KernelSpec
 from gpucast.warmup.compile_ahead import WarmupRequest, tasks
 
 REQUEST = WarmupRequest(
@@ -42,16 +39,3 @@ def test_every_kind_is_a_value() -> None:
             spec.rule = None  # type: ignore[attr-defined]
     of_mixed = {"AdjustSpec", "RescaleSpec", "SelectSpec", "NormSpec", "FinishSpec"}
     assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec", "UnitSpec", "GroupedSpec"} | of_mixed
-
-
-def test_a_cast_is_plain_or_fused() -> None:
-    """There is one way to say so: operations that are none are no operations."""
-    plain = resolve(dtype("FLOAT"), dtype("BFLOAT16"))
-    random = resolve(dtype("FLOAT"), dtype("BFLOAT16"), Options(rounding="stochastic"))
-    assert CastSpec.of(plain) == CastSpec(plain)
-    assert CastSpec.of(random) == CastSpec(random, ops=FusedOps())
-    assert CastSpec.of(plain, ops=FusedOps(amax=True)) == CastSpec(plain, ops=FusedOps(amax=True))
-    with pytest.raises(ValueError, match="with nothing beside is a plain cast"):
-        CastSpec(plain, ops=FusedOps()).source()
-    with pytest.raises(ValueError, match="at random has only fused kernels"):
-        CastSpec(random).source()

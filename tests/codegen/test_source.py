@@ -34,14 +34,6 @@ def test_names_are_the_works_and_tell_every_kernel() -> None:
         assert f"({source.name}," in source.kernel
 
 
-def test_the_text_stands_alone() -> None:
-    text = kernel_source(resolve(dtype("DOUBLE"), dtype("FLOAT16"))).text
-    assert "#include" not in text
-    assert text.startswith("// SPDX-License-Identifier: Apache-2.0")
-    # Some thirty lines for the pair, all else is the prelude.
-    assert text.startswith(prelude()) and text[len(prelude()) :].count("\n") < 35
-
-
 INSTRUCTIONS = (Path(__file__).parents[2] / "kernels" / "instructions.cuh").read_text()
 
 
@@ -56,7 +48,7 @@ def test_no_compiler_flag_can_bend_a_result() -> None:
     assert re.findall(r"\b(?:float|double)\(|\bf?(?:abs|min|max|fma)f?\(", re.sub(r"ptx::\w+", "", elsewhere)) == []
     mnemonics = re.findall(r'"([a-z]\w*\.[\w.]+)', inline)
     assert len(mnemonics) > 30
-    # What is said of its result is exact whichever neighbour it gives: tests/quantization/test_quantization_device.py.
+    # What is said of its result is exact whichever neighbour it gives: tests/quantization/test_quantization.py.
     assert [name for name in mnemonics if "ftz" in name or "approx" in name] == ["rcp.approx.ftz.f32"]
     assert "rcp" not in elsewhere
 

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 
 import exact
-import functions_on_host
 import gpucast
-from codes import assert_codes, every_code
-from gpucast.codegen.cast_kernel import host_section, join, kernel_file, options, prelude, structs
+from codes import assert_codes
+from functions_on_host import build, items_of, loops, run
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, has_stochastic
-from gpucast.parity import hard_values
 from gpucast.parity.cases import NUMERIC, stochastic_cases
 from gpucast.reference import exact_cast
+from hard_codes import hard_codes
 
 DESTINATIONS = tuple(row for row in NUMERIC if has_stochastic(row))
 SOURCES = (
@@ -82,27 +81,22 @@ def words_for(codes: np.ndarray, rule: CastRule, rng: np.random.Generator) -> np
     return words
 
 
-def sample(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
-    if src.bits <= 8:
-        return np.repeat(every_code(src), 4 if exhaustive else 1)
-    if src.bits == 16:
-        return np.ascontiguousarray(every_code(src)[11 :: 7 if exhaustive else 331])
-    found = hard_values.codes(src, dst, seed=3, share=1 / 64, random=200)
-    return found if exhaustive else np.ascontiguousarray(found[:: found.size // 300])
-
-
-def wanted_codes(codes: np.ndarray, rule: CastRule, words: np.ndarray) -> np.ndarray:
-    return np.array(exact.cast_codes(codes, rule, words), dtype=rule.dst.code_numpy)
-
-
-def groups(exhaustive: bool) -> list[CastRule]:
+def test_every_implementation_is_the_exact_model(tmp_path: Path, exhaustive: bool) -> None:
     sources = NUMERIC if exhaustive else tuple(map(dtype, SOURCES))
-    return [case.rule for src in sources for dst in DESTINATIONS for case in stochastic_cases(src, dst)]
+    chosen = [case for src in sources for dst in DESTINATIONS for case in stochastic_cases(src, dst)]
+    rules = [case.rule for case in chosen]
+    library = build(gpucast.device_functions(items_of(chosen)) + loops(rules), tmp_path)
+    rng = np.random.default_rng(4)
+    for rule in rules:
+        codes = hard_codes(rule.src, rule.dst, 10_000 if exhaustive else 250)
+        words = words_for(codes, rule, rng)
+        wanted = np.array(exact.cast_codes(codes, rule, words), dtype=rule.dst.code_numpy)
+        assert_codes(exact_cast.apply(codes.view(rule.src.numpy), rule, words).view(wanted.dtype), wanted, rule, codes)
+        assert_codes(run(library, rule, codes, "", words), wanted, f"kernels: {rule}", codes)
 
 
-def functions(group: list[CastRule], folder: Path) -> ctypes.CDLL:
-    """`convert_stochastic` of each rule, and the words of a stream, as host code."""
-    text = """
+#: The words of a stream, and of a block.
+STREAM = """
 extern "C" void random_words(gpucast::u64 seed, gpucast::u64 offset, gpucast::i64 i, gpucast::u32* words, int n) {
     const gpucast::Random random = {seed, offset};
     gpucast::u32 eight[8];
@@ -116,40 +110,11 @@ extern "C" void philox(gpucast::u64 seed, gpucast::u64 low, gpucast::u64 high, g
     const gpucast::RandomBlock block = gpucast::philox(seed, low, high);
     for (int i = 0; i < 4; ++i) words[i] = block.word[i];
 }
-template <typename Src, typename Dst, typename Word, typename In, typename Out, typename R>
-void convert(const In* codes, const gpucast::u32* words, Out* out, int n, R rule) {
-    for (int i = 0; i < n; ++i) out[i] = Out(gpucast::convert_stochastic<Src, Dst>(Word(codes[i]), words[i], rule));
-}
 """
-    for number, rule in enumerate(group):
-        word = "gpucast::u64" if rule.src.bits > 32 else "gpucast::u32"
-        code, out = (f"gpucast::u{max(row.bits, 8)}" for row in (rule.src, rule.dst))
-        text += f"""
-extern "C" void convert_{number}(const {code}* codes, const gpucast::u32* words, {out}* out, int n) {{
-    const gpucast::CastRule<{options(rule)}> rule = {{}};
-    convert<gpucast::{rule.src.name}, gpucast::{rule.dst.name}, {word}>(codes, words, out, n, rule);
-}}
-"""
-    files = [host_section(), prelude(), kernel_file("philox.cuh"), kernel_file("stochastic.cuh")]
-    return functions_on_host.build(join("\n".join(files), dict(structs(*NUMERIC)), [text]), folder)
-
-
-def test_every_implementation_is_the_exact_model(tmp_path: Path, exhaustive: bool) -> None:
-    group = groups(exhaustive)
-    library = functions(group, tmp_path)
-    rng = np.random.default_rng(4)
-    for number, rule in enumerate(group):
-        codes = sample(rule.src, rule.dst, exhaustive)
-        words = words_for(codes, rule, rng)
-        wanted = wanted_codes(codes, rule, words)
-        assert_codes(exact_cast.apply(codes.view(rule.src.numpy), rule, words).view(wanted.dtype), wanted, rule, codes)
-        got = np.empty_like(wanted)
-        library[f"convert_{number}"](*map(_pointer, (codes, words, got)), codes.size)
-        assert_codes(got, wanted, f"kernels: {rule}", codes)
 
 
 def test_words_of_the_kernels(tmp_path: Path) -> None:
-    library = functions([], tmp_path)
+    library = build(gpucast.device_function("FLOAT", "FLOAT8E5M2", rounding="stochastic") + STREAM, tmp_path)
     got = np.empty(29, np.uint32)
     for counter, key, result in KNOWN:
         a, b, c, d, low, high = _words(f"{counter} {key}")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ import pytest
 import gpucast
 from cast_conformance import compare, generate, manifest, quantized, read, reader, report, run
 from cast_conformance.__main__ import main
-from cast_conformance.adapters import load, names
+from cast_conformance.adapters import load
 from cast_conformance.conventions import conventions
 from cast_conformance.numbers import is_nan, value
 from exact import cast_codes
@@ -34,8 +33,6 @@ PAIRS = (
     "DOUBLE:FLOAT16", "DOUBLE:FLOAT", "DOUBLE:FLOAT8E5M2FNUZ", "INT64:BFLOAT16", "INT16:FLOAT16", "INT16:INT4",
     "FLOAT8E5M2:FLOAT16", "FLOAT16:FLOAT8E5M2", "BFLOAT16:BOOL", "UINT2:UINT64",
 )  # fmt: skip
-#: Adapters that cast nothing.
-BLOCKS_ALONE = ("torchao", "compressed_tensors", "microxcaling")
 FORMATS = ("nvfp4", "mxfp8e4m3", "int8_tensor", "float8e4m3fn_128x128", "compressed-tensors-mxfp8")
 
 
@@ -350,31 +347,6 @@ class Lent:
 
     def get(self) -> Any:
         return self.x
-
-
-@pytest.mark.parametrize("name", [name for name in names() if name not in ("triton", *BLOCKS_ALONE)])
-def test_an_adapter_gives_codes(name: str) -> None:
-    """Every library that is installed casts at least one of the pairs."""
-    try:
-        adapter = load(name)
-    except ImportError as error:
-        pytest.skip(f"{name}: {str(error)[:80]}")
-    found = run.run(
-        adapter, name, getattr(adapter, "MODES", ("",))[:1], [("FLOAT", "FLOAT16"), ("FLOAT8E5M2", "FLOAT16")]
-    )
-    assert found[0].pairs, found[0].refused
-    assert adapter.version()
-
-
-@pytest.mark.peers
-def test_tritons_interpreter_gives_codes(tables: Path) -> None:
-    """In a process of its own: its interpreter is chosen with its first import."""
-    pytest.importorskip("triton")
-    paths = os.pathsep.join(map(str, (PACKAGE.parent, Path(gpucast.__file__).parents[1])))
-    environment = os.environ | {"CAST_CONFORMANCE_TABLES": str(tables), "PYTHONPATH": paths}
-    command = [sys.executable, "-m", "cast_conformance", "triton", "--pairs", "INT16:FLOAT16"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, "1 as onnx exact" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ["ml_dtypes", pytest.param("torch", marks=pytest.mark.peers)])

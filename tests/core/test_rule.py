@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
+import exact
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.rule import (
     CAST_VERSIONS,
@@ -16,6 +18,7 @@ from gpucast.core.rule import (
     CastRule,
     Options,
     first_opset,
+    holds,
     newest_version,
     resolve,
 )
@@ -25,25 +28,10 @@ FLOAT, E4M3, FNUZ, E5M2, E8M0 = map(dtype, ("FLOAT", "FLOAT8E4M3FN", "FLOAT8E5M2
 
 
 def test_an_opset_selects_the_newest_version_up_to_it() -> None:
-    wanted = {
-        1: 1,
-        5: 1,
-        6: 6,
-        8: 6,
-        9: 9,
-        12: 9,
-        13: 13,
-        18: 13,
-        19: 19,
-        20: 19,
-        21: 21,
-        22: 21,
-        23: 23,
-        24: 24,
-        27: 25,
-    }
-    assert {opset: newest_version(opset) for opset in wanted} == wanted
-    assert newest_version(28) == 28 and newest_version(28, CASTLIKE_VERSIONS) == 25
+    versions = (1, 6, 9, 13, 19, 21, 23, 24, 25, 28)
+    for opset in range(1, 29):
+        assert newest_version(opset) == max(version for version in versions if version <= opset)
+    assert newest_version(28, CASTLIKE_VERSIONS) == 25
     for opset in (0, -1, 29, 10**9):
         with pytest.raises(ValueError, match=rf"^cast: opset={opset} is not supported; expected 1 to 28"):
             newest_version(opset)
@@ -103,6 +91,16 @@ def test_the_rules_themselves() -> None:
     # The same type is a copy, whatever else was asked.
     assert resolve(E4M3, E4M3, Options(saturate=False)) == CastRule(E4M3, E4M3)
     assert resolve(FLOAT, FLOAT, Options(overflow="saturate")) == CastRule(FLOAT, FLOAT)
+
+
+def test_a_type_that_holds_all_numbers_rounds_none() -> None:
+    for src, dst in itertools.product(DTYPES, [row for row in DTYPES if row.family == "float"]):
+        rule = resolve(src, dst, Options(rounding="odd"))
+        assert (rule.rounding == "odd") == (src is not dst and not holds(dst, src))
+        if src.family not in ("bool", "string") and src.bits <= 16:
+            every = [exact.decode(src, code).magnitude for code in range(0, 1 << src.bits, 1 if src.bits <= 8 else 331)]
+            same = [exact.decode(dst, exact.round_magnitude(one, dst)).magnitude for one in every]
+            assert holds(dst, src) == (same == every and max(every) <= dst.max)
 
 
 @pytest.mark.parametrize(

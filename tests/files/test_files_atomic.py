@@ -10,12 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from gpucast import files
-from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from gpucast.files.atomic import inside
 from tensors import full_disk, leftovers
@@ -114,29 +111,3 @@ def test_a_file_that_is_replaced_gives_no_rights_of_its_owner_to_the_new_one() -
     os.chmod("x.npy", 0o6755)
     files.save("x.npy", {"x": np.zeros(4, np.float32)})
     assert os.stat("x.npy").st_mode & 0o7777 == 0o755
-
-
-# ---- models that no checker has seen ----
-
-
-def model(*nodes: onnx.NodeProto, names: str = "wv", values: list[str] | None = None) -> onnx.ModelProto:
-    initializers = [numpy_helper.from_array(np.ones((2, 2), np.float32), name) for name in names]
-    graph = helper.make_graph(nodes, "graph", [], [], initializers)
-    graph.value_info.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in values or ())
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)])
-
-
-@pytest.mark.parametrize(
-    "node",
-    [
-        helper.make_node("Cast", ["w"], [], to=TensorProto.FLOAT16),
-        helper.make_node("Cast", ["w", "v"], ["y"], to=TensorProto.FLOAT16),
-        helper.make_node("Cast", ["w", "w"], ["y"], to=TensorProto.FLOAT16),
-    ],
-)
-def test_a_cast_without_one_input_and_one_output(node: onnx.NodeProto) -> None:
-    onnx.save(model(node), "x.onnx")
-    assert main(["convert", "x.onnx", "y.onnx", "--to", "FLOAT16", "--quiet"]) == 0
-    made = onnx.load("y.onnx").graph
-    assert [node.op_type for node in made.node].count("Cast") == 1 + len(set(node.input))
-    assert len({proto.name for proto in made.initializer}) == 2

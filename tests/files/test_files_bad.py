@@ -113,23 +113,21 @@ def npy_header(descr: str = "'<f4'", order: str = "False", shape: str = "(2,)") 
         (npy_bytes(npy_header(shape=f"({HUGE}, {HUGE})"), bytes(8)), "2\\^63"),
         (npy_bytes(npy_header(shape=f"(0, {HUGE}, {HUGE})")), "2\\^63"),
         (npy_bytes(npy_header(), bytes(9)), "claims 8 bytes of data, the file holds 9"),
-        (npy_bytes(npy_header(shape="(-2,)"), bytes(8)), "shape"),
-        (npy_bytes(npy_header(shape="(2.0,)"), bytes(8)), "shape"),
-        (npy_bytes(npy_header(shape="(True,)"), bytes(4)), "shape"),
+        *((npy_bytes(npy_header(shape=shape), bytes(8)), "shape") for shape in ("(-2,)", "(2.0,)", "(True,)")),
         (npy_bytes(npy_header(shape="[2]"), bytes(8)), "malformed"),
         (npy_bytes(npy_header(shape="(1,) * 2"), bytes(8)), "no dictionary"),
         (npy_bytes(npy_header(shape="(" + "1," * 65 + ")"), bytes(4)), "64 lengths"),
         (npy_bytes(npy_header(order="0"), bytes(8)), "malformed"),
-        (npy_bytes(npy_header(descr="'|O'"), bytes(16)), "pickled Python objects"),
-        (npy_bytes(npy_header(descr="[('a', '|O')]"), bytes(16)), "pickled Python objects"),
-        (npy_bytes(npy_header(descr="'<q9'"), bytes(16)), "unknown type"),
-        (npy_bytes(npy_header(descr="3"), bytes(16)), "unknown type"),
-        (npy_bytes(npy_header(descr="[('bfloat16', 1, 2, 3)]"), bytes(16)), "unknown type"),
+        *(
+            (npy_bytes(npy_header(descr=descr), bytes(16)), message)
+            for message, kinds in (
+                ("pickled Python objects", ("'|O'", "[('a', '|O')]")),
+                ("unknown type", ("'<q9'", "3", "[('bfloat16', 1, 2, 3)]")),
+            )
+            for descr in kinds
+        ),
         (npy_bytes(npy_header(descr="'<U0'", shape=f"({HUGE},)")), "no bytes"),
-        (npy_bytes("{}"), "no dictionary"),
-        (npy_bytes("(" * 9000), "no dictionary"),
-        (npy_bytes("-" * 9000 + "1"), "no dictionary"),
-        (npy_bytes("'\\d'"), "no dictionary"),
+        *((npy_bytes(text), "no dictionary") for text in ("{}", "(" * 9000, "-" * 9000 + "1", "'\\d'")),
         (npy_bytes(npy_header(), bytes(8), version=(9, 9)), "version 9.9"),
         (npy_bytes(npy_header(), bytes(8), version=(2, 0), length=1 << 31), "claims 2147483648 bytes"),
         (npy_bytes(npy_header(), bytes(8), length=9999), "header is truncated"),
@@ -230,22 +228,17 @@ def entry(code: object = "F32", shape: object = (2,), offsets: object = (0, 8)) 
         (struct.pack("<Q", HUGE), f"header claims {HUGE} bytes"),
         (struct.pack("<Q", (1 << 64) - 1) + b"{}", "header claims"),
         (b"1234567", "has 7 bytes"),
-        (safetensors_bytes(b"[]"), "no JSON object"),
-        (safetensors_bytes(b""), "no JSON object"),
-        (safetensors_bytes(b"{"), "no JSON object"),
-        (safetensors_bytes(b"{" * 50_000), "no JSON object"),
-        (safetensors_bytes(b'{"a":' * 50_000), "no JSON object"),
-        (safetensors_bytes(b'{"\xff": 1}'), "no JSON object"),
-        (safetensors_bytes(b'{"a":' + b"9" * 5000 + b"}"), "no JSON object"),
+        *(
+            (safetensors_bytes(text), "no JSON object")
+            for text in (b"[]", b"", b"{" * 50_000, b'{"a":' * 50_000, b'{"\xff": 1}', b'{"a":' + b"9" * 5000 + b"}")
+        ),
         (safetensors_bytes(b'{"a": {}, "a": {}}'), "has 'a' twice"),
         (safetensors_bytes(b'{"a": {"dtype": "F32", "dtype": "F16"}}'), "has 'dtype' twice"),
-        (safetensors_bytes({"a": 1}), "needs dtype"),
-        (safetensors_bytes({"a": entry(code=3)}, bytes(8)), "needs dtype"),
-        (safetensors_bytes({"a": entry(shape=None)}, bytes(8)), "needs dtype"),
-        (safetensors_bytes({"a": entry(offsets=(0, 8.0))}, bytes(8)), "needs dtype"),
-        (safetensors_bytes({"a": entry(offsets=(8, 0))}, bytes(8)), "needs dtype"),
-        (safetensors_bytes({"a": entry(offsets=(-8, 0))}, bytes(8)), "needs dtype"),
-        (safetensors_bytes({"a": entry(offsets=(0, True))}, bytes(8)), "needs dtype"),
+        *((safetensors_bytes({"a": one}, bytes(8)), "needs dtype") for one in (1, entry(code=3), entry(shape=None))),
+        *(
+            (safetensors_bytes({"a": entry(offsets=offsets)}, bytes(8)), "needs dtype")
+            for offsets in ((0, 8.0), (8, 0), (-8, 0), (0, True))
+        ),
         (safetensors_bytes({"a": entry(shape=[-2])}, bytes(8)), "shape"),
         (safetensors_bytes({"a": entry(shape=[HUGE])}, bytes(8)), "takes"),
         (safetensors_bytes({"a": entry(shape=[HUGE, HUGE])}, bytes(8)), "2\\^63"),

@@ -34,18 +34,6 @@ def test_a_type_that_a_format_lacks_is_refused_by_name(suffix: str, row: DType, 
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-def test_all_types_share_a_file(suffix: str, tmp_path: Path) -> None:
-    path = str(tmp_path / f"x{suffix}")
-    rows = [row for row in DTYPES if suffix == ".npz" or row.family != "string"]
-    tensors = {f"layers.{i}/{row.name} é": sample(row, (i, 3), i) for i, row in enumerate(rows)}
-    files.save(path, tensors)
-    loaded = files.load(path)
-    assert set(loaded) == set(tensors)
-    for (name, x), row in zip(tensors.items(), rows, strict=True):
-        assert_same(loaded[name], x, row)
-
-
 @pytest.mark.parametrize(("suffix", "row"), HELD, ids=ids)
 def test_small_pieces_join_to_the_whole(suffix: str, row: DType, tmp_path: Path) -> None:
     path = str(tmp_path / f"x{suffix}")

@@ -31,7 +31,7 @@ def test_wrong_arguments_have_documented_errors(name: str, tmp_path: Path, monke
     call = CALLS[name]
     call.function(**call.arguments())
     refused, problems = 0, []
-    for argument in (*call.arguments(), *call.more):
+    for argument in call.names():
         for wrong, made in WRONG.items():
             given = call.arguments() | {argument: made()}
             before = image(given)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import datetime
 import decimal
 import fractions
+import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -19,14 +20,20 @@ from gpucast import layers, mixed, quantization, reference
 
 @dataclass(frozen=True)
 class Call:
-    """A function and arguments for it, made anew for each call; those named in `tried` are replaced in turn."""
+    """A function and arguments for it, made anew for each call."""
 
     function: Callable[..., Any]
     arguments: Callable[[], dict[str, Any]]
-    #: Keywords that the call does without, and that are tried too.
-    more: tuple[str, ...] = ()
     #: Errors beside TypeError, ValueError, OverflowError and RuntimeError that its documentation names.
-    also: tuple[type[Exception], ...] = field(default=())
+    also: tuple[type[Exception], ...] = ()
+    #: Keywords that its signature does not tell.
+    more: tuple[str, ...] = ()
+
+    def names(self) -> list[str]:
+        """The arguments, and the other keywords that the function has."""
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        known = inspect.signature(self.function).parameters.values()
+        return [*dict.fromkeys([*self.arguments(), *(one.name for one in known if one.kind not in kinds), *self.more])]
 
 
 def x() -> np.ndarray[Any, Any]:
@@ -42,69 +49,62 @@ def quantized() -> gpucast.Quantized:
     return made
 
 
-def _backward(layer: Any, dy: Any) -> Any:
+def _backward(dy: Any) -> Any:
     made = layers.Cast("FLOAT16")
     made.forward(x())
-    return made.backward(dy) if layer is None else layer
+    return made.backward(dy)
 
 
-_ATTRIBUTES = ("saturate", "round_mode", "opset", "rounding", "overflow")
-_RANDOM = ("seed", "offset")
-_CAST = (*_ATTRIBUTES, *_RANDOM, "scale", "amax", "device", "out", "copy")
 _LIKE = {"like": np.zeros(1, np.float16)}
 
 CALLS: dict[str, Call] = {
-    "cast": Call(gpucast.cast, lambda: {"x": x(), "to": "FLOAT16"}, _CAST),
-    "cast of packed": Call(gpucast.cast, lambda: {"x": packed(), "to": "FLOAT16"}, _CAST),
-    "cast at random": Call(
-        gpucast.cast, lambda: {"x": x(), "to": "FLOAT16", "rounding": "stochastic", "seed": 1}, _CAST
-    ),
-    "cast_like": Call(gpucast.cast_like, lambda: {"x": x()} | _LIKE, _CAST),
+    "cast": Call(gpucast.cast, lambda: {"x": x(), "to": "FLOAT16"}),
+    "cast of packed": Call(gpucast.cast, lambda: {"x": packed(), "to": "FLOAT16"}),
+    "cast at random": Call(gpucast.cast, lambda: {"x": x(), "to": "FLOAT16", "rounding": "stochastic", "seed": 1}),
+    "cast_like": Call(gpucast.cast_like, lambda: {"x": x()} | _LIKE),
     "cast_many": Call(
         gpucast.cast_many,
         lambda: {"arrays": {"a": x(), "b": [x()]}, "to": "FLOAT16"},
-        (*_ATTRIBUTES, *_RANDOM, "scale", "amax", "finite", "out"),
     ),
-    "cast_report": Call(gpucast.cast_report, lambda: {"x": x(), "to": "FLOAT16"}, _ATTRIBUTES),
-    "reference.cast": Call(reference.cast, lambda: {"x": x(), "to": "FLOAT16"}, (*_ATTRIBUTES, *_RANDOM)),
+    "cast_report": Call(gpucast.cast_report, lambda: {"x": x(), "to": "FLOAT16"}),
+    "reference.cast": Call(reference.cast, lambda: {"x": x(), "to": "FLOAT16"}),
     "dtype": Call(gpucast.dtype, lambda: {"anything": "FLOAT"}),
     "finfo": Call(gpucast.finfo, lambda: {"kind": "FLOAT"}),
     "iinfo": Call(gpucast.iinfo, lambda: {"kind": "INT4"}),
-    "empty": Call(gpucast.empty, lambda: {"shape": (2, 3), "dtype": "FLOAT"}, ("device",), (MemoryError,)),
-    "empty_like": Call(gpucast.empty_like, lambda: {"x": x()}, ("dtype", "device")),
+    "empty": Call(gpucast.empty, lambda: {"shape": (2, 3), "dtype": "FLOAT"}, (MemoryError,)),
+    "empty_like": Call(gpucast.empty_like, lambda: {"x": x()}),
     "from_bytes": Call(gpucast.from_bytes, lambda: {"buffer": bytes(3), "dtype": "INT4", "shape": (2, 3)}),
     "from_dlpack": Call(gpucast.from_dlpack, lambda: {"x": x()}),
     "to_dlpack": Call(gpucast.to_dlpack, lambda: {"x": x()}, also=(BufferError,)),
-    "device_function": Call(gpucast.device_function, lambda: {"src": "FLOAT", "dst": "INT4"}, _ATTRIBUTES),
+    "device_function": Call(gpucast.device_function, lambda: {"src": "FLOAT", "dst": "INT4"}),
     "device_functions": Call(gpucast.device_functions, lambda: {"functions": [("FLOAT", "INT4")]}),
-    "ufunc": Call(gpucast.ufunc, lambda: {"expression": "a + b", "out": "FLOAT16"}, ("compute", *_ATTRIBUTES)),
+    "ufunc": Call(gpucast.ufunc, lambda: {"expression": "a + b", "out": "FLOAT16"}),
     "call of a ufunc": Call(
-        gpucast.ufunc("a + b", "FLOAT16"), lambda: {"a": x(), "b": x()}, (*_RANDOM, "scale", "amax", "out")
+        gpucast.ufunc("a + b", "FLOAT16"), lambda: {"a": x(), "b": x()}, more=("seed", "offset", "scale", "amax", "out")
     ),
     # With no pairs nothing is compiled; None would be all pairs.
     "warmup": Call(
         lambda arch, **more: gpucast.warmup([], arch, **more),
         lambda: {"arch": "sm_90"},
-        ("scale", "amax", "transposed", "fused", *_ATTRIBUTES),
+        more=("scale", "amax", "transposed", "fused", "saturate", "round_mode", "opset", "rounding", "overflow"),
     ),
     "warmup pairs": Call(lambda pair: gpucast.warmup([pair], "sm_90"), lambda: {"pair": ("FLOAT", "FLOAT16")}),
     "PackedArray": Call(gpucast.PackedArray, lambda: {"data": np.zeros(3, np.uint8), "dtype": "INT4", "shape": (2, 3)}),
-    "pack": Call(gpucast.PackedArray.pack, lambda: {"x": x().astype(ml_dtypes.int4)}, ("dtype",)),
-    "packed index": Call(lambda a, at: a[at], lambda: {"a": packed(), "at": 0}, (), (IndexError, KeyError)),
+    "pack": Call(gpucast.PackedArray.pack, lambda: {"x": x().astype(ml_dtypes.int4)}),
+    "packed index": Call(lambda a, at: a[at], lambda: {"a": packed(), "at": 0}, (IndexError, KeyError)),
     "packed reshape": Call(lambda one, shape: packed().reshape(shape), lambda: {"one": 1, "shape": (3, 2)}),
     "quantize": Call(
         gpucast.quantize,
         lambda: {"x": np.ones((2, 32), np.float32), "format": "mxfp8e4m3"},
-        ("axis", "scale_layout", "transpose", "rounding", "seed", "offset", "scale", "device"),
     ),
     "dequantize": Call(gpucast.dequantize, lambda: {"q": quantized(), "to": "FLOAT"}),
     "Quantized": Call(
         gpucast.Quantized,
         lambda: {name: getattr(quantized(), name) for name in gpucast.Quantized.__dataclass_fields__},
     ),
-    "Cast": Call(layers.Cast, lambda: {"to": "FLOAT16"}, ("saturate", "round_mode", "training", "lda_coeff", "name")),
+    "Cast": Call(layers.Cast, lambda: {"to": "FLOAT16"}),
     "forward": Call(lambda x: layers.Cast("FLOAT16").forward(x), lambda: {"x": x()}),
-    "backward": Call(lambda dy: _backward(None, dy), lambda: {"dy": x()}),
+    "backward": Call(_backward, lambda: {"dy": x()}),
     "CastLike": Call(lambda x, like: layers.CastLike().forward(x, like), lambda: {"x": x()} | _LIKE),
     "get_policy": Call(mixed.get_policy, lambda: {"text": "p=f32,c=bf16"}),
     "Policy": Call(mixed.Policy, lambda: {"param_dtype": "FLOAT", "compute_dtype": "FLOAT16", "output_dtype": "FLOAT"}),
@@ -112,24 +112,20 @@ CALLS: dict[str, Call] = {
         lambda tree: mixed.get_policy("p=f32,c=bf16").cast_to_compute(tree), lambda: {"tree": {"a": x()}}
     ),
     "StaticLossScale": Call(mixed.StaticLossScale, lambda: {"loss_scale": 2.0}),
-    "DynamicLossScale": Call(
-        mixed.DynamicLossScale, lambda: {"loss_scale": 2.0}, ("counter", "period", "factor", "min_loss_scale")
-    ),
-    "DelayedScaling": Call(
-        mixed.DelayedScaling, lambda: {"to": "FLOAT8E4M3FN"}, ("tensors", "history", "margin", "power_of_two")
-    ),
+    "DynamicLossScale": Call(mixed.DynamicLossScale, lambda: {"loss_scale": 2.0}),
+    "DelayedScaling": Call(mixed.DelayedScaling, lambda: {"to": "FLOAT8E4M3FN"}),
     "scale": Call(lambda tree, to: mixed.StaticLossScale(2.0).scale(tree, to=to), lambda: {"tree": [x()], "to": None}),
     "unscale": Call(
         lambda grads, **more: mixed.StaticLossScale(2.0).unscale(grads, **more),
         lambda: {"grads": [x()]},
-        ("to", "out", "finite"),
+        more=("to", "out", "finite"),
     ),
     "adjust": Call(lambda finite: mixed.DynamicLossScale(2.0).adjust(finite), lambda: {"finite": True}),
     "load_state_dict": Call(
         lambda **state: mixed.DynamicLossScale(2.0).load_state_dict(state),
         lambda: mixed.DynamicLossScale(2.0).state_dict(),
     ),
-    "select_tree": Call(mixed.select_tree, lambda: {"finite": True, "new": {"a": x()}, "old": {"a": x()}}, ("out",)),
+    "select_tree": Call(mixed.select_tree, lambda: {"finite": True, "new": {"a": x()}, "old": {"a": x()}}),
     "swizzle": Call(quantization.swizzle.swizzle, lambda: {"scales": np.zeros((2, 3), np.uint8)}),
     "unswizzle": Call(quantization.swizzle.unswizzle, lambda: {"scales": np.zeros(512, np.uint8), "shape": (2, 3)}),
 }

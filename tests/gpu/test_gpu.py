@@ -4,7 +4,6 @@ the siblings of these tests without a GPU are in tests/gpu/test_streams.py, test
 
 from __future__ import annotations
 
-import pickle
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import pytest
 import gpucast
 from codes import assert_same, values
 from gpucast import PackedArray
-from gpucast.parity.cases import NUMERIC
 
 PROBLEM = gpucast.gpu.devices.unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=f"siblings run without a GPU: {PROBLEM}")]
@@ -34,21 +32,6 @@ def test_graphs() -> None:
         graph.launch()
         stream.synchronize()
     assert np.array_equal(out.get(), host.astype(np.float16))
-
-
-@pytest.mark.parametrize("dst", ["INT8", "FLOAT16", "DOUBLE"])
-def test_transposes_and_unaligned_ends(dst: str) -> None:
-    import cupy
-
-    host = np.random.default_rng(1).standard_normal((3, 130, 70)).astype(np.float32)
-    wanted = gpucast.reference.cast(host, dst)
-    out = cupy.empty((3, 70, 130), wanted.dtype)
-    assert np.array_equal(
-        gpucast.cast(cupy.asarray(host).transpose(0, 2, 1), dst, out=out).get(), wanted.transpose(0, 2, 1)
-    )
-    flat = cupy.empty(host.size + 1, wanted.dtype)
-    gpucast.cast(cupy.asarray(host).ravel(), dst, out=flat[1:])
-    assert np.array_equal(flat[1:].get(), wanted.ravel())
 
 
 def test_more_than_2_31_elements() -> None:
@@ -104,22 +87,6 @@ def test_torch_graphs(torch: Any) -> None:
     assert_same(y.cpu().numpy(), gpucast.reference.cast(other, "FLOAT16"))
 
 
-def test_torch_and_dlpack(torch: Any) -> None:
-    import cupy
-
-    from gpucast.interop import dlpack
-
-    for row in NUMERIC:
-        if row.packed or not hasattr(torch, row.numpy_name):
-            continue
-        x = cupy.asarray(values(row, (67, 130)).view(row.code_numpy)).view(row.numpy)
-        for view in (x, x.T, x[1:, ::2]):
-            y = torch.from_dlpack(dlpack.Export(view))
-            assert y.data_ptr() == view.data.ptr and y.dtype is getattr(torch, row.numpy_name)
-            back = dlpack.take(y, "test")
-            assert (back.data.ptr, back.strides, back.dtype) == (view.data.ptr, view.strides, view.dtype)
-
-
 def test_cuda_array_interface_with_a_stream() -> None:
     import cupy
 
@@ -138,11 +105,3 @@ def test_cuda_array_interface_with_a_stream() -> None:
         assert int(gpucast.cast(Interface(stream.ptr), "INT32").sum()) == i << 20
         assert int(gpucast.cast(Interface(1), "INT32")[0]) == i
     assert isinstance(gpucast.cast(Interface(None), "INT32"), cupy.ndarray)
-
-
-def test_packed_arrays_pickle_by_way_of_the_host() -> None:
-    host = values("INT4", (67, 130))
-    packed = gpucast.cast(host, "INT4", device="cuda")
-    again = pickle.loads(pickle.dumps(packed))
-    assert isinstance(again, PackedArray) and again.device == packed.device
-    assert_same(again.get(), host)

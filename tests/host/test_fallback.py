@@ -55,11 +55,6 @@ def test_the_reference_does_the_work_and_says_so_once() -> None:
         assert run(WORK, GPUCAST_HOST_LEVEL=level) == [results]
 
 
-def test_info_says_why() -> None:
-    (line,) = run("from gpucast.host import extension; print(extension.status())", GPUCAST_NO_HOST="1")
-    assert line == "slow, by the reference: GPUCAST_NO_HOST=1 is set; unset it"
-
-
 @pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
 def test_levels_that_are_not_there() -> None:
     code = "from gpucast.host import extension; print(extension.status())"

@@ -42,6 +42,8 @@ class Library(NamedTuple):
     views: bool = False
     writable: bool = False
     lazy: bool = False
+    #: Its transforms of functions: the whole array at once, and row by row.
+    transforms: Callable[[Any], tuple[Any, ...]] = lambda function: ()
     #: Whether the numbers of a quantized array come back as an array of the library.
     comes_back: bool = False
     #: A package or a fixture.
@@ -76,6 +78,15 @@ def new_jax(x: np.ndarray) -> Any:
     return importlib.import_module("jax.numpy").asarray(x)
 
 
+def of_jax(function: Any) -> tuple[Any, ...]:
+    jax = importlib.import_module("jax")
+    return jax.jit(function), jax.vmap(function)
+
+
+def of_torch(function: Any) -> tuple[Any, ...]:
+    return function, importlib.import_module("torch").vmap(function)
+
+
 WHOLE = [row for row in NUMERIC if not row.packed]
 SOME = [dtype(name) for name in ("FLOAT16", "FLOAT8E4M3FN", "INT4")]
 LIBRARIES = {
@@ -83,8 +94,8 @@ LIBRARIES = {
     # Its kernels are compiled one by one.
     "interface": Library(Interface, from_interface, [dtype("FLOAT")], SOME, views=True, writable=True, needs="driver"),
     "dask": Library(to_dask, from_dask, NUMERIC, SOME, views=True, lazy=True, needs="dask"),
-    "jax": Library(new_jax, from_jax, HELD_BY_JAX, comes_back=True, needs="jax"),
-    "torch": Library(tensor, from_torch, [], writable=True, comes_back=True, needs="torch"),
+    "jax": Library(new_jax, from_jax, HELD_BY_JAX, transforms=of_jax, comes_back=True, needs="jax"),
+    "torch": Library(tensor, from_torch, [], writable=True, transforms=of_torch, comes_back=True, needs="torch"),
     "torch on a GPU": Library(
         lambda x: tensor(x).cuda(), from_torch, [], writable=True, comes_back=True, needs="torch"
     ),
@@ -139,6 +150,9 @@ KEYWORDS: list[tuple[str, dict[str, Any]]] = [
     ("INT4", {"scale": 2.0, "overflow": "saturate"}),
     ("FLOAT8E5M2", {"rounding": "stochastic", "seed": 2**64 - 1, "offset": 5}),
     ("FLOAT4E2M1", {"scale": 0.1, "rounding": "stochastic", "seed": 0}),
+    ("FLOAT8E4M3FN", {"rounding": "upward"}),
+    # JAX would make a FLOAT of the scale.
+    ("FLOAT", {"scale": 0.1}),
 ]
 
 
@@ -154,6 +168,13 @@ def test_keywords(library: Library, to: str, keywords: dict[str, Any]) -> None:
     wanted = gpucast.cast(x, to, **keywords)
     for _ in range(2):
         assert_same(library.get(gpucast.cast(given, to, **keywords), row), wanted)
+    # Each row of a batch is cast as if it were alone.
+    rows = np.stack([gpucast.cast(part, to, **keywords) for part in x])
+    for function, expected in zip(
+        library.transforms(lambda x: gpucast.cast(x, to, **keywords)), (wanted, rows), strict=False
+    ):
+        if not (to == "INT4" and library.needs == "torch"):
+            assert_same(library.get(function(given), row), expected)
 
 
 def test_amax(library: Library) -> None:

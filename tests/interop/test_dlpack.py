@@ -7,7 +7,6 @@ import ctypes
 import gc
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -72,7 +71,7 @@ def test_every_type_of_whole_bytes_both_ways(row: DType) -> None:
             taken = dlpack.take(lent, "test")
             assert_same(taken, view)
             assert not view.size or (taken.ctypes.data, taken.strides) == (view.ctypes.data, view.strides)
-            again = dlpack.take(dlpack.Export(view), "test")
+            again = gpucast.from_dlpack(gpucast.to_dlpack(view))
             assert_same(again, view)
             assert not view.size or again.ctypes.data == view.ctypes.data
 
@@ -173,13 +172,9 @@ def test_versions_and_flags() -> None:
         dlpack.take(Lender(host, (2, 32, 1), (1, 0), major=2), "cast")
     shifted = dlpack.take(Lender(host[:2], (2, 32, 1), byte_offset=8), "cast")
     assert shifted.tolist() == [2, 3]
-
-
-def test_no_strides_mean_row_major_order() -> None:
-    """As versions before 1.2 may have it."""
-    host = np.arange(6, dtype=np.float32).reshape(2, 3)
-    none = Lender(host, (2, 32, 1), strides=ctypes.POINTER(ctypes.c_int64)())
-    assert dlpack.take(none, "cast").tolist() == host.tolist()
+    # No strides mean row-major order, as versions before 1.2 may have it.
+    none = Lender(host.reshape(2, 2), (2, 32, 1), strides=ctypes.POINTER(ctypes.c_int64)())
+    assert dlpack.take(none, "cast").tolist() == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -278,11 +273,6 @@ def test_what_fails_to_lend() -> None:
         gpucast.cast(Nowhere(np.zeros(3, np.float32), (2, 32, 1)), "INT8")
 
 
-def test_export_refuses_what_nobody_takes() -> None:
-    with pytest.raises(BufferError, match="INT4 cannot be exported"):
-        dlpack.Export(np.zeros(3, np.uint8).view(ml_dtypes.int4))
-
-
 @pytest.mark.parametrize(
     ("fields", "match"),
     [
@@ -305,27 +295,10 @@ def test_fields_that_contradict_are_refused(fields: dict[str, Any], match: str, 
     assert np.asarray(dlpack.take(empty, "test")).shape == (0,)
 
 
-@pytest.mark.parametrize("row", [row for row in DTYPES if row.family != "string" and not row.packed], ids=str)
-def test_arrays_go_and_come_of_every_whole_byte_type(row: DType) -> None:
-    x = values(row, (3, 5))[:, ::2]
-    y = gpucast.from_dlpack(gpucast.to_dlpack(x))
-    assert_same(y, x)
-    assert np.shares_memory(y.view(row.code_numpy), x.view(row.code_numpy)) or row.family == "bool"
-
-
-def test_packed_arrays_and_arrays_on_a_device_go_and_come(driver: HostDriver) -> None:
-    pairs = PackedArray.pack(values("FLOAT4E2M1", (2, 4)))
-    y = gpucast.from_dlpack(gpucast.to_dlpack(pairs))
-    assert isinstance(y, PackedArray) and y.shape == (2, 4) and y.tobytes() == pairs.tobytes()
-    lender = Lender(np.arange(4, dtype=np.uint8), kind(dtype("FLOAT8E5M2")), device_type=2, device_id=1)
-    z = gpucast.from_dlpack(lender)
-    assert z.device.id == 1 and z.dtype == ml_dtypes.float8_e5m2 and download(z).view(np.uint8).tolist() == [0, 1, 2, 3]
-
-
 def test_what_dlpack_does_not_take() -> None:
     with pytest.raises(TypeError, match="from_dlpack: list has no __dlpack__"):
         gpucast.from_dlpack([1, 2])
     with pytest.raises(TypeError, match="to_dlpack: list is no array"):
         gpucast.to_dlpack([1, 2])
-    with pytest.raises(BufferError, match="INT4"):
+    with pytest.raises(BufferError, match="INT4 cannot be exported"):
         gpucast.to_dlpack(values("INT4", 4))

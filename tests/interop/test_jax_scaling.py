@@ -12,11 +12,10 @@ import gpucast
 from gpucast.mixed import DelayedScaling
 
 jax = pytest.importorskip("jax")
+from gpucast.interop.jax_scaling import DelayedScales  # noqa: E402
 
 
 def test_a_step_within_jit_is_that_of_the_object() -> None:
-    from gpucast.interop.jax_scaling import DelayedScales
-
     rng = np.random.default_rng(0)
     for to, settings in (("FLOAT8E4M3FN", {}), ("FLOAT16", {"margin": 64, "power_of_two": True})):
 
@@ -55,8 +54,6 @@ def test_a_step_within_jit_is_that_of_the_object() -> None:
     ],
 )
 def test_magnitudes_of_other_types_are_those_of_the_object(name: str, codes: list[int]) -> None:
-    from gpucast.interop.jax_scaling import DelayedScales
-
     kind = gpucast.dtype(name)
     x = np.array(codes, kind.code_numpy).view(kind.numpy)
     kept = DelayedScaling("FLOAT8E4M3FN")
@@ -68,14 +65,10 @@ def test_magnitudes_of_other_types_are_those_of_the_object(name: str, codes: lis
 
 
 def test_a_numpy_array_of_double_is_measured_without_64_bits_in_jax() -> None:
-    from gpucast.interop.jax_scaling import DelayedScales
-
     assert DelayedScales.start().cast(np.array([1.5, -3], np.float64), "FLOAT8E4M3FN")[1].amax.tolist() == [3]
 
 
 def test_gradients_and_small_numbers() -> None:
-    from gpucast.interop.jax_scaling import DelayedScales
-
     scales = DelayedScales.start()._replace(scale=jax.numpy.float32([2.0]))
     slope = jax.grad(lambda x: scales.cast(x, "FLOAT8E4M3FN")[0].astype("float32").sum())(jax.numpy.ones(3))
     assert slope.tolist() == [2, 2, 2]
@@ -96,8 +89,6 @@ def test_gradients_and_small_numbers() -> None:
     ],
 )
 def test_a_tensor_without_a_scale_is_refused(tensor: Any, error: type[Exception], words: str) -> None:
-    from gpucast.interop.jax_scaling import DelayedScales
-
     scales, x = DelayedScales.start(2), jax.numpy.ones(3)
     for cast in (scales.cast, jax.jit(scales.cast, static_argnums=(1, 2))):
         with pytest.raises(error, match=words):

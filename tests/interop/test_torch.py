@@ -69,8 +69,14 @@ def test_large_results_ask_for_large_pages() -> None:
     assert x[0] == y[0] == y[-1] == 1
 
 
+@pytest.fixture(params=["host", "cuda"])
+def place(request: pytest.FixtureRequest) -> None:
+    if request.param == "cuda":
+        request.getfixturevalue("cuda")
+
+
 @pytest.mark.parametrize("dst", [dtype("FLOAT16"), dtype("DOUBLE"), dtype("FLOAT8E5M2")], ids=str)
-def test_layouts(dst: DType) -> None:
+def test_layouts(dst: DType, place: None) -> None:
     """Order "K", as torch's own `empty_like` lays it out: the fake kernel promises that to torch.compile."""
     x = torch.from_numpy(values(dtype("FLOAT"), (2, 3, 4, 6)))
     for view in (
@@ -106,20 +112,22 @@ def test_nothing_is_copied_where_nothing_has_to_be() -> None:
     assert gpucast.cast(x, torch.float32, copy=False) is x
 
 
-def test_out() -> None:
+def test_out(place: None) -> None:
     x = values(dtype("FLOAT"), (4, 6))
-    for dst in [*WHOLE, PAIRED]:
+    for dst in (*map(dtype, ("FLOAT16", "FLOAT8E5M2", "DOUBLE", "BOOL")), PAIRED):
         room = tensor(values(dst, (4, 6)))
         for out in (room, room.T.contiguous().T) if dst is not PAIRED else (room,):
             version = out._version
             assert gpucast.cast(torch.from_numpy(x), dst, out=out) is out
             assert_same(from_torch(out, dst), gpucast.reference.cast(x, dst))
             assert out._version > version, "autograd must know"
-            # A tensor may take in what came from elsewhere, too.
-            if dst is not PAIRED:
-                other = torch.empty_like(out)
-                assert gpucast.cast(x, dst, out=other) is other
-                assert_same(from_torch(other, dst), gpucast.reference.cast(x, dst))
+
+
+def test_out_of_another_kind() -> None:
+    x = values(dtype("FLOAT"), (4, 6))
+    other = torch.empty(4, 6, dtype=torch.float16)
+    assert gpucast.cast(x, "FLOAT16", out=other) is other
+    assert_same(from_torch(other, dtype("FLOAT16")), gpucast.reference.cast(x, "FLOAT16"))
     packed = PackedArray(np.zeros(12, np.uint8), "INT4", (4, 6))
     assert gpucast.cast(torch.from_numpy(x), "INT4", out=packed) is packed
     assert_same(packed.get(), gpucast.reference.cast(x, "INT4"))
@@ -416,10 +424,6 @@ def test_functions_of_functions() -> None:
 
         assert torch.equal(torch.func.grad(total)(x), torch.full_like(x, slope))
         assert torch.equal(torch.vmap(torch.func.grad(total))(x), torch.full_like(x, slope))
-        assert torch.equal(
-            torch.vmap(lambda x, keywords=keywords: gpucast.cast(x, "BFLOAT16", **keywords))(x),
-            torch.stack([gpucast.cast(row, "BFLOAT16", **keywords) for row in x]),
-        )
     scales, amax, largest = torch.arange(4.0), torch.zeros(()), torch.zeros(4)
     y = torch.vmap(lambda x, scale: gpucast.cast(x, "FLOAT8E5M2", scale=scale))(x, scales)
     assert_same(from_torch(y, dtype("FLOAT8E5M2")), gpucast.cast((x * scales[:, None]).numpy(), "FLOAT8E5M2"))
@@ -489,18 +493,8 @@ def test_on_a_device(src: DType, cuda: HostDriver) -> None:
             assert_same(from_torch(y, dst), gpucast.reference.cast(host, dst))
 
 
-def test_layouts_out_and_gradients_on_a_device(cuda: HostDriver) -> None:
+def test_gradients_on_a_device(cuda: HostDriver) -> None:
     x = torch.from_numpy(values(dtype("FLOAT"), (4, 6)))
-    for view in (x, x.T, x[:, ::2], x[:2].expand(2, 6), x[:0], torch.empty(0)):
-        y = gpucast.cast(view, "FLOAT16")
-        assert y.stride() == torch.empty_like(view, dtype=torch.float16).stride()
-        assert_same(from_torch(y, dtype("FLOAT16")), gpucast.reference.cast(view.numpy(), "FLOAT16"))
-    out = torch.empty(4, 6, dtype=torch.float16)
-    assert gpucast.cast(x, "FLOAT16", out=out) is out
-    assert_same(from_torch(out, dtype("FLOAT16")), gpucast.reference.cast(x.numpy(), "FLOAT16"))
-    pairs = torch.empty(4, 3, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
-    assert gpucast.cast(x, "FLOAT4E2M1", out=pairs) is pairs
-    assert_same(from_torch(pairs, PAIRED), gpucast.reference.cast(x.numpy(), "FLOAT4E2M1"))
     leaf = x.clone().requires_grad_()
     dy = values(dtype("FLOAT16"), (4, 6), seed=1)
     cuda.launched.clear()

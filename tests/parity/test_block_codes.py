@@ -29,7 +29,7 @@ def proof(name: str, source: str, arch: str, *change: str) -> BlockProof:
     if change:
         assert change[0] in text
         text = text.replace(*change)
-    return BlockProof(format, src, read(text), kernel, Prover(kernel, read(text), ["bitwuzla"]))
+    return BlockProof(format, src, Prover(kernel, read(text)))
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,17 @@ import pytest
 
 import exact
 import gpucast
-from codes import EXTRA, assert_codes, assert_same, codes_of, directed, every_code, random_codes
-from fused_cases import CASES, RANDOM, in_use
+from codes import EXTRA, HOST_LOOPS, assert_codes, assert_same, codes_of, directed, every_code, random_codes
+from fused_cases import CASES, RANDOM, in_use, largest, oracle
 from gpucast import PackedArray
 from gpucast.casting import plans
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import cast_on_host
-from gpucast.parity import hard_values, host_build
+from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
 from gpucast.reference import exact_cast
+from hard_codes import every_or_hard, hard_codes
 from host_driver import DEVICES, HostDriver, both_shapes, elements, on_gpu, upload
 from kernels_on_host import cast_codes
 
@@ -33,28 +34,15 @@ from kernels_on_host import cast_codes
 
 
 def judged(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
-    """Codes for exact arithmetic, which takes its time: all of 8 bits, and hard ones or a share of the wider."""
-    if src.bits > 16:
-        if exhaustive:
-            return hard_values.codes(src, dst, seed=28, share=1.0, random=20_000)
-        # They come as a code and both of its neighbours: of these one, each time another.
-        return hard_values.codes(src, dst, seed=28, share=1 / 512, random=80)[::4]
-    every = every_code(src)
-    if exhaustive or src.bits <= 8:
-        return every
-    # Around every second of the points where rounding to fewer bits changes, of the upper half of the codes (the
-    # negative ones) every sixth, and of all others a part: the destination decides which.
-    turn = every // 16 + dst.bits
-    near = np.isin(every % 16, (0, 1, 7, 8, 9, 15)) & (turn % np.where(every < 0x8000, 2, 6) == 0)
-    return every[near | (every % 29 == dst.bits % 29)]
+    """Codes for exact arithmetic, which takes its time: all of 8 bits, and hard ones of the wider."""
+    if src.bits <= 8:
+        return every_code(src)
+    return hard_codes(src, dst, (1 << 16) if exhaustive else 2500 if src.bits == 16 else 250)
 
 
 def compared(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
-    """Codes for the reference: all of 16 bits or fewer, hard and random ones of the wider."""
-    if src.bits <= 16:
-        return every_code(src)
-    share, random = (1.0, 500_000) if exhaustive else (1 / 16, 500)
-    return hard_values.codes(src, dst, seed=29, share=share, random=random)
+    """Codes for the reference, which is quicker: all of 16 bits or fewer."""
+    return every_or_hard(src, dst, 500_000 if exhaustive else 3000)
 
 
 def by_reference(codes: np.ndarray, rule: CastRule) -> np.ndarray:
@@ -119,9 +107,9 @@ def test_kernels_of_a_type_that_is_one_row(row: DType) -> None:
         assert_codes(cast_codes(kernels, rule, codes), by_reference(codes, rule), rule, codes)
 
 
-def test_hard_values_include_double_rounding() -> None:
+def test_hard_codes_include_double_rounding() -> None:
     """The samples hold cases that a detour through float32 gets wrong; else wide sources would prove little."""
-    x = hard_values.codes(dtype("DOUBLE"), dtype("BFLOAT16"), seed=28, share=1 / 16, random=0).view(np.float64)
+    x = hard_codes(dtype("DOUBLE"), dtype("BFLOAT16"), 3000).view(np.float64)
     x = x[np.isfinite(x) & (np.abs(x) < 1e38)]
     with np.errstate(under="ignore"):
         twice = x.astype(np.float32).astype(dtype("BFLOAT16").numpy)
@@ -147,6 +135,19 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.parametrize(("src", "dst"), HOST_LOOPS, ids=str)
+def test_layouts_on_the_host(src: DType, dst: DType) -> None:
+    for shape in ((6, 8), (60, 331)):
+        base = random_codes(src, shape, 5).view(src.numpy)
+        for take in LAYOUTS.values():
+            for view, x in sources(base, src, take, False):
+                wanted = oracle(x, dst)
+                y = gpucast.cast(view, dst)
+                assert_same(elements(y), wanted)
+                for out in outs(y):
+                    assert_same(elements(gpucast.cast(view, dst, out=out)), wanted)
+
+
 @pytest.fixture(scope="module")
 def plain() -> None:
     HostDriver().prepare(both_shapes(resolve(src, dst) for src, dst, _, _ in CASES))
@@ -161,24 +162,6 @@ def driver(request: pytest.FixtureRequest) -> Iterator[Any]:
     request.getfixturevalue("plain")
     with in_use() as ready:
         yield ready
-
-
-def oracle(x: np.ndarray, dst: DType, scale: float | None = None, **attributes: Any) -> np.ndarray:
-    """By the reference: the product as DOUBLE, rounded once more."""
-    if scale is not None:
-        with np.errstate(all="ignore"):
-            x = exact_cast.cast(x, "DOUBLE") * np.float64(scale)
-    return exact_cast.cast(np.ascontiguousarray(x).reshape(x.shape), dst, **attributes)
-
-
-def largest(x: np.ndarray, src: DType) -> np.ndarray:
-    """That of the magnitudes as FLOAT, rounded once; NaN where there is one."""
-    if not src.is_float:
-        return exact_cast.cast(np.array(max(map(abs, exact_cast.cast(x, "INT64").flat), default=0), np.uint64), "FLOAT")
-    magnitudes = abs(exact_cast.cast(x, "DOUBLE"))
-    nan = np.array(FLOAT.nan_code, np.uint32).view(np.float32)
-    with np.errstate(over="ignore"):
-        return nan if np.isnan(magnitudes).any() else np.asarray(magnitudes.max(initial=0).astype(np.float32))
 
 
 def outs(y: Any) -> Iterator[Any]:
@@ -258,6 +241,27 @@ def test_calls(case: Any, fused: bool, driver: HostDriver | None) -> None:
                         assert_same(elements(amax), largest(x, src))
                     if not on_device:
                         check_many(view, x, src, dst, number, attributes)
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "rounding", "scale"),
+    [
+        ("FLOAT", "FLOAT8E4M3FN", "upward", None),
+        ("FLOAT", "FLOAT16", "toward_zero", 0.1),
+        ("INT64", "BFLOAT16", "odd", None),
+        ("BFLOAT16", "FLOAT6E2M3", "downward", 0.375),
+        ("DOUBLE", "FLOAT", "odd", 0.1),
+        ("FLOAT16", "FLOAT4E2M1", "upward", None),
+    ],
+)
+def test_calls_that_round_in_a_direction(src: str, dst: str, rounding: Any, scale: float | None) -> None:
+    base = random_codes(dtype(src), (24, 37), 7).view(dtype(src).numpy)
+    wanted = oracle(base, dtype(dst), scale, rounding=rounding)
+    with in_use():
+        for x, name in itertools.product((base, upload(base)), ("whole", "columns", "transposed")):
+            for _ in range(2):
+                found = gpucast.cast(LAYOUTS[name](x), dst, rounding=rounding, scale=scale)
+                assert_same(elements(found), LAYOUTS[name](wanted))
 
 
 @pytest.mark.parametrize("src", DTYPES, ids=str)

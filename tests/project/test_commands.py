@@ -7,9 +7,12 @@ A command that cannot run here has its reason in `ELSEWHERE` or `PARSED`, and a 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -32,10 +35,10 @@ ELSEWHERE = {
     ".venv/bin/python -m": ".ci/run",
     "python -m pytest": ".ci/run",
     "python -m gpucast.host.build": "every installation",
-    "python -W ignore -c": "tests/project/test_extending.py",
-    "gpucast dtypes --markdown | grep E2M5": "tests/project/test_extending.py",
-    "gpucast parity --backend kernels --pair DOUBLE:FLOAT8E2M5": "tests/project/test_extending.py",
-    "gpucast kernel FLOAT FLOAT8E2M5": "tests/project/test_extending.py",
+    "python -W ignore -c": "test_adding_a_type_is_one_row",
+    "gpucast dtypes --markdown | grep E2M5": "test_adding_a_type_is_one_row",
+    "gpucast parity --backend kernels --pair DOUBLE:FLOAT8E2M5": "test_adding_a_type_is_one_row",
+    "gpucast kernel FLOAT FLOAT8E2M5": "test_adding_a_type_is_one_row",
     "python examples/train_digits.py": "tests/project/test_examples.py",
     'python -c "import transformers': "tests/checkpoints/test_checkpoints_loaders.py",
     "vllm serve": "nobody: vLLM is too large for the tests; docs/checkpoints.md says what was tried by hand",
@@ -207,3 +210,41 @@ def test_every_reason_is_needed() -> None:
     every = [command for found in COMMANDS.values() for command, _ in found]
     for beginning in (*ELSEWHERE, *PARSED):
         assert starts(beginning, [beginning]) and any(command.startswith(beginning) for command in every), beginning
+
+
+# ---- docs/extending.md: its row is added to a copy of the package, and its commands run there ----
+
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+#: Not run: every installation runs it, and it takes a minute or two.
+BUILD = "python -m gpucast.host.build"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package with the row of the page, and with the module that was built without it."""
+    for folder in ("gpucast", "kernels"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (row,) = re.findall(r"^```text\n(.*\n)```$", PAGE, re.MULTILINE)
+    table = tmp_path / "gpucast" / "core" / "dtypes" / "table.py"
+    text = table.read_text(encoding="utf-8")
+    assert text.count('\n""")\n') == 1
+    table.write_text(text.replace('\n""")\n', f'\n{row}""")\n'), encoding="utf-8")
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    for name, command in (("gpucast", "-m gpucast"), ("python", "")):
+        (bin_folder / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {command} "$@"\n', encoding="utf-8")
+        (bin_folder / name).chmod(0o755)
+    return tmp_path
+
+
+def test_adding_a_type_is_one_row(copy: Path) -> None:
+    section = PAGE[PAGE.index("### Add one") : PAGE.index("## A rule belongs")]
+    (block,) = re.findall(r"^```console\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    environment = os.environ | {"PATH": f"{copy / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(copy)}
+    steps = re.findall(r"^\$ (.*)\n((?:[^$].*\n)*)", block, re.MULTILINE)
+    assert steps[-1] == (BUILD, "") and len(steps) == 5
+    for command, wanted in steps[:-1]:
+        shell = ["sh", "-c", command]
+        done = subprocess.run(shell, cwd=copy, env=environment, capture_output=True, text=True, check=False)
+        without_times = [re.sub(r"in \d+ s,", "in s,", text) for text in (done.stdout, wanted)]
+        assert (done.returncode, without_times[0]) == (0, without_times[1]), (command, done.stderr)

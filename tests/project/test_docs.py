@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import doctest
+import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +111,102 @@ def test_every_public_name_has_its_place_in_the_api() -> None:
     page = (DOCS / "api.md").read_text(encoding="utf-8")
     described = set(re.findall(r"^\.\. (?:auto\w+|py:\w+):: (?:gpucast\.)?(\w+)", page, re.MULTILINE))
     assert set(gpucast.__all__) <= described
+
+
+# ---- the README: its links lead somewhere, its commands are real ----
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_tables_are_what_the_code_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from bench import readme
+
+    for page, text in readme.rendered().items():
+        assert page.read_text(encoding="utf-8") == text, "run python -m bench.readme"
+
+
+def test_whether_a_gpu_has_run_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from bench import readme
+
+    nothing = readme.gpu_section().startswith("No run on a GPU is recorded yet")
+    assert ("**No run on a GPU is recorded yet" in README) == nothing
+
+
+def test_the_first_screen_has_no_table_and_no_wide_code() -> None:
+    assert README.index("## Read on") < README.index("\n|")
+    for block in re.findall(r"^```\w*\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
+        assert max(map(len, block.splitlines())) <= 80, block
+
+
+def test_links_lead_somewhere() -> None:
+    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
+    assert targets
+    for target in targets:
+        assert (ROOT / target).exists(), target
+
+
+def test_the_two_commands_are_real(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from bench import start
+
+    jobs = re.findall(r"^python3 bench/start\.py (\w+)", README, re.MULTILINE)
+    assert sorted(jobs) == sorted(start.JOBS)
+    for extra, command in start.JOBS.values():
+        assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        assert all(Path(part).exists() for part in command if part.startswith(str(ROOT)))
+    assert start.main([]) == 2 and start.main(["nonsense"]) == 2
+
+
+# ---- pages, comments and docstrings name modules and files that there are ----
+
+FOLDERS = ("gpucast", "kernels", "docs", "bench", "examples", "tests")
+ENDINGS = ("py", "md", "sh", "c", "h", "hpp", "cu", "cuh")
+#: The log of changes names what there was, and tests of the project make names up.
+OTHERS = (ROOT / "CHANGELOG.md", ROOT / "tests" / "project")
+
+NAME = re.compile(r"(?<![\w./-])gpucast(?:\.[A-Za-z_]\w*)+")
+FILE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\.(?:{'|'.join(ENDINGS)})\b")
+#: Keys in the metadata of safetensors files, which only look like names: "gpucast.dtype.weights".
+KEY = re.compile(r"gpucast\.(?:dtype|shape|quantized)(?:\.\w+)?")
+
+
+def texts() -> Iterator[Path]:
+    yield from (ROOT / "Dockerfile", ROOT / ".ci" / "run")
+    yield from (path for path in ROOT.iterdir() if path.suffix in (".md", ".toml", ".yaml"))
+    for folder in FOLDERS:
+        yield from (path for path in (ROOT / folder).rglob("*") if path.suffix[1:] in ENDINGS)
+
+
+TEXTS = [path for path in texts() if not any(path.is_relative_to(other) for other in OTHERS)]
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name leads to a module, or from one through attributes to anything."""
+    # To import these two would run the command, and set up the package anew.
+    if KEY.fullmatch(name) or name in ("gpucast.__main__", "gpucast.__init__"):
+        return True
+    first, *parts = name.split(".")
+    found, path = importlib.import_module(first), ROOT / first
+    for count, part in enumerate(parts, 2):
+        path /= part
+        if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+            try:
+                found = importlib.import_module(".".join([first, *parts][:count]))
+            except ImportError:  # It needs a library that is not installed: nothing more can be said.
+                return True
+        elif hasattr(found, part):
+            found = getattr(found, part)
+        else:
+            return False
+    return True
+
+
+def test_names_and_files_are_there() -> None:
+    wrong = []
+    for path in TEXTS:
+        place, text = path.relative_to(ROOT), path.read_text(encoding="utf-8")
+        wrong += [f"{place}: {name}" for name in sorted(set(NAME.findall(text))) if not is_there(name)]
+        wrong += [f"{place}: {file}" for file in sorted(set(FILE.findall(text))) if not (ROOT / file).exists()]
+    assert not wrong, "\n".join(wrong)

@@ -9,24 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_quantization_device import compare
 
 import gpucast
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import LENGTHS, Format, Hadamard, find
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import CastRule
 from gpucast.quantization import quantize
-from gpucast.quantization.gpu.hadamard_source import UnitSpec
-from gpucast.quantization.gpu.source import QuantizeSpec
 from gpucast.reference import exact_hadamard, exact_quantize
 from gpucast.reference.exact_cast import random_words
-from host_driver import HostDriver, elements, installed, upload
-from quantization_cases import same
+from host_driver import HostDriver, elements, installed, rehearsed, upload
+from quantization_cases import compare, same
 
 NVFP4, FOUR = find("nvfp4", "tests"), find("nvfp4_4over6", "tests")
 FLOAT, BFLOAT16 = dtype("FLOAT"), dtype("BFLOAT16")
 SEED = 7
+AT_RANDOM = {"rounding": "stochastic", "seed": 9}
 
 
 def of_seed(n: int, seed: int = SEED) -> Hadamard:
@@ -156,35 +153,19 @@ def test_the_smaller_error_is_taken(exhaustive: bool) -> None:
 # ---- kernels, as host code ----
 
 
-def sources() -> Iterator[Any]:
-    of = {row: CastRule(row, NVFP4.element) for row in (FLOAT, BFLOAT16)}
-    to_float = CastRule(BFLOAT16, FLOAT)
-    yield from (
-        UnitSpec(of[BFLOAT16], "units", 64, NVFP4),
-        UnitSpec(of[BFLOAT16], "units", 16, NVFP4, stochastic=True),
-        UnitSpec(of[BFLOAT16], "tiles", 0, NVFP4, turned=True, turned_length=16),
-        UnitSpec(of[FLOAT], "units", 0, FOUR),
-        UnitSpec(of[FLOAT], "tiles", 16, FOUR, stochastic=True, turned=True, turned_length=16),
-        UnitSpec(to_float, "top", 64),
-        UnitSpec(CastRule(FLOAT, FLOAT), "top", 16),
-        UnitSpec(CastRule(FLOAT, FLOAT), "top", 16, strided=True),
-        UnitSpec(to_float, "top", 16),
-        UnitSpec(to_float, "top", 16, strided=True),
-        UnitSpec(to_float, "transform", 32, strided=True),
-        UnitSpec(CastRule(FLOAT, BFLOAT16), "transform", 64, inverse=True),
-        QuantizeSpec(CastRule(NVFP4.element, FLOAT), NVFP4, "back", block=16),
-    )
-    for format in (NVFP4, FOUR):
-        for row in (FLOAT, BFLOAT16):
-            yield QuantizeSpec(of[row], format, "global")
-            yield QuantizeSpec(of[row], format, "top", lanes=32)
-
-
 @pytest.fixture(scope="module")
 def driver() -> Iterator[HostDriver]:
-    made = HostDriver(arch=100)
-    made.prepare([spec.source() for spec in sources()])
-    with installed(made):
+    def calls() -> Iterator[Any]:
+        """What the tests of kernels call."""
+        x = upload(gpucast.cast(numbers(64, 192), "BFLOAT16"))
+        yield lambda: quantize(x, "nvfp4", hadamard=64, seed=SEED).dequantize("BFLOAT16", hadamard=64, seed=SEED)
+        yield lambda: quantize(x, "nvfp4", hadamard=16, **AT_RANDOM)
+        yield lambda: quantize(x, "nvfp4", transpose="both", hadamard=(None, 16), seed=SEED)
+        yield lambda: gpucast.hadamard(x, 32, axis=0, seed=SEED)
+        yield lambda: quantize(upload(numbers(64, 64)), FOUR)
+        yield lambda: quantize(upload(numbers(64, 64)), FOUR, transpose="both", hadamard=16, **AT_RANDOM)
+
+    with installed(rehearsed(calls(), arch=100)) as made:
         yield made
 
 
@@ -195,7 +176,7 @@ def expect(q: Any, x: np.ndarray, format: Format, how: Hadamard | None, **keywor
 
 def test_kernels_have_the_references_bits(driver: HostDriver) -> None:
     x = gpucast.cast(numbers(64, 192), "BFLOAT16")
-    given, random = upload(x), {"rounding": "stochastic", "seed": 9}
+    given = upload(x)
     q = quantize(given, "nvfp4", hadamard=64, signs=signs(of_seed(64)))
     expect(q, x, NVFP4, of_seed(64))
     back = exact_hadamard.transform(exact_quantize.dequantize(elements_of(q), NVFP4), of_seed(64), inverse=True)
@@ -203,7 +184,7 @@ def test_kernels_have_the_references_bits(driver: HostDriver) -> None:
     assert q.dequantize("BFLOAT16", hadamard=64, seed=SEED, out=out) is out
     assert same(elements(out), gpucast.cast(back, "BFLOAT16"))
     # The seed of the rounding gives the signs.
-    expect(quantize(given, "nvfp4", hadamard=16, **random), x, NVFP4, of_seed(16, 9), **random)
+    expect(quantize(given, "nvfp4", hadamard=16, **AT_RANDOM), x, NVFP4, of_seed(16, 9), **AT_RANDOM)
     driver.launched.clear()
     plain, turned = quantize(given, "nvfp4", transpose="both", hadamard=(None, 16), seed=SEED)
     expect(plain, x, NVFP4, None)
@@ -221,10 +202,10 @@ def elements_of(q: Any) -> Any:
 
 
 def test_kernels_choose_as_the_reference_does(driver: HostDriver) -> None:
-    x, random = numbers(64, 64), {"rounding": "stochastic", "seed": 9}
+    x = numbers(64, 64)
     expect(quantize(upload(x), FOUR), x, FOUR, None)
-    for q, one in zip(quantize(upload(x), FOUR, transpose="both", hadamard=16, **random), (x, x.T), strict=True):
-        expect(q, one, FOUR, of_seed(16, 9), **random)
+    for q, one in zip(quantize(upload(x), FOUR, transpose="both", hadamard=16, **AT_RANDOM), (x, x.T), strict=True):
+        expect(q, one, FOUR, of_seed(16, 9), **AT_RANDOM)
 
 
 def test_other_formats_quantize_the_transformed_array() -> None:

@@ -20,7 +20,6 @@ from gpucast.files import save as save_tensors
 from gpucast.gpu import driver
 from gpucast.interop.dlpack import take as taken
 from gpucast.quantization import FORMATS, Format, Quantized, dequantize, quantize, swizzle
-from gpucast.reference import exact_quantize
 from quantization_cases import same
 
 X = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
@@ -43,21 +42,6 @@ def bare(part: Any) -> Any:
 # ---- calls ----
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_quantize_is_the_reference(name: str) -> None:
-    format = FORMATS[name]
-    for x in (X, X.astype(ml_dtypes.bfloat16)):
-        q = quantize(x, name.upper())
-        expected = exact_quantize.quantize(x, format)
-        data = q.data.get() if isinstance(q.data, PackedArray) else q.data
-        assert same(data, expected.data) and same(q.scales, expected.scales)
-        assert isinstance(q.data, PackedArray) == format.element.packed
-        assert q.shape == x.shape and q.dtype is dtype(x.dtype) and q.axis == 1 and q.device == "cpu"
-        for to in ("FLOAT", "BFLOAT16"):
-            assert same(q.dequantize(to), exact_quantize.dequantize(expected, format, to))
-            assert same(dequantize(q, to), q.dequantize(to))
-
-
 def test_transpose() -> None:
     for name in ("mxfp4", "nvfp4", "int4_32", "float8e4m3fn_128x128", "float8e4m3fn_axis", "uint4_zp_tensor"):
         plain, swapped = quantize(X, name), quantize(np.ascontiguousarray(X.T), name)
@@ -67,15 +51,6 @@ def test_transpose() -> None:
     deep = np.stack([X, X + 1])
     q = quantize(deep, "mxfp6e2m3", transpose=True, rounding="stochastic", seed=1)
     assert equal(q, quantize(deep.swapaxes(1, 2).copy(), "mxfp6e2m3", rounding="stochastic", seed=1))
-
-
-def test_given_scale() -> None:
-    assert quantize(X, "float8e4m3fn_tensor", scale=0.5).scales == 0.5
-    assert same(quantize(X, "int8_axis", scale=[0.5]).scales, np.full(64, 0.5, np.float32))
-    assert quantize(X, "nvfp4", scale=np.float64(0.25)).global_scale == 0.25
-    assert quantize(X, "nvfp4", amax=6 * 448).global_scale == 1
-    assert quantize(X, "nvfp4", amax=gpucast.cast(np.float32([6 * 448]), "BFLOAT16")).global_scale == 1
-    assert quantize(X, "float8e4m3fn_1x128", scale=np.full((5, 1), 2)).scales.shape == (5, 1)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +91,10 @@ def test_given_scale() -> None:
         ),
         ({"scale": 1.0}, ValueError, "quantize: scale= is for formats with FLOAT scales and without zero points, not"),
         ({"format": "uint4_zp_32", "scale": 1.0}, ValueError, "quantize: scale= is for formats with FLOAT scales"),
-        ({"format": "int8_tensor", "scale": np.nan}, ValueError, "quantize: scale= must be finite and above 0 as"),
-        ({"format": "int8_tensor", "scale": np.inf}, ValueError, "quantize: scale= must be finite"),
-        ({"format": "int8_tensor", "scale": 0.0}, ValueError, "quantize: scale= must be finite"),
-        ({"format": "int8_tensor", "scale": 1e-60}, ValueError, "quantize: scale= must be finite and above 0 as FLOAT"),
-        ({"format": "int8_tensor", "scale": 1e60}, ValueError, "quantize: scale= must be finite and above 0 as FLOAT"),
-        ({"format": "nvfp4", "scale": -1}, ValueError, "quantize: scale= must be finite"),
+        *(
+            ({"format": "nvfp4", "scale": scale}, ValueError, "quantize: scale= must be finite and above 0 as FLOAT")
+            for scale in (np.nan, np.inf, 0.0, 1e-60, 1e60, -1)
+        ),
         ({"format": "mxfp4", "amax": 1}, ValueError, "quantize: amax= is for formats with a global scale, not for"),
         ({"format": "nvfp4", "amax": 1, "scale": 1}, ValueError, "quantize: amax= and scale= both give"),
         ({"format": "nvfp4", "amax": [1, 2]}, ValueError, r"quantize: amax= has shape \(2,\); expected one element"),
@@ -190,9 +163,15 @@ def test_attributes() -> None:
     assert list(q.parts()) == ["data", "scales", "global_scale"]
     assert repr(q).startswith("Quantized(format='nvfp4', shape=(5, 64), dtype=FLOAT, axis=1, nbytes=184,\n  data=[[")
     assert ",\n  scales=[[" in repr(q) and repr(q).endswith(f",\n  global_scale={float(q.global_scale):.8f})")
+    assert str(q) == f"{repr(q).partition(',')[0]}, shape={X.shape}, dtype=FLOAT, axis=1, nbytes={q.nbytes})"
     assert q.codes is q.data
     assert q.get() is q
     assert list(quantize(X, "int2_zp_32").parts()) == ["data", "scales", "zero_points"]
+    for name, format in FORMATS.items():
+        q = quantize(X.astype(ml_dtypes.bfloat16), name.upper())
+        assert (q.shape, q.dtype.name, q.axis, q.device) == (X.shape, "BFLOAT16", 1, "cpu")
+        assert isinstance(q.data, PackedArray) == format.element.packed
+        assert same(dequantize(q, "FLOAT"), q.dequantize("FLOAT"))
 
 
 def test_as_a_numpy_array_it_is_dequantized() -> None:
@@ -255,19 +234,6 @@ def test_offsets_of_the_tile() -> None:
     assert swizzle.offset(128, 0, 8) == 1024
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (3, 2), (128, 4), (129, 5), (300, 9), (2, 70, 3), (7,), (0, 3), (3, 0)])
-def test_swizzle(shape: tuple[int, ...]) -> None:
-    scales = np.random.default_rng(0).integers(1, 255, shape).astype(np.uint8).view(ml_dtypes.float8_e8m0fnu)
-    flat = swizzle.swizzle(scales)
-    assert flat.shape == (swizzle.size(shape),) and flat.dtype == scales.dtype
-    matrix = scales.view(np.uint8).reshape(-1, shape[-1]) if scales.size else np.zeros((0, 0), np.uint8)
-    codes = flat.view(np.uint8)
-    for row, col in np.ndindex(*matrix.shape):
-        assert codes[swizzle.offset(row, col, shape[-1])] == matrix[row, col]
-    assert np.count_nonzero(codes) == matrix.size
-    assert same(swizzle.unswizzle(flat, shape), scales)
-
-
 def test_swizzled_results() -> None:
     for name in ("mxfp8e4m3", "nvfp4"):
         linear, swizzled = quantize(X, name), quantize(X, name, scale_layout="128x4")
@@ -317,18 +283,6 @@ def test_bad_files(tmp_path: Path) -> None:
         Path(path).write_bytes(whole[:size])
         with pytest.raises(FileError):
             Quantized.load(path)
-    rng = np.random.default_rng(0)
-    refused = 0
-    for place in rng.integers(0, 8 + int.from_bytes(whole[:8], "little"), 150):
-        damaged = bytearray(whole)
-        damaged[place] ^= 1 << rng.integers(8)
-        Path(path).write_bytes(damaged)
-        try:
-            # Damage that makes other sense, such as a name in capitals.
-            assert Quantized.load(path).shape == q.shape
-        except FileError:
-            refused += 1
-    assert refused > 100
     with pytest.raises(FileNotFoundError):
         Quantized.load(str(tmp_path / "none.safetensors"))
 
@@ -350,12 +304,20 @@ GOOD = {
 
 def test_metadata_is_checked(tmp_path: Path) -> None:
     q = quantize(X, "mxfp8e4m3")
-    path = str(tmp_path / "q.safetensors")
+    path = tmp_path / "q.safetensors"
 
     def load(entry: Any, parts: dict[str, Any] | None = None) -> Quantized:
+        """Saved once: to put each file on the disk takes long."""
         text = entry if isinstance(entry, str) else json.dumps(entry)
-        save_tensors(path, parts or q.parts(), {"gpucast.quantized": text})
-        return Quantized.load(path)
+        if parts is not None or not path.exists():
+            save_tensors(str(path), parts or q.parts(), {"gpucast.quantized": text})
+        whole = path.read_bytes()
+        size = 8 + int.from_bytes(whole[:8], "little")
+        header = json.loads(whole[8:size])
+        header["__metadata__"]["gpucast.quantized"] = text
+        written = json.dumps(header).encode()
+        path.write_bytes(len(written).to_bytes(8, "little") + written + whole[size:])
+        return Quantized.load(str(path))
 
     assert equal(load(GOOD), q)
     bad: list[Any] = ["", "[]", "{", "[" * 100_000, "null", {**GOOD, "version": 2}]
@@ -391,9 +353,3 @@ def test_methods_of_other_libraries_say_what_to_call(name: str, advice: str) -> 
     assert not hasattr(q, name)
     with pytest.raises(AttributeError, match=advice):
         getattr(q, name)
-
-
-def test_print_shows_one_line() -> None:
-    q = quantize(X, "mxfp4")
-    assert str(q) == f"Quantized(format='mxfp4', shape={X.shape}, dtype=FLOAT, axis=1, nbytes={q.nbytes})"
-    assert repr(q).startswith(str(q)[:-1])

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_quantization_device import compare
 
 import gpucast
 from gpucast.core.rule import CastRule
@@ -18,7 +17,7 @@ from gpucast.quantization.gpu.hadamard_source import UnitSpec
 from gpucast.quantization.gpu.source import QuantizeSpec
 from gpucast.reference import exact_hadamard, exact_quantize
 from host_driver import HostDriver, elements, installed, upload
-from quantization_cases import same
+from quantization_cases import compare, same
 
 Array = np.ndarray[Any, Any]
 NVFP4, FOUR = (recipes.find(name, "tests") for name in ("nvfp4", "nvfp4_4over6"))

@@ -6,16 +6,20 @@ from __future__ import annotations
 import dataclasses
 import random
 
+import numpy as np
 import pytest
-from test_quantization_device import kernels
 
 from bench import cubin
+from bench.host import quantize as bench
 from bench.static.budget import verdict
 from bench.static.quantize import CHOSEN, SOURCES, TILES, UNITS, measure, two_passes, verdict_of_passes
+from gpucast import cast, dtype
 from gpucast.codegen.cast_kernel import join
 from gpucast.compile import compiler
 from gpucast.core.formats import SOURCES as EVERY_SOURCE
-from gpucast.quantization import FORMATS
+from gpucast.quantization import FORMATS, quantize_on_host
+from gpucast.warmup import kinds
+from quantization_cases import Array
 
 
 def test_every_chosen_kernel_reaches_its_goal() -> None:
@@ -55,11 +59,12 @@ def test_what_is_checked_elsewhere(capability: tuple[int, int], exhaustive: bool
 def test_kernels_compile_without_warnings_and_spills(arch: str, exhaustive: bool) -> None:
     if not exhaustive:
         pytest.skip("long: run with --exhaustive")
-    chosen = random.Random(arch).sample([(name, row.name) for name in FORMATS for row in EVERY_SOURCE], 24)
+    chosen = random.Random(arch).sample([(name, row) for name in FORMATS for row in EVERY_SOURCE], 24)
     sources = {}
     for name, row in chosen:
-        for stochastic in {False, FORMATS[name].element.family == "float"}:
-            sources |= {source.name: source for source in kernels(FORMATS[name], row, random=stochastic)}
+        for rounding in (None, "stochastic") if FORMATS[name].element.is_float else (None,):
+            listed = (spec.source() for spec in kinds.of_quantize(FORMATS[name], row, rounding))
+            sources |= {source.name: source for source in listed}
     structs = dict(row for source in sources.values() for row in source.structs)
     # That of tiles has all others in it.
     prelude = max((source.prelude for source in sources.values()), key=len)
@@ -67,3 +72,26 @@ def test_kernels_compile_without_warnings_and_spills(arch: str, exhaustive: bool
     compiled = compiler.compile(text, "quantize", arch)
     assert compiled.log == ""
     assert {name: found.local for name, found in cubin.kernels(compiled.code).items() if found.local} == {}
+
+
+# ---- bench/host/quantize.py ----
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_formulas_are_those_of_the_formats(name: str) -> None:
+    format = FORMATS[name]
+    x: Array = np.random.default_rng(5).standard_normal((128, 256)).astype(np.float32)
+    for kind in bench.TYPES:
+        given = cast(x, kind)
+        parts = quantize_on_host.quantize(given, format)
+        codes, scale, zero = bench.quantize_formula(given, format)
+        assert codes.dtype == parts.data.dtype
+        # A quotient rounded to FLOAT may be a midpoint, and so may many of numbers of few bits.
+        differ = codes.reshape(x.shape).astype(np.float32) != parts.data.astype(np.float32)
+        assert np.count_nonzero(differ) <= x.size // 100
+        scales = (s.reshape(parts.scales.shape).astype(np.float32) for s in (scale, parts.scales))
+        assert np.isclose(*scales).mean() > 0.99
+        assert (zero is None) == (parts.zero_points is None)
+        assert zero is None or np.mean(zero.reshape(parts.scales.shape) == parts.zero_points) > 0.98
+        one, other = (f(parts, format, dtype(kind)) for f in (bench.dequantize_formula, quantize_on_host.dequantize))
+        assert one.dtype == other.dtype and np.allclose(one.astype(float), other.astype(float), rtol=2.0**-7)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,8 +24,12 @@ from gpucast.interop.torch.tensors import DEFAULTS, named
 class TorchAdapter(BatchAdapter):
     """Tensors of PyTorch."""
 
-    def take(self, x: torch.Tensor, caller: str, writing: bool = False) -> Any:
-        return tensors.take(x, caller, writing)
+    take = staticmethod(tensors.take)
+    check_scale = staticmethod(tensors.check_scale)
+    check_into = staticmethod(tensors.check_into)
+    from_packed = staticmethod(tensors.from_packed)
+    untraced = staticmethod(tensor_batches.untraced)
+    attach = staticmethod(tensor_batches.attach)
 
     def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
         y = plain.cast(x, to, options)
@@ -90,17 +93,11 @@ class TorchAdapter(BatchAdapter):
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
         return tuple(tensors.shape_of(x))
 
-    def check_scale(self, scale: torch.Tensor, caller: str) -> None:
-        tensors.check_scale(scale, caller)
-
-    def check_into(self, x: torch.Tensor, caller: str) -> None:
-        tensors.check_into(x, caller)
-
-    def from_packed(self, x: PackedArray) -> torch.Tensor:
-        return tensors.from_packed(x)
-
     def from_array(self, x: Any) -> Any:
         return tensors.from_array(x)
+
+    def stream(self, device: int) -> int:
+        return tensors.stream(device)
 
     def lent(self, x: torch.Tensor) -> Lent | None:
         try:
@@ -113,9 +110,6 @@ class TorchAdapter(BatchAdapter):
     def is_transforming(self, x: torch.Tensor) -> bool:
         return tensors.transformed()
 
-    def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        return tensor_batches.untraced(function, *arguments)
-
     def empty_like(self, x: torch.Tensor, dst: DType, caller: str) -> tuple[Any, Any]:
         shape = tensors.shape_of(x)
         tensors.check_pairs(shape, dst, caller)
@@ -124,12 +118,6 @@ class TorchAdapter(BatchAdapter):
         if tensors.has_tensors(dst):
             return y, array
         return tensors.as_result(y, shape, dst, caller), PackedArray(array, dst, tuple(shape))
-
-    def stream(self, device: int) -> int:
-        return tensors.stream(device)
-
-    def attach(self, sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
-        return tensor_batches.attach(sources, results, scale)
 
     def planner(self, kind: type) -> BatchPlanner | None:
         # A subclass may redefine any method.
@@ -150,8 +138,7 @@ def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:
 def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, caller: str) -> Any:
     tensors.check_out(x, dst, out, caller)
     if isinstance(out, PackedArray):
-        with streams.visit(x, out):
-            tensors.write(tensors.take(x, caller), dst, named(attributes), out, caller)
+        tensors.fill(x, out, dst, named(attributes), False, caller=caller)
     else:
         cast_out_op(x, out, dst.name, *attributes)
     return out

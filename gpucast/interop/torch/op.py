@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 
-from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as array_cast
 from gpucast.casting.fused_options import resolve_scale
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import DEFAULT_OPSET, Options
-from gpucast.gpu import streams
 from gpucast.interop.torch import tensors
+from gpucast.interop.torch.tensor_batches import attach
 from gpucast.interop.torch.tensors import DEFAULTS, check_batched, dtype_of, fill, has_tensors, named, new
 from gpucast.layers.cast_layer import times as array_times
 
@@ -141,35 +140,14 @@ def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options
     out, caller = options.out, options.caller
     if out is not None:
         tensors.check_out(x, dst, out, caller)
-        if isinstance(out, PackedArray):
-            with streams.visit(x, out, options.scale, options.amax):
-                tensors.write(tensors.take(x, caller), dst, keywords, out, caller)
-        else:
-            tensors.fill(x, out, dst, keywords, False)
+        tensors.fill(x, out, dst, keywords, False, caller=caller)
         return out
     shape = tensors.shape_of(x)
     tensors.check_pairs(shape, dst, caller)
-    y = _EagerCast.apply(x, dst, keywords, keywords["scale"]).to(target)
-    return tensors.as_result(y, shape, dst, caller)
-
-
-class _EagerCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
-    """The cast of a tensor to dtype `dst`, or to the flat bytes of a packed type."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dst: DType, keywords: dict[str, Any], scale: Any) -> torch.Tensor:
-        ctx.src, ctx.scale = tensors.dtype_of(x, "cast"), None if isinstance(scale, torch.Tensor) else scale
-        if ctx.scale is not scale:
-            # Saved, so that the backward pass fails if it was changed in the meantime.
-            ctx.save_for_backward(scale)
-        y = tensors.new(x, dst.name)
-        tensors.fill(x, y, dst, keywords, not tensors.has_tensors(dst))
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        (scale,) = ctx.saved_tensors or (ctx.scale,)
-        return _EagerCast.apply(*gradients, ctx.src, {"scale": scale}, scale), None, None, None
+    y = tensors.new(x, dst.name)
+    tensors.fill(x, y, dst, keywords, not tensors.has_tensors(dst))
+    [y] = attach([x], [y], options.scale)
+    return tensors.as_result(y.to(target), shape, dst, caller)
 
 
 # ---- as ops ----

@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,22 +20,9 @@ from gpucast.host.extension import MODULE
 from gpucast.interop.torch import tensors
 
 _DEFAULT = Options()
+#: ``way(x, out)``: the cast of a tensor that needs nothing but memory; None, nothing done, for others.
+_Way = Callable[[Any, Any], Any]
 _TORCH = (tensors.VIEW, tensors.STREAM, tensors.WATCHING, tensors.FORWARD_NAMES, tensors.written)
-
-
-class _Pair(NamedTuple):
-    rule: CastRule
-    #: The results' dtype of torch.
-    to: Any
-
-
-class _Ways(NamedTuple):
-    """``way(x, out)``: the cast of a tensor that needs nothing but memory; None, nothing done, for others."""
-
-    #: That of the module alone, which looks at the tensors.
-    direct: Callable[[Any, Any], Any]
-    #: The same, once it has found the kernel of a device.
-    checked: Callable[[Any, Any], Any]
 
 
 def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
@@ -44,31 +31,27 @@ def cast(x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
         return None
     if type(to) not in (str, DType, torch.dtype) or not all(map(operator.is_, options._replace(out=None), _DEFAULT)):
         return None
-    pair = _pair(x.dtype, to)
-    if pair is None:
+    known = _ways(x.dtype, to)
+    if known is None:
         return None
-    ways = _ways(pair)
-    y: torch.Tensor | None = ways.checked(x, options.out)
+    rule, direct, checked = known
+    y: torch.Tensor | None = checked(x, options.out)
     if y is not None:
-        plans.keep(x, to, options, pair.rule, ways.direct)
+        plans.keep(x, to, options, rule, direct)
     return y
 
 
 @lru_cache(maxsize=1024)
-def _pair(kind: Any, to: Any) -> _Pair | None:
-    """The rule for tensors of a dtype of torch, cast to what is asked for."""
+def _ways(kind: Any, to: Any) -> tuple[CastRule, _Way, _Way] | None:
+    """The rule for tensors of a dtype of torch, cast to what is asked for; the cast by the module alone, which looks at
+    the tensors; and the same, once it has found the kernel of a device."""
     src, dst = tensors.BY_TORCH.get(kind), destination(to, "cast")
     if src is None or src.packed or dst not in tensors.TORCH_DTYPES or dst.packed:
         return None
-    return _Pair(resolve(src, dst), tensors.TORCH_DTYPES[dst])
-
-
-@lru_cache(maxsize=1024)
-def _ways(pair: _Pair) -> _Ways:
-    rule, kind = pair
+    rule, made = resolve(src, dst), tensors.TORCH_DTYPES[dst]
     kernels: dict[int, Any] = {}
-    plan = MODULE.plan(rule, True, None, rule.src.numpy, rule.dst.numpy, loops.plain(rule), kernels)
-    direct = partial(MODULE.cast_tensor, plan, _TORCH, partial(torch.empty_like, dtype=kind), kind)
+    plan = MODULE.plan(rule, True, None, src.numpy, dst.numpy, loops.plain(rule), kernels)
+    direct = partial(MODULE.cast_tensor, plan, _TORCH, partial(torch.empty_like, dtype=made), made)
 
     def checked(x: Any, out: Any) -> Any:
         y = direct(x, out)
@@ -82,7 +65,7 @@ def _ways(pair: _Pair) -> _Ways:
                     return direct(x, out)
         return y
 
-    return _Ways(direct, checked)
+    return rule, direct, checked
 
 
 @torch.compiler.substitute_in_graph(plans.hit, skip_signature_check=True)  # type: ignore[untyped-decorator]

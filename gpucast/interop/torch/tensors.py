@@ -274,31 +274,27 @@ def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
 
 def fill(
     x: torch.Tensor,
-    y: torch.Tensor,
+    y: torch.Tensor | PackedArray,
     dst: DType,
     keywords: dict[str, Any],
     bytes_only: bool,
     function: Callable[..., Any] = cast,
+    caller: str = "cast",
 ) -> None:
-    """Cast a tensor into another, by a function like `gpucast.cast`; `bytes_only`: `y` is the flat bytes of a packed
-    type."""
+    """Cast a tensor into memory, by a function like `gpucast.cast`; `bytes_only`: `y` is the bytes of a packed type."""
     with streams.visit(x, y, keywords.get("scale"), keywords.get("amax")):
-        array, out = take(x, "cast"), take(y, "cast", writing=True)
-        write(array, dst, keywords, PackedArray(out, dst, array.shape) if bytes_only else out, "cast", function)
-
-
-def write(
-    array: Any, dst: DType, keywords: dict[str, Any], out: Any, caller: str, function: Callable[..., Any] = cast
-) -> None:
-    """Cast an array into `out`, which for types below one byte is packed, also on the host."""
-    if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):
-        function(array, dst, **keywords, out=out)
-        return
-    if out.dtype is not dst:
-        raise TypeError(f"{caller}: out has dtype {out.dtype}; expected {dst}")
-    if out.shape != array.shape:
-        raise ValueError(f"{caller}: out has shape {out.shape}; expected {array.shape}")
-    if device_index(out) is not None:
-        raise ValueError(f"{caller}: out is on cuda:{device_index(out)}; the result belongs on the host")
-    # On the host `cast` returns one element per byte, so the result has to be packed.
-    out.data[...] = PackedArray.pack(function(array, dst, **keywords)).data
+        array = take(x, caller)
+        out = y if isinstance(y, PackedArray) else take(y, caller, writing=True)
+        if bytes_only:
+            out = PackedArray(out, dst, array.shape)
+        if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):
+            function(array, dst, **keywords, out=out)
+            return
+        if out.dtype is not dst:
+            raise TypeError(f"{caller}: out has dtype {out.dtype}; expected {dst}")
+        if out.shape != array.shape:
+            raise ValueError(f"{caller}: out has shape {out.shape}; expected {array.shape}")
+        if device_index(out) is not None:
+            raise ValueError(f"{caller}: out is on cuda:{device_index(out)}; the result belongs on the host")
+        # On the host `cast` returns one element per byte, so the result has to be packed.
+        out.data[...] = PackedArray.pack(function(array, dst, **keywords)).data

@@ -9,7 +9,7 @@ with the specification, for every value of that element and any values of the ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,18 +18,19 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format
 from gpucast.core.rule import CastRule, resolve
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.certificate import digest, made, ptx
-from gpucast.parity.proof.launches import element
-from gpucast.parity.proof.machine import Fault, Machine, Memory, Unknown
+from gpucast.parity.proof.certificate import digest, ptx
+from gpucast.parity.proof.launches import Launch, element, run
+from gpucast.parity.proof.machine import Fault, Unknown
 from gpucast.parity.proof.prover import Prover, Verdict, tabulated
-from gpucast.parity.proof.ptx import Kernel, read
+from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.specification import specification
 from gpucast.parity.proof.terms import TWICE, Term, const
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.source import QuantizeArguments, QuantizeSpec
 
 _DOUBLE = dtype("DOUBLE")
-_SOURCE, _RESULT, _SCALES = 0x7000_0000_0000, 0x7100_0000_0000, 0x7200_0000_0000
+#: Where the scales are.
+_SCALES = 0x7300_0000_0000
 
 #: What solvers do not know.
 _UNSOLVED = ("fdiv", "lookup")
@@ -45,18 +46,14 @@ def every_scale(format: Format) -> Iterable[int]:
     return range(1 << format.scale.bits)
 
 
-def prove(format: Format, src: DType, arch: str, solvers: Sequence[str]) -> dict[str, Any]:
-    """Prove a format's kernel for a source type; returns the entry of the certificate.
-
-    ValueError for formats whose scales are not powers of two, and for formats with integer elements.
-    """
+def prove(format: Format, src: DType, arch: str) -> dict[str, Any]:
+    """Prove a format's kernel: its entry in a certificate. ValueError unless scales are powers of two."""
     if format.scale.family != "e8m0" or not format.element.is_float or not isinstance(format.block, tuple):
         raise ValueError(f"prove: {format} has other scales than powers of two, or integers; expected mxfp8e4m3, ...")
     t.forget()
     source = kernel_of(format, src)
     text = ptx(source, arch)
-    kernel = read(text)
-    verdict = BlockProof(format, src, kernel, source, Prover(source, kernel, solvers)).prove(every_scale(format))
+    verdict = BlockProof(format, src, Prover(source, read(text))).prove(every_scale(format))
     return {
         "format": format.name,
         "src": src.name,
@@ -68,21 +65,12 @@ def prove(format: Format, src: DType, arch: str, solvers: Sequence[str]) -> dict
     }
 
 
-def certificate(before: Mapping[str, Any], new: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A certificate with new proofs added; its proofs of other formats and types stay."""
-    pairs = {(proof["format"], proof["src"]) for proof in new}
-    proofs = [*new, *(old for old in before["proofs"] if (old["format"], old["src"]) not in pairs)]
-    return {**made(before, proofs), "proofs": proofs}
-
-
 @dataclass
 class BlockProof:
     """The proof for one format whose scales are powers of two. The verdict counts the scales as launches."""
 
     format: Format
     src: DType
-    kernel: Kernel
-    source: KernelSource
     prover: Prover
     #: Conditions on several finite elements that are always true or false; None for others.
     _known: dict[Term, int | None] = field(default_factory=dict)
@@ -106,27 +94,17 @@ class BlockProof:
 
     def codes(self, scale: int) -> list[Term]:
         """The codes that the first thread writes when every block has this scale."""
-        bits, dst, count = self.src.bits, self.format.element.bits, self.source.elements
         assert isinstance(self.format.block, tuple)
-        length = 2 * max(count, *self.format.block)
-
-        def byte(address: int) -> Term:
-            index, low = divmod(8 * (address - _SOURCE), bits)
-            return t.part(element(index, bits), low, 8)
-
-        memory = Memory(
-            [(range(_SOURCE, _SOURCE + length * bits // 8), byte)], [range(_RESULT, _RESULT + length * dst // 8)]
-        )
+        source, kernel = self.prover.source, self.prover.kernel
+        assert isinstance(source, KernelSource)
+        length, block = 2 * max(source.elements, *self.format.block), self.format.block[-1]
         arguments = QuantizeArguments(BlockGrid.of(self.format, (length,), 0), _SCALES)
-        numbers = ((_SOURCE, 64), (0, 32), (_RESULT, 64), (length, 64))
-        params = [[t.part(const(*number), low, 8) for low in range(0, number[1], 8)] for number in numbers]
-        machine = Machine(self.kernel, memory, [*params, [const(value, 8) for value in arguments.to_bytes()]])
-        memory.known.update({_SCALES + block: const(scale, 8) for block in range(length // self.format.block[-1])})
-        machine.begin()
-        for _ in machine.thread(0, 0):
-            raise Fault("a barrier")
-        word = t.join(memory.written[_RESULT + at] for at in range(count * dst // 8))
-        return [t.part(word, index * dst, dst) for index in range(count)]
+        launch = Launch(length, threads=((0, 0),), more=arguments.to_bytes())
+        scales = {_SCALES + number: const(scale, 8) for number in range(length // block)}
+        [part] = run(source, kernel, launch, scales).parts
+        if list(part.elements) != list(range(source.elements)):
+            raise Fault("a thread does not write its own elements")
+        return list(part.elements.values())
 
     def _compare(self, scale: int, index: int, got: Term) -> None:
         """Compare the code of one element. When the scale is NaN the code must be 0 for any element."""

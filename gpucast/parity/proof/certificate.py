@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,7 +33,7 @@ from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.mutants import judge
 from gpucast.parity.proof.prover import Prover, Verdict
 from gpucast.parity.proof.ptx import read
-from gpucast.parity.proof.solvers import SOLVERS, versions
+from gpucast.parity.proof.solvers import SOLVER, version
 
 Paths = Literal["full", "edges", "layouts", "scaled", "many"]
 PATHS = get_args(Paths)
@@ -83,32 +83,25 @@ def digest(text: str) -> str:
 
 
 def prove(
-    cases: Iterable[Case],
-    arch: str,
-    solvers: Sequence[str],
-    paths: Paths = "full",
-    known: Mapping[str, Verdict] | None = None,
-    second: Collection[Case] = (),
+    cases: Iterable[Case], arch: str, paths: Paths = "full", known: Mapping[str, Verdict] | None = None
 ) -> Iterator[Proof]:
-    """Prove some rules. Every solver in `solvers` must agree.
+    """Prove some rules.
 
     `paths` chooses what runs: "full" is one thread of a full block, "edges" are the launches of `edges`, "layouts" are
     kernels for arrays that are not contiguous, "scaled" are casts times a FLOAT, and "many" are casts of many arrays.
-    `known` holds earlier verdicts by the digest of the PTX. The rules in `second` need the agreement of all solvers.
+    `known` holds earlier verdicts by the digest of the PTX.
     """
     for case in cases:
-        asked = SOLVERS if case in second else solvers
         sources = list(kernels(case, paths, arch))
         texts = [ptx(source, arch) for source, _ in sources]
         key = digest("\n".join(texts))
         verdict = None if known is None else known.get(key)
-        if verdict is None or (verdict.seconds.keys() & set(asked) and not verdict.seconds.keys() >= set(asked)):
+        if verdict is None:
             verdict = Verdict()
-            for (source, asked_launches), text in zip(sources, texts, strict=True):
+            for (source, launches), text in zip(sources, texts, strict=True):
                 t.forget()
-                prover = Prover(source, read(text), asked, verdict=verdict)
                 try:
-                    prover.prove(asked_launches)
+                    Prover(source, read(text), verdict=verdict).prove(launches)
                 except Unknown as unknown:
                     verdict.problem = str(unknown)
                 if verdict.problem:
@@ -116,13 +109,13 @@ def prove(
         yield Proof(case, arch, sources[0][0].name, key, verdict)
 
 
-def mutants(cases: Sequence[Case], arch: str, solvers: Sequence[str]) -> Counter[str]:
+def mutants(cases: Sequence[Case], arch: str) -> Counter[str]:
     """Judge a mutant of each kernel of some rules, with the counts of `gpucast.parity.proof.mutants.judge`."""
     judged = Counter(found=0, equal=0, open=0)
     for case in cases:
         source = CastSpec.of(case.rule).source()
         t.forget()
-        judged.update(judge(source, read(ptx(source, arch)), full_tile(source), solvers, seed=0, count=1))
+        judged.update(judge(source, read(ptx(source, arch)), full_tile(source), seed=0, count=1))
     return judged
 
 
@@ -190,38 +183,31 @@ def opened(path: str | None, arch: str, paths: Paths | Literal["blocks"]) -> dic
     return found
 
 
-def _rule(proof: Mapping[str, Any]) -> tuple[str, ...]:
-    return proof["src"], proof["dst"], str(proof["attributes"])
+def _subject(proof: Mapping[str, Any]) -> tuple[str, ...]:
+    """The rule, or the format and the type, of a proof."""
+    return tuple(str(proof.get(name)) for name in ("format", "src", "dst", "attributes"))
 
 
-def certificate(before: Mapping[str, Any], proofs: Sequence[Proof], mutants: Mapping[str, int]) -> dict[str, Any]:
-    """The certificate with the proofs made since it was opened. Other rules stay; mutants stay unless new ones were
-    judged.
-    """
-    new = [proof.as_json() for proof in proofs]
-    rules = set(map(_rule, new))
-    every = [*new, *(old for old in before["proofs"] if _rule(old) not in rules)]
-    counts = Counter(method for proof in every for method in proof["seconds"])
-    return {
-        **made(before, every),
-        "rules": len(every),
-        "methods": dict(counts),
-        "mutants": dict(mutants or before["mutants"]),
-        "proofs": every,
-    }
-
-
-def made(before: Mapping[str, Any], proofs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """When the proofs of a certificate were made, with which tools, for which architecture, and how many hold."""
-    used = {method for proof in proofs for method in proof["seconds"]}
+def certificate(
+    before: Mapping[str, Any], new: Sequence[Mapping[str, Any]], mutants: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """The certificate with the proofs made since it was opened. Others stay; mutants stay if none are new."""
+    subjects = set(map(_subject, new))
+    proofs = [*new, *(old for old in before["proofs"] if _subject(old) not in subjects)]
+    methods = Counter(method for proof in proofs for method in proof["seconds"])
+    solvers = {**before["solvers"], SOLVER: version()}
     return {
         "gpucast": __version__,
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "arch": before["arch"],
         "nvrtc": ".".join(map(str, compiler.compiler().version)),
-        "solvers": {name: version for name, version in {**before["solvers"], **versions()}.items() if name in used},
+        "solvers": {name: version for name, version in solvers.items() if name in methods},
         "paths": before["paths"],
         "proved": sum(proof["verdict"] == "proved" for proof in proofs),
+        "rules": len(proofs),
+        "methods": dict(methods),
+        "mutants": dict(mutants or before.get("mutants", {})),
+        "proofs": proofs,
     }
 
 

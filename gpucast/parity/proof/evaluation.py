@@ -110,9 +110,7 @@ def decode(bits: Array, form: Format) -> Array:
 
 
 def encode(x: Array, form: Format, mode: str) -> Array:
-    """Round values to codes: to nearest even ("rn"), toward zero ("rz"), or upward ("rp", only for values that are not
-    negative). NaN becomes the NaN of the PTX manual.
-    """
+    """Round values to codes by a mode, "rp" only if they are not negative. NaN becomes the NaN of the PTX manual."""
     if form == TWICE:
         return np.where(np.isnan(x), np.uint64(0x7FF8 << 48), x.view(np.uint64))
     bits, (exponent_bits, digits) = sum(form), form
@@ -131,9 +129,7 @@ def encode(x: Array, form: Format, mode: str) -> Array:
 
 
 def _to_odd(x: Array, rest: Array) -> Array:
-    """Round the sum x + `rest` to odd, so that a second rounding gives the same result as one rounding of the exact
-    sum.
-    """
+    """Round the sum x + `rest` to odd: another rounding then gives what one rounding of the exact sum gives."""
     with np.errstate(invalid="ignore"):
         lost = np.isfinite(x) & (rest != 0)
         bits = x.view(np.uint64) - (lost & ((rest < 0) != np.signbit(x)))

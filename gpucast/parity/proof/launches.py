@@ -57,6 +57,8 @@ class Launch:
     #: The last argument of a fused kernel. Its seed is unknown, and so is what is at its addresses: `NARROW` or `WIDE`
     #: for the scale, `AMAX` and `FINITE`.
     given: FusedArguments | None = None
+    #: The same of another kernel than those of casts.
+    more: bytes = b""
     #: The number of the first element among those of all arrays.
     first: int = 0
 
@@ -68,11 +70,13 @@ class Launch:
 
 @dataclass
 class Part:
-    """What one thread did to one array. `elements` holds the codes that it wrote, by index. `pads` holds the bits above
-    the last element of a packed array. `observed` is its contribution to the maximum of its warp; `cells` is what it
-    leaves at `AMAX` and `FINITE`.
+    """What one thread did to one array of a launch, by the kernel of that array's cast. `elements` holds the codes that
+    it wrote, by index. `pads` holds the bits above the last element of a packed array. `observed` is its contribution
+    to the maximum of its warp; `cells` is what it leaves at `AMAX` and `FINITE`.
     """
 
+    source: KernelSource
+    launch: Launch
     elements: dict[int, Term] = field(default_factory=dict)
     pads: list[Term] = field(default_factory=list)
     lane: int = 0
@@ -82,11 +86,9 @@ class Part:
 
 @dataclass
 class Outcome:
-    """The result of a launch. `parts` has the parts of all threads for each array, with the kernel of that array's
-    cast. `table` is the shared memory; `executed` lists the numbers of the instructions that ran.
-    """
+    """The result of a launch. `table` is the shared memory; `executed` has the numbers of the instructions that ran."""
 
-    parts: list[tuple[KernelSource, Launch, list[Part]]]
+    parts: list[Part]
     table: dict[int, Term]
     executed: set[int]
 
@@ -182,9 +184,7 @@ def strided(source: KernelSource) -> Iterator[Launch]:
 
 
 def fused(source: KernelSource, ops: FusedOps) -> Iterator[Launch]:
-    """Launches of a contiguous kernel with fused operations: a thread in the middle and the last thread of its warp.
-    Some have so few elements that both ends lie in one tile.
-    """
+    """Launches of a contiguous kernel with fused operations: two threads in the middle, and both ends in one tile."""
     at = {"none": 0, "narrow": NARROW, "wide": WIDE}[ops.scaling]
     given = FusedArguments(scale_at=at, amax=AMAX * ops.amax, finite=FINITE * ops.finite)
     yield _with_random(source, replace(full_tile(source, [_THREAD, 31]), given=given))
@@ -193,9 +193,7 @@ def fused(source: KernelSource, ops: FusedOps) -> Iterator[Launch]:
 
 
 def tables(batch: BatchSource) -> Iterator[list[Launch]]:
-    """Arrays for launches of many arrays: one of each kind of the batch, two of each, and enough to fill the table.
-    Each array gives one block of threads something to do.
-    """
+    """Arrays, each for one block, for launches of many: one or two of each kind of the batch, and a full table."""
     for count in (len(batch.kinds), 2 * len(batch.kinds), batch.capacity):
         arrays: list[Launch] = []
         for number in range(count):
@@ -248,7 +246,7 @@ class _Placed:
 
     def part(self, written: Mapping[int, Term]) -> Part:
         """The part of the thread that wrote these bytes."""
-        found, bits, first = Part(), self.dst.bits, self.launch.first
+        found, bits, first = Part(self.source, self.launch), self.dst.bits, self.launch.first
         if self.places is not None:
             for index, at in enumerate(self.places):
                 if at in written:
@@ -272,7 +270,7 @@ class _Placed:
 def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int, Term] | None = None) -> Outcome:
     """Execute a launch.
 
-    `table` is the shared memory that another launch has filled; then only threads with elements run. Fault if the
+    `table` is the memory that another launch has filled; then only threads with elements run. Fault if the
     launch leaves its arrays or writes a byte twice, or if all threads together leave a byte unwritten.
     """
     placed = _Placed(source, launch)
@@ -281,27 +279,25 @@ def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int
     if launch.given is not None:
         params.append(_constants(launch.given._replace(dims=launch.dims).to_bytes()))
         params[-1][_SEED : _SEED + 8] = _bytes(seed())
-    elif launch.dims is not None:
-        params.append(_constants(launch.dims.to_bytes()))
+    elif launch.dims is not None or launch.more:
+        params.append(_constants(launch.more if launch.dims is None else launch.dims.to_bytes()))
     asked = launch.threads
     if asked is None and launch.grid is not None:
         blocks = range(source.blocks(launch.grid))
         asked = tuple((block, number) for block in blocks for number in range(source.threads))
     found = _run(kernel, [placed], params, asked or _busy(0, source, launch, source.threads), source.threads, table)
-    if launch.threads is not None and launch.dst == 0 and launch.dims is None:
+    if launch.threads is not None and launch.dst == 0 and launch.dims is None and not launch.more:
         block, width = source.elements * source.threads, source.tile * source.threads
         begins = (number * block + thread * source.tile for number, thread in launch.threads)
         tiles = (begin + place for begin in begins for place in range(0, block, width))
         wanted = {i for tile in tiles for i in range(tile, min(tile + source.tile, launch.n))}
-        if {index for part in found.parts[0][2] for index in part.elements} != wanted:
+        if {index for part in found.parts for index in part.elements} != wanted:
             raise Fault("threads do not write their own elements")
     return found
 
 
 def run_many(batch: BatchSource, kernel: Kernel, arrays: Sequence[Launch]) -> Outcome:
-    """Execute a launch over many arrays. Of a long table the first arrays and the last one are cast. Unknown for fused
-    casts.
-    """
+    """Execute a launch over many arrays, of a long table the first and the last. Unknown for fused casts."""
     if "given" in (batch.table.names or ()):
         raise Unknown("proof: casts of many arrays with fused operations are unknown to the prover")
     kinds = [number % len(batch.kinds) for number in range(len(arrays))]
@@ -343,16 +339,15 @@ def _run(
     for one in placed:
         memory.known.update(one.known)
     memory.known.update(table or {})
-    found: list[tuple[KernelSource, Launch, list[Part]]] = [(one.source, one.launch, []) for one in placed]
+    found: list[Part] = []
     for block in sorted({block for block, _ in asked}):
         chosen = {number for where, number in asked if where == block}
         if not table:
             memory.empty()
         for number in _run_block(machine, block, chosen, chosen if table else set(range(threads))):
-            for one, (_, _, parts) in zip(placed, found, strict=True):
-                part = one.part(memory.written)
-                part.lane, part.observed, part.cells = number % 32, machine.observed, dict(memory.cells)
-                parts.append(part)
+            for one in placed:
+                found.append(one.part(memory.written))
+                found[-1].lane, found[-1].observed, found[-1].cells = number % 32, machine.observed, memory.cells
     if all(one.launch.threads is None for one in placed):
         for one in placed:
             missing = next((byte for byte in one.writable if byte not in memory.done), None)
@@ -369,9 +364,7 @@ def _offsets(lengths: Sequence[int], strides: Sequence[int]) -> Iterator[int]:
 
 
 def _run_block(machine: Machine, block: int, chosen: set[int], every: set[int]) -> Iterator[int]:
-    """Run the chosen threads to their end, and all threads up to each barrier. Yields after each thread that has
-    ended.
-    """
+    """Run all threads to each barrier and the chosen ones to their end. Yields after each that has ended."""
     threads = {number: machine.thread(block, number) for number in sorted(every if machine.kernel.shared else chosen)}
     ended = set()
     for number, thread in threads.items():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from gpucast.codegen.cast_kernel import KernelSource
@@ -24,9 +24,7 @@ _TWINS = {
 _NUMBER = re.compile(r"-?\d+")
 
 
-def judge(
-    source: KernelSource, kernel: Kernel, launch: Launch, solvers: Sequence[str], seed: int, count: int
-) -> Counter[str]:
+def judge(source: KernelSource, kernel: Kernel, launch: Launch, seed: int, count: int) -> Counter[str]:
     """Judge `count` mutants of instructions that a launch executes.
 
     Returns how many are "found" (by a counterexample or a fault), "equal" (proved to compute the same) and "open" (the
@@ -37,7 +35,7 @@ def judge(
         (at, new) for at in sorted(run(source, kernel, launch).executed) for new in _changes(kernel.body[at], order)
     ]
     for at, new in order.sample(every, min(count, len(every))):
-        prover = Prover(source, replace(kernel, body=[*kernel.body[:at], new, *kernel.body[at + 1 :]]), solvers)
+        prover = Prover(source, replace(kernel, body=[*kernel.body[:at], new, *kernel.body[at + 1 :]]))
         try:
             verdict = prover.prove([launch])
         except Unknown:

@@ -13,18 +13,14 @@ from gpucast.parity.proof.terms import Term, search
 
 
 def value(src: DType, size: int) -> Fraction | None:
-    """The value of a magnitude of a source: of a float's code without its sign, or of an integer. None means
-    infinity.
-    """
+    """The value of a magnitude: of a float's code without its sign (None: infinity), or of an integer."""
     if not src.is_float:
         return Fraction(size)
     return None if size > src.max_code else Fraction(src.value(size))
 
 
 def first(src: DType, bound: Fraction, above: bool) -> int:
-    """The lowest magnitude whose value is at or above a bound, with `above` strictly above it. Infinity if there is
-    none.
-    """
+    """The lowest magnitude at or above a bound, with `above` strictly above it. Infinity if there is none."""
     low, high = 0, (src.max_code + 1 if src.is_float else 1 << src.bits)
     while low < high:
         middle = (low + high) // 2
@@ -39,9 +35,7 @@ def first(src: DType, bound: Fraction, above: bool) -> int:
 
 @lru_cache(maxsize=256)
 def midpoints(src: DType, dst: DType) -> tuple[int, ...]:
-    """The lowest magnitude that rounds to each code of a float or beyond, to nearest even. The list starts at code 1
-    and ends with the first code that is too large.
-    """
+    """The lowest magnitudes that round to nearest even to code 1, 2, ..., and to the first code that is too large."""
     values = [Fraction(dst.value(code)) for code in range(dst.max_code + 1)]
     values.append(2 * values[-1] - values[-2])
     return tuple(
@@ -50,9 +44,7 @@ def midpoints(src: DType, dst: DType) -> tuple[int, ...]:
 
 
 def nearest(size: Term, src: DType, dst: DType, over: int, width: int) -> Term:
-    """Round the magnitude `size` to the nearest code of `width` bits, ties to even. `over` is the result for
-    overflow.
-    """
+    """Round a magnitude to the nearest code of `width` bits, ties to even. Overflow gives `over`."""
     return search(size, midpoints(src, dst), [*range(dst.max_code + 1), over], width)
 
 
@@ -64,9 +56,7 @@ def _values(src: DType, dst: DType, above: bool) -> tuple[int, ...]:
 
 
 def neighbours(size: Term, src: DType, dst: DType, over: int, width: int) -> tuple[Term, Term]:
-    """The code at or below a magnitude and the code at or above it, in `width` bits. `over` stands above the
-    largest.
-    """
+    """The codes below and above a magnitude, or equal to it, in `width` bits. `over` stands above the largest."""
     every = list(range(dst.max_code + 1))
     below = search(size, _values(src, dst, above=False), every, width)
     return below, search(size, _values(src, dst, above=True), [*every, over], width)
@@ -82,9 +72,7 @@ def powers(src: DType, dst: DType, mode: RoundMode) -> tuple[int, ...]:
 
 
 def rounded(number: Fraction, dst: DType, mode: str) -> int:
-    """The code of a magnitude in an IEEE type: to nearest even ("rn"), toward zero ("rz") or upward ("rp"). Overflow
-    gives infinity, or toward zero the largest finite value.
-    """
+    """The code of a magnitude in an IEEE type. Overflow gives infinity, or toward zero the largest finite value."""
     if number == 0:
         return 0
     exponent = number.numerator.bit_length() - number.denominator.bit_length()

@@ -19,7 +19,7 @@ from gpucast.parity.proof.evaluation import Array, evaluate
 from gpucast.parity.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, is_cell, run, run_many, seed
 from gpucast.parity.proof.machine import Fault, Unknown
 from gpucast.parity.proof.ptx import Kernel
-from gpucast.parity.proof.solvers import ask
+from gpucast.parity.proof.solvers import SOLVER, ask
 from gpucast.parity.proof.specification import largest, not_finite, random_word, scaled, specification
 from gpucast.parity.proof.terms import Term
 
@@ -31,9 +31,7 @@ _NUMBERED = re.compile(r"(x|word)(\d+)")
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Source codes, by index, for which the element `index` differs. Any code may stand for an index that is not
-    listed.
-    """
+    """Source codes, by index, for which the element `index` differs; any code does for other indices."""
 
     index: int
     codes: dict[int, int]
@@ -44,9 +42,7 @@ class Counterexample:
 
 @dataclass
 class Verdict:
-    """The outcome of a proof: it holds if `problem` is "". `seconds` is processor time by method ("exhaustion", or a
-    solver).
-    """
+    """A proof holds if `problem` is "". `seconds` is processor time by method ("exhaustion", or the solver)."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     launches: int = 0
@@ -59,28 +55,23 @@ class Verdict:
 
 
 class Prover:
-    """The proof of one kernel. It compares each term once: elements of different tiles, threads and launches mostly
-    share it.
-    """
+    """The proof of one kernel. It compares each term once: tiles, threads and launches mostly share it."""
 
     def __init__(
         self,
         source: KernelSource | BatchSource,
         kernel: Kernel,
-        solvers: Sequence[str],
         limit: float = 300,
         verdict: Verdict | None = None,
     ) -> None:
-        self.source, self.kernel, self.solvers, self.limit = source, kernel, solvers, limit
+        self.source, self.kernel, self.limit = source, kernel, limit
         #: A rule with several kernels passes it on from kernel to kernel.
         self.verdict = Verdict() if verdict is None else verdict
         self._done: set[tuple[Term, Term]] = set()
         self._table: dict[int, Term] = {}
 
     def prove(self, launches: Iterable[Launch | list[Launch]]) -> Verdict:
-        """Execute the launches and compare their results; stop at the first failure. Unknown for an instruction that
-        the machine does not know.
-        """
+        """Compare what launches do; stop at the first failure. Unknown for an instruction that the machine lacks."""
         for launch in launches:
             try:
                 if isinstance(self.source, BatchSource):
@@ -89,9 +80,8 @@ class Prover:
                     assert isinstance(launch, Launch)
                     outcome = run(self.source, self.kernel, launch, self._table)
                     self._table = outcome.table if self.kernel.tables else {}
-                for source, array, parts in outcome.parts:
-                    for part in parts:
-                        self._part(part, source, array)
+                for part in outcome.parts:
+                    self._part(part)
             except Fault as fault:
                 self.verdict.problem = self.verdict.problem or f"{fault} ({launch})"
             if self.verdict.problem:
@@ -99,17 +89,17 @@ class Prover:
             self.verdict.launches += 1
         return self.verdict
 
-    def _part(self, part: Part, source: KernelSource, launch: Launch) -> None:
+    def _part(self, part: Part) -> None:
         for pad in part.pads:
-            if self._differ(self._with_words(None, pad, source, launch), t.const(0, pad.width)) is not None:
+            if self._differ(self._with_words(None, pad, part), t.const(0, pad.width)) is not None:
                 raise Fault("bits above the last element are not zero")
         if part.elements:
-            wanted = self._specified(source, launch)
+            wanted = self._specified(part.source, part.launch)
             for index, got in part.elements.items():
-                self._element(index, self._with_words(index, got, source, launch), wanted, launch)
+                self._element(index, self._with_words(index, got, part), wanted, part.launch)
                 if self.verdict.problem:
                     return
-        self._cells(part, source, launch)
+        self._cells(part)
 
     def _specified(self, source: KernelSource, launch: Launch) -> Term:
         code, word = t.part(t.var("x", source.src_bits), 0, source.rule.src.bits), t.var("word", 32)
@@ -119,12 +109,10 @@ class Prover:
         scale = cell(at) if at == WIDE else t.arithmetic("convert", 64, (cell(at),), t.SINGLE, t.TWICE, "rn")
         return scaled(source.rule, code, scale, word)
 
-    def _cells(self, part: Part, source: KernelSource, launch: Launch) -> None:
-        """Check what a thread does to the maximum and to the flag of a fused kernel. The instruction that gives the
-        maximum of a warp is trusted, so its result is an unknown here.
-        """
-        src, given = source.rule.src, launch.given or FusedArguments()
-        codes = [t.part(element(index, source.src_bits), 0, src.bits) for index in sorted(part.elements)]
+    def _cells(self, part: Part) -> None:
+        """Check what a thread does to the maximum (an unknown here) and to the flag of a fused kernel."""
+        src, given = part.source.rule.src, part.launch.given or FusedArguments()
+        codes = [t.part(element(index, part.source.src_bits), 0, src.bits) for index in sorted(part.elements)]
         wanted = {at: cell(at) for at in part.cells}
         if given.amax:
             if part.observed is None or self._differ_anywhere(part, part.observed, largest(src, codes)):
@@ -148,16 +136,15 @@ class Prover:
             self._done.add((got, wanted))
         return differ
 
-    def _with_words(self, index: int | None, got: Term, source: KernelSource, launch: Launch) -> Term:
-        """A result with unknowns in place of its own random word and of the words of elements that are written with
-        it.
-        """
-        if source.rule.rounding != STOCHASTIC or launch.given is None:
+    def _with_words(self, index: int | None, got: Term, part: Part) -> Term:
+        """A result with unknowns in place of its own random word, and of those written with it."""
+        given = part.launch.given
+        if part.source.rule.rounding != STOCHASTIC or given is None:
             return got
         near = {int(x.param[1:]) for x in t.variables(got) if x.param[0] == "x"}
         if index is not None:
             near.add(index)
-        words = {random_word(seed(), launch.given.offset + i): t.var(f"word{i}", 32) for i in near}
+        words = {random_word(seed(), given.offset + i): t.var(f"word{i}", 32) for i in near}
         got = t.substitute(got, words)
         if seed() in t.variables(got):
             raise Fault("an element depends on another random word than its own")
@@ -184,9 +171,7 @@ class Prover:
         self.verdict.counterexample = Counterexample(index, codes, *results, launch)
 
     def _differ(self, got: Term, wanted: Term) -> dict[str, int] | None:
-        """Inputs for which two terms differ, by name. None if there are none, or with a problem, if the solver has no
-        answer.
-        """
+        """Inputs, by name, for which two terms differ. None if there are none or, with a problem, no answer."""
         if got is wanted:
             return None
         with_product = self._of_product(got, wanted)
@@ -264,28 +249,22 @@ class Prover:
             self._spent("exhaustion", begin)
             return model
         condition = without_look_ups(condition)
-        for solver in self.solvers:
-            begin = time.process_time()
-            try:
-                state, model = ask(solver, condition, self.limit)
-            except TypeError as error:
-                raise Unknown(str(error)) from error
-            self._spent(solver, begin)
-            if state == "sat":
-                return model
-            if state != "unsat":
-                self.verdict.problem = f"{solver} gave no answer within {self.limit:g} s"
-                return None
-        return None
+        begin = time.process_time()
+        try:
+            state, model = ask(condition, self.limit)
+        except TypeError as error:
+            raise Unknown(str(error)) from error
+        self._spent(SOLVER, begin)
+        if state not in ("sat", "unsat"):
+            self.verdict.problem = f"{SOLVER} gave no answer within {self.limit:g} s"
+        return model if state == "sat" else None
 
     def _spent(self, method: str, begin: float) -> None:
         self.verdict.seconds[method] = self.verdict.seconds.get(method, 0.0) + time.process_time() - begin
 
 
 def _from(index: int, term: Term) -> Term:
-    """A term as the element `index` sees it: its own unknowns are x and word, those of the next element x+1 and
-    word+1.
-    """
+    """A term as the element `index` sees it: its own unknowns are x and word, the next one's x+1 and word+1."""
     new = {}
     for unknown in t.variables(term):
         if known := _NUMBERED.fullmatch(unknown.param):

@@ -1,66 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks SMT solvers for an input that makes a condition true. All solvers get the same SMT-LIB text."""
+"""Asks an SMT solver, bitwuzla, for an input that makes a condition true."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import metadata
 
-from gpucast.parity.proof.terms import Term, in_order, variables
+from gpucast.parity.proof.terms import Format, Term, in_order, variables
 
-SOLVERS = ("z3", "bitwuzla")
+SOLVER = "bitwuzla"
 _MODES = {"rn": "RNE", "rz": "RTZ", "rp": "RTP"}
 _NAMES = {
     "and": "bvand", "or": "bvor", "xor": "bvxor", "not": "bvnot", "add": "bvadd", "sub": "bvsub", "mul": "bvmul",
     "udiv": "bvudiv", "shl": "bvshl", "lshr": "bvlshr", "ashr": "bvashr",
 }  # fmt: skip
 _CONDITIONS = {"eq": "=", "ult": "bvult", "slt": "bvslt"}
+#: Operations whose result is a floating-point value. Those with a name here round once.
+_FLOATS = {
+    "fma": "fp.fma", "fadd": "fp.add", "fmul": "fp.mul", "integral": "fp.roundToIntegral",
+    "convert": "", "from_int": "",
+}  # fmt: skip
 
 
-def versions() -> dict[str, str]:
-    """The versions of the installed solvers."""
-    packages = zip(SOLVERS, ("z3-solver", "bitwuzla"), strict=True)
-    installed = {name: list(metadata.distributions(name=package)) for name, package in packages}
-    return {name: found[0].version for name, found in installed.items() if found}
+def version() -> str:
+    """The solver's version; "" where it is not installed."""
+    found = list(metadata.distributions(name=SOLVER))
+    return found[0].version if found else ""
 
 
-def ask(solver: str, condition: Term, seconds: float) -> tuple[str, dict[str, int]]:
+def ask(condition: Term, seconds: float) -> tuple[str, dict[str, int]]:
     """Whether some input makes the one-bit `condition` true.
 
     Returns "unsat" (no input does), "sat" with such an input by the names of the variables, or "unknown".
     ModuleNotFoundError if the solver is not installed.
     """
-    names = {term.param: term.width for term in variables(condition)}
-    return (_z3 if solver == "z3" else _bitwuzla)(smt(condition), names, seconds)
-
-
-def _z3(text: str, names: dict[str, int], seconds: float) -> tuple[str, dict[str, int]]:
-    import z3
-
-    # Many times as fast as the default, which is made for conditions that come one after the other.
-    solver = z3.Then("simplify", "fpa2bv", "simplify", "propagate-values", "bit-blast", "sat").solver()
-    solver.set("timeout", int(1000 * seconds))
-    solver.from_string(text)
-    state = str(solver.check())
-    if state != "sat":
-        return state, {}
-    model = solver.model()
-    values = {name: model.eval(z3.BitVec(name, width), model_completion=True) for name, width in names.items()}
-    return state, {name: value.as_long() for name, value in values.items()}
-
-
-def _bitwuzla(text: str, names: dict[str, int], seconds: float) -> tuple[str, dict[str, int]]:
     import bitwuzla
 
     options = bitwuzla.Options()
     options.set(bitwuzla.Option.PRODUCE_MODELS, True)
     options.set(bitwuzla.Option.TIME_LIMIT_PER, int(1000 * seconds))
     parser = bitwuzla.Parser(bitwuzla.TermManager(), options)
-    parser.parse("(set-logic QF_BVFP)\n" + text, True, False)
+    parser.parse("(set-logic QF_BVFP)\n" + smt(condition), True, False)
     solver = parser.bitwuzla()
     state = str(solver.check_sat()).rpartition(".")[2].lower()
     if state != "sat":
         return state, {}
+    names = [term.param for term in variables(condition)]
     return state, {name: int(solver.get_value(parser.parse_term(name)).value(10)) for name in names}
 
 
@@ -79,9 +64,9 @@ def smt(condition: Term) -> str:
         if term.op == "var":
             lines.append(f"(declare-fun {name} () {sort})")
         elif term.op in _FLOATS:
-            exponent_bits, digits = term.param[1 if term.op in ("convert", "from_int") else 0]
+            form, value = _float(term, args)
             lines.append(f"(declare-fun {name} () {sort})")
-            lines.append(f"(assert (= ((_ to_fp {exponent_bits} {digits}) {name}) {_FLOATS[term.op](term, args)}))")
+            lines.append(f"(assert (= ({_to(form)} {name}) {value}))")
         else:
             lines.append(f"(define-fun {name} () {sort} {_expression(term, args)})")
     return "\n".join([*lines, f"(assert (= {names[condition]} #b1))", ""])
@@ -122,14 +107,14 @@ def _search(key: str, bits: int, bounds: Sequence[int], values: Sequence[int], w
 
 def _to_int(term: Term, bits: str) -> str:
     form, signed, mode = term.param
-    width, kind = term.width, " ".join(map(str, form))
-    number, nan = f"((_ to_fp {kind}) {bits})", 1 << 63 if term.width == 64 else 0
+    width = term.width
+    number, nan = f"({_to(form)} {bits})", 1 << 63 if term.width == 64 else 0
     lowest, end = (-(1 << (width - 1)), 1 << (width - 1)) if signed else (0, 1 << width)
     whole = f"(fp.roundToIntegral {_MODES[mode]} {number})"
     # Powers of two, or zero, as codes.
     field, negative = (1 << (form[0] - 1)) - 1 + end.bit_length() - 1, 1 << (sum(form) - 1)
-    limit = f"((_ to_fp {kind}) (_ bv{field << (form[1] - 1)} {sum(form)}))"
-    least = f"((_ to_fp {kind}) (_ bv{negative | field << (form[1] - 1) if signed else 0} {sum(form)}))"
+    limit = f"({_to(form)} (_ bv{field << (form[1] - 1)} {sum(form)}))"
+    least = f"({_to(form)} (_ bv{negative | field << (form[1] - 1) if signed else 0} {sum(form)}))"
     to = "to_sbv" if signed else "to_ubv"
     return (
         f"(ite (fp.isNaN {number}) (_ bv{nan} {width}) (ite (fp.geq {whole} {limit}) (_ bv{end - 1} {width}) "
@@ -137,32 +122,17 @@ def _to_int(term: Term, bits: str) -> str:
     )
 
 
-def _number(term: Term, bits: str) -> str:
-    return f"((_ to_fp {' '.join(map(str, term.param[0]))}) {bits})"
+def _float(term: Term, args: list[str]) -> tuple[Format, str]:
+    """The format and the value of an operation whose result is a floating-point value."""
+    if term.op == "from_int":
+        signed, form, mode = term.param
+        return form, f"({_to(form, signed)} {_MODES[mode]} {args[0]})"
+    source, *to, mode = term.param
+    numbers = " ".join(f"({_to(source)} {arg})" for arg in args)
+    form = to[0] if to else source
+    return form, f"({_to(form) if to else _FLOATS[term.op]} {_MODES[mode]} {numbers})"
 
 
-def _rounded(name: str) -> Callable[[Term, list[str]], str]:
-    def text(term: Term, args: list[str]) -> str:
-        return f"({name} {_MODES[term.param[1]]} {' '.join(_number(term, arg) for arg in args)})"
-
-    return text
-
-
-def _from_int(term: Term, args: list[str]) -> str:
-    signed, form, mode = term.param
-    return f"((_ {'to_fp' if signed else 'to_fp_unsigned'} {form[0]} {form[1]}) {_MODES[mode]} {args[0]})"
-
-
-def _convert(term: Term, args: list[str]) -> str:
-    form = term.param[1]
-    return f"((_ to_fp {form[0]} {form[1]}) {_MODES[term.param[2]]} {_number(term, args[0])})"
-
-
-_FLOATS: dict[str, Callable[[Term, list[str]], str]] = {
-    "fma": _rounded("fp.fma"),
-    "fadd": _rounded("fp.add"),
-    "fmul": _rounded("fp.mul"),
-    "integral": _rounded("fp.roundToIntegral"),
-    "convert": _convert,
-    "from_int": _from_int,
-}
+def _to(form: Format, signed: bool = True) -> str:
+    """SMT-LIB's function from bits, a number or an integer to a format."""
+    return f"(_ to_fp{'' if signed else '_unsigned'} {form[0]} {form[1]})"

@@ -23,9 +23,7 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 
 @dataclass(frozen=True)
 class Number:
-    """A source as a number. `size` is its magnitude: the code of a float without its sign, or the magnitude of an
-    integer.
-    """
+    """A source as a number. `size` is its magnitude, of a float as a code without its sign."""
 
     src: DType
     code: Term

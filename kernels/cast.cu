@@ -105,6 +105,9 @@ struct Arithmetic {
             for (u32 i = 0; i < Elements / 16; ++i) {
                 out.word[i] = ptx::prmt(low_bits_of_nibbles<Src>(in.word[2 * i]), low_bits_of_nibbles<Src>(in.word[2 * i + 1]), 0x7531);
             }
+        } else if constexpr (SrcBits == 6 && has_planes<Src, Dst>()) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 16; ++i) cast_planes<Src, Dst>(in.word + 3 * i, out.word + Dst::bits / 2 * i, Rule());
         } else if constexpr (SrcBits == 4 && !is_same<Src, Dst> && (Dst::bits < 8 || has_nibble_codes<Src, Dst>())) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 8) {
@@ -161,10 +164,10 @@ struct Arithmetic {
 #pragma unroll
                 for (u32 j = 0; j < words; ++j) out.word[i / 4 * words + j] = found[j];
             }
-        } else if constexpr (SrcBits >= 6 && Elements % 8 == 0 && has_float8_halves<Src, Dst>()) {
+        } else if constexpr (SrcBits == 8 && Elements % 8 == 0 && has_float8_halves<Src, Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements; i += 8) {
-                out.word[i / 8] = float4_of_float8<Src>(four_codes<SrcBits>(in, i), four_codes<SrcBits>(in, i + 4));
+                out.word[i / 8] = float4_of_float8<Src>(in.word[i / 4], in.word[i / 4 + 1]);
             }
         } else if constexpr (Src::is_e8m0 && Elements % 8 == 0 && is_float4<Dst>() && has_conversion<Dst>()) {
 #pragma unroll

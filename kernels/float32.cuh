@@ -82,6 +82,11 @@ GPUCAST_INLINE float as_float32(Word code) {
         return ptx::cvt_rn_f32(integer<DType>(code));
     } else if constexpr (!DType::is_float) {
         // The type has 32 or more bits, of which a float keeps the upper 24; the others are cut off.
+        if constexpr (GPUCAST_ARCH >= 1000 && DType::bits == 64 && DType::sign_code != 0) {
+            // What is left is an integer of 64 bits again.
+            const float cut = ptx::cvt_rz_f32(i64(code));
+            return ptx::as_float(ptx::bits(cut) | u32(ptx::cvt_rzi_s64(cut) != i64(code)));
+        }
         const bool negative = DType::sign_code != 0 && (code & Word(DType::sign_code)) != 0;
         const Word magnitude = negative ? 0 - code : code;
         const int zeros = leading_zeros(magnitude | 1);

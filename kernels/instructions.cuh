@@ -35,6 +35,7 @@ namespace ptx {
 
 // Bits and bytes. Shifts by more than the width give 0.
 GPUCAST_TERNARY(prmt, "prmt.b32", u32, "r")
+GPUCAST_UNARY(brev, "brev.b32", u32, "r", u32, "r")
 GPUCAST_BINARY(shl, "shl.b32", u32, "r", u32, "r")
 GPUCAST_BINARY(shr, "shr.u32", u32, "r", u32, "r")
 GPUCAST_BINARY(shl, "shl.b64", u64, "l", u32, "r")
@@ -45,6 +46,14 @@ GPUCAST_UNARY(bits, "mov.b32", u32, "r", float, "f")
 GPUCAST_UNARY(bits, "mov.b64", u64, "l", double, "d")
 GPUCAST_UNARY(as_float, "mov.b32", float, "f", u32, "r")
 GPUCAST_UNARY(as_double, "mov.b64", double, "d", u64, "l")
+
+// Any function of three bits: bit 4 * a + 2 * b + c of the table.
+template <u32 Table>
+GPUCAST_INLINE u32 lop3(u32 a, u32 b, u32 c) {
+    u32 d;
+    asm("lop3.b32 %0, %1, %2, %3, %4;" : "=r"(d) : "r"(a), "r"(b), "r"(c), "n"(Table));
+    return d;
+}
 
 // Operations on float. Where one operand is NaN, min and max give the other one.
 GPUCAST_UNARY(abs, "abs.f32", float, "f", float, "f")

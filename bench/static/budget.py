@@ -34,8 +34,6 @@ def _misses(archs: str, kind: str, sources: str, destinations: str, why: str) ->
 _INTEGERS = "INT8 UINT8 INT16 UINT16 INT32 UINT32 INT4 UINT4"
 _HALVES = "the assembler loads the halves that count alone, in narrower accesses to the same sectors"
 _STORES = "a thread's 12 bytes of 6-bit codes are three stores, each of which touches a sector"
-_SIX = "each 6-bit code takes a look-up, or as many instructions to unpack, beside a byte or less of result"
-_WIDE_ODD = "conversions of 64 bits: the last bit that is kept says whether anything was cut off"
 _APART = "a thread's results lie farther apart than a sector, of which each store writes a half"
 #: Why kernels miss what is checked. Entries that do not apply are an error.
 KNOWN: dict[Key, str] = {
@@ -47,10 +45,6 @@ KNOWN: dict[Key, str] = {
         "sm_90", "many", "UINT2 INT2 UINT4 INT4 FLOAT4E2M1 FLOAT6E2M3 FLOAT6E3M2", "FLOAT6E2M3 FLOAT6E3M2", _STORES
     ),
     **_misses("sm_90", "many", "UINT2 INT2", "INT64 UINT64 DOUBLE", _APART),
-    **_misses("sm_100a", "contiguous", "FLOAT6E2M3 FLOAT6E3M2", "UINT2 INT2 UINT4 INT4 FLOAT4E2M1", _SIX),
-    **_misses("sm_100a", "contiguous", "FLOAT6E2M3", "FLOAT6E3M2", _SIX),
-    **_misses("sm_100a", "contiguous", "FLOAT6E3M2", "FLOAT6E2M3", _SIX),
-    **_misses("sm_100a", "contiguous", "INT64", "BFLOAT16", _WIDE_ODD),
 }
 
 

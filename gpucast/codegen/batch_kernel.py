@@ -170,7 +170,7 @@ def _cast(name: str, kind: CastSpec) -> str:
             f"    make_table<{table}, {name}_entry_rule>();",
             f"typedef BatchLookup<{src}, {dst}, {entry.name}, {bits}, {name}_rule, {sizes}, {name}_entries> {name};",
         ]
-        lines = [lines[0], choose(without_table(rule), f"{lines[1]}\n", "\n".join(look_up) + "\n").rstrip()]
+        lines = [lines[0], choose(without_table(rule, bits), f"{lines[1]}\n", "\n".join(look_up) + "\n").rstrip()]
     return "namespace gpucast {\n" + "".join(f"{line}\n" for line in lines) + "}\n"
 
 

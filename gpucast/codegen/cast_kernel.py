@@ -31,6 +31,7 @@ FILES = (
     "element.cuh",
     "layout.cuh",
     "table.cuh",
+    "bit_planes.cuh",
     "cast.cu",
 )
 
@@ -155,7 +156,7 @@ def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool
         kernel = f"GPUCAST_CONTIGUOUS({head}, {sizes})\n"
         if entry is not None:
             look_up = f"GPUCAST_LOOKUP({head}, {entry.name}, {sizes})\n"
-            kernel = choose(without_table(rule), kernel, look_up)
+            kernel = choose(without_table(rule, src_bits), kernel, look_up)
             names[f"{name}_entry_rule"] = rule if entry is dst else resolve(src, entry)
             types.append(entry)
     kernel = "".join(_rule(*item) for item in names.items()) + kernel
@@ -186,9 +187,11 @@ def entries(rule: CastRule, src_bits: int) -> DType | None:
     return None if rule.overflow == "saturate" and dst.is_float else dtype("FLOAT")
 
 
-def without_table(rule: CastRule) -> str:
-    """The preprocessor's condition for an instruction that makes the table of `entries` needless; "" for none."""
+def without_table(rule: CastRule, src_bits: int) -> str:
+    """The preprocessor's condition for what makes the table of `entries` needless; "" for none."""
     src, dst = rule.src, rule.dst
+    if src.is_float and src_bits == 6 and dst.bits < 8:
+        return "GPUCAST_ARCH >= 1000"
     if rule.rounding in DIRECTED:
         return ""
     if _is_computed(rule):
@@ -279,7 +282,7 @@ def tiles_of_thread(src_bits: int, dst_bits: int, *, looks_up: bool) -> int:
     registers hold them.
     """
     if looks_up:
-        return 8 if dst_bits in (2, 64) else 4
+        return 8 if dst_bits in (2, 64) or (src_bits, dst_bits) == (6, 4) else 4
     if src_bits == dst_bits == 4:
         return 2  # Sixteen codes and four tiles are more than 32 registers hold.
     longest = tile_elements(src_bits, dst_bits) * src_bits // 8

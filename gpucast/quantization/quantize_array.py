@@ -211,7 +211,7 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
             check_runs(how, shape, on, _CALLER)
         result_specs.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), rows, array)))
     if request.out is not None:
-        of_rows = scale if amax is None else amax
+        of_rows = result_specs[0][2] if amax is None else amax
         outs = checked_outs(request.out, array, format, src, result_specs, scale_layout, of_rows)
         workspace = outs[0].workspace(_CALLER)
         targets = [q.linear_parts(workspace) for q in outs]

@@ -89,6 +89,19 @@ inline float neg(float a) { return as_float(bits(a) ^ 0x80000000); }
 inline float min(float a, float b) { return a != a ? canonical(b) : b != b ? a : a < b || (a == b && bits(a) >> 31) ? a : b; }
 inline float max(float a, float b) { return a != a ? canonical(b) : b != b ? a : a > b || (a == b && bits(b) >> 31) ? a : b; }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+inline unsigned brev(unsigned a) {
+    unsigned d = 0;
+    for (int i = 0; i < 32; ++i) d |= (a >> i & 1) << (31 - i);
+    return d;
+}
+template <unsigned Table>
+inline unsigned lop3(unsigned a, unsigned b, unsigned c) {
+    unsigned d = 0;
+    for (unsigned i = 0; i < 8; ++i) {
+        if (Table >> i & 1) d |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+    }
+    return d;
+}
 inline unsigned mad(unsigned a, unsigned b, unsigned c) { return a * b + c; }
 inline float min_nan(float a, float b) { return canonical(a != a || b != b ? a + b : min(a, b)); }
 inline float max_nan(float a, float b) { return canonical(a != a || b != b ? a + b : max(a, b)); }

@@ -15,9 +15,9 @@ from codes import random_codes
 from gpucast.codegen.cast_kernel import kernel_source, square_side
 from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import resolve
+from gpucast.core.rule import DIRECTED, resolve
 from gpucast.parity import host_build
-from gpucast.parity.cases import NUMERIC, rules
+from gpucast.parity.cases import NUMERIC, all_cases, rules
 from gpucast.parity.host_build import Arguments, HostKernels
 from kernels_on_host import BY_WIDTH, cast_codes, check_contiguous, check_strided, to_bytes, wanted_codes
 
@@ -74,6 +74,21 @@ def test_accesses_of_32_bytes() -> None:
         wanted = wanted_codes(codes, rule)
         for n, src_offset, dst_offset in itertools.product((block, 2 * block + 5), (0, 16, 24), (0, 8, 16)):
             check_contiguous(kernels, rule, codes, wanted, n, 0, src_offset, dst_offset)
+
+
+def test_planes_of_bits() -> None:
+    """From sm_100 on floats of 6 bits become types of 6 bits or fewer by logic, under every rule."""
+    sources = [row for row in NUMERIC if row.is_float and row.bits == 6]
+    targets = [row for row in NUMERIC if row.bits < 8]
+    pairs = [(src, dst) for src, dst in itertools.product(sources, targets) if src != dst]
+    chosen = sorted({case.rule for case in all_cases(pairs) if case.random is None}, key=str)[::3]
+    assert {rule.overflow for rule in chosen} == {"wrap", "saturate"}
+    assert {rule.rounding for rule in chosen} > set(DIRECTED)
+    kernels = host_build.build(chosen, optimize=False, arch=100)
+    for rule in chosen:
+        block = kernel_source(rule).block
+        codes = random_codes(rule.src, block + 5, np.random.default_rng(6))
+        check_contiguous(kernels, rule, codes, wanted_codes(codes, rule), block + 5)
 
 
 @pytest.mark.parametrize(("src", "dst"), list(itertools.product(PACKED, BY_WIDTH)), ids=str)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import gpucast
 from gpucast.codegen.cast_kernel import KernelSource
+from gpucast.gpu.workspace import Workspace
 from gpucast.mixed import DynamicLossScale, NoOpLossScale, StaticLossScale
 from host_driver import HostDriver, download, installed, upload
 
@@ -216,6 +218,11 @@ class Spy(HostDriver):
         return launch
 
 
+def workspaces() -> int:
+    gc.collect()
+    return sum(isinstance(one, Workspace) for one in gc.get_objects())
+
+
 def test_streams_share_no_memory_between_the_norm_and_the_cast() -> None:
     with installed(Spy()) as driver:
         scale, grads = StaticLossScale(4.0), [upload(np.ones(9000, np.float32))]
@@ -240,3 +247,9 @@ def test_streams_share_no_memory_between_the_norm_and_the_cast() -> None:
         # Graphs have taken all of it.
         with pytest.raises(RuntimeError, match="memory cannot be allocated"):
             places(5, capture=True)
+        # Of the streams that no graph has, the last ones keep their memory.
+        before = workspaces()
+        for stream in range(6, 40):
+            places(stream)
+        assert workspaces() <= before + 8
+        assert places(3, capture=True) == second

@@ -44,21 +44,6 @@ def changed(text: str, old: str, new: str, count: int = 1) -> str:
     return text.replace(old, new) if count == 0 else text.replace(old, new, count)
 
 
-PAIRS = (
-    "FLOAT:FLOAT8E4M3FN", "DOUBLE:FLOAT16", "INT64:BFLOAT16", "UINT64:INT4", "FLOAT8E5M2:DOUBLE", "INT2:FLOAT16",
-    "FLOAT6E2M3:FLOAT6E3M2", "BFLOAT16:FLOAT4E2M1", "BOOL:UINT2", "FLOAT16:FLOAT8E8M0",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("pair", PAIRS)
-def test_every_rule_of_a_pair_is_proved(pair: str, exhaustive: bool) -> None:
-    src, dst = map(dtype, pair.split(":"))
-    every = all_cases([(src, dst)])[:: 1 if exhaustive else 2]
-    for arch in ("sm_80", "sm_100a") if exhaustive else (("sm_80", "sm_100a")[PAIRS.index(pair) % 2],):
-        problems = [str(proof) for proof in certificate.prove(every, arch) if not proof.verdict.proved]
-        assert problems == []
-
-
 @pytest.mark.parametrize("pair", ["FLOAT:FLOAT8E4M3FN", "UINT16:DOUBLE", "FLOAT:INT2"])
 def test_every_edge_and_alignment_is_proved(pair: str) -> None:
     source, text = compiled(pair)

@@ -28,6 +28,8 @@ from gpucast.mixed.sum_of_squares import TILE, in_one_piece
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _THREADS = 256
+#: The most workspaces that no CUDA graph has, for the streams and the numbers of sums of the last calls.
+_KEPT = 8
 #: The field of ``struct NormArrays`` of kernels/squares.cu after its first member.
 _SUMS: tuple[Field, ...] = (("sums", np.uint64, False),)
 
@@ -38,7 +40,7 @@ class Kept:
     def __init__(self, caller: str) -> None:
         self._caller = caller
         self._launch: _Launch | None = None
-        #: By device, stream, and the number of sums: streams run at the same time.
+        #: By device, stream, and the number of sums: streams run at the same time. The last one used is the last.
         self._workspaces: dict[tuple[int, int, int], Workspace] = {}
         #: Those whose addresses are in a CUDA graph.
         self._captured: set[tuple[int, int, int]] = set()
@@ -78,7 +80,11 @@ class Kept:
                         self._workspaces[key] = self._workspaces.pop(other)
                         break
             self._captured.add(key)
-        return self._workspaces.setdefault(key, Workspace(self._caller))
+        workspace = self._workspaces.pop(key) if key in self._workspaces else Workspace(self._caller)
+        self._workspaces[key] = workspace
+        for old in [one for one in self._workspaces if one not in self._captured][:-_KEPT]:
+            del self._workspaces[old]
+        return workspace
 
 
 class _Launch:

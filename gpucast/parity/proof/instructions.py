@@ -7,6 +7,7 @@ on float keep subnormals: `.ftz` would be another name.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -62,6 +63,20 @@ def _prmt(a: Term, b: Term, selector: Term) -> Term:
         sign = part(selector, 4 * place + 3, 1)
         found.append(t.ite(sign, t.sext(part(left[0], 7, 1), 8), left[0]))
     return t.join(found)
+
+
+def _brev(a: Term) -> Term:
+    return t.join(part(a, a.width - 1 - place, 1) for place in range(a.width))
+
+
+def _lop3(a: Term, b: Term, c: Term, table: Term) -> Term:
+    found = const(0, a.width)
+    for number in range(8):
+        if int(table) >> number & 1:
+            # Bit 2 of the number is that of `a`.
+            chosen = (x if number >> place & 1 else t.invert(x) for place, x in ((2, a), (1, b), (0, c)))
+            found = t.bitwise("or", found, functools.reduce(functools.partial(t.bitwise, "and"), chosen))
+    return found
 
 
 def _divide(a: Term, b: Term) -> Term:
@@ -217,6 +232,8 @@ def _table() -> dict[str, Operation]:
             found[f"div.u{w}"] = ww, _divide
             found[f"rem.u{w}"] = ww, _remainder
     found["prmt.b32"] = (32, 32, 32), _prmt
+    found["brev.b32"] = (32,), _brev
+    found["lop3.b32"] = (32, 32, 32, 32), _lop3
     found["shf.l.wrap.b32"] = (32, 32, 32), _funnel
     found["cvta.to.global.u64"] = (64,), lambda a: a
     for kind, less, least in (("s", t.slt, "min"), ("s", t.slt, "max"), ("u", t.ult, "min"), ("u", t.ult, "max")):

@@ -156,28 +156,6 @@ GPUCAST_INLINE void for_groups(const GroupedArguments& given, GroupMemory& share
     work(Groups{given, shared});
 }
 
-// ---- scales of blocks, in the orders of gpucast/quantization/swizzle.py ----
-
-template <u32 Bytes>
-GPUCAST_INLINE i64 scale_place(u32 layout, i64 row, i64 column, i64 rows, i64 columns) {
-    if (layout == 0) return row * columns + column;
-    if (layout == 1) return (row / 128 * ((columns + 3) / 4) + column / 4) * 512 + row % 32 * 16 + row % 128 / 32 * 4 + column % 4;
-    const u32 width = 4 / Bytes;
-    return (column / width * rows + row) * width + column % width;
-}
-
-// The scale of a block, and zeros behind the last one of a row that the layout pads.
-template <u32 Bytes>
-GPUCAST_INLINE void store_scale(const GroupedArguments& given, i64 row, i64 column, i64 columns, u32 code) {
-    Tile<Bytes> one = {{code}};
-    store_aligned(given.scales + scale_place<Bytes>(given.layout, row, column, given.result_rows, columns) * Bytes, one);
-    if (given.layout == 0 || column + 1 < columns) return;
-    one.word[0] = 0;
-    for (i64 i = columns; i % (4 / Bytes) != 0; ++i) {
-        store_aligned(given.scales + scale_place<Bytes>(given.layout, row, i, given.result_rows, columns) * Bytes, one);
-    }
-}
-
 template <typename F, typename Src, typename Float, typename Double, u32 Elements, u32 Tiles, u32 Block>
 struct QuantizeGroups {
     const u8* src;
@@ -205,7 +183,8 @@ struct QuantizeGroups {
             const i64 at = place[i].row * given.columns + place[i].column;
             if (threadIdx.x % lanes == 0) {
                 const u32 code = place[i].is_padding ? 0 : scale.code;
-                store_scale<bytes>(given, place[i].row, place[i].column / Block, given.columns / Block, code);
+                store_scale<bytes>(
+                    given.scales, given.layout, place[i].row, place[i].column / Block, given.result_rows, given.columns / Block, code);
             }
             Tile<Elements * DType::bits / 8> out = {};
             if (!place[i].is_padding) {

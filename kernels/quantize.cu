@@ -211,7 +211,12 @@ GPUCAST_INLINE void find_scales(const QuantizeArguments& given) {
     if (block >= count || threadIdx.x % 32 != 0 || (keep && !stats.has_nonfinite())) return;
     const float global = global_value<F>(given.global_scale, block, given.blocks.grid_columns);
     const Scale scale = scale_of<F, Float, Double>(stats, global);
-    store_element<F::scale::bits>(given.scales + block * (F::scale::bits / 8), scale.code);
+    if constexpr (u32(F::order) == linear) {
+        store_element<F::scale::bits>(given.scales + block * (F::scale::bits / 8), scale.code);
+    } else {
+        const i64 columns = given.blocks.grid_columns, row = block / columns;
+        store_scale<F::scale::bits / 8>(given.scales, F::order, row, block - row * columns, count / columns, columns, scale.code, F::padding);
+    }
     if constexpr (F::zero_points) given.zero_points[block] = u8(scale.zero_point);
 }
 
@@ -251,6 +256,7 @@ GPUCAST_INLINE void finish_scales(u8* dst, i64 n) {
     if (i >= n) return;
     const float found = reinterpret_cast<const float*>(dst)[i];
     if constexpr (global) store_element<32>(dst + 4 * i, ptx::bits(F::step_global(found)));
+    else if (u32(F::order) != linear && ptx::bits(found) == u32(F::padding)) store_element<32>(dst + 4 * i, 0u);
     else if (found == found) store_element<32>(dst + 4 * i, ptx::bits(F::step_scale(found, 1)));
 }
 
@@ -314,9 +320,14 @@ private:
 };
 
 template <typename F>
-GPUCAST_INLINE Scale load_scale(const u8* scales, const u8* zero_points, i64 block) {
+GPUCAST_INLINE Scale load_scale(const u8* scales, const u8* zero_points, i64 block, const Blocks* blocks = nullptr) {
     typedef typename F::scale DType;
-    const u32 code = load_element<DType::bits, u32>(scales + block * (DType::bits / 8));
+    i64 place = block;
+    if constexpr (u32(F::order) != linear) {
+        const i64 columns = blocks->grid_columns, row = block / columns, rows = padded_rows(F::order, blocks->count() / columns);
+        place = scale_place<DType::bits / 8>(F::order, row, block - row * columns, rows, columns);
+    }
+    const u32 code = load_element<DType::bits, u32>(scales + place * (DType::bits / 8));
     int zero = 0;
     if constexpr (F::zero_points) zero = F::lowest < 0 ? int(static_cast<signed char>(zero_points[block])) : zero_points[block];
     return {code, zero, F::nan_in_scale && (code & 0x7fffffff) >= u32(DType::nan_code)};
@@ -339,7 +350,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
         Tile<Elements * DType::bits / 8> out = {};
         load_aligned(from, in);
         BlockStats<V, F::zero_points, false> stats = {0, 0};
-        const Divisor<F, Src, Float, Double> divisor(load_scale<F>(given.scales, given.zero_points, cursor.block), global);
+        const Divisor<F, Src, Float, Double> divisor(load_scale<F>(given.scales, given.zero_points, cursor.block, &given.blocks), global);
         const bool finite = stats.template add_tile<Src, Elements>(in);
         divisor.template tile<Elements, false>(in, out, begin, finite, given.random);
         store_aligned(to, out);
@@ -350,7 +361,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
 #pragma unroll 1
     for (u32 i = 0; i < last; ++i) {
         if constexpr (F::row_scaled) global = global_value<F>(given.global_scale, begin + i, given.blocks.columns);
-        const Divisor<F, Src, Float, Double> own(load_scale<F>(given.scales, given.zero_points, cursor.block), global);
+        const Divisor<F, Src, Float, Double> own(load_scale<F>(given.scales, given.zero_points, cursor.block, &given.blocks), global);
         const Word bits = V::of(load_element<Src::bits, Word>(from + i * (Src::bits / 8)));
         if constexpr (F::stochastic) out.put(own.at_random(bits, given.random.one(begin + i)));
         else out.put(own.one(bits));
@@ -359,41 +370,73 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
     out.finish();
 }
 
-// ---- scales to the order "128x4" (gpucast/quantization/swizzle.py), or with `back` from it; padding is zero ----
+// ---- one pass as above, with scales in an order ----
 
-template <bool back, u32 Threads>
-GPUCAST_INLINE void swizzle_scales(const u8* src, u8* dst, i64 n, const Blocks& blocks) {
-    const i64 i = i64(blockIdx.x) * Threads + threadIdx.x;
-    if (i >= n) return;
-    const i64 tile = i / 512, tiles = (blocks.grid_columns + 3) / 4, down = tile / tiles;
-    const u32 in_tile = u32(i % 512);
-    const i64 row = down * 128 + in_tile / 16 + in_tile % 16 / 4 * 32, column = (tile - down * tiles) * 4 + in_tile % 4;
-    const bool here = row < blocks.grid_rows && column < blocks.grid_columns;
-    const i64 linear = row * blocks.grid_columns + column;
-    if constexpr (!back) dst[i] = here ? src[linear] : 0;
-    else if (here) dst[linear] = src[i];
+// `columns` are the threads of a row, with those for its padding. A thread has `lines` rows, whose scales are words next
+// to each other; the scales of rows and columns that there are not are padding.
+template <typename F, typename Src, typename Float, typename Double, u32 Elements, u32 Block, u32 lines, u32 Threads>
+GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
+    typedef Value<Src, Float, Double> V;
+    typedef typename F::element DType;
+    const u32 lanes = Block / Elements, bytes = F::scale::bits / 8;
+    const u32 thread = blockIdx.x * Threads + threadIdx.x, all = u32(given.blocks.columns);
+    const u32 group = divided<u32>(thread, all, given.columns), along = thread - group * all, column = along / lanes;
+    const bool tall = u32(F::order) == order_128x4;
+    const i64 rows = given.blocks.grid_rows, columns = given.blocks.grid_columns, step = tall ? 32 : 1;
+    const i64 first = tall ? group / 32 * (32 * lines) + group % 32 : group * lines;
+    // How far a row is below the last one.
+    const i64 turn = step * columns * Block;
+    const bool stores = threadIdx.x % lanes == 0 && i64(thread) * (lines * Elements) < n;
+    i64 begin = first * columns * Block + along * Elements;
+    int left = column >= columns || rows <= first ? 0 : rows - first < 128 ? int(rows - first) : 128;
+    const float global = global_value<F>(given.global_scale);
+    u8* to = given.scales + scale_place<bytes>(F::order, first, column, padded_rows(F::order, rows), columns) * bytes;
+    src += begin * i64(Src::bits / 8);
+    dst += begin * i64(DType::bits) / 8;
+    // The code of scales that are no powers of two is long.
+#pragma unroll (F::scale::is_e8m0 ? lines : 1)
+    for (u32 i = 0; i < lines; ++i) {
+        Tile<Elements * Src::bits / 8> in = {};
+        if (left > 0) load_aligned(src, in);
+        BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
+        const bool finite = stats.template add_tile<Src, Elements>(in);
+        GPUCAST_MERGE(lanes, stats);
+        const Scale scale = scale_of<F, Float, Double>(stats, global);
+        if (stores) {
+            Tile<bytes> code = {{left > 0 ? scale.code : u32(F::padding)}};
+            store_aligned(to, code);
+            if constexpr (F::zero_points) {
+                if (left > 0) given.zero_points[(first + i * step) * columns + column] = u8(scale.zero_point);
+            }
+        }
+        if (left > 0) {
+            Tile<Elements * DType::bits / 8> out = {};
+            const bool known = F::nan_in_scale || finite;
+            const Divisor<F, Src, Float, Double> divisor(scale, global);
+            divisor.template tile<Elements, !F::zero_points>(in, out, begin, known, given.random);
+            store_aligned(dst, out);
+        }
+        src += turn * i64(Src::bits / 8);
+        dst += turn * i64(DType::bits) / 8;
+        begin += turn;
+        to += 4;
+        left -= int(step);
+    }
 }
 
-// Scales of `Bytes` to tiles of TileRows x 4, or with 0 to the order "mn_major", or `back`; padding is zero.
-template <u32 TileRows, u32 Bytes, bool back, u32 Threads>
+// ---- scales alone ----
+
+// Scales of `Bytes` to an order, or with `back` from it; padding is zero. A thread for each, padding included.
+template <u32 order, u32 Bytes, bool back, u32 Threads>
 GPUCAST_INLINE void move_scales(const u8* src, u8* dst, i64 n, const Blocks& blocks) {
-    const i64 i = i64(blockIdx.x) * Threads + threadIdx.x;
+    const i64 i = i64(blockIdx.x) * Threads + threadIdx.x, rows = padded_rows(order, blocks.grid_rows);
     if (i >= n) return;
-    const u32 width = 4 / Bytes;
-    i64 row, column;
-    if constexpr (TileRows != 0) {
-        const i64 tile = i / (TileRows * width), across = (blocks.grid_columns + width - 1) / width;
-        row = tile / across * TileRows + i % (TileRows * width) / width;
-        column = tile % across * width + i % width;
-    } else {
-        const i64 height = (blocks.grid_rows + 3) / 4 * 4 * width;
-        row = i % height / width;
-        column = i / height * width + i % width;
-    }
+    const i64 across = n / rows, row = i / across, column = i - row * across;
     const bool here = row < blocks.grid_rows && column < blocks.grid_columns;
-    const i64 linear = row * blocks.grid_columns + column;
-    if constexpr (!back) store_element<8 * Bytes>(dst + i * Bytes, here ? load_element<8 * Bytes, u32>(src + linear * Bytes) : 0);
-    else if (here) store_element<8 * Bytes>(dst + linear * Bytes, load_element<8 * Bytes, u32>(src + i * Bytes));
+    const i64 plain = (row * blocks.grid_columns + column) * Bytes;
+    const i64 place = scale_place<Bytes>(order, row, column, rows, blocks.grid_columns) * Bytes;
+    if constexpr (!back) store_element<8 * Bytes>(dst + place, here ? load_element<8 * Bytes, u32>(src + plain) : 0);
+    else if (here) store_element<8 * Bytes>(dst + plain, load_element<8 * Bytes, u32>(src + place));
 }
 
 }  // namespace gpucast

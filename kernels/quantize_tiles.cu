@@ -7,6 +7,11 @@
 // bytes, so that each thread writes complete vectors of the result.
 namespace gpucast {
 
+// The place of a scale where scales have an order: row and column of all matrices of rows x columns, one below the other.
+struct ScalePlace {
+    i64 row, column, rows, columns;
+};
+
 template <typename F, typename Src, typename Float, typename Double, typename G>
 struct TileKernel {
     typedef Value<Src, Float, Double> V;
@@ -33,10 +38,14 @@ struct TileKernel {
     float global;
     // The scale where all elements share one.
     Scale common_scale;
+    // How many matrices there are; more than that in a tile that is not of the last one.
+    i64 matrices;
 
-    GPUCAST_INLINE TileKernel(const u8* array, const TileArguments& arguments, Memory& memory) : given(arguments), shared(memory) {
+    GPUCAST_INLINE TileKernel(const u8* array, i64 n, const TileArguments& arguments, Memory& memory) : given(arguments), shared(memory) {
         const u32 line = blockIdx.x / given.tiles_across, above = line / given.tiles_down;
         matrix = above;
+        const i64 tiles = i64(given.tiles_down) * given.tiles_across;
+        matrices = (matrix + 1) * tiles * u32(Shape::tile) == n ? matrix + 1 : matrix + 2;
         first_row = i64(line - above * given.tiles_down) * G::tile_rows;
         first_column = i64(blockIdx.x - line * given.tiles_across) * G::tile_columns;
         src = array + ((matrix * given.rows + first_row) * given.columns + first_column) * bytes;
@@ -70,9 +79,14 @@ struct TileKernel {
             return {is_nan ? u32(F::scale::nan_code) : code, 0, is_nan};
         }
     }
-    GPUCAST_INLINE static void store(const TileResult& result, i64 i, const Scale& scale) {
+    GPUCAST_INLINE void store(const TileResult& result, i64 i, const ScalePlace& place, const Scale& scale) const {
         if (G::whole_columns || (G::given && !scale.is_nan)) return;
-        reinterpret_cast<ScaleCode*>(result.scales)[i] = ScaleCode(scale.code);
+        if constexpr (u32(F::order) == linear) {
+            reinterpret_cast<ScaleCode*>(result.scales)[i] = ScaleCode(scale.code);
+        } else {
+            store_scale<F::scale::bits / 8>(
+                result.scales, F::order, place.row, place.column, matrices * place.rows, place.columns, scale.code, F::padding);
+        }
         if constexpr (F::zero_points) result.zero_points[i] = u8(scale.zero_point);
     }
 
@@ -95,7 +109,8 @@ struct TileKernel {
             const bool here = r < rows && b * G::block < columns;
             const Scale own = scale(stats, result, place, here);
             shared.of_rows.put(r * Shape::runs_along + b, own);
-            if (here) store(result, place, own);
+            // Only blocks along the last axis of a result have an order.
+            if (here) store(result, place, {at_row, at, given.rows, grid}, own);
         }
     }
 
@@ -117,7 +132,7 @@ struct TileKernel {
             const bool here = c < columns && b * G::block < rows;
             const Scale own = scale(stats, result, place, here);
             shared.of_columns.put(b * G::tile_columns + c, own);
-            if (here) store(result, place, own);
+            if (here) store(result, place, {matrix * given.columns + at_column, at, given.columns, grid}, own);
         }
     }
 
@@ -139,8 +154,8 @@ struct TileKernel {
         const Scale own = scale(stats, Shape::same ? given.same : given.swapped, Shape::same ? place : turned, here);
         shared.of_columns.put(k, own);
         if (!here) return;
-        if (Shape::same) store(given.same, place, own);
-        if (Shape::swapped) store(given.swapped, turned, own);
+        if (Shape::same) store(given.same, place, {matrix * down + at_row, at_column, down, across}, own);
+        if (Shape::swapped) store(given.swapped, turned, {matrix * across + at_column, at_row, across, down}, own);
     }
 
     // The scale of an element of the tile.
@@ -387,11 +402,11 @@ GPUCAST_CONSTANT u32 tile_blocks(u32 threads) {
 
 template <typename F, typename Src, typename Float, typename Double, typename G>
 GPUCAST_INLINE void quantize_tiles(
-    const u8* src, const TileArguments& given, TileMemory<F, Value<Src, Float, Double>, G>& shared) {
+    const u8* src, i64 n, const TileArguments& given, TileMemory<F, Value<Src, Float, Double>, G>& shared) {
     typedef TileKernel<F, Src, Float, Double, G> Kernel;
     typedef typename Kernel::Shape Shape;
     typedef typename Kernel::Stats Stats;
-    const Kernel work(src, given, shared);
+    const Kernel work(src, n, given, shared);
     const bool aligned = (given.columns * Kernel::bytes & 15) == 0 && (address(src) & 15) == 0;
     Patch<Src, G::rows, G::columns> patch;
     const u8* from = work.src + (i64(work.row) * given.columns + work.column) * Kernel::bytes;
@@ -477,10 +492,10 @@ GPUCAST_INLINE void quantize_tiles(
 // and NAME_tiles.
 #define GPUCAST_QUANTIZE_TILES(NAME, SRC, THREADS)                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, gpucast::tile_blocks<gpucast::SRC>(THREADS))                 \
-        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64,                                         \
+        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64 n,                                       \
              const __grid_constant__ gpucast::TileArguments given) {                                                   \
         using namespace gpucast;                                                                                       \
         typedef Value<SRC, FLOAT, DOUBLE> V;                                                                           \
         __shared__ TileMemory<NAME##_format, V, NAME##_tiles> shared;                                                  \
-        quantize_tiles<NAME##_format, SRC, FLOAT, DOUBLE, NAME##_tiles>(src, given, shared);                           \
+        quantize_tiles<NAME##_format, SRC, FLOAT, DOUBLE, NAME##_tiles>(src, n, given, shared);                        \
     }

@@ -148,6 +148,25 @@ struct BlockStats {
     GPUCAST_INLINE bool has_nonfinite() const { return (low > high ? low : high) >= Word(V::infinity); }
 };
 
+// The statistics of each of several rows.
+template <typename Stats, u32 Rows>
+struct RowStats {
+    Stats row[Rows];
+
+    GPUCAST_INLINE void merge(const RowStats& other) {
+#pragma unroll
+        for (u32 i = 0; i < Rows; ++i) row[i].merge(other.row[i]);
+    }
+#ifndef GPUCAST_HOST
+    GPUCAST_INLINE RowStats other(u32 step) const {
+        RowStats stats;
+#pragma unroll
+        for (u32 i = 0; i < Rows; ++i) stats.row[i] = row[i].other(step);
+        return stats;
+    }
+#endif
+};
+
 // The statistics of neighbouring columns, vector by vector.
 template <typename V, typename Src, bool two_sided, bool by_words = Src::bits <= 32 && GPUCAST_ARCH >= 800>
 struct ColumnStats {

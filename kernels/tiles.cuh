@@ -78,25 +78,6 @@ struct Patch {
     }
 };
 
-// The statistics of each of several rows.
-template <typename Stats, u32 Rows>
-struct RowStats {
-    Stats row[Rows];
-
-    GPUCAST_INLINE void merge(const RowStats& other) {
-#pragma unroll
-        for (u32 i = 0; i < Rows; ++i) row[i].merge(other.row[i]);
-    }
-#ifndef GPUCAST_HOST
-    GPUCAST_INLINE RowStats other(u32 step) const {
-        RowStats stats;
-#pragma unroll
-        for (u32 i = 0; i < Rows; ++i) stats.row[i] = row[i].other(step);
-        return stats;
-    }
-#endif
-};
-
 // ---- codes, a byte each ----
 
 // Four words of four bytes as a matrix, transposed.

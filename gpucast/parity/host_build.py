@@ -41,12 +41,13 @@ void check_aligned(const void* pointer, unsigned bytes) { misaligned += (unsigne
 #define GPUCAST_CHECK_ALIGNED(pointer, bytes) check_aligned(pointer, bytes)
 #define GPUCAST_OVERLAY struct
 #define GPUCAST_BARRIER() if (passed++ == phase) { at_barrier = true; return; }
-// Before the barrier each thread leaves what it has found.
+// Before the barrier each thread leaves what it has found, for the turns of a loop at places of their own.
 #define GPUCAST_MERGE(LANES, STATS) \\
-    static decltype(STATS) stats_by[1024]; \\
-    stats_by[threadIdx.x] = STATS; \\
+    static decltype(STATS) stats_by[8][1024]; \\
+    auto& stats_of_turn = stats_by[passed % 8]; \\
+    stats_of_turn[threadIdx.x] = STATS; \\
     GPUCAST_BARRIER() \\
-    for (unsigned i = threadIdx.x / LANES * LANES, end = i + LANES; i < end; ++i) STATS.merge(stats_by[i]);
+    for (unsigned i = threadIdx.x / LANES * LANES, end = i + LANES; i < end; ++i) STATS.merge(stats_of_turn[i]);
 """
 
 #: One launch; the result is the number of misaligned accesses, on which a GPU would have stopped.

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an array is cut into blocks that share a scale, on the host and on devices: always in three dimensions.
+"""How an array is cut into blocks that share a scale, on the host and on devices: always in three dimensions. And how
+many scales there are in each order of scales (`gpucast.quantization.swizzle`).
 
 `Format.lengths` and `Format.grid` describe the blocks in the array's own dimensions; the reference uses only these.
 """
@@ -13,9 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.core.formats import Format
+from gpucast.core.formats import Format, ScaleLayout, ScaleOrder
 
 Triple = tuple[int, int, int]
+_COLS = 4
 
 
 @dataclass(frozen=True)
@@ -70,3 +72,20 @@ class BlockGrid:
         index = np.unravel_index(elements, self.shape)
         blocks = tuple(i // length for i, length in zip(index, self.lengths, strict=True))
         return np.asarray(np.ravel_multi_index(blocks, self.counts))
+
+
+def padded(rows: int, cols: int, layout: ScaleOrder = "128x4", itemsize: int = 1) -> tuple[int, int]:
+    """The shape of the padded matrix."""
+    height = {"128x4": 128, "8x4": 8, "mn_major": 4}[layout]
+    width = _COLS // itemsize
+    return -(-rows // height) * height, -(-cols // width) * width
+
+
+def size(shape: tuple[int, ...], layout: ScaleOrder = "128x4", itemsize: int = 1) -> int:
+    """The number of scales, padding included, for scales of this shape; all dimensions but the last are rows."""
+    return math.prod(padded(math.prod(shape[:-1]), shape[-1], layout, itemsize))
+
+
+def in_layout(shape: tuple[int, ...], layout: ScaleLayout, itemsize: int) -> tuple[int, ...]:
+    """The shape of scales in a layout, given that of the linear ones."""
+    return shape if layout == "linear" else (size(shape, layout, itemsize),)

@@ -11,11 +11,11 @@ import numpy as np
 
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Hadamard, Parts
+from gpucast.core.formats import Format, Hadamard, Parts, ScaleLayout, ScaleOrder
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import resolve
 from gpucast.host import cast_on_host, hadamard_on_host
-from gpucast.quantization import gpu, quantize_on_host
+from gpucast.quantization import gpu, quantize_on_host, swizzle
 
 _FLOAT = dtype("FLOAT")
 
@@ -29,22 +29,31 @@ def quantize(
     workspace: Any = None,
     amax: Any = None,
     hadamards: Sequence[Hadamard | None] = (),
+    layout: ScaleLayout = "linear",
 ) -> list[Parts]:
     """The parts of each result. Its specification: whether it is transposed, its axis, and the caller's scales.
 
     `targets`: parts that are written instead of new ones; on a device with a `workspace`, if it is to be kept.
     `amax`: a FLOAT on the device to find the global scale from.
     `hadamards`: the transform of each result's numbers along its axis, which has a global scale of its own then.
+    `layout`: that of the scales.
     """
     if device_index(x) is not None:
         wanted = [gpu.tiles.ResultSpec(*one) for one in result_specs]
-        if any(hadamards) or format.rule == "4over6":
+        transforms = any(hadamards) or format.rule == "4over6"
+        numbers = [amax, *(one.scale for one in wanted)]
+        of_rows = any(one is not None and one.ndim > 0 for one in numbers)
+        given = not format.global_scale and any(one.scale is not None for one in wanted)
+        if layout != "linear" and (transforms or given or of_rows):
+            # Their kernels write linear scales.
+            return _reordered(x, format, result_specs, random, targets, workspace, amax, hadamards, layout)
+        if transforms:
             hows = hadamards or [None] * len(wanted)
             return gpu.hadamard_on_gpu.quantize(
                 x, format, wanted, hows, random=random, targets=targets, workspace=workspace, amax=amax
             )
         return gpu.quantize_on_gpu.quantize(
-            x, format, wanted, random=random, targets=targets, workspace=workspace, amax=amax
+            x, format, wanted, random=random, targets=targets, workspace=workspace, amax=amax, layout=layout
         )
     results: list[Parts] = []
     for i, (swapped, axis, given) in enumerate(result_specs):
@@ -58,12 +67,40 @@ def quantize(
         parts = quantize_on_host.quantize(view, format, axis=axis, scale=given, random=random)
         if format.element.packed:
             parts = replace(parts, data=PackedArray.pack(parts.data))
+        if layout != "linear":
+            parts = replace(parts, scales=swizzle.swizzle(parts.scales, layout=layout))
         results.append(parts)
     for target, result in zip(targets or [], results, strict=False):
         for name, part in vars(result).items():
             if part is not None:
                 _bytes_of(getattr(target, name))[...] = _bytes_of(part)
     return targets or results
+
+
+def _reordered(
+    x: Any,
+    format: Format,
+    result_specs: list[tuple[bool, int, Any]],
+    random: Random | None,
+    targets: list[Parts] | None,
+    workspace: Any,
+    amax: Any,
+    hadamards: Sequence[Hadamard | None],
+    layout: ScaleOrder,
+) -> list[Parts]:
+    """Results on a device whose scales one more kernel moves to their order."""
+    linear = None
+    if targets is not None:
+        linear = [
+            replace(one, scales=workspace.array(f"scales {i}", format.scales_shape(one.data.shape, axis), format.scale))
+            for i, (one, (_, axis, _)) in enumerate(zip(targets, result_specs, strict=True))
+        ]
+    made = quantize(x, format, result_specs, random, linear, workspace, amax, hadamards)
+    outs = [None] * len(made) if targets is None else [one.scales for one in targets]
+    return [
+        replace(one, scales=swizzle.swizzle(one.scales, layout=layout, out=out))
+        for one, out in zip(made, outs, strict=True)
+    ]
 
 
 def dequantize(

@@ -25,12 +25,12 @@ from gpucast.casting.fused_options import fused_rule, resolve_scale
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import LENGTHS, Format
+from gpucast.core.formats import LENGTHS, SCALE_LAYOUTS, Format, ScaleLayout
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices, streams
+from gpucast.quantization import block_grid, grouped_on_host, recipes
 from gpucast.quantization import gpu as on_device
-from gpucast.quantization import grouped_on_host, recipes, swizzle
 from gpucast.quantization.option_checks import resolve_random
 from gpucast.quantization.quantized import source_dtype
 
@@ -63,7 +63,7 @@ def quantize_grouped(
     *,
     scale: Any = None,
     pad: int = 128,
-    scale_layout: str = "linear",
+    scale_layout: ScaleLayout = "linear",
     rounding: Literal["stochastic"] | None = None,
     seed: int | None = None,
     offset: int = 0,
@@ -162,8 +162,7 @@ def _quantize_grouped(
     if call.pad % wanted:
         raise ValueError(f"{caller}: scale_layout={scale_layout!r} needs a pad of whole {wanted}, not {call.pad}")
     shape: tuple[int, ...] = call.result_rows, call.columns // format.block[-1]
-    if scale_layout != "linear":
-        shape = (swizzle.size(shape, scale_layout, format.scale.bits // 8),)
+    shape = block_grid.in_layout(shape, scale_layout, format.scale.bits // 8)
     return call.run(
         out, format.element, (format.scale, shape), CastRule(call.src, format.element), format, scale_layout
     )
@@ -321,7 +320,7 @@ class _Call:
                 scale = kernels.dense("scale", scale, self.caller)
         arguments = kernels.GroupedArguments(
             offsets, scale, scales, ends, valid, self.rows, self.columns, self.result_rows, self.pad,
-            _LAYOUTS.index(layout), *(self.random or (0, 0)),
+            SCALE_LAYOUTS.index(layout), *(self.random or (0, 0)),
         )  # fmt: skip
         spec = kernels.GroupedSpec(rule, format, self.random is not None)
         kernels.run(spec, x, data, arguments, self.device)

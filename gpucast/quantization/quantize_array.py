@@ -19,11 +19,11 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Hadamard, Parts
+from gpucast.core.formats import Format, Hadamard, Parts, ScaleLayout
 from gpucast.gpu import devices, streams
-from gpucast.quantization import engine, quantize_on_host, recipes, swizzle
+from gpucast.quantization import engine, quantize_on_host, recipes
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard, resolve_random
-from gpucast.quantization.quantized import Quantized, ScaleLayout, check_layout, checked_axis, source_dtype
+from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -213,23 +213,16 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     if request.out is not None:
         of_rows = result_specs[0][2] if amax is None else amax
         outs = checked_outs(request.out, array, format, src, result_specs, scale_layout, of_rows)
-        workspace = outs[0].workspace(_CALLER)
-        targets = [q.linear_parts(workspace) for q in outs]
-        for q, parts in zip(
-            outs,
-            engine.quantize(array, format, result_specs, random, targets, workspace, amax, hadamards),
-            strict=True,
-        ):
-            if scale_layout != "linear":
-                swizzle.swizzle(parts.scales, layout=scale_layout, out=q.scales)
+        workspace, targets = outs[0].workspace(_CALLER), [Parts(**q.parts()) for q in outs]
+        engine.quantize(array, format, result_specs, random, targets, workspace, amax, hadamards, scale_layout)
         return request.out
+    made = engine.quantize(array, format, result_specs, random, amax=amax, hadamards=hadamards, layout=scale_layout)
+    library = adapters.library_of(x)
     results = [
-        _quantized(parts, format, src, on, scale_layout, adapters.library_of(x))
-        for parts, (_, on, _) in zip(
-            engine.quantize(array, format, result_specs, random, amax=amax, hadamards=hadamards),
-            result_specs,
-            strict=True,
+        Quantized(
+            parts.data, parts.scales, format, parts.zero_points, parts.global_scale, src, on, scale_layout, library
         )
+        for parts, (_, on, _) in zip(made, result_specs, strict=True)
     ]
     return tuple(results) if transpose == "both" else results[0]
 
@@ -260,15 +253,6 @@ def dequantize(
     if not isinstance(q, Quantized):
         raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")
     return q.dequantize(to, hadamard=hadamard, signs=signs, seed=seed, out=out)
-
-
-def _quantized(
-    parts: Parts, format: Format, src: DType, axis: int, scale_layout: Any, library: str | None
-) -> Quantized:
-    scales = parts.scales if scale_layout == "linear" else swizzle.swizzle(parts.scales, layout=scale_layout)
-    return Quantized(
-        parts.data, scales, format, parts.zero_points, parts.global_scale, src, axis, scale_layout, library
-    )
 
 
 def _hadamards(request: _QuantizeOptions, format: Format) -> list[Hadamard | None]:

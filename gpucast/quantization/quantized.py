@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,15 +20,14 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
-from gpucast.core.formats import SOURCES, Format, Hadamard, Parts, ScaleOrder
+from gpucast.core.formats import SCALE_LAYOUTS, SOURCES, Format, Hadamard, Parts, ScaleLayout
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle
+from gpucast.quantization.block_grid import in_layout
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
 
-ScaleLayout = Literal["linear", ScaleOrder]
 _FLOAT = dtype("FLOAT")
-SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("linear", *swizzle.LAYOUTS)
 #: What to write for the methods of other libraries' arrays.
 _NUMBERS = "q.dequantize('FLOAT') gives its numbers"
 _INSTEAD = {
@@ -77,9 +76,9 @@ class Quantized:
         object.__setattr__(self, "axis", checked_axis(self.axis, self.shape, self.format, caller))
         check_layout(self.scale_layout, self.shape, self.axis, self.format, caller)
         shape = self.scales_shape
-        layout, itemsize = self.scale_layout, self.format.scale.bits // 8
-        flat = shape if layout == "linear" else (swizzle.size(shape, layout, itemsize),)
-        _check(self.scales, "scales", self.format.scale, flat)
+        _check(
+            self.scales, "scales", self.format.scale, in_layout(shape, self.scale_layout, self.format.scale.bits // 8)
+        )
         _check(self.zero_points, "zero_points", self.format.zero_point, shape)
         rows = self.format.rows_shape(self.shape, self.axis)
         _check(self.global_scale, "global_scale", _FLOAT if self.format.global_scale else None, (), rows)

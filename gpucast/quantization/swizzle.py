@@ -31,21 +31,10 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import checked_shape
 from gpucast.core.formats import ScaleOrder
 from gpucast.quantization import gpu
+from gpucast.quantization.block_grid import padded, size
 
 _ROWS, _COLS = 128, 4
 LAYOUTS: tuple[ScaleOrder, ...] = get_args(ScaleOrder)
-
-
-def padded(rows: int, cols: int, layout: ScaleOrder = "128x4", itemsize: int = 1) -> tuple[int, int]:
-    """The shape of the padded matrix."""
-    height = {"128x4": _ROWS, "8x4": 8, "mn_major": 4}[layout]
-    width = _COLS // itemsize
-    return -(-rows // height) * height, -(-cols // width) * width
-
-
-def size(shape: tuple[int, ...], layout: ScaleOrder = "128x4", itemsize: int = 1) -> int:
-    """The number of scales, padding included, for scales of this shape; all dimensions but the last are rows."""
-    return math.prod(padded(*_matrix(shape), layout, itemsize))
 
 
 def offset(row: int, col: int, cols: int) -> int:

@@ -13,7 +13,7 @@ from gpucast.codegen.cast_kernel import KernelSource, Shape
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import LENGTHS, SOURCES, Format
+from gpucast.core.formats import LENGTHS, SOURCES, Format, ScaleLayout
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
@@ -92,7 +92,8 @@ def of_formats(
 def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[QuantizeSpec | TileSpec | UnitSpec]:
     """Kernels that quantize matrices of a type along the last axis, plain, transposed or both, and dequantize them.
 
-    Those for rows of whole blocks, and those for all other rows.
+    Those for rows of whole blocks, and those for all other rows. Where scales have one byte, also those that write them
+    in the order "128x4".
     """
     rule, blocks, in_rows = CastRule(src, format.element), *_blocks(format)
     if format.rule == "4over6":
@@ -100,7 +101,9 @@ def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[Quanti
         for plain in (False, True):
             yield UnitSpec(rule, "tiles", 0, format, stochastic, plain=plain, turned=True)
     else:
-        yield from _of_one_scale(rule, format, stochastic, blocks, in_rows)
+        yield from _of_one_scale(rule, format, stochastic, blocks, in_rows, "linear")
+        if format.scale.bits == 8 and format.min_ndim == 1 and isinstance(format.block, tuple):
+            yield from _of_one_scale(rule, format, stochastic, blocks, in_rows, "128x4")
     if format.global_scale:
         yield QuantizeSpec(rule, format, "top", lanes=WARP)
         yield QuantizeSpec(rule, format, "global")
@@ -165,23 +168,24 @@ def of_hadamard(format: Format, src: DType, stochastic: bool, length: int) -> It
 
 
 def _of_one_scale(
-    rule: CastRule, format: Format, stochastic: bool, blocks: BlockGrid, in_rows: bool
+    rule: CastRule, format: Format, stochastic: bool, blocks: BlockGrid, in_rows: bool, layout: ScaleLayout
 ) -> Iterator[QuantizeSpec | TileSpec]:
     """Those that quantize by one scale for each block."""
     random = Random(0) if stochastic else None
     straight, swapped = ResultSpec(False, 1), ResultSpec(True, 1)
     if in_rows:
-        yield QuantizeSpec(rule, format, "rows", stochastic, block=blocks.lengths[2])
+        yield QuantizeSpec(rule, format, "rows", stochastic, block=blocks.lengths[2], layout=layout)
     for wanted in ([straight], [swapped], [straight, swapped]):
-        tile_plan = plan(_MATRIX, rule.src, format, wanted, random, given=False)
+        tile_plan = plan(_MATRIX, rule.src, format, wanted, random, given=False, layout=layout)
         if tile_plan is not None and not (in_rows and wanted == [straight]):
             yield tile_plan.spec
     lanes = 1 if blocks.lengths[2] == 1 else WARP
-    yield QuantizeSpec(rule, format, "extremes", lanes=lanes)
-    if lanes == 1:
-        yield QuantizeSpec(rule, format, "columns", lanes=lanes)
-    yield QuantizeSpec(rule, format, "scales")
-    yield QuantizeSpec(rule, format, "elements", stochastic, single=format.block == "tensor")
+    if layout == "linear":
+        yield QuantizeSpec(rule, format, "extremes", lanes=lanes)
+        if lanes == 1:
+            yield QuantizeSpec(rule, format, "columns", lanes=lanes)
+    yield QuantizeSpec(rule, format, "scales", layout=layout)
+    yield QuantizeSpec(rule, format, "elements", stochastic, single=format.block == "tensor", layout=layout)
 
 
 def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchSource]]:

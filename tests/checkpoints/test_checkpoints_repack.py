@@ -176,3 +176,16 @@ def test_a_stored_reciprocal_changes_no_number(capsys: pytest.CaptureFixture[str
     assert convert(*repacked) == 0
     assert main(["diff", "nv", "new"]) == 0
     assert files.load("new/model.safetensors")["m.o_proj.weight_global_scale"] == 4
+
+
+def test_a_stored_reciprocal_stays_as_it_is() -> None:
+    """To the style that it has: no number changes, whatever the global scale is."""
+    model({"m.q_proj.weight": X, "m.k_proj.weight": X[:64] * 2}, model_type="llama")
+    how = f"{NVFP4} compressed-tensors".split()
+    assert convert("in", "nv", *how, "--allow-loss") == 0
+    assert convert("nv", "new", *how, "--repack", "--verify", "all") == 0
+    old, new = (files.load(f"{name}/model.safetensors") for name in ("nv", "new"))
+    assert old.keys() == new.keys()
+    for name, part in old.items():
+        assert_same(new[name], part)
+    assert np.log2(old["m.q_proj.weight_global_scale"]) % 1 != 0

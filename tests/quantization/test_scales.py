@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 
 import gpucast
 from gpucast import quantize
-from gpucast.quantization import Format, swizzle
+from gpucast.quantization import Format, Quantized, swizzle
 from gpucast.reference import exact_cast
 from host_driver import HostDriver, elements, installed, upload
 from quantization_cases import ALL, Array
@@ -59,18 +60,59 @@ def test_the_way_back(layout: Any, shape: tuple[int, int]) -> None:
     assert np.array_equal(swizzle.unswizzle(swizzle.swizzle(scales, layout=layout), shape, layout=layout), scales)
 
 
-@pytest.mark.parametrize(
-    ("format", "layout"), [("mxfp8e4m3", "8x4"), ("deepgemm-ue8m0", "mn_major"), ("deepgemm", "mn_major")]
-)
-def test_quantizing_in_an_order(format: str, layout: Any) -> None:
-    x = np.random.default_rng(0).standard_normal((70, 640)).astype(np.float32)
-    linear, q = (gpucast.quantize(x, format, scale_layout=one) for one in ("linear", layout))
-    assert np.array_equal(q.linear_scales(), linear.scales) and np.array_equal(q.dequantize(), linear.dequantize())
-    assert np.array_equal(linear.with_layout(layout).scales, q.scales)
-    with installed(HostDriver()):
-        on_device = gpucast.quantize(gpucast.cast(x, "FLOAT", device="cuda:0"), format, scale_layout=layout)
-        assert np.array_equal(on_device.get().scales, q.scales)
-        assert np.array_equal(on_device.with_layout("linear").get().scales, linear.scales)
+#: Formats by the ways through the kernels: rows of blocks, both results in tiles, squares, blocks of other lengths, and
+#: scales that one more kernel finishes.
+CASES = [
+    ("mxfp8e4m3", "8x4", False),
+    ("mxfp8e4m3", "128x4", "both"),
+    ("deepgemm-ue8m0", "mn_major", False),
+    ("deepgemm", "mn_major", False),
+    ("deepgemm-ue8m0-128x128", "mn_major", True),
+    ("tilekernels", "mn_major", False),
+    (Format("mine", "INT8", "FLOAT8E8M0", (80,), "floor"), "128x4", False),
+]
+
+
+@pytest.mark.parametrize(("format", "layout", "transpose"), CASES)
+def test_quantizing_in_an_order(format: Any, layout: Any, transpose: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((66, 640) if transpose is False else (640, 384)).astype(np.float32)
+    x[3] = 0
+    linear, found = (
+        _as_list(gpucast.quantize(x, format, scale_layout=o, transpose=transpose)) for o in ("linear", layout)
+    )
+    with installed(HostDriver()) as driver:
+        there = gpucast.cast(x, "FLOAT", device="cuda:0")
+        result = gpucast.quantize(there, format, scale_layout=layout, transpose=transpose)
+        # Padding too is written anew.
+        for q in _as_list(result):
+            ctypes.memset(q.scales.data.ptr, 0xFF, q.scales.nbytes)
+        gpucast.quantize(there, format, scale_layout=layout, transpose=transpose, out=result)
+        assert not any("swizzle" in name for name, _ in driver.launched)
+        on_device = [q.get() for q in _as_list(result)]
+    for plain, q, other in zip(linear, found, on_device, strict=True):
+        assert np.array_equal(q.linear_scales(), plain.scales) and np.array_equal(q.dequantize(), plain.dequantize())
+        assert plain.with_layout(layout).scales.tobytes() == q.scales.tobytes() == other.scales.tobytes()
+        assert np.array_equal(other.dequantize(), q.dequantize())
+
+
+def test_given_scales_and_transforms_on_a_device() -> None:
+    """Their kernels write linear scales, which one more kernel moves."""
+    x = np.random.default_rng(1).standard_normal((66, 256)).astype(np.float32)
+    calls: list[tuple[str, Any, dict[str, Any]]] = [
+        ("float8e4m3fn_1x128", "mn_major", {"scale": 0.5}),
+        ("nvfp4", "128x4", {"hadamard": 16}),
+    ]
+    with installed(HostDriver()) as driver:
+        there = gpucast.cast(x, "FLOAT", device="cuda:0")
+        for format, layout, more in calls:
+            q = gpucast.quantize(there, format, scale_layout=layout, **more)
+            assert gpucast.quantize(there, format, scale_layout=layout, out=q, **more) is q
+            assert "swizzle" in driver.launched[-1][0]
+            assert q.get().scales.tobytes() == gpucast.quantize(x, format, scale_layout=layout, **more).scales.tobytes()
+
+
+def _as_list(q: Any) -> list[Quantized]:
+    return list(q) if isinstance(q, tuple) else [q]
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def keeps_values(tensor: Tensor, stored: Stored) -> bool:
     old, new = tensor.detected.stored, stored
     if old.transposed or old.shape != new.shape or old.format.element is not new.format.element:
         return False
-    if old.format.zero_points or new.format.zero_points or old.divides or new.divides:
+    if old.format.zero_points or new.format.zero_points or old.divides != new.divides:
         return False
     if old.format.global_scale != new.format.global_scale:
         return False

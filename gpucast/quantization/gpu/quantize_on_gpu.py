@@ -16,13 +16,13 @@ from typing import Any
 
 from gpucast.arrays.packed import device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import FORMATS, LENGTHS, Format, Parts, ScaleOrder
+from gpucast.core.formats import FORMATS, LENGTHS, Format, Parts, ScaleLayout, ScaleOrder
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.core.steps import Steps
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
-from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.block_grid import BlockGrid, in_layout
 from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import (
     VECTOR,
@@ -45,12 +45,6 @@ _ALIGNMENT = 16
 _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "top", "elements")
 #: The kinds of kernels that read the global scale.
 _SCALING = ("rows", "scales", "kept", "elements")
-#: The kinds of kernels to an order of scales, and back.
-_MOVES: dict[ScaleOrder, tuple[Kind, Kind]] = {
-    "128x4": ("swizzle", "unswizzle"),
-    "8x4": ("to_8x4", "from_8x4"),
-    "mn_major": ("to_mn_major", "from_mn_major"),
-}
 #: Stands for any blocks where there are none.
 ONE = BlockGrid((1, 1, 1), (1, 1, 1), (1, 1, 1), False)
 #: Stands for any format where scales are only moved.
@@ -66,6 +60,7 @@ def quantize(
     targets: Sequence[Parts] | None = None,
     workspace: Workspace | None = None,
     amax: Any = None,
+    layout: ScaleLayout = "linear",
 ) -> list[Parts]:
     """The parts of each requested result of a checked CuPy array. All results share one global scale.
 
@@ -77,7 +72,7 @@ def quantize(
     assert device is not None
     workspace = workspace or Workspace("quantize")
     with driver.driver().on(device):
-        x, result_specs, wanted = prepare(x, format, result_specs, targets, workspace, amax)
+        x, result_specs, wanted = prepare(x, format, result_specs, targets, workspace, amax, layout)
         if format.global_scale:
             given = result_specs[0].scale
             if given is None:
@@ -95,9 +90,9 @@ def quantize(
                 else replace(one, scales=memory.given(spec.scale, device, one.scales, workspace))
                 for spec, one in zip(result_specs, wanted, strict=True)
             ]
-        results = _fill(x, src, format, result_specs, results, device, random, workspace)
+        results = _fill(x, src, format, result_specs, results, device, random, workspace, layout)
         if format.steps is not None:
-            _finish(format, format.steps, src, results, device)
+            _finish(format, format.steps, src, results, device, layout)
         for target, result in zip(targets or [], results, strict=False):
             # Results share their scale, and the global one.
             for name in ("scales", "zero_points", "global_scale"):
@@ -114,6 +109,7 @@ def prepare(
     targets: Sequence[Parts] | None,
     workspace: Workspace,
     amax: Any = None,
+    layout: ScaleLayout = "linear",
 ) -> tuple[Any, Sequence[ResultSpec], list[Parts]]:
     """An array in C order with the elements of x, or of its transpose; the results in terms of it; the parts to fill.
     A given global scale or `amax` has one number, or one of each row.
@@ -125,19 +121,18 @@ def prepare(
     if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
         x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
     x = memory.dense(x, workspace, "x")
-    return x, result_specs, list(targets or [_new_parts(x.shape, format, one, amax) for one in result_specs])
+    return x, result_specs, list(targets or [_new_parts(x.shape, format, one, amax, layout) for one in result_specs])
 
 
-def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec, amax: Any) -> Parts:
+def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec, amax: Any, layout: ScaleLayout) -> Parts:
     """Newly allocated parts of a result."""
     shape = _swap(shape) if spec.swapped else shape
     scales_shape = format.scales_shape(shape, spec.axis)
     zero_points = None if format.zero_point is None else cast_on_gpu.new(scales_shape, format.zero_point)
     given = amax if spec.scale is None else spec.scale
     global_scale = cast_on_gpu.new(() if given is None else given.shape, _FLOAT) if format.global_scale else None
-    return Parts(
-        cast_on_gpu.new(shape, format.element), cast_on_gpu.new(scales_shape, format.scale), zero_points, global_scale
-    )
+    scales = cast_on_gpu.new(in_layout(scales_shape, layout, format.scale.bits // 8), format.scale)
+    return Parts(cast_on_gpu.new(shape, format.element), scales, zero_points, global_scale)
 
 
 def find_global_scale(x: Any, format: Format, result: Any, device: int, workspace: Workspace) -> None:
@@ -154,15 +149,18 @@ def _fill(
     device: int,
     random: Random | None,
     workspace: Workspace,
+    layout: ScaleLayout,
 ) -> list[Parts]:
     """Launch the kernels of the results: one kernel for all, or one after the other."""
     given = result_specs[0].scale is not None
     row_scaled = is_row_scaled(results[0])
-    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random, workspace, row_scaled)
+    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random, workspace, row_scaled, layout)
     if not result_specs[0].swapped and len(result_specs) == 1 and not given and call.in_rows():
         call.run(results[0], given=False)
         return results
-    tile_plan = None if row_scaled else plan(x.shape, src, format, result_specs, random, given=given)
+    tile_plan = None
+    if not row_scaled:
+        tile_plan = plan(x.shape, src, format, result_specs, random, given=given, layout=layout)
     if tile_plan is not None:
         if isinstance(format.block, str):
             call.find_scales(results[0], given=given)
@@ -176,11 +174,11 @@ def _fill(
         return [
             parts
             for one, result in zip(result_specs, results, strict=True)
-            for parts in _fill(x, src, format, [one], [result], device, random, workspace)
+            for parts in _fill(x, src, format, [one], [result], device, random, workspace, layout)
         ]
     if result_specs[0].swapped:
         turned = memory.dense(x.swapaxes(-1, -2), workspace, "transposed x")
-        call = _ArrayQuantizer(turned, src, format, result_specs[0].axis, device, random, workspace, row_scaled)
+        call = _ArrayQuantizer(turned, src, format, result_specs[0].axis, device, random, workspace, row_scaled, layout)
     call.run(results[0], given=given)
     return results
 
@@ -190,14 +188,15 @@ def is_row_scaled(parts: Parts) -> bool:
     return parts.global_scale is not None and parts.global_scale.ndim > 0
 
 
-def _finish(format: Format, steps: Steps, src: DType, results: list[Parts], device: int) -> None:
+def _finish(format: Format, steps: Steps, src: DType, results: list[Parts], device: int, layout: ScaleLayout) -> None:
     """Replace the intermediate values of a format with steps by its scales and its global scale."""
     unique = {id(one.scales): one.scales for one in results}
     numbers = {"finish": list(unique.values()), "finish_global": [results[0].global_scale]}
     for kind in finishing(steps):
         for array in numbers[kind]:
             if array.size:
-                kernel = driver.kernel(QuantizeSpec(CastRule(src, format.element), format, kind), device)
+                order = layout if kind == "finish" else "linear"
+                kernel = driver.kernel(QuantizeSpec(CastRule(src, format.element), format, kind, layout=order), device)
                 kernel(0, memory.address(array), array.size, QuantizeArguments(ONE))
 
 
@@ -231,8 +230,7 @@ def swizzle(
 
 def swizzle_spec(kind: DType, back: bool, layout: ScaleOrder = "128x4") -> QuantizeSpec:
     """The kernel of `swizzle`, for scales of a type."""
-    there, home = _MOVES[layout]
-    return QuantizeSpec(CastRule(kind, kind), _ANY, home if back else there)
+    return QuantizeSpec(CastRule(kind, kind), _ANY, "unswizzle" if back else "swizzle", layout=layout)
 
 
 def dequantize(
@@ -286,9 +284,10 @@ class _ArrayQuantizer:
         random: Random | None,
         workspace: Workspace,
         row_scaled: bool = False,
+        layout: ScaleLayout = "linear",
     ) -> None:
         self.x, self.src, self.format, self.device, self.random = x, src, format, device, random
-        self.workspace, self.row_scaled = workspace, row_scaled
+        self.workspace, self.row_scaled, self.layout = workspace, row_scaled, layout
         self.blocks = BlockGrid.of(format, x.shape, axis)
         before, n, after = self.blocks.shape
         if format.block == "axis" and after == 1:
@@ -352,7 +351,11 @@ class _ArrayQuantizer:
         large = kind in _COUNTING and self.x.size > _LARGE
         rule = CastRule(self.src, self.format.element)
         row_scaled = self.row_scaled and kind in _SCALING
-        spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single, row_scaled)
+        layout = self.layout if kind in ("rows", "scales", "elements") else "linear"
+        spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single, row_scaled, layout)
+        if kind == "rows" and layout != "linear":
+            blocks, n = spec.in_order(arguments.blocks, layout)
+            arguments = replace(arguments, blocks=blocks)
         kernel = driver.kernel(spec, self.device)
         kernel(memory.address(self.x), memory.address(dst), n, arguments)
 

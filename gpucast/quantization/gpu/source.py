@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,20 +19,20 @@ from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format
+from gpucast.core.formats import SCALE_LAYOUTS, Format, ScaleLayout, ScaleOrder
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.core.steps import Steps
-from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.block_grid import BlockGrid, padded
 from gpucast.quantization.gpu.step_source import step_functions
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
 #: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which
 #: vectors of `VECTOR` bytes have side by side. "top" and "global" compute the global scale, "globals" those of rows
-#: from the largest magnitude of each. "back" dequantizes. "swizzle" and those after it reorder scales. "finish" and
+#: from the largest magnitude of each. "back" dequantizes. "swizzle" and "unswizzle" reorder scales. "finish" and
 #: "finish_global" end what formats with steps began.
 Kind = Literal[
     "rows", "extremes", "columns", "scales", "kept", "top", "global", "globals", "elements", "finish", "finish_global",
-    "back", "swizzle", "unswizzle", "to_8x4", "from_8x4", "to_mn_major", "from_mn_major",
+    "back", "swizzle", "unswizzle",
 ]  # fmt: skip
 
 
@@ -42,8 +42,10 @@ def finishing(steps: Steps) -> tuple[Kind, ...]:
     return (*scales, "finish_global") if steps.u and steps.global_scale != "u" else scales
 
 
+#: What stands for padding where "finish" still has to compute the scales, none of which is -0.
+_MINUS_ZERO = 0x80000000
 #: The further files of these kernels, after those of fused kernels.
-FILES = ("quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantize.cu")
+FILES = ("scale_orders.cuh", "quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantize.cu")
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Threads that work on a block together in the kinds that compute statistics.
@@ -73,6 +75,8 @@ class QuantizeSpec(KernelSpec[KernelSource]):
     single: bool = False
     #: Whether each row has a global scale of its own.
     row_scaled: bool = False
+    #: The order in which scales are written, or moved to and from.
+    layout: ScaleLayout = "linear"
 
     def source(self) -> KernelSource:
         rule, format, back = self.rule, self.format, self.kind == "back"
@@ -86,11 +90,14 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         by_column = f"{index}, {two_sided}, {finite}"
         extremes = f"{by_column}, {self.lanes}"
         place, of_blocks = f"{index}, {boolean(self.single)}, {elements}", f"{elements}, {self.block}"
+        rows, moved = "quantize_rows", f"{SCALE_LAYOUTS.index(self.layout)}, {other.bits // 8}"
+        if self.layout != "linear":
+            rows, of_blocks = f"{rows}_in_order", f"{of_blocks}, {self.lines}"
         back_by = f"elements<{own}, {other.name}, {both}, {place}"
         if self.block:
             back_by = f"rows<{own}, {other.name}, {both}, {of_blocks}"
         call = {
-            "rows": f"quantize_rows<{own}, {other.name}, {both}, {of_blocks}, {THREADS}>{arrays}",
+            "rows": f"{rows}<{own}, {other.name}, {both}, {of_blocks}, {THREADS}>{arrays}",
             "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
             "columns": f"find_column_extremes<{value}, {other.name}, {by_column}, {THREADS}>(src, n, given)",
             "top": f"find_extremes<{value}, {other.name}, {index}, false, true, {WARP}, {THREADS}>(src, n, given)",
@@ -102,15 +109,11 @@ class QuantizeSpec(KernelSpec[KernelSource]):
             "finish": f"static_cast<void>(given), finish_scales<{own}, false, {THREADS}>(dst, n)",
             "finish_global": f"static_cast<void>(given), finish_scales<{own}, true, {THREADS}>(dst, n)",
             "back": f"dequantize_{back_by}, {THREADS}>{arrays}",
-            "swizzle": f"swizzle_scales<false, {THREADS}>(src, dst, n, given.blocks)",
-            "unswizzle": f"swizzle_scales<true, {THREADS}>(src, dst, n, given.blocks)",
-            "to_8x4": f"move_scales<8, {other.bits // 8}, false, {THREADS}>(src, dst, n, given.blocks)",
-            "from_8x4": f"move_scales<8, {other.bits // 8}, true, {THREADS}>(src, dst, n, given.blocks)",
-            "to_mn_major": f"move_scales<0, {other.bits // 8}, false, {THREADS}>(src, dst, n, given.blocks)",
-            "from_mn_major": f"move_scales<0, {other.bits // 8}, true, {THREADS}>(src, dst, n, given.blocks)",
+            "swizzle": f"move_scales<{moved}, false, {THREADS}>(src, dst, n, given.blocks)",
+            "unswizzle": f"move_scales<{moved}, true, {THREADS}>(src, dst, n, given.blocks)",
         }[self.kind]
-        struct_text = format_struct(format, self.stochastic, own, other, row_scaled=self.row_scaled)
-        kernel = f"{struct_text}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
+        head = format_struct(format, self.stochastic, own, other, row_scaled=self.row_scaled, layout=self.layout)
+        kernel = f"{head}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
         return KernelSource(
             name=name,
             rule=rule,
@@ -120,10 +123,24 @@ class QuantizeSpec(KernelSpec[KernelSource]):
             structs=structs(other, _FLOAT, _DOUBLE, format.element, format.scale),
             kernel=kernel,
             tile=1,
-            elements=elements,
+            elements=elements * self.lines,
             threads=THREADS,
             more="gpucast::QuantizeArguments",
         )
+
+    @property
+    def lines(self) -> int:
+        """The rows that a thread has blocks of."""
+        return 4 if self.kind == "rows" and self.layout != "linear" else 1
+
+    def in_order(self, blocks: BlockGrid, layout: ScaleOrder) -> tuple[BlockGrid, int]:
+        """For the kind "rows" with scales in an order: the blocks, with a padded row's threads in place of columns, and
+        the elements of all threads."""
+        _, rows, columns = blocks.counts
+        whole_rows, whole_columns = padded(rows, columns, layout, self.format.scale.bits // 8)
+        elements = self._elements(self.rule.src)
+        threads = whole_columns * self.block // elements
+        return replace(blocks, shape=(1, rows, threads)), whole_rows * threads * elements
 
     def _elements(self, other: DType) -> int:
         """Elements per thread: whole bytes of codes (of 6-bit codes whole words), and so many that looking up the
@@ -139,6 +156,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         elif self.kind in ("extremes", "top"):
             kind.append(f"lanes{self.lanes}")
         kind += ["blocks1"] * self.single + ["large"] * self.large + ["row_scaled"] * self.row_scaled
+        kind += [self.layout] * (self.layout != "linear")
         return "_".join(["gpucast_quantize", other.numpy_name, *columns_of(self.format), *kind])
 
 
@@ -159,6 +177,7 @@ def format_struct(
     source: DType = _FLOAT,
     divisor: float | None = None,
     row_scaled: bool = False,
+    layout: ScaleLayout = "linear",
 ) -> str:
     """The C++ struct of a format, the template parameter `F` of the kernels that read or write a type.
 
@@ -177,6 +196,8 @@ def format_struct(
     spread = float(element.max - element.min) if format.zero_points else divisor
     whole = element.family == "int"
     lowest, largest = (int(element.min), int(element.max)) if whole else (0, 0)
+    keeps_amax = format.steps is not None and format.steps.code_needs_amax
+    padding = _MINUS_ZERO if keeps_amax and layout != "linear" else 0
     lines = [
         f"typedef {element.name} element;",
         f"typedef {scale.name} scale;",
@@ -188,6 +209,7 @@ def format_struct(
         f"enum : bool {{ global_scale = {format.global_scale:d}, row_scaled = {row_scaled:d} }};",
         f"enum : bool {{ stochastic = {stochastic:d} }};",
         f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
+        f"enum : u32 {{ order = {SCALE_LAYOUTS.index(layout)}, padding = {padding:#x} }};",
         f"enum : int {{ lowest = {lowest}, largest = {largest} }};",
         f"enum : int {{ exponent = {_exponent(format)} }};",
         f"enum : u32 {{ carry = {_carry(format):#x} }};",

@@ -14,7 +14,7 @@ from gpucast.codegen.cast_kernel import KernelSource, kernel_file, structs
 from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format
+from gpucast.core.formats import Format, ScaleLayout
 from gpucast.core.rule import CastRule
 from gpucast.quantization.gpu.source import FILES, columns_of, format_struct
 
@@ -44,6 +44,8 @@ class TileSpec(KernelSpec[KernelSource]):
     #: For "down": whether each column has one scale, which a kernel before this one has computed, or, of `given` ones,
     #: has set to NaN where the column has an infinity or NaN.
     whole_columns: bool = False
+    #: The order in which scales are written.
+    layout: ScaleLayout = "linear"
 
     def source(self) -> KernelSource:
         rule, format, size, name = self.rule, self.format, self.size, self._name(self.rule.src)
@@ -56,7 +58,7 @@ class TileSpec(KernelSpec[KernelSource]):
         ]
         tiles = "".join(f"    {line}\n" for line in lines)
         kernel = (
-            format_struct(format, self.stochastic, f"{name}_format", rule.src)
+            format_struct(format, self.stochastic, f"{name}_format", rule.src, layout=self.layout)
             + f"namespace gpucast {{\nstruct {name}_tiles {{\n{tiles}}};\n}}\n"
             + f"GPUCAST_QUANTIZE_TILES({name}, {rule.src.name}, {size.threads})\n"
         )
@@ -86,6 +88,7 @@ class TileSpec(KernelSpec[KernelSource]):
     def _name(self, other: DType) -> str:
         kind = [f"tiles{self.block}", "same", self.same, "swapped", self.swapped]
         kind += ["given"] * self.given + ["whole"] * self.whole_columns + ["stochastic"] * self.stochastic
+        kind += [self.layout] * (self.layout != "linear")
         return "_".join(["gpucast_quantize", other.numpy_name, *columns_of(self.format), *kind])
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucast.core.dtypes import DType
-from gpucast.core.formats import LENGTHS, Format
+from gpucast.core.formats import LENGTHS, Format, ScaleLayout
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import driver
@@ -61,6 +61,7 @@ def plan(
     random: Random | None,
     *,
     given: bool,
+    layout: ScaleLayout = "linear",
 ) -> TilePlan | None:
     """The plan by which one kernel computes all requested results, or None if no kernel can.
 
@@ -96,8 +97,9 @@ def plan(
         # No statistics are needed, so the simpler kernels read x only once too.
         return None
     spec = TileSpec(
-        CastRule(src, format.element), format, block, same, swapped, given, random is not None, whole_columns
-    )
+        CastRule(src, format.element), format, block, same, swapped, given, random is not None, whole_columns,
+        layout,
+    )  # fmt: skip
     size = spec.size
     tiles = matrices * math.prod(size.tiles(rows, columns))
     empty = tiles > _FEW and tiles * size.tile_rows * size.tile_columns > _WASTE * math.prod(shape)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.static.kernels import Code, StaticKernel, compiled, facts
-from bench.static.model import Estimate, judged
+from bench.static.model import Estimate, estimate
 from gpucast.codegen.cast_kernel import KernelSource
 
 #: How much of its time a unit may work at the speed of a copy.
@@ -64,7 +64,7 @@ class Checked:
 
     @property
     def estimate(self) -> Estimate:
-        return judged(self.kernel, self.moved)
+        return estimate(self.kernel, self.moved)
 
     @property
     def key(self) -> Key:
@@ -154,7 +154,7 @@ def verdict(kernels: Sequence[Checked], known: Mapping[Key, str] = KNOWN) -> lis
 
 def fullest(kernel: StaticKernel) -> float:
     """The share of its time that the busiest unit works at the speed of a copy."""
-    of = judged(kernel)
+    of = estimate(kernel)
     return of.use[of.busiest]
 
 
@@ -179,7 +179,7 @@ def problems(kernel: StaticKernel) -> list[str]:
     if kernel.loop:
         found.append("the way of a full tile has a loop, so that its instructions are not counted")
     if kernel.default and kernel.capability in (GATED if kernel.many else UNITS):
-        of = judged(kernel)
+        of = estimate(kernel)
         if kernel.many:
             found += [f"{of}; the goal is {100 * MANY:.0f} %"] if of.share < MANY else []
         elif of.use[of.busiest] > FULL:

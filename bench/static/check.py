@@ -15,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from bench.static import layouts as static_layouts
 from bench.static import quantize as static_quantize
 from bench.static.budget import FULL, KNOWN, Checked, fullest, of_casts, verdict
 from bench.static.kernels import StaticKernel, measure
-from bench.static.model import GPUS, JUDGE, estimates
+from bench.static.model import GPUS, estimate
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import compiler
 from gpucast.core.rule import CastRule, resolve
@@ -100,8 +101,8 @@ def _architecture(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
     if name.startswith("compute_"):
         raise argparse.ArgumentTypeError(f"{text} gives PTX, not machine code; expected one such as sm_90")
-    if int(name.removeprefix("sm_").rstrip("af")) not in JUDGE:
-        raise argparse.ArgumentTypeError(f"the model has no GPU of {text}; it has {', '.join(map(str, JUDGE))}")
+    if int(name.removeprefix("sm_").rstrip("af")) not in GPUS:
+        raise argparse.ArgumentTypeError(f"the model has no GPU of {text}; it has {', '.join(map(str, GPUS))}")
     return name
 
 
@@ -113,6 +114,7 @@ def _rules(sources: Sequence[str], targets: Sequence[str], every: bool) -> Itera
 
 def as_json(kernel: StaticKernel) -> dict[str, Any]:
     """All figures of a kernel."""
+    found = asdict(estimate(kernel))
     names = "instructions loop loads stores shared registers local".split()
     return {
         "kernel": kernel.source.name,
@@ -122,17 +124,7 @@ def as_json(kernel: StaticKernel) -> dict[str, Any]:
         "threads": kernel.source.threads,
         "per_element": round(kernel.per_element, 3),
         **{name: getattr(kernel, name) for name in names},
-        "estimates": {
-            one.gpu: {
-                "share": round(one.share, 3),
-                "bound": one.bound,
-                "use": {unit: round(share, 3) for unit, share in one.use.items()},
-                "threads": one.threads,
-                "in_flight": round(one.in_flight),
-                "needed": round(one.needed),
-            }
-            for one in estimates(kernel)
-        },
+        "estimate": {**found, "use": {unit: round(share, 3) for unit, share in found["use"].items()}},
     }
 
 
@@ -141,11 +133,8 @@ def _print(arch: str, kernels: Sequence[Checked], sass: bool) -> None:
     counts = ", ".join(f"{sum(share > limit for share in full)} above {limit}" for limit in (1, 0.85, FULL, 0.65))
     print(f"\n{arch}: {len(kernels)} kernels, {kernels[0].kind}; estimates")
     print(f"busiest unit at the speed of a copy: median {statistics.median(full):.2f}, most {max(full):.2f}; {counts}")
-    for gpu in GPUS:
-        shares = [one.share for kernel in kernels for one in estimates(kernel.kernel) if one.gpu == gpu.name]
-        if shares:
-            whole, least = sum(share == 1 for share in shares), min(shares)
-            print(f"{gpu.name}: {whole} kernels reach {gpu.bandwidth} TB/s, the slowest {least:.0%} of it")
+    gpu, shares = GPUS[kernels[0].kernel.capability], [one.estimate.share for one in kernels]
+    print(f"{gpu.name}: {shares.count(1)} kernels reach {gpu.bandwidth} TB/s, the slowest {min(shares):.0%} of it")
     shown = sorted(kernels, key=lambda one: -fullest(one.kernel)) if len(kernels) > _SHOWN else kernels
     for one in shown[:_SHOWN]:
         print(one.line())
@@ -162,7 +151,7 @@ def picture(path: Path, arch: str, kernels: Sequence[StaticKernel]) -> None:
         most[pair] = max(fullest(kernel), most.get(pair, 0.0))
     version = "NVRTC {}.{}".format(*compiler.compiler().version)
     origin = f"estimate from the machine code of {version}, {time.strftime('%Y-%m-%d')}, commit {commit() or 'unknown'}"
-    gpu = JUDGE[kernels[0].capability].name
+    gpu = GPUS[kernels[0].capability].name
     title = f"gpucast: the busiest unit at the speed of a copy, {arch} on {gpu}"
     notes = ["the share of its time that it works", f"{origin}; no GPU was used"]
     text = heatmap(most, title, notes, low=0, middle=FULL, high=2 * FULL, good="low")

@@ -36,8 +36,6 @@ class GPU:
     """A GPU of the estimate."""
 
     name: str
-    #: Its compute capability, such as 90 for sm_90 and sm_90a.
-    capability: int
     sms: int
     #: GHz while every SM works.
     clock: float
@@ -50,27 +48,21 @@ class GPU:
     shared: int
     #: Bytes per clock between all SMs and the L2 cache.
     l2: int
-    #: Nanoseconds from a load to its data while memory is busy.
-    latency: float
 
 
-#: Bandwidths: 87 to 92 % of the vendor's peak of 2.04, 3.35, 4.8 and 7.67 TB/s, which is what the quickest published
-#: element-wise kernels reach on H100 (torchao's table of float8 kernels, 2.90), H200 (NVIDIA/cccl issue 2396, 4.26) and
-#: B200 (NVIDIA/cccl issue 7391, 7.09); on A100 it is the same share, without a published kernel of that speed. Clocks:
-#: what H100 and H200 run at under load, taken for B200 too within 1 %; the boost clock of A100. Units: NVIDIA's
-#: descriptions of the architectures. L2: 5120 bytes a clock is NVIDIA's figure for A100, taken for a die of the others
-#: for want of a source. Latency: under load, taken for all alike; the bytes in flight that CUB was tuned to (16, 32,
-#: 48 and 64 KiB loaded per SM) are 1 to 4 times what it asks for.
-GPUS = (
-    GPU("A100", 80, 108, 1.41, 1.80, 64, 32, 164 << 10, 5120, 700),
-    GPU("H100", 90, 132, 1.83, 2.90, 128, 64, 228 << 10, 5120, 700),
-    GPU("H200", 90, 132, 1.83, 4.20, 128, 64, 228 << 10, 5120, 700),
-    GPU("B200", 100, 148, 1.85, 7.09, 128, 64, 228 << 10, 10240, 700),
-)
-#: The GPU of each architecture whose memory is the quickest for its units.
-JUDGE = {gpu.capability: gpu for gpu in GPUS}
+#: By compute capability, such as 90 for sm_90 and sm_90a: of its GPUs the one whose memory is the quickest for its
+#: units. Bandwidths: 87 to 92 % of the vendor's peak of 2.04, 4.8 and 7.67 TB/s, which is what the quickest published
+#: element-wise kernels reach on H200 (NVIDIA/cccl issue 2396, 4.26) and B200 (NVIDIA/cccl issue 7391, 7.09); on A100 it
+#: is the same share, without a published kernel of that speed. Clocks: what H200 runs at under load, taken for B200 too
+#: within 1 %; the boost clock of A100. Units: NVIDIA's descriptions of the architectures. L2: 5120 bytes a clock is
+#: NVIDIA's figure for A100, taken for a die of the others for want of a source.
+GPUS = {
+    80: GPU("A100", 108, 1.41, 1.80, 64, 32, 164 << 10, 5120),
+    90: GPU("H200", 132, 1.83, 4.20, 128, 64, 228 << 10, 5120),
+    100: GPU("B200", 148, 1.85, 7.09, 128, 64, 228 << 10, 10240),
+}
 
-#: Lanes per clock and SM, where all four GPUs are alike. "issue": four warps of 32 threads. "alu": half of that, for
+#: Lanes per clock and SM, where all GPUs are alike. "issue": four warps of 32 threads. "alu": half of that, for
 #: integers but for multiplication, logic, shifts, compares, selects, byte permutes, and conversions that work on pairs.
 #: "imad": integer multiplication and what the compiler does by it, on half of the float32 unit. "xu": other
 #: conversions, leading zeros. "lsu": words of four bytes to and from memory, shared memory included. Sources: NVIDIA's
@@ -80,6 +72,9 @@ LANES = {"issue": 128, "alu": 64, "imad": 64, "xu": 16, "lsu": 32}
 #: Lines of 128 bytes that an SM's L1 cache looks up per clock, and blocks that a GPU begins per clock: what NVIDIA's
 #: profiler and published launches of empty blocks show, without a figure of NVIDIA's.
 LINES, BLOCKS_BEGUN = 1, 1
+#: Nanoseconds from a load to its data while memory is busy, taken for all GPUs alike; the bytes in flight that CUB was
+#: tuned to (16, 32, 48 and 64 KiB loaded per SM) are 1 to 4 times what it asks for.
+LATENCY = 700
 #: Nanoseconds between the last access of a block and the first of the block that takes its place, in which its threads
 #: have asked for nothing: about 400 clocks of launch, arguments and index arithmetic. An assumption.
 TURNOVER = 200
@@ -106,7 +101,6 @@ _ADDRESS = re.compile(r"\[(.*?)(?:\+(-?0x[0-9a-f]+))?\]$")
 
 @dataclass(frozen=True)
 class Estimate:
-    gpu: str
     #: The share of the speed of a copy of as many bytes, 0 to 1.
     share: float
     #: What limits the speed: "memory", a unit, "l2", "blocks" or "latency".
@@ -129,18 +123,10 @@ class Estimate:
         return f"limited by {self.bound} at {100 * self.share:.0f} % of a copy"
 
 
-def estimates(kernel: StaticKernel) -> list[Estimate]:
-    """For every GPU that runs the kernel's architecture."""
-    return [estimate(kernel, gpu) for gpu in GPUS if gpu.capability == kernel.capability]
-
-
-def judged(kernel: StaticKernel, moved: float | None = None) -> Estimate:
-    """On the GPU of the kernel's architecture whose memory is the quickest for its units."""
-    return estimate(kernel, JUDGE[kernel.capability], moved)
-
-
-def estimate(kernel: StaticKernel, gpu: GPU, moved: float | None = None) -> Estimate:
-    """`moved`: bytes read and written per element, where they are not one source and one result."""
+def estimate(kernel: StaticKernel, moved: float | None = None) -> Estimate:
+    """On the GPU of the kernel's architecture. `moved`: bytes read and written per element, where they are not one
+    source and one result."""
+    gpu = GPUS[kernel.capability]
     lanes = {**LANES, "fma": gpu.fma, "fp64": gpu.fp64, "l2": gpu.l2 / gpu.sms, "l1 lines": LINES}
     lanes["blocks"] = BLOCKS_BEGUN / gpu.sms
     moved = kernel.moved if moved is None else moved
@@ -150,20 +136,19 @@ def estimate(kernel: StaticKernel, gpu: GPU, moved: float | None = None) -> Esti
     tile = kernel.source.elements * kernel.src_bits / 8
     done: dict[str, float] = {**work(kernel.executed, tile), "blocks": 1 / kernel.source.threads}
     use = {unit: count / (lanes[unit] * rate) / memory for unit, count in done.items()}
-    threads = resident_threads(kernel, gpu)
+    threads = resident_threads(kernel)
     of_path, rounds = loaded(kernel.executed)
     read = min(of_path, tile)
     in_flight = threads * read / rounds if rounds else 0.0
-    needed = gpu.bandwidth * 1e12 * gpu.latency * 1e-9 / gpu.sms * min(1.0, read / (moved * kernel.source.elements))
+    needed = gpu.bandwidth * 1e12 * LATENCY * 1e-9 / gpu.sms * min(1.0, read / (moved * kernel.source.elements))
     limits = {unit: ATTAINABLE / share for unit, share in use.items() if share}
     if rounds:
         # Threads that stay for the turns of a loop pass this once.
-        waits = gpu.latency * rounds
+        waits = LATENCY * rounds
         limits["latency"] = in_flight / needed * waits / (waits + (0 if kernel.loop else TURNOVER))
     bound = min(limits, key=lambda what: limits[what])
-    if limits[bound] >= 1:
-        return Estimate(gpu.name, 1.0, "memory", use, threads, in_flight, needed)
-    return Estimate(gpu.name, limits[bound], bound, use, threads, in_flight, needed)
+    share, bound = (1.0, "memory") if limits[bound] >= 1 else (limits[bound], bound)
+    return Estimate(share, bound, use, threads, in_flight, needed)
 
 
 def work(path: Sequence[Instruction], tile: float) -> dict[str, float]:
@@ -256,7 +241,7 @@ def loaded(path: Sequence[Instruction]) -> tuple[int, int]:
     return total, rounds + bool(waiting)
 
 
-def resident_threads(kernel: StaticKernel, gpu: GPU) -> int:
+def resident_threads(kernel: StaticKernel) -> int:
     """Threads of an SM at a time, as registers, shared memory and the counts of threads and blocks allow."""
     threads = kernel.source.threads
     warps = -(-threads // _WARP)
@@ -264,7 +249,7 @@ def resident_threads(kernel: StaticKernel, gpu: GPU) -> int:
     blocks = min(
         _REGISTERS // per_warp // warps,
         _THREADS // (warps * _WARP),
-        gpu.shared // (kernel.shared + _BLOCK_SHARED),
+        GPUS[kernel.capability].shared // (kernel.shared + _BLOCK_SHARED),
         _BLOCKS,
     )
     return blocks * threads

@@ -110,6 +110,8 @@ def test_experts_that_are_kept_are_named_as_their_layer(style: str) -> None:
         ("accelerate", [*BLOCKS, "--style", "deepseek"]),
         ("compressed_tensors", ["--to", "INT4", "--scale", "block", "--style", "compressed-tensors"]),
         ("compressed_tensors", ["--to", "INT8", "--scale", "per-channel", "--style", "compressed-tensors"]),
+        ("compressed_tensors", ["--to", "INT8", "--style", "compressed-tensors-int8-row"]),
+        ("accelerate", ["--to", "FLOAT8E4M3FN", "--style", "deepgemm-128x128"]),
     ],
 )
 def test_transformers_reads_the_numbers_that_gpucast_reads(package: str, options: list[str], tied: bool) -> None:

@@ -70,7 +70,10 @@ def test_installed_libraries_themselves(name: str) -> None:
     package, version = RECIPES[name].library.replace("-", "_"), RECIPES[name].version
     references = _library(package)
     if name not in references:
-        pytest.skip(f"held against {package} {version}; {metadata.version(package)} has other arithmetic here")
+        pytest.skip(
+            f"held against {package} {version}; {metadata.version(package)} has other arithmetic here. The formula of "
+            f"{version} runs in test_codes_and_scales_are_those_of_the_library[{name}]"
+        )
     found = recipes.compared(name, references[name], 1)
     assert (found["codes"], found["scales"]) == (0, 0), found["first"]
 

@@ -176,10 +176,11 @@ class Quantized:
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
-        if device_index(self.data) is None:
+        device = device_index(self.data)
+        if device is None:
             return None
         if self not in _WORKSPACES:
-            _WORKSPACES[self] = gpu.workspace.Workspace(caller)
+            _WORKSPACES[self] = gpu.workspace.Workspace(caller, device)
         return _WORKSPACES[self]
 
     def linear_parts(self, workspace: Any = None) -> Parts:

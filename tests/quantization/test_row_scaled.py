@@ -119,6 +119,19 @@ def test_devices_have_the_references_bits(driver: HostDriver) -> None:
     assert same(elements(q.dequantize("FLOAT16")), exact_quantize.dequantize(wanted, NVFP4, "FLOAT16"))
 
 
+def test_memory_of_a_call_is_on_the_device_of_x(driver: HostDriver) -> None:
+    x, amax = upload(numbers(64), device=1), upload(np.abs(SCALES), device=1)
+    q = gpucast.quantize(x, "nvfp4", amax=amax, scale_layout="128x4")
+    gpucast.quantize(x, "nvfp4", amax=amax, scale_layout="128x4", out=q)
+    q.dequantize(out=upload(np.empty(q.shape, np.float32), device=1))
+    kept = q.workspace("tests")
+    # It allocates nothing here: these are the arrays of the calls.
+    driver.capture = True
+    found = [kept.array(name, q.scales_shape, q.format.scale) for name in ("scales 0", "scales")]
+    driver.capture = False
+    assert [one.device.id for one in found] == [1, 1] and driver.current() == 0
+
+
 def test_files_and_layouts_keep_the_scales(tmp_path: Any) -> None:
     q = gpucast.quantize(numbers(64), "nvfp4", scale=SCALES, scale_layout="128x4")
     q.save(str(tmp_path / "q.safetensors"))

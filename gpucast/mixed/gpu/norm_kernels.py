@@ -80,7 +80,7 @@ class Kept:
                         self._workspaces[key] = self._workspaces.pop(other)
                         break
             self._captured.add(key)
-        workspace = self._workspaces.pop(key) if key in self._workspaces else Workspace(self._caller)
+        workspace = self._workspaces.pop(key) if key in self._workspaces else Workspace(self._caller, device)
         self._workspaces[key] = workspace
         for old in [one for one in self._workspaces if one not in self._captured][:-_KEPT]:
             del self._workspaces[old]

@@ -209,7 +209,9 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         _check_choice(format, shape, on)
         if how is not None:
             check_runs(how, shape, on, _CALLER)
-        result_specs.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), rows, array)))
+        if request.amax is None:
+            scale = _scale(scale, format, format.scales_shape(shape, on), rows, array)
+        result_specs.append((swapped, on, scale))
     if request.out is not None:
         of_rows = result_specs[0][2] if amax is None else amax
         outs = checked_outs(request.out, array, format, src, result_specs, scale_layout, of_rows)
@@ -304,12 +306,12 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any, rows: tuple
     if not ((numbers >= 0) & (numbers < math.inf)).all():
         raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
     scale = np.asarray(quantize_on_host.global_scale(numbers, format, dtype(x.dtype)))
-    for number, one in zip(numbers.flat, scale.flat, strict=True):
-        if not 0 < one < math.inf:
-            raise ValueError(
-                f"{_CALLER}: amax={float(number)!r} gives {format} the global scale {float(one)!r}; expected one above "
-                "0 and finite"
-            )
+    # A row of zeros has what the formula gives, as on a device.
+    if not scale.ndim and not 0 < scale < math.inf:
+        raise ValueError(
+            f"{_CALLER}: amax={float(numbers)!r} gives {format} the global scale {float(scale)!r}; expected one above "
+            "0 and finite"
+        )
     return scale, None
 
 

@@ -119,6 +119,32 @@ def test_devices_have_the_references_bits(driver: HostDriver) -> None:
     assert same(elements(q.dequantize("FLOAT16")), exact_quantize.dequantize(wanted, NVFP4, "FLOAT16"))
 
 
+def test_zeros_have_the_references_bits(driver: HostDriver) -> None:
+    # Without an amax other than 0, some libraries have a global scale of 0 or infinity, and NaN as the scales of zeros.
+    x = gpucast.cast(RNG.standard_normal((4, 64)) * [[1], [0], [1], [2.0**-130]], "BFLOAT16")
+    amax = np.float32([3, 0, 2.0**-140, 2.0**-126])
+    names = [name for name, one in recipes.RECIPES.items() if one.format.rows_shape(x.shape, 1) and one.format.steps]
+    assert len(names) == 9
+    driver.prepare(
+        [
+            QuantizeSpec(CastRule(gpucast.dtype("BFLOAT16"), NVFP4.element), recipes.find(name, "tests"), "rows", block=16,
+                         row_scaled=True).source()
+            for name in names
+        ]
+    )  # fmt: skip
+    nan = []
+    for name in names:
+        wanted = exact_quantize.quantize(x, recipes.find(name, "tests"), amax=amax)
+        compare(gpucast.quantize(x, name, amax=amax), wanted, name)
+        compare(gpucast.quantize(upload(x), name, amax=upload(amax)), wanted, name)
+        zeros = np.zeros_like(x)
+        compare(gpucast.quantize(zeros, name), exact_quantize.quantize(zeros, recipes.find(name, "tests")), name)
+        nan += [name] * bool(np.isnan(wanted.scales[1].astype(np.float32)).all())
+    # torch.clamp and torch.where keep NaN, and conversions to FLOAT8E4M3FN.
+    assert nan == ["torchao-nvfp4", "torchao-nvfp4-cuda", "modelopt-nvfp4", "modelopt-nvfp4-cuda", "vllm-nvfp4",
+                   "flashinfer-nvfp4"]  # fmt: skip
+
+
 def test_memory_of_a_call_is_on_the_device_of_x(driver: HostDriver) -> None:
     x, amax = upload(numbers(64), device=1), upload(np.abs(SCALES), device=1)
     q = gpucast.quantize(x, "nvfp4", amax=amax, scale_layout="128x4")

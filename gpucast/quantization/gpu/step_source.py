@@ -11,7 +11,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format
 from gpucast.core.steps import Node, constants, evaluate, parse
 
-_CALLS = {"+": "ptx::add_rn", "*": "ptx::mul_rn", "/": "ptx::div_rn", "min": "ptx::min", "max": "ptx::max"}
+_CALLS = {"+": "ptx::add_rn", "*": "ptx::mul_rn", "/": "ptx::div_rn", "min": "smaller", "max": "larger"}
 _X, _F, _S = Node("x"), Node("f"), Node("s")
 #: The reciprocal of a scale of FLOAT8E8M0, by its exponent; that of 2^127 is subnormal.
 _INVERSE = (

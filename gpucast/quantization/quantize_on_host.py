@@ -184,7 +184,8 @@ def _scales_by_steps(
         given = global_scale(a.max(initial=0), format, source) if scale is None else scale
         u = np.asarray(_by_row(given), np.float32)
     if scale is not None and not format.global_scale:
-        scales, undefined = np.broadcast_to(np.asarray(scale, np.float32), shape).reshape(a.shape), np.zeros(a.shape, bool)
+        scales = np.broadcast_to(np.asarray(scale, np.float32), shape).reshape(a.shape)
+        undefined = np.zeros(a.shape, bool)
     else:
         found = np.broadcast_to(of(steps.scale, a=a, u=u), a.shape)
         undefined = np.isnan(found)

@@ -49,13 +49,12 @@ def test_each_row_is_quantized_as_if_alone(name: str, rows: int, columns: int, s
         assert q.global_scale[i] == alone.global_scale
         assert same(elements(q.data)[i], elements(alone.data)) and same(q.scales[i], alone.scales)
         assert same(q.dequantize(source)[i], alone.dequantize(source))
-    # Blocks along the last axis of any shape, ragged ones too; and a matrix of one row.
+    # Blocks along the last axis of any shape, ragged ones too.
     if name != "nvfp4_4over6":
         ragged = x[:, :40].reshape(rows // 4, 4, 40)
         given = scales.reshape(rows // 4, 4)
         wanted = exact_quantize.quantize(ragged, recipes.find(name, "tests"), scale=given)
         compare(gpucast.quantize(ragged, name, scale=given[..., None]), wanted, name)
-    assert gpucast.quantize(x[:1], name, scale=scales[:1]).global_scale.shape == (1,)
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "nvfp4_4over6", "te-nvfp4"])
@@ -125,13 +124,9 @@ def test_zeros_have_the_references_bits(driver: HostDriver) -> None:
     amax = np.float32([3, 0, 2.0**-140, 2.0**-126])
     names = [name for name, one in recipes.RECIPES.items() if one.format.rows_shape(x.shape, 1) and one.format.steps]
     assert len(names) == 9
-    driver.prepare(
-        [
-            QuantizeSpec(CastRule(gpucast.dtype("BFLOAT16"), NVFP4.element), recipes.find(name, "tests"), "rows", block=16,
-                         row_scaled=True).source()
-            for name in names
-        ]
-    )  # fmt: skip
+    rule = CastRule(gpucast.dtype("BFLOAT16"), NVFP4.element)
+    specs = [QuantizeSpec(rule, recipes.find(name, "tests"), "rows", block=16, row_scaled=True) for name in names]
+    driver.prepare([spec.source() for spec in specs])
     nan = []
     for name in names:
         wanted = exact_quantize.quantize(x, recipes.find(name, "tests"), amax=amax)
@@ -156,6 +151,28 @@ def test_memory_of_a_call_is_on_the_device_of_x(driver: HostDriver) -> None:
     found = [kept.array(name, q.scales_shape, q.format.scale) for name in ("scales 0", "scales")]
     driver.capture = False
     assert [one.device.id for one in found] == [1, 1] and driver.current() == 0
+
+
+@pytest.mark.parametrize("of_one", [np.ones(1, np.float32), [1.0], np.ones((1, 1)), 1.0])
+def test_the_scale_of_a_single_row_is_that_of_the_matrix(of_one: Any) -> None:
+    x = numbers(64)[:1]
+    q = gpucast.quantize(x, "nvfp4")
+    for keywords in ({"scale": of_one}, {"amax": of_one}):
+        assert gpucast.quantize(x, "nvfp4", out=q, **keywords) is q
+        made = gpucast.quantize(x, "nvfp4", **keywords)
+        assert made.global_scale.shape == () and same(made.dequantize(), q.dequantize())
+        assert replace(made, global_scale=made.global_scale.reshape(1)).global_scale.shape == ()
+        assert same(gpucast.quantization.repack(made, "nvfp4").dequantize(), made.dequantize())
+
+
+def test_scales_of_a_result_are_written_in_place_only(driver: HostDriver) -> None:
+    x = numbers(64)
+    q = gpucast.quantize(upload(x), "nvfp4", scale=upload(SCALES))
+    in_place = gpucast.quantize(upload(x), "nvfp4", scale=q.global_scale, out=q)
+    compare(in_place, exact_quantize.quantize(x, NVFP4, scale=SCALES), "in place")
+    for keywords in ({"scale": q.global_scale[::-1]}, {"amax": q.global_scale}):
+        with pytest.raises(ValueError, match=f"out.global_scale shares memory with {next(iter(keywords))}"):
+            gpucast.quantize(upload(x), "nvfp4", out=q, **keywords)
 
 
 def test_files_and_layouts_keep_the_scales(tmp_path: Any) -> None:

@@ -101,6 +101,14 @@ def test_groups_are_quantized_as_if_alone(format: str, keywords: dict[str, Any])
     assert (wide.offsets.dtype, int(wide.valid)) == (np.int64, 5)
 
 
+def test_a_group_without_rows_needs_no_words() -> None:
+    x = numbers(48)
+    random = {"rounding": "stochastic", "seed": 5, "offset": 2**64 - x.size}
+    for ends in ([300, 300], [0, 300]):
+        here = gpucast.cast_grouped(x, np.int32(ends), "FLOAT16", scale=1.0, **random)
+        assert int(here.valid) == 2 and np.array_equal(here.data[:300], gpucast.cast(x, "FLOAT16", **random), True)
+
+
 @pytest.mark.parametrize("random", [{}, {"rounding": "stochastic", "seed": 5, "offset": 2}], ids=["nearest", "random"])
 def test_groups_are_cast_as_if_alone(random: dict[str, Any], to: str = "FLOAT16") -> None:
     x, scales, pad = numbers(48), np.float32([0.3, 2.0, 1e-3, 7.0, 1.0]), 8

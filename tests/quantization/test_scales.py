@@ -14,7 +14,7 @@ import pytest
 
 import gpucast
 from gpucast import quantize
-from gpucast.quantization import Format, Quantized, swizzle
+from gpucast.quantization import Format, Quantized, engine, swizzle
 from gpucast.reference import exact_cast
 from host_driver import HostDriver, elements, installed, upload
 from quantization_cases import ALL, Array
@@ -95,8 +95,8 @@ def test_quantizing_in_an_order(format: Any, layout: Any, transpose: Any) -> Non
         assert np.array_equal(other.dequantize(), q.dequantize())
 
 
-def test_given_scales_and_transforms_on_a_device() -> None:
-    """Their kernels write linear scales, which one more kernel moves."""
+def test_given_scales_and_transforms_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their kernels write linear scales, which one more kernel moves. So do those of very long arrays."""
     x = np.random.default_rng(1).standard_normal((66, 256)).astype(np.float32)
     calls: list[tuple[str, Any, dict[str, Any]]] = [
         ("float8e4m3fn_1x128", "mn_major", {"scale": 0.5}),
@@ -109,6 +109,12 @@ def test_given_scales_and_transforms_on_a_device() -> None:
             assert gpucast.quantize(there, format, scale_layout=layout, out=q, **more) is q
             assert "swizzle" in driver.launched[-1][0]
             assert q.get().scales.tobytes() == gpucast.quantize(x, format, scale_layout=layout, **more).scales.tobytes()
+        # 66 rows are padded to 128.
+        for longest, moved in ((128 * 256, False), (128 * 256 - 1, True)):
+            monkeypatch.setattr(engine, "_LONGEST", longest)
+            q = gpucast.quantize(there, "mxfp8e4m3", scale_layout="128x4")
+            assert ("swizzle" in driver.launched[-1][0]) is moved
+            assert q.get().scales.tobytes() == gpucast.quantize(x, "mxfp8e4m3", scale_layout="128x4").scales.tobytes()
 
 
 def _as_list(q: Any) -> list[Quantized]:

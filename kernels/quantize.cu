@@ -373,7 +373,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
 // ---- one pass as above, with scales in an order ----
 
 // `columns` are the threads of a row, with those for its padding. A thread has `lines` rows, whose scales are words next
-// to each other; the scales of rows and columns that there are not are padding.
+// to each other. Scales beyond the last row and column are padding.
 template <typename F, typename Src, typename Float, typename Double, u32 Elements, u32 Block, u32 lines, u32 Threads>
 GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef Value<Src, Float, Double> V;

@@ -12,7 +12,7 @@ import pytest
 from bench import cubin
 from bench.host import quantize as bench
 from bench.static.budget import verdict
-from bench.static.quantize import CHOSEN, SOURCES, TILES, UNITS, measure, two_passes, verdict_of_passes
+from bench.static.quantize import BEFORE, CHOSEN, SOURCES, TILES, measure, two_passes, verdict_of_passes
 from gpucast import cast, dtype
 from gpucast.codegen.cast_kernel import join
 from gpucast.compile import compiler
@@ -24,7 +24,7 @@ from quantization_cases import Array
 
 def test_every_chosen_kernel_reaches_its_goal() -> None:
     found = measure("sm_90")
-    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values())) + len(UNITS) + len(TILES)
+    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values())) + len(BEFORE) + len(TILES)
     assert verdict(found) == verdict_of_passes(found) == []
     assert set(two_passes(found)) == {f"{src} {name}" for src in SOURCES for name in CHOSEN["extremes"]}
     # What is over, spills or is known in vain is told.

@@ -29,39 +29,36 @@ inline void ask_for_large_pages(u8* data, u64 bytes) {
 
 #if defined(__linux__) && defined(MADV_HUGEPAGE) && defined(MADV_FREE)
 
-// Small pages, the first where a large one may start. Their size is in one more before them: behind it, data of whole large
-// pages would need one more of these.
-struct Block {
-    u8* data;
-    u64 bytes;
-};
+// An array's memory, if it is large: small pages, the first where a large one may start. How many bytes it has is said just in
+// front, in a page of its own: behind it, data of whole large pages would need one more of these.
+inline u64& bytes_of(void* data) { return static_cast<u64*>(data)[-1]; }
 
 // Those that no array has, the oldest first. Only who holds Python's lock looks at them.
 struct Spare {
     enum : int { most = 8 };
-    Block each[most + 1];
+    u8* each[most + 1];
     int count = 0;
     u64 bytes = 0;
 
-    Block remove(int at) {
-        const Block block = each[at];
-        --count, bytes -= block.bytes;
-        memmove(each + at, each + at + 1, u64(count - at) * sizeof block);
-        return block;
+    u8* remove(int at) {
+        u8* const data = each[at];
+        --count, bytes -= bytes_of(data);
+        memmove(each + at, each + at + 1, u64(count - at) * sizeof data);
+        return data;
     }
 
     void drop_oldest() {
-        const Block block = remove(0);
-        munmap(block.data - small_page, small_page + block.bytes);
+        u8* const data = remove(0);
+        munmap(data - small_page, small_page + bytes_of(data));
     }
 
-    void keep(const Block& block) {
+    void keep(u8* data) {
         const u64 most_bytes = is_limited() ? 0 : u64(most_spare);
-        each[count++] = block, bytes += block.bytes;
+        each[count++] = data, bytes += bytes_of(data);
         while (count > most || bytes > most_bytes) drop_oldest();
         // The last one is the likeliest to be taken next, and to ask for it back takes time.
-        if (count > 1 && each[count - 2].bytes <= most_held) lend(each[count - 2]);
-        if (count && block.bytes > most_held) lend(block);
+        if (count > 1 && bytes_of(each[count - 2]) <= most_held) lend(each[count - 2]);
+        if (count && bytes_of(data) > most_held) lend(data);
     }
 
     // If the process may have so much only, what is kept would be missing where others ask: they cannot drop it.
@@ -72,20 +69,20 @@ struct Spare {
     }
 
     // The system may take it, until something is written there.
-    static void lend(const Block& block) { madvise(block.data, block.bytes, MADV_FREE); }
+    static void lend(u8* data) { madvise(data, bytes_of(data), MADV_FREE); }
 
     // The smallest that is large enough, unless half of it would be left over; else a new one. Null where memory is short.
-    Block take(u64 wanted) {
+    u8* take(u64 wanted) {
         int best = -1;
         for (int i = 0; i < count; ++i) {
-            const u64 own = each[i].bytes;
-            if (own >= wanted && own < 2 * wanted && (best < 0 || own < each[best].bytes)) best = i;
+            const u64 own = bytes_of(each[i]);
+            if (own >= wanted && own < 2 * wanted && (best < 0 || own < bytes_of(each[best]))) best = i;
         }
         if (best >= 0) return remove(best);
         const u64 around = small_page + wanted + large_page;
         void* found;
         while ((found = mmap(nullptr, around, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED) {
-            if (!count) return {nullptr, 0};
+            if (!count) return nullptr;
             drop_oldest();
         }
         // What lies around goes.
@@ -95,29 +92,21 @@ struct Spare {
         if (before) munmap(first, before);
         munmap(data + wanted, large_page - before);
         ask_for_large_pages(data, wanted);
-        return {data, wanted};
+        bytes_of(data) = wanted;
+        return data;
     }
 };
 static Spare spare;
 
-// NumPy's functions for the memory of an array: malloc's if it is small. A cache line before it says how large it is.
-enum : u64 { front = 64 };
+// NumPy's functions for the memory of an array. What one of few bytes gets is malloc's, and so aligned behind their number.
+enum : u64 { front = 16 };
 
 inline void* allocate(void*, size_t bytes) {
-    Block block = {nullptr, bytes};
-    if (bytes >= large) {
-        block = spare.take((bytes + small_page - 1) / small_page * small_page);
-    } else if (void* start = malloc(front + bytes)) {
-        block.data = static_cast<u8*>(start) + front;
-    }
-    if (block.data) memcpy(block.data - front, &block.bytes, sizeof block.bytes);
-    return block.data;
-}
-
-inline Block block_of(void* data) {
-    Block block = {static_cast<u8*>(data), 0};
-    memcpy(&block.bytes, block.data - front, sizeof block.bytes);
-    return block;
+    if (bytes >= large) return spare.take((bytes + small_page - 1) / small_page * small_page);
+    u8* const start = static_cast<u8*>(malloc(front + bytes));
+    if (!start) return nullptr;
+    bytes_of(start + front) = bytes;
+    return start + front;
 }
 
 inline void* allocate_zeros(void*, size_t count, size_t each) {
@@ -127,18 +116,17 @@ inline void* allocate_zeros(void*, size_t count, size_t each) {
 
 inline void release(void*, void* data, size_t) {
     if (!data) return;
-    const Block block = block_of(data);
-    if (block.bytes >= large) {
-        spare.keep(block);
+    if (bytes_of(data) >= large) {
+        spare.keep(static_cast<u8*>(data));
     } else {
-        free(block.data - front);
+        free(static_cast<u8*>(data) - front);
     }
 }
 
 inline void* reallocate(void*, void* data, size_t bytes) {
     void* moved = allocate(nullptr, bytes);
     if (moved && data) {
-        const u64 before = block_of(data).bytes;
+        const u64 before = bytes_of(data);
         memcpy(moved, data, bytes < before ? bytes : before);
         release(nullptr, data, 0);
     }

@@ -199,7 +199,8 @@ struct ColumnStats<V, Src, two_sided, true> {
 struct Scale {
     u32 code;
     int zero_point;
-    // The scale is NaN, because the block has an infinity or NaN, or because a given scale is; the block's codes are 0.
+    // The scale is NaN, because the block has an infinity or NaN, or because a given scale or a formula is; the block's
+    // codes are 0.
     bool is_nan;
 };
 
@@ -263,6 +264,16 @@ GPUCAST_INLINE Scale finished(Scale scale) {
     return scale;
 }
 
+// The smaller and the larger number in the formulas of steps: NaN where one of the two is.
+GPUCAST_INLINE float smaller(float p, float q) {
+    if constexpr (GPUCAST_ARCH >= 800) return ptx::min_nan(p, q);
+    else return p != p ? p : q != q ? q : ptx::min(p, q);
+}
+GPUCAST_INLINE float larger(float p, float q) {
+    if constexpr (GPUCAST_ARCH >= 800) return ptx::max_nan(p, q);
+    else return p != p ? p : q != q ? q : ptx::max(p, q);
+}
+
 // The scale of a format with steps, whose formulas `F` has. Where codes need more than the scale, the largest magnitude
 // stands in its place until `finish_scales` has run. `u` is what the formulas call so.
 template <typename F, typename Float>
@@ -280,6 +291,9 @@ GPUCAST_INLINE Scale scale_by_steps(float amax, bool is_nan, float u) {
         if (F::may_overflow && bits == 0x7f800000) scale.code = 254;
     } else {
         const float found = F::step_scale(amax, u);
+        // The scale of zeros by an infinite one above it, say.
+        scale.is_nan = found != found;
+        if (scale.is_nan) return scale;
         if constexpr (u32(DType::bits) == 32) scale.code = ptx::bits(found);
         else scale.code = u32(cast_code<Float, DType>(ptx::bits(found), typename F::scale_rule()));
         if constexpr (F::has_zero) scale.code = scale.code == 0 ? F::zero_code() : scale.code;

@@ -10,25 +10,28 @@ from gpucast.gpu import cast_on_gpu, driver
 
 
 class Workspace:
-    """The memory of a call apart from its results, by name. A result keeps its workspace, so a call that writes it
-    again allocates nothing and can be captured in a CUDA graph.
+    """The memory of a call on a device apart from its results, by name. A result keeps its workspace, so a call that
+    writes it again allocates nothing and can be captured in a CUDA graph.
     """
 
-    def __init__(self, caller: str) -> None:
-        self._caller = caller
-        self._arrays: dict[tuple[str, tuple[int, ...], DType, int], Any] = {}
+    def __init__(self, caller: str, device: int) -> None:
+        self._caller, self._device = caller, device
+        self._arrays: dict[tuple[str, tuple[int, ...], DType], Any] = {}
 
     def array(self, name: str, shape: tuple[int, ...], kind: DType) -> Any:
-        """An array on the current device. RuntimeError if it would have to be allocated in a capture."""
-        key = (name, shape, kind, driver.driver().current())
+        """An array on the device, whichever is current. RuntimeError if it would have to be allocated in a capture."""
+        key = (name, shape, kind)
         if key not in self._arrays:
             self.check_capture()
-            self._arrays[key] = cast_on_gpu.new(shape, kind)
+            with driver.driver().on(self._device):
+                self._arrays[key] = cast_on_gpu.new(shape, kind)
         return self._arrays[key]
 
     def check_capture(self) -> None:
         """RuntimeError while a CUDA graph is captured."""
-        if driver.driver().capturing():
+        with driver.driver().on(self._device):
+            capturing = driver.driver().capturing()
+        if capturing:
             raise RuntimeError(
                 f"{self._caller}: a CUDA graph is being captured, and memory cannot be allocated then; pass out=, and "
                 "make the same call with it once before the capture"

@@ -16,8 +16,11 @@ from gpucast.core.fused_ops import Random
 from gpucast.core.rule import resolve
 from gpucast.host import cast_on_host, hadamard_on_host
 from gpucast.quantization import gpu, quantize_on_host, swizzle
+from gpucast.quantization.block_grid import BlockGrid, size
 
 _FLOAT = dtype("FLOAT")
+#: The most elements, padding included, whose scales one kernel writes in an order: its threads have 32-bit numbers.
+_LONGEST = 2**34
 
 
 def quantize(
@@ -44,7 +47,7 @@ def quantize(
         numbers = [amax, *(one.scale for one in wanted)]
         of_rows = any(one is not None and one.ndim > 0 for one in numbers)
         given = not format.global_scale and any(one.scale is not None for one in wanted)
-        if layout != "linear" and (transforms or given or of_rows):
+        if layout != "linear" and (transforms or given or of_rows or _is_long(x.shape, format, result_specs, layout)):
             # Their kernels write linear scales.
             return _reordered(x, format, result_specs, random, targets, workspace, amax, hadamards, layout)
         if transforms:
@@ -75,6 +78,17 @@ def quantize(
             if part is not None:
                 _bytes_of(getattr(target, name))[...] = _bytes_of(part)
     return targets or results
+
+
+def _is_long(
+    shape: tuple[int, ...], format: Format, result_specs: list[tuple[bool, int, Any]], layout: ScaleOrder
+) -> bool:
+    for swapped, axis, _ in result_specs:
+        one = (*shape[:-2], shape[-1], shape[-2]) if swapped else shape
+        scales = size(format.scales_shape(one, axis), layout, format.scale.bits // 8)
+        if scales * BlockGrid.of(format, one, axis).largest > _LONGEST:
+            return True
+    return False
 
 
 def _reordered(

@@ -44,12 +44,15 @@ def fill(
         factor = scale if isinstance(scale, float) else scale[i % scale.size]
         # A group has the words of its place in x.
         own = None if random is None else random._replace(offset=random.offset + begin * x.shape[1])
-        if format is None:
+        if not rows.size:
+            # Its words may begin behind the last ones.
+            pass
+        elif format is None:
             at_random: Any = {} if own is None else {"rounding": STOCHASTIC, **own._asdict()}
             codes[to : to + len(rows)] = _unpacked(
                 cast(rows, element, scale=np.asarray(factor, np.float32), **at_random)
             )
-        elif rows.size:
+        else:
             given = factor if format.global_scale else None
             found = quantize_on_host.quantize(rows, format, scale=given, random=own)
             codes[to : to + len(rows)] = found.data

@@ -209,10 +209,11 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         _check_choice(format, shape, on)
         if how is not None:
             check_runs(how, shape, on, _CALLER)
-        result_specs.append((swapped, on, _scale(scale, format, format.scales_shape(shape, on), rows, array)))
+        if request.amax is None:
+            scale = _scale(scale, format, format.scales_shape(shape, on), rows, array)
+        result_specs.append((swapped, on, scale))
     if request.out is not None:
-        of_rows = result_specs[0][2] if amax is None else amax
-        outs = checked_outs(request.out, array, format, src, result_specs, scale_layout, of_rows)
+        outs = checked_outs(request.out, array, format, src, result_specs, scale_layout, amax)
         workspace, targets = outs[0].workspace(_CALLER), [Parts(**q.parts()) for q in outs]
         engine.quantize(array, format, result_specs, random, targets, workspace, amax, hadamards, scale_layout)
         return request.out
@@ -304,18 +305,18 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any, rows: tuple
     if not ((numbers >= 0) & (numbers < math.inf)).all():
         raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
     scale = np.asarray(quantize_on_host.global_scale(numbers, format, dtype(x.dtype)))
-    for number, one in zip(numbers.flat, scale.flat, strict=True):
-        if not 0 < one < math.inf:
-            raise ValueError(
-                f"{_CALLER}: amax={float(number)!r} gives {format} the global scale {float(one)!r}; expected one above "
-                "0 and finite"
-            )
+    # A row of zeros has what the formula gives, as on a device.
+    if not scale.ndim and not 0 < scale < math.inf:
+        raise ValueError(
+            f"{_CALLER}: amax={float(numbers)!r} gives {format} the global scale {float(scale)!r}; expected one above "
+            "0 and finite"
+        )
     return scale, None
 
 
 def _one_or_of_rows(numbers: Any, rows: tuple[int, ...], name: str, wanted: str) -> Any:
-    """An array of shape (), or of one number for each row where `rows` are not (). ValueError for another one."""
-    if rows and numbers.shape in (rows, (*rows, 1)):
+    """An array of shape (), or of one number for each of several rows. ValueError for another one."""
+    if math.prod(rows) != 1 and numbers.shape in (rows, (*rows, 1)):
         return numbers.reshape(rows)
     if numbers.size != 1:
         more = f", or one for each row, shape {rows}" if rows else ""
@@ -360,12 +361,10 @@ def checked_outs(
     src: DType,
     result_specs: list[tuple[bool, int, Any]],
     scale_layout: str,
-    of_rows: Any = None,
+    amax: Any,
 ) -> list[Quantized]:
-    """The `out` of a call as a list. TypeError or ValueError where it cannot take the results of the array `x`.
-
-    `of_rows`: an array whose shape is that of the global scale, if that is given.
-    """
+    """The `out` of a call as a list. TypeError or ValueError where it cannot take the results of the array `x`."""
+    of_rows = result_specs[0][2] if amax is None else amax
     outs = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(outs) != len(result_specs) or not all(isinstance(q, Quantized) for q in outs):
         wanted = "a Quantized" if len(result_specs) == 1 else "a tuple of two Quantized"
@@ -385,11 +384,24 @@ def checked_outs(
             if got != expected:
                 raise ValueError(f"quantize: out has {name} {got}; expected {expected}")
     written = [(f"out.{name}", part) for q in outs for name, part in _arrays(q)]
+    # Those on a device. The place of the scales themselves only stays as it is.
+    given = {"scale": [scale for *_, scale in result_specs], "amax": [amax]}
+    read = [("x", x)]
+    for name, arrays in given.items():
+        for one in arrays:
+            if device_index(one) is not None and not (name == "scale" and any(_same(one, part) for _, part in written)):
+                read.append((name, one))
     # The plain and the transposed result have the same global scale, and the same only one.
     single = outs[0].format.block == "tensor"
     common = {name for name, _ in written if name == "out.global_scale" or (single and name != "out.data")}
-    check_written(written, [("x", x)], _CALLER, common)
+    check_written(written, read, _CALLER, common)
     return outs
+
+
+def _same(scale: Any, part: Any) -> bool:
+    """Whether an array on a device is the part of a result, whole and in its order."""
+    one, other = ((a.data.ptr, a.shape, a.dtype, a.flags.c_contiguous) for a in (scale, part))
+    return one == other
 
 
 def _arrays(q: Quantized) -> Iterator[tuple[str, Any]]:

@@ -53,7 +53,9 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     if format.steps is None:
         stored, g = _scales(low, high, format, scale, shape)
     else:
-        stored, g, factor = _scales_by_steps(high, format, dtype(source.dtype), scale, shape)
+        stored, g, factor, undefined = _scales_by_steps(high, format, dtype(source.dtype), scale, shape)
+        lost |= undefined
+        is_quick &= not undefined.any()
     stored = stored.reshape(grid.counts)
     # Formats with steps have no zero points.
     s = _cast(stored, _DOUBLE) if factor is None else factor
@@ -170,8 +172,9 @@ def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[in
 
 def _scales_by_steps(
     high: Array, format: Format, source: DType, scale: Any, shape: tuple[int, ...]
-) -> tuple[Array, Any, Array]:
-    """The scales of all blocks as they are stored, the global scale, and what divides or multiplies elements."""
+) -> tuple[Array, Any, Array, Array]:
+    """The scales of all blocks as they are stored, the global scale, what divides or multiplies elements, and whether
+    the formula makes the scale NaN."""
     steps = format.steps
     assert steps is not None
     of = partial(_formula, source=source)
@@ -182,14 +185,16 @@ def _scales_by_steps(
         u = np.asarray(_by_row(given), np.float32)
     if scale is not None and not format.global_scale:
         scales = np.broadcast_to(np.asarray(scale, np.float32), shape).reshape(a.shape)
+        undefined = np.zeros(a.shape, bool)
     else:
         found = np.broadcast_to(of(steps.scale, a=a, u=u), a.shape)
+        undefined = np.isnan(found)
         scales = _powers(found, up=True) if format.scale is _E8M0 else _cast(found, format.scale)
         if steps.zero and not (codes := scales.view(format.scale.code_numpy)).all():
             scales = np.where(codes == 0, _cast(of(steps.zero), format.scale), scales)
     factor = np.broadcast_to(of(steps.factor, a=a, s=_cast(scales, _FLOAT), u=u), a.shape)
     g = np.float64(of(steps.global_scale, u=u)) if format.global_scale else np.float64(1)
-    return np.array(scales, format.scale.numpy), g, factor
+    return np.array(scales, format.scale.numpy), g, factor, undefined
 
 
 def _formula(formula: str | Node, source: DType, **values: Array) -> Array:

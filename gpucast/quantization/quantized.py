@@ -57,7 +57,8 @@ class Quantized:
     format: Format
     #: INT8 or UINT8, of the scales' shape; None in symmetric formats.
     zero_points: Any = None
-    #: A FLOAT array of shape (), or of `Format.rows_shape` with one for each row; None in formats without one.
+    #: A FLOAT array of shape (), or of `Format.rows_shape` with one for each of several rows; None in formats without
+    #: one.
     global_scale: Any = None
     #: The type that was quantized.
     dtype: DType = _FLOAT
@@ -82,6 +83,9 @@ class Quantized:
         _check(self.zero_points, "zero_points", self.format.zero_point, shape)
         rows = self.format.rows_shape(self.shape, self.axis)
         _check(self.global_scale, "global_scale", _FLOAT if self.format.global_scale else None, (), rows)
+        if self.global_scale is not None and math.prod(rows) == 1:
+            # That of a single row is that of the array.
+            object.__setattr__(self, "global_scale", self.global_scale.reshape(()))
         devices_of_parts = {device_index(part) for part in self.parts().values()}
         if len(devices_of_parts) > 1:
             raise ValueError(
@@ -176,10 +180,11 @@ class Quantized:
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
-        if device_index(self.data) is None:
+        device = device_index(self.data)
+        if device is None:
             return None
         if self not in _WORKSPACES:
-            _WORKSPACES[self] = gpu.workspace.Workspace(caller)
+            _WORKSPACES[self] = gpu.workspace.Workspace(caller, device)
         return _WORKSPACES[self]
 
     def linear_parts(self, workspace: Any = None) -> Parts:

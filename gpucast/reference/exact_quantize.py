@@ -69,8 +69,8 @@ elements.
     the element's row-major index. Scales and zero points are rounded as above.
 8.  *Steps.* A format with `Format.steps` (a recipe) repeats the FLOAT arithmetic of another library: formulas
     (`gpucast.core.steps`) take the place of the quotients of steps 2 and 4, and of g; each of their operations rounds
-    to FLOAT. Scales have no lower bound but the formula's. A block with a NaN or an infinity has the scale NaN, and
-    codes 0.
+    to FLOAT. Scales have no lower bound but the formula's. A block with a NaN or an infinity, or whose formula gives
+    NaN (zeros by an infinite u), has the scale NaN, and codes 0. Any other quotient that is NaN is the positive NaN.
 
 9.  *Transforms.* With a Hadamard transform x is replaced by that of `gpucast.reference.exact_hadamard` along `axis`, a
     FLOAT array, before step 1. Each result of an array then has a global scale of its own. Random rounding (step 7) is
@@ -213,20 +213,23 @@ def _by_steps(
     if format.global_scale:
         top = np.asarray(a.max(initial=np.float32(0)) if amax is None else cast(amax, "FLOAT"))
         u = of(steps.u, A=_by_row(top)) if scale is None else _by_row(cast(scale, "FLOAT"))
+    block, grid = _blocks(x.shape, format, axis)
+    lost = np.zeros(grid, bool)
+    lost[_at(block, ~np.isfinite(value))] = True
     if scale is not None and not format.global_scale:
         scales = np.broadcast_to(cast(scale, "FLOAT"), format.scales_shape(x.shape, axis)).reshape(a.shape)
     else:
         attributes: dict[str, Any] = {} if format.scale is not dtype("FLOAT8E8M0") else {"round_mode": "up"}
-        scales = np.broadcast_to(cast(of(steps.scale, a=a, u=u), format.scale, **attributes), a.shape)
+        by_formula = np.broadcast_to(of(steps.scale, a=a, u=u), a.shape)
+        lost |= np.isnan(by_formula)
+        scales = cast(by_formula, format.scale, **attributes)
         if steps.zero:
             scales = np.where(cast(scales, "FLOAT") == 0, cast(of(steps.zero), format.scale), scales)
-    block, grid = _blocks(x.shape, format, axis)
-    lost = np.zeros(grid, bool)
-    lost[_at(block, ~np.isfinite(value))] = True
     factor = np.broadcast_to(of(steps.factor, a=a, s=cast(scales, "FLOAT"), u=u), grid)[_at(block)]
     with np.errstate(all="ignore"):
         q = cast(x, "FLOAT") * factor if steps.multiplies else cast(x, "FLOAT") / factor
-    q = np.where(lost[_at(block)], np.float32(0), of("T(q)", q=q) if steps.rounds_codes else q)
+    q = np.where(np.isnan(q), np.float32(np.nan), of("T(q)", q=q) if steps.rounds_codes else q)
+    q = np.where(lost[_at(block)], np.float32(0), q)
     if format.element.family == "int":
         data = cast(_integers(q), format.element, overflow="saturate")
     else:

@@ -392,6 +392,8 @@ GPUCAST_INLINE double quotient_of(double x, const Divisor& by, const Quotients& 
     if (by.is_lost || x != x) return by.is_lost ? 0 : x;
     if constexpr (in_float && Src::bits <= 32) {
         const float d = float(by.d), q = how.to.products ? float(x) * d : float(x) / d;
+        // The sign of a NaN that arithmetic makes depends on the processor.
+        if (q != q) return __builtin_nan("");
         return how.to.rounds ? rounded<Src>(q) : q;
     } else {
         return x / by.d;

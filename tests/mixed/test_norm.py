@@ -253,3 +253,30 @@ def test_streams_share_no_memory_between_the_norm_and_the_cast() -> None:
             places(stream)
         assert workspaces() <= before + 8
         assert places(3, capture=True) == second
+
+
+def test_a_graph_takes_the_memory_of_many_lists() -> None:
+    with installed(HostDriver(1)) as driver:
+        scale, finite = StaticLossScale(4.0), upload(np.ones((), bool))
+        # Parameter groups, all with other numbers of sums.
+        lists = [[upload(np.ones(8192 * i, np.float32))] for i in range(1, 12)]
+
+        def step() -> None:
+            for grads in lists:
+                scale.unscale(grads, clip=1.0, finite=finite, out=grads)
+
+        def capture(stream: int) -> None:
+            with driver.using(stream, 0):
+                driver.capture = True
+                try:
+                    step()
+                finally:
+                    driver.capture = False
+
+        step()
+        capture(1)
+        with pytest.raises(RuntimeError, match="memory cannot be allocated"):
+            capture(2)
+        # A capture that failed leaves nothing behind.
+        step()
+        capture(2)

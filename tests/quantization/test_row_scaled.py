@@ -49,13 +49,12 @@ def test_each_row_is_quantized_as_if_alone(name: str, rows: int, columns: int, s
         assert q.global_scale[i] == alone.global_scale
         assert same(elements(q.data)[i], elements(alone.data)) and same(q.scales[i], alone.scales)
         assert same(q.dequantize(source)[i], alone.dequantize(source))
-    # Blocks along the last axis of any shape, ragged ones too; and a matrix of one row.
+    # Blocks along the last axis of any shape, ragged ones too.
     if name != "nvfp4_4over6":
         ragged = x[:, :40].reshape(rows // 4, 4, 40)
         given = scales.reshape(rows // 4, 4)
         wanted = exact_quantize.quantize(ragged, recipes.find(name, "tests"), scale=given)
         compare(gpucast.quantize(ragged, name, scale=given[..., None]), wanted, name)
-    assert gpucast.quantize(x[:1], name, scale=scales[:1]).global_scale.shape == (1,)
 
 
 @pytest.mark.parametrize("name", ["nvfp4", "nvfp4_4over6", "te-nvfp4"])
@@ -117,6 +116,63 @@ def test_devices_have_the_references_bits(driver: HostDriver) -> None:
     wanted = exact_quantize.quantize(ragged, NVFP4, scale=SCALES.reshape(SHAPE), **random)
     compare(q, wanted, "ragged")
     assert same(elements(q.dequantize("FLOAT16")), exact_quantize.dequantize(wanted, NVFP4, "FLOAT16"))
+
+
+def test_zeros_have_the_references_bits(driver: HostDriver) -> None:
+    # Without an amax other than 0, some libraries have a global scale of 0 or infinity, and NaN as the scales of zeros.
+    x = gpucast.cast(RNG.standard_normal((4, 64)) * [[1], [0], [1], [2.0**-130]], "BFLOAT16")
+    amax = np.float32([3, 0, 2.0**-140, 2.0**-126])
+    names = [name for name, one in recipes.RECIPES.items() if one.format.rows_shape(x.shape, 1) and one.format.steps]
+    assert len(names) == 9
+    rule = CastRule(gpucast.dtype("BFLOAT16"), NVFP4.element)
+    specs = [QuantizeSpec(rule, recipes.find(name, "tests"), "rows", block=16, row_scaled=True) for name in names]
+    driver.prepare([spec.source() for spec in specs])
+    nan = []
+    for name in names:
+        wanted = exact_quantize.quantize(x, recipes.find(name, "tests"), amax=amax)
+        compare(gpucast.quantize(x, name, amax=amax), wanted, name)
+        compare(gpucast.quantize(upload(x), name, amax=upload(amax)), wanted, name)
+        zeros = np.zeros_like(x)
+        compare(gpucast.quantize(zeros, name), exact_quantize.quantize(zeros, recipes.find(name, "tests")), name)
+        nan += [name] * bool(np.isnan(wanted.scales[1].astype(np.float32)).all())
+    # torch.clamp and torch.where keep NaN, and conversions to FLOAT8E4M3FN.
+    assert nan == ["torchao-nvfp4", "torchao-nvfp4-cuda", "modelopt-nvfp4", "modelopt-nvfp4-cuda", "vllm-nvfp4",
+                   "flashinfer-nvfp4"]  # fmt: skip
+
+
+def test_memory_of_a_call_is_on_the_device_of_x(driver: HostDriver) -> None:
+    x, amax = upload(numbers(64), device=1), upload(np.abs(SCALES), device=1)
+    q = gpucast.quantize(x, "nvfp4", amax=amax, scale_layout="128x4")
+    gpucast.quantize(x, "nvfp4", amax=amax, scale_layout="128x4", out=q)
+    q.dequantize(out=upload(np.empty(q.shape, np.float32), device=1))
+    kept = q.workspace("tests")
+    # It allocates nothing here: these are the arrays of the calls.
+    driver.capture = True
+    found = [kept.array(name, q.scales_shape, q.format.scale) for name in ("scales 0", "scales")]
+    driver.capture = False
+    assert [one.device.id for one in found] == [1, 1] and driver.current() == 0
+
+
+@pytest.mark.parametrize("of_one", [np.ones(1, np.float32), [1.0], np.ones((1, 1)), 1.0])
+def test_the_scale_of_a_single_row_is_that_of_the_matrix(of_one: Any) -> None:
+    x = numbers(64)[:1]
+    q = gpucast.quantize(x, "nvfp4")
+    for keywords in ({"scale": of_one}, {"amax": of_one}):
+        assert gpucast.quantize(x, "nvfp4", out=q, **keywords) is q
+        made = gpucast.quantize(x, "nvfp4", **keywords)
+        assert made.global_scale.shape == () and same(made.dequantize(), q.dequantize())
+        assert replace(made, global_scale=made.global_scale.reshape(1)).global_scale.shape == ()
+        assert same(gpucast.quantization.repack(made, "nvfp4").dequantize(), made.dequantize())
+
+
+def test_scales_of_a_result_are_written_in_place_only(driver: HostDriver) -> None:
+    x = numbers(64)
+    q = gpucast.quantize(upload(x), "nvfp4", scale=upload(SCALES))
+    in_place = gpucast.quantize(upload(x), "nvfp4", scale=q.global_scale, out=q)
+    compare(in_place, exact_quantize.quantize(x, NVFP4, scale=SCALES), "in place")
+    for keywords in ({"scale": q.global_scale[::-1]}, {"amax": q.global_scale}):
+        with pytest.raises(ValueError, match=f"out.global_scale shares memory with {next(iter(keywords))}"):
+            gpucast.quantize(upload(x), "nvfp4", out=q, **keywords)
 
 
 def test_files_and_layouts_keep_the_scales(tmp_path: Any) -> None:

@@ -28,7 +28,7 @@ from gpucast.mixed.sum_of_squares import TILE, in_one_piece
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _THREADS = 256
-#: The most workspaces that no CUDA graph has, for the streams and the numbers of sums of the last calls.
+#: Of each device and number of sums the most workspaces that no CUDA graph has, for the streams of the last calls.
 _KEPT = 8
 #: The field of ``struct NormArrays`` of kernels/squares.cu after its first member.
 _SUMS: tuple[Field, ...] = (("sums", np.uint64, False),)
@@ -79,10 +79,14 @@ class Kept:
                     if other[0] == device and other[2] == count and other not in self._captured:
                         self._workspaces[key] = self._workspaces.pop(other)
                         break
+            if key not in self._workspaces:
+                # It refuses to allocate, and is no memory for later calls.
+                return Workspace(self._caller, device)
             self._captured.add(key)
-        workspace = self._workspaces.pop(key) if key in self._workspaces else Workspace(self._caller)
+        workspace = self._workspaces.pop(key) if key in self._workspaces else Workspace(self._caller, device)
         self._workspaces[key] = workspace
-        for old in [one for one in self._workspaces if one not in self._captured][:-_KEPT]:
+        alike = [one for one in self._workspaces if one[::2] == key[::2] and one not in self._captured]
+        for old in alike[:-_KEPT]:
             del self._workspaces[old]
         return workspace
 

@@ -42,7 +42,7 @@ def transform(
     them. RuntimeError while a CUDA graph is captured, for memory that is neither there nor in the workspace."""
     device = device_index(x)
     assert device is not None
-    workspace = workspace or Workspace("hadamard")
+    workspace = workspace or Workspace("hadamard", device)
     with driver.driver().on(device):
         x = memory.dense(x, workspace, "x")
         if out is None:
@@ -71,7 +71,7 @@ def quantize(
     scale of its own."""
     device, src = device_index(x), dtype(x.dtype)
     assert device is not None
-    workspace = workspace or Workspace("quantize")
+    workspace = workspace or Workspace("quantize", device)
     with driver.driver().on(device):
         x, result_specs, wanted = quantize_on_gpu.prepare(x, format, result_specs, targets, workspace, amax)
         sides = [

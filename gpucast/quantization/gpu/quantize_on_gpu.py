@@ -70,7 +70,7 @@ def quantize(
     """
     device, src = device_index(x), dtype(x.dtype)
     assert device is not None
-    workspace = workspace or Workspace("quantize")
+    workspace = workspace or Workspace("quantize", device)
     with driver.driver().on(device):
         x, result_specs, wanted = prepare(x, format, result_specs, targets, workspace, amax, layout)
         if format.global_scale:
@@ -218,7 +218,7 @@ def swizzle(
     device, kind = device_index(scales), dtype(scales.dtype)
     assert device is not None
     with driver.driver().on(device):
-        scales = memory.dense(scales, Workspace("swizzle"), "scales")
+        scales = memory.dense(scales, Workspace("swizzle", device), "scales")
         out = cast_on_gpu.new(shape if back else (size,), kind) if out is None else out
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
@@ -243,7 +243,7 @@ def dequantize(
     device = device_index(parts.data)
     assert device is not None
     shape = parts.data.shape
-    workspace = workspace or Workspace("dequantize")
+    workspace = workspace or Workspace("dequantize", device)
     with driver.driver().on(device):
         parts = Parts(
             *(None if part is None else memory.dense(part, workspace, name) for name, part in vars(parts).items())

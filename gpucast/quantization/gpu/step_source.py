@@ -12,7 +12,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format
 from gpucast.core.steps import Node, constants, evaluate, parse
 
-_CALLS = {"+": "ptx::add_rn", "*": "ptx::mul_rn", "/": "ptx::div_rn", "min": "ptx::min", "max": "ptx::max"}
+_CALLS = {"+": "ptx::add_rn", "*": "ptx::mul_rn", "/": "ptx::div_rn", "min": "smaller", "max": "larger"}
 _X, _F, _A = Node("x"), Node("f"), Node("a")
 #: Both powers of two: the smallest normal FLOAT, and the largest number of FLOAT8E8M0.
 _SMALLEST, _LARGEST = np.float32(2.0**-126), np.float32(2.0**127)

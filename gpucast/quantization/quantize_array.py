@@ -385,12 +385,9 @@ def checked_outs(
                 raise ValueError(f"quantize: out has {name} {got}; expected {expected}")
     written = [(f"out.{name}", part) for q in outs for name, part in _arrays(q)]
     # Those on a device. The place of the scales themselves only stays as it is.
-    given = {"scale": [scale for *_, scale in result_specs], "amax": [amax]}
-    read = [("x", x)]
-    for name, arrays in given.items():
-        for one in arrays:
-            if device_index(one) is not None and not (name == "scale" and any(_same(one, part) for _, part in written)):
-                read.append((name, one))
+    scales = [scale for *_, scale in result_specs if device_index(scale) is not None]
+    given = [("scale", scale) for scale in scales if not any(_same(scale, part) for _, part in written)]
+    read = [("x", x), *given, *([] if amax is None else [("amax", amax)])]
     # The plain and the transposed result have the same global scale, and the same only one.
     single = outs[0].format.block == "tensor"
     common = {name for name, _ in written if name == "out.global_scale" or (single and name != "out.data")}

@@ -106,7 +106,10 @@ def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[Quanti
             yield from _of_one_scale(rule, format, stochastic, blocks, in_rows, "128x4")
     if format.global_scale:
         yield QuantizeSpec(rule, format, "top", lanes=WARP)
-        yield QuantizeSpec(rule, format, "global")
+        # And from one number, `amax`.
+        yield QuantizeSpec(CastRule(_FLOAT, format.element), format, "top")
+        for one in (rule,) if format.steps else dict.fromkeys((rule, CastRule(_FLOAT, format.element))):
+            yield QuantizeSpec(one, format, "global")
     for kind in () if format.steps is None else finishing(format.steps):
         yield QuantizeSpec(rule, format, kind)
     for dst in dict.fromkeys((src, _FLOAT)):
@@ -130,7 +133,7 @@ def of_rows(format: Format, src: DType, stochastic: bool, caller: str) -> Iterat
     if not format.rows_shape(_MATRIX, 1):
         raise ValueError(f"{caller}: {format.name} takes no global scale for each row; nvfp4 does")
     rule, blocks, in_rows = CastRule(src, format.element), *_blocks(format)
-    yield QuantizeSpec(CastRule(_FLOAT, format.element), format, "globals")
+    yield QuantizeSpec(rule if format.steps else CastRule(_FLOAT, format.element), format, "globals")
     if format.rule == "4over6":
         yield HadamardSpec(rule, "rows", 0, format, stochastic, row_scaled=True)
     else:
@@ -160,7 +163,9 @@ def of_hadamard(format: Format, src: DType, stochastic: bool, length: int) -> It
             yield HadamardSpec(CastRule(src, _FLOAT), "top", length, strided=strided)
         yield QuantizeSpec(CastRule(_FLOAT, format.element), format, "global")
     if takes(format):
-        yield HadamardSpec(rule, "rows", length, format, stochastic)
+        # Of a pair of transforms one may be none.
+        for own in (0, length):
+            yield HadamardSpec(rule, "rows", own, format, stochastic)
         for plain, own in ((False, 0), (True, 0), (True, length)):
             tiles = HadamardSpec(rule, "tiles", own, format, stochastic, plain=plain, turned=True, turned_length=length)
             if tiles.fits:

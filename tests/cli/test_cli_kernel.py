@@ -182,11 +182,13 @@ def test_warmup_knows_the_kernels_of_training() -> None:
                 q = gpucast.quantize(x, name, transpose=transpose, hadamard=16)
                 for one in q if transpose == "both" else (q,):
                     one.dequantize(kind, hadamard=16)
-            gpucast.quantize(x, "nvfp4", transpose="both", hadamard=(None, 16))
+            for name in ("nvfp4", "float8e4m3fn_1x128"):
+                gpucast.quantize(x, name, transpose="both", hadamard=(None, 16))
             for axis in (0, 1):
                 gpucast.hadamard(x, 16, axis=axis)
             for name in wanted:
                 gpucast.quantize(x, name, amax=of_rows).dequantize(kind)
+                gpucast.quantize(x, name, amax=of_rows[:1])
             gpucast.quantize(upload(np.ones((256, 40), kind)), "nvfp4", amax=of_rows).dequantize()
             gpucast.quantize_grouped(x, ends, "nvfp4", scale=1.0)
             gpucast.cast_grouped(x, ends, "FLOAT8E4M3FN", scale=1.0)
@@ -194,6 +196,7 @@ def test_warmup_knows_the_kernels_of_training() -> None:
     more = {"grouped": True, "hadamard": 16}
     work = tasks(pairs, "sm_90", quantize=["nvfp4"], row_scaled=True, **more)
     work += tasks((), "sm_90", quantize="nvfp4_4over6", row_scaled=True, hadamard=[16])
+    work += tasks((), "sm_90", quantize="float8e4m3fn_1x128", hadamard=16)
     listed = {task.spec.source().name for task in work}
     ours = ("gpucast_quantize", "gpucast_hadamard", "gpucast_cast_groups")
     assert {name for name, _ in quiet.loaded if name.startswith(ours)} <= listed

@@ -78,7 +78,7 @@ def quantize(
             if given is None:
                 global_scale = wanted[0].global_scale
                 searched = x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
-                find_global_scale(searched, format, global_scale, device, workspace)
+                find_global_scale(searched, src, format, global_scale, device, workspace)
             else:
                 global_scale = memory.given(given, device, wanted[0].global_scale, workspace)
             result_specs = [replace(one, scale=None) for one in result_specs]
@@ -135,9 +135,14 @@ def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec, amax: A
     return Parts(cast_on_gpu.new(shape, format.element), scales, zero_points, global_scale)
 
 
-def find_global_scale(x: Any, format: Format, result: Any, device: int, workspace: Workspace) -> None:
-    """Fill the global scale from the largest magnitude of a dense array; those of rows each from one of its numbers."""
-    _ArrayQuantizer(x, dtype(x.dtype), format, 0, device, None, workspace).find_global_scale(result)
+def find_global_scale(x: Any, src: DType, format: Format, result: Any, device: int, workspace: Workspace) -> None:
+    """Fill the global scale from the largest magnitude of a dense array; those of rows each from one of its numbers.
+
+    `src`: the type of the array that is quantized; the formulas of steps depend on it.
+    """
+    own = dtype(x.dtype)
+    finds = own if format.steps is None else src
+    _ArrayQuantizer(x, own, format, 0, device, None, workspace).find_global_scale(result, finds)
 
 
 def _fill(
@@ -294,14 +299,14 @@ class _ArrayQuantizer:
             # The same blocks, and their scales in the same order, as whole columns of one matrix.
             self.blocks = BlockGrid((1, before, n), (1, max(before, 1), 1), (1, 1, n))
 
-    def find_global_scale(self, result: Any) -> None:
+    def find_global_scale(self, result: Any, src: DType) -> None:
         size = self.x.size
         if result.ndim:
             if size:
-                self._launch("globals", size, result, QuantizeArguments(ONE))
+                self._launch("globals", size, result, QuantizeArguments(ONE), src=src)
             return
         everything = BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)
-        self._launch("global", WARP, result, self._extremes("top", everything))
+        self._launch("global", WARP, result, self._extremes("top", everything), src=src)
 
     def run(self, result: Parts, *, given: bool) -> None:
         """Fill the result. With `given`, its scales are there already."""
@@ -344,12 +349,14 @@ class _ArrayQuantizer:
         self._launch(kind, teams * parts, stats, arguments, lanes)
         return arguments
 
-    def _launch(self, kind: Kind, n: int, dst: Any, arguments: QuantizeArguments, lanes: int = 1) -> None:
+    def _launch(
+        self, kind: Kind, n: int, dst: Any, arguments: QuantizeArguments, lanes: int = 1, src: DType | None = None
+    ) -> None:
         random = self.random is not None and kind in ("rows", "elements")
         block = self.blocks.lengths[2] if kind == "rows" else 0
         single = kind == "elements" and self.format.block == "tensor"
         large = kind in _COUNTING and self.x.size > _LARGE
-        rule = CastRule(self.src, self.format.element)
+        rule = CastRule(src or self.src, self.format.element)
         row_scaled = self.row_scaled and kind in _SCALING
         layout = self.layout if kind in ("rows", "scales", "elements") else "linear"
         spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single, row_scaled, layout)

@@ -105,7 +105,7 @@ struct Arithmetic {
             for (u32 i = 0; i < Elements / 16; ++i) {
                 out.word[i] = ptx::prmt(low_bits_of_nibbles<Src>(in.word[2 * i]), low_bits_of_nibbles<Src>(in.word[2 * i + 1]), 0x7531);
             }
-        } else if constexpr (SrcBits == 6 && has_planes<Src, Dst>()) {
+        } else if constexpr (SrcBits == 6 && Elements % 16 == 0 && has_planes<Src, Dst>()) {
 #pragma unroll
             for (u32 i = 0; i < Elements / 16; ++i) cast_planes<Src, Dst>(in.word + 3 * i, out.word + Dst::bits / 2 * i, Rule());
         } else if constexpr (SrcBits == 4 && !is_same<Src, Dst> && (Dst::bits < 8 || has_nibble_codes<Src, Dst>())) {

@@ -12,7 +12,9 @@ struct Divisor {
     typedef typename F::element DType;
     enum : bool {
         by_power = !V::wide && (F::scale::is_e8m0 || F::by_steps) && !F::stochastic,
-        by_float = !V::wide && !F::scale::is_e8m0 && !F::by_steps && !F::stochastic
+        by_float = !V::wide && !F::scale::is_e8m0 && !F::by_steps && !F::stochastic,
+        // Whether elements are multiplied by a power of two.
+        exact = by_power && F::only_multiplies && F::over_power && u32(F::factor_mantissa) == 0
     };
     Scale scale;
     float global, factor;
@@ -22,14 +24,20 @@ struct Divisor {
 
     GPUCAST_INLINE Divisor(const Scale& of, float global_scale)
         : scale(of), global(global_scale), factor(1), by(divisor(of.code, global_scale)), fast(!of.is_nan) {
-        if constexpr (F::by_steps) {
+        if constexpr (F::over_power && (by_power || F::by_steps)) {
+            // Finite and not 0. That of the largest scale, 2^127, is subnormal.
+            factor = ptx::as_float(of.code >= 254 ? u32(F::last_factor) : (254 - of.code) << 23 | u32(F::factor_mantissa));
+            if constexpr (F::least_code != 0) {
+                factor = ptx::min(factor, ptx::as_float((254 - u32(F::least_code)) << 23 | u32(F::factor_mantissa)));
+            }
+            if constexpr (!by_power) fast = false;
+        } else if constexpr (F::by_steps) {
             const float s = narrow_scale<F, Float>(of.code);
             factor = F::step_factor(s, s, global_scale);
             // A product or quotient that may be NaN is computed one by one.
-            const bool is_safe = F::safe_factor || (factor != 0 && ptx::abs(factor) < ptx::as_float(u32(V::infinity)));
+            const bool is_safe = factor != 0 && ptx::abs(factor) < ptx::as_float(u32(V::infinity));
             fast &= by_power && is_safe;
-        } else if constexpr (by_power) factor = ptx::as_float(of.code >= 254 ? 1u << 22 : (254 - of.code) << 23);
-        else if constexpr (by_float) fast = by.in_range();
+        } else if constexpr (by_float) fast = by.in_range();
         else fast = false;
     }
 
@@ -100,7 +108,7 @@ private:
 
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void fast_tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
-        if constexpr (by_power && F::power_factor && is_upper_half<Src>() && has_halves<Src, DType>() && !has_conversion<DType>()) {
+        if constexpr (exact && is_upper_half<Src>() && has_halves<Src, DType>() && !has_conversion<DType>()) {
             // The products in BFLOAT16 are exact, or so small that they become zero.
             const u32 both = (ptx::bits(factor) >> 16) * 0x00010001;
 #pragma unroll

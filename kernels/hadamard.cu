@@ -176,9 +176,9 @@ GPUCAST_INLINE float squared_error(const Tile<Bytes>& in, const Scale& scale, fl
 
 // The codes and scales of a fragment: `begin` is the index of its first element in the result, whose rows have so many
 // columns.
-template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Held_>
-GPUCAST_INLINE void quantize_fragment(const Held_& fragment, i64 begin, i64 columns, const HadamardResult& result, const Random& random) {
-    typedef typename Held_::Held Held;
+template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Fragment_>
+GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, i64 begin, i64 columns, const HadamardResult& result, const Random& random) {
+    typedef typename Fragment_::Held Held;
     typedef typename F::element DType;
     typedef typename CodeOf<F::scale::bits>::type ScaleCode;
     typedef Value<Held, Float, Double> V;

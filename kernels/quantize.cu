@@ -373,7 +373,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
 // ---- one pass as above, with scales in an order ----
 
 // `columns` are the threads of a row, with those for its padding. A thread has `lines` rows, whose scales are words next
-// to each other; the scales of rows and columns that there are not are padding.
+// to each other. Scales beyond the last row and column are padding.
 template <typename F, typename Src, typename Float, typename Double, u32 Elements, u32 Block, u32 lines, u32 Threads>
 GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef Value<Src, Float, Double> V;
@@ -386,9 +386,12 @@ GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const 
     const i64 first = tall ? group / 32 * (32 * lines) + group % 32 : group * lines;
     // How far a row is below the last one.
     const i64 turn = step * columns * Block;
-    const bool stores = threadIdx.x % lanes == 0 && i64(thread) * (lines * Elements) < n;
+    const bool inside = i64(thread) * (lines * Elements) < n, stores = threadIdx.x % lanes == 0 && inside;
+    // A thread that merges with others has to stay. One that does not need not ask in each turn whether it stores.
+    if (lanes == 1 && !inside) return;
     i64 begin = first * columns * Block + along * Elements;
-    int left = column >= columns || rows <= first ? 0 : rows - first < 128 ? int(rows - first) : 128;
+    const i64 below = rows - first;
+    int left = column >= u32(columns) || below < 0 ? 0 : below < 128 ? int(below) : 128;
     const float global = global_value<F>(given.global_scale);
     u8* to = given.scales + scale_place<bytes>(F::order, first, column, padded_rows(F::order, rows), columns) * bytes;
     src += begin * i64(Src::bits / 8);

@@ -283,11 +283,19 @@ GPUCAST_INLINE Scale scale_by_steps(float amax, bool is_nan, float u) {
     if (is_nan) return scale;
     if constexpr (F::keeps_amax) {
         scale.code = ptx::bits(amax);
+    } else if constexpr (F::power_scale) {
+        const u32 bits = ptx::bits(F::step_power(amax));
+        const int power = int(bits >> 23) - int(F::power_exponent);
+        scale.code = u32(power > 0 ? power : 0);
+        // What overflows becomes the largest scale.
+        if (F::may_overflow && bits == 0x7f800000) scale.code = 254;
     } else {
         const float found = F::step_scale(amax, u);
-        // The scale of zeros by an infinite one above it, say.
-        scale.is_nan = found != found;
-        if (scale.is_nan) return scale;
+        if constexpr (F::global_scale) {
+            // The scale of zeros by an infinite one above it, say. Of finite numbers alone no formula makes NaN.
+            scale.is_nan = found != found;
+            if (scale.is_nan) return scale;
+        }
         if constexpr (u32(DType::bits) == 32) scale.code = ptx::bits(found);
         else scale.code = u32(cast_code<Float, DType>(ptx::bits(found), typename F::scale_rule()));
         if constexpr (F::has_zero) scale.code = scale.code == 0 ? F::zero_code() : scale.code;

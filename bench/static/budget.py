@@ -136,8 +136,10 @@ def of_casts(kernels: Sequence[StaticKernel]) -> list[Checked]:
     found: list[Checked] = []
     for kernel in kernels:
         kind = "many" if kernel.many else kernel.source.shape
-        pair = f"{kernel.rule.src.name} to {kernel.rule.dst.name}"
-        found.append(CheckedCast(kind, pair if kernel.default else kernel.source.name, kernel))
+        rule, pair = kernel.rule, f"{kernel.rule.src.name} to {kernel.rule.dst.name}"
+        # An integer is not rounded to another one: what wraps is the cast of the default rule.
+        default = kernel.default or (rule.src.family == rule.dst.family == "int" and rule.overflow == "wrap")
+        found.append(CheckedCast(kind, pair if default else kernel.source.name, kernel))
     return found
 
 

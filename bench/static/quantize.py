@@ -46,7 +46,7 @@ TILES = (
     ("whole", "int8_axis", "BFLOAT16"),
 )
 #: What is done before NVFP4 by rows of BFLOAT16: a transform of this length, or none but two scales that are tried.
-UNITS = (("hadamard", "nvfp4", 16), ("hadamard", "nvfp4", 128), ("4over6", "nvfp4_4over6", 0))
+BEFORE = (("hadamard", "nvfp4", 16), ("hadamard", "nvfp4", 128), ("4over6", "nvfp4_4over6", 0))
 #: The side of the tiles of columns with a scale each.
 _OF_COLUMNS = 64
 #: The share of a copy that a kernel is to reach, by its kind; what two passes are to reach together.
@@ -61,7 +61,7 @@ def measure(arch: str) -> list[Checked]:
     rows = [_row(kind, name, source) for kind, formats in CHOSEN.items() for name in formats for source in SOURCES]
     # The machine code of both results at once for sm_100a has more paths than `bench.static.paths` follows.
     tiles = [_tile(*one) for one in TILES if one[0] != "both" or not arch.startswith("sm_10")]
-    return checked([*rows, *(_unit(*one) for one in UNITS), *tiles], arch)
+    return checked([*rows, *(_after(*one) for one in BEFORE), *tiles], arch)
 
 
 def _asked(kind: str, name: str, source: KernelSource, moved: float, extra_bytes: int = 0) -> Asked:
@@ -86,7 +86,7 @@ def _row(kind: Kind, name: str, src: str) -> Asked:
     return _asked(kind, f"{src} {name}", source, (source.src_bits + written) / 8, extra_bytes)
 
 
-def _unit(kind: str, name: str, length: int) -> Asked:
+def _after(kind: str, name: str, length: int) -> Asked:
     format, src = find(name, "bench"), dtype("BFLOAT16")
     source = HadamardSpec(CastRule(src, format.element), "rows", length, format).source()
     assert isinstance(format.block, tuple)

@@ -72,20 +72,20 @@ def attributes_of(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ATTRIBUTES}
 
 
-def told(read: Callable[[str], T], more: str = "") -> Callable[[str], T]:
-    """A function that reads the value of an option and whose own errors, with `more` behind, tell what is wrong."""
+def reader(read: Callable[[str], T], more: str = "") -> Callable[[str], T]:
+    """A type for argparse: `read`, whose errors, followed by `more`, are the message."""
 
-    def tell(text: str) -> T:
+    def checked(text: str) -> T:
         try:
             return read(text)
         except (TypeError, ValueError) as error:
             raise argparse.ArgumentTypeError(f"{error}{more}") from None
 
-    return tell
+    return checked
 
 
 #: The type that an option names.
-dtype = told(lambda text: dtypes.dtype(int(text) if text.isdecimal() else text, caller=""))
+dtype = reader(lambda text: dtypes.dtype(int(text) if text.isdecimal() else text, caller=""))
 
 
 def numeric(text: str) -> DType:

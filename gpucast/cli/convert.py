@@ -102,7 +102,7 @@ def add(commands: Any) -> None:
     )
     scales = parser.add_argument_group("scales, for types of 8 bits or fewer")
     arguments.add_options(
-        scales, _SCALES, {"STYLE": arguments.told(_style, f" Styles: {', '.join(scale_styles.STYLES)}")}
+        scales, _SCALES, {"STYLE": arguments.reader(_style, f" Styles: {', '.join(scale_styles.STYLES)}")}
     )
     scales.add_argument("--scale-rule", metavar="RULE", choices=get_args(ScaleRule), help=_SCALE_RULE)
     values = parser.add_argument_group("how values are read, rounded and clamped")
@@ -123,7 +123,7 @@ def add(commands: Any) -> None:
     arguments.add_options(checks, _CHECKS)
     work = parser.add_argument_group("where and how the work is done")
     arguments.add_options(work, _WORK, {"SIZE": arguments.size})
-    arguments.add_options(work.add_mutually_exclusive_group(), _WORKERS, {"I/N": arguments.told(outcome.parse)})
+    arguments.add_options(work.add_mutually_exclusive_group(), _WORKERS, {"I/N": arguments.reader(outcome.parse)})
     arguments.add_options(work, _EARLIER)
     arguments.add_options(parser.add_argument_group("what is printed"), _PRINTED)
     parser.set_defaults(run=run)

@@ -86,7 +86,7 @@ def transformed(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse:
         if not isinstance(inverse, bool):
             raise TypeError(f"{_CALLER}: inverse={inverse!r} must be True or False")
         how = resolve_hadamard(length, *signs, _CALLER)
-        place = _axis(axis, array.shape)
+        place = checked_axis(axis, array.shape)
         check_runs(how, array.shape, place, _CALLER)
         if out is None:
             result = engine.transform(array, how, place, kind, inverse=inverse)
@@ -96,7 +96,8 @@ def transformed(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse:
         return out
 
 
-def _axis(axis: Any, shape: tuple[int, ...]) -> int:
+def checked_axis(axis: Any, shape: tuple[int, ...]) -> int:
+    """The axis of the runs, counted from the front. TypeError or ValueError for one that the shape does not have."""
     place = integer(axis, f"{_CALLER}: axis")
     if not -len(shape) <= place < len(shape):
         raise ValueError(f"{_CALLER}: axis={axis} is out of bounds for shape {shape}")

@@ -154,6 +154,8 @@ def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSo
         pairs = () if formats or lengths or request.mixed else every_pair()
     for pair in pairs:
         yield from _of_pair(pair, request)
+    if request.row_scaled and not formats:
+        raise ValueError(f"{_CALLER}: row_scaled=True is for formats such as nvfp4; quantize= names none")
     if formats or lengths:
         from gpucast.warmup import kinds
 

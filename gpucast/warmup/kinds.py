@@ -86,7 +86,7 @@ def of_formats(
                 check_grouped(format, caller)
                 yield GroupedSpec(CastRule(src, format.element), format, stochastic)
             if row_scaled:
-                yield from of_rows(format, src, stochastic)
+                yield from of_rows(format, src, stochastic, caller)
 
 
 def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[QuantizeSpec | TileSpec | HadamardSpec]:
@@ -128,10 +128,10 @@ def _blocks(format: Format) -> tuple[BlockGrid, bool]:
     return blocks, blocks.splits_outer and blocks.lengths[1] == 1 and blocks.lengths[2] in LENGTHS
 
 
-def of_rows(format: Format, src: DType, stochastic: bool) -> Iterator[QuantizeSpec | HadamardSpec]:
-    """Those of a format with a global scale for each row, and from the largest magnitude of each; else none."""
+def of_rows(format: Format, src: DType, stochastic: bool, caller: str) -> Iterator[QuantizeSpec | HadamardSpec]:
+    """Those of a format with a global scale for each row, and from the largest magnitude of each."""
     if not format.rows_shape(_MATRIX, 1):
-        return
+        raise ValueError(f"{caller}: {format.name} takes no global scale for each row; nvfp4 does")
     rule, blocks, in_rows = CastRule(src, format.element), *_blocks(format)
     yield QuantizeSpec(rule if format.steps else CastRule(_FLOAT, format.element), format, "globals")
     if format.rule == "4over6":

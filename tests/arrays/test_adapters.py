@@ -222,3 +222,8 @@ def test_numpy_takes_packed_arrays_of_the_host_only(driver: HostDriver) -> None:
     device = PackedArray(upload(packed.data), "INT4", (3, 5))
     with pytest.raises(TypeError, match=r"PackedArray: NumPy takes no array from a device by itself; use \.get\(\)"):
         np.asarray(device)
+
+
+def test_an_interface_without_a_gpu() -> None:
+    with pytest.raises(gpucast.DeviceUnavailable, match="cast: no cast on a GPU"):
+        gpucast.cast(Interface(np.ones(3, np.float32)), "INT8")

@@ -12,10 +12,10 @@ import pytest
 
 from bench.cases import buffers, check
 from bench.cases.buffers import CACHES, LAYOUTS, MOST_SETS, Sets, make_sets, source_codes
-from bench.cases.case import Row
-from bench.cases.contenders import SAME_RATIO, Ours, OursAllocating
+from bench.cases.case import Row, failures
+from bench.cases.contenders import SAME_RATIO, Ours, OursAllocating, same_ratio
 from bench.cases.pairs import PairCase
-from bench.timing.times import Times, Work, measure, quickest, verdict
+from bench.timing.times import LEAST, Times, Work, measure, quickest, verdict
 from fake_machine import FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.core.dtypes import DType, dtype
 from host_driver import installed
@@ -42,8 +42,8 @@ def driver(built: TimedDriver, machine: FakeMachine) -> Iterator[TimedDriver]:
         yield built
 
 
-def times(median: float, p5: float, p95: float) -> Times:
-    return Times(median, p5, p95, 100, 1)
+def times(median: float, p5: float, p95: float, samples: int = 100, calls: int = 1) -> Times:
+    return Times(median, p5, p95, samples, calls)
 
 
 # ---- times ----
@@ -60,6 +60,29 @@ def times(median: float, p5: float, p95: float) -> Times:
 )
 def test_no_claim_where_intervals_overlap(ours: Times, theirs: Times, claim: str) -> None:
     assert verdict(ours, theirs) == claim
+
+
+def test_works_take_turns_in_batches_that_rotate(machine: FakeMachine) -> None:
+    assert Times.of([2.0 * number for number in range(101)], calls=2) == times(50.0, 5.0, 95.0, 101, 2)
+    calls: list[tuple[str, int]] = []
+
+    def spending(name: str, seconds: float) -> Work:
+        def run(i: int) -> None:
+            calls.append((name, i))
+            machine.spend(seconds, launches=0)
+
+        return Work(run, 3)
+
+    works = {"A": spending("A", 1e-5), "B": spending("B", 2e-3), "C": spending("C", 2e-3)}
+    found = measure(machine, list(works.values()), samples=30)
+    assert [one.median for one in found] == pytest.approx([1e-5, 2e-3, 2e-3])
+    assert [(one.calls, one.samples) for one in found] == [(100, 30), (1, 30), (1, 30)], "a millisecond"
+    assert "".join(name for name, _ in itertools.groupby(name for name, _ in calls)).endswith("ABCBCACAB" * 9)
+    for name in works:
+        sets = [i for other, i in calls if other == name]
+        assert sets == [number % 3 for number in range(len(sets))], "every call takes the next set"
+    assert {one.samples for one in measure(machine, [works["B"], works["C"]], limit=0.1)} <= {49, 50}
+    assert measure(machine, [works["B"]], limit=0.01)[0].samples == LEAST
 
 
 def test_work_on_another_stream_is_timed_by_the_host(machine: FakeMachine) -> None:
@@ -161,3 +184,16 @@ def test_what_breaks_is_told_and_the_others_go_on(machine: FakeMachine, driver: 
     assert rows["broken"].problem == "NotImplementedError: no kernel for it" and rows["broken"].times is None
     assert rows["well"].times is not None and rows["gpucast"].times is not None and machine.released == 1
     assert SAME_RATIO not in rows
+    # Rivals may be wrong, we may not.
+    assert failures([Row("rival", wrong=1, first="it gives 1")]) == ""
+    assert failures([Row("gpucast", wrong=1, first="it gives 1")]) == "gpucast: it gives 1"
+
+
+def test_copies_move_as_many_bytes_as_casts_and_rotate_as_they_do(machine: FakeMachine) -> None:
+    sets = make_sets(machine, FLOAT, HALF, 1 << 10)
+    machine.copies.clear()
+    run = same_ratio(machine, sets)
+    for i in range(len(sets.sources)):
+        run(i)
+    assert {(name, nbytes) for name, _, _, nbytes in machine.copies} == {("4:2", 2048)}
+    assert len({src for _, src, _, _ in machine.copies}) == len({dst for _, _, dst, _ in machine.copies}) == 11

@@ -11,11 +11,14 @@ import dataclasses
 import functools
 import json
 import random
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.__main__ import main
+from bench.report.heatmap import heatmap
 from bench.static import budget as static_budget
 from bench.static import check as static
 from bench.static import layouts as static_layouts
@@ -257,3 +260,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 # ---- the picture ----
+
+
+@pytest.mark.parametrize(("good", "bluer"), [("low", "FLOAT to INT8"), ("high", "INT8 to FLOAT")])
+def test_good_is_blue_and_bad_is_orange(good: Any, bluer: str) -> None:
+    values = {("FLOAT", "INT8"): 0.5, ("INT8", "FLOAT"): 1.5}
+    text = heatmap(values, "T", [], low=0, middle=1, high=2, good=good)
+    for pair, colour in re.findall(r"<title>(.*?)</title>\n<rect .*? fill=\"(#\w+)\"", text):
+        red, _, blue = bytes.fromhex(colour[1:])
+        assert (blue > red) == (pair == bluer), pair

@@ -416,3 +416,10 @@ def test_equal_sets_have_one_kernel() -> None:
             rule = fused_rule(dtype(1), to, scaled=ops.scaling != "none")
             source = BatchSpec((CastSpec.of(rule, ops=ops),), limit).source()
             assert source.table.itemsize <= limit < source.table.itemsize * (source.capacity + 16) / source.capacity
+
+
+def test_text_that_is_no_number_leaves_every_out_as_it_was() -> None:
+    out = [np.full(1, 7, np.float32) for _ in range(3)]
+    with pytest.raises(ValueError, match=r"^cast_many: arrays\[2\]: element 0 is 'nonsense'"):
+        gpucast.cast_many([np.ones(1), np.array(["1"]), np.array(["nonsense"])], "FLOAT", out=out)
+    assert all((y == 7).all() for y in out)

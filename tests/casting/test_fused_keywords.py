@@ -204,3 +204,12 @@ def test_wrong_keywords_on_a_device(warm: bool, driver: HostDriver) -> None:
         with pytest.raises(ValueError, match=f"^cast: {message}"):
             gpucast.cast(source, "FLOAT8E4M3FN", **keywords)
     assert not driver.launched
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_subclasses_of_ndarray_as_scale_and_amax() -> None:
+    """Of a matrix no element can be had by reshaping."""
+    amax, scale, finite = (np.matrix([[x]]) for x in (np.float32(0), 2.0, np.uint8(1)))
+    assert gpucast.cast(np.float32([1.5, -3]), "FLOAT16", scale=scale, amax=amax).tolist() == [3, -6]
+    gpucast.cast_many([np.float32([np.inf])], "FLOAT16", scale=scale, finite=finite)
+    assert (amax.tolist(), finite.tolist()) == ([[3]], [[0]])

@@ -357,3 +357,14 @@ def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         main(["convert", "x.safetensors", "y.safetensors", "--to", "INT8", "--scale", "block", "--style", "qdq"]) == 1
     )
     assert "--style qdq is for models (.onnx)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [("w", ""), ("wv", "y"), ("ww", "y")])
+def test_a_cast_without_one_input_and_one_output(folder: Path, inputs: str, outputs: str) -> None:
+    """Of models that no checker has seen."""
+    node = helper.make_node("Cast", [*inputs], [*outputs], to=TensorProto.FLOAT16)
+    weights = [numpy_helper.from_array(np.ones((2, 2), np.float32), name) for name in "wv"]
+    onnx.save(helper.make_model(helper.make_graph([node], "graph", [], [], weights)), "x.onnx")
+    assert convert("x.onnx", "y.onnx", "--to", "FLOAT16") == 0
+    made = onnx.load("y.onnx").graph
+    assert [one.op_type for one in made.node].count("Cast") == 1 + len({*inputs})

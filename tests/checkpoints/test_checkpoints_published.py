@@ -338,3 +338,15 @@ def test_a_wrong_result_is_not_given_a_name(
     )
     assert "element" in failure(capsys, "in.npy", "out.npy", "--to", "FLOAT16", "--verify")
     assert convert("in.npy", "out.npy", "--to", "FLOAT16") == 0
+
+
+def test_an_interrupted_conversion_leaves_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.save("x.npy", {"x": BIG})
+    Path("y.npz").write_bytes(b"old")
+    monkeypatch.setattr(cast_tensor, "counted", lambda rule: None)
+    monkeypatch.setattr(cast_tensor, "_cast_on", MagicMock(side_effect=KeyboardInterrupt))
+    assert main(["convert", "x.npy", "y.npz", "--to", "FLOAT16", "--overwrite"]) == 130
+    assert capsys.readouterr() == ("", "gpucast convert: interrupted\n")
+    assert leftovers(folder, "x.npy") == ["y.npz"] and Path("y.npz").read_bytes() == b"old"

@@ -150,3 +150,9 @@ def test_two_quantized_sides_have_no_recipe_without_an_original(
     assert "--original C, which they were made from" in capsys.readouterr().out
     _, found = _diff(capsys, path, path, "--original", plain)
     assert [found["tensors"][0]["recipes"][which][0]["recipe"] for which in "ab"] == ["deepgemm-128x128"] * 2
+
+
+def test_shapes_that_differ(tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    save(str(tmp_path / "c.safetensors"), {"a.weight": X[:3], "b.weight": X[:2]})
+    code, found = _diff(capsys, plain, str(tmp_path / "c.safetensors"))
+    assert code == 1 and found["tensors"][0]["problem"] == "shapes (256, 256) and (3, 256)"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import subprocess
@@ -44,14 +45,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     load(INSTALLED[0])
     monkeypatch.setenv("GPUCAST_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(nvidia, "find", lambda: None)
-    compiler._compiler.cache_clear()
+    # Other tests keep the copy of NVRTC that was chosen first.
+    monkeypatch.setattr(compiler, "_compiler", functools.lru_cache(compiler._compiler.__wrapped__))
     return tmp_path / "cache" / "kernels"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def a_fresh_compiler_afterwards() -> Any:
-    yield
-    compiler._compiler.cache_clear()
 
 
 def kernel(capsysbinary: pytest.CaptureFixture[bytes], *options: str) -> bytes:
@@ -206,6 +202,9 @@ def test_warmup_knows_the_kernels_of_training() -> None:
     assert {name for name, _ in quiet.loaded if name.startswith(ours)} <= listed
     with pytest.raises(ValueError, match="warmup: int8_axis has no blocks of 16"):
         tasks((), "sm_90", quantize="int8_axis", grouped=True)
+    for names, message in (((), "quantize= names none"), ("mxfp8e4m3", "mxfp8e4m3 takes no global scale")):
+        with pytest.raises(ValueError, match=f"warmup: .*{message}"):
+            tasks((), "sm_90", quantize=names, row_scaled=True)
 
 
 def test_warmup_knows_the_kernels_of_mixed() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import gpucast
 from codes import assert_same, values
 from gpucast import PackedArray
 from gpucast.core.dtypes import dtype
+from gpucast.gpu import cast_on_gpu
 from host_driver import HostDriver, device_array, download, elements, upload
 
 
@@ -135,3 +137,19 @@ def test_empty_and_moves_of_every_width(name: str, driver: HostDriver) -> None:
     assert_same(elements(there), host)
     back = gpucast.cast(there, row, device="cpu")
     assert_same(back.get() if row.packed else back, host)
+
+
+@pytest.mark.parametrize("name", ["INT4", "FLOAT8E5M2", "FLOAT"])
+def test_strided_arrays_are_moved(name: str, driver: HostDriver) -> None:
+    host = values(name, (6, 4))
+    for moved in (cast_on_gpu.to_host(upload(host)[::2]), download(cast_on_gpu.to_device(upload(host)[::2], 1))):
+        assert_same(moved, host[::2])
+
+
+def test_packing_a_strided_tagged_array(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy would copy on the device here: what matters is that it is asked for plain bytes."""
+    seen = []
+    monkeypatch.setattr(sys.modules["cupy"], "ascontiguousarray", lambda a: seen.append(a.dtype) or upload(download(a)))
+    with pytest.raises(Exception, match="cuda|CUDA"):
+        PackedArray.pack(upload(values("INT4", (6, 4)))[::2])
+    assert seen == [np.uint8]

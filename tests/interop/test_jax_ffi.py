@@ -272,3 +272,10 @@ def test_what_a_device_packs_is_unpacked_by_xla() -> None:
     allowed = [jax.export.DisabledSafetyCheck.custom_call("gpucast_cast")]
     lowered = jax.export.export(cast, platforms=["cuda"], disabled_checks=allowed)(x)
     assert "tensor<8xui8>" in lowered.mlir_module()
+
+
+def test_a_number_stays_a_double() -> None:
+    # JAX would make a FLOAT of it.
+    x = values(dtype("FLOAT"), (64,))
+    found = jax.jit(lambda x: gpucast.cast(x, "FLOAT", scale=0.1))(jnp.asarray(x))
+    assert_same(np.asarray(found), gpucast.cast(x, "FLOAT", scale=0.1))

@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gpucast
@@ -88,6 +90,9 @@ BETWEEN: dict[str, Callable[[Any], Any]] = {
     "bytes": lambda x: x + gpucast.cast(x.detach(), "UINT4").to_torch().sum(),
     "report": lambda x: x * gpucast.cast_report(x.detach(), "FLOAT8E4M3FN").saturated,
     "text": lambda x: x * len(gpucast.cast(x.detach(), "STRING")),
+    "hadamard with numbers of NumPy": lambda x: gpucast.hadamard(
+        gpucast.hadamard(x, 16, seed=np.int64(5)), np.int64(16), signs=np.array([1, -1] * 8)
+    ),
     "policy": lambda x: mixed.get_policy("p=f32,c=bf16,o=f32").cast_to_compute({"a": x})["a"],
     "unscale": lambda x: x + mixed.StaticLossScale(2.0).unscale([x.detach()])[0][0],
 }
@@ -157,6 +162,20 @@ def test_the_refusal_of_a_lost_gradient() -> None:
     run = torch.compile(lambda x: gpucast.cast(x, "FLOAT6E2M3"), backend="eager")
     with pytest.raises(ValueError, match="FLOAT6E2M3 becomes a PackedArray, through which torch passes no gradient"):
         run(torch.ones(4, requires_grad=True))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"seed": -1}, {"seed": 2**64 + 5}, {"seed": True}, {"inverse": 1}, {"signs": [1.9, -1.2] * 8}],
+    ids=["negative seed", "large seed", "boolean seed", "inverse", "signs"],
+)
+def test_a_compiled_transform_refuses_what_the_eager_one_refuses(wrong: dict[str, Any]) -> None:
+    x = torch.ones(2, 32)
+    with pytest.raises((TypeError, ValueError)) as eager:
+        gpucast.hadamard(x, 16, **wrong)
+    run = torch.compile(lambda x: gpucast.hadamard(x, 16, **wrong), backend="eager")
+    with pytest.raises(eager.type, match=re.escape(str(eager.value))):
+        run(x)
 
 
 def test_inductor(exhaustive: bool) -> None:

@@ -178,3 +178,13 @@ def test_the_gradient_of_a_transform_is_the_transform_back() -> None:
         gpucast.hadamard(half, 16, axis=1, out=torch.empty_like(x))
     with pytest.raises(ValueError, match="of 12 numbers"):
         gpucast.hadamard(half, 12, axis=1)
+
+
+def test_a_transform_within_vmap_has_the_axes_of_one_example() -> None:
+    x = torch.arange(16.0 * 3 * 32).reshape(16, 3, 32)
+    for axis, place in ((0, 0), (-2, 0), (1, 2), (-1, 2)):
+        batched = torch.func.vmap(lambda t, axis=axis: gpucast.hadamard(t, 16, axis=axis), in_dims=1, out_dims=1)
+        assert torch.equal(batched(x), gpucast.hadamard(x, 16, axis=place))
+    for axis in (-3, 2):
+        with pytest.raises(ValueError, match=rf"axis={axis} is out of bounds for shape \(3, 32\)"):
+            torch.func.vmap(lambda t, axis=axis: gpucast.hadamard(t, 16, axis=axis))(x)

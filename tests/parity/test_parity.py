@@ -150,6 +150,20 @@ def test_the_gpu_backend_goes_the_whole_device_path() -> None:
 # ---- threads and time ----
 
 
+def test_an_error_in_a_thread_ends_the_run() -> None:
+    class Broken(Faulty):
+        def prepare(self, chosen: Sequence[Case], optimize: bool) -> CastCodes:
+            if case("INT4", "INT8") in chosen:
+                raise RuntimeError("no such kernel")
+            return super().prepare(chosen, optimize)
+
+    backend = Broken(("", ""), 0)
+    chosen = all_cases((src, dst) for src in (ROWS["INT4"], ROWS["BOOL"], ROWS["INT8"]) for dst in NUMERIC)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        run(backend, chosen)
+    assert len(backend.prepared) < len(chosen) / 2
+
+
 def test_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of three take three seconds each: the second one fits whole, of the third only two cases."""
     now = [100.0]

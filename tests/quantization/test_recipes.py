@@ -21,10 +21,13 @@ from gpucast.reference import exact_quantize
 from tests import host_driver
 
 MODELS = models()
-#: A recipe for each kind of kernel and formula, with a type: rows and tiles, powers of two; the largest magnitude kept
-#: to the end; a global scale that is found last; a division, rounding to the array's type, and a scale that replaces 0.
+#: A recipe for each kind of kernel and formula, with a type: rows and tiles, powers of two; scales and factors by
+#: exponents alone; the largest magnitude kept to the end; a global scale that is found last; a division, rounding to
+#: the array's type, and a scale that replaces 0.
 ON_DEVICE = (
     ("deepgemm-ue8m0", ml_dtypes.bfloat16, "both"),
+    ("microxcaling-mxfp8", ml_dtypes.bfloat16, False),
+    ("torchao-0.18-mxfp8-even", ml_dtypes.bfloat16, False),
     ("tilekernels", np.float32, False),
     ("te-nvfp4", np.float32, False),
     ("compressed-tensors-int8-row", ml_dtypes.bfloat16, False),
@@ -85,6 +88,7 @@ def test_devices_have_the_same_bits(name: str, kind: Any, transpose: Any) -> Non
         for wide in (True, False):
             x = recipes.hard(kind, rng, wide)
             x[3, 5] = np.nan
+            x[4, 5] = ml_dtypes.finfo(kind).max
             on_device = gpucast.cast(x, gpucast.dtype(kind), device="cuda:0")
             found = [gpucast.quantize(one, name, transpose=transpose) for one in (on_device, x)]
             for got, expected in zip(*(q if isinstance(q, tuple) else (q,) for q in found), strict=True):

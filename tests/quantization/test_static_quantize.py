@@ -12,19 +12,22 @@ import pytest
 from bench import cubin
 from bench.host import quantize as bench
 from bench.static.budget import verdict
-from bench.static.quantize import CHOSEN, SOURCES, TILES, UNITS, measure, two_passes, verdict_of_passes
+from bench.static.kernels import compiled, facts
+from bench.static.quantize import BEFORE, CHOSEN, SOURCES, TILES, measure, two_passes, verdict_of_passes
 from gpucast import cast, dtype
 from gpucast.codegen.cast_kernel import join
 from gpucast.compile import compiler
 from gpucast.core.formats import SOURCES as EVERY_SOURCE
-from gpucast.quantization import FORMATS, quantize_on_host
+from gpucast.core.rule import CastRule
+from gpucast.quantization import FORMATS, quantize_on_host, recipes
+from gpucast.quantization.gpu.source import QuantizeSpec
 from gpucast.warmup import kinds
 from quantization_cases import Array
 
 
 def test_every_chosen_kernel_reaches_its_goal() -> None:
     found = measure("sm_90")
-    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values())) + len(UNITS) + len(TILES)
+    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values())) + len(BEFORE) + len(TILES)
     assert verdict(found) == verdict_of_passes(found) == []
     assert set(two_passes(found)) == {f"{src} {name}" for src in SOURCES for name in CHOSEN["extremes"]}
     # What is over, spills or is known in vain is told.
@@ -46,6 +49,18 @@ def test_every_chosen_kernel_reaches_its_goal() -> None:
         assert one.kernel.loads == {16: 8 if one.name.startswith("BFLOAT16") else 16}
         assert one.kernel.stores == {16: 4 * results}
         assert one.kernel.shared <= 48 * 1024
+
+
+def test_recipes_with_powers_of_two_cost_little_more_than_the_plain_format() -> None:
+    names = ("mxfp8e4m3", "microxcaling-mxfp8", "te-mxfp8", "compressed-tensors-mxfp8", "torchao-0.18-mxfp8-even")
+    for arch in ("sm_90", "sm_100a"):
+        formats = [recipes.find(name, "test") for name in names]
+        rule = CastRule(dtype("BFLOAT16"), formats[0].element)
+        sources = [QuantizeSpec(rule, format, "rows", block=32).source() for format in formats]
+        found = [
+            facts(*one).instructions for one in zip(sources, [arch] * len(names), compiled(sources, arch), strict=True)
+        ]
+        assert max(found) <= 1.1 * found[0], dict(zip(names, found, strict=True))
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)])

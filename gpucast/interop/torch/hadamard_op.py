@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpucast.core.dtypes import dtype
-from gpucast.interop.torch import tensors
+from gpucast.interop.torch import tensor_batches, tensors
 from gpucast.quantization import hadamard_array
 
 _CALLER = "hadamard"
@@ -27,12 +27,26 @@ def hadamard(
         return None
     if torch.compiler.is_compiling():
         given, seed = signs
+        if not _fits_op(length, axis, given, seed, inverse):
+            # Between two graphs, with the gradient: there every argument is checked as it is.
+            return tensor_batches.untraced(hadamard, x, length, axis, signs, inverse, to, out)
         given = None if given is None else [int(sign) for sign in given]
         seed = seed if seed is None or seed < 1 << 63 else seed - (1 << 64)
         return _op(x, length, axis, given, seed, inverse, dtype(to, caller=f"{_CALLER}: to=").name)
     if tensors.transformed() or (x.requires_grad and torch.is_grad_enabled()):
         return _Hadamard.apply(x, length, axis, signs, inverse, to)
     return None
+
+
+def _fits_op(length: Any, axis: Any, signs: Any, seed: Any, inverse: Any) -> bool:
+    """Whether the op takes the arguments for what they are: it has only types of its own, to which torch converts."""
+    if type(length) is not int or type(axis) is not int or type(inverse) is not bool:
+        return False
+    if signs is not None and type(signs) not in (list, tuple):
+        return False
+    if signs is not None and not all(type(sign) in (int, float) and sign in (1, -1) for sign in signs):
+        return False
+    return seed is None or (type(seed) is int and 0 <= seed < 1 << 64)
 
 
 class _Hadamard(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
@@ -51,8 +65,10 @@ class _Hadamard(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], x: torch.Tensor, length: Any, axis: Any, *others: Any) -> Any:
-        # The batch comes first; axes from the end stay what they are.
-        return _Hadamard.apply(x.movedim(dims[0], 0), length, axis + (axis >= 0), *others), 0
+        batch = dims[0] % x.ndim
+        shape = x.shape[:batch] + x.shape[batch + 1 :]
+        place = hadamard_array.checked_axis(axis, tuple(shape))
+        return _Hadamard.apply(x.movedim(batch, 0), length, place + 1, *others), 0
 
 
 def _back(inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -201,7 +201,7 @@ def certificate(
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "arch": before["arch"],
         "nvrtc": ".".join(map(str, compiler.compiler().version)),
-        "solvers": {name: version for name, version in solvers.items() if name in methods},
+        "solvers": {name: used for name, used in solvers.items() if name in methods},
         "paths": before["paths"],
         "proved": sum(proof["verdict"] == "proved" for proof in proofs),
         "rules": len(proofs),

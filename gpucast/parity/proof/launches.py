@@ -57,7 +57,7 @@ class Launch:
     #: The last argument of a fused kernel. Its seed is unknown, and so is what is at its addresses: `NARROW` or `WIDE`
     #: for the scale, `AMAX` and `FINITE`.
     given: FusedArguments | None = None
-    #: The same of another kernel than those of casts.
+    #: The last argument of a kernel that is no cast.
     more: bytes = b""
     #: The number of the first element among those of all arrays.
     first: int = 0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,55 +13,87 @@ from gpucast.core.formats import Format
 from gpucast.core.steps import Node, constants, evaluate, parse
 
 _CALLS = {"+": "ptx::add_rn", "*": "ptx::mul_rn", "/": "ptx::div_rn", "min": "smaller", "max": "larger"}
-_X, _F, _S = Node("x"), Node("f"), Node("s")
-#: The reciprocal of a scale of FLOAT8E8M0, by its exponent; that of 2^127 is subnormal.
-_INVERSE = (
-    "static GPUCAST_INLINE float inverse(float s) "
-    "{ const u32 p = 0x7f000000 - (ptx::bits(s) & 0xff800000); return ptx::as_float(p ? p : 0x400000); }"
-)
+_X, _F, _A = Node("x"), Node("f"), Node("a")
+#: Both powers of two: the smallest normal FLOAT, and the largest number of FLOAT8E8M0.
+_SMALLEST, _LARGEST = np.float32(2.0**-126), np.float32(2.0**127)
 
 
 def step_functions(format: Format, source: DType) -> list[str]:
     """The lines of the struct that find the scales and codes of arrays of a type."""
-    steps = format.steps
+    steps, of_powers = format.steps, format.scale.family == "e8m0"
     if steps is None:
-        return ["enum : bool { by_steps = 0, only_multiplies = 1, power_factor = 1 };"]
+        return ["enum : bool { by_steps = 0, only_multiplies = 1 };", *_over_power(of_powers, 1, 0)]
     step = Node("*" if steps.multiplies else "/", (_X, _F))
     rounds = steps.rounds_codes and source.bits < 32
-    of_powers = format.scale.family == "e8m0"
-    # Powers of two that FLOAT8E8M0 holds, and numbers from 1 to 2 divided by them, are finite and not 0.
-    numerator = steps.factor.operands[0].number if _divides_by_s(steps.factor) else None
-    safe = of_powers and (steps.factor == _S or (numerator is not None and 1 <= numerator < 2))
     # The code of a scale that replaces zero.
     zero = 0
     if steps.zero:
         zero = int(_constant(parse(steps.zero), source).astype(format.scale.numpy).view(format.scale.code_numpy))
     return [
         f"enum : bool {{ by_steps = 1, keeps_amax = {steps.code_needs_amax:d}, has_zero = {bool(steps.zero):d} }};",
-        f"enum : bool {{ only_multiplies = {steps.multiplies and not rounds:d}, safe_factor = {safe:d} }};",
-        f"enum : bool {{ power_factor = {of_powers and parse(steps.code) == parse('x*(1/s)'):d} }};",
+        f"enum : bool {{ only_multiplies = {steps.multiplies and not rounds:d} }};",
+        *_over_power(*_over_s(steps.factor) if of_powers else _OTHER),
         f"static GPUCAST_CONSTANT u32 zero_code() {{ return {zero:#x}; }}",
         f"static GPUCAST_INLINE float rounded(float p) {{ return {_rounded(source)}; }}",
         "static GPUCAST_INLINE float power(float p) { return ptx::as_float(ptx::bits(p) & 0xff800000); }",
         _function("step_scale", "au", parse(steps.scale), source),
-        _INVERSE,
-        _function("step_factor", "asu", _by_inverse(steps.factor) if of_powers else steps.factor, source),
+        *_power_scale(format, source),
+        _function("step_factor", "asu", steps.factor, source),
         _function("step", "xf", Node("T", (step,)) if rounds else step, source),
         _function("step_u", "A", parse(steps.u or "A"), source),
         _function("step_global", "u", parse(steps.global_scale), source),
     ]
 
 
-def _divides_by_s(node: Node) -> bool:
-    return node.name == "/" and node.operands[1] == _S
+#: A factor that is none of `_over_s`.
+_OTHER = (False, 1, 0)
 
 
-def _by_inverse(node: Node) -> Node:
-    """A formula whose quotients by s, a power of two, are products."""
-    if not _divides_by_s(node):
-        return node
-    inverse = Node("inverse", (_S,))
-    return inverse if node.operands[0].number == 1 else Node("*", (node.operands[0], inverse))
+def _over_s(factor: Node) -> tuple[bool, float, int]:
+    """Whether a factor is a number from 1 to 2 over s or over max(s, the smallest normal FLOAT); the number, and the
+    least code of s that it tells apart."""
+    match factor:
+        case Node("/", (Node(number=float(number)), Node("s"))):
+            least = 0
+        case Node("/", (Node(number=float(number)), Node("max", (Node("s"), Node(number=float(low)))))) if (
+            np.float32(low) == _SMALLEST
+        ):
+            least = 1
+        case _:
+            return _OTHER
+    return (True, number, least) if 1 <= np.float32(number) < 2 else _OTHER
+
+
+def _over_power(holds: bool, number: float, least: int) -> list[str]:
+    """What `_over_s` found."""
+    mantissa, last = (int(n.view(np.uint32)) for n in (np.float32(number), np.float32(number) / _LARGEST))
+    return [
+        f"enum : bool {{ over_power = {holds:d} }};",
+        f"enum : u32 {{ factor_mantissa = {mantissa & 0x7FFFFF:#x}, last_factor = {last:#x}, least_code = {least} }};",
+    ]
+
+
+def _power_scale(format: Format, source: DType) -> list[str]:
+    """Scales of FLOAT8E8M0 that are power(a) or power(a+power(a)*p), times a power of two, by exponents alone."""
+    steps = format.steps
+    assert steps is not None
+    match parse(steps.scale):
+        case Node("*", (Node("power", (of,)), by)) if format.scale.family == "e8m0" and not (steps.zero or by.names):
+            mantissa, exponent = math.frexp(_constant(by, source))
+            if mantissa == 0.5 and exponent <= 1 and (of == _A or _is_rounded_up(of)):
+                return [
+                    f"enum : bool {{ power_scale = 1, may_overflow = {of != _A:d} }};",
+                    f"enum : int {{ power_exponent = {1 - exponent} }};",
+                    _function("step_power", "a", of, source),
+                ]
+    return ["enum : bool { power_scale = 0 };"]
+
+
+def _is_rounded_up(node: Node) -> bool:
+    match node:
+        case Node("+", (Node("a"), Node("*", (Node("power", (Node("a"),)), Node(number=float(part)))))):
+            return part <= 1
+    return False
 
 
 def _rounded(source: DType) -> str:

@@ -213,6 +213,7 @@ class Writer(TensorWriter):
         self._end = self._start + position
 
     def stored(self, spec: Spec) -> Iterator[bytes]:
+        """The bytes of a tensor as they are in the file now; fewer if the file is too short."""
         self._file.seek(self.begin(spec))
         left = self._entries[spec.name].nbytes
         while left and (block := self._file.read(min(left, CHUNK_BYTES))):

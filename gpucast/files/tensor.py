@@ -301,13 +301,6 @@ class Writer(ABC):
     def copy(self, spec: Spec) -> int:
         """Write one tensor of the plan that has a `source`; the bytes written."""
 
-    def stored(self, spec: Spec) -> Iterator[bytes]:
-        """The bytes of a tensor as they are in the file now; fewer if the file is too short.
-
-        Only for formats whose tensors have fixed positions.
-        """
-        raise NotImplementedError
-
     def finish(self) -> None:  # noqa: B027 (a default)
         """Write the part of the file that follows the tensors."""
 

@@ -23,7 +23,7 @@ from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Resul
 from gpucast.checkpoints.running.staging import Busy, Staging
 from gpucast.checkpoints.running.verify import verify
 from gpucast.checkpoints.scales import scaling
-from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter, checksum_of_blocks
+from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
 from gpucast.core.arithmetic import exact
 from gpucast.core.places import durable
@@ -168,12 +168,11 @@ class Stream:
         ):
             for tensor, plan, planner in planned:
                 found = finished.get(tensor.name)
-                if found is not None and found.get("sums") == [
-                    checksum_of_blocks(writer.stored(spec)) for spec in specs[tensor.name]
-                ]:
+                recorder = ChecksumWriter(writer, target)
+                if found is not None and recorder.holds(specs[tensor.name], found.get("sums")):
                     self.resumed(tensor.nbytes)
                     continue
-                result = self._tensor(file, tensor, plan, specs[tensor.name], planner, ChecksumWriter(writer, target))
+                result = self._tensor(file, tensor, plan, specs[tensor.name], planner, recorder)
                 # After a kill the system still has what was flushed; after a power cut the sums tell.
                 part.flush()
                 record(result | {"changed": changed})

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -124,6 +124,13 @@ class ChecksumWriter:
 
     def copy(self, spec: Spec) -> int:
         return self._recorded(lambda: self._writer.copy(spec))
+
+    def holds(self, specs: Sequence[Spec], checksums: Any) -> bool:
+        """Whether the file has these tensors already, with these checksums; False if the file cannot be continued."""
+        writer = self._writer
+        if not isinstance(writer, safetensors.Writer):
+            return False
+        return checksums == [checksum_of_blocks(writer.stored(spec)) for spec in specs]
 
     def positioned(self, spec: Spec) -> PositionedWriter | None:
         """A writer for pieces of a tensor in any order and from several threads; None if the file does not allow it."""

@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from bench.static.kernels import Code, StaticKernel, compiled, facts
+from bench.static.kernels import Code, StaticKernel, compiled
 from bench.static.model import Estimate, estimate
 from gpucast.codegen.cast_kernel import KernelSource
 
@@ -97,18 +98,11 @@ class Checked:
         return f"{self!s:66} {of.per_element:6.2f} instr/el{turns}, {estimate} ({units}), {memory}, {threads}"
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A kernel to be checked; fields as in `Checked`."""
+class Asked(NamedTuple):
+    """A kernel to be checked, and what makes it of an architecture and its machine code there."""
 
-    kind: str
-    name: str
     source: KernelSource
-    goal: float = 0.0
-    moved: float | None = None
-    wide: bool = False
-    #: The facts of its machine code, where they are not those of a full tile.
-    facts: Callable[[KernelSource, str, Code], StaticKernel] = facts
+    of: Callable[[str, Code], Checked]
 
 
 def checked(asked: Iterable[Asked], arch: str) -> list[Checked]:
@@ -118,10 +112,7 @@ def checked(asked: Iterable[Asked], arch: str) -> list[Checked]:
         alike.setdefault(one.source.prelude, {})[one.source.name] = one.source
     for sources in alike.values():
         codes |= zip(sources, compiled(list(sources.values()), arch), strict=True)
-    return [
-        Checked(one.kind, one.name, one.facts(one.source, arch, codes[one.source.name]), one.goal, one.moved, one.wide)
-        for one in every
-    ]
+    return [one.of(arch, codes[one.source.name]) for one in every]
 
 
 class CheckedCast(Checked):

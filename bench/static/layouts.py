@@ -8,11 +8,11 @@ search, and elements in two rows a second search."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from bench.static.budget import Asked, Checked, checked
-from bench.static.kernels import Code, StaticKernel, facts
+from bench.static.kernels import Code, facts
 from bench.static.paths import Path, full_tile, marked
 from bench.static.sass import Block
 from gpucast.casting.fused_options import fused_rule
@@ -47,13 +47,15 @@ GOALS = {"transposed": 0.80, "strided": 0.60, "dense rows": 0.60, "spread rows":
 
 def measure(arch: str) -> list[Checked]:
     """All chosen kernels for an architecture such as "sm_90"."""
-    return checked(
-        (Asked(one, source.name, source, GOALS.get(one, 0.0), facts=_facts(one)) for one, source in _sources()), arch
-    )
+    return checked((_asked(*one) for one in _sources()), arch)
 
 
-def _facts(layout: str) -> Callable[[KernelSource, str, Code], StaticKernel]:
-    return lambda source, arch, code: facts(source, arch, code, path=_path(source, layout, code.blocks))
+def _asked(layout: str, source: KernelSource) -> Asked:
+    def of(arch: str, code: Code) -> Checked:
+        kernel = facts(source, arch, code, path=_path(source, layout, code.blocks))
+        return Checked(layout, source.name, kernel, GOALS.get(layout, 0.0))
+
+    return Asked(source, of)
 
 
 def _sources() -> Iterator[tuple[str, KernelSource]]:

@@ -67,11 +67,13 @@ def measure(arch: str) -> list[Checked]:
 def _asked(kind: str, name: str, source: KernelSource, moved: float, extra_bytes: int = 0) -> Asked:
     """`extra_bytes`: those that each thread stores beside its codes. `moved`: bytes read and written per element."""
 
-    def of(source: KernelSource, arch: str, code: Code) -> StaticKernel:
-        found = facts(source, arch, code, extra_bytes)
-        return _one_turn(found, code.blocks) if kind in _READING else found
+    def of(arch: str, code: Code) -> Checked:
+        kernel = facts(source, arch, code, extra_bytes)
+        if kind in _READING:
+            kernel = _one_turn(kernel, code.blocks)
+        return Checked(kind, name, kernel, GOALS.get(kind, 0.0), moved, kind not in ("back", *_READING))
 
-    return Asked(kind, name, source, GOALS.get(kind, 0.0), moved, kind not in ("back", *_READING), of)
+    return Asked(source, of)
 
 
 def _row(kind: Kind, name: str, src: str) -> Asked:

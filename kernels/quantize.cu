@@ -382,10 +382,10 @@ GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const 
     const u32 thread = blockIdx.x * Threads + threadIdx.x, all = u32(given.blocks.columns);
     const u32 group = divided<u32>(thread, all, given.columns), along = thread - group * all, column = along / lanes;
     const bool tall = u32(F::order) == order_128x4;
-    const i64 rows = given.blocks.grid_rows, columns = given.blocks.grid_columns, step = tall ? 32 : 1;
+    const i64 rows = given.blocks.grid_rows, columns = given.blocks.grid_columns, apart = tall ? 32 : 1;
     const i64 first = tall ? group / 32 * (32 * lines) + group % 32 : group * lines;
     // How far a row is below the last one.
-    const i64 turn = step * columns * Block;
+    const i64 turn = apart * columns * Block;
     const bool inside = i64(thread) * (lines * Elements) < n, stores = threadIdx.x % lanes == 0 && inside;
     // A thread that merges with others has to stay. One that does not need not ask in each turn whether it stores.
     if (lanes == 1 && !inside) return;
@@ -409,7 +409,7 @@ GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const 
             Tile<bytes> code = {{left > 0 ? scale.code : u32(F::padding)}};
             store_aligned(to, code);
             if constexpr (F::zero_points) {
-                if (left > 0) given.zero_points[(first + i * step) * columns + column] = u8(scale.zero_point);
+                if (left > 0) given.zero_points[(first + i * apart) * columns + column] = u8(scale.zero_point);
             }
         }
         if (left > 0) {
@@ -423,7 +423,7 @@ GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const 
         dst += turn * i64(DType::bits) / 8;
         begin += turn;
         to += 4;
-        left -= int(step);
+        left -= int(apart);
     }
 }
 

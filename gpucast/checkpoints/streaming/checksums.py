@@ -125,7 +125,7 @@ class ChecksumWriter:
     def copy(self, spec: Spec) -> int:
         return self._recorded(lambda: self._writer.copy(spec))
 
-    def holds(self, specs: Sequence[Spec], checksums: Any) -> bool:
+    def holds(self, specs: Sequence[Spec], checksums: object) -> bool:
         """Whether the file has these tensors already, with these checksums; False if the file cannot be continued."""
         writer = self._writer
         if not isinstance(writer, safetensors.Writer):

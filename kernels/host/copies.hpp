@@ -4,9 +4,22 @@
 
 namespace gpucast {
 
-template <u64 bytes>
+// Bytes from which on a memcpy is at least as quick as a loop: its own, or stores that pass by the caches. Of fewer it makes
+// `rep movsb` on some processors, which takes several times as long where two cores copy at once.
+enum : u64 { memcpy_from = 1 << 21 };
+
+template <typename Code>
 inline void copy_codes(const void* from, void* to, u64 n) {
-    memcpy(to, from, n * bytes);
+    if (n * sizeof(Code) >= memcpy_from) {
+        memcpy(to, from, n * sizeof(Code));
+        return;
+    }
+    const Code* __restrict__ src = static_cast<const Code*>(from);
+    Code* __restrict__ dst = static_cast<Code*>(to);
+    // Without this, compilers would make a memcpy of the loop.
+    Code none = 0;
+    asm("" : "+r"(none));
+    for (u64 i = 0; i < n; ++i) dst[i] = src[i] | none;
 }
 
 template <u32 bits>
@@ -28,10 +41,10 @@ GPUCAST_COPY(bool, copy_bools)
 GPUCAST_COPY(2, copy_masked<2>)
 GPUCAST_COPY(4, copy_masked<4>)
 GPUCAST_COPY(6, copy_masked<6>)
-GPUCAST_COPY(8, copy_codes<1>)
-GPUCAST_COPY(16, copy_codes<2>)
-GPUCAST_COPY(32, copy_codes<4>)
-GPUCAST_COPY(64, copy_codes<8>)
+GPUCAST_COPY(8, copy_codes<u8>)
+GPUCAST_COPY(16, copy_codes<u16>)
+GPUCAST_COPY(32, copy_codes<u32>)
+GPUCAST_COPY(64, copy_codes<u64>)
 #undef GPUCAST_COPY
 
 }  // namespace gpucast

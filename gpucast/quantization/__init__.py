@@ -14,6 +14,7 @@ from gpucast.quantization.lossless import repack
 from gpucast.quantization.quantize_array import dequantize, quantize
 from gpucast.quantization.quantized import Quantized
 from gpucast.quantization.recipes import RECIPES, Recipe
+from gpucast.quantization.states.optimizer_state import dequantize_state, quantize_state
 
 __all__ = [
     "FORMATS",
@@ -25,9 +26,11 @@ __all__ = [
     "Steps",
     "cast_grouped",
     "dequantize",
+    "dequantize_state",
     "hadamard",
     "quantize",
     "quantize_grouped",
+    "quantize_state",
     "repack",
 ]
 

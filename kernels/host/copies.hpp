@@ -4,13 +4,14 @@
 
 namespace gpucast {
 
-// Bytes from which on a memcpy is at least as quick as a loop: its own, or stores that pass by the caches. Of fewer it makes
-// `rep movsb` on some processors, which takes several times as long where two cores copy at once.
-enum : u64 { memcpy_from = 1 << 21 };
+// Bytes of which a loop makes copies; a memcpy makes `rep movsb` of so many on some processors, which takes several times as
+// long where two cores copy at once. Of fewer or more it is at least as quick as a loop, its own or one of stores that pass by
+// the caches.
+enum : u64 { loop_from = 1 << 11, memcpy_from = 1 << 21 };
 
 template <typename Code>
 inline void copy_codes(const void* from, void* to, u64 n) {
-    if (n * sizeof(Code) >= memcpy_from) {
+    if (n * sizeof(Code) < loop_from || n * sizeof(Code) >= memcpy_from) {
         memcpy(to, from, n * sizeof(Code));
         return;
     }

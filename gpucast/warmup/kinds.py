@@ -23,6 +23,7 @@ from gpucast.quantization.gpu.grouped_on_gpu import GroupedSpec
 from gpucast.quantization.gpu.hadamard_source import HadamardSpec, takes
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
 from gpucast.quantization.gpu.source import WARP, QuantizeSpec, finishing
+from gpucast.quantization.gpu.state_on_gpu import StateSpec
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
 from gpucast.quantization.grouped import check_grouped
@@ -194,7 +195,7 @@ def _of_one_scale(
 
 
 def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
-    """Kernels of loss scales for losses and gradients of these types, and of `select_tree`.
+    """Kernels of loss scales for losses and gradients of these types, of `select_tree`, and of 8-bit states.
 
     Without the kernels that copy arrays that are not contiguous.
     """
@@ -215,3 +216,5 @@ def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchS
     yield RescaleSpec()
     for argument_bytes in ARGUMENT_BYTES:
         yield SelectSpec(argument_bytes)
+    yield StateSpec("quantize_state")
+    yield StateSpec("dequantize_state")

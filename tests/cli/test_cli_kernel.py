@@ -24,6 +24,8 @@ from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import Options, resolve
 from gpucast.mixed import DelayedScaling, DynamicLossScale, select_tree
+from gpucast.quantization import dequantize_state, quantize_state
+from gpucast.quantization.states.codebooks import NAMES
 from gpucast.warmup.compile_ahead import CompileTask, WarmupRequest, warmup
 from gpucast.warmup.compile_ahead import tasks as listed_tasks
 from host_driver import Quiet, installed, upload
@@ -224,6 +226,8 @@ def test_warmup_knows_the_kernels_of_mixed() -> None:
         scaling = DelayedScaling("FLOAT8E4M3FN")
         scaling._move(0)
         scaling.update()
+        for book in NAMES:
+            dequantize_state(*quantize_state(upload(np.ones(256, np.float32)), book), book)
     work = tasks(None, "sm_90", mixed=True)
     listed = [task.spec.source().name for task in work]
     assert len(listed) == len(set(listed))

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts the files of a plan as the tasks of a Dask cluster.
 
-This process makes the plan and starts the work. Workers convert one file at a time with the code of every other run. At
-the end this process moves the result to the target and writes its indexes. All machines see the source and the target
-under the same paths. When a worker dies, another one continues its task from the files on disk: the system releases the
-lock of a dead process, and a worker that only seems dead is waited for.
+This process makes the plan, begins the work and ends it, as any run. Workers convert its files, one at a time. All
+machines see the source and the target under the same paths. When a worker dies, another one continues its task from the
+files on disk: the system releases the lock of a dead process, and a worker that only seems dead is waited for.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Share
-from gpucast.checkpoints.running.staging import Busy, Staging
+from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.stream import run, run_file
+from gpucast.checkpoints.running.work import Busy, Work
 from gpucast.core.errors import DeviceUnavailable, PrintableError
 from gpucast.core.version import __version__
 from gpucast.files import FileError
 
 #: Seconds to reach the scheduler, to wait for a first worker or for any worker, for a lock that another process has,
-#: for what others have written to be seen here, and for others to stop writing.
-_REACH, _WORKERS, _LOCK, _SEEN, _STOP = 10, 60, 300, 60, 20
+#: and for what others have written to be seen here.
+_REACH, _WORKERS, _LOCK, _SEEN = 10, 60, 300, 60
 #: Seconds between looks at the cluster while no task ends.
 _LOOK = 5
 #: How often a task is tried again after an error of the system; deaths of workers count apart.
@@ -66,45 +65,13 @@ def run_on(
         raise ValueError(f"run_on: {plan.source!r} and {plan.target!r} must be absolute paths")
     with _connected(address) as client:
         _check_versions(client)
-        staging = Staging(plan)
-        try:
-            staging.begin(options.restart, is_share=True)
-            options = dataclasses.replace(options, restart=False, share=Share(0, 1))
-            # By a run that was killed right then.
-            was_published = staging.is_published()
-            if not was_published:
-                _check_sight(client, plan)
-                _convert(client, plan, options, outcome, advance)
-                _wait_until_seen(staging)
-        except BaseException:
-            # What fails here as well does not hide the error that there was.
-            with contextlib.suppress(OSError, FileError):
-                _keep_or_give_up(staging, outcome)
-            raise
-        finally:
-            # The run below publishes, for which nobody else may work here.
-            staging.partial.release()
-    if was_published:
-        run(plan, options, outcome, advance)
-        return
-    counts = outcome.resumed, outcome.verified
-    run(plan, options, outcome)
-    outcome.resumed, outcome.verified = counts
 
+        def convert() -> None:
+            _check_sight(client, plan)
+            _convert(client, plan, dataclasses.replace(options, restart=False), outcome, advance)
+            _wait_until_seen(plan)
 
-def _keep_or_give_up(staging: Staging, outcome: Outcome) -> None:
-    if not staging.is_own():
-        return
-    if staging.is_worth_keeping():
-        outcome.kept = staging.folder
-        return
-    deadline = time.monotonic()
-    if staging.partial.is_locked:
-        # Workers notice it, and stop. Those that do not stop in time are left to the next start.
-        staging.partial.forget()
-        deadline += _STOP
-    while not staging.discard_alone() and time.monotonic() < deadline:
-        time.sleep(0.1)
+        run(plan, options, outcome, advance, convert)
 
 
 # ---- the cluster ----
@@ -218,12 +185,12 @@ def _result(future: Any, file: FilePlan) -> _Done:
     return done
 
 
-def _wait_until_seen(staging: Staging) -> None:
+def _wait_until_seen(plan: ConversionPlan) -> None:
     """Wait until this process sees the workers' finished files: network file systems have a delay."""
-    deadline = time.monotonic() + _SEEN
-    while missing := staging.missing():
+    work, deadline = Work(plan), time.monotonic() + _SEEN
+    while missing := work.missing():
         if time.monotonic() > deadline:
-            raise ClusterError(f"{staging.finished(missing[0].name)}: a worker has written it, and it is not seen here")
+            raise ClusterError(f"{work.finished(missing[0].name)}: a worker has written it, and it is not seen here")
         time.sleep(1)
 
 
@@ -241,7 +208,7 @@ def _task(job: _Job, index: int) -> _Done:
     deadline = time.monotonic() + _LOCK
     while True:
         try:
-            run_file(plan, file, options, outcome, _stopper(plan))
+            run_file(plan, file, options, outcome)
         except Busy as error:  # noqa: PERF203
             if time.monotonic() > deadline:
                 return _Done(error=error)
@@ -256,20 +223,6 @@ def _task(job: _Job, index: int) -> _Done:
             return _Done(outcome.resumed, outcome.verified)
 
 
-def _stopper(plan: ConversionPlan) -> Advance:
-    """A function that ends the work with an error, for a worker whose conversion was given up and removed meanwhile."""
-    staging, looked = Staging(plan), time.monotonic()
-
-    def look(done: int) -> None:
-        nonlocal looked
-        if time.monotonic() > looked + 1:
-            looked = time.monotonic()
-            if not staging.is_seen():
-                raise ClusterError(f"{staging.folder}: was removed; the work is given up")
-
-    return look
-
-
 def _problem(plan: ConversionPlan, files: Iterable[FilePlan]) -> str | None:
     """The reason why a worker cannot convert these files, or None."""
     for file in files:
@@ -279,13 +232,13 @@ def _problem(plan: ConversionPlan, files: Iterable[FilePlan]) -> str | None:
             return f"cannot see {error.filename or file.path} ({error.strerror})"
         if changed is not None:
             return f"sees another {changed}, of another size or time"
-    staging = Staging(plan)
+    work = Work(plan)
     try:
-        if not staging.is_seen():
-            return f"cannot see {staging.folder}, where the work was begun"
+        if not work.is_seen():
+            return f"cannot see {work.folder}, where the work was begun"
     except (OSError, FileError) as error:
-        return f"cannot read {staging.folder} ({error})"
-    return None if os.access(staging.folder, os.W_OK) else f"may not write in {staging.folder}"
+        return f"cannot read {work.folder} ({error})"
+    return None if os.access(work.folder, os.W_OK) else f"may not write in {work.folder}"
 
 
 def _address() -> str:

@@ -14,7 +14,7 @@ from delayed_driver import DelayedDriver
 from delayed_streams import CUPY, TORCH, Streams
 from fake_cuda import Cuda
 from gpucast.gpu.driver import CupyDriver
-from gpucast.quantization import dequantize_state, quantize_state
+from gpucast.quantization import dequantize_state, optimizer_step, quantize_state
 from gpucast.warmup import compile_ahead
 
 X = np.linspace(-3, 5, 256, dtype=np.float32).reshape(4, 64)
@@ -81,18 +81,25 @@ def test_states_of_optimizers(late: DelayedDriver) -> None:
     codes, scales = state = quantize_state(Streams(late).new("cupy", X))
     y = Streams(late).new("cupy", np.zeros_like(X))
 
+    step, z = optimizer_step("z = z + m * x", z="FLOAT"), Streams(late).new("cupy", np.zeros_like(X))
+
     def call(x: Any) -> Any:
         quantize_state(x, out=state)
-        return *state, dequantize_state(codes, scales, out=y)
+        dequantize_state(codes, scales, out=y)
+        step(z=z, m=y, x=x)
+        return *state, y, z
 
     wanted = quantize_state(Y)
+    back = dequantize_state(*wanted)
     found = replayed(late, CUPY, "cupy", call)
-    assert found == [part.tobytes() for part in (*wanted, dequantize_state(*wanted))]
+    # The first call had X.
+    parts = *wanted, back, dequantize_state(*quantize_state(X)) * X + back * Y
+    assert found == [part.tobytes() for part in parts]
     with late.capture_of(CUPY):
         for refused, words in (
             (lambda: quantize_state(y), "memory cannot be allocated then; pass out="),
             (lambda: dequantize_state(codes, scales), "memory cannot be allocated then; pass out="),
-            (lambda: quantize_state(y.T, out=(codes.reshape(64, 4), scales)), "x is not in C order"),
+            (lambda: dequantize_state(codes.T, scales, out=y.reshape(64, 4)), "codes is not in C order"),
         ):
             with pytest.raises(RuntimeError, match=f"a CUDA graph is being captured, and {words}"):
                 refused()

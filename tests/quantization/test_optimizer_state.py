@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from gpucast.quantization import dequantize_state, quantize_state
-from gpucast.quantization.gpu.state_on_gpu import StateSpec
+from gpucast.quantization.gpu.state_on_gpu import in_order
 from gpucast.quantization.states.codebooks import find
+from gpucast.quantization.states.step import dequantizing, quantizing
 from host_driver import DEVICES, HostDriver, device_array, download, installed, on_gpu, upload
 
 Array = np.ndarray[Any, Any]
@@ -57,7 +58,7 @@ def place(request: pytest.FixtureRequest) -> Iterator[HostDriver | None]:
             yield None
         return
     driver = HostDriver()
-    driver.prepare([StateSpec("quantize_state").source(), StateSpec("dequantize_state").source()])
+    driver.prepare([in_order(step(book)).source() for step in (quantizing, dequantizing) for book in BOOKS])
     yield driver
 
 

@@ -18,6 +18,7 @@ from gpucast.core.dtypes import dtype
 from gpucast.gpu import devices, streams
 from gpucast.quantization import gpu
 from gpucast.quantization.states.codebooks import Codebook, find
+from gpucast.quantization.states.step import dequantizing, quantizing
 
 #: The length of a block.
 BLOCK = 256
@@ -73,21 +74,20 @@ def dequantize_state(codes: Any, scales: Any, codebook: str = "torchao-dynamic8"
 def _quantized(x: Any, codebook: Any, out: Any) -> Any:
     caller = "quantize_state"
     book = find(codebook, caller)
-    codes, scales = (None, None) if out is None else _pair(out, caller)
+    codes, scales = (None, None) if out is None else pair(out, "out", caller)
     with streams.visit(x, codes, scales):
         given = _checked(x, "x", "float32", caller)
-        blocks, device = _blocks(given, caller), device_index(given)
-        to = _written(codes, "codes", given.shape, "uint8", device, caller)
-        of_blocks = _written(scales, "scales", (blocks,), "float32", device, caller)
+        blocks, device = blocks_of(given, caller), device_index(given)
+        to = _result(codes, "codes", given.shape, "uint8", device, caller)
+        of_blocks = _result(scales, "scales", (blocks,), "float32", device, caller)
         check_written([("codes", to), ("scales", of_blocks)], [("x", given)], caller)
-        source = _dense(given, "x", caller)
         if device is None:
-            for part in spans(source.size):
-                quantized = codes_of(source.reshape(-1)[part], book)
-                to.reshape(-1)[part], of_blocks[_scales(part)] = quantized
-        elif source.size:
-            spec = gpu.state_on_gpu.StateSpec("quantize_state")
-            gpu.state_on_gpu.run(spec, source, to, of_blocks, book.limits, book.least)
+            flat = np.ascontiguousarray(given).reshape(-1)
+            for part in spans(flat.size):
+                to.reshape(-1)[part], of_blocks[_scales(part)] = _codes_of(flat[part], book)
+        elif given.size:
+            arrays, of = {"x": given, "y": to}, {"y": of_blocks}
+            gpu.state_on_gpu.run(quantizing(codebook), arrays, of, given.shape, device)
         return (_given_back(to, x), _given_back(of_blocks, x)) if out is None else out
 
 
@@ -97,24 +97,25 @@ def _dequantized(codes: Any, scales: Any, codebook: Any, out: Any) -> Any:
     book = find(codebook, caller)
     with streams.visit(codes, scales, out):
         given, of_blocks = _checked(codes, "codes", "uint8", caller), _checked(scales, "scales", "float32", caller)
-        blocks, device = _blocks(given, caller), device_index(given)
+        blocks, device = blocks_of(given, caller), device_index(given)
         if of_blocks.shape != (blocks,):
             raise ValueError(f"{caller}: scales has shape {of_blocks.shape}; expected ({blocks},), one for each block")
         if device_index(of_blocks) != device:
             raise ValueError(f"{caller}: codes and scales are not in one place")
-        to = _written(out, "out", given.shape, "float32", device, caller)
+        to = _result(out, "out", given.shape, "float32", device, caller)
         check_written([("out", to)], [("codes", given), ("scales", of_blocks)], caller)
-        source, of_blocks = _dense(given, "codes", caller), _dense(of_blocks, "scales", caller)
         if device is None:
-            for part in spans(source.size):
-                to.reshape(-1)[part] = numbers_of(source.reshape(-1)[part], of_blocks[_scales(part)], book)
-        elif source.size:
-            spec = gpu.state_on_gpu.StateSpec("dequantize_state")
-            gpu.state_on_gpu.run(spec, source, to, of_blocks, book.numbers)
+            flat = np.ascontiguousarray(given).reshape(-1)
+            for part in spans(flat.size):
+                to.reshape(-1)[part] = _numbers_of(flat[part], of_blocks[_scales(part)], book)
+        elif given.size:
+            dense = gpu.state_on_gpu.dense
+            arrays, of = {"x": dense(given, "codes", caller), "y": to}, {"x": dense(of_blocks, "scales", caller)}
+            gpu.state_on_gpu.run(dequantizing(codebook), arrays, of, given.shape, device)
         return _given_back(to, codes) if out is None else out
 
 
-def codes_of(x: Any, book: Codebook) -> tuple[Any, Any]:
+def _codes_of(x: Any, book: Codebook) -> tuple[Any, Any]:
     """The codes and scales of whole blocks of FLOATs on the host."""
     blocks = x.reshape(-1, BLOCK)
     amax = np.abs(blocks).max(1)
@@ -123,7 +124,7 @@ def codes_of(x: Any, book: Codebook) -> tuple[Any, Any]:
     return np.where(np.isnan(shares), 0, np.searchsorted(book.limits, shares, side="right")), scales
 
 
-def numbers_of(codes: Any, scales: Any, book: Codebook) -> Any:
+def _numbers_of(codes: Any, scales: Any, book: Codebook) -> Any:
     """The FLOATs of codes of whole blocks on the host."""
     numbers = (book.numbers[codes.reshape(-1, BLOCK)] * scales[:, None]).reshape(-1)
     return np.where(np.isnan(numbers), _NAN, numbers)
@@ -134,36 +135,37 @@ def _scales(part: slice) -> slice:
     return slice(part.start // BLOCK, part.stop // BLOCK)
 
 
-def _pair(out: Any, caller: str) -> tuple[Any, Any]:
-    if not isinstance(out, (tuple, list)) or len(out) != 2:
-        raise TypeError(f"{caller}: out={type(out).__name__} must be a pair of arrays, codes and scales")
-    return out[0], out[1]
+def pair(given: Any, name: str, caller: str) -> tuple[Any, Any]:
+    """Codes and scales. TypeError for anything else."""
+    if not isinstance(given, (tuple, list)) or len(given) != 2:
+        raise TypeError(f"{caller}: {name}={type(given).__name__} must be a pair of arrays, codes and scales")
+    return given[0], given[1]
 
 
-def _checked(x: Any, name: str, kind: str, caller: str) -> Any:
+def _checked(x: Any, name: str, kind: Any, caller: str) -> Any:
     array = as_array(x, caller)
-    if isinstance(array, PackedArray) or array.dtype != np.dtype(kind):
+    if isinstance(array, PackedArray) or array.dtype != dtype(kind).numpy:
         raise TypeError(f"{caller}: {name} has dtype {array.dtype}; expected {dtype(kind)}")
     return array
 
 
-def _blocks(x: Any, caller: str) -> int:
+def blocks_of(x: Any, caller: str) -> int:
     if x.size % BLOCK:
         raise ValueError(f"{caller}: {x.size} elements are no multiple of {BLOCK}")
     return int(x.size) // BLOCK
 
 
-def _dense(x: Any, name: str, caller: str) -> Any:
-    """The array, or a copy in C order."""
-    return np.ascontiguousarray(x) if device_index(x) is None else gpu.state_on_gpu.dense(x, name, caller)
-
-
-def _written(out: Any, name: str, shape: tuple[int, ...], kind: str, device: int | None, caller: str) -> Any:
+def _result(out: Any, name: str, shape: tuple[int, ...], kind: str, device: int | None, caller: str) -> Any:
     """The native array over an `out` that can take a result, or a new one."""
     if device is not None:
         devices.require(caller)
-    if out is None:
-        return np.empty(shape, kind) if device is None else gpu.state_on_gpu.new(shape, kind, device, caller)
+    if out is not None:
+        return checked_written(out, name, shape, kind, device, caller)
+    return np.empty(shape, kind) if device is None else gpu.state_on_gpu.new(shape, kind, device, caller)
+
+
+def checked_written(out: Any, name: str, shape: tuple[int, ...], kind: Any, device: int | None, caller: str) -> Any:
+    """The native array over one that can take a result. TypeError or ValueError otherwise."""
     adapter = adapters.find(out)
     if adapter is None and namespace(out) is None:
         raise TypeError(f"{caller}: {name} is {type(out).__name__}; expected an array that can be written")

@@ -210,7 +210,8 @@ def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchS
             yield CastSpec(unscale, shape, ops=gradients)
         for argument_bytes in ARGUMENT_BYTES:
             yield BatchSpec((CastSpec(unscale, ops=gradients),), argument_bytes)
-            yield NormSpec((CastSpec(CastRule(src, _FLOAT)),), argument_bytes)
+            for kind in (CastSpec(CastRule(src, _FLOAT)), CastSpec(unscale, ops=gradients)):
+                yield NormSpec((kind,), argument_bytes)
     yield FinishSpec()
     for src in _STATE:
         yield CastSpec(CastRule(src, src))

@@ -220,6 +220,8 @@ def test_warmup_knows_the_kernels_of_mixed() -> None:
             for grads in ([one], [one.T[::2]], [one, wide], [one] * 200):
                 scale.scale(grads[0])
                 new, finite = scale.unscale(grads, clip=1.0 if grads[0] is one else None)
+                if grads[0] is one:
+                    scale.unscale(grads, norm=upload(np.zeros(1, np.float32)), out=new)
                 scale.adjust(finite)
                 select_tree(finite, new, new)
             assert scale.adjust(True).loss_scale.dtype == np.float32

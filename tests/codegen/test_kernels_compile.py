@@ -91,6 +91,8 @@ def others() -> Iterator[KernelSource | BatchSource]:
     yield NormSpec(
         tuple(CastSpec(CastRule(dtype(name), dtype("FLOAT"))) for name in ("BFLOAT16", "DOUBLE")), 4096
     ).source()
+    scaled = fused_rule(dtype("FLOAT16"), dtype("FLOAT"), scaled=True)
+    yield NormSpec((CastSpec(scaled, ops=FusedOps("narrow", finite=True)),), 4096).source()
     yield FinishSpec().source()
     for step in (quantizing, dequantizing):
         yield in_order(step("torchao-dynamic8")).source()

@@ -105,27 +105,15 @@ class Stream:
         self._advance(file.bytes_in)
 
     def _verify(self, file: FilePlan, written: list[str]) -> None:
-        """Verify the written files in `file.names`, if verification was asked for and is not done. A wrong file is
-        removed.
-        """
+        """Verify the written files in `file.names`, if that was asked for. A wrong file is removed."""
         if self.options.verify is None or file.tensors is None:
             return
-        everything = self.options.verify == "all"
-        journal = self.work.journal(file)
-        records = journal.read()
-        done = [
-            record["verified"] for record in records if "verified" in record and record["verified_all"] >= everything
-        ]
-        if not done:
-            try:
-                done = [self.compared(file, written[-1])]
-            except FileError:
-                with contextlib.suppress(OSError):
-                    remove(written)
-                raise
-            with journal.appending(records) as record:
-                record({"verified": done[0], "verified_all": everything})
-        self.outcome.verified += done[-1]
+        try:
+            self.outcome.verified += self.compared(file, written[-1])
+        except FileError:
+            with contextlib.suppress(OSError):
+                remove(written)
+            raise
 
     def compared(self, file: FilePlan, written: str) -> int:
         """The number of elements of a written file that were compared with the reference. FileError if one differs."""
@@ -146,9 +134,8 @@ class Stream:
         # A file whose tensors have fixed places is continued; others begin anew.
         resumable = out.lower().endswith(".safetensors")
         journal = self.work.journal(file)
-        # What was verified was the file as it was then. What was made of another source is done anew.
-        known = journal.read() if resumable else []
-        records = [record for record in known if "name" in record and record.get("changed") == changed]
+        # What was made of another source is done anew.
+        records = [record for record in journal.read() if resumable and record.get("changed") == changed]
         finished = {record.get("name"): record for record in records}
         target: Any = ChecksumFile(part) if resumable else part
         if not resumable:
@@ -278,6 +265,8 @@ def _discard_or_keep(work: Work, options: Options, outcome: Outcome) -> None:
 def run_file(plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome) -> None:
     """Convert one file of a plan. Another process has begun the work and publishes the result. Errors as `run`."""
     work = Work(plan)
+    if not work.is_seen():
+        raise FileError(f"{work.folder}: cannot be seen; all machines must see source and target under the same paths")
     with _naming(plan.target), Prefetcher(threads(options.device)) as prefetcher:
         try:
             work.begin(is_share=True)

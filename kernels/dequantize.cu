@@ -23,8 +23,9 @@ struct Multiplier {
 
     GPUCAST_INLINE Multiplier(const Scale& of, float global_scale) : scale(of), global(global_scale) {}
 
+    // All numbers of a tile. False where they are left to `put_one`.
     template <u32 Elements, u32 SrcBytes, u32 DstBytes>
-    GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
+    GPUCAST_INLINE bool tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
         if constexpr (by_float) {
             const float first = ptx::mul_rn(narrow_scale<F, Float>(scale.code), lift());
             const float factor = F::global_scale ? global : first;
@@ -48,12 +49,18 @@ struct Multiplier {
                     }
                     put_numbers(out, i, some);
                 }
-                return;
             }
-            ptx::mark_rare();
-        }
+            return fast;
+        } else {
 #pragma unroll
-        for (u32 i = 0; i < Elements; ++i) put<Dst::bits>(out, i, one(get<DType::bits, u32>(in, i)));
+            for (u32 i = 0; i < Elements; ++i) put<Dst::bits>(out, i, one(get<DType::bits, u32>(in, i)));
+            return true;
+        }
+    }
+
+    // Number i behind an address.
+    GPUCAST_INLINE void put_one(const u8* from, u8* to, u32 i) const {
+        store_element<Dst::bits>(to + i * (Dst::bits / 8), one(read_element<DType::bits, u32>(from, u64(i) * DType::bits)));
     }
 
     // One number with DOUBLE as the compute type.
@@ -192,8 +199,15 @@ GPUCAST_INLINE void dequantize_rows(const u8* src, u8* dst, i64 n, const Quantiz
     for (u32 i = 0; i < parts; ++i) {
         Tile<part * Dst::bits / 8> out = {};
         if constexpr (F::row_scaled) global = global_value<F>(given.global_scale, at[i], given.blocks.columns);
-        Multiplier<F, Dst, Float, Double>(scale[i], global).template tile<part>(in[i], out);
-        store_aligned(dst + at[i] * i64(Dst::bits / 8), out);
+        const Multiplier<F, Dst, Float, Double> multiplier(scale[i], global);
+        u8* const to = dst + at[i] * i64(Dst::bits / 8);
+        if (multiplier.template tile<part>(in[i], out)) {
+            store_aligned(to, out);
+            continue;
+        }
+        ptx::mark_rare();
+#pragma unroll 1
+        for (u32 j = 0; j < part; ++j) multiplier.put_one(src + at[i] * i64(DType::bits) / 8, to, j);
     }
 }
 
@@ -215,16 +229,17 @@ GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const Qua
         Tile<in_bytes> in;
         Tile<out_bytes> out = {};
         load_aligned(from, in);
-        multiplier.template tile<Elements>(in, out);
-        store_aligned(to, out);
-        return;
+        if (multiplier.template tile<Elements>(in, out)) {
+            store_aligned(to, out);
+            return;
+        }
     }
     ptx::mark_rare();
 #pragma unroll 1
     for (u32 i = 0; i < last; ++i) {
         if constexpr (F::row_scaled) global = global_value<F>(given.global_scale, begin + i, given.blocks.columns);
         const Multiplier<F, Dst, Float, Double> own(load_scale<F>(given.scales, given.zero_points, cursor.block), global);
-        store_element<Dst::bits>(to + i * (Dst::bits / 8), own.one(read_element<DType::bits, u32>(from, u64(i) * DType::bits)));
+        own.put_one(from, to, i);
         cursor.next();
     }
 }

@@ -1,19 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // 8-bit states of optimizers: blocks of 256 FLOATs with a scale each, whose codes are places in a table of numbers.
-// gpucast/quantization/states/optimizer_state.py has the same on the host.
+// gpucast/quantization/states has the same on the host.
 //
-// gpucast/quantization/gpu/state_on_gpu.py puts this file after quantize.cu. A warp has a block, a thread eight
-// neighbouring elements.
+// gpucast/quantization/gpu/state_on_gpu.py puts this file after quantize.cu and ufunc.cu, and adds a kernel that calls
+// what is below for each array. A warp has a block, a thread eight neighbouring elements.
 namespace gpucast {
 
-struct StateArguments {
-    // One of each block; read when states become numbers, else written.
-    float* scales;
-    // The lower bound of scales.
-    float least;
-    u32 unused;
-    // The numbers of the codes; or the least number of each code but the first, and a last one that is not read.
-    float table[256];
+template <u32 Count>
+struct StepArguments {
+    // Arrays that are read and written; of a state the codes.
+    UfuncArguments<Count> of;
+    // Those of states.
+    float* scales[Count];
 };
 
 // The bits of magnitudes are in the order of the numbers, and those of NaN come last.
@@ -45,59 +43,60 @@ GPUCAST_INLINE float state_scale(u32 largest, float least) {
     return amax > least ? amax : least;
 }
 
-// How many numbers of the table are not above x: none for NaN.
-GPUCAST_INLINE u32 state_code(float x, const float* table) {
-    u32 code = 0;
-#pragma unroll
-    for (u32 step = 128; step != 0; step /= 2) code += x >= table[code + step - 1] ? step : 0;
+// How many of the limits are not above x, a number of up to 1 in magnitude; none for NaN. The search begins with the
+// cell of x (gpucast/quantization/states/codebooks.py). `Negative` is the first cell of negative numbers, or 0.
+template <u32 First, u32 Shift, u32 Negative>
+GPUCAST_INLINE u32 state_code(float x, const float* limits, const u8* cells) {
+    const float lowest = Negative != 0 ? -1.0f : 0.0f;
+    x = x > lowest ? x : lowest;
+    const u32 name = (ptx::bits(x) & 0x7fffffffu) >> Shift;
+    u32 code = cells[(name > First ? name - First : 0) + (x < 0 ? Negative : 0)];
+    code += x >= limits[code + 1] ? 2 : 0;
+    code += x >= limits[code] ? 1 : 0;
     return code;
 }
 
-GPUCAST_INLINE void quantize_state(const u8* src, u8* dst, i64 n, const StateArguments& by, float* table) {
-    table[threadIdx.x] = by.table[threadIdx.x];
-    GPUCAST_BARRIER();
-    const i64 begin = i64(blockIdx.x) * 2048 + threadIdx.x * 8;
-    // Whole warps: n is a multiple of 256.
-    if (begin >= n) return;
-    Tile<32> in;
-    load_numbers(src + begin * 4, in);
+GPUCAST_INLINE LargestBits largest_of(const float (&x)[8]) {
     LargestBits largest = {0};
 #pragma unroll
-    for (u32 i = 0; i < 8; ++i) largest.merge({in.word[i] & 0x7fffffffu});
-    GPUCAST_MERGE(32, largest);
-    const float scale = state_scale(largest.bits, by.least);
-    if (threadIdx.x % 32 == 0) by.scales[begin / 256] = scale;
+    for (u32 i = 0; i < 8; ++i) largest.merge({ptx::bits(x[i]) & 0x7fffffffu});
+    return largest;
+}
+
+GPUCAST_INLINE void load_state(
+    const UfuncInput& from, const float* scales, i64 begin, const float* table, float (&x)[8]) {
+    const float scale = scales[begin / 256];
+    Tile<8> codes;
+    load_numbers(from.from + begin, codes);
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) x[i] = ptx::mul_rn(table[get<8, u32>(codes, i)], scale);
+}
+
+template <typename Float, typename Dst, typename Rule>
+GPUCAST_INLINE void store_cast(const UfuncInput& to, i64 begin, const float (&x)[8]) {
+    Tile<32> in = {};
+    Tile<Dst::bits> out = {};
+#pragma unroll
+    for (u32 i = 0; i < 8; ++i) put_value<Float>(in, i, x[i]);
+    Arithmetic<Float, Dst, 32, Rule>().template tile<8>(in, out, begin);
+    store_numbers(const_cast<u8*>(to.from) + begin * (Dst::bits / 8), out);
+}
+
+// By a warp for a block, whose last thread writes the scale: all have read that of before, also on the host, where they
+// run one after the other.
+template <u32 First, u32 Shift, u32 Negative>
+GPUCAST_INLINE void store_state(
+    const UfuncInput& to, float* scales, i64 begin, const float (&x)[8], u32 largest, float least, const float* limits,
+    const float* cells) {
+    const float scale = state_scale(largest, least);
+    if (threadIdx.x % 32 == 31) scales[begin / 256] = scale;
     Tile<8> codes = {};
 #pragma unroll
     for (u32 i = 0; i < 8; ++i) {
-        put<8>(codes, i, state_code(ptx::div_rn(ptx::as_float(in.word[i]), scale), table));
+        const float share = ptx::div_rn(x[i], scale);
+        put<8>(codes, i, state_code<First, Shift, Negative>(share, limits, reinterpret_cast<const u8*>(cells)));
     }
-    store_numbers(dst + begin, codes);
-}
-
-GPUCAST_INLINE void dequantize_state(const u8* src, u8* dst, i64 n, const StateArguments& by, float* table) {
-    table[threadIdx.x] = by.table[threadIdx.x];
-    GPUCAST_BARRIER();
-    const i64 begin = i64(blockIdx.x) * 2048 + threadIdx.x * 8;
-    if (begin >= n) return;
-    Tile<8> codes;
-    load_numbers(src + begin, codes);
-    const float scale = by.scales[begin / 256];
-    Tile<32> numbers;
-#pragma unroll
-    for (u32 i = 0; i < 8; ++i) {
-        const float x = ptx::mul_rn(table[get<8, u32>(codes, i)], scale);
-        numbers.word[i] = x == x ? ptx::bits(x) : 0x7fc00000u;
-    }
-    store_numbers(dst + begin * 4, numbers);
+    store_numbers(const_cast<u8*>(to.from) + begin, codes);
 }
 
 }  // namespace gpucast
-
-#define GPUCAST_STATE(FUNCTION)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256) gpucast_##FUNCTION(                                              \
-        const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n,                                        \
-        const __grid_constant__ gpucast::StateArguments by) {                                                          \
-        __shared__ float table[256];                                                                                   \
-        gpucast::FUNCTION(src, dst, n, by, table);                                                                     \
-    }

@@ -161,13 +161,15 @@ GPUCAST_INLINE void find_column_extremes(const u8* src, i64 n, const QuantizeArg
     const i64 first = i64(above - outer * Index(blocks.grid_rows)) * blocks.block_rows, down = blocks.rows - first;
     const i64 height = down < blocks.block_rows ? down : blocks.block_rows, begin = i64(part) * given.chunk;
     const i64 end = begin + given.chunk < height ? begin + given.chunk : height, stride = blocks.columns * bytes;
+    // Below 2^32, because large arrays have parts for all threads that keep a device busy.
+    const u32 rows = begin < end ? u32(end - begin) : 0;
     const i64 column = i64(block - above * Index(blocks.grid_columns));
-    const u8* const from = src + ((i64(outer) * blocks.rows + first + begin) * blocks.columns + column) * bytes;
-    const u8* at = from;
+    Stats* const to = reinterpret_cast<Stats*>(given.stats) + (part * count + block);
+    const u8* at = src + ((i64(outer) * blocks.rows + first + begin) * blocks.columns + column) * bytes;
     ColumnStats<V, Src, two_sided> columns;
-    i64 row = begin;
+    u32 row = 0;
 #pragma unroll 1
-    for (; row + ahead <= end; row += ahead, at += ahead * stride) {
+    for (; row + ahead <= rows; row += ahead, at += ahead * stride) {
         Tile<16> tile[ahead];
 #pragma unroll
         for (u32 j = 0; j < ahead; ++j) load_aligned(at + j * stride, tile[j]);
@@ -175,23 +177,27 @@ GPUCAST_INLINE void find_column_extremes(const u8* src, i64 n, const QuantizeArg
         for (u32 j = 0; j < ahead; ++j) columns.add(tile[j]);
     }
 #pragma unroll 1
-    for (; row < end; ++row, at += stride) {
+    for (; row < rows; ++row, at += stride) {
         Tile<16> tile;
         load_aligned(at, tile);
         columns.add(tile);
     }
+    bool finite = true;
 #pragma unroll
     for (u32 j = 0; j < vector; ++j) {
-        Stats stats = {columns.low(j), columns.high(j)};
-        if constexpr (finite_only) {
-            if (stats.has_nonfinite()) {
-                ptx::mark_rare();
-                stats = {0, 0};
+        const Stats stats = {columns.low(j), columns.high(j)};
+        finite &= !stats.has_nonfinite();
+        to[j] = stats;
+    }
+    if (!finite_only || finite) return;
+    ptx::mark_rare();
+    at -= rows * stride;
 #pragma unroll 1
-                for (i64 i = 0; i < end - begin; ++i) stats.add(V::of(load_element<Src::bits, Word>(from + i * stride + j * bytes)));
-            }
-        }
-        reinterpret_cast<Stats*>(given.stats)[part * count + block + j] = stats;
+    for (u32 j = 0; j < vector; ++j) {
+        Stats stats = {0, 0};
+#pragma unroll 1
+        for (row = 0; row < rows; ++row) stats.add(V::of(load_element<Src::bits, Word>(at + row * stride + j * bytes)));
+        to[j] = stats;
     }
 }
 

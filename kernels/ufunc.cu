@@ -79,6 +79,7 @@ GPUCAST_INLINE void load_values(const UfuncInput& input, i64 begin, i64 n, Value
         if (walk == Walk::dense && begin + Elements <= n && (address(from) & (InTile::piece - 1)) == 0) {
             load_aligned(from, in);
         } else {
+            if constexpr (walk == Walk::dense) ptx::mark_rare();
 #pragma unroll
             for (u32 i = 0; i < Elements; ++i) {
                 if (begin + i >= n) continue;

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 import gpucast
 from gpucast import checkpoints, files
-from gpucast.checkpoints.running.staging import Staging
+from gpucast.checkpoints.running.work import Work
 from gpucast.checkpoints.scales import scaling
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
@@ -115,11 +115,11 @@ def run(plan: checkpoints.ConversionPlan, advance: Any = lambda done: None, **op
 
 
 @contextlib.contextmanager
-def begun(plan: checkpoints.ConversionPlan, **how: bool) -> Iterator[Staging]:
+def begun(plan: checkpoints.ConversionPlan, **how: bool) -> Iterator[Work]:
     """The work of a process that has begun it, and is killed when the block ends."""
-    work = Staging(plan)
+    work = Work(plan)
     work.begin(**how)
     try:
         yield work
     finally:
-        work.partial.release()
+        work.release()

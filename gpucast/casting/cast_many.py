@@ -129,7 +129,12 @@ def _check_arrays(
                 f"{who} is on {devices.name(place)}; the first array is on {devices.name(places[0])}; expected one "
                 "device for all"
             )
-    batch_items.checked(given, outs, names, dst, options, finite, name_of_amax="norm")
+    items = batch_items.checked(given, outs, names, dst, options, finite, name_of_amax="norm")
+    if outs is not None:
+        # The plan of these casts, so that the next check is quick, whoever makes them.
+        for item in items:
+            item.fused = None if item.fused is None else item.fused._replace(amax=None)
+        batch_plans.keep(items, outs, dst, options._replace(amax=None), finite)
 
 
 def _cast_list_or_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, floating_only: bool) -> Any:

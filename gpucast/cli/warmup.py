@@ -27,8 +27,8 @@ _KERNELS = """\
 --amax  only casts with amax=
 --fused  also casts with scale=, with amax=, with both, and with stochastic rounding
 --many  also gpucast.cast_many, for trees of arrays of one type
---mixed  gpucast.mixed: loss scales for FLOAT, FLOAT16 and BFLOAT16, and select_tree; without --pair and --types
-    no casts
+--mixed  gpucast.mixed: loss scales for FLOAT, FLOAT16 and BFLOAT16, and select_tree; 8-bit states of optimizers;
+    without --pair and --types no casts
 --grouped  also cast_grouped and quantize_grouped
 --transposed  also casts of transposed arrays
 --quantize FORMAT +  quantize and dequantize for formats such as mxfp8e4m3 nvfp4; without --pair and --types no casts

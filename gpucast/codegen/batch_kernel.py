@@ -45,7 +45,8 @@ _ARRAYS: tuple[Field, ...] = (
     ("first_block", np.uint32, True),
     ("kind", np.uint8, True),
 )
-_FUSED: tuple[Field, ...] = (
+#: Those of ``struct FusedArrays`` of kernels/batch_fused.cu after its first member.
+FUSED: tuple[Field, ...] = (
     ("first", np.int64, True),
     ("given", f"V{len(FusedArguments().to_bytes())}", False),
     ("scale_step", np.uint32, False),
@@ -115,7 +116,7 @@ def tiles_of(kind: CastSpec) -> int:
 def _batch_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> BatchSource:
     sources = [source_of(kind) for kind in kinds]
     fused = any(kind.ops is not None for kind in kinds)
-    more_columns = _FUSED if fused else ()
+    more_columns = FUSED if fused else ()
     capacity = capacity_of(argument_bytes, *more_columns)
     name = _name([source.name for source in sources], capacity)
     casts = [f"{name}_{number}" for number in range(len(kinds))]

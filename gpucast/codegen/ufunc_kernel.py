@@ -81,7 +81,7 @@ class UfuncSpec(KernelSpec[KernelSource]):
     def _kernel(self, name: str, elements: int) -> str:
         compute, dst, count = self.rule.src, self.rule.dst, len(self.inputs)
         value = "float" if compute.bits == 32 else "double"
-        expression = self.expression.code(lambda number: _literal(number, compute))
+        expression = self.expression.code(lambda number: literal(number, compute))
         loads = "".join(
             f"    load_values<{one.dtype.name}, {compute.name}, {one.bits}, Walk::{one.walk}>"
             f"(more.input[{i}], begin, n, x[{i}]);\n"
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__({THREADS})
 """
 
 
-def _literal(number: float, compute: DType) -> str:
+def literal(number: float, compute: DType) -> str:
     """A number of an expression, rounded to the compute type, by its bits."""
     if compute is dtype("FLOAT"):
         return f"ptx::as_float({int(compute.numpy.type(number).view('u4')):#x}u)"

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 
 from gpucast.core.places import replaced
@@ -126,21 +125,3 @@ def _why_not_owned(status: os.stat_result) -> str:
     if OWNERS_ARE_KNOWN and status.st_uid not in (0, os.geteuid()):
         return f"belongs to another user (uid {status.st_uid})"
     return ""
-
-
-def why_not_ours_alone(path: str) -> str:
-    """`why_not_ours` of a folder; "" as well where its file system says the same of a file that we make: it knows no
-    owners or modes (FAT, shares of Windows), or maps them (NFS: root to nobody)."""
-    why = why_not_ours(os.lstat(path))
-    if not why:
-        return ""
-    # Named before it is made, so that it is removed even if Ctrl-C comes as soon as it is there.
-    new = os.path.join(os.path.dirname(path), f".gpucast-{secrets.token_hex(8)}")
-    try:
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            return "" if why_not_ours(os.fstat(file.fileno())) == why else why
-    except OSError:
-        return why
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(new)

@@ -42,14 +42,14 @@ def apply(
         if n:
             out = _strides(target, shape)
             ops, given = cast_on_gpu.fused_kernel(fused or FusedInputs(), None)
-            kinds, arguments = zip(*(_input(one, shape, out, rule) for one in inputs), strict=True)
+            kinds, arguments = zip(*(input_of(one, shape, out, rule) for one in inputs), strict=True)
             walk: Walk = "dense" if _is_dense(shape, out, rule.dst.bits) else "strided"
             kernel = driver.kernel(UfuncSpec(expression, rule, ops, kinds, walk), device)
             kernel(0, target.address, n, UfuncArguments(given, arguments))
     return target
 
 
-def _input(
+def input_of(
     one: Operand | float, shape: tuple[int, ...], out: _Strides, rule: CastRule
 ) -> tuple[UfuncInput, tuple[int, float, Dims]]:
     """How a kernel reads an input, and its arguments for it."""

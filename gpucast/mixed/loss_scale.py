@@ -79,8 +79,7 @@ class LossScale:
         norm: Any = None,
         clip: float | None = None,
     ) -> tuple[Any, Any]:
-        """Gradients divided by the scale, and whether all of them are finite. Each is read once, with norm= or
-        clip= twice.
+        """Gradients divided by the scale, and whether all of them are finite. Each is read once, with clip= twice.
 
         Parameters
         ----------
@@ -99,8 +98,8 @@ class LossScale:
         norm
             An array of one FLOAT on the device of the gradients, which shares no memory with another array of the call.
             It takes their 2-norm after the division and before `clip`. Equal gradients of equal shapes give equal bits
-            everywhere, because the order of the additions is fixed (`gpucast.mixed.sum_of_squares`). The gradients are
-            read once more for it.
+            everywhere, because the order of the additions is fixed (`gpucast.mixed.sum_of_squares`). On a device, with
+            `out` and all arrays in C order, the gradients are read once for both; else once more.
         clip
             Multiply all results by clip / (norm + 1e-6) where that is below 1, as ``torch.nn.utils.clip_grad_norm_``
             does with ``max_norm=clip``. The factor is found on the device, and rounded to FLOAT together with the
@@ -134,23 +133,20 @@ class LossScale:
             names = Names("grads", lambda: trees.paths(structure, indices))
             outs = None if targets is None else [targets[i] for i in indices]
             # One stream for the passes over arrays of all libraries.
-            kinds = {type(leaf): leaf for leaf in chosen} if measures else {}
+            kinds = {type(leaf): leaf for leaf in (*chosen, *(outs or ()))} if measures else {}
             with streams.visit(first, norm, finite, *kinds.values()) if measures else nullcontext():
-                inverse = self._factors(first)[1]
+                inverse, done = self._factors(first)[1], False
                 if measures:
                     device = _device_of(first)
                     norm = None if norm is None else resolve_amax(norm, device, "unscale", name="norm")
                     check_arrays(chosen, to, names, "unscale", scale=inverse, finite=finite, out=outs, norm=norm)
-                    inverse = norms.factor(self, chosen, inverse, most, norm, device, "unscale")
-                results = cast_arrays(
-                    chosen,
-                    to,
-                    names,
-                    "unscale",
-                    scale=inverse,
-                    finite=finite,
-                    out=outs,
-                )
+                    inverse, done = norms.factor(
+                        self, chosen, inverse, most, norm, device, "unscale", outs, to, finite
+                    )  # fmt: skip
+                # Where all is done it is in `out`, which is returned.
+                results = chosen if done else cast_arrays(
+                    chosen, to, names, "unscale", scale=inverse, finite=finite, out=outs
+                )  # fmt: skip
             if chosen is leaves:
                 leaves = results
             else:

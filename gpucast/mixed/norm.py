@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,8 +11,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpucast import gpu
+from gpucast.casting.fused_options import resolve_finite
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
+from gpucast.core.dtypes import dtype
 from gpucast.mixed import gpu as on_device
 from gpucast.mixed.sum_of_squares import in_one_piece, sum_of_squares
 
@@ -38,20 +41,33 @@ def checked_clip(clip: Any, caller: str) -> float:
 
 @exact()
 def factor(
-    owner: Any, leaves: Sequence[Any], inverse: Any, clip: float, norm: Any, device: int | None, caller: str
-) -> Any:
+    owner: Any,
+    leaves: Sequence[Any],
+    inverse: Any,
+    clip: float,
+    norm: Any,
+    device: int | None,
+    caller: str,
+    outs: Any,
+    to: Any,
+    finite: Any,
+) -> tuple[Any, bool]:
     """An array of one FLOAT on the device of the arrays `leaves`: `inverse` (None: 1), times clip / (norm + 1e-6) where
-    that is below 1 and where the sum of squares is finite.
+    that is below 1 and where the sum of squares is finite. And whether the casts are done by the same read: to `outs`
+    of the type `to` on a device, where nothing is clipped and all arrays are in C order.
 
     `norm`: a NumPy or CuPy array of one FLOAT on that device, which takes the 2-norm of the leaves times `inverse`.
-    `owner` keeps the memory of repeated calls. Nothing waits.
+    `owner` keeps the memory of repeated calls. All arrays are checked. Nothing waits.
     """
     inverse = 1.0 if inverse is None else inverse
     if device is not None:
         kept = _KEPT.get(owner)
         if kept is None:
             kept = _KEPT[owner] = on_device.norm_kernels.Kept(caller)
-        return kept.factor(leaves, inverse, clip, norm, device)
+        casts, kind = None, dtype(to)
+        if outs is not None and clip == math.inf and not kind.packed:
+            casts = on_device.norm_kernels.Casts(outs, kind, resolve_finite(finite, device, caller))
+        return kept.factor(leaves, inverse, clip, norm, device, casts)
     one, found = np.float32(inverse), np.sqrt(sum_of_squares(in_one_piece(leaves, caller)))
     with np.errstate(over="ignore", invalid="ignore"):
         found = found * np.float64(one)
@@ -59,4 +75,5 @@ def factor(
         if norm is not None:
             # A NaN keeps neither sign nor payload, which processors would give it differently.
             norm[...] = np.uint32(0x7FC00000).view(np.float32) if np.isnan(found) else found.astype(np.float32)
-        return np.asarray(np.float32(np.float64(one) * share) if share < 1 and found < np.inf else one)
+        clips = share < 1 and found < np.inf
+        return np.asarray(np.float32(np.float64(one) * share) if clips else one), False

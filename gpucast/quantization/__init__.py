@@ -15,6 +15,7 @@ from gpucast.quantization.quantize_array import dequantize, quantize
 from gpucast.quantization.quantized import Quantized
 from gpucast.quantization.recipes import RECIPES, Recipe
 from gpucast.quantization.states.optimizer_state import dequantize_state, quantize_state
+from gpucast.quantization.states.optimizer_step import optimizer_step
 
 __all__ = [
     "FORMATS",
@@ -28,6 +29,7 @@ __all__ = [
     "dequantize",
     "dequantize_state",
     "hadamard",
+    "optimizer_step",
     "quantize",
     "quantize_grouped",
     "quantize_state",

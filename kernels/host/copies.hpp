@@ -4,9 +4,23 @@
 
 namespace gpucast {
 
-template <u64 bytes>
+// Bytes of which a loop makes copies; a memcpy makes `rep movsb` of so many on some processors, which takes several times as
+// long where two cores copy at once. Of fewer or more it is at least as quick as a loop, its own or one of stores that pass by
+// the caches.
+enum : u64 { loop_from = 1 << 11, memcpy_from = 1 << 21 };
+
+template <typename Code>
 inline void copy_codes(const void* from, void* to, u64 n) {
-    memcpy(to, from, n * bytes);
+    if (n * sizeof(Code) < loop_from || n * sizeof(Code) >= memcpy_from) {
+        memcpy(to, from, n * sizeof(Code));
+        return;
+    }
+    const Code* __restrict__ src = static_cast<const Code*>(from);
+    Code* __restrict__ dst = static_cast<Code*>(to);
+    // Without this, compilers would make a memcpy of the loop.
+    Code none = 0;
+    asm("" : "+r"(none));
+    for (u64 i = 0; i < n; ++i) dst[i] = src[i] | none;
 }
 
 template <u32 bits>
@@ -28,10 +42,10 @@ GPUCAST_COPY(bool, copy_bools)
 GPUCAST_COPY(2, copy_masked<2>)
 GPUCAST_COPY(4, copy_masked<4>)
 GPUCAST_COPY(6, copy_masked<6>)
-GPUCAST_COPY(8, copy_codes<1>)
-GPUCAST_COPY(16, copy_codes<2>)
-GPUCAST_COPY(32, copy_codes<4>)
-GPUCAST_COPY(64, copy_codes<8>)
+GPUCAST_COPY(8, copy_codes<u8>)
+GPUCAST_COPY(16, copy_codes<u16>)
+GPUCAST_COPY(32, copy_codes<u32>)
+GPUCAST_COPY(64, copy_codes<u64>)
 #undef GPUCAST_COPY
 
 }  // namespace gpucast

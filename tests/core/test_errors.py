@@ -12,7 +12,7 @@ import pytest
 from gpucast import files
 from gpucast.checkpoints.losses.counts import TooMuchLost
 from gpucast.checkpoints.running.cluster import ClusterError
-from gpucast.checkpoints.running.staging import Busy
+from gpucast.checkpoints.running.work import Busy
 from gpucast.cli import main
 from gpucast.core.errors import printable, printable_lines
 from gpucast.files import FileError

@@ -85,7 +85,8 @@ def is_unfinished(name: str) -> bool:
 
 def finished_bytes(where: Path) -> int:
     """Bytes of the source that the journals call finished, of formats that are gone on with."""
-    journals = [] if list(where.glob("*.onnx")) else where.glob("*.partial/work/*.jsonl")
+    # A file of another format is begun anew.
+    journals = [path for name in ("out", "*.safetensors") for path in where.glob(f"{name}.partial/work/*.jsonl")]
     lines = [line for path in journals for line in path.read_bytes().split(b"\n")[:-1]]
     return sum(json.loads(line).get("bytes_in", 0) for line in lines)
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gpucast
+from gpucast.casting import batch_items
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.gpu.workspace import Workspace
 from gpucast.mixed import DynamicLossScale, NoOpLossScale, StaticLossScale
@@ -88,6 +89,42 @@ def test_norm_and_clip_are_those_of_the_model_on_both_sides(clip: float) -> None
         assert driver.copied == 0
         assert [name.split("_")[1] for name, _ in driver.launched[:2]] == ["squares", "norm"]
         assert len(driver.launched) <= 4
+
+
+@pytest.mark.parametrize("to", ["FLOAT", "BFLOAT16", "FLOAT8E5M2"])
+@pytest.mark.parametrize("bad", [0.0, np.nan])
+def test_a_norm_without_clip_takes_no_read_of_its_own(to: str, bad: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    grads = [*gradients()[:-1], np.arange(300, dtype=np.float64), gpucast.cast(np.arange(99), "FLOAT8E4M3FN")]
+    grads[3][77] += np.float32(bad)
+    norm, scale = np.zeros((), np.float32), StaticLossScale(1000.0)
+    expected, finite = scale.unscale(grads, to=to, norm=norm)
+    assert bool(finite) == (bad == 0)
+    with installed(HostDriver(1)) as driver:
+        there = upload(np.zeros(1, np.float32))
+        tree = [upload(x, offset=x.itemsize * (i % 3)) for i, x in enumerate(grads)]
+        # In another order than their gradients, which takes a read for each; then alike, and captured.
+        turned = upload(np.zeros((30, 10), gpucast.dtype(to).numpy)).T
+        alike = [upload(np.zeros_like(y), offset=y.itemsize * (i % 2)) for i, y in enumerate(expected)]
+        for out, capture in (([turned], False), ([turned], False), (alike, False), (alike, True)):
+            given = tree if out is alike else [tree[6].reshape(10, 30)]
+            flag = upload(np.ones((), bool))
+            driver.launched.clear()
+            driver.capture = capture
+            if capture:
+                # There is a plan, so that arrays are not checked one by one again.
+                monkeypatch.setattr(batch_items, "checked", None)
+            assert scale.unscale(given, to=to, norm=there, out=out, finite=flag)[0] is out
+            driver.capture = False
+            monkeypatch.undo()
+            assert len(driver.launched) == (2 if out is alike else 3)
+            if out is alike:
+                assert [download(y).tobytes() for y in out] == [y.tobytes() for y in expected]
+                assert (download(there).tobytes(), bool(download(flag))) == (norm.tobytes(), bool(finite))
+        assert download(turned).tobytes() == expected[6].reshape(10, 30).tobytes()
+        # In place, and a single array.
+        one = upload(grads[3])
+        scale.unscale([one], norm=there, out=[one], to=one.dtype)
+        assert download(one).tobytes() == gpucast.cast(grads[3], one.dtype, scale=float(np.float32(1e-3))).tobytes()
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Converts the files of a plan as the tasks of a Dask cluster.
 
-This process makes the plan and starts the work. Workers convert one file at a time with the code of every other run. At
-the end this process moves the result to the target and writes its indexes. All machines see the source and the target
-under the same paths. When a worker dies, another one continues its task from the files on disk: the system releases the
-lock of a dead process, and a worker that only seems dead is waited for.
+This process makes the plan, begins the work and ends it, as any run. Workers convert its files, one at a time. All
+machines see the source and the target under the same paths. When a worker dies, another one continues its task from the
+files on disk: the system releases the lock of a dead process, and a worker that only seems dead is waited for.
 """
 
 from __future__ import annotations
@@ -15,24 +14,21 @@ import os
 import pydoc
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
-from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Share
-from gpucast.checkpoints.running.staging import Busy, Staging
+from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.stream import run, run_file
+from gpucast.checkpoints.running.work import Busy, Work
 from gpucast.core.errors import DeviceUnavailable, PrintableError
 from gpucast.core.version import __version__
-from gpucast.files import FileError
 
 #: Seconds to reach the scheduler, to wait for a first worker or for any worker, for a lock that another process has,
-#: for what others have written to be seen here, and for others to stop writing.
-_REACH, _WORKERS, _LOCK, _SEEN, _STOP = 10, 60, 300, 60, 20
+#: and for what others have written to be seen here.
+_REACH, _WORKERS, _LOCK, _SEEN = 10, 60, 300, 60
 #: Seconds between looks at the cluster while no task ends.
 _LOOK = 5
-#: How often a task is tried again after an error of the system; deaths of workers count apart.
-_RETRIES = 2
 
 _LOST = "the connection to the scheduler is lost"
 
@@ -44,14 +40,6 @@ class ClusterError(PrintableError, RuntimeError):
 class _Job(NamedTuple):
     plan: ConversionPlan
     options: Options
-
-
-class _Done(NamedTuple):
-    """The report of a task. `error` is an error that another try would not fix."""
-
-    resumed: int = 0
-    verified: int = 0
-    error: Exception | None = None
 
 
 def run_on(
@@ -66,45 +54,12 @@ def run_on(
         raise ValueError(f"run_on: {plan.source!r} and {plan.target!r} must be absolute paths")
     with _connected(address) as client:
         _check_versions(client)
-        staging = Staging(plan)
-        try:
-            staging.begin(options.restart, is_share=True)
-            options = dataclasses.replace(options, restart=False, share=Share(0, 1))
-            # By a run that was killed right then.
-            was_published = staging.is_published()
-            if not was_published:
-                _check_sight(client, plan)
-                _convert(client, plan, options, outcome, advance)
-                _wait_until_seen(staging)
-        except BaseException:
-            # What fails here as well does not hide the error that there was.
-            with contextlib.suppress(OSError, FileError):
-                _keep_or_give_up(staging, outcome)
-            raise
-        finally:
-            # The run below publishes, for which nobody else may work here.
-            staging.partial.release()
-    if was_published:
-        run(plan, options, outcome, advance)
-        return
-    counts = outcome.resumed, outcome.verified
-    run(plan, options, outcome)
-    outcome.resumed, outcome.verified = counts
 
+        def convert() -> None:
+            _convert(client, plan, dataclasses.replace(options, restart=False), outcome, advance)
+            _wait_until_seen(plan)
 
-def _keep_or_give_up(staging: Staging, outcome: Outcome) -> None:
-    if not staging.is_own():
-        return
-    if staging.is_worth_keeping():
-        outcome.kept = staging.folder
-        return
-    deadline = time.monotonic()
-    if staging.partial.is_locked:
-        # Workers notice it, and stop. Those that do not stop in time are left to the next start.
-        staging.partial.forget()
-        deadline += _STOP
-    while not staging.discard_alone() and time.monotonic() < deadline:
-        time.sleep(0.1)
+        run(plan, options, outcome, advance, convert)
 
 
 # ---- the cluster ----
@@ -139,20 +94,10 @@ def _check_versions(client: Any) -> None:
     for worker, version in versions.items():
         if version != __version__:
             has = "no gpucast that works" if version is None or isinstance(version, Exception) else f"gpucast {version}"
-            wrong.append(f"{worker} has {has}")
-    _refuse(wrong, f"this is gpucast {__version__}")
-
-
-def _check_sight(client: Any, plan: ConversionPlan) -> None:
-    problems = client.run(_problem, plan, plan.files, on_error="return")
-    wrong = [f"{worker} {problem}" for worker, problem in problems.items() if problem is not None]
-    _refuse(wrong, "source and target must have the same paths on all machines")
-
-
-def _refuse(wrong: list[str], rule: str) -> None:
+            wrong.append(f"worker {worker} has {has}")
     if wrong:
         more = f" ({len(wrong)} workers in all)" if len(wrong) > 1 else ""
-        raise ClusterError(f"worker {wrong[0]}{more}; {rule}")
+        raise ClusterError(f"{wrong[0]}{more}; this is gpucast {__version__}")
 
 
 def _convert(client: Any, plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advance) -> None:
@@ -160,20 +105,16 @@ def _convert(client: Any, plan: ConversionPlan, options: Options, outcome: Outco
     job = client.submit(_Job, plan, options, pure=False)
     order = sorted(range(len(plan.files)), key=lambda index: plan.files[index].bytes_in, reverse=True)
     tasks = {
-        client.submit(
-            _task, job, index, key=f"convert-{index}-{uuid.uuid4().hex}", retries=_RETRIES, priority=-place
-        ): plan.files[index]
+        client.submit(_task, job, index, key=f"convert-{index}-{uuid.uuid4().hex}", priority=-place): plan.files[index]
         for place, index in enumerate(order)
     }
     unfinished = set(tasks)
     try:
         for future in _completed(client, unfinished):
             file = tasks[future]
-            done = _result(future, file)
-            if done.error is not None:
-                raise done.error
-            outcome.resumed += done.resumed
-            outcome.verified += done.verified
+            resumed, verified = _result(future, file)
+            outcome.resumed += resumed
+            outcome.verified += verified
             advance(file.bytes_in)
     finally:
         if unfinished:
@@ -204,11 +145,11 @@ def _completed(client: Any, unfinished: set[Any]) -> Iterator[Any]:
             raise ClusterError("all workers are gone")
 
 
-def _result(future: Any, file: FilePlan) -> _Done:
+def _result(future: Any, file: FilePlan) -> tuple[int, int]:
     import distributed
 
     try:
-        done: _Done = future.result()
+        done: tuple[int, int] = future.result()
     except distributed.KilledWorker:
         raise ClusterError(
             f"{file.path}: was given up after several workers died of it; had they enough memory?"
@@ -218,77 +159,34 @@ def _result(future: Any, file: FilePlan) -> _Done:
     return done
 
 
-def _wait_until_seen(staging: Staging) -> None:
+def _wait_until_seen(plan: ConversionPlan) -> None:
     """Wait until this process sees the workers' finished files: network file systems have a delay."""
-    deadline = time.monotonic() + _SEEN
-    while missing := staging.missing():
+    work, deadline = Work(plan), time.monotonic() + _SEEN
+    while missing := work.missing():
         if time.monotonic() > deadline:
-            raise ClusterError(f"{staging.finished(missing[0].name)}: a worker has written it, and it is not seen here")
+            raise ClusterError(f"{work.finished(missing[0].name)}: a worker has written it, and it is not seen here")
         time.sleep(1)
 
 
 # ---- on a worker ----
 
 
-def _task(job: _Job, index: int) -> _Done:
-    """Convert one file. An OSError is raised, so that the task is tried again; other errors are returned."""
-    plan, options = job
-    file = plan.files[index]
-    problem = _problem(plan, [file])
-    if problem is not None:
-        return _Done(error=ClusterError(f"worker {_address()} {problem}"))
-    outcome = Outcome(plan)
-    deadline = time.monotonic() + _LOCK
-    while True:
-        try:
-            run_file(plan, file, options, outcome, _stopper(plan))
-        except Busy as error:  # noqa: PERF203
-            if time.monotonic() > deadline:
-                return _Done(error=error)
-            time.sleep(1)
-        except OSError as error:
-            raise OSError(error.errno, f"{error.strerror or error} (worker {_address()})", error.filename) from None
-        except DeviceUnavailable as error:
-            return _Done(error=DeviceUnavailable(f"worker {_address()}: {error}"))
-        except Exception as error:
-            return _Done(error=error)
-        else:
-            return _Done(outcome.resumed, outcome.verified)
-
-
-def _stopper(plan: ConversionPlan) -> Advance:
-    """A function that ends the work with an error, for a worker whose conversion was given up and removed meanwhile."""
-    staging, looked = Staging(plan), time.monotonic()
-
-    def look(done: int) -> None:
-        nonlocal looked
-        if time.monotonic() > looked + 1:
-            looked = time.monotonic()
-            if not staging.is_seen():
-                raise ClusterError(f"{staging.folder}: was removed; the work is given up")
-
-    return look
-
-
-def _problem(plan: ConversionPlan, files: Iterable[FilePlan]) -> str | None:
-    """The reason why a worker cannot convert these files, or None."""
-    for file in files:
-        try:
-            changed = file.changed(quick=True)
-        except OSError as error:
-            return f"cannot see {error.filename or file.path} ({error.strerror})"
-        if changed is not None:
-            return f"sees another {changed}, of another size or time"
-    staging = Staging(plan)
-    try:
-        if not staging.is_seen():
-            return f"cannot see {staging.folder}, where the work was begun"
-    except (OSError, FileError) as error:
-        return f"cannot read {staging.folder} ({error})"
-    return None if os.access(staging.folder, os.W_OK) else f"may not write in {staging.folder}"
-
-
-def _address() -> str:
+def _task(job: _Job, index: int) -> tuple[int, int]:
+    """Convert one file. Returns the bytes that an earlier run had finished, and the elements that were verified."""
     import distributed
 
-    return str(distributed.get_worker().address)
+    outcome, deadline = Outcome(job.plan), time.monotonic() + _LOCK
+    while True:
+        try:
+            run_file(job.plan, job.plan.files[index], job.options, outcome)
+        except Busy:  # noqa: PERF203
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(1)
+        except DeviceUnavailable as error:
+            raise DeviceUnavailable(f"worker {distributed.get_worker().address}: {error}") from None
+        except OSError as error:
+            where = distributed.get_worker().address
+            raise OSError(error.errno, f"{error.strerror or error} (worker {where})", error.filename) from None
+        else:
+            return outcome.resumed, outcome.verified

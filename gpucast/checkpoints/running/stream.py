@@ -20,8 +20,8 @@ from gpucast.checkpoints.planning.planner import Opened, opened
 from gpucast.checkpoints.planning.tensor_plan import TensorPlan, TensorPlanner
 from gpucast.checkpoints.running.cast_tensor import Casting
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result
-from gpucast.checkpoints.running.staging import Busy, Staging
 from gpucast.checkpoints.running.verify import verify
+from gpucast.checkpoints.running.work import Busy, Work, remove
 from gpucast.checkpoints.scales import scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
@@ -35,36 +35,30 @@ class Stream:
     """Converts the files of a plan, one at a time."""
 
     def __init__(
-        self,
-        plan: ConversionPlan,
-        options: Options,
-        staging: Staging,
-        outcome: Outcome,
-        advance: Advance,
-        prefetcher: Prefetcher,
+        self, work: Work, options: Options, outcome: Outcome, advance: Advance, prefetcher: Prefetcher
     ) -> None:
-        self._plan, self._options, self._staging = plan, options, staging
-        self._outcome, self._advance, self._prefetcher = outcome, advance, prefetcher
+        self.work, self.options, self.outcome = work, options, outcome
+        self._plan, self._advance, self._prefetcher = work.plan, advance, prefetcher
 
     def file(self, file: FilePlan) -> None:
         """Convert a file, unless that is done."""
-        staging = self._staging
+        work = self.work
         # An earlier run may have been allowed more.
-        for result in results_of(file, staging):
+        for result in results_of(file, work):
             self.check_loss(file, result.plan, result.statistics)
-        if not staging.is_done(file):
-            with staging.part(file) as part:
+        if not work.is_done(file):
+            with work.part(file) as part:
                 # Another process may have finished it in between.
-                if not staging.is_done(file):
+                if not work.is_done(file):
                     self._write(file, part)
                     return
         self.resumed(file.bytes_in)
         # The run that finished it may not have been told to verify.
-        self._verify(file, [staging.finished(name) for name in file.names], staging.remove_finished)
+        self._verify(file, [work.finished(name) for name in file.names])
 
     def check_loss(self, file: FilePlan, tensor: TensorPlan, statistics: Statistics) -> None:
         """TooMuchLost if a cast tensor lost too much, unless that is allowed."""
-        if tensor.dtype is None or self._options.allow_loss:
+        if tensor.dtype is None or self.options.allow_loss:
             return
         scaled = len(tensor.names) > 1
         report = scaling.unexpected(statistics.report) if scaled else statistics.report
@@ -72,12 +66,12 @@ class Stream:
 
     def begin(self, stage: str) -> None:
         """Name the present stage for the progress bar."""
-        self._outcome.stage = stage
+        self.outcome.stage = stage
         self._advance(0)
 
     def resumed(self, nbytes: int) -> None:
         """Report the number of bytes that an earlier run has finished."""
-        self._outcome.resumed += nbytes
+        self.outcome.resumed += nbytes
         self._advance(nbytes)
 
     def _write(self, file: FilePlan, part: BinaryIO) -> None:
@@ -95,13 +89,14 @@ class Stream:
             os.fsync(part.fileno())
         except OSError:
             # What did not come to the disk may still read as if it had.
-            self._staging.remove_parts(file)
+            with contextlib.suppress(OSError):
+                remove(self.work.parts(file))
             raise
         changed = next((path for path, known in stamps.items() if Stamp.of(path) != known), None)
         if changed is not None:
             raise FileError(f"{changed}: was changed while it was converted")
-        self._verify(file, self._staging.parts(file), self._staging.remove_parts)
-        self._staging.finish(file)
+        self._verify(file, self.work.parts(file))
+        self.work.finish(file)
 
     def _copy(self, file: FilePlan, part: BinaryIO) -> None:
         part.truncate(0)
@@ -109,27 +104,16 @@ class Stream:
             shutil.copyfileobj(source, part, 1 << 20)
         self._advance(file.bytes_in)
 
-    def _verify(self, file: FilePlan, written: Sequence[str], remove: Callable[[FilePlan], None]) -> None:
-        """Verify the written files in `file.names`, if verification was asked for and is not done. A wrong file is
-        removed.
-        """
-        if self._options.verify is None or file.tensors is None:
+    def _verify(self, file: FilePlan, written: list[str]) -> None:
+        """Verify the written files in `file.names`, if that was asked for. A wrong file is removed."""
+        if self.options.verify is None or file.tensors is None:
             return
-        everything = self._options.verify == "all"
-        journal = self._staging.journal(file)
-        records = journal.read()
-        done = [
-            record["verified"] for record in records if "verified" in record and record["verified_all"] >= everything
-        ]
-        if not done:
-            try:
-                done = [self.compared(file, written[-1])]
-            except FileError:
-                remove(file)
-                raise
-            with journal.appending(records) as record:
-                record({"verified": done[0], "verified_all": everything})
-        self._outcome.verified += done[-1]
+        try:
+            self.outcome.verified += self.compared(file, written[-1])
+        except FileError:
+            with contextlib.suppress(OSError):
+                remove(written)
+            raise
 
     def compared(self, file: FilePlan, written: str) -> int:
         """The number of elements of a written file that were compared with the reference. FileError if one differs."""
@@ -137,7 +121,7 @@ class Stream:
         self.begin("verifying")
         _check_unchanged(file)
         name = plan.target if plan.single else os.path.join(plan.target, file.name)
-        return verify(written, file, plan, self._options.verify == "all", name)
+        return verify(written, file, plan, self.options.verify == "all", name)
 
     # ---- the tensors of a file ----
 
@@ -149,17 +133,16 @@ class Stream:
         every = [spec for tensor in file.tensors for spec in specs[tensor.name]]
         # A file whose tensors have fixed places is continued; others begin anew.
         resumable = out.lower().endswith(".safetensors")
-        journal = self._staging.journal(file)
-        # What was verified was the file as it was then. What was made of another source is done anew.
-        known = journal.read() if resumable else []
-        records = [record for record in known if "name" in record and record.get("changed") == changed]
+        journal = self.work.journal(file)
+        # What was made of another source is done anew.
+        records = [record for record in journal.read() if resumable and record.get("changed") == changed]
         finished = {record.get("name"): record for record in records}
         target: Any = ChecksumFile(part) if resumable else part
         if not resumable:
             part.truncate(0)
 
         def external() -> BinaryIO:
-            return stack.enter_context(durable(self._staging.parts(file)[0]))
+            return stack.enter_context(durable(self.work.parts(file)[0]))
 
         with (
             contextlib.ExitStack() as stack,
@@ -203,23 +186,23 @@ class Stream:
                 self._advance(tensor.nbytes * report.elements // max(1, tensor.size))
 
             detailed = request.detail != "counts"
-            scaled.write(writer.write, observe, self._prefetcher, self._options.device, detailed)
+            scaled.write(writer.write, observe, self._prefetcher, self.options.device, detailed)
         else:
 
             def observe_part(size: int, lost: Statistics) -> None:
                 statistics.join(lost)
                 self._advance(tensor.nbytes * size // max(1, tensor.size))
 
-            casting = Casting(tensor, plan.dtype, request, self._options.device, self._plan.source)
+            casting = Casting(tensor, plan.dtype, request, self.options.device, self._plan.source)
             casting.write(writer, specs[0], self._prefetcher, observe_part)
         self.check_loss(file, plan, statistics)
         record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.checksums}
         return record | statistics.as_record()
 
 
-def results_of(file: FilePlan, staging: Staging) -> Iterator[Result]:
+def results_of(file: FilePlan, work: Work) -> Iterator[Result]:
     """The results that the journal of a finished file records for its cast tensors."""
-    records = {record.get("name"): record for record in staging.journal(file).read()}
+    records = {record.get("name"): record for record in work.journal(file).read()}
     for tensor in file.tensors or ():
         if tensor.dtype is not None and tensor.name in records:
             record = records[tensor.name]
@@ -233,85 +216,98 @@ def _check_unchanged(file: FilePlan) -> None:
 
 
 @exact()
-def run(plan: ConversionPlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None) -> None:
+def run(
+    plan: ConversionPlan,
+    options: Options,
+    outcome: Outcome,
+    advance: Advance = lambda done: None,
+    elsewhere: Callable[[], None] | None = None,
+) -> None:
     """Carry out the plan, or this process's share of it, and fill `outcome`. The target appears whole at the end, or
     not at all. FileError, OSError, ValueError (too much is lost, or a result differs from the reference),
-    DeviceUnavailable.
+    DeviceUnavailable. `elsewhere` has other processes convert the files, with `run_file`.
     """
-    staging = Staging(plan)
+    work = Work(plan)
     with _naming(plan.target):
-        if not options.files_of(plan) and (missing := len(staging.missing())):
+        if not options.files_of(plan) and (missing := len(work.missing())):
             # A share of nothing begins nothing, which nobody might end.
             outcome.waiting = missing
             return
         try:
-            staging.begin(options.restart, options.share is not None)
+            work.begin(options.restart, options.share is not None or elsewhere is not None)
             with Prefetcher(threads(options.device)) as prefetcher:
-                _all(Stream(plan, options, staging, outcome, advance, prefetcher), plan, options, staging, outcome)
+                _all(Stream(work, options, outcome, advance, prefetcher), elsewhere)
         except Busy:
             raise
         except BaseException:
             # What fails here as well does not hide the error that there was.
             with contextlib.suppress(OSError, FileError):
-                _discard_or_keep(staging, options, outcome)
+                _discard_or_keep(work, options, outcome)
             raise
         finally:
-            staging.partial.release()
+            work.release()
 
 
-def _discard_or_keep(staging: Staging, options: Options, outcome: Outcome) -> None:
+def _discard_or_keep(work: Work, options: Options, outcome: Outcome) -> None:
     """Clean up after an error: remove work too small to keep, unless another process is at work."""
-    if staging.is_whole:
-        outcome.left = f"{staging.folder}: was not removed"
-        if staging.discard_alone():
+    if work.is_whole:
+        outcome.left = f"{work.folder}: was not removed"
+        if work.discard_alone():
             outcome.left = ""
-    elif staging.is_own():
+    elif work.is_own():
         is_all = options.share is None or options.share.count == 1
-        is_little = is_all and not staging.is_worth_keeping()
-        if not (is_little and staging.discard_alone()):
-            outcome.kept = staging.folder
+        is_little = is_all and not work.is_worth_keeping()
+        if not (is_little and work.discard_alone()):
+            outcome.kept = work.folder
 
 
 @exact()
-def run_file(
-    plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome, advance: Advance = lambda done: None
-) -> None:
-    """Convert one file of a plan. Another process has begun the staging and publishes the result. Errors as `run`."""
+def run_file(plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome) -> None:
+    """Convert one file of a plan. Another process has begun the work and publishes the result. Errors as `run`."""
+    work = Work(plan)
+    if not work.is_seen():
+        raise FileError(f"{work.folder}: cannot be seen; all machines must see source and target under the same paths")
     with _naming(plan.target), Prefetcher(threads(options.device)) as prefetcher:
-        Stream(plan, options, Staging(plan), outcome, advance, prefetcher).file(file)
+        try:
+            work.begin(is_share=True)
+            Stream(work, options, outcome, lambda done: None, prefetcher).file(file)
+        finally:
+            work.release()
 
 
-def _all(stream: Stream, plan: ConversionPlan, options: Options, staging: Staging, outcome: Outcome) -> None:
-    mine = options.files_of(plan)
-    if staging.is_published():
+def _all(stream: Stream, elsewhere: Callable[[], None] | None) -> None:
+    work, options, outcome = stream.work, stream.options, stream.outcome
+    plan, mine = work.plan, options.files_of(work.plan)
+    if work.is_published():
         # By a run that was killed right then, or by who shared the work.
         stream.resumed(sum(file.bytes_in for file in mine))
         for file in mine:
             if options.verify is not None and file.tensors is not None:
-                outcome.verified += stream.compared(file, staging.target.file(file))
+                outcome.verified += stream.compared(file, work.written(file))
+    elif elsewhere is not None:
+        elsewhere()
     else:
         for file in mine:
             stream.file(file)
-        outcome.waiting = len(staging.missing())
+    outcome.waiting = len(work.missing())
     if outcome.waiting:
-        outcome.results = [result for file in mine for result in results_of(file, staging)]
+        outcome.results = [result for file in mine for result in results_of(file, work)]
         return
-    with staging.concluding() as is_ours:
-        if not is_ours:
-            return
-        results = [result for file in plan.files for result in results_of(file, staging)]
-        if not staging.is_published():
-            for result in results:
-                stream.check_loss(result.file, result.plan, result.statistics)
-        stream.begin("publishing")
-        staging.publish()
-        # None are known where an earlier run was stopped while it removed the journals.
-        outcome.results = results if len(results) == len(plan.converted) else []
-        try:
-            staging.partial.discard()
-        except OSError as error:
-            # The target is whole; the next run discards the rest.
-            outcome.left = f"{staging.folder}: {error.strerror or error}"
+    if not work.concludes():
+        return
+    results = [result for file in plan.files for result in results_of(file, work)]
+    if not work.is_published():
+        for result in results:
+            stream.check_loss(result.file, result.plan, result.statistics)
+    stream.begin("publishing")
+    work.publish()
+    # None are known where an earlier run was stopped while it removed the journals.
+    outcome.results = results if len(results) == len(plan.converted) else []
+    try:
+        work.discard()
+    except OSError as error:
+        # The target is whole; the next run discards the rest.
+        outcome.left = f"{work.folder}: {error.strerror or error}"
 
 
 @contextlib.contextmanager

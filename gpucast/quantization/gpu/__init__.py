@@ -10,11 +10,10 @@ from gpucast.core import packages
 if TYPE_CHECKING:
     from gpucast.quantization.gpu import grouped_on_gpu as grouped_on_gpu
     from gpucast.quantization.gpu import hadamard_on_gpu as hadamard_on_gpu
-    from gpucast.quantization.gpu import memory as memory
     from gpucast.quantization.gpu import quantize_on_gpu as quantize_on_gpu
     from gpucast.quantization.gpu import state_on_gpu as state_on_gpu
     from gpucast.quantization.gpu import tiles as tiles
 else:
     __getattr__ = packages.submodules(
-        __name__, "grouped_on_gpu", "hadamard_on_gpu", "memory", "quantize_on_gpu", "state_on_gpu", "tiles"
+        __name__, "grouped_on_gpu", "hadamard_on_gpu", "quantize_on_gpu", "state_on_gpu", "tiles"
     )

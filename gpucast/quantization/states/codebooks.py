@@ -9,7 +9,7 @@ x - a >= (b - a) * 0.5, all in FLOAT.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,9 @@ import numpy.typing as npt
 from gpucast.core.arithmetic import exact
 
 Array = npt.NDArray[Any]
+#: How many bits of a FLOAT follow those that name its cell.
+CELL_SHIFT = 18
+NAMES = ("torchao-dynamic8", "torchao-dynamic8-unsigned")
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +34,24 @@ class Codebook:
     #: The lower bound of scales.
     least: float = float(np.float32(1e-12))
 
+    @cached_property
+    def cells(self) -> tuple[int, Array]:
+        """Where a kernel begins its search. FLOATs of up to 1 in magnitude that differ in their last `CELL_SHIFT` bits
+        alone are a cell; smaller ones than the first positive limit are in the first cell. The codes of a cell are
+        at most 3 above its number in the array. Where there are negative limits, cells of negative FLOATs follow."""
+        positive = self.limits[self.limits > 0].view(np.uint32)
+        first, one = (int(x) >> CELL_SHIFT for x in (positive[0], np.float32(1).view(np.uint32)))
+        ends = (np.arange(first, one + 2, dtype=np.uint32) << CELL_SHIFT) - 1
+        lowest = [0.0, *(ends[1:-1] + 1).view(np.float32)]
+        if self.limits[0] < 0:
+            lowest += [*-ends[1:].view(np.float32)]
+        return first, np.minimum(np.searchsorted(self.limits, lowest, side="right"), 252).astype(np.uint8)
+
 
 def find(name: Any, caller: str) -> Codebook:
     """The codebook of a name. ValueError for another one."""
-    if name not in ("torchao-dynamic8", "torchao-dynamic8-unsigned"):
-        raise ValueError(f"{caller}: codebook={name!r} must be 'torchao-dynamic8' or 'torchao-dynamic8-unsigned'")
+    if name not in NAMES:
+        raise ValueError(f"{caller}: codebook={name!r} must be {NAMES[0]!r} or {NAMES[1]!r}")
     return _torchao(not name.endswith("unsigned"))
 
 

@@ -1,0 +1,472 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The unfinished work of a plan, in the folder OUT.partial: begun or continued, done file by file, renamed at the end.
+
+    lock            held by a run alone, or together by the shares of one conversion
+    job.json        which conversion this is; without it nothing in the folder counts
+    work/7.part/    written parts of file 7 of the plan, under its final names
+    work/7.jsonl    the journal of file 7
+    files/          finished files under their final names
+
+The folder is created first and removed last, together with its lock. The system releases locks when a process dies. So
+after a kill at any moment the next run continues from the files on disk (docs/checkpoints.md has the table).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import IO, BinaryIO
+
+from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
+from gpucast.checkpoints.running import target
+from gpucast.checkpoints.streaming.checksums import Journal
+from gpucast.core.places import closing, durable, replaced, resolved, status_of, sync_folder
+from gpucast.files import FileError
+from gpucast.files.atomic import mode_of, new_mode, within
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+#: After an error, less than this many finished bytes are removed rather than left for the next run.
+WORTH_KEEPING = 64 << 20
+#: How many seconds a start waits for another process, and how many it sleeps between two looks.
+_PATIENCE, _APART = 5, 0.05
+#: What a file system says that knows no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+_LOCK, _JOB, _WORK, _FILES = "lock", "job.json", "work", "files"
+
+
+class Busy(FileError):
+    """Another process writes the same file."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    fingerprint: str
+    #: What people may want to know.
+    source: str
+    target: str
+    #: Whether all files are finished, and get their places beside the target.
+    is_publishing: bool = False
+
+
+def lock(file: IO[bytes], wait: bool, shared: bool = False) -> bool:
+    """Lock the file, for this process alone or `shared` with others that ask for the same; False if it is locked.
+
+    True as well on file systems without locks. OSError if the state cannot be found out.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno == errno.EACCES:
+            # As NFS may say it.
+            return False
+        if error.errno not in _NO_LOCKS:
+            raise
+    return True
+
+
+class Work:
+    """The unfinished work of a plan, if there is any."""
+
+    def __init__(self, plan: ConversionPlan) -> None:
+        self.plan = plan
+        # A link keeps pointing where it does: the file behind it is replaced.
+        self.target = resolved(plan.target)
+        self.folder = self.target + ".partial"
+        self._job_of_plan = _Job(plan.fingerprint, plan.source, plan.target)
+        self._names = [name for file in plan.files for name in file.names] + [name for name, _ in plan.indexes]
+        self._lock: IO[bytes] | None = None
+        self._is_alone = self._is_begun = False
+        #: Whether this process has written the target, or found it written.
+        self.is_whole = False
+
+    # ---- beginning ----
+
+    def check(self, restart: bool = False) -> None:
+        """Raise the errors of `begin` that do not come from other processes, and do nothing else."""
+        if within(self.folder, self.plan.source):
+            raise FileError(f"{self.plan.source}: lies in {self.folder}, which is for unfinished work; move it first")
+        job = self._job()
+        if not restart and job is not None:
+            if job.fingerprint == self.plan.fingerprint:
+                return
+            if self._has_work():
+                raise FileError(
+                    f"{self.folder}: holds unfinished work of another conversion (other files, options or version of "
+                    "gpucast); finish that one with its own command, or give --restart to discard it"
+                )
+        if (job is None or not restart) and self.is_published():
+            if restart:
+                raise FileError(
+                    f"{self.plan.target}: is finished, and --restart discards unfinished work alone; remove it to "
+                    "convert it again"
+                )
+            return
+        self._check_target()
+
+    def _check_target(self) -> None:
+        target.check(self.plan, self.target, [self._placed(name) for name in self._names[:-1]])
+
+    def begin(self, restart: bool = False, is_share: bool = False) -> None:
+        """Begin the work or continue it; `restart` begins anew. FileError if neither is possible.
+
+        Afterwards this process holds the lock, together with other shares if it is one. Once the target is written and
+        nothing unfinished is left, no process holds it.
+        """
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            self.check(restart)
+            if status_of(self.folder) is None and self.is_published():
+                return
+            # Said before the folder is made: whatever interrupts the next steps, `is_own` knows of them.
+            self._is_begun = True
+            job = self._job()
+            joins = is_share and not restart and job is not None and self._is_ours(job) and not job.is_publishing
+            if self._take(alone=not joins):
+                if joins and self.is_seen():
+                    return
+                if not joins:
+                    self._mend(restart)
+                    restart = False
+                    if not is_share or self.is_published():
+                        return
+            elif time.monotonic() > deadline:
+                raise Busy(f"{self.plan.target}: another process is converting it at this moment; end it first")
+            else:
+                time.sleep(_APART)
+
+    def _mend(self, restart: bool) -> None:
+        """Write the job down, or continue to publish results. The caller holds the lock alone."""
+        job = self._job()
+        if restart or job is None or not self._is_ours(job):
+            if not restart and self.is_published():
+                self.discard()
+                return
+            self._forget()
+            self._clear()
+            self._check_target()
+            for name in (_WORK, _FILES):
+                os.mkdir(self._path(name))
+            self._write(self._job_of_plan)
+        elif job.is_publishing:
+            self._place()
+
+    # ---- the folder and its lock ----
+
+    def _path(self, name: str) -> str:
+        """The path of a file in the folder; `name` may have slashes."""
+        return os.path.join(self.folder, *name.split("/"))
+
+    def _made(self, name: str) -> str:
+        """The path of a file, after creating its parent folder."""
+        os.makedirs(os.path.dirname(self._path(name)), exist_ok=True)
+        return self._path(name)
+
+    def _exists(self) -> bool:
+        """Whether the folder exists. FileError if another thing has its name, or if it is another user's."""
+        status = status_of(self.folder)
+        if status is None:
+            return False
+        if not stat.S_ISDIR(status.st_mode):
+            what = "is a link, which is not followed" if stat.S_ISLNK(status.st_mode) else "nothing that gpucast left"
+            raise FileError(f"{self.folder}: is in the way, and {what}; remove it")
+        # The owner of the folder around it could exchange it anyway. Network file systems may call all users one.
+        around = os.stat(os.path.dirname(self.folder)).st_uid
+        if hasattr(os, "geteuid") and status.st_uid not in (0, os.geteuid(), around):
+            why = f"belongs to another user (uid {status.st_uid}); nothing in it is trusted"
+            raise FileError(f"{self.folder}: {why}: choose another name, or have it removed")
+        return True
+
+    def _take(self, alone: bool, wait: bool = False) -> bool:
+        """Take the lock, or change the kind of the lock that this process holds, and make the folder.
+
+        `wait` waits for other processes. False if another process holds the lock.
+        """
+        while True:
+            self.release()
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.folder, 0o700)
+            self._exists()
+            try:
+                file = self._lock = open(self._path(_LOCK), "ab", buffering=0)
+            except FileNotFoundError:
+                # The folder has just been removed.
+                continue
+            if not lock(file, wait, shared=not alone):
+                self.release()
+                return False
+            status = status_of(self._path(_LOCK))
+            # Who discards the folder removes the lock: then it is that of another folder.
+            if status is not None and os.path.samestat(status, os.fstat(file.fileno())):
+                self._is_alone = alone
+                return True
+
+    def release(self) -> None:
+        """Release the lock. Releasing it twice is no error."""
+        if self._lock is not None:
+            self._lock.close()
+        # Forgotten after it was given back: an interrupted release is made good by the next one.
+        self._lock, self._is_alone = None, False
+
+    # ---- whose work this is ----
+
+    def _job(self) -> _Job | None:
+        """The job in the folder, or None before it is written. FileError if the folder holds files of others."""
+        if not self._exists():
+            return None
+        try:
+            with open(self._path(_JOB), encoding="utf-8") as file:
+                return _Job(**json.load(file))
+        except FileNotFoundError:
+            names = self._listed()
+            known = all(name in (_JOB, _LOCK, _FILES, _WORK) or name.startswith(f".{_JOB}.") for name in names)
+            # The lock is made first and removed last.
+            if known and (not names or _LOCK in names):
+                return None
+        except (ValueError, TypeError):
+            pass
+        raise FileError(f"{self.folder}: is in the way, and nothing that gpucast left; remove it")
+
+    def _listed(self) -> list[str]:
+        try:
+            return os.listdir(self.folder)
+        except FileNotFoundError:
+            return []
+
+    def _write(self, job: _Job) -> None:
+        """Write the job, whole or not at all, so that it survives a power cut."""
+        with replaced(self._path(_JOB), 0o666) as file:
+            file.write(json.dumps(asdict(job)).encode())
+
+    def _has_work(self) -> bool:
+        """Whether there are files other than journals. Journals stay when all results have their places."""
+        folders = (os.walk(self._path(name)) for name in (_WORK, _FILES))
+        return any(".jsonl" not in name for walked in folders for _, _, names in walked for name in names)
+
+    def _is_ours(self, job: _Job) -> bool:
+        return job.fingerprint == self.plan.fingerprint
+
+    def is_seen(self) -> bool:
+        """Whether there is work on this plan, by this process or another one."""
+        job = self._job()
+        return job is not None and self._is_ours(job)
+
+    def is_own(self) -> bool:
+        """Whether this process has begun or continued the work (or was about to), and no other process has replaced it
+        since.
+        """
+        return self._is_begun and (self._job() is None or self.is_seen())
+
+    # ---- one file ----
+
+    def is_done(self, file: FilePlan) -> bool:
+        return all(status_of(self.finished(name)) is not None for name in file.names)
+
+    def finished(self, name: str) -> str:
+        """The path of a finished file."""
+        return self._path(f"{_FILES}/{name}")
+
+    def journal(self, file: FilePlan) -> Journal:
+        return Journal(self._path_of(file, "jsonl"))
+
+    @contextlib.contextmanager
+    def part(self, file: FilePlan) -> Iterator[BinaryIO]:
+        """Open the unfinished file for reading and writing, as it was left. No other process can open it meanwhile."""
+        path = self.parts(file)[-1]
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        with closing(open(handle, "r+b", buffering=1 << 20)) as part:
+            if not lock(part, wait=False):
+                raise Busy(f"{self.plan.target}: another process is converting {file.path} at this moment")
+            yield part
+
+    def parts(self, file: FilePlan) -> list[str]:
+        """The paths of the files in `file.names` until they are finished."""
+        return [os.path.join(self._path_of(file, "part"), name.rpartition("/")[2]) for name in file.names]
+
+    def finish(self, file: FilePlan) -> None:
+        """Give the written parts their final names. They must be on the disk already."""
+        # The permissions of the file that is replaced, or those that a plain ``open`` would give.
+        mode = mode_of(self.target) if self.plan.single else new_mode()
+        for path, name in zip(self.parts(file), file.names, strict=True):
+            os.chmod(path, mode)
+            os.replace(path, self._made(f"{_FILES}/{name}"))
+            sync_folder(os.path.dirname(self.finished(name)))
+
+    def _path_of(self, file: FilePlan, ending: str) -> str:
+        return self._path(f"{_WORK}/{self.plan.files.index(file)}.{ending}")
+
+    # ---- all ----
+
+    def missing(self) -> list[FilePlan]:
+        """The files that are not finished yet; none once the target is written."""
+        missing = [file for file in self.plan.files if not self.is_done(file)]
+        # Asked for last: another share may publish what is being counted.
+        return [] if self.is_published() else missing
+
+    def is_worth_keeping(self) -> bool:
+        """Whether another run can continue the finished work, or results are being published."""
+        job = self._job()
+        if job is not None and job.is_publishing and self._is_ours(job):
+            return True
+        done = 0
+        for file in self.plan.files:
+            finished = [int(record.get("bytes_in", 0)) for record in self.journal(file).read()]
+            done += file.bytes_in if self.is_done(file) else sum(finished)
+        return done >= WORTH_KEEPING
+
+    def written(self, file: FilePlan) -> str:
+        """The path of one of the target's files."""
+        return self.target if self.plan.single else os.path.join(self.target, *file.name.split("/"))
+
+    def is_published(self) -> bool:
+        """Whether the target is written: by this process, by another one, or by one that was killed immediately
+        afterwards.
+        """
+        if self.is_whole:
+            return True
+        if not self.plan.single:
+            return target.is_written(self.target, self.plan.fingerprint, self._names)
+        job = self._job()
+        if job is None or not job.is_publishing or not self._is_ours(job):
+            return False
+        return all(
+            status_of(self.finished(name)) is None and status_of(self._placed(name)) is not None for name in self._names
+        )
+
+    def concludes(self) -> bool:
+        """Whether it is this process that publishes, reads the journals and discards them.
+
+        One of several shares does, and holds the lock alone; the others wait for it. FileError if the work is gone and
+        the target is not written.
+        """
+        if not (self._is_alone or (status_of(self.folder) is None and self.is_published())):
+            self._take(alone=True, wait=True)
+        if self.is_seen():
+            return True
+        if not self.is_published():
+            raise FileError(f"{self.folder}: was removed by another process before {self.plan.target} was written")
+        self.discard_alone()
+        return False
+
+    def publish(self) -> None:
+        """Move the finished work to the target, unless that is done. The caller holds the lock alone. FileError if a
+        result is missing.
+        """
+        try:
+            if not self.is_published():
+                self._publish()
+            self.is_whole = True
+        except BaseException:
+            # It may have been interrupted after the last rename.
+            with contextlib.suppress(OSError, FileError):
+                self.is_whole = self.is_published()
+            raise
+
+    def _publish(self) -> None:
+        # Asked again, now that nobody else is at work: who verifies may have removed one.
+        if missing := self.missing():
+            raise FileError(f"{self.finished(missing[0].name)}: was finished, and is not there")
+        if self.plan.single:
+            self._check_places()
+            self._write(_Job(**(asdict(self._job_of_plan) | {"is_publishing": True})))
+            self._place()
+            return
+        for name, text in (*self.plan.indexes, target.mark(self.plan)):
+            with durable(self._made(f"{_FILES}/{name}")) as file:
+                file.write(text.encode())
+            sync_folder(os.path.dirname(self.finished(name)))
+        if os.name == "nt" and os.path.isdir(self.target):
+            # Windows replaces no folder, not even an empty one.
+            os.rmdir(self.target)
+        os.replace(self._path(_FILES), self.target)
+        sync_folder(os.path.dirname(self.target))
+
+    def _place(self) -> None:
+        """Move the files of a single target that are not in their places yet, itself the last."""
+        self._check_places()
+        for name in self._names:
+            if status_of(self.finished(name)) is not None:
+                os.replace(self.finished(name), self._placed(name))
+        sync_folder(os.path.dirname(self.target))
+
+    def _check_places(self) -> None:
+        for name in self._names:
+            place = self._placed(name)
+            if status_of(self.finished(name)) is None:
+                if status_of(place) is None:
+                    raise FileError(
+                        f"{place}: was being written, and is neither there nor in {self.folder}; "
+                        "give --restart to begin anew"
+                    )
+            elif status_of(place) is not None and not (name == self._names[-1] and self.plan.overwrite):
+                raise FileError(f"{place}: exists, and would be replaced; remove it or choose another name")
+
+    def _placed(self, name: str) -> str:
+        """The place of a file of a single target, whose name may differ from its name in the plan."""
+        return self.target if name == self._names[-1] else os.path.join(os.path.dirname(self.target), name)
+
+    # ---- removing, for who has the lock alone ----
+
+    def _forget(self) -> None:
+        """Remove the job. From then on nothing in the folder counts."""
+        remove([self._path(_JOB)])
+        sync_folder(self.folder)
+
+    def _clear(self) -> None:
+        """Remove all files but the lock. The job goes last, because it records published results."""
+        for name in sorted(self._listed(), key=_JOB.__eq__):
+            if name in (_WORK, _FILES):
+                shutil.rmtree(self._path(name))
+            elif name != _LOCK:
+                os.unlink(self._path(name))
+
+    def discard(self) -> None:
+        """Remove the folder with all its files."""
+        self._clear()
+        if fcntl is None:
+            # Windows removes no open file.
+            self.release()
+        remove([self._path(_LOCK)])
+        try:
+            os.rmdir(self.folder)
+        except OSError as error:
+            # Another process has just begun there, or removed it.
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                raise
+
+    def discard_alone(self) -> bool:
+        """Remove the work of this plan, and work of no plan, unless another process is at work here. Returns whether it
+        did.
+        """
+        try:
+            if not (self._is_alone or self._take(alone=True)):
+                return False
+            if self.is_own() or self._job() is None:
+                if not self.is_whole:
+                    self._forget()
+                self.discard()
+            return True
+        finally:
+            self.release()
+
+
+def remove(paths: list[str]) -> None:
+    """Remove files that may not be there."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

@@ -56,7 +56,9 @@ template <typename Src>
 GPUCAST_INLINE float odd_float(Stored<Src> code) {
     typedef Stored<Src> Word;
     const bool is_wide = Src::bits == 64;
-    if constexpr (Src::bits <= 16) {
+    if constexpr (is_same<Src, FLOAT>) {
+        return ptx::as_float(code);
+    } else if constexpr (Src::bits <= 16) {
         return float(short_integer<Src>(code));
     } else if constexpr (Src::is_float) {
         // 14 bits of a DOUBLE are two more than FLOAT16 has and its subnormal numbers need; and a float has them from 2^-136
@@ -178,6 +180,22 @@ GPUCAST_INLINE float with_quiet_nan(float x) {
     return x != x ? ptx::as_float((ptx::bits(x) & 0x80000000) | 0x7fc00000) : x;
 }
 
+// Whether a BFLOAT16 is rounded in halves of words, of which vectors hold more.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool rounds_halves() {
+    if constexpr (!GPUCAST_COMPARES_HALVES || !is_upper_half<Dst>() || Rule::overflow() == Overflow::saturate) return false;
+    else return is_same<Src, FLOAT> || takes_odd_float<Src, Dst, Rule>();
+}
+
+// The BFLOAT16 of a float.
+template <bool maybe_nan>
+GPUCAST_INLINE u16 upper_half_of(float number) {
+    const u16 upper = u16(ptx::bits(number) >> 16), lower = u16(ptx::bits(number));
+    // A tie is more than a half where the upper half is odd.
+    const u16 rounded = u16(upper + ((lower | (upper & 1)) > 0x8000));
+    return maybe_nan && number != number ? u16((upper & 0x8000) | 0x7fc0) : rounded;
+}
+
 // The cast of one element. The rules' own way takes longer where 64 bits hold what 32 could; the other ways round as they
 // do.
 template <typename Src, typename Dst, typename Rule>
@@ -193,6 +211,10 @@ GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
         return ptx::bits(ptx::cvt_f64(with_quiet_nan(as_float32<Src>(u32(code)))));
     } else if constexpr (is_same<Src, DOUBLE> && is_same<Dst, FLOAT> && Rule::overflow() != Overflow::saturate) {
         return ptx::bits(with_quiet_nan(ptx::cvt_rn_f32(ptx::as_double(code))));
+    } else if constexpr (Src::is_int && Src::bits <= 16 && Src::sign_code != 0 && is_same<Dst, DOUBLE>) {
+        return ptx::bits(ptx::cvt_rn_f64(int(short_integer<Src>(code))));
+    } else if constexpr (rounds_halves<Src, Dst, Rule>()) {
+        return upper_half_of<Src::is_float>(odd_float<Src>(code));
     } else if constexpr (takes_odd_float<Src, Dst, Rule>()) {
         return Stored<Dst>(cast_code<FLOAT, Dst>(ptx::bits(odd_float<Src>(code)), Rule()));
     } else if constexpr (wraps<Src, Dst, Rule>()) {

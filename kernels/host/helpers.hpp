@@ -24,7 +24,7 @@ enum : u64 { watched = 50'000 };
 enum : u64 { part_unit = 64 };
 // Nanoseconds of work from which on threads that watch for it help, and from which on sleeping ones are woken: they come
 // too late for less, but not for the next cast where casts follow each other so soon that they need not sleep again.
-enum : u64 { shared_from = 7'000, woken_from = 50'000 };
+enum : u64 { shared_from = 4'000, woken_from = 50'000 };
 
 // A piece of work: run(context, begin, end) for all parts of [0, size), in any order and by any thread.
 struct Job {

@@ -140,6 +140,13 @@ GPUCAST_INSTRUCTION u32 low_bits(double a) {
 }
 #endif
 
+// Whether comparisons of 16-bit integers without a sign are vector instructions, and so is what narrows words to these.
+#if defined(__AVX512BW__)
+#define GPUCAST_COMPARES_HALVES 1
+#else
+#define GPUCAST_COMPARES_HALVES 0
+#endif
+
 // A float16 in the low half. An integer becomes the subnormal number that it stands for: as a float none is subnormal.
 GPUCAST_INSTRUCTION float cvt_f32_f16(u32 a) {
     const u32 sign = (a & 0x8000) << 16, magnitude = a & 0x7fff;
@@ -182,18 +189,25 @@ typedef GPUCAST_HALF Fp16s __attribute__((vector_size(2 * GPUCAST_HALVES)));
 typedef float Floats __attribute__((vector_size(4 * GPUCAST_HALVES)));
 typedef int Words __attribute__((vector_size(4 * GPUCAST_HALVES)));
 typedef short Halves __attribute__((vector_size(2 * GPUCAST_HALVES)));
+typedef u32 UnsignedWords __attribute__((vector_size(4 * GPUCAST_HALVES)));
+typedef unsigned short UnsignedHalves __attribute__((vector_size(2 * GPUCAST_HALVES)));
+// Quiet NaNs become those without a payload: no positive code is larger as an integer with a sign, and none at all as one
+// without. Both minima are instructions.
+template <typename Signed, typename Unsigned>
+GPUCAST_INSTRUCTION Signed without_payload(Signed code, Signed positive, Unsigned negative) {
+    const Unsigned known = Unsigned(code < positive ? code : positive);
+    return Signed(known < negative ? known : negative);
+}
 GPUCAST_INSTRUCTION void cvt_rn_f16(const float* a, unsigned short* d) {
     Floats x;
     __builtin_memcpy(&x, a, sizeof x);
-    const Halves code = GPUCAST_TO_HALVES(x);
-    const Halves known = (code & 0x7fff) > 0x7c00 ? (code & short(0x8000)) | 0x7e00 : code;
+    const Halves code = GPUCAST_TO_HALVES(x), known = without_payload(code, Halves{} + 0x7e00, UnsignedHalves{} + 0xfe00);
     __builtin_memcpy(d, &known, sizeof known);
 }
 GPUCAST_INSTRUCTION void cvt_f32_f16(const unsigned short* a, u32* d) {
     Halves x;
     __builtin_memcpy(&x, a, sizeof x);
-    const Words code = Words(GPUCAST_OF_HALVES(x));
-    const Words known = (code & 0x7fffffff) > 0x7f800000 ? (code & int(0x80000000)) | 0x7fc00000 : code;
+    const Words code = Words(GPUCAST_OF_HALVES(x)), known = without_payload(code, Words{} + 0x7fc00000, UnsignedWords{} + 0xffc00000);
     __builtin_memcpy(d, &known, sizeof known);
 }
 #else

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from codes import HOST_LOOPS, assert_codes, codes_of
-from gpucast.core.dtypes import DType
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import cast_on_host
 from gpucast.parity.cases import NUMERIC, WIDE, rules
@@ -79,6 +79,15 @@ def test_wide_sources_in_whole_chunks(src: DType, dst: DType, exhaustive: bool) 
     x = np.concatenate([codes, np.resize(ordinary, BLOCK), few]).view(src.numpy)
     for rule in rules(src, dst, [28]):
         check(x, rule)
+
+
+@pytest.mark.parametrize("kind", [dtype(name) for name in ("UINT8", "INT16", "FLOAT", "INT64")], ids=str)
+@pytest.mark.parametrize("size", [1 << 11, 1 << 21])
+def test_copies(kind: DType, size: int) -> None:
+    """About as many bytes as those from which on a loop makes copies, and those from which on it does not."""
+    codes = np.frombuffer(np.random.default_rng(size).bytes(size + 8), kind.numpy)
+    for count in range(size // kind.numpy.itemsize - 1, codes.size + 1):
+        check(codes[:count], resolve(kind, kind))
 
 
 def test_extra_memory_is_bounded(rule: CastRule) -> None:

@@ -214,8 +214,9 @@ GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, i64 begin, i64 
         if constexpr (u32(F::order) == linear) {
             reinterpret_cast<ScaleCode*>(result.scales)[place] = ScaleCode(scale.code);
         } else {
-            const i64 row = begin / columns, along = (begin - row * columns + first) / Block;
-            store_scale<F::scale::bits / 8>(result.scales, F::order, row, along, result.rows, columns / Block, scale.code, F::padding);
+            // Longer arrays have linear scales, so that 32 bits suffice.
+            const u32 across = u32(columns / Block), row = u32(place) / across, along = u32(place) - row * across;
+            store_scale<F::scale::bits / 8>(result.scales, F::order, row, along, result.rows, across, scale.code, F::padding);
         }
         if constexpr (F::zero_points) result.zero_points[place] = u8(scale.zero_point);
         if constexpr (Scales::chooses && !F::stochastic) {

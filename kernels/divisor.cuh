@@ -13,8 +13,15 @@ struct Divisor {
     enum : bool {
         by_power = !V::wide && (F::scale::is_e8m0 || F::by_steps) && !F::stochastic,
         by_float = !V::wide && !F::scale::is_e8m0 && !F::by_steps && !F::stochastic,
+        by_float16 = ReciprocalCodes<DType, F>::by_float16,
+        has_codes = (has_conversion<DType>() || (F::by_steps && DType::is_int)) && (!F::rounds || GPUCAST_ARCH >= 800),
+        // Whether a product is rounded as the formula has it. FLOAT16 is too coarse for the smallest codes of FLOAT8E5M2.
+        by_product = by_power && has_codes && (!F::divides || (F::rounds && (u32(DType::bits) < 8 || DType::is_int || is_e4m3<DType>()))),
+        // Whether quotients or products of steps are bracketed. With scales that are powers of two products are often
+        // ties, which a bracket leaves open.
+        by_bracket = by_power && F::by_steps && !F::rounds && (F::divides || (by_float16 && !F::scale::is_e8m0)),
         // Whether elements are multiplied by a power of two.
-        exact = by_power && F::only_multiplies && F::over_power && u32(F::factor_mantissa) == 0
+        exact = by_power && !F::divides && !F::rounds && F::over_power && u32(F::factor_mantissa) == 0
     };
     Scale scale;
     float global, factor;
@@ -34,9 +41,11 @@ struct Divisor {
         } else if constexpr (F::by_steps) {
             const float s = narrow_scale<F, Float>(of.code);
             factor = F::step_factor(s, s, global_scale);
+            if constexpr (by_bracket || F::divides) by = Quotient(factor);
             // A product or quotient that may be NaN is computed one by one.
             const bool is_safe = factor != 0 && ptx::abs(factor) < ptx::as_float(u32(V::infinity));
-            fast &= by_power && is_safe;
+            if constexpr (by_bracket) fast &= by.in_range();
+            else fast &= by_power && is_safe && (!(by_product && F::divides) || (by.in_range() && by.is_short()));
         } else if constexpr (by_float) fast = by.in_range();
         else fast = false;
     }
@@ -108,6 +117,8 @@ private:
 
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void fast_tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
+        typedef ReciprocalCodes<DType, F> Codes;
+        const bool whole_words = Elements * u32(DType::bits) % 32 == 0;
         if constexpr (exact && is_upper_half<Src>() && has_halves<Src, DType>() && !has_conversion<DType>()) {
             // The products in BFLOAT16 are exact, or so small that they become zero.
             const u32 both = (ptx::bits(factor) >> 16) * 0x00010001;
@@ -117,16 +128,17 @@ private:
                 const u32 high = ptx::fma_rn_bf16x2(in.word[i / 2 + 1], both, repeated<16>(0x8000));
                 put_lanes<DType::bits, 4>(out, i, halves_lanes<Finite<Src>, DType>(low, high, typename F::element_rule()));
             }
-        } else if constexpr (by_power && F::only_multiplies && has_conversion<DType>() && Elements * u32(DType::bits) % 32 == 0) {
-            // The products are exact as above, and the instruction saturates.
-            typedef ReciprocalCodes<DType> Codes;
+        } else if constexpr (by_product && whole_words) {
+            // The products are those of the formula, or exact as above. The instruction saturates.
+            const float low = ptx::cvt_rn_f32(int(F::lowest)), high = ptx::cvt_rn_f32(int(F::largest));
+            const float r = F::divides ? by.reciprocal(0) : factor;
             u32 overflow = 0;
 #pragma unroll
             for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
-                out.word[i] = Codes::template codes<false>(numbers<Codes::elements>(in, i), factor, 0, 0, 0, overflow);
+                out.word[i] = Codes::template codes<true>(numbers<Codes::elements>(in, i), r, low, high, 0, overflow);
             }
         } else {
-            if constexpr (by_float && ReciprocalCodes<DType>::known && Elements * u32(DType::bits) % 32 == 0) {
+            if constexpr ((by_float || by_bracket) && Codes::known && whole_words) {
                 if (by_reciprocals<Elements, fits>(in, out)) return;
                 ptx::mark_rare();
 #pragma unroll
@@ -155,11 +167,20 @@ private:
         return x;
     }
 
+    // Whether elements are divided by a number of few bits.
+    GPUCAST_INLINE bool is_short() const { return !(F::by_steps && !F::divides) && by.is_short(); }
+
+    // What elements are multiplied by, plus some ULPs.
+    GPUCAST_INLINE float near(int ulps) const {
+        if constexpr (F::by_steps && !F::divides) return ptx::as_float(ptx::bits(factor) + u32(ulps));
+        else return by.reciprocal(ulps);
+    }
+
     // The codes by two products with reciprocals (quotients.cuh). False where a quotient may be beyond the largest
     // element, or is too near the midpoint of two codes to decide.
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE bool by_reciprocals(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
-        typedef ReciprocalCodes<DType> B;
+        typedef ReciprocalCodes<DType, F> B;
         const bool limited = !fits || F::clamps;
         float low = 0, high = 0;
         if constexpr (limited && DType::is_int) {
@@ -167,8 +188,8 @@ private:
             high = ptx::mul_rn(by.high, ptx::cvt_rn_f32(int(F::largest) - scale.zero_point));
         }
         const u32 lowered = B::lowered, zero_points = u32(scale.zero_point) * u32(B::ones_of_byte);
-        const float below = ptx::as_float(ptx::bits(by.reciprocal(-2)) - lowered);
-        const float above = ptx::as_float(ptx::bits(by.reciprocal(2)) - lowered);
+        const float below = ptx::as_float(ptx::bits(near(-2)) - lowered);
+        const float above = ptx::as_float(ptx::bits(near(2)) - lowered);
         u32 differ = 0, overflow = 0, other[Tile<DstBytes>::words];
 #pragma unroll
         for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
@@ -185,7 +206,7 @@ private:
 #pragma unroll
             for (u32 i = 0; i < Elements; ++i) bits |= in.word[i];
         }
-        if (!within || !by.is_short() || (bits & 0x1fff) != 0) return false;
+        if (!within || !is_short() || (bits & 0x1fff) != 0) return false;
 #pragma unroll
         for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
             // All bits of the elements whose code, or integer before the zero point is added, is odd: these take the

@@ -43,8 +43,8 @@ GPUCAST_INLINE float state_scale(u32 largest, float least) {
     return amax > least ? amax : least;
 }
 
-// How many of the limits are not above x, a number of up to 1 in magnitude; none for NaN. The search begins with the cell
-// of x, as gpucast/quantization/states/codebooks.py has them. `Negative` is the first cell of negative numbers, or 0.
+// How many of the limits are not above x, a number of up to 1 in magnitude; none for NaN. The search begins with the
+// cell of x (gpucast/quantization/states/codebooks.py). `Negative` is the first cell of negative numbers, or 0.
 template <u32 First, u32 Shift, u32 Negative>
 GPUCAST_INLINE u32 state_code(float x, const float* limits, const u8* cells) {
     const float lowest = Negative != 0 ? -1.0f : 0.0f;
@@ -85,8 +85,9 @@ GPUCAST_INLINE void store_cast(const UfuncInput& to, i64 begin, const float (&x)
 // By a warp for a block, whose last thread writes the scale: all have read that of before, also on the host, where they
 // run one after the other.
 template <u32 First, u32 Shift, u32 Negative>
-GPUCAST_INLINE void store_state(const UfuncInput& to, float* scales, i64 begin, const float (&x)[8], u32 largest, float least,
-                                const float* limits, const float* cells) {
+GPUCAST_INLINE void store_state(
+    const UfuncInput& to, float* scales, i64 begin, const float (&x)[8], u32 largest, float least, const float* limits,
+    const float* cells) {
     const float scale = state_scale(largest, least);
     if (threadIdx.x % 32 == 31) scales[begin / 256] = scale;
     Tile<8> codes = {};

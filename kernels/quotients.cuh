@@ -44,6 +44,18 @@ struct Numbers {
     float of[N];
 };
 
+// Two FLOATs rounded to a type of 16 bits. From sm_80 on.
+template <typename Narrow>
+GPUCAST_INLINE void round_both(float& p, float& q) {
+    if constexpr (is_upper_half<Narrow>()) {
+        const u32 both = ptx::cvt_rn_bf16x2(p, q);
+        p = ptx::as_float(both << 16);
+        q = ptx::as_float(both & 0xffff0000);
+    } else {
+        ptx::cvt_f32_f16x2(ptx::cvt_rn_f16x2(p, q), p, q);
+    }
+}
+
 // Codes of x * r, for an r near the reciprocal of a divisor d. Two of them bracket the code of the quotient x / d.
 //
 // Let r0 be 1 / d rounded to nearest. One ULP of a FLOAT is between 2^-24 and 2^-23 of its number, so that r0 less 2
@@ -53,12 +65,20 @@ struct Numbers {
 // Where the codes differ, x / d is within 2^-20 of the midpoint m of two codes, or is m. For a number x of p bits, a
 // divisor of B bits and midpoints of M bits it must be m if p and B + M are at most 20, because x - m * d is a multiple
 // of the last bit of x or of m * d. The code is then the even one of the two.
-template <typename DType>
+//
+// Steps round x / d to a FLOAT. That keeps the order of numbers, so that products with the same code bracket it, too.
+//
+// Some steps round that to the type of x, of at most 11 bits. If d has no more, x / d is no midpoint m of that type,
+// because m * d has more bits than x, and more than 2^-23 of itself away from it. The error of r0 is smaller, so that
+// x * r0 is rounded to the same number. `F` is the format.
+template <typename DType, typename F>
 struct ReciprocalCodes {
     enum : bool {
         by_cvt = has_conversion<DType>(),
         by_float16 = is_float4<DType>() && GPUCAST_ARCH >= 800 && !by_cvt,
-        known = by_cvt || by_float16 || (DType::is_int && DType::bits <= 8)
+        known = by_cvt || by_float16 || (DType::is_int && DType::bits <= 8),
+        // Whether products are rounded before they become integers, and only then clamped.
+        in_turn = F::by_steps && (!F::divides || F::rounds)
     };
     // How many elements a word has, and a byte.
     enum : u32 { elements = 32 / DType::bits, of_byte = 8 / DType::bits };
@@ -68,16 +88,28 @@ struct ReciprocalCodes {
     // smallest normal FLOAT16.
     enum : u32 { lowered = by_float16 ? 14u << 23 : 0 };
 
-    // The codes of a word. For integers, x is clamped to `low` and `high` where `limited`, and `zero_points`, one in
-    // each byte, are added. By FLOAT16, bits 4 to 6 of a byte of `overflow` are set where a number is beyond the
-    // largest element; the caller must find such codes otherwise.
+    // The codes of a word. For integers, x (its product if `in_turn`) is clamped to `low` and `high` where `limited`,
+    // and `zero_points`, one in each byte, are added. By FLOAT16, bits 4 to 6 of a byte of `overflow` are set where a
+    // number is beyond the largest element; the caller must find such codes otherwise.
     template <bool limited>
     static GPUCAST_INLINE u32 codes(
         const Numbers<elements>& given, float r, float low, float high, u32 zero_points, u32& overflow) {
         float x[elements];
 #pragma unroll
-        for (u32 i = 0; i < elements; ++i) x[i] = limited && DType::is_int ? ptx::min(ptx::max(given.of[i], low), high) : given.of[i];
+        for (u32 i = 0; i < elements; ++i) x[i] = limited && !in_turn ? clamped(given.of[i], low, high) : given.of[i];
+        if constexpr (in_turn) {
+            fma(x, r, 0);
+            if constexpr (F::rounds) {
+#pragma unroll
+                for (u32 i = 0; i < elements; i += 2) round_both<typename F::source>(x[i], x[i + 1]);
+            }
+            r = 1;
+        }
         if constexpr (DType::is_int) {
+            if constexpr (limited && in_turn) {
+#pragma unroll
+                for (u32 i = 0; i < elements; ++i) x[i] = clamped(x[i], low, high);
+            }
             // The sum with 1.5 * 2^23 has the nearest integer in its low bits. Integers of less than 8 bits get an
             // offset that makes them positive, so that those in a byte can be added up.
             const u32 offset = DType::bits < 8 ? u32(DType::sign_code) : 0;
@@ -93,7 +125,7 @@ struct ReciprocalCodes {
             }
             return low_lanes<8>(byte) ^ offset * u32(ones);
         } else {
-            fma(x, r, 0);
+            if constexpr (!in_turn) fma(x, r, 0);
             if constexpr (by_cvt && DType::bits == 8) {
                 return is_e4m3<DType>() ? ptx::cvt_e4m3x4(x[0], x[1], x[2], x[3]) : ptx::cvt_e5m2x4(x[0], x[1], x[2], x[3]);
             } else if constexpr (by_cvt) {
@@ -112,6 +144,9 @@ struct ReciprocalCodes {
     }
 
 private:
+    static GPUCAST_INLINE float clamped(float x, float low, float high) {
+        return DType::is_int ? ptx::min(ptx::max(x, low), high) : x;
+    }
     static GPUCAST_INLINE u32 choose(u32 a, u32 b, u32 of_a) { return (a & of_a) | (b & ~of_a); }
 
     // x * r, or for integers x * r + more, rounded once.

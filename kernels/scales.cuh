@@ -285,7 +285,7 @@ GPUCAST_INLINE Scale scale_by_steps(float amax, bool is_nan, float u) {
         scale.code = ptx::bits(amax);
     } else if constexpr (F::power_scale) {
         const u32 bits = ptx::bits(F::step_power(amax));
-        const int power = int(bits >> 23) - int(F::power_exponent);
+        const int power = int((bits + u32(F::power_carry)) >> 23) - int(F::power_exponent);
         scale.code = u32(power > 0 ? power : 0);
         // What overflows becomes the largest scale.
         if (F::may_overflow && bits == 0x7f800000) scale.code = 254;

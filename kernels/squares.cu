@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The sums of the squares of many arrays in one launch, also with fused casts of them. All sums are DOUBLE, in an order that depends on the arrays'
-// lengths alone; gpucast/mixed/sum_of_squares.py has the same on the host.
+// The sums of the squares of many arrays in one launch, also with fused casts of them. All sums are DOUBLE, in an order
+// that depends on the arrays' lengths alone; gpucast/mixed/sum_of_squares.py has the same on the host.
 //
 // gpucast/mixed/gpu/norm_kernels.py puts this file after batch_fused.cu.
 namespace gpucast {

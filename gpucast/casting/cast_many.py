@@ -14,7 +14,7 @@ from gpucast.arrays import adapters, tree
 from gpucast.arrays.adapters import BatchAdapter, untraced
 from gpucast.arrays.batch_item import BatchItem, Names
 from gpucast.arrays.operand import Operand, operand
-from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.arrays.packed import as_array, device_index
 from gpucast.arrays.tree import floating
 from gpucast.casting import batch_items, batch_plans, host_lists
 from gpucast.casting.cast import apply, cast_operand, cast_with
@@ -302,13 +302,8 @@ def _cast_text(item: BatchItem) -> Operand:
 
 
 def _cast_on_host(item: BatchItem) -> None:
-    target = item.target
-    # The result of an array with one element per byte is such an array too; that of a tensor is packed.
-    if target is not None and target.packed and not item.source.packed:
-        target.data[...] = PackedArray.pack(apply(item.source, item.rule, None, item.fused).array).data
-        return
-    y = apply(item.source, item.rule, target, item.fused)
-    if target is None:
+    y = apply(item.source, item.rule, item.target, item.fused)
+    if item.target is None:
         item.result = y.array
 
 

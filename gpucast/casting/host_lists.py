@@ -61,7 +61,6 @@ def keep(items: Sequence[BatchItem], dst: DType, options: Options, finite: Any) 
     if (
         options.amax is not None
         or dst.family == "string"
-        or not items
         or type(items[0].given) not in RUNS
         or items[0].source.device is not None
     ):

@@ -30,8 +30,9 @@ _CHUNK = 1 << 16
 def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
     """Cast into `target`, which is returned, or into a new array of the source's kind. With a scale the rule is a
     `gpucast.casting.fused_options.fused_rule`."""
-    # Packed elements, which have equal layouts if they share memory, are read before they are written.
-    if target is not None and (source.packed or not np.may_share_memory(source.data, target.data)):
+    # Packed elements, which have equal layouts if they share memory, are read before they are written. A packed target
+    # shares none with another source, though their bounds may meet.
+    if target is not None and (source.packed or target.packed or not np.may_share_memory(source.data, target.data)):
         into(source.plain, rule, target.plain, fused)
         return target
     result = empty_like(source, rule.dst)

@@ -352,6 +352,7 @@ def test_what_is_wrong_is_told_and_nothing_written(driver: HostDriver, warm: boo
         (r"out\[0\] overlaps scale", {"scale": big[:2].view(np.float32), "out": [big[:8], z]}),
         (r"finite has shape \(8,\); expected one element$", {"finite": upload(np.ones(8, bool))}),
         (r"finite is on the host; x is on cuda:0$", {"finite": np.ones(1, bool)}),
+        (r"finite is read-only", {"arrays": [np.ones(1)], "finite": np.frombuffer(b"\1", np.uint8)}),
         (r"finite overlaps arrays\[0\]", {"finite": one.view(np.uint8)[5:6], "out": out}),
         (r"finite overlaps arrays\[1\]", {"finite": other.view(np.uint8)[0, :1], "scale": 2}),
         (r"finite overlaps scale", {"finite": number.view(np.uint8)[:1], "scale": number}),

@@ -98,6 +98,14 @@ def test_gradients_come_back_in_their_own_types(on_device: bool, request: pytest
     assert bits(room[0]) == bits(wanted(a, "FLOAT16"))
 
 
+def test_a_packed_result_between_the_elements_of_its_source() -> None:
+    held = torch.zeros(64, dtype=torch.uint8)
+    x = held[::16]
+    x[:] = torch.arange(4)
+    y = gpucast.PackedArray(held[1:3].numpy(), "INT4", (4,))
+    assert gpucast.cast_many([x], "INT4", out=[y])[0].get().tolist() == [0, 1, 2, 3]
+
+
 def test_a_scale_that_requires_grad_is_refused(cuda: HostDriver) -> None:
     """With `out` as without, before anything is written, also in a call like one that went well."""
     given, scale = [torch.ones(3), torch.ones(4)], torch.tensor(2.0)

@@ -106,6 +106,11 @@ def test_a_link_that_leads_through_more_links_than_any_system_follows() -> None:
         inside(".", "0", "x.onnx", "location")
 
 
+def test_a_name_that_is_too_long_for_a_file() -> None:
+    with pytest.raises(files.FileError, match="is too long for the name of a file"):
+        inside(".", "x" * 300, "x.onnx", "location")
+
+
 def test_a_file_that_is_replaced_gives_no_rights_of_its_owner_to_the_new_one() -> None:
     np.save("x.npy", np.ones(4, np.float32))
     os.chmod("x.npy", 0o6755)

@@ -1,43 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of Hadamard transforms, 4over6, groups and norms, executed from their PTX on some numbers.
+"""Kernels of Hadamard transforms, 4over6, groups, norms and states, executed from their PTX on some numbers.
 
 No solver knows these kernels. The machine that proofs use runs their PTX here on known numbers, and the results are
-those of the reference. It knows no shuffles, so kernels whose threads share a block are left out.
+those of the reference and of the host.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import cupy
 import numpy as np
 import pytest
 
 import gpucast
-from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.spec import CastSpec
-from gpucast.core.dtypes import dtype
-from gpucast.core.formats import Hadamard
-from gpucast.core.rule import CastRule, Options
-from gpucast.mixed.gpu.norm_kernels import FinishSpec, NormArguments, NormSpec
 from gpucast.parity.proof import certificate, instructions
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.evaluation import evaluate
 from gpucast.parity.proof.machine import Fault, Machine, Memory
 from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.terms import Term, const
-from gpucast.quantization import quantize_grouped, recipes
-from gpucast.quantization.gpu.grouped_on_gpu import GroupedSpec
-from gpucast.quantization.gpu.hadamard_source import HadamardArguments, HadamardResult, HadamardSpec
-from gpucast.reference import exact_hadamard, exact_quantize
-from host_driver import elements
+from gpucast.quantization import cast_grouped, dequantize_state, optimizer_step, quantize_grouped, quantize_state
+from gpucast.quantization.states.codebooks import NAMES
+from host_driver import HostDriver, elements, installed, upload
 
 Array = np.ndarray[Any, Any]
 ARCHS = ("sm_90", "sm_100a")
-FLOAT, BFLOAT16 = dtype("FLOAT"), dtype("BFLOAT16")
-NVFP4, FOUR = (recipes.find(name, "tests") for name in ("nvfp4", "nvfp4_4over6"))
-SIGNED = Hadamard(16, 0x35A7)
+SIGNED: dict[str, Any] = {"hadamard": 16, "seed": 0x35A7}
+SCALES = np.float32([0.02, 0.3, 0.004])
 
 
 def numbers(rows: int, columns: int, source: str = "BFLOAT16") -> Array:
@@ -68,6 +62,7 @@ def more_instructions(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "div.rn.f32": ((32, 32), exact(np.divide, np.float32)),
         "sub.rn.f32": ((32, 32), exact(np.subtract, np.float32)),
         "sub.rn.f32x2": ((64, 64), instructions.lanes(exact(np.subtract, np.float32))),
+        "sqrt.rn.f32": ((32,), exact(np.sqrt, np.float32)),
         "sqrt.rn.f64": ((64,), exact(np.sqrt, np.float64)),
         "mul.hi.u32": ((32, 32), lambda a, b: const(int(a) * int(b) >> 32, 32)),
         "mul.hi.u64": ((64, 64), lambda a, b: const(int(a) * int(b) >> 64, 64)),
@@ -86,137 +81,138 @@ class Known(Machine):
         super()._set(operand, known, here, guard)
 
 
-class Arrays:
-    """The memory of a device: arrays at addresses."""
-
-    def __init__(self) -> None:
-        self.sources: list[tuple[range, Any]] = []
-        self.results: list[tuple[range, Array]] = []
-        self._next = 0x7000_0000_0000
-
-    def source(self, x: Array) -> int:
-        at, data = self._place(x.nbytes), x.tobytes()
-        self.sources.append((range(at, at + len(data)), lambda byte: const(data[byte - at], 8)))
-        return at
-
-    def result(self, like: Array) -> int:
-        made = np.full(like.nbytes, 0xA5, np.uint8)
-        at = self._place(made.size)
-        self.results.append((range(at, at + made.size), made))
-        return at
-
-    def _place(self, size: int) -> int:
-        at, self._next = self._next, self._next + -(-size // 4096) * 4096
-        return at
-
-    def run(self, source: Any, arch: str, arguments: Sequence[bytes], blocks: int = 1) -> list[bytes]:
-        """Run all threads of the blocks of a launch; returns what the results hold."""
-        kernel = read(certificate.ptx(source, arch))
-        memory = Memory(self.sources, [addresses for addresses, _ in self.results])
-        machine = Known(kernel, memory, [[const(byte, 8) for byte in data] for data in arguments])
-        for block in range(blocks):
-            memory.empty()
-            running = [machine.thread(block, number) for number in range(source.threads)]
-            while running:
-                waiting = []
-                for thread in running:
-                    machine.begin()
-                    stopped = next(thread, thread) is not thread
-                    waiting += [thread] * stopped
-                    for byte, value in memory.written.items():
-                        addresses, made = next(one for one in self.results if byte in one[0])
-                        made[byte - addresses.start] = int(value)
-                if waiting and len(waiting) != len(running):
-                    raise Fault("a barrier that not all threads reach")
-                running = waiting
-        return [made.tobytes() for _, made in self.results]
+def execute(
+    source: Any, arch: str, memory: Memory, arguments: Sequence[bytes], blocks: int, write: Callable[[int, int], None]
+) -> None:
+    """Run all threads of the blocks of a launch, those of a block together from one barrier or shuffle to the next."""
+    machine = Known(read(certificate.ptx(source, arch)), memory, [[const(b, 8) for b in data] for data in arguments])
+    for block in range(blocks):
+        memory.empty()
+        running = {number: machine.thread(block, number) for number in range(source.threads)}
+        sent: dict[int, Term] = {}
+        while running:
+            stops = {}
+            for number, thread in running.items():
+                machine.begin()
+                with contextlib.suppress(StopIteration):
+                    stops[number] = thread.send(sent.get(number))
+                for byte, value in memory.written.items():
+                    write(byte, int(value))
+            shuffles = {number: stop for number, stop in stops.items() if stop is not None}
+            # Whole warps may end before a shuffle of the others.
+            if shuffles.keys() != stops.keys() and (shuffles or stops.keys() != running.keys()):
+                raise Fault("a barrier or a shuffle that not all threads reach")
+            sent = {number: shuffles[number ^ int(stop.bits)].given for number, stop in shuffles.items()}
+            running = {number: running[number] for number in stops}
 
 
-def launch(src: int, dst: int, n: int, more: bytes) -> list[bytes]:
-    return [struct.pack("<Q", src), bytes(4), struct.pack("<Q", dst), struct.pack("<q", n), more]
+class PtxDriver(HostDriver):
+    """Launches run the PTX, on the memory of this process."""
+
+    def __init__(self, arch: str) -> None:
+        super().__init__(1)
+        self.ptx_arch = arch
+
+    def load(self, source: Any) -> Any:
+        def run(src: int, dst: int, n: int, more: Any) -> None:
+            first = [struct.pack("<Q", src), bytes(4), struct.pack("<Q", dst), struct.pack("<q", n)]
+            self._run(source, first + ([] if more is None else [more.to_bytes()]), source.blocks(n, dst))
+
+        return run
+
+    def load_many(self, source: Any) -> Any:
+        return lambda blocks, table: self._run(source, [table.tobytes()], blocks)
+
+    def _run(self, source: Any, arguments: Sequence[bytes], blocks: int) -> None:
+        def write(byte: int, value: int) -> None:
+            ctypes.memset(byte, value, 1)
+
+        everywhere = range(1 << 40, 1 << 48)
+        memory = Memory([(everywhere, lambda byte: const(ctypes.string_at(byte, 1)[0], 8))], [everywhere])
+        execute(source, self.ptx_arch, memory, arguments, blocks, write)
+        self.launched.append((source.name, 0))
 
 
-def expected(parts: Any) -> list[bytes]:
-    codes = gpucast.PackedArray.pack(parts.data).data
-    return [codes.tobytes(), parts.scales.tobytes()]
+def beside(x: Any, y: Any) -> Any:
+    """An array where x is."""
+    return upload(np.asarray(y)) if isinstance(x, cupy.ndarray) else np.array(y)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(
-    ("format", "how", "row_scaled"),
-    [(NVFP4, SIGNED, False), (FOUR, None, False), (FOUR, SIGNED, True)],
-    ids=["hadamard", "4over6", "both by rows"],
-)
-def test_quantizing(format: Any, how: Hadamard | None, row_scaled: bool, arch: str) -> None:
-    x, arrays = numbers(3, 96), Arrays()
-    y = x if how is None else exact_hadamard.transform(x, how)
-    scale = np.float32([0.02, 0.3, 0.004]) if row_scaled else np.float32(0.02)
-    wanted = exact_quantize.quantize(y, format, scale=scale)
-    codes, scales = expected(wanted)
-    spec = HadamardSpec(CastRule(BFLOAT16, format.element), "rows", 16 if how else 0, format, row_scaled=row_scaled)
-    src, data, of_blocks = arrays.source(x), *(arrays.result(np.frombuffer(one, np.uint8)) for one in (codes, scales))
-    result = HadamardResult(data, of_blocks, 0, arrays.source(np.atleast_1d(scale)))
-    arguments = HadamardArguments(result, columns=96, transform=how)
-    assert arrays.run(spec.source(), arch, launch(src, data, x.size, arguments.to_bytes())) == [codes, scales]
+def quantized(x: Any, *arguments: Any, **keywords: Any) -> list[Any]:
+    return list(gpucast.quantize(x, *arguments, **keywords).parts().values())
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(("to", "inverse", "strided"), [("FLOAT", False, False), ("BFLOAT16", True, True)])
-def test_transforms(to: str, inverse: bool, strided: bool, arch: str) -> None:
-    x, arrays, how = numbers(32, 8, "FLOAT" if inverse else "BFLOAT16"), Arrays(), Hadamard(32, 0x9E3779B9)
-    x[3, 1] = np.inf
-    wanted = gpucast.cast(exact_hadamard.transform(x, how, axis=0, inverse=inverse), to)
-    if not strided:
-        x, wanted = (np.ascontiguousarray(one.T) for one in (x, wanted))
-    spec = HadamardSpec(CastRule(dtype(x.dtype), dtype(to)), "transform", 32, inverse=inverse, strided=strided)
-    src, dst = arrays.source(x), arrays.result(wanted)
-    arguments = HadamardArguments(inner=8 if strided else 1, transform=how)
-    assert arrays.run(spec.source(), arch, launch(src, dst, x.size, arguments.to_bytes())) == [wanted.tobytes()]
+def grouped(x: Any, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> list[Any]:
+    found = function(x, beside(x, np.int32([2, 2, 5])), *arguments, pad=2, **keywords)
+    return [part for part in found if part is not None]
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(
-    ("name", "random"), [("nvfp4", {"rounding": "stochastic", "seed": 5}), ("cast", {})], ids=["nvfp4", "cast"]
-)
-def test_groups(name: str, random: dict[str, Any], arch: str) -> None:
-    x, ends, scale, arrays = numbers(5, 32), np.int32([2, 2, 5]), np.float32([0.02, 1, 0.3]), Arrays()
-    if name == "cast":
-        wanted = gpucast.cast_grouped(x, ends, "FLOAT8E4M3FN", scale=scale, pad=2, **random)
-        options = Options(caller="tests", rounding=random.get("rounding"))
-        spec = GroupedSpec(fused_rule(BFLOAT16, dtype("FLOAT8E4M3FN"), options, scaled=True), None, bool(random))
-    else:
-        wanted = quantize_grouped(x, ends, "nvfp4", scale=scale, pad=2, **random)
-        spec = GroupedSpec(CastRule(BFLOAT16, NVFP4.element), NVFP4, bool(random))
-    data = wanted.data.data if name == "nvfp4" else wanted.data
-    made = [np.atleast_1d(one) for one in (data, wanted.scales, wanted.offsets, wanted.valid) if one is not None]
-    src, offsets, factors = (arrays.source(one) for one in (x, ends, scale))
-    at = [arrays.result(one) for one in made]
-    of_blocks = at[1] if wanted.scales is not None else 0
-    rows = wanted.data.shape[0]
-    arguments = struct.pack(
-        "<5Q3qQ3If5I4x2Q", offsets, factors, of_blocks, *at[-2:], 5, 32, rows, (2**64 - 1) // 32,
-        *gpucast.quantization.gpu.source.divide_by(32), 1.0, 1, 3, 2, 0, 0, random.get("seed", 0), 0,
-    )  # fmt: skip
-    found = arrays.run(spec.source(), arch, launch(src, at[0], rows * 32, arguments))
-    assert found == [one.tobytes() for one in made]
+def stepped(x: Any) -> list[Any]:
+    """A state and a copy after a step."""
+    state = tuple(beside(x, part) for part in quantize_state(numbers(2, 256, "FLOAT")))
+    step = optimizer_step("m = m + 0.1 * (x - m)\nw = m / sqrt(x)", m=NAMES[0], w="FLOAT16")
+    w = beside(x, np.zeros(x.shape, np.float16))
+    step(m=state, w=w, x=x)
+    return [*state, w]
+
+
+#: Calls, the shape and type of their array.
+CALLS: dict[str, tuple[Callable[[Any], list[Any]], tuple[int, int], str]] = {
+    "hadamard": (lambda x: quantized(x, "nvfp4", **SIGNED, scale=beside(x, SCALES[:1])), (3, 96), "BFLOAT16"),
+    "4over6": (lambda x: quantized(x, "nvfp4_4over6", scale=beside(x, SCALES[:1])), (3, 96), "BFLOAT16"),
+    "both by rows": (
+        lambda x: quantized(x, "nvfp4_4over6", **SIGNED, scale=beside(x, SCALES)), (3, 96), "BFLOAT16"
+    ),
+    "its own scale": (lambda x: quantized(x, "nvfp4", hadamard=32, seed=3), (3, 32), "BFLOAT16"),
+    "transform": (lambda x: [gpucast.hadamard(x, 32, seed=7)], (8, 32), "BFLOAT16"),
+    "inverse": (lambda x: [gpucast.hadamard(x, 32, axis=0, seed=7, inverse=True, to="BFLOAT16")], (32, 8), "FLOAT"),
+    "nvfp4 groups": (
+        lambda x: grouped(x, quantize_grouped, "nvfp4", scale=beside(x, SCALES), rounding="stochastic", seed=5),
+        (5, 32), "BFLOAT16",
+    ),
+    "mxfp8 groups": (lambda x: grouped(x, quantize_grouped, "mxfp8e4m3"), (5, 32), "BFLOAT16"),
+    "cast groups": (
+        lambda x: grouped(x, cast_grouped, "FLOAT8E4M3FN", scale=beside(x, SCALES)), (5, 32), "BFLOAT16"
+    ),
+    "mxfp8": (lambda x: quantized(x, "mxfp8e4m3"), (3, 96), "BFLOAT16"),
+    "int8_64": (lambda x: quantized(x, "int8_64"), (2, 64), "FLOAT"),
+    "state": (lambda x: list(quantize_state(x, NAMES[0])), (3, 256), "FLOAT"),
+    "unsigned state": (lambda x: list(quantize_state(x, NAMES[1])), (3, 256), "FLOAT"),
+    "state and back": (lambda x: [dequantize_state(*quantize_state(x))], (3, 256), "FLOAT"),
+    "step": (stepped, (2, 256), "FLOAT"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_norm(arch: str, exhaustive: bool) -> None:
-    if arch == "sm_90" and not exhaustive:
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name: str, arch: str) -> None:
+    call, shape, source = CALLS[name]
+    x = numbers(*shape, source)
+    if name not in ("hadamard", "4over6", "both by rows", "cast groups"):
+        x[0, 3:6] = [np.nan, -0.0, 1e-38]
+    wanted = call(x)
+    with installed(PtxDriver(arch)) as driver:
+        found = call(upload(x))
+    assert driver.launched
+    for one, other in zip(found, wanted, strict=True):
+        assert elements(one).tobytes() == elements(other).tobytes()
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_norm(arch: str, clip: float | None, exhaustive: bool) -> None:
+    """Without `clip` one kernel makes the sums and the casts; with it the sums come first."""
+    if (arch == "sm_90") == (clip is None) and not exhaustive:
         pytest.skip("long: run with --exhaustive")
-    grads = [numbers(3, 70), numbers(1, 13)]
-    norm = np.zeros(1, np.float32)
-    gpucast.mixed.StaticLossScale(8.0).unscale(grads, norm=norm)
-    source, arrays = NormSpec((CastSpec(CastRule(BFLOAT16, FLOAT)),), 4096).source(), Arrays()
-    table = np.zeros((), source.table)
-    table["src"][:2] = [arrays.source(one) for one in grads]
-    table["n"][:2], table["first_block"][:2], table["first_block"][2:] = [one.size for one in grads], [0, 1], 2**32 - 1
-    table["sums"] = arrays.result(np.zeros(2))
-    sums = np.frombuffer(arrays.run(source, arch, [table.tobytes()], blocks=2)[0])
-    last = Arrays()
-    src, dst, at = last.source(sums), last.result(norm), last.result(norm)
-    arguments = NormArguments(2, 0, at, 0.125, np.inf).to_bytes()
-    factor, found = last.run(FinishSpec().source(), arch, launch(src, dst, 1, arguments))
-    assert (found, np.frombuffer(factor, np.float32)) == (norm.tobytes(), 0.125)
-    assert elements(norm)[0] == np.float32(np.sqrt(sum(np.square(one.astype(float)).sum() for one in grads)) / 8)
+    grads, norm = [numbers(3, 70), numbers(1, 13)][: 1 if clip is None else 2], np.zeros(1, np.float32)
+    wanted, _ = gpucast.mixed.StaticLossScale(8.0).unscale(grads, norm=norm, clip=clip)
+    with installed(PtxDriver(arch)) as driver:
+        found, there = [upload(np.zeros_like(one)) for one in wanted], upload(np.zeros(1, np.float32))
+        flag = upload(np.ones((), bool))
+        gpucast.mixed.StaticLossScale(8.0).unscale(
+            [upload(one) for one in grads], out=found, finite=flag, norm=there, clip=clip
+        )
+        assert len(driver.launched) == (2 if clip is None else 3)
+    assert [elements(one).tobytes() for one in (*found, there)] == [one.tobytes() for one in (*wanted, norm)]
+    assert elements(flag)
+    assert norm[0] == np.float32(np.sqrt(sum(np.square(one.astype(float)).sum() for one in grads)) / 8)

@@ -163,6 +163,8 @@ def driver() -> Iterator[HostDriver]:
         yield lambda: quantize(x, "nvfp4", transpose="both", hadamard=(None, 16), seed=SEED)
         yield lambda: gpucast.hadamard(x, 32, axis=0, seed=SEED)
         yield lambda: quantize(upload(numbers(64, 64)), FOUR)
+        yield lambda: quantize(upload(np.zeros(65, np.float32))[1:].reshape(1, 64), FOUR)
+        yield lambda: gpucast.quantize(upload(numbers(64, 64)), "nvfp4", axis=0, hadamard=16, seed=SEED)
         yield lambda: quantize(upload(numbers(64, 64)), FOUR, transpose="both", hadamard=16, **AT_RANDOM)
 
     with installed(rehearsed(calls(), arch=100)) as made:
@@ -201,11 +203,20 @@ def elements_of(q: Any) -> Any:
     )
 
 
-def test_kernels_choose_as_the_reference_does(driver: HostDriver) -> None:
-    x = numbers(64, 64)
+@pytest.mark.parametrize("special", [False, True], ids=["ordinary", "special"])
+def test_kernels_choose_as_the_reference_does(driver: HostDriver, special: bool) -> None:
+    x = numbers(64, 64, special=special)
     expect(quantize(upload(x), FOUR), x, FOUR, None)
     for q, one in zip(quantize(upload(x), FOUR, transpose="both", hadamard=16, **AT_RANDOM), (x, x.T), strict=True):
         expect(q, one, FOUR, of_seed(16, 9), **AT_RANDOM)
+    # At an address at which threads cannot read whole vectors.
+    expect(quantize(upload(np.append(0, x).astype(x.dtype))[1:].reshape(x.shape), FOUR), x, FOUR, None)
+
+
+def test_kernels_quantize_along_another_axis(driver: HostDriver) -> None:
+    x = numbers(64, 64)
+    q, expected = (gpucast.quantize(one, "nvfp4", axis=0, hadamard=16, seed=SEED) for one in (upload(x), x))
+    assert all(same(elements(part), elements(expected.parts()[name])) for name, part in q.parts().items())
 
 
 def test_other_formats_quantize_the_transformed_array() -> None:

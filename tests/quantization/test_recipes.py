@@ -31,6 +31,10 @@ ON_DEVICE = (
     ("tilekernels", np.float32, False),
     ("te-nvfp4", np.float32, False),
     ("compressed-tensors-int8-row", ml_dtypes.bfloat16, False),
+    ("compressed-tensors-fp8", np.float16, False),
+    ("modelopt-nvfp4", ml_dtypes.bfloat16, False),
+    ("torchao-int4-32", ml_dtypes.bfloat16, False),
+    ("torchao-float8-row", np.float32, False),
 )
 
 
@@ -94,6 +98,15 @@ def test_devices_have_the_same_bits(name: str, kind: Any, transpose: Any) -> Non
             for got, expected in zip(*(q if isinstance(q, tuple) else (q,) for q in found), strict=True):
                 pair = (recipes._as_found(q) for q in (got.get(), expected))
                 assert recipes.differing(*pair) == (0, 0, "")
+
+
+@pytest.mark.parametrize("scale", [0.37, 0.375, 2.0**-70])
+def test_given_scales_on_devices_need_not_be_numbers_of_the_type(scale: float) -> None:
+    x = recipes.hard(np.float16, np.random.default_rng(12), wide=True)
+    with host_driver.installed(host_driver.HostDriver()):
+        on_device = gpucast.cast(x, "FLOAT16", device="cuda:0")
+        found = [gpucast.quantize(one, "compressed-tensors-fp8", scale=np.float32(scale)) for one in (on_device, x)]
+        assert recipes.differing(*(recipes._as_found(q) for q in (found[0].get(), found[1]))) == (0, 0, "")
 
 
 def test_a_result_is_written_again() -> None:

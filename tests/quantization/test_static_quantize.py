@@ -12,11 +12,13 @@ import pytest
 from bench import cubin
 from bench.host import quantize as bench
 from bench.static.budget import verdict
-from bench.static.kernels import compiled, facts
+from bench.static.kernels import Code, compiled, facts
+from bench.static.paths import full_tile, marked
 from bench.static.quantize import BEFORE, CHOSEN, SOURCES, STATES, TILES, measure, two_passes, verdict_of_passes
 from gpucast import cast, dtype
-from gpucast.codegen.cast_kernel import join
+from gpucast.codegen.cast_kernel import KernelSource, join
 from gpucast.compile import compiler
+from gpucast.core.formats import ROW, Format
 from gpucast.core.formats import SOURCES as EVERY_SOURCE
 from gpucast.core.rule import CastRule
 from gpucast.quantization import FORMATS, quantize_on_host, recipes
@@ -51,16 +53,47 @@ def test_every_chosen_kernel_reaches_its_goal() -> None:
         assert one.kernel.shared <= 48 * 1024
 
 
-def test_recipes_with_powers_of_two_cost_little_more_than_the_plain_format() -> None:
-    names = ("mxfp8e4m3", "microxcaling-mxfp8", "te-mxfp8", "compressed-tensors-mxfp8", "torchao-0.18-mxfp8-even")
-    for arch in ("sm_90", "sm_100a"):
-        formats = [recipes.find(name, "test") for name in names]
-        rule = CastRule(dtype("BFLOAT16"), formats[0].element)
-        sources = [QuantizeSpec(rule, format, "rows", block=32).source() for format in formats]
-        found = [
-            facts(*one).instructions for one in zip(sources, [arch] * len(names), compiled(sources, arch), strict=True)
-        ]
-        assert max(found) <= 1.1 * found[0], dict(zip(names, found, strict=True))
+#: One for each kind of formula: powers of two by exponents alone, products, quotients, and those of FLOATs that are
+#: rounded to the type of the array, by kernels of rows and of elements.
+COUNTED = (
+    *("microxcaling-mxfp8", "te-mxfp8", "compressed-tensors-mxfp8", "torchao-0.18-mxfp8-even", "deepgemm-ue8m0"),
+    *("deepgemm", "te-nvfp4", "modelopt-nvfp4", "vllm-fp8-group", "vllm-fp8-token", "torchao-float8-tensor"),
+    *("compressed-tensors-fp8", "compressed-tensors-int8-row"),
+)
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100a"])
+def test_recipes_cost_little_more_than_the_plain_format(arch: str) -> None:
+    steps = {name: recipes.find(name, "test") for name in COUNTED}
+    pairs = {
+        name: (_of_bfloat16(one), _of_bfloat16(dataclasses.replace(one, steps=None))) for name, one in steps.items()
+    }
+    asked = {source.name: (source, stored) for pair in pairs.values() for source, stored in pair}
+    code = compiled([source for source, _ in asked.values()], arch)
+    assert code[0].log == ""
+    found = {name: _instructions(*one, arch, made) for (name, one), made in zip(asked.items(), code, strict=True)}
+    ratios = {name: found[one.name] / found[other.name] for name, ((one, _), (other, _)) in pairs.items()}
+    assert all(0.4 < ratio <= 1.1 for ratio in ratios.values()), ratios
+
+
+def _of_bfloat16(format: Format) -> tuple[KernelSource, int]:
+    """The kernel for rows of whole blocks or for scales that are there; the bytes of a scale that a thread stores."""
+    rule, length = CastRule(dtype("BFLOAT16"), format.element), format.block[-1] if format.block != "tensor" else ROW
+    if length == ROW:
+        return QuantizeSpec(rule, format, "elements", single=format.block == "tensor").source(), 0
+    source = QuantizeSpec(rule, format, "rows", block=int(length)).source()
+    return source, format.scale.bits // 8 * (length == source.elements)
+
+
+def _instructions(source: KernelSource, stored: int, arch: str, code: Code) -> int:
+    """Those of a full tile. What a kernel calls is the slow path of a division."""
+    flow = code.blocks
+    calls = {number for number, block in enumerate(flow) if any(one.base == "CALL" for one in block.instructions)}
+    store = source.elements * source.rule.dst.bits // 8 + stored
+    path = full_tile(flow, source.elements * 2, store, avoid=marked(flow) | calls)
+    kernel = facts(source, arch, code, path=path)
+    assert sum(width * count for width, count in kernel.stores.items()) == store
+    return kernel.instructions
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (10, 0)])

@@ -48,8 +48,12 @@ def check(plan: ConversionPlan, target: str, beside: Sequence[str]) -> None:
 
 def mark(plan: ConversionPlan) -> tuple[str, str]:
     """The name and text of the file in a written folder that tells which conversion wrote it."""
-    text = json.dumps({"source": plan.source, "target": plan.target, "fingerprint": plan.fingerprint})
-    return _DONE, text
+    return _DONE, json.dumps(description(plan))
+
+
+def description(plan: ConversionPlan) -> dict[str, str]:
+    """What tells a conversion from others, and what people may want to know of it."""
+    return {"fingerprint": plan.fingerprint, "source": plan.source, "target": plan.target}
 
 
 def is_written(folder: str, fingerprint: str, names: Sequence[str]) -> bool:

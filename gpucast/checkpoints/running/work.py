@@ -21,8 +21,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import IO, BinaryIO
+from typing import IO, BinaryIO, Literal
 
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running import target
@@ -43,20 +42,12 @@ _PATIENCE, _APART = 5, 0.05
 #: What a file system says that knows no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 _LOCK, _JOB, _WORK, _FILES = "lock", "job.json", "work", "files"
+#: The work in the folder is of no plan, of another one, or of this one: begun, or finished and being published.
+_State = Literal["none", "other", "begun", "publishing"]
 
 
 class Busy(FileError):
     """Another process writes the same file."""
-
-
-@dataclass(frozen=True)
-class _Job:
-    fingerprint: str
-    #: What people may want to know.
-    source: str
-    target: str
-    #: Whether all files are finished, and get their places beside the target.
-    is_publishing: bool = False
 
 
 def lock(file: IO[bytes], wait: bool, shared: bool = False) -> bool:
@@ -87,7 +78,6 @@ class Work:
         # A link keeps pointing where it does: the file behind it is replaced.
         self.target = resolved(plan.target)
         self.folder = self.target + ".partial"
-        self._job_of_plan = _Job(plan.fingerprint, plan.source, plan.target)
         self._names = [name for file in plan.files for name in file.names] + [name for name, _ in plan.indexes]
         self._lock: IO[bytes] | None = None
         self._is_alone = self._is_begun = False
@@ -100,16 +90,15 @@ class Work:
         """Raise the errors of `begin` that do not come from other processes, and do nothing else."""
         if within(self.folder, self.plan.source):
             raise FileError(f"{self.plan.source}: lies in {self.folder}, which is for unfinished work; move it first")
-        job = self._job()
-        if not restart and job is not None:
-            if job.fingerprint == self.plan.fingerprint:
-                return
-            if self._has_work():
-                raise FileError(
-                    f"{self.folder}: holds unfinished work of another conversion (other files, options or version of "
-                    "gpucast); finish that one with its own command, or give --restart to discard it"
-                )
-        if (job is None or not restart) and self.is_published():
+        state = self._state()
+        if not restart and state in ("begun", "publishing"):
+            return
+        if not restart and state == "other" and self._has_work():
+            raise FileError(
+                f"{self.folder}: holds unfinished work of another conversion (other files, options or version of "
+                "gpucast); finish that one with its own command, or give --restart to discard it"
+            )
+        if not (restart and state != "none") and self.is_published():
             if restart:
                 raise FileError(
                     f"{self.plan.target}: is finished, and --restart discards unfinished work alone; remove it to "
@@ -134,8 +123,7 @@ class Work:
                 return
             # Said before the folder is made: whatever interrupts the next steps, `is_own` knows of them.
             self._is_begun = True
-            job = self._job()
-            joins = is_share and not restart and job is not None and self._is_ours(job) and not job.is_publishing
+            joins = is_share and not restart and self._state() == "begun"
             if self._take(alone=not joins):
                 if joins and self.is_seen():
                     return
@@ -151,8 +139,7 @@ class Work:
 
     def _mend(self, restart: bool) -> None:
         """Write the job down, or continue to publish results. The caller holds the lock alone."""
-        job = self._job()
-        if restart or job is None or not self._is_ours(job):
+        if restart or not self.is_seen():
             if not restart and self.is_published():
                 self.discard()
                 return
@@ -161,8 +148,8 @@ class Work:
             self._check_target()
             for name in (_WORK, _FILES):
                 os.mkdir(self._path(name))
-            self._write(self._job_of_plan)
-        elif job.is_publishing:
+            self._write(is_publishing=False)
+        elif self._state() == "publishing":
             self._place()
 
     # ---- the folder and its lock ----
@@ -224,20 +211,23 @@ class Work:
 
     # ---- whose work this is ----
 
-    def _job(self) -> _Job | None:
-        """The job in the folder, or None before it is written. FileError if the folder holds files of others."""
+    def _state(self) -> _State:
+        """Whose work is in the folder. FileError if it holds files of others."""
         if not self._exists():
-            return None
+            return "none"
         try:
             with open(self._path(_JOB), encoding="utf-8") as file:
-                return _Job(**json.load(file))
+                job = json.load(file)
+            if job["fingerprint"] != self.plan.fingerprint:
+                return "other"
+            return "publishing" if job["is_publishing"] else "begun"
         except FileNotFoundError:
             names = self._listed()
             known = all(name in (_JOB, _LOCK, _FILES, _WORK) or name.startswith(f".{_JOB}.") for name in names)
             # The lock is made first and removed last.
             if known and (not names or _LOCK in names):
-                return None
-        except (ValueError, TypeError):
+                return "none"
+        except (ValueError, KeyError, TypeError):
             pass
         raise FileError(f"{self.folder}: is in the way, and nothing that gpucast left; remove it")
 
@@ -247,29 +237,26 @@ class Work:
         except FileNotFoundError:
             return []
 
-    def _write(self, job: _Job) -> None:
+    def _write(self, is_publishing: bool) -> None:
         """Write the job, whole or not at all, so that it survives a power cut."""
+        job = {**target.description(self.plan), "is_publishing": is_publishing}
         with replaced(self._path(_JOB), 0o666) as file:
-            file.write(json.dumps(asdict(job)).encode())
+            file.write(json.dumps(job).encode())
 
     def _has_work(self) -> bool:
         """Whether there are files other than journals. Journals stay when all results have their places."""
         folders = (os.walk(self._path(name)) for name in (_WORK, _FILES))
         return any(".jsonl" not in name for walked in folders for _, _, names in walked for name in names)
 
-    def _is_ours(self, job: _Job) -> bool:
-        return job.fingerprint == self.plan.fingerprint
-
     def is_seen(self) -> bool:
         """Whether there is work on this plan, by this process or another one."""
-        job = self._job()
-        return job is not None and self._is_ours(job)
+        return self._state() in ("begun", "publishing")
 
     def is_own(self) -> bool:
         """Whether this process has begun or continued the work (or was about to), and no other process has replaced it
         since.
         """
-        return self._is_begun and (self._job() is None or self.is_seen())
+        return self._is_begun and self._state() != "other"
 
     # ---- one file ----
 
@@ -320,8 +307,7 @@ class Work:
 
     def is_worth_keeping(self) -> bool:
         """Whether another run can continue the finished work, or results are being published."""
-        job = self._job()
-        if job is not None and job.is_publishing and self._is_ours(job):
+        if self._state() == "publishing":
             return True
         done = 0
         for file in self.plan.files:
@@ -341,10 +327,7 @@ class Work:
             return True
         if not self.plan.single:
             return target.is_written(self.target, self.plan.fingerprint, self._names)
-        job = self._job()
-        if job is None or not job.is_publishing or not self._is_ours(job):
-            return False
-        return all(
+        return self._state() == "publishing" and all(
             status_of(self.finished(name)) is None and status_of(self._placed(name)) is not None for name in self._names
         )
 
@@ -383,7 +366,7 @@ class Work:
             raise FileError(f"{self.finished(missing[0].name)}: was finished, and is not there")
         if self.plan.single:
             self._check_places()
-            self._write(_Job(**(asdict(self._job_of_plan) | {"is_publishing": True})))
+            self._write(is_publishing=True)
             self._place()
             return
         for name, text in (*self.plan.indexes, target.mark(self.plan)):
@@ -456,7 +439,7 @@ class Work:
         try:
             if not (self._is_alone or self._take(alone=True)):
                 return False
-            if self.is_own() or self._job() is None:
+            if self.is_own() or self._state() == "none":
                 if not self.is_whole:
                     self._forget()
                 self.discard()

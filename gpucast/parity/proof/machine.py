@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.instructions import OPERATIONS
@@ -23,10 +24,19 @@ _NOTHING = {"pmevent"}
 _PREFETCH = "prefetch.global.L2"
 #: The maximum over a warp, and of a number in memory and another one.
 _WARP_MAX, _RAISE = "redux.sync.max.s32", "red.global.max.s32"
+#: Takes what the lane gives whose number differs in some bits.
+_SHUFFLE = "shfl.sync.bfly.b32"
 #: Where the memories of a kernel begin: tables and parameters.
 _TABLES, _PARAMS = 0x2000_0000, 0x1000_0000
 #: The most instructions of a thread.
 _LIMIT = 2_000_000
+
+
+class Shuffle(NamedTuple):
+    """What a thread gives to its warp, and the bits in which the lane differs whose number it takes."""
+
+    given: Term
+    bits: Term
 
 
 class Fault(Exception):
@@ -164,8 +174,8 @@ class Machine:
         self.memory.known.update(enumerate(data, at))
         return -(-(at + len(data)) // 256) * 256
 
-    def thread(self, block: int, number: int) -> Iterator[None]:
-        """Run a thread; the iterator stops at each barrier."""
+    def thread(self, block: int, number: int) -> Generator[Shuffle | None, Term | None, None]:
+        """Run a thread; the generator stops at each barrier, and at each shuffle, whose result it takes."""
         special = {"%tid.x": number, "%ctaid.x": block, "%laneid": number % 32}
         waiting = [_State(0, {name: const(value, 32) for name, value in special.items()})]
         steps, ended = 0, False
@@ -198,7 +208,19 @@ class Machine:
                 elif name == "bar.sync":
                     if waiting or here.path:
                         raise Fault("a barrier that not all threads reach")
-                    yield
+                    yield None
+                    here.at += 1
+                elif name == _SHUFFLE:
+                    given, bits, _, mask = (self._value(one, 32, here.registers) for one in instruction.operands[1:])
+                    if waiting or here.path or not t.is_ones(mask):
+                        raise Fault("a shuffle that not all threads reach")
+                    found = yield Shuffle(given, bits)
+                    if found is None:
+                        raise Unknown(f"proof: the instruction {name} is unknown to the prover: {instruction.text}")
+                    register, _, inside = instruction.operands[0].partition("|")
+                    self._set(register, found, here, const(1, 1))
+                    if inside:
+                        self._set(inside, const(1, 1), here, const(1, 1))
                     here.at += 1
                 else:
                     self._execute(instruction, here)

@@ -22,7 +22,8 @@ def step_functions(format: Format, source: DType) -> list[str]:
     """The lines of the struct that find the scales and codes of arrays of a type."""
     steps, of_powers = format.steps, format.scale.family == "e8m0"
     if steps is None:
-        return ["enum : bool { by_steps = 0, only_multiplies = 1 };", *_over_power(of_powers, 1, 0)]
+        plain = "enum : bool { by_steps = 0, divides = 0, rounds = 0 };"
+        return [plain, *_over_power(of_powers, 1, 0)]
     step = Node("*" if steps.multiplies else "/", (_X, _F))
     rounds = steps.rounds_codes and source.bits < 32
     # The code of a scale that replaces zero.
@@ -31,7 +32,8 @@ def step_functions(format: Format, source: DType) -> list[str]:
         zero = int(_constant(parse(steps.zero), source).astype(format.scale.numpy).view(format.scale.code_numpy))
     return [
         f"enum : bool {{ by_steps = 1, keeps_amax = {steps.code_needs_amax:d}, has_zero = {bool(steps.zero):d} }};",
-        f"enum : bool {{ only_multiplies = {steps.multiplies and not rounds:d} }};",
+        f"enum : bool {{ divides = {not steps.multiplies:d}, rounds = {rounds:d} }};",
+        f"typedef {source.name} source;",
         *_over_power(*_over_s(steps.factor) if of_powers else _OTHER),
         f"static GPUCAST_CONSTANT u32 zero_code() {{ return {zero:#x}; }}",
         f"static GPUCAST_INLINE float rounded(float p) {{ return {_rounded(source)}; }}",
@@ -74,15 +76,27 @@ def _over_power(holds: bool, number: float, least: int) -> list[str]:
 
 
 def _power_scale(format: Format, source: DType) -> list[str]:
-    """Scales of FLOAT8E8M0 that are power(a) or power(a+power(a)*p), times a power of two, by exponents alone."""
+    """Scales of FLOAT8E8M0 that are power(a) or power(a+power(a)*p), times a power of two, or max(a, number) over the
+    divisor of the format, by exponents alone."""
     steps = format.steps
     assert steps is not None
     match parse(steps.scale):
+        case Node("/", (Node("max", (Node("a"), Node(number=float(low)))) as of, Node(number=float(by)))) if (
+            format.scale.family == "e8m0" and not steps.zero and by == format.divisor and low / by > _SMALLEST
+        ):
+            # A quotient by so few bits is rounded to a power of two only where it is one.
+            return [
+                "enum : bool { power_scale = 1, may_overflow = 0 };",
+                "enum : u32 { power_carry = carry };",
+                "enum : int { power_exponent = exponent };",
+                _function("step_power", "a", of, source),
+            ]
         case Node("*", (Node("power", (of,)), by)) if format.scale.family == "e8m0" and not (steps.zero or by.names):
             mantissa, exponent = math.frexp(_constant(by, source))
             if mantissa == 0.5 and exponent <= 1 and (of == _A or _is_rounded_up(of)):
                 return [
                     f"enum : bool {{ power_scale = 1, may_overflow = {of != _A:d} }};",
+                    "enum : u32 { power_carry = 0 };",
                     f"enum : int {{ power_exponent = {1 - exponent} }};",
                     _function("step_power", "a", of, source),
                 ]

@@ -398,7 +398,7 @@ GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const 
     i64 begin = first * columns * Block + along * Elements;
     const i64 below = rows - first;
     int left = column >= u32(columns) || below < 0 ? 0 : below < 128 ? int(below) : 128;
-    const float global = global_value<F>(given.global_scale);
+    float global = F::row_scaled ? 1 : global_value<F>(given.global_scale);
     u8* to = given.scales + scale_place<bytes>(F::order, first, column, padded_rows(F::order, rows), columns) * bytes;
     src += begin * i64(Src::bits / 8);
     dst += begin * i64(DType::bits) / 8;
@@ -407,6 +407,7 @@ GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const 
     for (u32 i = 0; i < lines; ++i) {
         Tile<Elements * Src::bits / 8> in = {};
         if (left > 0) load_aligned(src, in);
+        if (F::row_scaled && left > 0) global = given.global_scale[first + i * apart];
         BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
         const bool finite = stats.template add_tile<Src, Elements>(in);
         GPUCAST_MERGE(lanes, stats);

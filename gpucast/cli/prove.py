@@ -30,7 +30,6 @@ _WRITTEN_EVERY = 10
 _OPTIONS = f"""\
 --arch ARCH = sm_90  the GPU architecture (default: %(default)s)
 --rule default|all = default  prove the default attributes of a pair, or all (default: %(default)s)
---share 1/N = 1/1  prove a seeded share of the rules
 --paths {"|".join(certificate.PATHS)} = full  full: a thread in the middle of an array; edges: ends of arrays and
     alignments; layouts: strided and transposed arrays; scaled: casts with a scale; many: many arrays in one launch
     (default: %(default)s)
@@ -52,7 +51,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "pairs", metavar="SRC:DST", type=arguments.pair, nargs="*", help="pairs of types to prove (default: all)"
     )
-    kinds = {"1/N": _share, "TYPE": arguments.dtype, "N": arguments.count}
+    kinds = {"TYPE": arguments.dtype, "N": arguments.count}
     arguments.add_options(parser, _OPTIONS, kinds)
     parser.set_defaults(run=run)
 
@@ -67,9 +66,7 @@ def run(args: argparse.Namespace) -> int:
     others = [json.loads(Path(path).read_text(encoding="utf-8")) for path in args.known]
     known = certificate.proved([before, *others], args.paths)
     cases = all_cases(list(dict.fromkeys(args.pairs)) or all_pairs(), args.rule == "default")
-    order = shuffled(cases, seed=0)
-    order = order[: -(-len(order) // args.share)]
-    chosen, proofs, mutants = set(order), list[Proof](), Counter[str]()
+    proofs, mutants = list[Proof](), Counter[str]()
 
     def write() -> None:
         with arguments.created(args.json) as file:
@@ -80,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     write()
     written = time.monotonic()
     try:
-        with progress_bar(len(order), not args.no_progress, "rules") as advance:
-            for proof in certificate.prove([case for case in cases if case in chosen], arch, args.paths, known):
+        with progress_bar(len(cases), not args.no_progress, "rules") as advance:
+            for proof in certificate.prove(cases, arch, args.paths, known):
                 proofs.append(proof)
                 advance(1)
                 if args.pairs or not proof.verdict.proved:
@@ -90,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
                     write()
                     written = time.monotonic()
         if args.mutants:
-            mutants = certificate.mutants(order[: args.mutants], arch)
+            mutants = certificate.mutants(shuffled(cases, seed=0)[: args.mutants], arch)
             print(", ".join(f"{count} mutants {name}" for name, count in mutants.items()))
     finally:
         write()
@@ -112,9 +109,3 @@ def _formats(args: argparse.Namespace, arch: str) -> int:
             if file is not None:
                 file.write(certificate.text(certificate.certificate(before, proofs)).encode())
     return int(any(proof["verdict"] != "proved" for proof in proofs))
-
-
-def _share(text: str) -> int:
-    if not text.startswith("1/"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share; expected one such as 1/20")
-    return arguments.at_least_one(text[2:])

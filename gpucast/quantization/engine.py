@@ -44,16 +44,14 @@ def quantize(
     if device_index(x) is not None:
         wanted = [gpu.tiles.ResultSpec(*one) for one in result_specs]
         transforms = any(hadamards) or format.rule == "4over6"
-        numbers = [amax, *(one.scale for one in wanted)]
-        of_rows = any(one is not None and one.ndim > 0 for one in numbers)
         given = not format.global_scale and any(one.scale is not None for one in wanted)
-        if layout != "linear" and (transforms or given or of_rows or _is_long(x.shape, format, result_specs, layout)):
-            # Their kernels write linear scales.
+        if layout != "linear" and (given or _is_long(x.shape, format, result_specs, layout)):
+            # Given scales are linear, and the kernels of long arrays write such.
             return _reordered(x, format, result_specs, random, targets, workspace, amax, hadamards, layout)
         if transforms:
             hows = hadamards or [None] * len(wanted)
             return gpu.hadamard_on_gpu.quantize(
-                x, format, wanted, hows, random=random, targets=targets, workspace=workspace, amax=amax
+                x, format, wanted, hows, random=random, targets=targets, workspace=workspace, amax=amax, layout=layout
             )
         return gpu.quantize_on_gpu.quantize(
             x, format, wanted, random=random, targets=targets, workspace=workspace, amax=amax, layout=layout

@@ -99,14 +99,13 @@ def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[Quanti
     in the order "128x4".
     """
     rule, blocks, in_rows = CastRule(src, format.element), *_blocks(format)
-    if format.rule == "4over6":
-        yield HadamardSpec(rule, "rows", 0, format, stochastic)
-        for plain in (False, True):
-            yield HadamardSpec(rule, "tiles", 0, format, stochastic, plain=plain, turned=True)
-    else:
-        yield from _of_one_scale(rule, format, stochastic, blocks, in_rows, "linear")
-        if format.scale.bits == 8 and format.min_ndim == 1 and isinstance(format.block, tuple):
-            yield from _of_one_scale(rule, format, stochastic, blocks, in_rows, "128x4")
+    for layout in _layouts(format):
+        if format.rule == "4over6":
+            yield HadamardSpec(rule, "rows", 0, format, stochastic, layout=layout)
+            for plain in (False, True):
+                yield HadamardSpec(rule, "tiles", 0, format, stochastic, plain=plain, turned=True, layout=layout)
+        else:
+            yield from _of_one_scale(rule, format, stochastic, blocks, in_rows, layout)
     if format.global_scale:
         yield QuantizeSpec(rule, format, "top", lanes=WARP)
         # And from one number, `amax`.
@@ -125,6 +124,11 @@ def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[Quanti
             yield swizzle_spec(format.scale, back_to_linear)
 
 
+def _layouts(format: Format) -> tuple[ScaleLayout, ...]:
+    has_order = format.scale.bits == 8 and format.min_ndim == 1 and isinstance(format.block, tuple)
+    return ("linear", "128x4") if has_order else ("linear",)
+
+
 def _blocks(format: Format) -> tuple[BlockGrid, bool]:
     """The blocks of a matrix, and whether they are those of rows that have kernels of their own."""
     blocks = BlockGrid.of(format, _MATRIX, 1)
@@ -137,14 +141,16 @@ def of_rows(format: Format, src: DType, stochastic: bool, caller: str) -> Iterat
         raise ValueError(f"{caller}: {format.name} takes no global scale for each row; nvfp4 does")
     rule, blocks, in_rows = CastRule(src, format.element), *_blocks(format)
     yield QuantizeSpec(rule if format.steps else CastRule(_FLOAT, format.element), format, "globals")
-    if format.rule == "4over6":
-        yield HadamardSpec(rule, "rows", 0, format, stochastic, row_scaled=True)
-    else:
-        yield QuantizeSpec(rule, format, "scales", row_scaled=True)
-        yield QuantizeSpec(rule, format, "elements", stochastic, row_scaled=True)
+    for layout in _layouts(format):
+        if format.rule == "4over6":
+            yield HadamardSpec(rule, "rows", 0, format, stochastic, row_scaled=True, layout=layout)
+            continue
+        yield QuantizeSpec(rule, format, "scales", row_scaled=True, layout=layout)
+        yield QuantizeSpec(rule, format, "elements", stochastic, row_scaled=True, layout=layout)
+        if in_rows:
+            block = blocks.lengths[2]
+            yield QuantizeSpec(rule, format, "rows", stochastic, block=block, row_scaled=True, layout=layout)
     for block in (0, blocks.lengths[2]) if in_rows else (0,):
-        if block and format.rule != "4over6":
-            yield QuantizeSpec(rule, format, "rows", stochastic, block=block, row_scaled=True)
         for dst in dict.fromkeys((src, _FLOAT)):
             yield QuantizeSpec(CastRule(format.element, dst), format, "back", block=block, row_scaled=True)
 
@@ -166,13 +172,17 @@ def of_hadamard(format: Format, src: DType, stochastic: bool, length: int) -> It
             yield HadamardSpec(CastRule(src, _FLOAT), "top", length, strided=strided)
         yield QuantizeSpec(CastRule(_FLOAT, format.element), format, "global")
     if takes(format):
-        # Of a pair of transforms one may be none.
-        for own in (0, length):
-            yield HadamardSpec(rule, "rows", own, format, stochastic)
-        for plain, own in ((False, 0), (True, 0), (True, length)):
-            tiles = HadamardSpec(rule, "tiles", own, format, stochastic, plain=plain, turned=True, turned_length=length)
-            if tiles.fits:
-                yield tiles
+        for layout in _layouts(format):
+            # Of a pair of transforms one may be none.
+            for own in (0, length):
+                yield HadamardSpec(rule, "rows", own, format, stochastic, layout=layout)
+            for plain, own in ((False, 0), (True, 0), (True, length)):
+                tiles = HadamardSpec(
+                    rule, "tiles", own, format, stochastic, plain=plain, turned=True, turned_length=length,
+                    layout=layout,
+                )  # fmt: skip
+                if tiles.fits:
+                    yield tiles
 
 
 def _of_one_scale(

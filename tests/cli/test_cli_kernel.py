@@ -180,8 +180,8 @@ def test_warmup_knows_the_kernels_of_training() -> None:
     with installed(quiet):
         for kind in (np.float32, np.float16):
             x, of_rows = upload(np.ones((256, 384), kind)), upload(np.ones(256, np.float32))
-            for name, transpose in itertools.product(wanted, (False, True, "both")):
-                q = gpucast.quantize(x, name, transpose=transpose, hadamard=16)
+            for name, transpose, layout in itertools.product(wanted, (False, True, "both"), ("linear", "128x4")):
+                q = gpucast.quantize(x, name, transpose=transpose, hadamard=16, scale_layout=layout)
                 for one in q if transpose == "both" else (q,):
                     one.dequantize(kind, hadamard=16)
             for name in ("nvfp4", "float8e4m3fn_1x128"):
@@ -190,6 +190,7 @@ def test_warmup_knows_the_kernels_of_training() -> None:
                 gpucast.hadamard(x, 16, axis=axis)
             for name in wanted:
                 gpucast.quantize(x, name, amax=of_rows).dequantize(kind)
+                gpucast.quantize(x, name, amax=of_rows, scale_layout="128x4")
                 gpucast.quantize(x, name, amax=of_rows[:1])
             gpucast.quantize(upload(np.ones((256, 40), kind)), "nvfp4", amax=of_rows).dequantize()
             gpucast.quantize_grouped(x, ends, "nvfp4", scale=1.0)

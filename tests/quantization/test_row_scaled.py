@@ -144,9 +144,9 @@ def test_zeros_have_the_references_bits(driver: HostDriver) -> None:
 
 
 def test_memory_of_a_call_is_on_the_device_of_x(driver: HostDriver) -> None:
-    x, amax = upload(numbers(64), device=1), upload(np.abs(SCALES), device=1)
-    q = gpucast.quantize(x, "nvfp4", amax=amax, scale_layout="128x4")
-    gpucast.quantize(x, "nvfp4", amax=amax, scale_layout="128x4", out=q)
+    x, scale = upload(numbers(128), device=1), upload(np.ones((ROWS, 1), np.float32), device=1)
+    q = gpucast.quantize(x, "float8e4m3fn_1x128", scale=scale, scale_layout="mn_major")
+    gpucast.quantize(x, "float8e4m3fn_1x128", scale=scale, scale_layout="mn_major", out=q)
     q.dequantize(out=upload(np.empty(q.shape, np.float32), device=1))
     kept = q.workspace("tests")
     # It allocates nothing here: these are the arrays of the calls.

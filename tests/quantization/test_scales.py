@@ -60,33 +60,40 @@ def test_the_way_back(layout: Any, shape: tuple[int, int]) -> None:
     assert np.array_equal(swizzle.unswizzle(swizzle.swizzle(scales, layout=layout), shape, layout=layout), scales)
 
 
-#: Formats by the ways through the kernels: rows of blocks, both results in tiles, squares, blocks of other lengths, and
-#: scales that one more kernel finishes.
-CASES = [
-    ("mxfp8e4m3", "8x4", False),
-    ("mxfp8e4m3", "128x4", "both"),
-    ("deepgemm-ue8m0", "mn_major", False),
-    ("deepgemm", "mn_major", False),
-    ("deepgemm-ue8m0-128x128", "mn_major", True),
-    ("tilekernels", "mn_major", False),
-    (Format("mine", "INT8", "FLOAT8E8M0", (80,), "floor"), "128x4", False),
-]
+#: Formats by the ways through the kernels: rows of blocks, both results in tiles, squares, blocks of other lengths,
+#: scales that one more kernel finishes, transforms, two scales that are tried, and a global scale for each row.
+CASES: list[tuple[Any, Any, Any, dict[str, Any]]] = [
+    ("mxfp8e4m3", "8x4", False, {}),
+    ("mxfp8e4m3", "128x4", "both", {}),
+    ("deepgemm-ue8m0", "mn_major", False, {}),
+    ("deepgemm", "mn_major", False, {}),
+    ("deepgemm-ue8m0-128x128", "mn_major", True, {}),
+    ("tilekernels", "mn_major", False, {}),
+    (Format("mine", "INT8", "FLOAT8E8M0", (80,), "floor"), "128x4", False, {}),
+    ("nvfp4", "128x4", False, {"hadamard": 16}),
+    ("nvfp4", "8x4", "both", {"hadamard": 32}),
+    (Format("mine", "INT8", "FLOAT8E8M0", (80,), "floor"), "128x4", False, {"hadamard": 32}),
+    ("nvfp4_4over6", "mn_major", True, {}),
+    ("nvfp4", "128x4", False, {"amax": np.linspace(0.5, 9, 66, dtype=np.float32)}),
+    (Format("mine", "FLOAT4E2M1", "FLOAT8E4M3FN", (10,), "amax", global_scale=True), "8x4", False,
+     {"amax": np.linspace(0.5, 9, 66, dtype=np.float32)}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("format", "layout", "transpose"), CASES)
-def test_quantizing_in_an_order(format: Any, layout: Any, transpose: Any) -> None:
+@pytest.mark.parametrize(("format", "layout", "transpose", "more"), CASES)
+def test_quantizing_in_an_order(format: Any, layout: Any, transpose: Any, more: dict[str, Any]) -> None:
     x = np.random.default_rng(0).standard_normal((66, 640) if transpose is False else (640, 384)).astype(np.float32)
     x[3] = 0
     linear, found = (
-        _as_list(gpucast.quantize(x, format, scale_layout=o, transpose=transpose)) for o in ("linear", layout)
+        _as_list(gpucast.quantize(x, format, scale_layout=o, transpose=transpose, **more)) for o in ("linear", layout)
     )
     with installed(HostDriver()) as driver:
         there = gpucast.cast(x, "FLOAT", device="cuda:0")
-        result = gpucast.quantize(there, format, scale_layout=layout, transpose=transpose)
+        result = gpucast.quantize(there, format, scale_layout=layout, transpose=transpose, **more)
         # Padding too is written anew.
         for q in _as_list(result):
             ctypes.memset(q.scales.data.ptr, 0xFF, q.scales.nbytes)
-        gpucast.quantize(there, format, scale_layout=layout, transpose=transpose, out=result)
+        gpucast.quantize(there, format, scale_layout=layout, transpose=transpose, out=result, **more)
         assert not any("swizzle" in name for name, _ in driver.launched)
         on_device = [q.get() for q in _as_list(result)]
     for plain, q, other in zip(linear, found, on_device, strict=True):
@@ -95,20 +102,17 @@ def test_quantizing_in_an_order(format: Any, layout: Any, transpose: Any) -> Non
         assert np.array_equal(other.dequantize(), q.dequantize())
 
 
-def test_given_scales_and_transforms_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their kernels write linear scales, which one more kernel moves. So do those of very long arrays."""
+def test_given_scales_and_long_arrays_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given scales are linear, and one more kernel moves them. So it does those of very long arrays."""
     x = np.random.default_rng(1).standard_normal((66, 256)).astype(np.float32)
-    calls: list[tuple[str, Any, dict[str, Any]]] = [
-        ("float8e4m3fn_1x128", "mn_major", {"scale": 0.5}),
-        ("nvfp4", "128x4", {"hadamard": 16}),
-    ]
     with installed(HostDriver()) as driver:
         there = gpucast.cast(x, "FLOAT", device="cuda:0")
-        for format, layout, more in calls:
-            q = gpucast.quantize(there, format, scale_layout=layout, **more)
-            assert gpucast.quantize(there, format, scale_layout=layout, out=q, **more) is q
-            assert "swizzle" in driver.launched[-1][0]
-            assert q.get().scales.tobytes() == gpucast.quantize(x, format, scale_layout=layout, **more).scales.tobytes()
+        given, own = (
+            gpucast.quantize(one, "float8e4m3fn_1x128", scale=0.5, scale_layout="mn_major") for one in (there, x)
+        )
+        again = gpucast.quantize(there, "float8e4m3fn_1x128", scale=0.5, scale_layout="mn_major", out=given)
+        assert again is given and "swizzle" in driver.launched[-1][0]
+        assert given.get().scales.tobytes() == own.scales.tobytes()
         # 66 rows are padded to 128.
         for longest, moved in ((128 * 256, False), (128 * 256 - 1, True)):
             monkeypatch.setattr(engine, "_LONGEST", longest)

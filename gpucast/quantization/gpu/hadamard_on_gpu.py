@@ -15,7 +15,7 @@ from typing import Any
 
 from gpucast.arrays.packed import device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Hadamard, Parts
+from gpucast.core.formats import Format, Hadamard, Parts, ScaleLayout
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
@@ -66,6 +66,7 @@ def quantize(
     targets: Sequence[Parts] | None = None,
     workspace: Workspace | None = None,
     amax: Any = None,
+    layout: ScaleLayout = "linear",
 ) -> list[Parts]:
     """As `quantize_on_gpu.quantize`, of transformed numbers where a result has a transform. Each result has a global
     scale of its own."""
@@ -73,9 +74,9 @@ def quantize(
     assert device is not None
     workspace = workspace or Workspace("quantize", device)
     with driver.driver().on(device):
-        x, result_specs, wanted = quantize_on_gpu.prepare(x, format, result_specs, targets, workspace, amax)
+        x, result_specs, wanted = quantize_on_gpu.prepare(x, format, result_specs, targets, workspace, amax, layout)
         sides = [
-            _Side(x, src, format, spec, how, parts, device)
+            _Side(x, src, format, spec, how, parts, device, layout)
             for spec, how, parts in zip(result_specs, hadamards, wanted, strict=True)
         ]
         if all(side.in_tiles for side in sides) and any(side.spec.swapped for side in sides):
@@ -99,6 +100,7 @@ class _Side:
     how: Hadamard | None
     parts: Parts
     device: int
+    layout: ScaleLayout
 
     @property
     def axis(self) -> int:
@@ -176,13 +178,14 @@ class _Side:
 
     def _plain(self, x: Any, amax: Any, random: Random | None, workspace: Workspace) -> None:
         quantize_on_gpu.quantize(
-            x, self.format, [self.spec], random=random, targets=[self.parts], workspace=workspace, amax=amax
-        )
+            x, self.format, [self.spec], random=random, targets=[self.parts], workspace=workspace, amax=amax,
+            layout=self.layout,
+        )  # fmt: skip
 
     def _run_rows(self, random: Random | None) -> None:
         spec = HadamardSpec(
             CastRule(self.src, self.format.element), "rows", self.length, self.format, random is not None,
-            row_scaled=quantize_on_gpu.is_row_scaled(self.parts),
+            row_scaled=quantize_on_gpu.is_row_scaled(self.parts), layout=self.layout,
         )  # fmt: skip
         seed, offset = random or (0, 0)
         columns = self.x.shape[-1]
@@ -192,9 +195,10 @@ class _Side:
 
     @property
     def result(self) -> HadamardResult:
-        """The addresses of the parts."""
-        parts = self.parts
-        return HadamardResult(*map(memory.address, (parts.data, parts.scales, parts.zero_points, parts.global_scale)))
+        """The addresses and the rows of the parts."""
+        parts, rows = self.parts, math.prod(self.parts.data.shape[:-1])
+        places = map(memory.address, (parts.data, parts.scales, parts.zero_points, parts.global_scale))
+        return HadamardResult(*(*places, rows))
 
 
 def _run_tiles(x: Any, src: DType, format: Format, sides: Sequence[_Side], device: int, random: Random | None) -> bool:
@@ -204,7 +208,7 @@ def _run_tiles(x: Any, src: DType, format: Format, sides: Sequence[_Side], devic
     length = 0 if plain is None else plain.length
     spec = HadamardSpec(
         CastRule(src, format.element), "tiles", length, format, random is not None, plain=plain is not None,
-        turned=True, turned_length=turned.length,
+        turned=True, turned_length=turned.length, layout=turned.layout,
     )  # fmt: skip
     rows, columns = x.shape[-2:]
     tiles = -(-rows // spec.tile), -(-columns // spec.tile)

@@ -14,7 +14,7 @@ from gpucast.codegen.cast_kernel import THREADS, KernelSource, kernel_file, opti
 from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import LENGTHS, Format, Hadamard
+from gpucast.core.formats import LENGTHS, Format, Hadamard, ScaleLayout
 from gpucast.core.rule import CastRule, resolve
 from gpucast.quantization.gpu.source import FILES, boolean, columns_of, format_struct
 
@@ -47,6 +47,8 @@ class HadamardSpec(KernelSpec[KernelSource]):
     turned_length: int = 0
     #: For "rows": whether each row has a global scale of its own.
     row_scaled: bool = False
+    #: The order in which scales are written.
+    layout: ScaleLayout = "linear"
 
     @property
     def size(self) -> int:
@@ -86,7 +88,8 @@ class HadamardSpec(KernelSpec[KernelSource]):
         src, name, types = self.rule.src, self._name, [self.rule.src, _FLOAT, _DOUBLE]
         more, scales, both = "", "OneScale", "FLOAT, DOUBLE"
         if self.format is not None:
-            more += format_struct(self.format, self.stochastic, f"{name}_format", row_scaled=self.row_scaled)
+            how = {"row_scaled": self.row_scaled, "layout": self.layout}
+            more += format_struct(self.format, self.stochastic, f"{name}_format", **how)  # type: ignore[arg-type]
             types += [self.format.element, self.format.scale]
             if self.format.rule == "4over6":
                 more += format_struct(self.format, False, f"{name}_six")
@@ -145,7 +148,8 @@ class HadamardSpec(KernelSpec[KernelSource]):
             parts += ["plain"] * self.plain + ["turned"] * self.turned
             parts += [f"turned{self.turned_length}"] * bool(self.turned_length)
         flags = {name: getattr(self, name) for name in ("inverse", "strided", "stochastic", "row_scaled")}
-        return "_".join(parts + [name for name, flag in flags.items() if flag])
+        parts += [name for name, flag in flags.items() if flag]
+        return "_".join(parts + [self.layout] * (self.layout != "linear"))
 
 
 def takes(format: Format) -> bool:
@@ -155,12 +159,13 @@ def takes(format: Format) -> bool:
 
 @dataclass(frozen=True)
 class HadamardResult:
-    """The addresses of a result's parts on the device; 0 for parts that do not exist."""
+    """The addresses of a result's parts on the device; 0 for parts that do not exist. The rows of all its matrices."""
 
     data: int = 0
     scales: int = 0
     zero_points: int = 0
     global_scale: int = 0
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -184,4 +189,4 @@ class HadamardArguments:
         sizes = self.runs, self.inner, self.rows, self.columns
         negative = 0 if self.transform is None else self.transform.negative
         signs = ((negative >> i & 1) << 31 for i in range(LENGTHS[-1]))
-        return struct.pack("<8Q3Q4q2I128I", *results, self.stats, self.seed, self.offset, *sizes, *self.tiles, *signs)
+        return struct.pack("<10Q3Q4q2I128I", *results, self.stats, self.seed, self.offset, *sizes, *self.tiles, *signs)

@@ -81,7 +81,8 @@ def test_a_folder_of_a_stranger_is_refused(folder: Path, capsys: pytest.CaptureF
     with begun(plan):
         os.mkdir("out.safetensors.partial/work/0.part")
     os.symlink(folder / "precious", "out.safetensors.partial/work/0.part/out.safetensors")
-    for path in [Path("out.safetensors.partial"), *Path("out.safetensors.partial").rglob("*")]:
+    # The folder around is his, too.
+    for path in [folder, *Path("out.safetensors.partial").rglob("*"), Path("out.safetensors.partial")]:
         os.chown(path, STRANGER, STRANGER, follow_symlinks=False)
     for more in ([], ["--restart"], ["--dry-run"]):
         said = failure(capsys, *argv, *more)
@@ -89,10 +90,20 @@ def test_a_folder_of_a_stranger_is_refused(folder: Path, capsys: pytest.CaptureF
     assert Path("precious").read_text() == "mine"
 
 
-def test_unfinished_work_is_its_users_and_the_result_as_open_as_the_umask_says(folder: Path) -> None:
+def test_unfinished_work_is_its_users_and_the_result_as_open_as_the_umask_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two()
     with begun(planned("in", "out")):
         assert stat.S_IMODE(os.stat("out.partial").st_mode) == 0o700
+    os.chmod("out.partial", 0o770)
+    with pytest.raises(files.FileError, match=r"out\.partial: can be written by others; nothing in it is trusted"):
+        run(planned("in", "out"))
+    with monkeypatch.context() as patch:
+        # A file system that knows no modes says it of all files.
+        patch.setattr(work_module, "why_not_ours", lambda status: "can be written by others")
+        run(planned("in", "known"))
+    os.chmod("out.partial", 0o700)
     run(planned("in", "out"))
     mask = os.umask(0)
     os.umask(mask)

@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import IO, BinaryIO, Literal
@@ -27,6 +28,7 @@ from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running import target
 from gpucast.checkpoints.streaming.checksums import Journal
 from gpucast.core.places import closing, durable, replaced, resolved, status_of, sync_folder
+from gpucast.core.trusted_files import why_not_ours
 from gpucast.files import FileError
 from gpucast.files.atomic import mode_of, new_mode, within
 
@@ -164,18 +166,19 @@ class Work:
         return self._path(name)
 
     def _exists(self) -> bool:
-        """Whether the folder exists. FileError if another thing has its name, or if it is another user's."""
+        """Whether the folder exists. FileError if another thing has its name, or if others can write to it."""
         status = status_of(self.folder)
         if status is None:
             return False
         if not stat.S_ISDIR(status.st_mode):
             what = "is a link, which is not followed" if stat.S_ISLNK(status.st_mode) else "nothing that gpucast left"
             raise FileError(f"{self.folder}: is in the way, and {what}; remove it")
-        # The owner of the folder around it could exchange it anyway. Network file systems may call all users one.
-        around = os.stat(os.path.dirname(self.folder)).st_uid
-        if hasattr(os, "geteuid") and status.st_uid not in (0, os.geteuid(), around):
-            why = f"belongs to another user (uid {status.st_uid}); nothing in it is trusted"
-            raise FileError(f"{self.folder}: {why}: choose another name, or have it removed")
+        if why := why_not_ours(status):
+            # File systems that know no owners or modes, or map them, say the same of what this process makes.
+            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=os.path.dirname(self.folder)) as made:
+                if why_not_ours(os.fstat(made.fileno())) == why:
+                    return True
+            raise FileError(f"{self.folder}: {why}; nothing in it is trusted: choose another name, or have it removed")
         return True
 
     def _take(self, alone: bool, wait: bool = False) -> bool:
@@ -275,7 +278,8 @@ class Work:
         """Open the unfinished file for reading and writing, as it was left. No other process can open it meanwhile."""
         path = self.parts(file)[-1]
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        handle = os.open(path, flags, 0o666)
         with closing(open(handle, "r+b", buffering=1 << 20)) as part:
             if not lock(part, wait=False):
                 raise Busy(f"{self.plan.target}: another process is converting {file.path} at this moment")

@@ -3,16 +3,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from conversions import BIG, planned, run, two
+from conversions import BIG, begun, failure, planned, run, two
 from gpucast import files
+from gpucast.checkpoints import Options, Outcome
 from gpucast.checkpoints.running import stream
 from gpucast.checkpoints.running import work as work_module
 from gpucast.checkpoints.running.outcome import Share
@@ -95,11 +100,16 @@ def test_a_target_that_lost_a_file_is_not_taken_for_done(folder: Path) -> None:
         run(planned("in", "indexed"))
 
 
-def test_what_was_written_before_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_written_before_is_verified(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     two()
     run(planned("in", "out"))
     argv = ["convert", "in", "out", "--to", "FLOAT16", "--verify", "all"]
-    assert main(argv) == 0
+    with monkeypatch.context() as patch:
+        # As on a file system that can only be read.
+        patch.setattr(os, "mkdir", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+        assert main(argv) == 0
     said = "out: was written by another run of the same conversion; verified: 131,072 elements are what the reference"
     assert capsys.readouterr().out.startswith(said)
     for known in (None, True):
@@ -172,6 +182,50 @@ def test_a_share_of_nothing_leaves_nothing(folder: Path, capsys: pytest.CaptureF
         said = "was written by another run" if source == "in" else "nothing to do"
         assert said in capsys.readouterr().out
         assert leftovers(folder, "in.safetensors", "in", "out.safetensors") == ["out"] * (source == "in")
+
+
+def test_of_two_processes_with_one_share_one_publishes(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.save("in.safetensors", {"x": BIG})
+    argv, lock = ["in.safetensors", "out.safetensors", "--to", "FLOAT16", "--shard", "0/2"], work_module.lock
+
+    def after(act: Callable[[], object]) -> None:
+        """Another process acts while this one waits for the lock alone."""
+
+        def waiting(file: IO[bytes], wait: bool, shared: bool = False) -> bool:
+            if wait:
+                monkeypatch.setattr(work_module, "lock", lock)
+                act()
+            return lock(file, wait, shared)
+
+        monkeypatch.setattr(work_module, "lock", waiting)
+
+    after(lambda: main(["convert", *argv]))
+    assert main(["convert", *argv]) == 0
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors"]
+    # OUT is now an older one.
+    after(lambda: shutil.rmtree("out.safetensors.partial"))
+    said = failure(capsys, *argv)
+    assert "was removed by another process before out.safetensors was written" in said
+    assert "is kept" not in said
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors"]
+
+
+def test_a_worker_that_comes_late_begins_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two()
+    plan, take = planned("in", "out"), Work._take
+
+    def late(work: Work, **how: bool) -> bool:
+        monkeypatch.setattr(Work, "_take", take)
+        run(plan)
+        return take(work, **how)
+
+    with begun(plan, is_share=True):
+        pass
+    monkeypatch.setattr(Work, "_take", late)
+    stream.run_file(plan, plan.files[0], Options(), Outcome(plan))
+    assert leftovers(folder, "in") == ["out"]
 
 
 LOSSY = {"a": BIG, "big": np.full(1 << 14, 1e6, np.float32), "c": BIG}

@@ -257,7 +257,7 @@ def _discard_or_keep(work: Work, options: Options, outcome: Outcome) -> None:
     elif work.is_own():
         is_all = options.share is None or options.share.count == 1
         is_little = is_all and not work.is_worth_keeping()
-        if not (is_little and work.discard_alone()):
+        if not (is_little and work.discard_alone()) and work.is_seen():
             outcome.kept = work.folder
 
 
@@ -265,12 +265,15 @@ def _discard_or_keep(work: Work, options: Options, outcome: Outcome) -> None:
 def run_file(plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome) -> None:
     """Convert one file of a plan. Another process has begun the work and publishes the result. Errors as `run`."""
     work = Work(plan)
-    if not work.is_seen():
-        raise FileError(f"{work.folder}: cannot be seen; all machines must see source and target under the same paths")
     with _naming(plan.target), Prefetcher(threads(options.device)) as prefetcher:
         try:
-            work.begin(is_share=True)
-            Stream(work, options, outcome, lambda done: None, prefetcher).file(file)
+            if work.join():
+                Stream(work, options, outcome, lambda done: None, prefetcher).file(file)
+            elif work.is_seen():
+                raise work.busy()
+            elif not work.is_published():
+                why = "cannot be seen; all machines must see source and target under the same paths"
+                raise FileError(f"{work.folder}: {why}")
         finally:
             work.release()
 

@@ -125,19 +125,24 @@ class Work:
                 return
             # Said before the folder is made: whatever interrupts the next steps, `is_own` knows of them.
             self._is_begun = True
-            joins = is_share and not restart and self._state() == "begun"
-            if self._take(alone=not joins):
-                if joins and self.is_seen():
+            if is_share and not restart and self.join():
+                return
+            if self._take(alone=True, make=True):
+                self._mend(restart)
+                restart = False
+                if not is_share or self.is_published():
                     return
-                if not joins:
-                    self._mend(restart)
-                    restart = False
-                    if not is_share or self.is_published():
-                        return
             elif time.monotonic() > deadline:
-                raise Busy(f"{self.plan.target}: another process is converting it at this moment; end it first")
+                raise self.busy()
             else:
                 time.sleep(_APART)
+
+    def join(self) -> bool:
+        """Share the work that another process has begun, and its lock. False if there is none, or if it is locked."""
+        return self._state() == "begun" and self._take(alone=False) and self.is_seen()
+
+    def busy(self) -> Busy:
+        return Busy(f"{self.plan.target}: another process is converting it at this moment; end it first")
 
     def _mend(self, restart: bool) -> None:
         """Write the job down, or continue to publish results. The caller holds the lock alone."""
@@ -181,16 +186,19 @@ class Work:
             raise FileError(f"{self.folder}: {why}; nothing in it is trusted: choose another name, or have it removed")
         return True
 
-    def _take(self, alone: bool, wait: bool = False) -> bool:
-        """Take the lock, or change the kind of the lock that this process holds, and make the folder.
+    def _take(self, alone: bool, wait: bool = False, make: bool = False) -> bool:
+        """Take the lock, or change the kind of the lock that this process holds.
 
-        `wait` waits for other processes. False if another process holds the lock.
+        `make` makes the folder, and `wait` waits for other processes. False if another process holds the lock, or if
+        there is no folder.
         """
         while True:
             self.release()
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self.folder, 0o700)
-            self._exists()
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.folder, 0o700)
+            if not self._exists():
+                return False
             try:
                 file = self._lock = open(self._path(_LOCK), "ab", buffering=0)
             except FileNotFoundError:
@@ -336,16 +344,19 @@ class Work:
         )
 
     def concludes(self) -> bool:
-        """Whether it is this process that publishes, reads the journals and discards them.
+        """Whether it is this process that publishes, reads the journals and discards them, now that all is finished.
 
         One of several shares does, and holds the lock alone; the others wait for it. FileError if the work is gone and
         the target is not written.
         """
-        if not (self._is_alone or (status_of(self.folder) is None and self.is_published())):
+        finished = status_of(self.finished(self._names[-1]))
+        if not self._is_alone:
             self._take(alone=True, wait=True)
         if self.is_seen():
             return True
-        if not self.is_published():
+        written = status_of(self.target)
+        # Another share may have written a single target and removed all that tells of it. A rename keeps the file.
+        if not self.is_published() and not (finished and written and os.path.samestat(finished, written)):
             raise FileError(f"{self.folder}: was removed by another process before {self.plan.target} was written")
         self.discard_alone()
         return False
@@ -437,13 +448,11 @@ class Work:
                 raise
 
     def discard_alone(self) -> bool:
-        """Remove the work of this plan, and work of no plan, unless another process is at work here. Returns whether it
-        did.
-        """
+        """Remove the work that `is_own`, unless another process is at work here. Returns whether none of it is left."""
         try:
             if not (self._is_alone or self._take(alone=True)):
-                return False
-            if self.is_own() or self._state() == "none":
+                return status_of(self.folder) is None
+            if self.is_own():
                 if not self.is_whole:
                     self._forget()
                 self.discard()

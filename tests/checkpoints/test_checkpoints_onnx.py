@@ -61,7 +61,7 @@ def model(opset: int = 23, **changes: Any) -> onnx.ModelProto:
 
 def save(path: str, external: bool, proto: onnx.ModelProto | None = None) -> None:
     location = f"{path}.bin"
-    onnx.save(proto or model(), path, save_as_external_data=external, location=location, size_threshold=100)
+    onnx.save(proto or model(), path, save_as_external_data=external, location=location, size_threshold=10)
 
 
 def convert(*argv: str) -> int:

@@ -11,6 +11,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 import cupy
 import numpy as np
@@ -209,6 +210,10 @@ def on_gpu() -> Iterator[None]:
         _Place.on_gpu = False
 
 
+#: The addresses of the arrays that are in use.
+ARRAYS: WeakValueDictionary[range, Any] = WeakValueDictionary()
+
+
 def device_array(shape: tuple[int, ...], dtype: Any, device: int = 0, offset: int = 0) -> Any:
     """An array without set values on "device" memory, `offset` bytes behind an address that is a multiple of 256."""
     nbytes = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
@@ -216,6 +221,7 @@ def device_array(shape: tuple[int, ...], dtype: Any, device: int = 0, offset: in
         return cupy.ndarray(shape, dtype, cupy.empty(nbytes + offset, np.uint8).data + offset)
     store = np.full(nbytes + 256 + offset + 16, 0xA5, np.uint8)
     address = -(-store.ctypes.data // 256) * 256 + offset
+    ARRAYS[range(address, address + nbytes)] = store
     memory = cupy.cuda.UnownedMemory(address, nbytes, store, device)
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 

@@ -18,7 +18,7 @@ from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting.cast import cast
 from gpucast.casting.fused_options import check_disjoint, fused_rule, resolve_fused
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import as_double, is_real
+from gpucast.core.checks import is_number, rounded
 from gpucast.core.dtypes import dtype
 from gpucast.core.expression import COMPUTE, parse
 from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, Rounding, RoundMode, destination
@@ -64,9 +64,9 @@ class Ufunc:
     """What `ufunc` returns: ``f(*arrays, out=None, scale=None, amax=None, seed=None, offset=0)``.
 
     Arrays stand for the names of the expression, in the order in which these first appear (`names`), or by name. They
-    are of any type but STRING, and broadcast as in NumPy; numbers count as DOUBLEs. Arrays lie in one place: the host,
-    or one device. The keywords are those of `cast`, for the value of the expression: `amax` and random rounding see it
-    as an array of the result's shape.
+    are of any type but STRING, and broadcast as in NumPy; numbers, and NumPy's arrays of shape (), are rounded once to
+    `compute`. Other arrays lie in one place: the host, or one device. The keywords are those of `cast`, for the value
+    of the expression: `amax` and random rounding see it as an array of the result's shape.
 
     The result has the library of the first array that is not NumPy's, and is C-contiguous. As in `cast`, types below
     one byte take one byte per element on the host, unless an input is a PackedArray, and are a PackedArray on a device.
@@ -119,7 +119,7 @@ class Ufunc:
             if getattr(x, "requires_grad", False) is True:
                 raise ValueError(f"ufunc: {name} requires a gradient, and there is none; pass {name}.detach()")
         home = next((x for x in given if adapters.find(x) is not None), None)
-        arrays = [x for x in given if not is_real(x)]
+        arrays = [x for x in given if not is_number(x)]
         first, *others = [home, *arrays] if home is not None else arrays or [None]
         with adapters.visit(first, *others, options.out, options.scale, options.amax):
             y = self._evaluate(given, options)
@@ -169,8 +169,8 @@ class Ufunc:
 
     def _input(self, x: Any, name: str) -> Operand | float:
         """An array, or a number of the compute type."""
-        if is_real(x):
-            return float(self._compute.numpy.type(as_double(x)))
+        if is_number(x):
+            return rounded(x, self._compute.numpy.type)
         one = operand(as_array(x, f"ufunc: {name}"))
         if one.dtype.family == "string":
             raise TypeError(f"ufunc: {name} has dtype STRING; expected numbers")

@@ -51,6 +51,25 @@ def is_real(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
 
 
+def is_number(value: Any) -> bool:
+    """Tell whether an object is one number: real, true or false, or such a NumPy array of shape ()."""
+    if isinstance(value, np.ndarray):
+        return value.ndim == 0 and value.dtype.kind in "biuf"
+    return isinstance(value, (numbers.Real, np.bool_))
+
+
+@exact()
+def rounded(value: Any, kind: Any) -> float:
+    """What `is_number` takes, rounded to nearest once. `kind`: NumPy's type of FLOAT or DOUBLE."""
+    if isinstance(value, (np.generic, np.ndarray)):
+        value = value.item()
+    double = as_double(value)
+    if kind is np.float32 and double != value and not int(np.float64(double).view(np.uint64)) & 1:
+        # The odd DOUBLE beside the number is on its side of every boundary between FLOATs.
+        double = math.nextafter(double, math.inf if value > double else -math.inf)
+    return float(kind(double))
+
+
 def as_double(value: Any) -> float:
     """Convert a real number of any class to DOUBLE. Integers and fractions beyond its range become infinity."""
     try:

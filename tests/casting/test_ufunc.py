@@ -111,6 +111,12 @@ def test_numbers_foreign_order_and_empty_arrays() -> None:
     assert f.names == ("a", "b")
     assert f(np.array([1, 2], ">i4"), b=3).tolist() == [4, 5]
     assert f(1, 2).tolist() == 3 and f(np.zeros((0, 3)), 1).shape == (0, 3)
+    # A number is rounded once, and may be a flag or an array of shape ().
+    near = [2**60 + 2**36 + more for more in (-1, 0, 1)]
+    for compute, wanted in (("FLOAT", [0, 0, 2**37]), ("DOUBLE", [2**36] * 3)):
+        number = gpucast.ufunc("a", "UINT64", compute=compute)
+        assert [int(number(one)) - 2**60 for one in near] == wanted
+    assert [f(flag, 1) for flag in (True, np.bool_(True), np.array(True))] == [2] * 3
     packed = PackedArray.pack(np.int8([1, -2, 3]), "INT4")
     out = PackedArray.pack(np.zeros(3, np.int8), "INT4")
     assert gpucast.ufunc("-a", "INT4")(packed, out=out) is out and out.tolist() == [-1, 2, -3]

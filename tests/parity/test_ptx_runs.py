@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,8 +26,10 @@ from gpucast.parity.proof.machine import Fault, Machine, Memory
 from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.terms import Term, const
 from gpucast.quantization import cast_grouped, dequantize_state, optimizer_step, quantize_grouped, quantize_state
+from gpucast.quantization.gpu import state_on_gpu
 from gpucast.quantization.states.codebooks import NAMES
-from host_driver import HostDriver, elements, installed, upload
+from gpucast.quantization.states.step import quantizing
+from host_driver import ARRAYS, HostDriver, device_array, elements, installed, upload
 
 Array = np.ndarray[Any, Any]
 ARCHS = ("sm_90", "sm_100a")
@@ -102,6 +105,8 @@ def execute(
             # Whole warps may end before a shuffle of the others.
             if shuffles.keys() != stops.keys() and (shuffles or stops.keys() != running.keys()):
                 raise Fault("a barrier or a shuffle that not all threads reach")
+            if len(shuffles) != 32 * len({(number // 32, stop.at) for number, stop in shuffles.items()}):
+                raise Fault("not all lanes of a warp are at one shuffle")
             sent = {number: shuffles[number ^ int(stop.bits)].given for number, stop in shuffles.items()}
             running = {number: running[number] for number in stops}
 
@@ -127,8 +132,8 @@ class PtxDriver(HostDriver):
         def write(byte: int, value: int) -> None:
             ctypes.memset(byte, value, 1)
 
-        everywhere = range(1 << 40, 1 << 48)
-        memory = Memory([(everywhere, lambda byte: const(ctypes.string_at(byte, 1)[0], 8))], [everywhere])
+        arrays = list(ARRAYS)
+        memory = Memory([(array, lambda byte: const(ctypes.string_at(byte, 1)[0], 8)) for array in arrays], arrays)
         execute(source, self.ptx_arch, memory, arguments, blocks, write)
         self.launched.append((source.name, 0))
 
@@ -216,3 +221,40 @@ def test_the_norm(arch: str, clip: float | None, exhaustive: bool) -> None:
     assert [elements(one).tobytes() for one in (*found, there)] == [one.tobytes() for one in (*wanted, norm)]
     assert elements(flag)
     assert norm[0] == np.float32(np.sqrt(sum(np.square(one.astype(float)).sum() for one in grads)) / 8)
+
+
+_SHUFFLE = r"shfl.sync.bfly.b32 \1, 31, -1;"
+#: Odd lanes are at another instruction.
+_APART = (
+    "{ .reg .pred odd; .reg .b32 lane; mov.b32 lane, %tid.x; and.b32 lane, lane, 1; setp.ne.s32 odd, lane, 0; "
+    f"@odd bra $odd; {_SHUFFLE} bra.uni $all; $odd: {_SHUFFLE} $all: }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (_SHUFFLE.replace("31", "15"), "a shuffle over parts of a warp"),
+        (_SHUFFLE.replace("-1", "1"), "a shuffle that not all threads reach"),
+        (f"@%p1 {_SHUFFLE}", "a shuffle that not all threads reach"),
+        (_APART, "not all lanes of a warp are at one shuffle"),
+    ],
+)
+def test_shuffles_of_parts_of_a_warp_are_faults(monkeypatch: pytest.MonkeyPatch, changed: str, words: str) -> None:
+    ptx = certificate.ptx
+
+    def altered(source: Any, arch: str) -> str:
+        pattern = r"shfl\.sync\.bfly\.b32\s+([^,]*,[^,]*,[^,]*),[^;]*;"
+        text, count = re.subn(pattern, changed, ptx(source, arch), count=1)
+        assert count == 1
+        return text
+
+    monkeypatch.setattr(certificate, "ptx", altered)
+    with installed(PtxDriver("sm_90")), pytest.raises(Fault, match=words):
+        quantize_state(upload(numbers(1, 256, "FLOAT")))
+
+
+def test_writes_behind_an_array_are_faults() -> None:
+    arrays = {"x": upload(numbers(1, 256, "FLOAT")), "y": device_array((100,), np.uint8)}
+    with installed(PtxDriver("sm_90")), pytest.raises(Fault, match="outside of the array"):
+        state_on_gpu.run(quantizing(NAMES[0]), arrays, {"y": device_array((1,), np.float32)}, (1, 256), 0)

@@ -97,6 +97,21 @@ def test_states_alone_and_results_that_are_not_read() -> None:
     optimizer_step("y = 0 * y", y="FLOAT")(y=np.ones((0, 256), np.float32))
 
 
+@pytest.mark.parametrize("place", ["cpu", "device"])
+def test_steps_without_states(place: str) -> None:
+    """They write whole blocks, too. Flags and NumPy's arrays of shape () are numbers, rounded once."""
+    numbers = [True, np.bool_(True), np.array(1.0), np.array(True), 2**60 + 2**36 + 1, np.int64(2**60 + 2**36 + 1)]
+    p, step = np.zeros(512, np.float32), optimizer_step("p = p + a", p="FLOAT")
+    with installed(HostDriver()):
+        there = p if place == "cpu" else upload(p)
+        for number in numbers:
+            step(p=there, a=number)
+        with pytest.raises(ValueError, match="optimizer_step: 100 elements are no multiple of 256"):
+            step(p=there[:100], a=1)
+        found = there if place == "cpu" else download(there)
+    assert np.array_equal(found, np.full(512, 2 * np.float32(2**60 + 2**37)))
+
+
 @pytest.mark.parametrize(
     ("text", "kinds", "words"),
     [

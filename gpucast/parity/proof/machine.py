@@ -37,6 +37,8 @@ class Shuffle(NamedTuple):
 
     given: Term
     bits: Term
+    #: The number of the instruction.
+    at: int
 
 
 class Fault(Exception):
@@ -211,10 +213,13 @@ class Machine:
                     yield None
                     here.at += 1
                 elif name == _SHUFFLE:
-                    given, bits, _, mask = (self._value(one, 32, here.registers) for one in instruction.operands[1:])
-                    if waiting or here.path or not t.is_ones(mask):
+                    values = (self._value(one, 32, here.registers) for one in instruction.operands[1:])
+                    given, bits, last, mask = values
+                    if waiting or here.path or instruction.guard or not t.is_ones(mask):
                         raise Fault("a shuffle that not all threads reach")
-                    found = yield Shuffle(given, bits)
+                    if int(last) != 31 or int(bits) > 31:
+                        raise Fault(f"a shuffle over parts of a warp: {instruction.text}")
+                    found = yield Shuffle(given, bits, here.at)
                     if found is None:
                         raise Unknown(f"proof: the instruction {name} is unknown to the prover: {instruction.text}")
                     register, _, inside = instruction.operands[0].partition("|")

@@ -14,7 +14,7 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.codegen.ufunc_kernel import MAX_INPUTS
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import as_double, is_real
+from gpucast.core.checks import is_number, rounded
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.expression import parse
 from gpucast.gpu import devices, streams
@@ -57,8 +57,9 @@ def optimizer_step(text: str, /, **written: Any) -> OptimizerStep:
     and written as by `gpucast.cast`.
 
     Returns a function of all names by keyword, which writes and returns nothing. The other names stand for numbers and
-    for arrays, which broadcast, such as a learning rate on the device. What is written has one shape, a multiple of 256
-    elements in C order, and shares no memory with other arrays. All arrays are on one device or on the host.
+    for arrays, which broadcast, such as a learning rate on the device; NumPy's arrays of shape () are numbers, too.
+    What is written has one shape, a multiple of 256 elements in C order, and shares no memory with other arrays. All
+    arrays are on one device or on the host.
 
     TypeError or ValueError for other text, types and arrays.
     """
@@ -93,11 +94,11 @@ class OptimizerStep:
         parts = {name: given[name] for name in self._step.names}
         for name in self._states:
             parts[name], parts[_scales_of(name)] = pair(given[name], name, _CALLER)
-        with streams.visit(*([part for part in parts.values() if not is_real(part)] or [None])):
+        with streams.visit(*([part for part in parts.values() if not is_number(part)] or [None])):
             first = as_array(parts[self._step.names[0]], _CALLER)
-            shape, device = tuple(first.shape), device_index(first)
+            shape, device, blocks = tuple(first.shape), device_index(first), blocks_of(first, _CALLER)
             wanted = {name: (shape, kind) for name, kind in self._kinds.items()}
-            wanted |= {_scales_of(name): ((blocks_of(first, _CALLER),), _FLOAT) for name in self._states}
+            wanted |= {_scales_of(name): ((blocks,), _FLOAT) for name in self._states}
             arrays = {
                 name: checked_written(part, name, *wanted[name], device, _CALLER)
                 if name in wanted else self._input(name, part, shape, device)
@@ -113,8 +114,8 @@ class OptimizerStep:
                 gpu.state_on_gpu.run(self._step, arrays, scales, shape, device)
 
     def _input(self, name: str, x: Any, shape: tuple[int, ...], device: int | None) -> Any:
-        if is_real(x):
-            return float(np.float32(as_double(x)))
+        if is_number(x):
+            return rounded(x, np.float32)
         array = as_array(x, f"{_CALLER}: {name}")
         if isinstance(array, PackedArray) or dtype(array.dtype).family == "string":
             raise TypeError(f"{_CALLER}: {name} has dtype {array.dtype}; expected numbers of whole bytes")

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts of the host beside the reference: tiles, chunks and memory. (Codes, and other layouts, are in
+"""Casts of the host beside the reference: tiles, chunks, memory and files. (Codes, and other layouts, are in
 tests/parity/test_matrix.py.)"""
 
 from __future__ import annotations
 
+import os
 import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from codes import HOST_LOOPS, assert_codes, codes_of
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule, resolve
-from gpucast.host import cast_on_host
+from gpucast.host import cast_on_host, files
 from gpucast.parity.cases import NUMERIC, WIDE, rules
 from gpucast.reference import exact_cast
 from hard_codes import hard_codes
@@ -103,3 +105,22 @@ def test_extra_memory_is_bounded(rule: CastRule) -> None:
         finally:
             tracemalloc.stop()
         assert peak < 1 << 16, peak
+
+
+@pytest.mark.parametrize(("size", "flags", "is_done"), [(9, os.O_RDWR, True), (10, os.O_RDWR, False), (9, 0, False)])
+def test_from_file_to_file(tmp_path: Path, size: int, flags: int, is_done: bool) -> None:
+    """A source that is too short, and a target that cannot be written, are no success."""
+    rule = resolve(dtype("FLOAT"), dtype("FLOAT16"))
+    cast, path, x = files.counted(rule), tmp_path / "x", np.arange(9, dtype=np.float32)
+    if cast is None:
+        pytest.skip("there is no extension module")
+    path.write_bytes(bytes(24) + x.tobytes())
+    file = os.open(path, flags)
+    try:
+        done = cast.file(files.FilePosition.of(rule.src, file, 24), files.FilePosition.of(rule.dst, file, 0), size)
+    finally:
+        os.close(file)
+    assert (done is not None) == is_done
+    if done is not None:
+        assert done[0] == files.CastStats(0x4800, 1, 1)
+        assert path.read_bytes()[: 2 * size] == x.astype(np.float16).tobytes()

@@ -13,6 +13,7 @@ import gpucast
 from gpucast import PackedArray
 from gpucast.core.formats import SOURCES, Format
 from gpucast.quantization import Quantized, quantize, swizzle
+from gpucast.quantization.gpu import quantize_on_gpu
 from gpucast.reference import exact_quantize
 from host_driver import HostDriver, device_array, download, elements, installed, rehearsed, upload
 from quantization_cases import ALL, LENGTH, Array, compare, matrix, same
@@ -200,6 +201,12 @@ def test_blocks_that_fit_no_tile(driver: HostDriver) -> None:
     for length in (2**32 + 7, 2**64):
         for axis in (0, 1):
             check(x, Format("mine", "INT8", "FLOAT", (length,), "amax"), (axis, False))
+
+
+def test_blocks_that_are_read_in_one_part(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of an array with blocks for all threads: to their last element, which is the largest here."""
+    monkeypatch.setattr(quantize_on_gpu, "BUSY_THREADS", 1)
+    check(np.arange(1, 34 * 32 + 1, dtype=np.float32).reshape(34, 32), "int8_axis")
 
 
 def test_given_scales(driver: HostDriver, exhaustive: bool) -> None:

@@ -98,6 +98,12 @@ def test_a_target_that_lost_a_file_is_not_taken_for_done(folder: Path) -> None:
     os.unlink("indexed/all.safetensors.index.json")
     with pytest.raises(files.FileError, match="indexed: exists already"):
         run(planned("in", "indexed"))
+    # Nor one whose unfinished work could not be removed: nothing is converted, and what is there stays.
+    with begun(planned("in", "new")):
+        os.mkdir("new")
+    Path("new/mine").touch()
+    with pytest.raises(files.FileError, match="new: exists already; expected a new or empty folder"):
+        Work(planned("in", "new")).check()
 
 
 def test_what_was_written_before_is_verified(

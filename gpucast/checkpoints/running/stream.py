@@ -282,7 +282,7 @@ def _all(stream: Stream, elsewhere: Callable[[], None] | None) -> None:
     work, options, outcome = stream.work, stream.options, stream.outcome
     plan, mine = work.plan, options.files_of(work.plan)
     if work.is_published():
-        # By a run that was killed right then, or by who shared the work.
+        # By a run that was killed right then, or by another share.
         stream.resumed(sum(file.bytes_in for file in mine))
         for file in mine:
             if options.verify is not None and file.tensors is not None:
@@ -296,6 +296,8 @@ def _all(stream: Stream, elsewhere: Callable[[], None] | None) -> None:
     if outcome.waiting:
         outcome.results = [result for file in mine for result in results_of(file, work)]
         return
+    if options.share is not None:
+        stream.begin("waiting for other shares")
     if not work.concludes():
         return
     results = [result for file in plan.files for result in results_of(file, work)]

@@ -22,7 +22,7 @@ from conversions import BIG, begun, checkpoint, convert, failure, planned, run, 
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import cast_tensor
 from gpucast.checkpoints.running import work as work_module
-from gpucast.checkpoints.running.work import Work
+from gpucast.checkpoints.running.work import UnfinishedWork
 from gpucast.cli import main
 from gpucast.core import places
 from gpucast.core.dtypes import DType, dtype
@@ -312,7 +312,7 @@ def test_what_did_not_come_to_the_disk_is_written_anew(folder: Path, monkeypatch
         patch.setattr(os, "fsync", refused)
         run(plan)
     assert leftovers(folder, "in.safetensors") == ["out.safetensors.partial"]
-    assert not any(map(os.path.exists, Work(plan).parts(plan.files[0])))
+    assert not any(map(os.path.exists, UnfinishedWork(plan).parts(plan.files[0])))
     assert run(plan).resumed == 0
 
 

@@ -72,7 +72,7 @@ def lock(file: IO[bytes], wait: bool, shared: bool = False) -> bool:
     return True
 
 
-class Work:
+class UnfinishedWork:
     """The unfinished work of a plan, if there is any."""
 
     def __init__(self, plan: ConversionPlan) -> None:

@@ -4,10 +4,9 @@
 
 namespace gpucast {
 
-// Bytes of which a loop makes copies; a memcpy makes `rep movsb` of so many on some processors, which takes several times as
-// long where two cores copy at once. Of fewer or more it is at least as quick as a loop, its own or one of stores that pass by
-// the caches.
-enum : u64 { loop_from = 1 << 11, memcpy_from = 1 << 21 };
+// From `loop_from` to `memcpy_from` bytes a copy is a loop: there memcpy is `rep movsb` on some processors, several times slower
+// where two cores copy at once. A shorter memcpy is a quicker loop than this one; a longer one may pass by the caches.
+enum : u64 { loop_from = 1 << 16, memcpy_from = 1 << 21 };
 
 template <typename Code>
 inline void copy_codes(const void* from, void* to, u64 n) {
@@ -15,12 +14,15 @@ inline void copy_codes(const void* from, void* to, u64 n) {
         memcpy(to, from, n * sizeof(Code));
         return;
     }
-    const Code* __restrict__ src = static_cast<const Code*>(from);
-    Code* __restrict__ dst = static_cast<Code*>(to);
+    // The loop begins where vectors are aligned in `to`, or it takes up to a sixth longer.
+    const u64 first = (-reinterpret_cast<u64>(to) & 63) / sizeof(Code);
+    memcpy(to, from, first * sizeof(Code));
+    const Code* __restrict__ src = static_cast<const Code*>(from) + first;
+    Code* __restrict__ dst = static_cast<Code*>(to) + first;
     // Without this, compilers would make a memcpy of the loop.
     Code none = 0;
     asm("" : "+r"(none));
-    for (u64 i = 0; i < n; ++i) dst[i] = src[i] | none;
+    for (u64 i = 0; i < n - first; ++i) dst[i] = src[i] | none;
 }
 
 template <u32 bits>

@@ -191,8 +191,8 @@ typedef int Words __attribute__((vector_size(4 * GPUCAST_HALVES)));
 typedef short Halves __attribute__((vector_size(2 * GPUCAST_HALVES)));
 typedef u32 UnsignedWords __attribute__((vector_size(4 * GPUCAST_HALVES)));
 typedef unsigned short UnsignedHalves __attribute__((vector_size(2 * GPUCAST_HALVES)));
-// Quiet NaNs become those without a payload: no positive code is larger as an integer with a sign, and none at all as one
-// without. Both minima are instructions.
+// Quiet NaNs lose their payload: as a signed integer only a positive NaN exceeds `positive`, as an unsigned one only a negative
+// NaN exceeds `negative`. Both minima are instructions.
 template <typename Signed, typename Unsigned>
 GPUCAST_INSTRUCTION Signed without_payload(Signed code, Signed positive, Unsigned negative) {
     const Unsigned known = Unsigned(code < positive ? code : positive);

@@ -3,20 +3,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from conversions import BIG, planned, run, two
+from conversions import BIG, begun, failure, planned, run, two
 from gpucast import files
+from gpucast.checkpoints import Options, Outcome
 from gpucast.checkpoints.running import stream
 from gpucast.checkpoints.running import work as work_module
 from gpucast.checkpoints.running.outcome import Share
-from gpucast.checkpoints.running.work import Work
+from gpucast.checkpoints.running.work import UnfinishedWork
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from onnx_models import save_external
@@ -34,7 +39,7 @@ def test_a_file_is_finished_only_when_it_is_verified(folder: Path, monkeypatch: 
     two()
     save_external("in/m.onnx", BIG)
     plan, verified = planned("in", "out"), list[str]()
-    work = Work(plan)
+    work = UnfinishedWork(plan)
 
     def interrupted(written: str, file: Any, *rest: Any) -> int:
         verified.append(file.name)
@@ -61,7 +66,7 @@ def test_finished_files_are_verified_by_the_run_that_is_told_to(folder: Path, mo
     two()
     plan = planned("in", "out")
     run(plan, share=Share(0, 2))
-    work = Work(plan)
+    work = UnfinishedWork(plan)
     (done,) = (file for file in plan.files if work.is_done(file))
     finished = Path(work.finished(done.name))
     finished.write_bytes(finished.read_bytes()[:-2] + b"\0\0")
@@ -93,13 +98,24 @@ def test_a_target_that_lost_a_file_is_not_taken_for_done(folder: Path) -> None:
     os.unlink("indexed/all.safetensors.index.json")
     with pytest.raises(files.FileError, match="indexed: exists already"):
         run(planned("in", "indexed"))
+    # Nor one whose unfinished work could not be removed: nothing is converted, and what is there stays.
+    with begun(planned("in", "new")):
+        os.mkdir("new")
+    Path("new/mine").touch()
+    with pytest.raises(files.FileError, match="new: exists already; expected a new or empty folder"):
+        UnfinishedWork(planned("in", "new")).check()
 
 
-def test_what_was_written_before_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_written_before_is_verified(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     two()
     run(planned("in", "out"))
     argv = ["convert", "in", "out", "--to", "FLOAT16", "--verify", "all"]
-    assert main(argv) == 0
+    with monkeypatch.context() as patch:
+        # As on a file system that can only be read.
+        patch.setattr(os, "mkdir", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+        assert main(argv) == 0
     said = "out: was written by another run of the same conversion; verified: 131,072 elements are what the reference"
     assert capsys.readouterr().out.startswith(said)
     for known in (None, True):
@@ -174,6 +190,50 @@ def test_a_share_of_nothing_leaves_nothing(folder: Path, capsys: pytest.CaptureF
         assert leftovers(folder, "in.safetensors", "in", "out.safetensors") == ["out"] * (source == "in")
 
 
+def test_of_two_processes_with_one_share_one_publishes(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files.save("in.safetensors", {"x": BIG})
+    argv, lock = ["in.safetensors", "out.safetensors", "--to", "FLOAT16", "--shard", "0/2"], work_module.lock
+
+    def after(act: Callable[[], object]) -> None:
+        """Another process acts while this one waits for the lock alone."""
+
+        def waiting(file: IO[bytes], wait: bool, shared: bool = False) -> bool:
+            if wait:
+                monkeypatch.setattr(work_module, "lock", lock)
+                act()
+            return lock(file, wait, shared)
+
+        monkeypatch.setattr(work_module, "lock", waiting)
+
+    after(lambda: main(["convert", *argv]))
+    assert main(["convert", *argv]) == 0
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors"]
+    # OUT is now an older one.
+    after(lambda: shutil.rmtree("out.safetensors.partial"))
+    said = failure(capsys, *argv)
+    assert "was removed by another process before out.safetensors was written" in said
+    assert "is kept" not in said
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors"]
+
+
+def test_a_worker_that_comes_late_begins_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two()
+    plan, take = planned("in", "out"), UnfinishedWork._take
+
+    def late(work: UnfinishedWork, **how: bool) -> bool:
+        monkeypatch.setattr(UnfinishedWork, "_take", take)
+        run(plan)
+        return take(work, **how)
+
+    with begun(plan, is_share=True):
+        pass
+    monkeypatch.setattr(UnfinishedWork, "_take", late)
+    stream.run_file(plan, plan.files[0], Options(), Outcome(plan))
+    assert leftovers(folder, "in") == ["out"]
+
+
 LOSSY = {"a": BIG, "big": np.full(1 << 14, 1e6, np.float32), "c": BIG}
 
 
@@ -190,11 +250,11 @@ def test_what_was_lost_is_allowed_for_one_run(stage: str, folder: Path, monkeypa
         if len(done) == {"tensor": 3, "file": 4}.get(stage):
             raise KeyboardInterrupt
 
-    def killed(work: Work) -> None:
+    def killed(work: UnfinishedWork) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Work, "publish", killed)
+        patch.setattr(UnfinishedWork, "publish", killed)
         run(plan, interrupt, allow_loss=True)
     message = r"tensor 'big' from FLOAT to FLOAT16 would lose 16,384 of its 16,384 non-zero values"
     with pytest.raises(ValueError, match=message):

@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import stat
+import tempfile
 import time
 from collections.abc import Iterator
 from typing import IO, BinaryIO, Literal
@@ -27,6 +28,7 @@ from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running import target
 from gpucast.checkpoints.streaming.checksums import Journal
 from gpucast.core.places import closing, durable, replaced, resolved, status_of, sync_folder
+from gpucast.core.trusted_files import why_not_ours
 from gpucast.files import FileError
 from gpucast.files.atomic import mode_of, new_mode, within
 
@@ -70,7 +72,7 @@ def lock(file: IO[bytes], wait: bool, shared: bool = False) -> bool:
     return True
 
 
-class Work:
+class UnfinishedWork:
     """The unfinished work of a plan, if there is any."""
 
     def __init__(self, plan: ConversionPlan) -> None:
@@ -92,6 +94,13 @@ class Work:
             raise FileError(f"{self.plan.source}: lies in {self.folder}, which is for unfinished work; move it first")
         state = self._state()
         if not restart and state in ("begun", "publishing"):
+            try:
+                if not self.plan.single:
+                    target.check_empty(self.plan, self.target)
+            except FileError:
+                # Another share may have published just now.
+                if not self.is_published():
+                    raise
             return
         if not restart and state == "other" and self._has_work():
             raise FileError(
@@ -123,19 +132,24 @@ class Work:
                 return
             # Said before the folder is made: whatever interrupts the next steps, `is_own` knows of them.
             self._is_begun = True
-            joins = is_share and not restart and self._state() == "begun"
-            if self._take(alone=not joins):
-                if joins and self.is_seen():
+            if is_share and not restart and self.join():
+                return
+            if self._take(alone=True, make=True):
+                self._mend(restart)
+                restart = False
+                if not is_share or self.is_published():
                     return
-                if not joins:
-                    self._mend(restart)
-                    restart = False
-                    if not is_share or self.is_published():
-                        return
             elif time.monotonic() > deadline:
-                raise Busy(f"{self.plan.target}: another process is converting it at this moment; end it first")
+                raise self.busy()
             else:
                 time.sleep(_APART)
+
+    def join(self) -> bool:
+        """Share the work that another process has begun, and its lock. False if there is none, or if it is locked."""
+        return self._state() == "begun" and self._take(alone=False) and self.is_seen()
+
+    def busy(self) -> Busy:
+        return Busy(f"{self.plan.target}: another process is converting it at this moment; end it first")
 
     def _mend(self, restart: bool) -> None:
         """Write the job down, or continue to publish results. The caller holds the lock alone."""
@@ -164,30 +178,34 @@ class Work:
         return self._path(name)
 
     def _exists(self) -> bool:
-        """Whether the folder exists. FileError if another thing has its name, or if it is another user's."""
+        """Whether the folder exists. FileError if another thing has its name, or if others can write to it."""
         status = status_of(self.folder)
         if status is None:
             return False
         if not stat.S_ISDIR(status.st_mode):
             what = "is a link, which is not followed" if stat.S_ISLNK(status.st_mode) else "nothing that gpucast left"
             raise FileError(f"{self.folder}: is in the way, and {what}; remove it")
-        # The owner of the folder around it could exchange it anyway. Network file systems may call all users one.
-        around = os.stat(os.path.dirname(self.folder)).st_uid
-        if hasattr(os, "geteuid") and status.st_uid not in (0, os.geteuid(), around):
-            why = f"belongs to another user (uid {status.st_uid}); nothing in it is trusted"
-            raise FileError(f"{self.folder}: {why}: choose another name, or have it removed")
+        if why := why_not_ours(status):
+            # File systems that know no owners or modes, or map them, say the same of what this process makes.
+            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=os.path.dirname(self.folder)) as made:
+                if why_not_ours(os.fstat(made.fileno())) == why:
+                    return True
+            raise FileError(f"{self.folder}: {why}; nothing in it is trusted: choose another name, or have it removed")
         return True
 
-    def _take(self, alone: bool, wait: bool = False) -> bool:
-        """Take the lock, or change the kind of the lock that this process holds, and make the folder.
+    def _take(self, alone: bool, wait: bool = False, make: bool = False) -> bool:
+        """Take the lock, or change the kind of the lock that this process holds.
 
-        `wait` waits for other processes. False if another process holds the lock.
+        `make` makes the folder, and `wait` waits for other processes. False if another process holds the lock, or if
+        there is no folder.
         """
         while True:
             self.release()
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(self.folder, 0o700)
-            self._exists()
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.folder, 0o700)
+            if not self._exists():
+                return False
             try:
                 file = self._lock = open(self._path(_LOCK), "ab", buffering=0)
             except FileNotFoundError:
@@ -197,7 +215,7 @@ class Work:
                 self.release()
                 return False
             status = status_of(self._path(_LOCK))
-            # Who discards the folder removes the lock: then it is that of another folder.
+            # The process that discards the folder removes the lock: then it is that of another folder.
             if status is not None and os.path.samestat(status, os.fstat(file.fileno())):
                 self._is_alone = alone
                 return True
@@ -275,7 +293,8 @@ class Work:
         """Open the unfinished file for reading and writing, as it was left. No other process can open it meanwhile."""
         path = self.parts(file)[-1]
         os.makedirs(os.path.dirname(path), exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o666)
+        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        handle = os.open(path, flags, 0o666)
         with closing(open(handle, "r+b", buffering=1 << 20)) as part:
             if not lock(part, wait=False):
                 raise Busy(f"{self.plan.target}: another process is converting {file.path} at this moment")
@@ -332,16 +351,19 @@ class Work:
         )
 
     def concludes(self) -> bool:
-        """Whether it is this process that publishes, reads the journals and discards them.
+        """Whether it is this process that publishes, reads the journals and discards them, now that all is finished.
 
         One of several shares does, and holds the lock alone; the others wait for it. FileError if the work is gone and
         the target is not written.
         """
-        if not (self._is_alone or (status_of(self.folder) is None and self.is_published())):
+        finished = status_of(self.finished(self._names[-1]))
+        if not self._is_alone:
             self._take(alone=True, wait=True)
         if self.is_seen():
             return True
-        if not self.is_published():
+        written = status_of(self.target)
+        # Another share may have written a single target and removed all that tells of it. A rename keeps the file.
+        if not self.is_published() and not (finished and written and os.path.samestat(finished, written)):
             raise FileError(f"{self.folder}: was removed by another process before {self.plan.target} was written")
         self.discard_alone()
         return False
@@ -361,7 +383,7 @@ class Work:
             raise
 
     def _publish(self) -> None:
-        # Asked again, now that nobody else is at work: who verifies may have removed one.
+        # Asked again, now that nobody else is at work: a process that verifies may have removed one.
         if missing := self.missing():
             raise FileError(f"{self.finished(missing[0].name)}: was finished, and is not there")
         if self.plan.single:
@@ -369,6 +391,7 @@ class Work:
             self._write(is_publishing=True)
             self._place()
             return
+        target.check_empty(self.plan, self.target)
         for name, text in (*self.plan.indexes, target.mark(self.plan)):
             with durable(self._made(f"{_FILES}/{name}")) as file:
                 file.write(text.encode())
@@ -403,7 +426,7 @@ class Work:
         """The place of a file of a single target, whose name may differ from its name in the plan."""
         return self.target if name == self._names[-1] else os.path.join(os.path.dirname(self.target), name)
 
-    # ---- removing, for who has the lock alone ----
+    # ---- removing, for a process that has the lock alone ----
 
     def _forget(self) -> None:
         """Remove the job. From then on nothing in the folder counts."""
@@ -433,13 +456,11 @@ class Work:
                 raise
 
     def discard_alone(self) -> bool:
-        """Remove the work of this plan, and work of no plan, unless another process is at work here. Returns whether it
-        did.
-        """
+        """Remove the work that `is_own`, unless another process is at work here. Returns whether none of it is left."""
         try:
             if not (self._is_alone or self._take(alone=True)):
-                return False
-            if self.is_own() or self._state() == "none":
+                return status_of(self.folder) is None
+            if self.is_own():
                 if not self.is_whole:
                     self._forget()
                 self.discard()

@@ -58,9 +58,10 @@ GPUCAST_INLINE void round_both(float& p, float& q) {
 
 // Codes of x * r, for an r near the reciprocal of a divisor d. Two of them bracket the code of the quotient x / d.
 //
-// Let r0 be 1 / d rounded to nearest. One ULP of a FLOAT is between 2^-24 and 2^-23 of its number, so that r0 less 2
-// ULPs is below (1 - 1.5 * 2^-24) / d, and x * r, itself rounded to nearest, is below x / d in magnitude; with r0 plus
-// 2 ULPs it is above x / d. Codes grow with their numbers: where both products have the same code, x / d has it too.
+// Let r0 be 1 / d with an error of up to 0.5 + 2^-20 ULP. One ULP of a FLOAT is between 2^-24 and 2^-23 of its number,
+// so that r0 less 2 ULPs is below (1 - 1.4 * 2^-24) / d, and x * r, itself rounded to nearest, is below x / d in
+// magnitude; with r0 plus 2 ULPs it is above x / d. Codes grow with their numbers: where both products have the same
+// code, x / d has it too.
 //
 // Where the codes differ, x / d is within 2^-20 of the midpoint m of two codes, or is m. For a number x of p bits, a
 // divisor of B bits and midpoints of M bits it must be m if p and B + M are at most 20, because x - m * d is a multiple
@@ -69,8 +70,10 @@ GPUCAST_INLINE void round_both(float& p, float& q) {
 // Steps round x / d to a FLOAT. That keeps the order of numbers, so that products with the same code bracket it, too.
 //
 // Some steps round that to the type of x, of at most 11 bits. If d has no more, x / d is no midpoint m of that type,
-// because m * d has more bits than x, and more than 2^-23 of itself away from it. The error of r0 is smaller, so that
-// x * r0 is rounded to the same number. `F` is the format.
+// because m * d has more bits than x, and x / d is more than 2^-23 of m away from m. The product of x and r0 is off by
+// little more than 2^-24, so that it is on the same side of m, which is a FLOAT: rounded to a FLOAT, it is not beyond m,
+// nor m itself, because half an ULP of m is below (1 - 2^-12) * 2^-24 of m. Midpoints of subnormal FLOAT16s have fewer
+// bits, but the codes of such quotients are 0. `F` is the format.
 template <typename DType, typename F>
 struct ReciprocalCodes {
     enum : bool {

@@ -41,7 +41,7 @@ struct Nothing {
 };
 
 // The sum of a number of each of 256 threads, for `done`, which thread 0 calls; then all call `after`. Nothing else may
-// follow: a barrier is within.
+// follow, because in the host build a barrier returns from this function alone.
 template <typename Done, typename After = Nothing>
 GPUCAST_INLINE void sum_of_block(double* shared, double own, const Done& done, const After& after = {}) {
     shared[threadIdx.x] = own;
@@ -140,9 +140,7 @@ struct CastRows {
 
 template <typename Src, typename Dst, typename Float, typename Double, u32 SrcBits, typename Rule, Scaling scaling,
           bool has_amax, bool has_finite>
-struct CastSquares {
-    enum : u32 { shared_bytes = (256 + 32) * sizeof(double) };
-
+struct CastSquares : SumOfSquares<Src, Float, Double, SrcBits> {
     // All casts come after the last barrier: a result may take the place of its source.
     template <u32 Capacity>
     static GPUCAST_INLINE void cast(const NormCasts<Capacity>& given, u32 i, u32 block, FourWords* shared) {

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 import gpucast
 from gpucast import checkpoints, files
-from gpucast.checkpoints.running.work import Work
+from gpucast.checkpoints.running.work import UnfinishedWork
 from gpucast.checkpoints.scales import scaling
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
@@ -115,9 +115,9 @@ def run(plan: checkpoints.ConversionPlan, advance: Any = lambda done: None, **op
 
 
 @contextlib.contextmanager
-def begun(plan: checkpoints.ConversionPlan, **how: bool) -> Iterator[Work]:
+def begun(plan: checkpoints.ConversionPlan, **how: bool) -> Iterator[UnfinishedWork]:
     """The work of a process that has begun it, and is killed when the block ends."""
-    work = Work(plan)
+    work = UnfinishedWork(plan)
     work.begin(**how)
     try:
         yield work

@@ -90,7 +90,8 @@ class BatchPlan:
     used: list[int] | None
     src_bytes: Table
     dst_bytes: Table
-    launch: Launch
+    #: None where such a call was checked, and not made.
+    launch: Launch | None
 
 
 #: The most kinds of call.
@@ -127,7 +128,7 @@ def run(
         if plan.allocate is not None:
             outs = plan.allocate(given)
             to = _addresses(outs, plan)
-        assert to is not None
+        assert to is not None and plan.launch is not None
         plan.launch(src, to, fused)
     return outs
 
@@ -175,7 +176,7 @@ def _found(
     given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any
 ) -> tuple[BatchPlan, FusedInputs] | None:
     alike, fused = _alike(given, outs, dst, options, finite)
-    return next(((plan, fused) for plan in alike if plan.scaling == fused.scaling), None)
+    return next(((plan, fused) for plan in alike if plan.scaling == fused.scaling and plan.launch is not None), None)
 
 
 def _alike(
@@ -243,8 +244,17 @@ def _address(x: Any) -> int:
     return int(x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr)
 
 
-def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any) -> None:
-    """Make the plan of a successful call, if it can have one."""
+def keep(
+    items: Sequence[BatchItem],
+    outs: Sequence[Any] | None,
+    dst: DType,
+    options: Options,
+    finite: Any,
+    *,
+    made: bool = True,
+) -> None:
+    """Make the plan of a successful call, if it can have one. `made`: False for one that was only checked, which loads
+    no kernel."""
     given = [item.given for item in items]
     used = [i for i, item in enumerate(items) if item.source.size]
     first = items[0]
@@ -281,7 +291,7 @@ def keep(items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, opt
         None if len(used) == len(items) else used,
         np.array([item.source.data.nbytes for item, _ in live], np.uint64),
         np.array([target.data.nbytes for _, target in live], np.uint64),
-        gpu.batch_on_gpu.prepare([item for item, _ in live], device),
+        gpu.batch_on_gpu.prepare([item for item, _ in live], device) if made else None,
     )
     if len(_PLANS) >= _KEPT:
         _PLANS.clear()

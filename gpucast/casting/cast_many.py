@@ -131,10 +131,10 @@ def _check_arrays(
             )
     items = batch_items.checked(given, outs, names, dst, options, finite, name_of_amax="norm")
     if outs is not None:
-        # The plan of these casts, so that the next check is quick, whoever makes them.
+        # The next check is quick, whoever makes these casts.
         for item in items:
             item.fused = None if item.fused is None else item.fused._replace(amax=None)
-        batch_plans.keep(items, outs, dst, options._replace(amax=None), finite)
+        batch_plans.keep(items, outs, dst, options._replace(amax=None), finite, made=False)
 
 
 def _cast_list_or_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, floating_only: bool) -> Any:

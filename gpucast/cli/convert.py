@@ -14,7 +14,7 @@ from gpucast import checkpoints
 from gpucast.checkpoints import Choice, ConversionPlan, Detail, Options, Outcome, Request, SelectionRule
 from gpucast.checkpoints.reporting import outcome_json
 from gpucast.checkpoints.running import cluster, outcome
-from gpucast.checkpoints.running.work import Work
+from gpucast.checkpoints.running.work import UnfinishedWork
 from gpucast.checkpoints.scales import scale_styles, scaling
 from gpucast.cli import arguments
 from gpucast.cli.convert_text import outcome_text, plan_table
@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
     if args.report is not None:
         _check_report(args.report, plan)
     if args.dry_run:
-        Work(plan).check(args.restart)
+        UnfinishedWork(plan).check(args.restart)
         print(json.dumps(outcome_json.planned(plan)) if args.json else plan_table(plan))
         return 0
     options = Options(args.device, args.allow_loss, args.verify, args.shard, args.restart)

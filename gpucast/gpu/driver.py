@@ -379,7 +379,8 @@ def kernel(spec: KernelSpec[KernelSource], device: int) -> Kernel:
     if found is None:
         source = spec.source()
         src, dst = source.rule.src.name, source.rule.dst.name
-        _check_capture(f"cast: {src} to {dst}", " (gpucast.warmup compiles ahead of time)")
+        what = f"cast: {src} to {dst}" if isinstance(spec, CastSpec) else f"gpucast: {source.name}"
+        _check_capture(what, " (gpucast.warmup compiles ahead of time)")
         # Two threads may both load: the second finds the cubin in the cache, and either kernel serves.
         found = _kernels[spec, device] = _driver.load(source)
     return found

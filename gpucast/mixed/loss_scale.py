@@ -25,7 +25,7 @@ from gpucast.arrays.packed import as_array, device_index
 from gpucast.arrays.tree import all_floating, floating, is_floating
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_many import cast_arrays, check_arrays
-from gpucast.casting.fused_options import resolve_amax
+from gpucast.casting.fused_options import resolve_amax, resolve_finite
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, count, is_real, state_with_keys
 from gpucast.core.dtypes import dtype
@@ -135,18 +135,17 @@ class LossScale:
             # One stream for the passes over arrays of all libraries.
             kinds = {type(leaf): leaf for leaf in (*chosen, *(outs or ()))} if measures else {}
             with streams.visit(first, norm, finite, *kinds.values()) if measures else nullcontext():
-                inverse, done = self._factors(first)[1], False
+                inverse, done, casts = self._factors(first)[1], False, None
                 if measures:
                     device = _device_of(first)
                     norm = None if norm is None else resolve_amax(norm, device, "unscale", name="norm")
                     check_arrays(chosen, to, names, "unscale", scale=inverse, finite=finite, out=outs, norm=norm)
-                    inverse, done = norms.factor(
-                        self, chosen, inverse, most, norm, device, "unscale", outs, to, finite
-                    )  # fmt: skip
-                # Where all is done it is in `out`, which is returned.
-                results = chosen if done else cast_arrays(
-                    chosen, to, names, "unscale", scale=inverse, finite=finite, out=outs
-                )  # fmt: skip
+                    if outs is not None and device is not None and most == math.inf and not dtype(to).packed:
+                        casts = gpu.norm_kernels.Casts(outs, dtype(to), resolve_finite(finite, device, "unscale"))
+                    inverse, done = norms.factor(self, chosen, inverse, most, norm, device, "unscale", casts)
+                results = chosen
+                if not done:
+                    results = cast_arrays(chosen, to, names, "unscale", scale=inverse, finite=finite, out=outs)
             if chosen is leaves:
                 leaves = results
             else:

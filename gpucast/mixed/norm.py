@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -11,10 +10,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpucast import gpu
-from gpucast.casting.fused_options import resolve_finite
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
-from gpucast.core.dtypes import dtype
 from gpucast.mixed import gpu as on_device
 from gpucast.mixed.sum_of_squares import in_one_piece, sum_of_squares
 
@@ -48,13 +45,11 @@ def factor(
     norm: Any,
     device: int | None,
     caller: str,
-    outs: Any,
-    to: Any,
-    finite: Any,
+    casts: on_device.norm_kernels.Casts | None,
 ) -> tuple[Any, bool]:
     """An array of one FLOAT on the device of the arrays `leaves`: `inverse` (None: 1), times clip / (norm + 1e-6) where
-    that is below 1 and where the sum of squares is finite. And whether the casts are done by the same read: to `outs`
-    of the type `to` on a device, where nothing is clipped and all arrays are in C order.
+    that is below 1 and where the sum of squares is finite. And whether the same read did `casts`, which are for
+    devices, and for calls without a clip: where all arrays are in C order.
 
     `norm`: a NumPy or CuPy array of one FLOAT on that device, which takes the 2-norm of the leaves times `inverse`.
     `owner` keeps the memory of repeated calls. All arrays are checked. Nothing waits.
@@ -64,9 +59,6 @@ def factor(
         kept = _KEPT.get(owner)
         if kept is None:
             kept = _KEPT[owner] = on_device.norm_kernels.Kept(caller)
-        casts, kind = None, dtype(to)
-        if outs is not None and clip == math.inf and not kind.packed:
-            casts = on_device.norm_kernels.Casts(outs, kind, resolve_finite(finite, device, caller))
         return kept.factor(leaves, inverse, clip, norm, device, casts)
     one, found = np.float32(inverse), np.sqrt(sum_of_squares(in_one_piece(leaves, caller)))
     with np.errstate(over="ignore", invalid="ignore"):

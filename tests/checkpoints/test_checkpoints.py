@@ -15,7 +15,7 @@ import gpucast
 from codes import assert_same
 from conversions import begun, checkpoint, contents, convert, failure, planned
 from gpucast import files
-from gpucast.checkpoints.running.work import Work
+from gpucast.checkpoints.running.work import UnfinishedWork
 from gpucast.checkpoints.streaming import prefetch
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
@@ -182,7 +182,7 @@ def test_a_dry_run_fails_as_the_run_would(folder: Path, capsys: pytest.CaptureFi
     assert "holds unfinished work of another conversion" in failure(capsys, "in", "new", *common[2:], "--dry-run")
     assert main(["convert", "in", "new", *common[2:], "--dry-run", "--restart"]) == 0
     assert contents(folder) == before
-    os.unlink(Work(plan).parts(plan.files[0])[0])
+    os.unlink(UnfinishedWork(plan).parts(plan.files[0])[0])
     assert main(["convert", "in", "new", *common[2:], "--dry-run"]) == 0
     assert (folder / "new.partial" / "job.json").exists()
 

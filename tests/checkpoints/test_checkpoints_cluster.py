@@ -29,7 +29,7 @@ distributed = pytest.importorskip("distributed", reason="dask.distributed is not
 from gpucast.checkpoints.running import cluster as on_cluster  # noqa: E402
 from gpucast.checkpoints.running.cluster import ClusterError, run_on  # noqa: E402
 from gpucast.checkpoints.running.stream import run_file  # noqa: E402
-from gpucast.checkpoints.running.work import Work  # noqa: E402
+from gpucast.checkpoints.running.work import UnfinishedWork  # noqa: E402
 
 SHARDS = 4
 
@@ -77,7 +77,7 @@ def test_a_worker_killed_in_the_middle_of_a_file(cluster: Any, tmp_path: Path) -
 
 def kill_half_way(cluster: Any, plan: ConversionPlan, thread: threading.Thread) -> tuple[int, int]:
     """Kill a worker that has finished some tensors of a file, and not the file: its process, the bytes of them."""
-    work, pids = Work(plan), cluster.run(os.getpid)
+    work, pids = UnfinishedWork(plan), cluster.run(os.getpid)
     while thread.is_alive():
         for worker in cluster.processing():
             # Stopped first: it would finish the file while it is looked at.

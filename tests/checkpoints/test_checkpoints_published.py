@@ -22,7 +22,7 @@ from conversions import BIG, begun, checkpoint, convert, failure, planned, run, 
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import cast_tensor
 from gpucast.checkpoints.running import work as work_module
-from gpucast.checkpoints.running.work import Work
+from gpucast.checkpoints.running.work import UnfinishedWork
 from gpucast.cli import main
 from gpucast.core import places
 from gpucast.core.dtypes import DType, dtype
@@ -33,19 +33,24 @@ from tensors import full_disk, leftovers
 # ---- what is missing, or was put there ----
 
 
-@pytest.mark.parametrize("name", ["out.onnx", "out.onnx.data"])
-def test_what_was_put_there_meanwhile_is_not_replaced(name: str, folder: Path) -> None:
-    save_external("in.onnx", BIG)
-    choice = checkpoints.Choice(dtype("FLOAT16"))
-    plan = checkpoints.make_plan("in.onnx", "out.onnx", checkpoints.Request(choice, {}), overwrite=False)
+@pytest.mark.parametrize(
+    ("source", "name"), [("in/in.onnx", "out.onnx"), ("in/in.onnx", "out.onnx.data"), ("in", "out/mine")]
+)
+def test_what_was_put_there_meanwhile_is_not_replaced(source: str, name: str, folder: Path) -> None:
+    os.mkdir("in")
+    save_external("in/in.onnx", BIG)
+    choice, target = checkpoints.Choice(dtype("FLOAT16")), "out" if source == "in" else "out.onnx"
+    plan = checkpoints.make_plan(source, target, checkpoints.Request(choice, {}), overwrite=False)
 
     def put(done: int) -> None:
+        os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
         Path(name).write_text("mine")
 
-    with pytest.raises(files.FileError, match=f"{name}: exists"):
+    there = name.partition("/")[0]
+    with pytest.raises(files.FileError, match=f"{there}: exists"):
         run(plan, put)
     assert Path(name).read_text() == "mine"
-    assert leftovers(folder, "in.onnx", "in.onnx.bin") == [name]
+    assert leftovers(folder, "in") == [there]
 
 
 def test_what_cannot_be_completed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,7 +312,7 @@ def test_what_did_not_come_to_the_disk_is_written_anew(folder: Path, monkeypatch
         patch.setattr(os, "fsync", refused)
         run(plan)
     assert leftovers(folder, "in.safetensors") == ["out.safetensors.partial"]
-    assert not any(map(os.path.exists, Work(plan).parts(plan.files[0])))
+    assert not any(map(os.path.exists, UnfinishedWork(plan).parts(plan.files[0])))
     assert run(plan).resumed == 0
 
 

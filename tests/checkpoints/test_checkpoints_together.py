@@ -21,7 +21,7 @@ from gpucast.checkpoints import Options, Outcome
 from gpucast.checkpoints.running import stream
 from gpucast.checkpoints.running import work as work_module
 from gpucast.checkpoints.running.outcome import Share
-from gpucast.checkpoints.running.work import Work
+from gpucast.checkpoints.running.work import UnfinishedWork
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from onnx_models import save_external
@@ -39,7 +39,7 @@ def test_a_file_is_finished_only_when_it_is_verified(folder: Path, monkeypatch: 
     two()
     save_external("in/m.onnx", BIG)
     plan, verified = planned("in", "out"), list[str]()
-    work = Work(plan)
+    work = UnfinishedWork(plan)
 
     def interrupted(written: str, file: Any, *rest: Any) -> int:
         verified.append(file.name)
@@ -66,7 +66,7 @@ def test_finished_files_are_verified_by_the_run_that_is_told_to(folder: Path, mo
     two()
     plan = planned("in", "out")
     run(plan, share=Share(0, 2))
-    work = Work(plan)
+    work = UnfinishedWork(plan)
     (done,) = (file for file in plan.files if work.is_done(file))
     finished = Path(work.finished(done.name))
     finished.write_bytes(finished.read_bytes()[:-2] + b"\0\0")
@@ -98,6 +98,12 @@ def test_a_target_that_lost_a_file_is_not_taken_for_done(folder: Path) -> None:
     os.unlink("indexed/all.safetensors.index.json")
     with pytest.raises(files.FileError, match="indexed: exists already"):
         run(planned("in", "indexed"))
+    # Nor one whose unfinished work could not be removed: nothing is converted, and what is there stays.
+    with begun(planned("in", "new")):
+        os.mkdir("new")
+    Path("new/mine").touch()
+    with pytest.raises(files.FileError, match="new: exists already; expected a new or empty folder"):
+        UnfinishedWork(planned("in", "new")).check()
 
 
 def test_what_was_written_before_is_verified(
@@ -214,16 +220,16 @@ def test_of_two_processes_with_one_share_one_publishes(
 
 def test_a_worker_that_comes_late_begins_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two()
-    plan, take = planned("in", "out"), Work._take
+    plan, take = planned("in", "out"), UnfinishedWork._take
 
-    def late(work: Work, **how: bool) -> bool:
-        monkeypatch.setattr(Work, "_take", take)
+    def late(work: UnfinishedWork, **how: bool) -> bool:
+        monkeypatch.setattr(UnfinishedWork, "_take", take)
         run(plan)
         return take(work, **how)
 
     with begun(plan, is_share=True):
         pass
-    monkeypatch.setattr(Work, "_take", late)
+    monkeypatch.setattr(UnfinishedWork, "_take", late)
     stream.run_file(plan, plan.files[0], Options(), Outcome(plan))
     assert leftovers(folder, "in") == ["out"]
 
@@ -244,11 +250,11 @@ def test_what_was_lost_is_allowed_for_one_run(stage: str, folder: Path, monkeypa
         if len(done) == {"tensor": 3, "file": 4}.get(stage):
             raise KeyboardInterrupt
 
-    def killed(work: Work) -> None:
+    def killed(work: UnfinishedWork) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Work, "publish", killed)
+        patch.setattr(UnfinishedWork, "publish", killed)
         run(plan, interrupt, allow_loss=True)
     message = r"tensor 'big' from FLOAT to FLOAT16 would lose 16,384 of its 16,384 non-zero values"
     with pytest.raises(ValueError, match=message):

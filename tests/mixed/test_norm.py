@@ -16,7 +16,7 @@ from gpucast.casting import batch_items
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.gpu.workspace import Workspace
 from gpucast.mixed import DynamicLossScale, NoOpLossScale, StaticLossScale
-from host_driver import HostDriver, download, installed, upload
+from host_driver import HostDriver, Quiet, download, installed, upload
 
 Array = np.ndarray[Any, Any]
 KINDS = (np.float32, ml_dtypes.bfloat16)
@@ -89,6 +89,13 @@ def test_norm_and_clip_are_those_of_the_model_on_both_sides(clip: float) -> None
         assert driver.copied == 0
         assert [name.split("_")[1] for name, _ in driver.launched[:2]] == ["squares", "norm"]
         assert len(driver.launched) <= 4
+
+
+def test_no_kernel_is_loaded_for_a_check() -> None:
+    with installed(Quiet()) as driver:
+        grads, norm = [upload(np.ones(300, np.float32)) for _ in range(2)], upload(np.zeros(1, np.float32))
+        StaticLossScale(8.0).unscale(grads, norm=norm, out=[upload(np.ones(300, np.float32)) for _ in grads])
+        assert [name.split("_")[1] for name, _ in driver.loaded] == ["squares", "norm"]
 
 
 @pytest.mark.parametrize("to", ["FLOAT", "BFLOAT16", "FLOAT8E5M2"])

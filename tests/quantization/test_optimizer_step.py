@@ -95,6 +95,23 @@ def test_states_alone_and_results_that_are_not_read() -> None:
     assert [part.tobytes() for part in state] == [part.tobytes() for part in wanted]
     assert np.array_equal(y, (x * 2).astype(np.float16))
     optimizer_step("y = 0 * y", y="FLOAT")(y=np.ones((0, 256), np.float32))
+    # Names are those of Python, which knows a ligature by its letters.
+    optimizer_step("\ufb01 = 0 * \ufb01", fi="FLOAT")(fi=y.astype(np.float32))
+
+
+def test_what_a_device_refuses() -> None:
+    """Kernels take 10 dimensions, and nothing is loaded while a graph is captured."""
+    step = optimizer_step("p = p + a", p="FLOAT")
+    with installed(HostDriver()) as driver:
+        a = upload(np.zeros((3,) * 11, np.float32))[(slice(2),) * 11]
+        p = upload(np.zeros((2,) * 11, np.float32))
+        with pytest.raises(ValueError, match="optimizer_step: a has 11 dimensions .*; a kernel takes 10"):
+            step(p=p, a=a)
+        with pytest.raises(ValueError, match="quantize_state: x has 11 dimensions .*; a kernel takes 10"):
+            quantize_state(a)
+        driver.capture = True
+        with pytest.raises(RuntimeError, match="^gpucast: gpucast_optimizer_step_.* is not loaded yet"):
+            step(p=p, a=1)
 
 
 @pytest.mark.parametrize("place", ["cpu", "device"])
@@ -106,7 +123,7 @@ def test_steps_without_states(place: str) -> None:
         there = p if place == "cpu" else upload(p)
         for number in numbers:
             step(p=there, a=number)
-        with pytest.raises(ValueError, match="optimizer_step: 100 elements are no multiple of 256"):
+        with pytest.raises(ValueError, match="optimizer_step: p: 100 elements are no multiple of 256"):
             step(p=there[:100], a=1)
         found = there if place == "cpu" else download(there)
     assert np.array_equal(found, np.full(512, 2 * np.float32(2**60 + 2**37)))
@@ -120,6 +137,12 @@ def test_steps_without_states(place: str) -> None:
         ("p = p + 1", {"p": "FLOAT", "m": "FLOAT"}, r"lines give values to p, and \['p', 'm'\]"),
         ("", {}, "lines give values to nothing"),
         ("p + 1", {"p": "FLOAT"}, "is not an expression"),
+        ("p.x = p + 1", {"p": "FLOAT"}, "'p.x' is no name"),
+        (
+            "m = m * 1\nthe scales of m = m",
+            {"m": BOOKS["m"], "the scales of m": "FLOAT"},
+            "'the scales of m' is no name",
+        ),
         ("p = exp(p)", {"p": "FLOAT"}, r"has 'exp\(p\)'; expected names"),
         ("p = p + 1", {"p": "torchao"}, "p=.*'torchao' is not a dtype"),
         ("p = p + 1", {"p": "INT8"}, "p='INT8' is neither one of .* nor a floating type of whole bytes"),
@@ -135,6 +158,8 @@ def test_bad_text(text: Any, kinds: dict[str, Any], words: str) -> None:
     ("changed", "words"),
     [
         ({"lr": None}, "optimizer_step: lr: x is None"),
+        ({"m": (None, np.zeros(3, np.float32))}, "optimizer_step: m: x is None"),
+        ({"g": np.zeros(SHAPE, np.complex64)}, "optimizer_step: g: 'complex64' is complex"),
         ({"m": np.zeros(SHAPE, np.uint8)}, "m=ndarray must be a pair"),
         ({"m": (np.zeros(SHAPE, np.uint8), np.zeros(3, np.float32))}, r"the scales of m has shape \(3,\)"),
         ({"p": None}, "p is NoneType; expected an array that can be written"),

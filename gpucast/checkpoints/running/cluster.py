@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome
 from gpucast.checkpoints.running.stream import run, run_file
-from gpucast.checkpoints.running.work import Busy, Work
+from gpucast.checkpoints.running.work import Busy, UnfinishedWork
 from gpucast.core.errors import DeviceUnavailable, PrintableError
 from gpucast.core.version import __version__
 
@@ -161,7 +161,7 @@ def _result(future: Any, file: FilePlan) -> tuple[int, int]:
 
 def _wait_until_seen(plan: ConversionPlan) -> None:
     """Wait until this process sees the workers' finished files: network file systems have a delay."""
-    work, deadline = Work(plan), time.monotonic() + _SEEN
+    work, deadline = UnfinishedWork(plan), time.monotonic() + _SEEN
     while missing := work.missing():
         if time.monotonic() > deadline:
             raise ClusterError(f"{work.finished(missing[0].name)}: a worker has written it, and it is not seen here")

@@ -21,7 +21,7 @@ from gpucast.checkpoints.planning.tensor_plan import TensorPlan, TensorPlanner
 from gpucast.checkpoints.running.cast_tensor import Casting
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result
 from gpucast.checkpoints.running.verify import verify
-from gpucast.checkpoints.running.work import Busy, Work, remove
+from gpucast.checkpoints.running.work import Busy, UnfinishedWork, remove
 from gpucast.checkpoints.scales import scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
@@ -35,7 +35,7 @@ class Stream:
     """Converts the files of a plan, one at a time."""
 
     def __init__(
-        self, work: Work, options: Options, outcome: Outcome, advance: Advance, prefetcher: Prefetcher
+        self, work: UnfinishedWork, options: Options, outcome: Outcome, advance: Advance, prefetcher: Prefetcher
     ) -> None:
         self.work, self.options, self.outcome = work, options, outcome
         self._plan, self._advance, self._prefetcher = work.plan, advance, prefetcher
@@ -200,7 +200,7 @@ class Stream:
         return record | statistics.as_record()
 
 
-def results_of(file: FilePlan, work: Work) -> Iterator[Result]:
+def results_of(file: FilePlan, work: UnfinishedWork) -> Iterator[Result]:
     """The results that the journal of a finished file records for its cast tensors."""
     records = {record.get("name"): record for record in work.journal(file).read()}
     for tensor in file.tensors or ():
@@ -227,7 +227,7 @@ def run(
     not at all. FileError, OSError, ValueError (too much is lost, or a result differs from the reference),
     DeviceUnavailable. `elsewhere` has other processes convert the files, with `run_file`.
     """
-    work = Work(plan)
+    work = UnfinishedWork(plan)
     with _naming(plan.target):
         if not options.files_of(plan) and (missing := len(work.missing())):
             # A share of nothing begins nothing, which nobody might end.
@@ -248,7 +248,7 @@ def run(
             work.release()
 
 
-def _discard_or_keep(work: Work, options: Options, outcome: Outcome) -> None:
+def _discard_or_keep(work: UnfinishedWork, options: Options, outcome: Outcome) -> None:
     """Clean up after an error: remove work too small to keep, unless another process is at work."""
     if work.is_whole:
         outcome.left = f"{work.folder}: was not removed"
@@ -264,7 +264,7 @@ def _discard_or_keep(work: Work, options: Options, outcome: Outcome) -> None:
 @exact()
 def run_file(plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome) -> None:
     """Convert one file of a plan. Another process has begun the work and publishes the result. Errors as `run`."""
-    work = Work(plan)
+    work = UnfinishedWork(plan)
     with _naming(plan.target), Prefetcher(threads(options.device)) as prefetcher:
         try:
             if work.join():
@@ -282,7 +282,7 @@ def _all(stream: Stream, elsewhere: Callable[[], None] | None) -> None:
     work, options, outcome = stream.work, stream.options, stream.outcome
     plan, mine = work.plan, options.files_of(work.plan)
     if work.is_published():
-        # By a run that was killed right then, or by who shared the work.
+        # By a run that was killed right then, or by another share.
         stream.resumed(sum(file.bytes_in for file in mine))
         for file in mine:
             if options.verify is not None and file.tensors is not None:
@@ -296,6 +296,8 @@ def _all(stream: Stream, elsewhere: Callable[[], None] | None) -> None:
     if outcome.waiting:
         outcome.results = [result for file in mine for result in results_of(file, work)]
         return
+    if options.share is not None:
+        stream.begin("waiting for other shares")
     if not work.concludes():
         return
     results = [result for file in plan.files for result in results_of(file, work)]

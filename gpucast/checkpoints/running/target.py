@@ -36,14 +36,20 @@ def check(plan: ConversionPlan, target: str, beside: Sequence[str]) -> None:
                     f"{path}: exists, and the external data of {plan.target} would replace it; "
                     "remove it or choose another name"
                 )
-    elif status_of(target) is not None and not (os.path.isdir(target) and not os.listdir(target)):
-        raise FileError(f"{plan.target}: exists already; expected a new or empty folder")
+    else:
+        check_empty(plan, target)
     needed = sum(map(_size, plan.files))
     free = shutil.disk_usage(os.path.dirname(target)).free
     if free < needed:
         raise FileError(
             f"{plan.target}: needs {needed:,} bytes, and {free:,} are free there; make room or choose another place"
         )
+
+
+def check_empty(plan: ConversionPlan, target: str) -> None:
+    """FileError if the resolved `target` is anything but a new or empty folder."""
+    if status_of(target) is not None and not (os.path.isdir(target) and not os.listdir(target)):
+        raise FileError(f"{plan.target}: exists already; expected a new or empty folder")
 
 
 def mark(plan: ConversionPlan) -> tuple[str, str]:

@@ -72,7 +72,7 @@ def lock(file: IO[bytes], wait: bool, shared: bool = False) -> bool:
     return True
 
 
-class Work:
+class UnfinishedWork:
     """The unfinished work of a plan, if there is any."""
 
     def __init__(self, plan: ConversionPlan) -> None:
@@ -94,6 +94,13 @@ class Work:
             raise FileError(f"{self.plan.source}: lies in {self.folder}, which is for unfinished work; move it first")
         state = self._state()
         if not restart and state in ("begun", "publishing"):
+            try:
+                if not self.plan.single:
+                    target.check_empty(self.plan, self.target)
+            except FileError:
+                # Another share may have published just now.
+                if not self.is_published():
+                    raise
             return
         if not restart and state == "other" and self._has_work():
             raise FileError(
@@ -208,7 +215,7 @@ class Work:
                 self.release()
                 return False
             status = status_of(self._path(_LOCK))
-            # Who discards the folder removes the lock: then it is that of another folder.
+            # The process that discards the folder removes the lock: then it is that of another folder.
             if status is not None and os.path.samestat(status, os.fstat(file.fileno())):
                 self._is_alone = alone
                 return True
@@ -376,7 +383,7 @@ class Work:
             raise
 
     def _publish(self) -> None:
-        # Asked again, now that nobody else is at work: who verifies may have removed one.
+        # Asked again, now that nobody else is at work: a process that verifies may have removed one.
         if missing := self.missing():
             raise FileError(f"{self.finished(missing[0].name)}: was finished, and is not there")
         if self.plan.single:
@@ -384,6 +391,7 @@ class Work:
             self._write(is_publishing=True)
             self._place()
             return
+        target.check_empty(self.plan, self.target)
         for name, text in (*self.plan.indexes, target.mark(self.plan)):
             with durable(self._made(f"{_FILES}/{name}")) as file:
                 file.write(text.encode())
@@ -418,7 +426,7 @@ class Work:
         """The place of a file of a single target, whose name may differ from its name in the plan."""
         return self.target if name == self._names[-1] else os.path.join(os.path.dirname(self.target), name)
 
-    # ---- removing, for who has the lock alone ----
+    # ---- removing, for a process that has the lock alone ----
 
     def _forget(self) -> None:
         """Remove the job. From then on nothing in the folder counts."""

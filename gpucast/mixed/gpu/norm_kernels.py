@@ -63,19 +63,19 @@ class Kept:
         FLOAT to write the 2-norm of the arrays to, or None. And whether `casts` times `inverse` are done, too: where
         all arrays are in C order."""
         with driver.driver().on(device):
-            launch, outs = self._launch, () if casts is None else casts.outs
-            found = [batch_plans.describe(some) for some in (leaves, outs) if some]
-            described: Any = None if any(one is None for one in found) else (casts and casts.to, *found)
+            given = [leaves] if casts is None else [leaves, casts.outs]
+            launch, described = self._launch, _described(given, casts)
             if launch is not None and launch.described is not None and launch.described == described:
-                lists = [batch_plans.addresses(some) for some in (leaves, outs) if some]
+                lists = [batch_plans.addresses(some) for some in given]
             else:
-                sources, targets = ([operand(as_array(x, self._caller)) for x in some] for some in (leaves, outs))
-                if casts is not None and not all(one.contiguous for one in (*sources, *targets)):
-                    targets, casts, described = [], None, None
+                operands = [[operand(as_array(x, self._caller)) for x in some] for some in given]
+                if not all(one.contiguous for some in operands for one in some):
+                    # Casts of these are another launch's, and the squares those of copies.
+                    casts, described = None, None
                 if casts is None:
-                    sources = in_one_piece(leaves, self._caller)
-                launch = self._launch = _Launch(sources, described, device, casts)
-                lists = [np.array([one.address for one in some], np.uint64) for some in (sources, targets) if some]
+                    operands = [in_one_piece(leaves, self._caller)]
+                launch = self._launch = _Launch(operands[0], described, device, casts)
+                lists = [np.array([one.address for one in some], np.uint64) for some in operands]
             workspace = self._workspace(launch.count)
             sums = workspace.array("sums", (max(launch.count, 1),), _DOUBLE)
             result = workspace.array("factor", (), _FLOAT)
@@ -110,6 +110,12 @@ class Kept:
         for old in alike[:-_KEPT]:
             del self._workspaces[old]
         return workspace
+
+
+def _described(given: Sequence[Sequence[Any]], casts: Casts | None) -> Any:
+    """What calls compare that a launch serves; None for arrays that no plan is for."""
+    found = [batch_plans.describe(some) for some in given]
+    return None if any(one is None for one in found) else (None if casts is None else casts.to, *found)
 
 
 class _Launch:

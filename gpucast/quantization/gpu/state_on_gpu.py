@@ -16,7 +16,7 @@ from gpucast.arrays.operand import operand
 from gpucast.codegen.cast_kernel import KernelSource, kernel_file, kernel_source, options, structs
 from gpucast.codegen.fused_kernel import FusedArguments, fused_prelude
 from gpucast.codegen.spec import KernelSpec
-from gpucast.codegen.ufunc_kernel import UfuncArguments, UfuncInput, literal
+from gpucast.codegen.ufunc_kernel import MAX_UFUNC_DIMS, UfuncArguments, UfuncInput, literal
 from gpucast.core.dtypes import dtype
 from gpucast.core.expression import COMPUTE
 from gpucast.core.rule import resolve
@@ -156,8 +156,14 @@ def run(step: Step, arrays: Mapping[str, Any], scales: Mapping[str, Any], shape:
     """Launch it on the current stream of a device. `arrays`: those of its names, and numbers; what is written, and
     states, in C order."""
     strides, rule = tuple(32 * math.prod(shape[axis + 1 :]) for axis in range(len(shape))), resolve(_FLOAT, _FLOAT)
-    given = [arrays[name] for name in step.names]
-    found = [input_of(x if isinstance(x, float) else operand(x), shape, strides, rule) for x in given]
+    found = [
+        input_of(x if isinstance(x, float) else operand(x), shape, strides, rule)
+        for x in (arrays[name] for name in step.names)
+    ]
+    for name, (_, (_, _, dims)) in zip(step.names, found, strict=True):
+        if len(dims.lengths) > MAX_UFUNC_DIMS:
+            given = f"{len(dims.lengths)} dimensions that are not one in memory"
+            raise ValueError(f"{step.function}: {name} has {given}; a kernel takes {MAX_UFUNC_DIMS}")
     of = UfuncArguments(FusedArguments(), [argument for _, argument in found])
     with driver.driver().on(device):
         kernel = driver.kernel(StepSpec(step, tuple(kind for kind, _ in found)), device)

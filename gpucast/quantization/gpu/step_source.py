@@ -84,7 +84,8 @@ def _power_scale(format: Format, source: DType) -> list[str]:
         case Node("/", (Node("max", (Node("a"), Node(number=float(low)))) as of, Node(number=float(by)))) if (
             format.scale.family == "e8m0" and not steps.zero and by == format.divisor and low / by > _SMALLEST
         ):
-            # A quotient by so few bits is rounded to a power of two only where it is one.
+            # A quotient is rounded to a power of two only where it is one: for a divisor m from 1 to 2 the others are
+            # 2^-23 / m or more away, which is more than half an ULP.
             return [
                 "enum : bool { power_scale = 1, may_overflow = 0 };",
                 "enum : u32 { power_carry = carry };",

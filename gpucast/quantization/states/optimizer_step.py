@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Container
 from typing import Any
 
@@ -73,7 +74,14 @@ class OptimizerStep:
         if not isinstance(text, str):
             raise TypeError(f"{_CALLER}: text={text!r} must be a str")
         parts = [line.partition("=") for line in text.splitlines() if line.strip()]
-        lines = tuple((target.strip(), parse(expression, _CALLER)) for target, _, expression in parts)
+        # As Python has names: parsed expressions have them in this form, too.
+        lines = tuple(
+            (unicodedata.normalize("NFKC", target.strip()), parse(expression, _CALLER))
+            for target, _, expression in parts
+        )
+        for target, _ in lines:
+            if not target.isidentifier():
+                raise ValueError(f"{_CALLER}: {target!r} is no name that a line can give a value")
         books = tuple((name, kind) for name, kind in written.items() if isinstance(kind, str) and kind in NAMES)
         self._step, self._states = Step(_CALLER, lines, books), dict(books)
         if not written or self._step.written.keys() != written.keys():
@@ -95,8 +103,9 @@ class OptimizerStep:
         for name in self._states:
             parts[name], parts[_scales_of(name)] = pair(given[name], name, _CALLER)
         with streams.visit(*([part for part in parts.values() if not is_number(part)] or [None])):
-            first = as_array(parts[self._step.names[0]], _CALLER)
-            shape, device, blocks = tuple(first.shape), device_index(first), blocks_of(first, _CALLER)
+            caller = f"{_CALLER}: {self._step.names[0]}"
+            first = as_array(parts[self._step.names[0]], caller)
+            shape, device, blocks = tuple(first.shape), device_index(first), blocks_of(first, caller)
             wanted = {name: (shape, kind) for name, kind in self._kinds.items()}
             wanted |= {_scales_of(name): ((blocks,), _FLOAT) for name in self._states}
             arrays = {
@@ -117,7 +126,7 @@ class OptimizerStep:
         if is_number(x):
             return rounded(x, np.float32)
         array = as_array(x, f"{_CALLER}: {name}")
-        if isinstance(array, PackedArray) or dtype(array.dtype).family == "string":
+        if isinstance(array, PackedArray) or dtype(array.dtype, caller=f"{_CALLER}: {name}: ").family == "string":
             raise TypeError(f"{_CALLER}: {name} has dtype {array.dtype}; expected numbers of whole bytes")
         if array.ndim > len(shape) or any(
             a not in (1, b) for a, b in zip(array.shape[::-1], shape[::-1], strict=False)

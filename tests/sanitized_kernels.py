@@ -7,16 +7,19 @@ Arrays have no bytes around them, so that any access outside is one outside of a
 
 from __future__ import annotations
 
+import functools
 import itertools
 import sys
 
 import numpy as np
 
+import gpucast
 from codes import random_codes
 from gpucast.codegen.cast_kernel import kernel_source
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
 from hard_codes import every_or_hard
+from host_driver import HostDriver, elements, installed, upload
 from kernels_on_host import BY_WIDTH, cast_codes, check_contiguous, check_strided, wanted_codes
 
 
@@ -46,7 +49,18 @@ def main() -> None:
             src_offset, dst_offset = (int(v) for v in rng.integers(0, 17, 2))
             for skip, offset in ((0, 0), (int(rng.integers(9)), src_offset)):
                 check_contiguous(kernels, rule, codes, wanted, n, skip, offset, dst_offset, guard=0)
+    quantized()
     print(f"{len(layouts) + len(numbers)} kernels clean")
+
+
+def quantized() -> None:
+    """By the instructions of sm_100, which convert several elements into an array."""
+    host_build.build = functools.partial(host_build.build, sanitize=True)
+    x = np.arange(-48, 48, dtype=np.float32).reshape(2, 48)
+    with installed(HostDriver(arch=100)):
+            found = gpucast.quantize(upload(x), "nvfp4").dequantize()
+    wanted = gpucast.quantize(x, "nvfp4").dequantize()
+    assert np.array_equal(elements(found), wanted)
 
 
 def overrun() -> None:

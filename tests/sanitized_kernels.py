@@ -58,7 +58,7 @@ def quantized() -> None:
     host_build.build = functools.partial(host_build.build, sanitize=True)
     x = np.arange(-48, 48, dtype=np.float32).reshape(2, 48)
     with installed(HostDriver(arch=100)):
-            found = gpucast.quantize(upload(x), "nvfp4").dequantize()
+        found = gpucast.quantize(upload(x), "nvfp4").dequantize()
     wanted = gpucast.quantize(x, "nvfp4").dequantize()
     assert np.array_equal(elements(found), wanted)
 

@@ -36,7 +36,6 @@ from gpucast.core.rule import (
 )
 from gpucast.gpu import devices, streams
 from gpucast.host import cast_on_host, text_on_host
-from gpucast.host.extension import MODULE
 
 #: What a cast on the host makes NumPy arrays of.
 HostInput = np.ndarray[Any, Any] | np.generic | float | str | bytes | list[Any] | tuple[Any, ...]
@@ -332,7 +331,7 @@ def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRul
         return
     is_plain = options.seed is options.scale is options.amax is None
     if source.device is None:
-        if type(x) is np.ndarray and x.dtype.isnative and MODULE is not None:
+        if type(x) is np.ndarray and x.dtype.isnative:
             plans.keep(x, to, options, rule)
     elif type(source.data) is namespace(source.data).ndarray and (is_plain or not source.packed):
         if is_plain:

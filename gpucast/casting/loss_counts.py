@@ -62,13 +62,13 @@ def count(
     outside: Array,
     *,
     overflow: str | None,
-    difference: Array | None = None,
+    difference: Array,
     weights: Array | None = None,
 ) -> CastReport:
     """The report of any float64 values `before` and `after`, of equal shapes; floating-point errors must be off.
 
     `outside`: where the value is beyond the largest or lowest one; where the result is finite all the same it counts as
-    what `overflow` says, "saturate" or "wrap". `difference`: after less before, where float64 would not show it.
+    what `overflow` says, "saturate" or "wrap". `difference`: after less before; zeros where no error is asked for.
     `weights`: how often each element counts, if not once.
     """
 
@@ -80,7 +80,7 @@ def count(
     infinite, nan = np.isinf(after), np.isnan(after)
     finite = ~(infinite | nan)
     compared = np.isfinite(before) & finite
-    error = np.abs((after - before if difference is None else difference)[compared])
+    error = np.abs(difference[compared])
     out_of_range = total(outside & finite)
     return CastReport(
         elements=before.size if weights is None else int(weights.sum()),

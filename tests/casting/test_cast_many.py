@@ -132,8 +132,12 @@ def test_every_kind_of_leaf(driver: HostDriver) -> None:
             # To INT4, a row-major stream, Fortran order is any order.
             assert len(driver.launched) == (2 if to == "FLOAT16" else 4)
     driver.launched.clear()
+    out = [blank(strided.shape, "FLOAT16")]
+    assert_same(
+        elements(gpucast.cast_many([strided], "FLOAT16", out=out)[0]), gpucast.cast(elements(strided), "FLOAT16")
+    )
     result = gpucast.cast_many([strided, given["odd"], strided], "FLOAT16")
-    assert len(driver.launched) == 3
+    assert len(driver.launched) == 4
     for x, y in zip((strided, given["odd"], strided), result, strict=True):
         assert_same(elements(y), gpucast.cast(elements(x), "FLOAT16"))
 
@@ -254,6 +258,8 @@ def test_amax_of_each_array_and_of_all(driver: HostDriver, shapes: tuple[Any, ..
             for x, y in zip(results, expected, strict=True):
                 assert_same(elements(x), y)
             np.testing.assert_array_equal(download(amax), wanted)
+    # A vector of scales or of amax leaves out an array without elements: that call has no plan.
+    assert len(batch_plans()) == (2 if 0 not in shapes else 0 if isinstance(scale, np.ndarray) else 1)
 
 
 def test_more_amax_than_a_launch_has_places(driver: HostDriver) -> None:
@@ -300,6 +306,9 @@ def test_devices_and_the_host_in_one_call(driver: HostDriver) -> None:
         (y, _) = gpucast.cast_many(arrays["1"], "FLOAT16")
         assert y.device.id == 1
         assert_same(elements(y), result["h"])
+    # Those of two devices have none.
+    for _ in range(2):
+        assert [y.device.id for y in gpucast.cast_many([*arrays["0"], *arrays["1"]], "FLOAT16")] == [0, 0, 1, 1]
     assert [len(known) for known in batch_plans()] == [1]
 
 

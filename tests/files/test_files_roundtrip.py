@@ -44,6 +44,7 @@ def test_small_pieces_join_to_the_whole(suffix: str, row: DType, tmp_path: Path)
         pieces = list(tensor.chunks(limit=1))
         assert [piece.size for piece in pieces] == [4] * 19 + [1]
         assert_same(np.concatenate(pieces).reshape(x.shape), x, row)
+        assert tensor.itemsize == pieces[0].itemsize
         # A tensor can be read again, after others moved the file's position.
         assert_same(tensor.read(), x, row)
         parts = list(tensor.parts(limit=8 * tensor.itemsize))

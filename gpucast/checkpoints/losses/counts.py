@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -133,7 +132,7 @@ def of_piece(x: Array, parts: Parts, format: Format) -> CastReport:
     nonzero = None if np.isnan(scales).any() else _nonzero_of_finite(x.reshape(-1))
     kept = _kept(parts, format)
     if nonzero is None or kept is None:
-        return replace(_of_all(_values(x), parts, format, dequantized(parts, format)), max_relative_error=0.0)
+        return _of_all(_values(x), parts, format, dequantized(parts, format))
     # Zeros always stay zeros, so every other zero is a loss.
     return CastReport(x.size, nonzero, _saturated(x, parts, format, scales), underflowed=nonzero - kept)
 
@@ -192,7 +191,7 @@ def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> Cas
             if not format.zero_points:
                 outside = np.abs(before) > np.abs(after) * _rounding_limit(format.element)
                 outside &= _at_largest(codes[part], format.element)
-            report += loss_counts.count(before, after, outside, overflow="saturate")
+            report += loss_counts.count(before, after, outside, overflow="saturate", difference=np.zeros(before.shape))
     return report
 
 

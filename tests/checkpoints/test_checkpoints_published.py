@@ -9,10 +9,11 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -22,6 +23,7 @@ from conversions import BIG, begun, checkpoint, convert, failure, planned, run, 
 from gpucast import checkpoints, files
 from gpucast.checkpoints.running import cast_tensor
 from gpucast.checkpoints.running import work as work_module
+from gpucast.checkpoints.running.outcome import Share
 from gpucast.checkpoints.running.work import UnfinishedWork
 from gpucast.cli import main
 from gpucast.core import places
@@ -53,23 +55,45 @@ def test_what_was_put_there_meanwhile_is_not_replaced(source: str, name: str, fo
     assert leftovers(folder, "in") == [there]
 
 
-def test_what_cannot_be_completed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed when the external data had its place, which somebody has removed since."""
-    save_external("in.onnx", BIG)
-    plan, place_of = planned("in.onnx", "out.onnx"), os.replace
+def _run_killed(plan: checkpoints.ConversionPlan) -> None:
+    """A run that is killed when the external data has its place."""
+    place_of = os.replace
 
     def killed(source: Any, target: Any) -> None:
         place_of(source, target)
-        if str(target) == str(folder / "out.onnx.data"):
+        if str(target) == os.path.abspath("out.onnx.data"):
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "replace", killed)
         run(plan)
+
+
+def test_what_cannot_be_completed_is_told(folder: Path) -> None:
+    """Somebody has removed the external data since."""
+    save_external("in.onnx", BIG)
+    plan = planned("in.onnx", "out.onnx")
+    _run_killed(plan)
     os.unlink("out.onnx.data")
     with pytest.raises(files.FileError, match=r"out\.onnx\.data: was being written.*give --restart to begin anew"):
         run(plan)
     run(plan, restart=True)
+    assert leftovers(folder, "in.onnx", "in.onnx.bin") == ["out.onnx", "out.onnx.data"]
+
+
+def test_a_share_goes_on_publishing_for_one_that_was_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_external("in.onnx", BIG)
+    plan, take = planned("in.onnx", "out.onnx"), UnfinishedWork._take
+
+    def late(work: UnfinishedWork, **how: bool) -> bool:
+        monkeypatch.setattr(UnfinishedWork, "_take", take)
+        _run_killed(plan)
+        return take(work, **how)
+
+    with begun(plan):
+        pass
+    monkeypatch.setattr(UnfinishedWork, "_take", late)
+    assert run(plan, share=Share(0, 2)).resumed == BIG.nbytes
     assert leftovers(folder, "in.onnx", "in.onnx.bin") == ["out.onnx", "out.onnx.data"]
 
 
@@ -105,15 +129,61 @@ def test_unfinished_work_is_its_users_and_the_result_as_open_as_the_umask_says(
     with pytest.raises(files.FileError, match=r"out\.partial: can be written by others; nothing in it is trusted"):
         run(planned("in", "out"))
     with monkeypatch.context() as patch:
-        # A file system that knows no modes says it of all files.
-        patch.setattr(work_module, "why_not_ours", lambda status: "can be written by others")
+        _shows(patch, mode=0o770)
         run(planned("in", "known"))
+        UnfinishedWork(planned("in", "out")).check()
+        os.chmod("out.partial", 0o777)
+        with pytest.raises(files.FileError, match="can be written by others"):
+            UnfinishedWork(planned("in", "out")).check()
     os.chmod("out.partial", 0o700)
     run(planned("in", "out"))
     mask = os.umask(0)
     os.umask(mask)
     assert stat.S_IMODE(os.stat("out").st_mode) == 0o777 & ~mask
     assert stat.S_IMODE(os.stat("out/a.safetensors").st_mode) == 0o666 & ~mask
+
+
+def _shows(patch: pytest.MonkeyPatch, uid: int = -1, mode: int = 0o700) -> None:
+    """As on a file system that shows folders with one mode, files with another one, and both with one owner."""
+    make_folder, make_file = tempfile.mkdtemp, tempfile.TemporaryFile
+
+    def folder(dir: str) -> str:
+        made = make_folder(dir=dir)
+        os.chmod(made, mode)
+        os.chown(made, uid, uid)
+        return made
+
+    def file(dir: str) -> IO[bytes]:
+        made = make_file(dir=dir)
+        os.fchown(made.fileno(), uid, uid)
+        return made
+
+    patch.setattr(tempfile, "mkdtemp", folder)
+    patch.setattr(tempfile, "TemporaryFile", file)
+
+
+@as_root
+@pytest.mark.parametrize("link", ["work/0.part", "work/0.jsonl", "files"])
+def test_where_owners_are_mapped_neither_open_folders_nor_links_are_accepted(
+    link: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two()
+    plan = planned("in", "out")
+    with begun(plan):
+        os.chown("out.partial", STRANGER, STRANGER)
+    refused = pytest.raises(files.FileError, match=f"out.partial: belongs to another user .uid {STRANGER}.; nothing")
+    _shows(monkeypatch, STRANGER)
+    os.chmod("out.partial", 0o777)
+    with refused:
+        run(plan)
+    os.chmod("out.partial", 0o700)
+    os.rmdir("out.partial/files")
+    os.symlink(folder / "in", f"out.partial/{link}")
+    with refused:
+        run(plan)
+    os.unlink(f"out.partial/{link}")
+    run(plan)
+    assert leftovers(folder, "in") == ["out"]
 
 
 # ---- mount points and other file systems ----

@@ -234,6 +234,28 @@ def test_a_worker_that_comes_late_begins_nothing(folder: Path, monkeypatch: pyte
     assert leftovers(folder, "in") == ["out"]
 
 
+def test_a_run_that_found_the_target_written_leaves_alone_who_begins_anew(folder: Path) -> None:
+    two()
+    plan = planned("in", "out")
+    run(plan)
+    # A rest of the run that wrote it.
+    os.mkdir("out.partial", 0o700)
+    with begun(plan) as first:
+        shutil.rmtree("out")
+        with begun(plan):
+            assert not first.discard_alone()
+        assert leftovers(folder, "in") == ["out.partial"]
+
+
+def test_who_does_not_get_the_lock_alone_does_not_publish(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.save("in.safetensors", {"x": BIG})
+    lock = work_module.lock
+    monkeypatch.setattr(work_module, "lock", lambda file, wait, shared=False: not wait and lock(file, wait, shared))
+    with pytest.raises(work_module.Busy, match=r"out\.safetensors: another process is converting it"):
+        run(planned("in.safetensors", "out.safetensors"), share=Share(0, 2))
+    assert leftovers(folder, "in.safetensors") == ["out.safetensors.partial"]
+
+
 LOSSY = {"a": BIG, "big": np.full(1 << 14, 1e6, np.float32), "c": BIG}
 
 

@@ -137,7 +137,8 @@ class UnfinishedWork:
             if self._take(alone=True, make=True):
                 self._mend(restart)
                 restart = False
-                if not is_share or self.is_published():
+                # If the lock is gone, a rest was discarded: look again.
+                if self._is_alone and (not is_share or self.is_published()):
                     return
             elif time.monotonic() > deadline:
                 raise self.busy()
@@ -146,7 +147,8 @@ class UnfinishedWork:
 
     def join(self) -> bool:
         """Share the work that another process has begun, and its lock. False if there is none, or if it is locked."""
-        return self._state() == "begun" and self._take(alone=False) and self.is_seen()
+        # Asked again: a process may have been killed in between while it published, which only one alone continues.
+        return self._state() == "begun" and self._take(alone=False) and self._state() == "begun"
 
     def busy(self) -> Busy:
         return Busy(f"{self.plan.target}: another process is converting it at this moment; end it first")
@@ -185,13 +187,27 @@ class UnfinishedWork:
         if not stat.S_ISDIR(status.st_mode):
             what = "is a link, which is not followed" if stat.S_ISLNK(status.st_mode) else "nothing that gpucast left"
             raise FileError(f"{self.folder}: is in the way, and {what}; remove it")
-        if why := why_not_ours(status):
-            # File systems that know no owners or modes, or map them, say the same of what this process makes.
-            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=os.path.dirname(self.folder)) as made:
-                if why_not_ours(os.fstat(made.fileno())) == why:
-                    return True
+        if (why := why_not_ours(status)) and not self._is_mapped(status):
             raise FileError(f"{self.folder}: {why}; nothing in it is trusted: choose another name, or have it removed")
         return True
+
+    def _is_mapped(self, status: os.stat_result) -> bool:
+        """Whether the file system shows what this process makes there with the same owner, and as open to others.
+
+        It may show others' folders like that, too: one with links in it is not accepted.
+        """
+        around = os.path.dirname(self.folder)
+        with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=around) as file:
+            # Modes of folders and files may differ. The owner is the file's: nobody can exchange what is open.
+            made = tempfile.mkdtemp(dir=around)
+            folder = os.lstat(made)
+            os.rmdir(made)
+            is_as_open = not status.st_mode & ~folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            if is_as_open and status.st_uid == folder.st_uid == os.fstat(file.fileno()).st_uid:
+                walked = os.walk(self.folder, onerror=_raise)
+                paths = (os.path.join(at, name) for at, *both in walked for names in both for name in names)
+                return not any(map(os.path.islink, paths))
+        return False
 
     def _take(self, alone: bool, wait: bool = False, make: bool = False) -> bool:
         """Take the lock, or change the kind of the lock that this process holds.
@@ -360,9 +376,11 @@ class UnfinishedWork:
         if not self._is_alone:
             self._take(alone=True, wait=True)
         if self.is_seen():
+            if not self._is_alone:
+                raise self.busy()
             return True
         written = status_of(self.target)
-        # Another share may have written a single target and removed all that tells of it. A rename keeps the file.
+        # Another share may have written a single target and removed its OUT.partial. A rename keeps the file.
         if not self.is_published() and not (finished and written and os.path.samestat(finished, written)):
             raise FileError(f"{self.folder}: was removed by another process before {self.plan.target} was written")
         self.discard_alone()
@@ -448,6 +466,8 @@ class UnfinishedWork:
             # Windows removes no open file.
             self.release()
         remove([self._path(_LOCK)])
+        # It locks nothing any more: who begins anew here makes another one.
+        self.release()
         try:
             os.rmdir(self.folder)
         except OSError as error:
@@ -474,3 +494,9 @@ def remove(paths: list[str]) -> None:
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+
+def _raise(error: OSError) -> None:
+    """For `os.walk`, which ignores errors. What another process has just removed is none."""
+    if not isinstance(error, FileNotFoundError):
+        raise error

@@ -296,7 +296,7 @@ def _all(stream: Stream, elsewhere: Callable[[], None] | None) -> None:
     if outcome.waiting:
         outcome.results = [result for file in mine for result in results_of(file, work)]
         return
-    if options.share is not None:
+    if options.share is not None and options.share.count > 1:
         stream.begin("waiting for other shares")
     if not work.concludes():
         return

@@ -90,7 +90,7 @@ class BatchPlan:
     used: list[int] | None
     src_bytes: Table
     dst_bytes: Table
-    #: None where such a call was checked, and not made.
+    #: None where such a call was only checked so far.
     launch: Launch | None
 
 
@@ -295,7 +295,11 @@ def keep(
     )
     if len(_PLANS) >= _KEPT:
         _PLANS.clear()
-    _PLANS[key] = (plan, *_PLANS.get(key, ())[: _PLANS_OF_KEY - 1])
+    # A call that was checked, and then made, has one place.
+    others = [
+        old for old in _PLANS.get(key, ()) if old.launch is not None or (old.arrays, old.outs) != (arrays, described)
+    ]
+    _PLANS[key] = (plan, *others[: _PLANS_OF_KEY - 1])
 
 
 def _register(x: Any) -> None:

@@ -64,9 +64,9 @@ class Ufunc:
     """What `ufunc` returns: ``f(*arrays, out=None, scale=None, amax=None, seed=None, offset=0)``.
 
     Arrays stand for the names of the expression, in the order in which these first appear (`names`), or by name. They
-    are of any type but STRING, and broadcast as in NumPy; numbers, and NumPy's arrays of shape (), are rounded once to
-    `compute`. Other arrays lie in one place: the host, or one device. The keywords are those of `cast`, for the value
-    of the expression: `amax` and random rounding see it as an array of the result's shape.
+    are of any type but STRING, and broadcast as in NumPy; numbers, and arrays of shape () of NumPy's own types, are
+    rounded once to `compute`. Other arrays lie in one place: the host, or one device. The keywords are those of
+    `cast`, for the value of the expression: `amax` and random rounding see it as an array of the result's shape.
 
     The result has the library of the first array that is not NumPy's, and is C-contiguous. As in `cast`, types below
     one byte take one byte per element on the host, unless an input is a PackedArray, and are a PackedArray on a device.

@@ -71,7 +71,7 @@ def rounded(value: Any, kind: Any) -> float:
 
 
 def as_double(value: Any) -> float:
-    """Convert a real number of any class to DOUBLE. Integers and fractions beyond its range become infinity."""
+    """Convert a real number of any class to DOUBLE. Integers and fractions beyond its range become infinite."""
     try:
         # Of those of other classes the processor makes a DOUBLE: of NumPy's FLOAT scalars, say.
         if isinstance(value, (float, int)):
@@ -79,4 +79,4 @@ def as_double(value: Any) -> float:
         with exact():
             return float(value)
     except OverflowError:
-        return math.inf
+        return math.inf if value > 0 else -math.inf

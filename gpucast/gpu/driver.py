@@ -380,7 +380,7 @@ def kernel(spec: KernelSpec[KernelSource], device: int) -> Kernel:
         source = spec.source()
         src, dst = source.rule.src.name, source.rule.dst.name
         what = f"cast: {src} to {dst}" if isinstance(spec, CastSpec) else f"gpucast: {source.name}"
-        _check_capture(what, " (gpucast.warmup compiles ahead of time)")
+        _check_capture(what, " (gpucast.warmup compiles most kernels ahead of time)")
         # Two threads may both load: the second finds the cubin in the cache, and either kernel serves.
         found = _kernels[spec, device] = _driver.load(source)
     return found
@@ -425,6 +425,6 @@ def load_everywhere(specs: Iterable[KernelSpec[Any]]) -> None:
 def _check_capture(what: str, more: str = "") -> None:
     if _driver.capturing():
         raise RuntimeError(
-            f"{what} is not loaded yet, and loading is not possible while a CUDA graph is captured; cast once before "
-            f"the capture{more}"
+            f"{what} is not loaded yet, and loading is not possible while a CUDA graph is captured; make the call "
+            f"once before the capture{more}"
         )

@@ -5,7 +5,7 @@
 namespace gpucast {
 
 // From `loop_from` to `memcpy_from` bytes a copy is a loop: there memcpy is `rep movsb` on some processors, several times slower
-// where two cores copy at once. A shorter memcpy is a quicker loop than this one; a longer one may pass by the caches.
+// where two cores copy at once. A shorter copy is quicker by memcpy; a longer memcpy may pass by the caches.
 enum : u64 { loop_from = 1 << 16, memcpy_from = 1 << 21 };
 
 template <typename Code>

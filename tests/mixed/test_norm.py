@@ -159,6 +159,7 @@ def test_what_is_clipped_where_the_norm_is_not_finite(bad: float) -> None:
     [
         ({"clip": 0}, ValueError, "unscale: clip=0 must be above 0"),
         ({"clip": math.nan}, ValueError, "clip=nan must be above 0"),
+        ({"clip": -(10**400)}, ValueError, "clip=-10+ must be above 0"),
         ({"clip": "1"}, TypeError, "clip='1' must be a number"),
         ({"norm": np.zeros((), np.float64)}, TypeError, "norm has dtype float64; expected FLOAT"),
         ({"norm": np.zeros(2, np.float32)}, ValueError, r"norm has shape \(2,\); expected one element"),

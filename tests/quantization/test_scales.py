@@ -103,7 +103,7 @@ def test_quantizing_in_an_order(format: Any, layout: Any, transpose: Any, more: 
 
 
 def test_given_scales_and_long_arrays_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given scales are linear, and one more kernel moves them. So it does those of very long arrays."""
+    """Given scales are linear, and one more kernel moves them. It moves those of very long arrays, too."""
     x = np.random.default_rng(1).standard_normal((66, 256)).astype(np.float32)
     with installed(HostDriver()) as driver:
         there = gpucast.cast(x, "FLOAT", device="cuda:0")

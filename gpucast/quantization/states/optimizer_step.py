@@ -58,9 +58,9 @@ def optimizer_step(text: str, /, **written: Any) -> OptimizerStep:
     and written as by `gpucast.cast`.
 
     Returns a function of all names by keyword, which writes and returns nothing. The other names stand for numbers and
-    for arrays, which broadcast, such as a learning rate on the device; NumPy's arrays of shape () are numbers, too.
-    What is written has one shape, a multiple of 256 elements in C order, and shares no memory with other arrays. All
-    arrays are on one device or on the host.
+    for arrays, which broadcast, such as a learning rate on the device; arrays of shape () of NumPy's own types are
+    numbers, too. What is written has one shape, a multiple of 256 elements in C order, and shares no memory with other
+    arrays. All arrays are on one device or on the host.
 
     TypeError or ValueError for other text, types and arrays.
     """

@@ -122,4 +122,4 @@ def begun(plan: checkpoints.ConversionPlan, **how: bool) -> Iterator[UnfinishedW
     try:
         yield work
     finally:
-        work.release()
+        work.folder.release()

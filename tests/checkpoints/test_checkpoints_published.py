@@ -21,10 +21,11 @@ import pytest
 
 from conversions import BIG, begun, checkpoint, convert, failure, planned, run, two
 from gpucast import checkpoints, files
-from gpucast.checkpoints.running import cast_tensor
+from gpucast.checkpoints.running import cast_tensor, work_folder
 from gpucast.checkpoints.running import work as work_module
 from gpucast.checkpoints.running.outcome import Share
 from gpucast.checkpoints.running.work import UnfinishedWork
+from gpucast.checkpoints.running.work_folder import WorkFolder
 from gpucast.cli import main
 from gpucast.core import places
 from gpucast.core.dtypes import DType, dtype
@@ -83,16 +84,16 @@ def test_what_cannot_be_completed_is_told(folder: Path) -> None:
 
 def test_a_share_goes_on_publishing_for_one_that_was_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_external("in.onnx", BIG)
-    plan, take = planned("in.onnx", "out.onnx"), UnfinishedWork._take
+    plan, take = planned("in.onnx", "out.onnx"), WorkFolder.take
 
-    def late(work: UnfinishedWork, **how: bool) -> bool:
-        monkeypatch.setattr(UnfinishedWork, "_take", take)
+    def late(at: WorkFolder, **how: bool) -> bool:
+        monkeypatch.setattr(WorkFolder, "take", take)
         _run_killed(plan)
-        return take(work, **how)
+        return take(at, **how)
 
     with begun(plan):
         pass
-    monkeypatch.setattr(UnfinishedWork, "_take", late)
+    monkeypatch.setattr(WorkFolder, "take", late)
     assert run(plan, share=Share(0, 2)).resumed == BIG.nbytes
     assert leftovers(folder, "in.onnx", "in.onnx.bin") == ["out.onnx", "out.onnx.data"]
 
@@ -255,16 +256,16 @@ def test_a_place_that_may_not_be_written_is_known_before_the_work(
 def test_locks_are_shared_or_held_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("lock").touch()
     with open("lock", "r+b") as one, open("lock", "r+b") as other:
-        assert work_module.lock(one, wait=False, shared=True) and work_module.lock(other, wait=False, shared=True)
-        assert not work_module.lock(other, wait=False)
+        assert work_folder.lock(one, wait=False, shared=True) and work_folder.lock(other, wait=False, shared=True)
+        assert not work_folder.lock(other, wait=False)
         flock = MagicMock()
-        monkeypatch.setattr(work_module.fcntl, "flock", flock)
+        monkeypatch.setattr(work_folder.fcntl, "flock", flock)
         for number, expected in [(errno.ENOLCK, True), (errno.EOPNOTSUPP, True), (errno.EACCES, False)]:
             flock.side_effect = OSError(number, os.strerror(number))
-            assert work_module.lock(one, wait=False) is expected
+            assert work_folder.lock(one, wait=False) is expected
         flock.side_effect = OSError(errno.ESTALE, os.strerror(errno.ESTALE))
         with pytest.raises(OSError, match=os.strerror(errno.ESTALE)):
-            work_module.lock(one, wait=False)
+            work_folder.lock(one, wait=False)
 
 
 def test_a_path_is_resolved_or_cannot_be(folder: Path) -> None:

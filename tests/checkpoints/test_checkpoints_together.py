@@ -18,10 +18,11 @@ import pytest
 from conversions import BIG, begun, failure, planned, run, two
 from gpucast import files
 from gpucast.checkpoints import Options, Outcome
-from gpucast.checkpoints.running import stream
+from gpucast.checkpoints.running import stream, work_folder
 from gpucast.checkpoints.running import work as work_module
 from gpucast.checkpoints.running.outcome import Share
 from gpucast.checkpoints.running.work import UnfinishedWork
+from gpucast.checkpoints.running.work_folder import WorkFolder
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
 from onnx_models import save_external
@@ -194,18 +195,18 @@ def test_of_two_processes_with_one_share_one_publishes(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.save("in.safetensors", {"x": BIG})
-    argv, lock = ["in.safetensors", "out.safetensors", "--to", "FLOAT16", "--shard", "0/2"], work_module.lock
+    argv, lock = ["in.safetensors", "out.safetensors", "--to", "FLOAT16", "--shard", "0/2"], work_folder.lock
 
     def after(act: Callable[[], object]) -> None:
         """Another process acts while this one waits for the lock alone."""
 
         def waiting(file: IO[bytes], wait: bool, shared: bool = False) -> bool:
             if wait:
-                monkeypatch.setattr(work_module, "lock", lock)
+                monkeypatch.setattr(work_folder, "lock", lock)
                 act()
             return lock(file, wait, shared)
 
-        monkeypatch.setattr(work_module, "lock", waiting)
+        monkeypatch.setattr(work_folder, "lock", waiting)
 
     after(lambda: main(["convert", *argv]))
     assert main(["convert", *argv]) == 0
@@ -220,16 +221,16 @@ def test_of_two_processes_with_one_share_one_publishes(
 
 def test_a_worker_that_comes_late_begins_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two()
-    plan, take = planned("in", "out"), UnfinishedWork._take
+    plan, take = planned("in", "out"), WorkFolder.take
 
-    def late(work: UnfinishedWork, **how: bool) -> bool:
-        monkeypatch.setattr(UnfinishedWork, "_take", take)
+    def late(at: WorkFolder, **how: bool) -> bool:
+        monkeypatch.setattr(WorkFolder, "take", take)
         run(plan)
-        return take(work, **how)
+        return take(at, **how)
 
     with begun(plan, is_share=True):
         pass
-    monkeypatch.setattr(UnfinishedWork, "_take", late)
+    monkeypatch.setattr(WorkFolder, "take", late)
     stream.run_file(plan, plan.files[0], Options(), Outcome(plan))
     assert leftovers(folder, "in") == ["out"]
 
@@ -249,8 +250,8 @@ def test_a_run_that_found_the_target_written_leaves_alone_who_begins_anew(folder
 
 def test_who_does_not_get_the_lock_alone_does_not_publish(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files.save("in.safetensors", {"x": BIG})
-    lock = work_module.lock
-    monkeypatch.setattr(work_module, "lock", lambda file, wait, shared=False: not wait and lock(file, wait, shared))
+    lock = work_folder.lock
+    monkeypatch.setattr(work_folder, "lock", lambda file, wait, shared=False: not wait and lock(file, wait, shared))
     with pytest.raises(work_module.Busy, match=r"out\.safetensors: another process is converting it"):
         run(planned("in.safetensors", "out.safetensors"), share=Share(0, 2))
     assert leftovers(folder, "in.safetensors") == ["out.safetensors.partial"]

@@ -21,7 +21,8 @@ from gpucast.checkpoints.planning.tensor_plan import TensorPlan, TensorPlanner
 from gpucast.checkpoints.running.cast_tensor import Casting
 from gpucast.checkpoints.running.outcome import Advance, Options, Outcome, Result
 from gpucast.checkpoints.running.verify import verify
-from gpucast.checkpoints.running.work import Busy, UnfinishedWork, remove
+from gpucast.checkpoints.running.work import Busy, UnfinishedWork
+from gpucast.checkpoints.running.work_folder import remove
 from gpucast.checkpoints.scales import scaling
 from gpucast.checkpoints.streaming.checksums import ChecksumFile, ChecksumWriter
 from gpucast.checkpoints.streaming.prefetch import Prefetcher, threads
@@ -245,20 +246,20 @@ def run(
                 _discard_or_keep(work, options, outcome)
             raise
         finally:
-            work.release()
+            work.folder.release()
 
 
 def _discard_or_keep(work: UnfinishedWork, options: Options, outcome: Outcome) -> None:
     """Clean up after an error: remove work too small to keep, unless another process is at work."""
     if work.is_whole:
-        outcome.left = f"{work.folder}: was not removed"
+        outcome.left = f"{work.folder.path}: was not removed"
         if work.discard_alone():
             outcome.left = ""
     elif work.is_own():
         is_all = options.share is None or options.share.count == 1
         is_little = is_all and not work.is_worth_keeping()
         if not (is_little and work.discard_alone()) and work.is_seen():
-            outcome.kept = work.folder
+            outcome.kept = work.folder.path
 
 
 @exact()
@@ -273,9 +274,9 @@ def run_file(plan: ConversionPlan, file: FilePlan, options: Options, outcome: Ou
                 raise work.busy()
             elif not work.is_published():
                 why = "cannot be seen; all machines must see source and target under the same paths"
-                raise FileError(f"{work.folder}: {why}")
+                raise FileError(f"{work.folder.path}: {why}")
         finally:
-            work.release()
+            work.folder.release()
 
 
 def _all(stream: Stream, elsewhere: Callable[[], None] | None) -> None:
@@ -312,7 +313,7 @@ def _all(stream: Stream, elsewhere: Callable[[], None] | None) -> None:
         work.discard()
     except OSError as error:
         # The target is whole; the next run discards the rest.
-        outcome.left = f"{work.folder}: {error.strerror or error}"
+        outcome.left = f"{work.folder.path}: {error.strerror or error}"
 
 
 @contextlib.contextmanager

@@ -14,62 +14,32 @@ after a kill at any moment the next run continues from the files on disk (docs/c
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import shutil
-import stat
-import tempfile
 import time
 from collections.abc import Iterator
-from typing import IO, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 from gpucast.checkpoints.planning.plan import ConversionPlan, FilePlan
 from gpucast.checkpoints.running import target
+from gpucast.checkpoints.running.work_folder import LOCK, WorkFolder, lock, remove
 from gpucast.checkpoints.streaming.checksums import Journal
 from gpucast.core.places import closing, durable, replaced, resolved, status_of, sync_folder
-from gpucast.core.trusted_files import why_not_ours
 from gpucast.files import FileError
 from gpucast.files.atomic import mode_of, new_mode, within
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 #: After an error, less than this many finished bytes are removed rather than left for the next run.
 WORTH_KEEPING = 64 << 20
 #: How many seconds a start waits for another process, and how many it sleeps between two looks.
 _PATIENCE, _APART = 5, 0.05
-#: What a file system says that knows no locks.
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
-_LOCK, _JOB, _WORK, _FILES = "lock", "job.json", "work", "files"
+_JOB, _WORK, _FILES = "job.json", "work", "files"
 #: The work in the folder is of no plan, of another one, or of this one: begun, or finished and being published.
 _State = Literal["none", "other", "begun", "publishing"]
 
 
 class Busy(FileError):
     """Another process writes the same file."""
-
-
-def lock(file: IO[bytes], wait: bool, shared: bool = False) -> bool:
-    """Lock the file, for this process alone or `shared` with others that ask for the same; False if it is locked.
-
-    True as well on file systems without locks. OSError if the state cannot be found out.
-    """
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno == errno.EACCES:
-            # As NFS may say it.
-            return False
-        if error.errno not in _NO_LOCKS:
-            raise
-    return True
 
 
 class UnfinishedWork:
@@ -79,10 +49,9 @@ class UnfinishedWork:
         self.plan = plan
         # A link keeps pointing where it does: the file behind it is replaced.
         self.target = resolved(plan.target)
-        self.folder = self.target + ".partial"
+        self.folder = WorkFolder(self.target + ".partial")
         self._names = [name for file in plan.files for name in file.names] + [name for name, _ in plan.indexes]
-        self._lock: IO[bytes] | None = None
-        self._is_alone = self._is_begun = False
+        self._is_begun = False
         #: Whether this process has written the target, or found it written.
         self.is_whole = False
 
@@ -90,8 +59,10 @@ class UnfinishedWork:
 
     def check(self, restart: bool = False) -> None:
         """Raise the errors of `begin` that do not come from other processes, and do nothing else."""
-        if within(self.folder, self.plan.source):
-            raise FileError(f"{self.plan.source}: lies in {self.folder}, which is for unfinished work; move it first")
+        if within(self.folder.path, self.plan.source):
+            raise FileError(
+                f"{self.plan.source}: lies in {self.folder.path}, which is for unfinished work; move it first"
+            )
         state = self._state()
         if not restart and state in ("begun", "publishing"):
             try:
@@ -104,7 +75,7 @@ class UnfinishedWork:
             return
         if not restart and state == "other" and self._has_work():
             raise FileError(
-                f"{self.folder}: holds unfinished work of another conversion (other files, options or version of "
+                f"{self.folder.path}: holds unfinished work of another conversion (other files, options or version of "
                 "gpucast); finish that one with its own command, or give --restart to discard it"
             )
         if not (restart and state != "none") and self.is_published():
@@ -128,17 +99,17 @@ class UnfinishedWork:
         deadline = time.monotonic() + _PATIENCE
         while True:
             self.check(restart)
-            if status_of(self.folder) is None and self.is_published():
+            if status_of(self.folder.path) is None and self.is_published():
                 return
             # Said before the folder is made: whatever interrupts the next steps, `is_own` knows of them.
             self._is_begun = True
             if is_share and not restart and self.join():
                 return
-            if self._take(alone=True, make=True):
+            if self.folder.take(alone=True, make=True):
                 self._mend(restart)
                 restart = False
                 # If the lock is gone, a rest was discarded: look again.
-                if self._is_alone and (not is_share or self.is_published()):
+                if self.folder.is_alone and (not is_share or self.is_published()):
                     return
             elif time.monotonic() > deadline:
                 raise self.busy()
@@ -148,7 +119,7 @@ class UnfinishedWork:
     def join(self) -> bool:
         """Share the work that another process has begun, and its lock. False if there is none, or if it is locked."""
         # Asked again: a process may have been killed in between while it published, which only one alone continues.
-        return self._state() == "begun" and self._take(alone=False) and self._state() == "begun"
+        return self._state() == "begun" and self.folder.take(alone=False) and self._state() == "begun"
 
     def busy(self) -> Busy:
         return Busy(f"{self.plan.target}: another process is converting it at this moment; end it first")
@@ -163,123 +134,42 @@ class UnfinishedWork:
             self._clear()
             self._check_target()
             for name in (_WORK, _FILES):
-                os.mkdir(self._path(name))
+                os.mkdir(self.folder.file(name))
             self._write(is_publishing=False)
         elif self._state() == "publishing":
             self._place()
-
-    # ---- the folder and its lock ----
-
-    def _path(self, name: str) -> str:
-        """The path of a file in the folder; `name` may have slashes."""
-        return os.path.join(self.folder, *name.split("/"))
-
-    def _made(self, name: str) -> str:
-        """The path of a file, after creating its parent folder."""
-        os.makedirs(os.path.dirname(self._path(name)), exist_ok=True)
-        return self._path(name)
-
-    def _exists(self) -> bool:
-        """Whether the folder exists. FileError if another thing has its name, or if others can write to it."""
-        status = status_of(self.folder)
-        if status is None:
-            return False
-        if not stat.S_ISDIR(status.st_mode):
-            what = "is a link, which is not followed" if stat.S_ISLNK(status.st_mode) else "nothing that gpucast left"
-            raise FileError(f"{self.folder}: is in the way, and {what}; remove it")
-        if (why := why_not_ours(status)) and not self._is_mapped(status):
-            raise FileError(f"{self.folder}: {why}; nothing in it is trusted: choose another name, or have it removed")
-        return True
-
-    def _is_mapped(self, status: os.stat_result) -> bool:
-        """Whether the file system shows what this process makes there with the same owner, and as open to others.
-
-        It may show others' folders like that, too: one with links in it is not accepted.
-        """
-        around = os.path.dirname(self.folder)
-        with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=around) as file:
-            # Modes of folders and files may differ. The owner is the file's: nobody can exchange what is open.
-            made = tempfile.mkdtemp(dir=around)
-            folder = os.lstat(made)
-            os.rmdir(made)
-            is_as_open = not status.st_mode & ~folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-            if is_as_open and status.st_uid == folder.st_uid == os.fstat(file.fileno()).st_uid:
-                walked = os.walk(self.folder, onerror=_raise)
-                paths = (os.path.join(at, name) for at, *both in walked for names in both for name in names)
-                return not any(map(os.path.islink, paths))
-        return False
-
-    def _take(self, alone: bool, wait: bool = False, make: bool = False) -> bool:
-        """Take the lock, or change the kind of the lock that this process holds.
-
-        `make` makes the folder, and `wait` waits for other processes. False if another process holds the lock, or if
-        there is no folder.
-        """
-        while True:
-            self.release()
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(self.folder, 0o700)
-            if not self._exists():
-                return False
-            try:
-                file = self._lock = open(self._path(_LOCK), "ab", buffering=0)
-            except FileNotFoundError:
-                # The folder has just been removed.
-                continue
-            if not lock(file, wait, shared=not alone):
-                self.release()
-                return False
-            status = status_of(self._path(_LOCK))
-            # The process that discards the folder removes the lock: then it is that of another folder.
-            if status is not None and os.path.samestat(status, os.fstat(file.fileno())):
-                self._is_alone = alone
-                return True
-
-    def release(self) -> None:
-        """Release the lock. Releasing it twice is no error."""
-        if self._lock is not None:
-            self._lock.close()
-        # Forgotten after it was given back: an interrupted release is made good by the next one.
-        self._lock, self._is_alone = None, False
 
     # ---- whose work this is ----
 
     def _state(self) -> _State:
         """Whose work is in the folder. FileError if it holds files of others."""
-        if not self._exists():
+        if not self.folder.exists():
             return "none"
         try:
-            with open(self._path(_JOB), encoding="utf-8") as file:
+            with open(self.folder.file(_JOB), encoding="utf-8") as file:
                 job = json.load(file)
             if job["fingerprint"] != self.plan.fingerprint:
                 return "other"
             return "publishing" if job["is_publishing"] else "begun"
         except FileNotFoundError:
-            names = self._listed()
-            known = all(name in (_JOB, _LOCK, _FILES, _WORK) or name.startswith(f".{_JOB}.") for name in names)
+            names = self.folder.listed()
+            known = all(name in (_JOB, LOCK, _FILES, _WORK) or name.startswith(f".{_JOB}.") for name in names)
             # The lock is made first and removed last.
-            if known and (not names or _LOCK in names):
+            if known and (not names or LOCK in names):
                 return "none"
         except (ValueError, KeyError, TypeError):
             pass
-        raise FileError(f"{self.folder}: is in the way, and nothing that gpucast left; remove it")
-
-    def _listed(self) -> list[str]:
-        try:
-            return os.listdir(self.folder)
-        except FileNotFoundError:
-            return []
+        raise FileError(f"{self.folder.path}: is in the way, and nothing that gpucast left; remove it")
 
     def _write(self, is_publishing: bool) -> None:
         """Write the job, whole or not at all, so that it survives a power cut."""
         job = {**target.description(self.plan), "is_publishing": is_publishing}
-        with replaced(self._path(_JOB), 0o666) as file:
+        with replaced(self.folder.file(_JOB), 0o666) as file:
             file.write(json.dumps(job).encode())
 
     def _has_work(self) -> bool:
         """Whether there are files other than journals. Journals stay when all results have their places."""
-        folders = (os.walk(self._path(name)) for name in (_WORK, _FILES))
+        folders = (os.walk(self.folder.file(name)) for name in (_WORK, _FILES))
         return any(".jsonl" not in name for walked in folders for _, _, names in walked for name in names)
 
     def is_seen(self) -> bool:
@@ -299,7 +189,7 @@ class UnfinishedWork:
 
     def finished(self, name: str) -> str:
         """The path of a finished file."""
-        return self._path(f"{_FILES}/{name}")
+        return self.folder.file(f"{_FILES}/{name}")
 
     def journal(self, file: FilePlan) -> Journal:
         return Journal(self._path_of(file, "jsonl"))
@@ -326,11 +216,11 @@ class UnfinishedWork:
         mode = mode_of(self.target) if self.plan.single else new_mode()
         for path, name in zip(self.parts(file), file.names, strict=True):
             os.chmod(path, mode)
-            os.replace(path, self._made(f"{_FILES}/{name}"))
+            os.replace(path, self.folder.made(f"{_FILES}/{name}"))
             sync_folder(os.path.dirname(self.finished(name)))
 
     def _path_of(self, file: FilePlan, ending: str) -> str:
-        return self._path(f"{_WORK}/{self.plan.files.index(file)}.{ending}")
+        return self.folder.file(f"{_WORK}/{self.plan.files.index(file)}.{ending}")
 
     # ---- all ----
 
@@ -373,16 +263,16 @@ class UnfinishedWork:
         the target is not written.
         """
         finished = status_of(self.finished(self._names[-1]))
-        if not self._is_alone:
-            self._take(alone=True, wait=True)
+        if not self.folder.is_alone:
+            self.folder.take(alone=True, wait=True)
         if self.is_seen():
-            if not self._is_alone:
+            if not self.folder.is_alone:
                 raise self.busy()
             return True
         written = status_of(self.target)
         # Another share may have written a single target and removed its OUT.partial. A rename keeps the file.
         if not self.is_published() and not (finished and written and os.path.samestat(finished, written)):
-            raise FileError(f"{self.folder}: was removed by another process before {self.plan.target} was written")
+            raise FileError(f"{self.folder.path}: was removed by another process before {self.plan.target} was written")
         self.discard_alone()
         return False
 
@@ -411,13 +301,13 @@ class UnfinishedWork:
             return
         target.check_empty(self.plan, self.target)
         for name, text in (*self.plan.indexes, target.mark(self.plan)):
-            with durable(self._made(f"{_FILES}/{name}")) as file:
+            with durable(self.folder.made(f"{_FILES}/{name}")) as file:
                 file.write(text.encode())
             sync_folder(os.path.dirname(self.finished(name)))
         if os.name == "nt" and os.path.isdir(self.target):
             # Windows replaces no folder, not even an empty one.
             os.rmdir(self.target)
-        os.replace(self._path(_FILES), self.target)
+        os.replace(self.folder.file(_FILES), self.target)
         sync_folder(os.path.dirname(self.target))
 
     def _place(self) -> None:
@@ -434,7 +324,7 @@ class UnfinishedWork:
             if status_of(self.finished(name)) is None:
                 if status_of(place) is None:
                     raise FileError(
-                        f"{place}: was being written, and is neither there nor in {self.folder}; "
+                        f"{place}: was being written, and is neither there nor in {self.folder.path}; "
                         "give --restart to begin anew"
                     )
             elif status_of(place) is not None and not (name == self._names[-1] and self.plan.overwrite):
@@ -448,55 +338,31 @@ class UnfinishedWork:
 
     def _forget(self) -> None:
         """Remove the job. From then on nothing in the folder counts."""
-        remove([self._path(_JOB)])
-        sync_folder(self.folder)
+        remove([self.folder.file(_JOB)])
+        sync_folder(self.folder.path)
 
     def _clear(self) -> None:
         """Remove all files but the lock. The job goes last, because it records published results."""
-        for name in sorted(self._listed(), key=_JOB.__eq__):
+        for name in sorted(self.folder.listed(), key=_JOB.__eq__):
             if name in (_WORK, _FILES):
-                shutil.rmtree(self._path(name))
-            elif name != _LOCK:
-                os.unlink(self._path(name))
+                shutil.rmtree(self.folder.file(name))
+            elif name != LOCK:
+                os.unlink(self.folder.file(name))
 
     def discard(self) -> None:
         """Remove the folder with all its files."""
         self._clear()
-        if fcntl is None:
-            # Windows removes no open file.
-            self.release()
-        remove([self._path(_LOCK)])
-        # It locks nothing any more: who begins anew here makes another one.
-        self.release()
-        try:
-            os.rmdir(self.folder)
-        except OSError as error:
-            # Another process has just begun there, or removed it.
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                raise
+        self.folder.remove()
 
     def discard_alone(self) -> bool:
         """Remove the work that `is_own`, unless another process is at work here. Returns whether none of it is left."""
         try:
-            if not (self._is_alone or self._take(alone=True)):
-                return status_of(self.folder) is None
+            if not (self.folder.is_alone or self.folder.take(alone=True)):
+                return status_of(self.folder.path) is None
             if self.is_own():
                 if not self.is_whole:
                     self._forget()
                 self.discard()
             return True
         finally:
-            self.release()
-
-
-def remove(paths: list[str]) -> None:
-    """Remove files that may not be there."""
-    for path in paths:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-def _raise(error: OSError) -> None:
-    """For `os.walk`, which ignores errors. What another process has just removed is none."""
-    if not isinstance(error, FileNotFoundError):
-        raise error
+            self.folder.release()

@@ -88,8 +88,9 @@ class HadamardSpec(KernelSpec[KernelSource]):
         src, name, types = self.rule.src, self._name, [self.rule.src, _FLOAT, _DOUBLE]
         more, scales, both = "", "OneScale", "FLOAT, DOUBLE"
         if self.format is not None:
-            how = {"row_scaled": self.row_scaled, "layout": self.layout}
-            more += format_struct(self.format, self.stochastic, f"{name}_format", **how)  # type: ignore[arg-type]
+            more += format_struct(
+                self.format, self.stochastic, f"{name}_format", row_scaled=self.row_scaled, layout=self.layout
+            )
             types += [self.format.element, self.format.scale]
             if self.format.rule == "4over6":
                 more += format_struct(self.format, False, f"{name}_six")

@@ -172,12 +172,16 @@ def checked_written(out: Any, name: str, shape: tuple[int, ...], kind: Any, devi
     array = _checked(out if adapter is None else adapter.take(out, caller, writing=True), name, kind, caller)
     if array.shape != shape:
         raise ValueError(f"{caller}: {name} has shape {array.shape}; expected {shape}")
-    if device_index(array) != device:
-        there, here = devices.place(device_index(array)), devices.place(device)
-        raise ValueError(f"{caller}: {name} is on {there}; expected {here}")
+    check_place(array, name, device, caller)
     if device is not None and array.data.ptr % array.itemsize:
         raise ValueError(f"{caller}: the address of {name} is no multiple of {array.itemsize} bytes")
     return array
+
+
+def check_place(array: Any, name: str, device: int | None, caller: str) -> None:
+    if device_index(array) != device:
+        there, here = devices.place(device_index(array)), devices.place(device)
+        raise ValueError(f"{caller}: {name} is on {there}; expected {here}")
 
 
 def _given_back(array: Any, x: Any) -> Any:

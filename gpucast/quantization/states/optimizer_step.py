@@ -23,6 +23,7 @@ from gpucast.quantization import gpu
 from gpucast.quantization.states.codebooks import NAMES
 from gpucast.quantization.states.optimizer_state import (
     blocks_of,
+    check_place,
     checked_written,
     dequantize_state,
     pair,
@@ -132,9 +133,7 @@ class OptimizerStep:
             a not in (1, b) for a, b in zip(array.shape[::-1], shape[::-1], strict=False)
         ):
             raise ValueError(f"{_CALLER}: {name} has shape {array.shape}, which does not broadcast to {shape}")
-        if device_index(array) != device:
-            there, here = devices.place(device_index(array)), devices.place(device)
-            raise ValueError(f"{_CALLER}: {name} is on {there}; expected {here}")
+        check_place(array, name, device, _CALLER)
         return array
 
     def _on_host(self, arrays: dict[str, Any], shape: tuple[int, ...]) -> None:

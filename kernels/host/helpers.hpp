@@ -82,6 +82,10 @@ struct Helpers {
     // How many threads work on a job, the caller's included; the others, and how many there are.
     int threads = 1, started = 0;
     pthread_t each[most_asked];
+#if defined(__linux__)
+    // Where the others may run.
+    cpu_set_t cores = {};
+#endif
 };
 static Helpers helpers;
 
@@ -162,6 +166,20 @@ inline void start_helpers() {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+// Has the others wake on other cores than the caller's. A kernel in a virtual machine takes an idle core for one that its host
+// uses otherwise, and would wake them on the caller's, behind it.
+inline void keep_apart() {
+#if defined(__linux__)
+    cpu_set_t cores;
+    const int own = sched_getcpu();
+    if (own < 0 || sched_getaffinity(0, sizeof cores, &cores) != 0 || CPU_COUNT(&cores) < 2) return;
+    CPU_CLR(own, &cores);
+    if (CPU_EQUAL(&cores, &helpers.cores)) return;
+    helpers.cores = cores;
+    for (int i = 0; i < helpers.started; ++i) pthread_setaffinity_np(helpers.each[i], sizeof cores, &cores);
+#endif
+}
+
 // Whether threads are to help with work that takes so many nanoseconds.
 inline bool is_worth_help(u64 takes, u64 now) {
     if (takes < shared_from) return false;
@@ -184,6 +202,7 @@ inline bool run_job(Job* job, const GoesOn& goes_on) {
         const int wanted = others < u64(helpers.started) ? int(others) : helpers.started;
         job->cut(wanted + 1);
         helpers.is_taken = true, helpers.job = job, helpers.wanted = wanted;
+        if (helpers.watching < wanted) keep_apart();
         for (int i = helpers.watching; i < wanted; ++i) pthread_cond_signal(&helpers.has_job);
     }
     pthread_mutex_unlock(&helpers.lock);

@@ -207,6 +207,8 @@ GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
         // A choice is a vector instruction where the conversion of a comparison is none.
         const Stored<Dst> no = cast_code<Src, Dst>(Word(0), Rule()), yes = cast_code<Src, Dst>(Word(1), Rule());
         return code != 0 ? yes : no;
+    } else if constexpr (Src::is_int && Src::bits == 8 && Dst::is_bool) {
+        return smaller(code, Stored<Src>(1));
     } else if constexpr (widens<Src, Dst, Rule>()) {
         return ptx::bits(ptx::cvt_f64(with_quiet_nan(as_float32<Src>(u32(code)))));
     } else if constexpr (is_same<Src, DOUBLE> && is_same<Dst, FLOAT> && Rule::overflow() != Overflow::saturate) {

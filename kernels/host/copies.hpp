@@ -8,34 +8,37 @@ namespace gpucast {
 // where two cores copy at once. A shorter copy is quicker by memcpy; a longer memcpy may pass by the caches.
 enum : u64 { loop_from = 1 << 16, memcpy_from = 1 << 21 };
 
+// Copies n codes as `change` makes them. A long loop begins where vectors are aligned in `to`, or it takes up to a sixth longer.
+template <typename Code, typename Change>
+inline void copy_each(const void* from, void* to, u64 n, const Change& change) {
+    const Code* __restrict__ src = static_cast<const Code*>(from);
+    Code* __restrict__ dst = static_cast<Code*>(to);
+    const u64 first = n * sizeof(Code) < loop_from ? 0 : (-reinterpret_cast<u64>(to) & 63) / sizeof(Code);
+    for (u64 i = 0; i < first; ++i) dst[i] = change(src[i]);
+    src += first, dst += first;
+    for (u64 i = 0; i < n - first; ++i) dst[i] = change(src[i]);
+}
+
 template <typename Code>
 inline void copy_codes(const void* from, void* to, u64 n) {
     if (n * sizeof(Code) < loop_from || n * sizeof(Code) >= memcpy_from) {
         memcpy(to, from, n * sizeof(Code));
         return;
     }
-    // The loop begins where vectors are aligned in `to`, or it takes up to a sixth longer.
-    const u64 first = (-reinterpret_cast<u64>(to) & 63) / sizeof(Code);
-    memcpy(to, from, first * sizeof(Code));
-    const Code* __restrict__ src = static_cast<const Code*>(from) + first;
-    Code* __restrict__ dst = static_cast<Code*>(to) + first;
     // Without this, compilers would make a memcpy of the loop.
     Code none = 0;
     asm("" : "+r"(none));
-    for (u64 i = 0; i < n - first; ++i) dst[i] = src[i] | none;
+    copy_each<Code>(from, to, n, [=](Code code) { return Code(code | none); });
 }
 
 template <u32 bits>
 inline void copy_masked(const void* from, void* to, u64 n) {
-    const u8* __restrict__ src = static_cast<const u8*>(from);
-    u8* __restrict__ dst = static_cast<u8*>(to);
-    for (u64 i = 0; i < n; ++i) dst[i] = src[i] & u8((1u << bits) - 1);
+    copy_each<u8>(from, to, n, [](u8 code) { return u8(code & ((1u << bits) - 1)); });
 }
 
+// The smaller of two is one instruction, a comparison and its result are two.
 inline void copy_bools(const void* from, void* to, u64 n) {
-    const u8* __restrict__ src = static_cast<const u8*>(from);
-    u8* __restrict__ dst = static_cast<u8*>(to);
-    for (u64 i = 0; i < n; ++i) dst[i] = src[i] != 0;
+    copy_each<u8>(from, to, n, [](u8 code) { return code < 1 ? code : u8(1); });
 }
 
 #define GPUCAST_COPY(NAME, ...) \

@@ -163,6 +163,10 @@ inline void start_helpers() {
         if (pthread_create(&helpers.each[helpers.started], nullptr, help, thread) == 0) ++helpers.started;
         else helpers.threads = helpers.started + 1;
     }
+#if defined(__linux__)
+    // New ones run where the caller may.
+    CPU_ZERO(&helpers.cores);
+#endif
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 

@@ -28,6 +28,13 @@ static PyObject *dtype_name, *zero;
 
 inline u64 itemsize_of(PyArray_Descr* dtype) { return u64(PyDataType_ELSIZE(dtype)); }
 
+// Without a call, which takes as long as the cast of an element.
+inline u64 size_of(PyArrayObject* x) {
+    u64 size = 1;
+    for (int i = 0; i < PyArray_NDIM(x); ++i) size *= u64(PyArray_DIM(x, i));
+    return size;
+}
+
 inline bool is_row_major(PyArrayObject* x) {
     return (PyArray_FLAGS(x) & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED)) == (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
 }
@@ -46,7 +53,7 @@ struct Extent {
 // The bytes from the first to the last one of an array.
 inline Extent extent(PyArrayObject* x) {
     const u8 *begin = static_cast<const u8*>(PyArray_DATA(x)), *end = begin;
-    if (PyArray_SIZE(x) == 0) return {begin, begin};
+    if (!size_of(x)) return {begin, begin};
     for (int i = 0; i < PyArray_NDIM(x); ++i) {
         const npy_intp reach = PyArray_STRIDE(x, i) * (PyArray_DIM(x, i) - 1);
         (reach < 0 ? begin : end) += reach;
@@ -91,7 +98,7 @@ inline void set_loops(Walk* walk, PyArrayObject* x, PyArrayObject* out) {
 
 // Casts x into out, which has its shape and shares no memory with it. False after an exception.
 inline bool cast_arrays(PyArrayObject* x, PyArrayObject* out, const Work& work, Found* found) {
-    const u64 size = u64(PyArray_SIZE(x));
+    const u64 size = size_of(x);
     if (size <= lasting && is_row_major(x) && is_row_major(out) && !PyArray_ISBYTESWAPPED(x) && !PyArray_ISBYTESWAPPED(out)) {
         if (size) work.run(PyArray_DATA(x), PyArray_DATA(out), size, 0, found);
         return true;
@@ -103,7 +110,7 @@ inline bool cast_arrays(PyArrayObject* x, PyArrayObject* out, const Work& work, 
 }
 
 inline PyObject* new_array(PyArrayObject* like, PyArray_Descr* dtype) {
-    const LargeMemory own(u64(PyArray_SIZE(like)) * itemsize_of(dtype));
+    const LargeMemory own(size_of(like) * itemsize_of(dtype));
     Py_INCREF(dtype);
     if (PyArray_IS_C_CONTIGUOUS(like)) {
         return PyArray_NewFromDescr(&PyArray_Type, dtype, PyArray_NDIM(like), PyArray_DIMS(like), nullptr, nullptr, 0, nullptr);
@@ -202,7 +209,7 @@ inline PyObject* run_numpy(Plan* plan, PyObject* given, PyObject* out, const Fus
     }
     Found found;
     if (cast_arrays(x, reinterpret_cast<PyArrayObject*>(out), fused ? own : plan->work, &found)) {
-        if (amax && PyArray_SIZE(x)) keep_largest(amax, found.largest);
+        if (amax && size_of(x)) keep_largest(amax, found.largest);
         return out;
     }
     Py_DECREF(out);

@@ -27,7 +27,7 @@ from gpucast.casting.cast import cast
 from gpucast.casting.cast_many import cast_arrays, check_arrays
 from gpucast.casting.fused_options import resolve_amax, resolve_finite
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import as_double, count, is_real, state_with_keys
+from gpucast.core.checks import count, is_real, rounded, state_with_keys
 from gpucast.core.dtypes import dtype
 from gpucast.gpu import devices, streams
 from gpucast.mixed import gpu
@@ -348,7 +348,7 @@ def _number(value: Any, caller: str) -> float:
     """A scale or factor rounded to FLOAT."""
     if not is_real(value):
         raise TypeError(f"{caller}={value!r} must be a number")
-    number = float(np.float32(as_double(value)))
+    number = rounded(value, np.float32)
     if not (math.isfinite(number) and number >= math.ldexp(1.0, -126)):
         raise ValueError(f"{caller}={value!r} must be finite and 2^-126 or more, as a FLOAT")
     return number

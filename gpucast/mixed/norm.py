@@ -11,7 +11,7 @@ import numpy as np
 
 from gpucast import gpu
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import as_double, is_real
+from gpucast.core.checks import is_real, rounded
 from gpucast.mixed import gpu as on_device
 from gpucast.mixed.sum_of_squares import in_one_piece, sum_of_squares
 
@@ -30,7 +30,7 @@ def checked_clip(clip: Any, caller: str) -> float:
     if not is_real(clip):
         raise TypeError(f"{caller}: clip={clip!r} must be a number")
     with exact(), np.errstate(over="ignore"):
-        number = float(np.float32(as_double(clip)))
+        number = rounded(clip, np.float32)
         if not number > 0:
             raise ValueError(f"{caller}: clip={clip!r} must be above 0, as a FLOAT")
     return number

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import as_double, is_real
+from gpucast.core.checks import is_real, rounded
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import Format
 from gpucast.quantization import recipes
@@ -154,7 +154,7 @@ def _checked(global_scale: Any) -> float:
     if not is_real(global_scale):
         raise TypeError(f"{_CALLER}: global_scale={global_scale!r} must be a number")
     with np.errstate(over="ignore"):
-        own = float(np.float32(as_double(global_scale)))
+        own = rounded(global_scale, np.float32)
     if not 0 < own < math.inf:
         raise ValueError(f"{_CALLER}: global_scale={global_scale!r} must be above 0 and finite, as a FLOAT")
     return own

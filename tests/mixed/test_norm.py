@@ -145,6 +145,10 @@ def test_what_is_clipped_where_the_norm_is_not_finite(bad: float) -> None:
     assert bool(finite)
     assert math.isinf(norm)
     assert np.allclose(large[0], 1)
+    # The largest norm is rounded to FLOAT once: as DOUBLEs these are midway between two.
+    for more, wanted in ((0, 2**60), (1, 2**60 + 2**37)):
+        clipped, _ = NoOpLossScale().unscale([np.float32([2.0**70])], clip=2**60 + 2**36 + more)
+        assert clipped[0] == wanted
     # Squares of DOUBLEs may overflow, while all elements are finite: on both sides nothing is clipped then.
     huge = np.full(3, 1e200)
     with installed(HostDriver(1)):

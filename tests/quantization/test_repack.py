@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,11 @@ def test_a_given_global_scale_is_compared_as_it_is_stored() -> None:
     repacked = repack(q, "nvfp4", global_scale=2**-3 * (1 + 2**-30))
     assert repacked.global_scale == 0.125
     np.testing.assert_array_equal(repacked.dequantize("DOUBLE"), q.dequantize("DOUBLE"))
+    # Rounded once: as a DOUBLE the second is midway between two FLOATs, too.
+    midway = Fraction(2**24 + 1, 2**27)
+    assert repack(q, "nvfp4", global_scale=midway).global_scale == 0.125
+    with pytest.raises(ValueError, match="numbers would change"):
+        repack(q, "nvfp4", global_scale=midway + Fraction(1, 2**70))
 
 
 def test_what_is_not_taken() -> None:

@@ -64,9 +64,12 @@ def rounded(value: Any, kind: Any) -> float:
     if isinstance(value, (np.generic, np.ndarray)):
         value = value.item()
     double = as_double(value)
-    if kind is np.float32 and double != value and not int(np.float64(double).view(np.uint64)) & 1:
+    if kind is np.float32 and not int(np.float64(double).view(np.uint64)) & 1:
         # The odd DOUBLE beside the number is on its side of every boundary between FLOATs.
-        double = math.nextafter(double, math.inf if value > double else -math.inf)
+        if value > double:
+            double = math.nextafter(double, math.inf)
+        elif value < double:
+            double = math.nextafter(double, -math.inf)
     return float(kind(double))
 
 

@@ -22,7 +22,6 @@ from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting.cast import cast, cast_like, cast_operand, cast_with
 from gpucast.casting.fused_options import rule_of
-from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
@@ -123,7 +122,8 @@ class _Layer:
 
         RuntimeError if the layer is not training, or before `forward`. TypeError if x or y is an integer, BOOL or
         STRING, because such a cast has no gradient. TypeError for a dy of STRING, and, if lda_coeff is not 1, for a dy
-        that is neither an array of NumPy, CuPy, PyTorch or JAX nor a PackedArray. ValueError for a shape other than
+        that is neither an array of NumPy, CuPy, PyTorch or JAX nor a PackedArray; an object with DLPack that tells no
+        dtype counts as one of NumPy or CuPy. ValueError for a shape other than
         y's.
         """
         caller = f"{self._caller}.backward" + (f" of {self.name!r}" if self.name else "")
@@ -138,7 +138,7 @@ class _Layer:
                     f"{caller}: {role} was {kind.name}, which has no gradient; only casts between floating types "
                     "have one"
                 )
-        dy = _with_dtype(dy)
+        dy = _with_dtype(dy, caller)
         if dtype(dy.dtype, caller=f"{caller}: dy.dtype=").family == "string":
             raise TypeError(f"{caller}: dy is STRING, which is no gradient; expected numbers")
         if _shape(dy) != shape:
@@ -182,12 +182,12 @@ def times(x: Any, to: DType, options: Options) -> Any:
     return cast_operand(operand(x, src), rule_of(src, to, options), None, target, options.caller, fused).array
 
 
-def _with_dtype(x: Any) -> Any:
-    """Lists and Python scalars as NumPy arrays, anything else unchanged."""
+def _with_dtype(x: Any, caller: str) -> Any:
+    """Lists, Python scalars and objects with DLPack alone as arrays of NumPy or CuPy, anything else unchanged."""
     if hasattr(x, "dtype"):
         return x
-    with exact():
-        return np.asarray(x)
+    with adapters.visit(None, x):
+        return as_array(x, caller)
 
 
 def _shape(x: Any) -> tuple[int, ...]:
@@ -241,7 +241,7 @@ class Cast(_Layer):
 
     def forward(self, x: Any) -> Any:
         """``gpucast.cast(x, to)`` with the layer's attributes."""
-        x = _with_dtype(x)
+        x = _with_dtype(x, self._caller)
         y = self.result(x)
         self._keep(x, y)
         return y
@@ -262,7 +262,7 @@ class CastLike(_Layer):
 
     def forward(self, x: Any, like: Any) -> Any:
         """``gpucast.cast_like(x, like)`` with the layer's attributes. `like` gets no gradient."""
-        x = _with_dtype(x)
+        x = _with_dtype(x, self._caller)
         y = self.result(x, like)
         self._keep(x, y)
         return y

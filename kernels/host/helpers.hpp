@@ -176,9 +176,11 @@ inline void keep_apart() {
 #if defined(__linux__)
     cpu_set_t cores;
     const int own = sched_getcpu();
-    if (own < 0 || sched_getaffinity(0, sizeof cores, &cores) != 0 || CPU_COUNT(&cores) < 2) return;
+    if (own < 0 || sched_getaffinity(0, sizeof cores, &cores) != 0) return;
+    // Those of the program's first thread, for a caller that may run on one core only.
+    if (CPU_COUNT(&cores) < 2 && sched_getaffinity(getpid(), sizeof cores, &cores) != 0) return;
     CPU_CLR(own, &cores);
-    if (CPU_EQUAL(&cores, &helpers.cores)) return;
+    if (!CPU_COUNT(&cores) || CPU_EQUAL(&cores, &helpers.cores)) return;
     helpers.cores = cores;
     for (int i = 0; i < helpers.started; ++i) pthread_setaffinity_np(helpers.each[i], sizeof cores, &cores);
 #endif

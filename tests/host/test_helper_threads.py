@@ -18,7 +18,7 @@ from processor_modes import KNOWN
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
 
 PRELUDE = """
-import os, sys, threading, warnings
+import os, sys, threading, time, warnings
 import numpy as np
 import gpucast
 def count(): return len(os.listdir("/proc/self/task"))
@@ -42,6 +42,24 @@ assert same(gpucast.cast(x[:20_000], "FLOAT16"), x[:20_000].astype(np.float16)) 
 for to in ("FLOAT16", "FLOAT8E4M3FN", "INT8", "DOUBLE", "BOOL"):
     assert same(gpucast.cast(x, to), pieces(x, to)), to
 assert count() == 4 and helpers_leave_a_core()
+# A caller that may run on one core only has helpers on all others. They are told where when they are woken.
+def pinned():
+    cores = os.sched_getaffinity(0)
+    own = {min(cores)}
+    os.sched_setaffinity(0, own)
+    for _ in range(1000):
+        time.sleep(0.001)
+        gpucast.cast(x, "FLOAT16")
+        others = [os.sched_getaffinity(task) for task in helpers]
+        if len(cores) < 2 or all(other == cores - own for other in others): return
+    raise AssertionError(others)
+helpers = [int(task) for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]
+failed = []
+threading.excepthook = failed.append
+thread = threading.Thread(target=pinned)
+thread.start()
+thread.join()
+assert not failed, failed
 # Threads that watch for the next one help with shorter ones.
 wanted = pieces(x[:300_003], "BFLOAT16")
 for _ in range(100): assert same(gpucast.cast(x[:300_003], "BFLOAT16"), wanted)

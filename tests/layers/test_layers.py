@@ -12,6 +12,7 @@ import pytest
 
 import gpucast
 from codes import assert_same, random_codes
+from foreign_arrays import Speaker
 from gpucast import PackedArray, layers
 from gpucast.core.dtypes import DType, dtype
 from gpucast.parity.cases import NUMERIC
@@ -81,6 +82,10 @@ def test_shapes_and_kinds_of_dy() -> None:
         assert_same(layer.backward(np.full(shape, 1.5, np.float32)), np.full(shape, 3, np.float16))
     layer.forward([1.0, 2.0])
     assert_same(layer.backward([0.5, 1.5]), np.array([1.0, 3.0]))
+    # Objects with DLPack alone tell no dtype.
+    assert_same(layer.forward(Speaker(np.ones(2, np.float16))), np.ones(2, np.float32))
+    assert_same(layer.backward(Speaker(np.float32([0.5, 1.5]))), np.float16([1, 3]))
+    assert_same(layers.CastLike().forward(Speaker(np.ones(2, np.float16)), np.empty(0)), np.ones(2))
     wide = np.arange(12, dtype=np.float32).reshape(3, 4)
     for view in (wide.T, wide[::-1, ::2], np.asfortranarray(wide), wide.astype(">f4")):
         layer.forward(view)

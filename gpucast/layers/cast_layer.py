@@ -123,8 +123,7 @@ class _Layer:
         RuntimeError if the layer is not training, or before `forward`. TypeError if x or y is an integer, BOOL or
         STRING, because such a cast has no gradient. TypeError for a dy of STRING, and, if lda_coeff is not 1, for a dy
         that is neither an array of NumPy, CuPy, PyTorch or JAX nor a PackedArray; an object with DLPack that tells no
-        dtype counts as one of NumPy or CuPy. ValueError for a shape other than
-        y's.
+        dtype counts as one of NumPy or CuPy. ValueError for a shape other than y's.
         """
         caller = f"{self._caller}.backward" + (f" of {self.name!r}" if self.name else "")
         if not self.training:

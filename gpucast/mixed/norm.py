@@ -29,7 +29,7 @@ def checked_clip(clip: Any, caller: str) -> float:
         return float("inf")
     if not is_real(clip):
         raise TypeError(f"{caller}: clip={clip!r} must be a number")
-    with exact(), np.errstate(over="ignore"):
+    with exact():
         number = rounded(clip, np.float32)
         if not number > 0:
             raise ValueError(f"{caller}: clip={clip!r} must be above 0, as a FLOAT")

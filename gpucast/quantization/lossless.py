@@ -153,8 +153,7 @@ def recoded(values: Array, scales: Array, g: float, format: Format, axis: int) -
 def _checked(global_scale: Any) -> float:
     if not is_real(global_scale):
         raise TypeError(f"{_CALLER}: global_scale={global_scale!r} must be a number")
-    with np.errstate(over="ignore"):
-        own = rounded(global_scale, np.float32)
+    own = rounded(global_scale, np.float32)
     if not 0 < own < math.inf:
         raise ValueError(f"{_CALLER}: global_scale={global_scale!r} must be above 0 and finite, as a FLOAT")
     return own

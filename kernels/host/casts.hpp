@@ -208,6 +208,7 @@ GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
         const Stored<Dst> no = cast_code<Src, Dst>(Word(0), Rule()), yes = cast_code<Src, Dst>(Word(1), Rule());
         return code != 0 ? yes : no;
     } else if constexpr (Src::is_int && Src::bits == 8 && Dst::is_bool) {
+        // A minimum is one instruction; a comparison and its result are two.
         return smaller(code, Stored<Src>(1));
     } else if constexpr (widens<Src, Dst, Rule>()) {
         return ptx::bits(ptx::cvt_f64(with_quiet_nan(as_float32<Src>(u32(code)))));
@@ -357,12 +358,6 @@ static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ 
     } else {
         cast_directly<Src, Dst, Rule>(src, dst, n);
     }
-}
-
-// How many elements lie before the first one at the start of a cache line.
-template <typename Code>
-GPUCAST_INLINE u64 before_line(const Code* first) {
-    return (0 - reinterpret_cast<u64>(first)) % 64 / sizeof(Code);
 }
 
 // So many elements that those before the start of a cache line may be cast one by one.

@@ -13,7 +13,7 @@ template <typename Code, typename Change>
 inline void copy_each(const void* from, void* to, u64 n, const Change& change) {
     const Code* __restrict__ src = static_cast<const Code*>(from);
     Code* __restrict__ dst = static_cast<Code*>(to);
-    const u64 first = n * sizeof(Code) < loop_from ? 0 : (-reinterpret_cast<u64>(to) & 63) / sizeof(Code);
+    const u64 first = n * sizeof(Code) < loop_from ? 0 : before_line(dst);
     for (u64 i = 0; i < first; ++i) dst[i] = change(src[i]);
     src += first, dst += first;
     for (u64 i = 0; i < n - first; ++i) dst[i] = change(src[i]);
@@ -36,7 +36,7 @@ inline void copy_masked(const void* from, void* to, u64 n) {
     copy_each<u8>(from, to, n, [](u8 code) { return u8(code & ((1u << bits) - 1)); });
 }
 
-// The smaller of two is one instruction, a comparison and its result are two.
+// A minimum is one instruction; a comparison and its result are two.
 inline void copy_bools(const void* from, void* to, u64 n) {
     copy_each<u8>(from, to, n, [](u8 code) { return code < 1 ? code : u8(1); });
 }

@@ -83,7 +83,7 @@ struct Helpers {
     int threads = 1, started = 0;
     pthread_t each[most_asked];
 #if defined(__linux__)
-    // Where the others may run.
+    // The cores that the others were told to use; none if new ones were not told yet.
     cpu_set_t cores = {};
 #endif
 };
@@ -164,20 +164,20 @@ inline void start_helpers() {
         else helpers.threads = helpers.started + 1;
     }
 #if defined(__linux__)
-    // New ones run where the caller may.
+    // New ones were not told yet: they run where the caller may.
     CPU_ZERO(&helpers.cores);
 #endif
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-// Has the others wake on other cores than the caller's. A kernel in a virtual machine takes an idle core for one that its host
-// uses otherwise, and would wake them on the caller's, behind it.
-inline void keep_apart() {
+// Makes the others wake on other cores than the caller's. In a virtual machine Linux takes an idle core for one that the host
+// uses, and would wake them on the caller's, where they wait for it.
+inline void avoid_own_core() {
 #if defined(__linux__)
     cpu_set_t cores;
     const int own = sched_getcpu();
     if (own < 0 || sched_getaffinity(0, sizeof cores, &cores) != 0) return;
-    // Those of the program's first thread, for a caller that may run on one core only.
+    // A caller that may run on one core only leaves them the other cores of the program's first thread.
     if (CPU_COUNT(&cores) < 2 && sched_getaffinity(getpid(), sizeof cores, &cores) != 0) return;
     CPU_CLR(own, &cores);
     if (!CPU_COUNT(&cores) || CPU_EQUAL(&cores, &helpers.cores)) return;
@@ -208,7 +208,7 @@ inline bool run_job(Job* job, const GoesOn& goes_on) {
         const int wanted = others < u64(helpers.started) ? int(others) : helpers.started;
         job->cut(wanted + 1);
         helpers.is_taken = true, helpers.job = job, helpers.wanted = wanted;
-        if (helpers.watching < wanted) keep_apart();
+        if (helpers.watching < wanted) avoid_own_core();
         for (int i = helpers.watching; i < wanted; ++i) pthread_cond_signal(&helpers.has_job);
     }
     pthread_mutex_unlock(&helpers.lock);

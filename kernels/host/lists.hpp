@@ -45,7 +45,7 @@ inline bool take_source(Item* item, View* view) {
         item->size = item->src.size, item->reads = extent(item->src, item->plan->src);
         return true;
     }
-    item->size = u64(PyArray_SIZE(array_of(item->x))), item->reads = extent(array_of(item->x));
+    item->size = size_of(array_of(item->x)), item->reads = extent(array_of(item->x));
     return true;
 }
 

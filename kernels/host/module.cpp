@@ -78,7 +78,7 @@ static PyObject* cast(PyObject*, PyObject* arguments) {
             const npy_intp stride = PyArray_STRIDE(shaped, i);
             walk.loops[i] = {PyArray_DIM(shaped, i), src_bits ? behind : stride, dst_bits ? behind : stride};
         }
-        if ((shaped && u64(PyArray_SIZE(shaped)) != size) || (src_bits && u64(PyArray_NBYTES(x)) < (size * src_bits + 7) / 8) ||
+        if ((shaped && size_of(shaped) != size) || (src_bits && u64(PyArray_NBYTES(x)) < (size * src_bits + 7) / 8) ||
             (dst_bits && u64(PyArray_NBYTES(out)) < (size * dst_bits + 7) / 8)) {
             PyErr_SetString(PyExc_ValueError, "cast: the arrays have other sizes");
             return nullptr;

@@ -28,7 +28,7 @@ static PyObject *dtype_name, *zero;
 
 inline u64 itemsize_of(PyArray_Descr* dtype) { return u64(PyDataType_ELSIZE(dtype)); }
 
-// Without a call, which takes as long as the cast of an element.
+// The number of elements. PyArray_SIZE is a call, which takes as long as the cast of an element.
 inline u64 size_of(PyArrayObject* x) {
     u64 size = 1;
     for (int i = 0; i < PyArray_NDIM(x); ++i) size *= u64(PyArray_DIM(x, i));
@@ -53,7 +53,7 @@ struct Extent {
 // The bytes from the first to the last one of an array.
 inline Extent extent(PyArrayObject* x) {
     const u8 *begin = static_cast<const u8*>(PyArray_DATA(x)), *end = begin;
-    if (!size_of(x)) return {begin, begin};
+    if (size_of(x) == 0) return {begin, begin};
     for (int i = 0; i < PyArray_NDIM(x); ++i) {
         const npy_intp reach = PyArray_STRIDE(x, i) * (PyArray_DIM(x, i) - 1);
         (reach < 0 ? begin : end) += reach;
@@ -136,7 +136,7 @@ inline bool read_scale(PyObject* given, u64* bits) {
     }
     if (!PyArray_CheckExact(given)) return false;
     PyArrayObject* array = reinterpret_cast<PyArrayObject*>(given);
-    if (PyArray_SIZE(array) != 1 || PyArray_ISBYTESWAPPED(array)) return false;
+    if (size_of(array) != 1 || PyArray_ISBYTESWAPPED(array)) return false;
     if (PyArray_TYPE(array) == NPY_DOUBLE) {
         memcpy(bits, PyArray_DATA(array), sizeof *bits);
         return true;
@@ -169,7 +169,7 @@ inline bool take_fused(const Plan* plan, const FusedKeywords& given, PyArrayObje
     if (given.amax != Py_None) {
         if (!PyArray_CheckExact(given.amax)) return false;
         PyArrayObject* amax = reinterpret_cast<PyArrayObject*>(given.amax);
-        if (PyArray_TYPE(amax) != NPY_FLOAT || PyArray_ISBYTESWAPPED(amax) || PyArray_SIZE(amax) != 1) return false;
+        if (PyArray_TYPE(amax) != NPY_FLOAT || PyArray_ISBYTESWAPPED(amax) || size_of(amax) != 1) return false;
         if (!PyArray_ISWRITEABLE(amax) || extent(amax).meets(extent(x))) return false;
     }
     if (!work->is_ordered()) return given.seed == Py_None && given.offset == zero;

@@ -10,6 +10,12 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef __UINTPTR_TYPE__ Address;
 
+// How many elements lie before the first one at the start of a cache line.
+template <typename Code>
+static inline u64 before_line(const Code* first) {
+    return (0 - reinterpret_cast<Address>(first)) % 64 / sizeof(Code);
+}
+
 typedef void CastArray(const void* from, void* to, u64 n);
 
 // A function by its name; the last one of a unit has none.

@@ -30,11 +30,11 @@ def pieces(x, to, **keywords):
     "The same by casts that are too short to be cut."
     return np.concatenate([gpucast.cast(part, to, **keywords) for part in np.array_split(x, 150)])
 def same(a, b): return a.dtype == b.dtype and a.tobytes() == b.tobytes()
+def helpers(): return [int(task) for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]
 def helpers_leave_a_core():
-    "The caller's; but if it is moved meanwhile, its new one may be theirs."
-    cores = os.sched_getaffinity(0)
-    others = [os.sched_getaffinity(int(task)) for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]
-    return len(cores) < 2 or all(len(cores - other) == 1 and other < cores for other in others)
+    "Whether each may run on all cores but one: the caller's when it woke them, which may have moved since."
+    cores, others = os.sched_getaffinity(0), [os.sched_getaffinity(helper) for helper in helpers()]
+    return len(cores) < 2 or all(other < cores and len(other) == len(cores) - 1 for other in others)
 """
 CASTS = """
 assert count() == 1
@@ -42,24 +42,20 @@ assert same(gpucast.cast(x[:20_000], "FLOAT16"), x[:20_000].astype(np.float16)) 
 for to in ("FLOAT16", "FLOAT8E4M3FN", "INT8", "DOUBLE", "BOOL"):
     assert same(gpucast.cast(x, to), pieces(x, to)), to
 assert count() == 4 and helpers_leave_a_core()
-# A caller that may run on one core only has helpers on all others. They are told where when they are woken.
-def pinned():
-    cores = os.sched_getaffinity(0)
+# A caller that may run on one core only has helpers on all others. Helpers learn it when they are woken.
+def pinned(threads, cores):
     own = {min(cores)}
     os.sched_setaffinity(0, own)
     for _ in range(1000):
         time.sleep(0.001)
         gpucast.cast(x, "FLOAT16")
-        others = [os.sched_getaffinity(task) for task in helpers]
-        if len(cores) < 2 or all(other == cores - own for other in others): return
-    raise AssertionError(others)
-helpers = [int(task) for task in os.listdir("/proc/self/task") if int(task) != os.getpid()]
-failed = []
-threading.excepthook = failed.append
-thread = threading.Thread(target=pinned)
+        others = [os.sched_getaffinity(thread) for thread in threads]
+        if len(cores) < 2 or all(other == cores - own for other in others): return is_done.append(True)
+is_done = []
+thread = threading.Thread(target=pinned, args=(helpers(), os.sched_getaffinity(0)))
 thread.start()
 thread.join()
-assert not failed, failed
+assert is_done
 # Threads that watch for the next one help with shorter ones.
 wanted = pieces(x[:300_003], "BFLOAT16")
 for _ in range(100): assert same(gpucast.cast(x[:300_003], "BFLOAT16"), wanted)

@@ -206,6 +206,12 @@ def test_finiteness_is_judged_in_the_source(src: str, bad: float) -> None:
     assert float(StaticLossScale(4).unscale([2.0])[0][0]) == 0.5
 
 
+def test_a_loss_scale_is_rounded_once() -> None:
+    # As DOUBLEs all three are midway between two FLOATs.
+    for more, wanted in ((-1, 0), (0, 0), (1, 2**37)):
+        assert StaticLossScale(2**60 + 2**36 + more).loss_scale == 2**60 + wanted
+
+
 def test_scale_multiplies_the_loss() -> None:
     scale = DynamicLossScale(1024.0)
     x = np.array([0.1, np.nan, 100.0], np.float16)
@@ -216,9 +222,6 @@ def test_scale_multiplies_the_loss() -> None:
     assert step == 7
     assert scale.scale(x, to="FLOAT").tobytes() == gpucast.cast(x.astype(np.float64) * 1024, "FLOAT").tobytes()
     assert float(StaticLossScale(3).scale(np.float32(2))) == 6.0
-    # Rounded once: as DOUBLEs all three are midway between two FLOATs.
-    for more, wanted in ((-1, 0), (0, 0), (1, 2**37)):
-        assert StaticLossScale(2**60 + 2**36 + more).loss_scale == 2**60 + wanted
     assert NoOpLossScale().scale(x) is x
     # A NumPy scalar is no Python number, though its class is one of float's.
     double = scale.scale(np.float64(0.1))

@@ -134,6 +134,13 @@ def test_a_norm_without_clip_takes_no_read_of_its_own(to: str, bad: float, monke
         assert download(one).tobytes() == gpucast.cast(grads[3], one.dtype, scale=float(np.float32(1e-3))).tobytes()
 
 
+def test_the_largest_norm_is_rounded_once() -> None:
+    # As DOUBLEs these are midway between two FLOATs.
+    for more, wanted in ((0, 2**60), (1, 2**60 + 2**37)):
+        clipped, _ = NoOpLossScale().unscale([np.float32([2.0**70])], clip=2**60 + 2**36 + more)
+        assert clipped[0] == wanted
+
+
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_what_is_clipped_where_the_norm_is_not_finite(bad: float) -> None:
     grads, norm = [np.float32([3, bad]), np.float16([4])], np.zeros((), np.float32)
@@ -145,10 +152,6 @@ def test_what_is_clipped_where_the_norm_is_not_finite(bad: float) -> None:
     assert bool(finite)
     assert math.isinf(norm)
     assert np.allclose(large[0], 1)
-    # The largest norm is rounded to FLOAT once: as DOUBLEs these are midway between two.
-    for more, wanted in ((0, 2**60), (1, 2**60 + 2**37)):
-        clipped, _ = NoOpLossScale().unscale([np.float32([2.0**70])], clip=2**60 + 2**36 + more)
-        assert clipped[0] == wanted
     # Squares of DOUBLEs may overflow, while all elements are finite: on both sides nothing is clipped then.
     huge = np.full(3, 1e200)
     with installed(HostDriver(1)):

@@ -140,6 +140,13 @@ def test_doubles_become_codes_below_one_byte(to: str, format: str) -> None:
         assert parts(there) == parts(gpucast.quantize_grouped(x, offsets, format))
 
 
+def test_a_number_as_scale_is_rounded_once() -> None:
+    # As DOUBLEs these are midway between two FLOATs.
+    for more, wanted in ((0, 2**60), (1, 2**60 + 2**37)):
+        scale = 2**60 + 2**36 + more
+        assert np.all(gpucast.cast_grouped(np.ones((2, 32)), np.int32([2]), "FLOAT", scale=scale).data == wanted)
+
+
 def test_ends_and_scales_with_gaps_are_read_in_their_order() -> None:
     x = numbers(32)
     gaps = {"ends": np.int32([17, -1, 100, -1, 300, -1]), "scales": np.float32([0.3, 9, 2, 9, 7, 9])}

@@ -65,8 +65,8 @@ def rounded(value: Any, kind: Any) -> float:
         value = value.item()
     double = as_double(value)
     if kind is np.float32 and not int(np.float64(double).view(np.uint64)) & 1:
-        # The odd DOUBLE beside the number is on its side of every boundary between FLOATs. Numbers of some classes equal
-        # no DOUBLE, but are not above or below it either.
+        # The odd DOUBLE beside the number is on its side of every boundary between FLOATs. Numbers of some classes
+        # equal no DOUBLE, but are not above or below it either.
         if value > double:
             double = math.nextafter(double, math.inf)
         elif value < double:

@@ -23,7 +23,7 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.creation import empty
 from gpucast.casting.fused_options import fused_rule, resolve_scale
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import integer, is_real, rounded
+from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import LENGTHS, SCALE_LAYOUTS, Format, ScaleLayout
 from gpucast.core.fused_ops import Random
@@ -217,9 +217,11 @@ class _Call:
         if max(self.rows, self.result_rows) > np.iinfo(self.offsets.dtype).max:
             raise ValueError(f"{caller}: {self.result_rows} rows are more than offsets of {self.offsets.dtype} reach")
         if scale is not None and namespace(scale) is None and adapters.find(scale) is None:
-            scale = rounded(scale if is_real(scale) else resolve_scale(scale, None, caller), np.float32)
-            if not 0 < scale < math.inf:
-                raise ValueError(f"{caller}: scale={scale} must be above 0 and finite, as a FLOAT")
+            resolve_scale(scale, None, caller)  # Refuses all but numbers.
+            number = rounded(scale, np.float32)
+            if not 0 < number < math.inf:
+                raise ValueError(f"{caller}: scale={scale!r} must be above 0 and finite, as a FLOAT")
+            scale = number
         if scale is not None and not isinstance(scale, float):
             scale = as_array(scale, f"{caller}: scale")
             if scale.dtype != np.float32 or scale.size not in (1, groups) or device_index(scale) != self.device:

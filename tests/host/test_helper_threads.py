@@ -44,7 +44,8 @@ for to in ("FLOAT16", "FLOAT8E4M3FN", "INT8", "DOUBLE", "BOOL"):
 assert count() == 4 and helpers_leave_a_core()
 # A caller that may run on one core only has helpers on all others. Helpers learn it when they are woken.
 def pinned(threads, cores):
-    own = {min(cores)}
+    # One of theirs.
+    own = {min(os.sched_getaffinity(threads[0]))}
     os.sched_setaffinity(0, own)
     for _ in range(1000):
         time.sleep(0.001)

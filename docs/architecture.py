@@ -32,7 +32,7 @@ WORK = {
     "layers": "casts with a\ngradient",
     "interop": "PyTorch, JAX, DLPack,\nONNX, Dask",
     "parity": "kernels against\nthe reference",
-    "checkpoints": "whole models,\nconverted",
+    "convert": "whole models,\nconverted",
     "warmup": "kernels ahead\nof time",
     "benchmark": "speed beside\nothers",
     "cli": "the gpucast\ncommand",

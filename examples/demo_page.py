@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from gpucast.checkpoints.reporting.html_page import style
+from gpucast.convert.reporting.html_page import style
 
 _PICTURES = Path(__file__).resolve().parents[1] / "docs" / "static"
 _STYLE = """

@@ -14,10 +14,11 @@ import pytest
 from safetensors import safe_open
 
 import gpucast
-from gpucast import checkpoints, files
-from gpucast.checkpoints.running.work import UnfinishedWork
-from gpucast.checkpoints.scales import scaling
+from gpucast import convert as conversion
+from gpucast import files
 from gpucast.cli import main
+from gpucast.convert.running.work import UnfinishedWork
+from gpucast.convert.scales import scaling
 from gpucast.core.dtypes import dtype
 
 ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
@@ -103,19 +104,19 @@ def failure(capsys: pytest.CaptureFixture[str], *argv: str, overwrite: bool = Tr
 # ---- plans ----
 
 
-def planned(source: Path | str, target: Path | str, to: str = "FLOAT16", **request: Any) -> checkpoints.ConversionPlan:
-    choice = checkpoints.Choice(dtype(to))
-    return checkpoints.make_plan(str(source), str(target), checkpoints.Request(choice, ATTRIBUTES, **request))
+def planned(source: Path | str, target: Path | str, to: str = "FLOAT16", **request: Any) -> conversion.ConversionPlan:
+    choice = conversion.Choice(dtype(to))
+    return conversion.make_plan(str(source), str(target), conversion.Request(choice, ATTRIBUTES, **request))
 
 
-def run(plan: checkpoints.ConversionPlan, advance: Any = lambda done: None, **options: Any) -> checkpoints.Outcome:
-    outcome = checkpoints.Outcome(plan)
-    checkpoints.run(plan, checkpoints.Options(**options), outcome, advance)
+def run(plan: conversion.ConversionPlan, advance: Any = lambda done: None, **options: Any) -> conversion.Outcome:
+    outcome = conversion.Outcome(plan)
+    conversion.run(plan, conversion.Options(**options), outcome, advance)
     return outcome
 
 
 @contextlib.contextmanager
-def begun(plan: checkpoints.ConversionPlan, **how: bool) -> Iterator[UnfinishedWork]:
+def begun(plan: conversion.ConversionPlan, **how: bool) -> Iterator[UnfinishedWork]:
     """The work of a process that has begun it, and is killed when the block ends."""
     work = UnfinishedWork(plan)
     work.begin(**how)

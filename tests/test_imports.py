@@ -25,11 +25,11 @@ LAYERS = (
     ("casting", "files"),
     ("quantization", "mixed", "layers"),
     ("interop", "parity"),
-    ("checkpoints", "warmup"),
+    ("convert", "warmup"),
     ("cli",),
 )
-#: Those of `checkpoints`, in the same way.
-CHECKPOINTS = ("streaming", "losses", "scales", "planning", "difference", "running", "reporting")
+#: Those of `convert`, in the same way.
+CONVERT = ("streaming", "losses", "scales", "planning", "difference", "running", "reporting")
 #: For users alone: names that stay where modules have moved. Nothing inside imports them, nor the package itself.
 PUBLIC = {"gpucast", "gpucast.__main__", "gpucast.dtypes", "gpucast.device", "gpucast.quantization.reference"}
 
@@ -168,10 +168,10 @@ def test_imports_point_up_the_list() -> None:
     assert {(one, other) for one, other in _edges() if not _is_above(other, one)} == set()
 
 
-def test_imports_inside_checkpoints_point_up_their_list() -> None:
-    ranks = {name: rank for rank, name in enumerate(CHECKPOINTS)}
+def test_imports_inside_convert_point_up_their_list() -> None:
+    ranks = {name: rank for rank, name in enumerate(CONVERT)}
     for one, other in _edges():
-        if one.startswith("checkpoints.") and other.startswith("checkpoints."):
+        if one.startswith("convert.") and other.startswith("convert."):
             assert ranks[other.split(".")[1]] <= ranks[one.split(".")[1]], (one, other)
 
 

@@ -10,15 +10,15 @@ import os
 import sys
 from typing import Any, get_args
 
-from gpucast import checkpoints
-from gpucast.checkpoints import Choice, ConversionPlan, Detail, Options, Outcome, Request, SelectionRule
-from gpucast.checkpoints.reporting import outcome_json
-from gpucast.checkpoints.running import cluster, outcome
-from gpucast.checkpoints.running.work import UnfinishedWork
-from gpucast.checkpoints.scales import scale_styles, scaling
+from gpucast import convert
 from gpucast.cli import arguments
 from gpucast.cli.convert_text import outcome_text, plan_table
 from gpucast.cli.progress import progress_bar
+from gpucast.convert import Choice, ConversionPlan, Detail, Options, Outcome, Request, SelectionRule
+from gpucast.convert.reporting import outcome_json
+from gpucast.convert.running import cluster, outcome
+from gpucast.convert.running.work import UnfinishedWork
+from gpucast.convert.scales import scale_styles, scaling
 from gpucast.core.dtypes import DType
 from gpucast.core.errors import printable, printable_lines
 from gpucast.core.formats import ScaleRule
@@ -186,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
     if args.scheduler is not None:
         # Workers have other working directories.
         paths = os.path.abspath(args.input), os.path.abspath(args.output)
-    plan = checkpoints.make_plan(*paths, request, args.overwrite)
+    plan = convert.make_plan(*paths, request, args.overwrite)
     if args.report is not None:
         _check_report(args.report, plan)
     if args.dry_run:
@@ -199,7 +199,7 @@ def run(args: argparse.Namespace) -> int:
         wanted = not (args.quiet or args.no_progress)
         with progress_bar(options.bytes_of(plan), wanted, stage=lambda: outcome.stage) as advance:
             if args.scheduler is None:
-                checkpoints.run(plan, options, outcome, advance)
+                convert.run(plan, options, outcome, advance)
             else:
                 cluster.run_on(args.scheduler, plan, options, outcome, advance)
     except BaseException:

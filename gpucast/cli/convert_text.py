@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from gpucast.casting.loss_counts import CastReport
-from gpucast.checkpoints import ConversionPlan, Outcome
-from gpucast.checkpoints.losses import counts
-from gpucast.checkpoints.reporting import outcome_json
 from gpucast.cli.dtypes import columns
+from gpucast.convert import ConversionPlan, Outcome
+from gpucast.convert.losses import counts
+from gpucast.convert.reporting import outcome_json
 from gpucast.core.errors import printable
 
 #: At most this many names of tensors are printed for each reason.

@@ -10,14 +10,14 @@ import math
 import os
 from typing import Any
 
-from gpucast.checkpoints.difference import side
-from gpucast.checkpoints.difference.explain import Explanation, Original, explanations
-from gpucast.checkpoints.difference.numbers import Count, Difference, compared
-from gpucast.checkpoints.reporting import html_page
-from gpucast.checkpoints.scales.dequantized import Dequantized
 from gpucast.cli import arguments
 from gpucast.cli.dtypes import columns
 from gpucast.cli.progress import progress_bar
+from gpucast.convert.difference import side
+from gpucast.convert.difference.explain import Explanation, Original, explanations
+from gpucast.convert.difference.numbers import Count, Difference, compared
+from gpucast.convert.reporting import html_page
+from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.core.errors import printable
 from gpucast.files.atomic import within
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from gpucast import files
-from gpucast.checkpoints.losses.counts import TooMuchLost
-from gpucast.checkpoints.running.cluster import ClusterError
-from gpucast.checkpoints.running.work import Busy
 from gpucast.cli import main
+from gpucast.convert.losses.counts import TooMuchLost
+from gpucast.convert.running.cluster import ClusterError
+from gpucast.convert.running.work import Busy
 from gpucast.core.errors import printable, printable_lines
 from gpucast.files import FileError
 

@@ -19,7 +19,7 @@ from onnx import TensorProto
 
 import gpucast
 from gpucast import files
-from gpucast.checkpoints.scales import config_json
+from gpucast.convert.scales import config_json
 from gpucast.files import file_limits
 
 HERE = Path(__file__).parents[2]
@@ -30,8 +30,8 @@ def memory(code: str, *args: Any) -> tuple[int, str]:
     program = (
         "import resource, sys\n"
         "import numpy as np\n"
-        "from gpucast import checkpoints, files\n"
-        "from gpucast.checkpoints.scales import config_json\n"
+        "from gpucast import convert, files\n"
+        "from gpucast.convert.scales import config_json\n"
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10\n"
         "before = peak()\n"
         "try:\n"

@@ -28,7 +28,8 @@ from typing import Any
 from conversions import contents
 from fuzz import forks, jobs
 from fuzz.shim import HOWS, Shim, numbers
-from gpucast import checkpoints, cli
+from gpucast import cli
+from gpucast import convert as conversion
 from gpucast.compile.cache import Cache
 
 #: What a run may say besides its one error.
@@ -171,15 +172,15 @@ class Case:
 
     def again(self, where: Path, left: dict[str, bytes], how: str = "") -> str:
         """Run it again where it ended; what is wrong then, also that it did not go on with what a kill had left."""
-        finished, resumed, carry_out = finished_bytes(where), [0], checkpoints.run
+        finished, resumed, carry_out = finished_bytes(where), [0], conversion.run
 
-        def noted(plan: Any, options: Any, outcome: checkpoints.Outcome, advance: Any) -> None:
+        def noted(plan: Any, options: Any, outcome: conversion.Outcome, advance: Any) -> None:
             carry_out(plan, options, outcome, advance)
             resumed.append(outcome.resumed)
 
-        checkpoints.run = noted
+        conversion.run = noted
         code = cli.main(self.argv)
-        checkpoints.run = carry_out
+        conversion.run = carry_out
         if how == "SIGKILL" and resumed[-1] < finished and not is_same(left, self.after):
             return f"{finished} bytes were finished, {resumed[-1]} were gone on with"
         found = {name: data for name, data in contents(where).items() if not name.startswith(f".{jobs.REPORT}")}

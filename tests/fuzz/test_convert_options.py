@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from fuzz import jobs, programs
 from gpucast import cli
-from gpucast.checkpoints.scales.scale_styles import STYLES
-from gpucast.checkpoints.scales.scaling import SCALES
+from gpucast.convert.scales.scale_styles import STYLES
+from gpucast.convert.scales.scaling import SCALES
 from gpucast.core.dtypes import DTYPES
 
 _NAMES = st.sampled_from([dtype.name for dtype in DTYPES] + ["float7", "", "f4", "bf16", "\x1b[2J"])

@@ -146,7 +146,7 @@ def test_chunks_on_a_device_stay_there_or_come_home(driver: None) -> None:
 
 
 def test_processes_of_a_cluster_cast(cluster: Any) -> None:
-    """Killed workers: tests/checkpoints/test_checkpoints_cluster.py."""
+    """Killed workers: tests/convert/test_convert_cluster.py."""
     x = values((15, 100))
     y = cluster.persist(gpucast_dask.cast(da.from_array(x, (1, 100)), "FLOAT8E5M2"))
     # The transpose makes workers send their chunks to each other.

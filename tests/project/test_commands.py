@@ -40,7 +40,7 @@ ELSEWHERE = {
     "gpucast parity --backend kernels --pair DOUBLE:FLOAT8E2M5": "test_adding_a_type_is_one_row",
     "gpucast kernel FLOAT FLOAT8E2M5": "test_adding_a_type_is_one_row",
     "python examples/train_digits.py": "tests/project/test_examples.py",
-    'python -c "import transformers': "tests/checkpoints/test_checkpoints_loaders.py",
+    'python -c "import transformers': "tests/convert/test_convert_loaders.py",
     "vllm serve": "nobody: vLLM is too large for the tests; docs/checkpoints.md says what was tried by hand",
     "docker": "nobody here: it needs Docker and a GPU; tests/bench runs what the image starts",
 }

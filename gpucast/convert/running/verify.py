@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares a written file with the results of the specification of record."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from gpucast.convert.planning.plan import ConversionPlan, FilePlan
+from gpucast.convert.planning.planner import opened
+from gpucast.convert.planning.tensor_plan import Request, TensorPlan
+from gpucast.core.rule import Options, resolve
+from gpucast.files import FileError, Tensor, TensorFile
+from gpucast.files.tensor import Array, StoredTensor
+from gpucast.reference import exact_cast
+
+#: Elements of a piece, and those of it that are compared when not all are: what a tensor of any size can afford.
+_PIECE, _SAMPLE = 1 << 20, 1 << 10
+
+
+def verify(written: str, file: FilePlan, plan: ConversionPlan, everything: bool, name: str) -> int:
+    """Compare a finished file with its sources. Returns the number of compared elements. FileError names one that
+    differs.
+
+    For cast tensors all elements, or a sample, are compared with `gpucast.reference`. Kept tensors are compared byte by
+    byte. Messages use `name` for the file.
+    """
+    compared = 0
+    with opened(file, plan.request, plan.single) as before, TensorFile(written) as after:
+        found = {tensor.name: tensor for tensor in after.tensors}
+        by_place = list(after.tensors)
+        wanted = [written_name for tensor in file.tensors or () for written_name in tensor.names]
+        if len(by_place) != len(wanted):
+            raise FileError(f"{name}: verify: holds {len(by_place)} tensors; expected {len(wanted)}")
+        for tensor, source, planner in zip(file.tensors or (), before.tensors, before.planners, strict=True):
+            scaled = planner.scaled(source) if tensor.dtype is not None else None
+            if scaled is not None:
+                parts = {written_name: _get(found, written_name, name) for written_name in tensor.names}
+                compared += scaled.verify(parts, everything, f"{name}: verify")
+                continue
+            target = found.get(tensor.name)
+            if target is None:
+                # Formats of one tensor name it after the file; a model's converted initializers have new names.
+                target = by_place[wanted.index(tensor.name)]
+            compared += _compare(tensor, source, target, plan.request, everything, name)
+    return compared
+
+
+def _get(found: Mapping[str, Tensor], wanted: str, name: str) -> Tensor:
+    if wanted not in found:
+        raise FileError(f"{name}: verify: tensor {wanted!r} is missing")
+    return found[wanted]
+
+
+def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request, everything: bool, name: str) -> int:
+    caller = f"{name}: verify: tensor {plan.name!r}"
+    expected_row = source.dtype if plan.dtype is None else plan.dtype
+    if target.shape != source.shape or target.dtype is not expected_row:
+        raise FileError(f"{caller} is {target.kind} {target.shape}; expected {expected_row} {source.shape}")
+    if source.dtype is None or expected_row is None:
+        if isinstance(source, StoredTensor) and isinstance(target, StoredTensor):
+            for one, other in itertools.zip_longest(source.blocks(), target.blocks()):
+                if one != other:
+                    raise FileError(f"{caller} was to be kept, and its bytes differ")
+        return source.size
+    rule = resolve(source.dtype, expected_row, Options(**request.attributes)) if plan.dtype is not None else None
+    random = request.random(plan.name)
+    compared = 0
+    for start, x, y in _pieces(source, target, everything or rule is None):
+        wanted = x
+        if rule is not None:
+            words = None if random is None else exact_cast.random_words_at(random, start + np.arange(x.size))
+            wanted = exact_cast.apply(x, rule, words)
+        different = _differences(np.asarray(wanted), y)
+        if different.size:
+            place = int(different[0])
+            raise FileError(
+                f"{caller}: element {start + place} is {y[place]}; expected {np.asarray(wanted)[place]} from {x[place]}"
+            )
+        compared += x.size
+    return compared
+
+
+def _pieces(source: Tensor, target: Tensor, everything: bool) -> Iterator[tuple[int, Array, Array]]:
+    """Pieces of both tensors with the index of their first element: all elements, or some of each piece."""
+    chance = np.random.default_rng(source.size)
+    sizes = [min(_PIECE, source.size - start) for start in range(0, source.size, _PIECE)]
+    # A run of elements, which begins on a byte.
+    runs = [(0, n) if everything else (int(chance.integers(max(0, n - _SAMPLE) // 4 + 1)) * 4, _SAMPLE) for n in sizes]
+    places = [index * _PIECE for index in range(len(sizes))]
+    if not everything and source.part(0, 1) is not None and target.part(0, 1) is not None:
+        for place, size, (first, count) in zip(places, sizes, runs, strict=True):
+            parts = [tensor.part(place + first, min(count, size - first)) for tensor in (source, target)]
+            x, y = (part.read() for part in parts if part is not None)
+            yield place + first, x, y
+        return
+    for place, (first, count), x, y in zip(places, runs, source.pieces(_PIECE), target.pieces(_PIECE), strict=True):
+        chosen = slice(first, first + count)
+        yield place + first, x[chosen], y[chosen]
+
+
+def _differences(wanted: Array, found: Array) -> Array:
+    if wanted.dtype == object or wanted.dtype.kind in "USO":
+        return np.flatnonzero(wanted.astype(object) != found.astype(object))
+    codes = np.dtype(f"u{wanted.dtype.itemsize}")
+    return np.flatnonzero(wanted.view(codes) != found.view(codes))

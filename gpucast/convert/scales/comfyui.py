@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ComfyUI's description of a layer whose weight has scales: JSON in a separate tensor, or in the file's metadata.
+
+comfy/quant_ops.py QUANT_ALGOS, comfy/ops.py _load_quantized_module, comfy/utils.py convert_old_quants.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpucast.convert.scales.stored import Stored
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import FORMATS
+from gpucast.files import Spec, Tensor, file_limits
+from gpucast.quantization import block_grid
+
+#: The last part of the tensor's name (X.comfy_quant describes X.weight), and the key of the metadata entry.
+LAYER, METADATA = "comfy_quant", "_quantization_metadata"
+#: An empty tensor of this name marks a file of older versions, whose scales are X.scale_weight.
+_MARKER = "scaled_fp8"
+#: Characters of a description that an error shows.
+_SHOWN = 80
+
+#: ComfyUI's name of NVFP4: the first of two codes in the high half of a byte, and the scales in the order that cuBLAS
+#: reads, as a matrix of whole tiles (comfy_kitchen, backends/eager/quantization.py quantize_nvfp4).
+NVFP4 = "nvfp4"
+#: ComfyUI's names of the formats in which a number is its code times a scale, and nothing is reordered.
+_FORMATS = {"FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2", "INT8": "int8_tensorwise"}
+#: comfy-kitchen fills the rows and columns of NVFP4 up to a multiple of this.
+MULTIPLE = 16
+
+
+def layer(element: DType) -> bytes:
+    """The JSON of a layer. It asks for a multiplication in full precision, since scales for the inputs are unknown."""
+    return json.dumps({"format": _FORMATS.get(element.name, NVFP4), "full_precision_matrix_mult": True}).encode()
+
+
+def is_marker(name: str) -> bool:
+    """Whether a tensor of this name marks a file of older versions; the name may have a prefix."""
+    return name == _MARKER or name.endswith(f".{_MARKER}")
+
+
+class Layers:
+    """The descriptions of layers in the metadata of a file, by names that may lack the prefix of the model."""
+
+    def __init__(self, entries: Mapping[str, Any]) -> None:
+        self._entries = entries
+        self._parsed: dict[str, dict[str, Any]] = {}
+
+    def of(self, weight: str) -> dict[str, Any]:
+        """The description of the longest name that is the weight's, or its end; empty if there is none."""
+        parts = weight.removesuffix(".weight").split(".")
+        ends = (".".join(parts[start:]) for start in range(len(parts)))
+        name = next((name for name in ends if name in self._entries), None)
+        if name is None:
+            return {}
+        # Parsed once: any number of weights may end in the same name.
+        if name not in self._parsed:
+            self._parsed[name] = _object(self._entries[name])
+        return self._parsed[name]
+
+
+def layers(metadata: Mapping[str, str]) -> Layers | None:
+    """The descriptions of layers in the metadata of a file; None if there are none."""
+    if METADATA not in metadata:
+        return None
+    return Layers(_object(_object(metadata[METADATA]).get("layers")))
+
+
+def layer_of(base: str, text: bytes | None, layers: Layers | None) -> dict[str, Any] | None:
+    """The description of the weight `base`: `text` of its own tensor, else the entry in `layers` (the metadata).
+
+    None if there is none, so that the weight is not ComfyUI's; empty if it cannot be parsed.
+    """
+    if text is not None:
+        return _object(text)
+    return None if layers is None else layers.of(base)
+
+
+def nvfp4(name: str, shape: tuple[int, int]) -> dict[str, Spec]:
+    """The tensors that store a weight of this shape as NVFP4, by part."""
+    rows, columns = shape
+    return {
+        "data": Spec(name, dtype("UINT8"), (rows, columns // 2)),
+        "scales": Spec(f"{name}_scale", dtype("FLOAT8E4M3FN"), block_grid.padded(rows, columns // 16)),
+        "global_scale": Spec(f"{name}_scale_2", dtype("FLOAT"), ()),
+    }
+
+
+def stored_nvfp4(name: str, tensors: Mapping[str, Tensor]) -> Stored:
+    """How a weight is stored that ComfyUI describes as NVFP4. ValueError if its parts do not fit together."""
+    data = tensors["data"]
+    if len(data.shape) != 2 or not data.size or data.shape[1] * 2 % MULTIPLE:
+        raise ValueError(f"tensor {data.name!r} has shape {data.shape}; expected rows of whole groups of 16 codes")
+    specs = nvfp4(name, (data.shape[0], data.shape[1] * 2))
+    held = dict(tensors)
+    if "second_scale" in held:
+        held["global_scale"] = held["second_scale"]
+    for part, spec in specs.items():
+        if part not in held:
+            raise ValueError(f"tensor {data.name!r}: {spec.name!r} is missing")
+        found = held[part]
+        if found.dtype is not spec.dtype or found.shape not in (spec.shape, spec.shape or (1,)):
+            raise ValueError(f"tensor {found.name!r} is {found.kind} {found.shape}; expected {spec.dtype} {spec.shape}")
+        specs[part] = replace(spec, shape=found.shape)
+    return Stored(name, (data.shape[0], data.shape[1] * 2), FORMATS[NVFP4], specs, "swapped bytes", swizzled=True)
+
+
+def _object(value: object) -> dict[str, Any]:
+    """The JSON object in a text; a dict is returned as it is; anything else gives an empty dict."""
+    if isinstance(value, str | bytes):
+        try:
+            value = file_limits.parsed_json(value)
+        except ValueError:
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def is_plain(description: Mapping[str, Any], element: DType) -> bool:
+    """Whether a number is its code times its scale: the scales are not reordered, and the weight is not rotated."""
+    params = description.get("params")
+    rotated = description.get("convrot") or (isinstance(params, dict) and params.get("convrot"))
+    return description.get("format") == _FORMATS.get(element.name, "") and not rotated
+
+
+def shown(description: Mapping[str, Any]) -> str:
+    """A description as an error shows it, shortened."""
+    text = repr({key: description[key] for key in ("format", "convrot", "params") if key in description})
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads a tensor of codes and scales as numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpucast.arrays.bitpacking import unpack_codes
+from gpucast.convert.scales.stored import Stored
+from gpucast.convert.streaming.pieces import dequantized, regroup, sliced
+from gpucast.core.dtypes import dtype
+from gpucast.core.formats import Parts
+from gpucast.files import FileError, TensorFile
+from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
+
+_DOUBLE, _FLOAT = dtype("DOUBLE"), dtype("FLOAT")
+#: Elements of a matrix that are transposed at a time, about.
+_PIECE = 1 << 20
+
+
+@dataclass(frozen=True)
+class DetectedTensor:
+    """A quantized tensor of a checkpoint, whose parts may be in several files."""
+
+    #: The name of the tensor of codes, and that of the tensor that was quantized.
+    name: str
+    base: str
+    style: str
+    #: The file that holds each tensor, by name: codes and scales first, then companions such as activation scales.
+    paths: Mapping[str, str]
+    nbytes: int
+    #: How the tensor is stored; None if it cannot be read as numbers.
+    stored: Stored | None
+    #: Why it cannot be read as numbers.
+    problem: str = ""
+
+    @property
+    def kind(self) -> str:
+        if self.stored is None:
+            return "scaled"
+        format = self.stored.format
+        blocks = {"tensor": "per-tensor", "axis": "per-channel"}.get(
+            format.block_text, f"{format.block_text} blocks of"
+        )
+        return f"{format.element.name} with {blocks} {format.scale.name} scales"
+
+
+@dataclass(frozen=True)
+class Dequantized(Tensor):
+    """The numbers of a quantized tensor, as DOUBLE, which holds a code times a FLOAT exactly."""
+
+    detected: DetectedTensor = field(repr=False)
+    #: The tensors of the open file, and its path. Tensors of other files are opened when needed.
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    path: str
+
+    @staticmethod
+    def of(detected: DetectedTensor, tensors: Mapping[str, Tensor], path: str) -> Dequantized:
+        assert detected.stored is not None
+        stored = detected.stored
+        shape = stored.model_shape
+        return Dequantized(stored.name, _DOUBLE, shape, detected.kind, detected.nbytes, detected, tensors, path)
+
+    def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
+        step = max(4, limit // self.itemsize // 4 * 4)
+        return regroup(self._pieces(), (min(step, self.size - start) for start in range(0, self.size, step)))
+
+    @property
+    def itemsize(self) -> int:
+        return 8
+
+    def read(self) -> Array:
+        return np.concatenate([*self._pieces(), np.empty(0)]).reshape(self.shape)
+
+    def check_scales(self) -> None:
+        """FileError for FLOAT scales of float8 that are NaN. (Other formats use a NaN scale for a block without
+        meaning; float8 has NaNs of its own.)
+        """
+        stored = self.detected.stored
+        if stored is None or stored.format.scale is not _FLOAT or not stored.format.element.has_nan:
+            return
+        scales, name = self.scales(), stored.specs["scales"].name
+        wrong = int(np.count_nonzero(~np.isfinite(scales)))
+        if wrong:
+            raise FileError(
+                f"{self.detected.paths[name]}: {wrong:,} of the {scales.size:,} scales {name!r} are infinite or NaN; "
+                f"leave {self.name!r} as it is with --exclude"
+            )
+
+    def scales(self) -> Array:
+        """The scales, in the type and shape of the format."""
+        stored = self.detected.stored
+        assert stored is not None
+        with contextlib.ExitStack() as stack:
+            scales: Array = stored.loaded_parts({"scales": self._tensor(stored.specs["scales"].name, stack)}).scales
+            return scales
+
+    def all_scales(self) -> Parts:
+        """Scales, zero points and global scale, without codes."""
+        with contextlib.ExitStack() as stack:
+            stored, tensors = self.opened(stack)
+            return stored.loaded_parts(tensors)
+
+    def scale_pieces(self) -> Iterator[Array]:
+        """The scale of each number, times the global one: flat, in the order of the numbers. DOUBLE."""
+        stored, parts = self.detected.stored, self.all_scales()
+        assert stored is not None
+        one = stored.format.element.numpy.type(1)
+        if stored.transposed:
+            code = int(np.asarray(one).view(np.uint8))
+            *lead, rows, columns = stored.shape
+            ones = np.full(rows * columns // 2, code << 4 | code, np.uint8)
+            yield from _transposed(stored, (ones for _ in range(math.prod(lead))), parts.scales)
+            return
+        for shape, some in zip(stored.cut.shapes(), sliced(stored.format, stored.cut, parts), strict=True):
+            yield dequantized(replace(some, data=np.full(shape, one), zero_points=None), stored.format).reshape(-1)
+
+    def opened(self, stack: contextlib.ExitStack) -> tuple[Stored, dict[str, Tensor]]:
+        """How it is stored, and its parts, opened anew: in streams of their own, which end with `stack`."""
+        stored = self.detected.stored
+        assert stored is not None
+        return stored, {part: self._opened(spec.name, stack) for part, spec in stored.specs.items()}
+
+    def _pieces(self) -> Iterator[Array]:
+        stored = self.detected.stored
+        assert stored is not None
+        with contextlib.ExitStack() as stack:
+            tensors = {part: self._tensor(spec.name, stack) for part, spec in stored.specs.items()}
+            loaded = stored.loaded_parts(tensors)
+            if stored.transposed:
+                yield from _transposed(stored, tensors["data"].chunks(), loaded.scales)
+                return
+            pieces = sliced(stored.format, stored.cut, loaded)
+            for codes, scales in zip(stored.codes(tensors["data"]), pieces, strict=True):
+                yield dequantized(replace(scales, data=codes), stored.format).reshape(-1)
+
+    def _tensor(self, name: str, stack: contextlib.ExitStack) -> Tensor:
+        return self.tensors[name] if self.detected.paths[name] == self.path else self._opened(name, stack)
+
+    def _opened(self, name: str, stack: contextlib.ExitStack) -> Tensor:
+        path = self.detected.paths[name]
+        for tensor in stack.enter_context(TensorFile(path)).tensors:
+            if tensor.name == name:
+                return tensor
+        raise FileError(f"{path}: tensor {name!r} is gone since the file was first looked at")
+
+
+def _transposed(stored: Stored, data: Iterable[Array], scales: Array) -> Iterator[Array]:
+    """The numbers of matrices that are stored with their columns as rows: some columns of a matrix at a time.
+
+    The codes of one matrix are in memory, two to a byte.
+    """
+    assert stored.packing == "bytes" and isinstance(stored.format.block, tuple)
+    (block,) = stored.format.block
+    *_, rows, columns = stored.shape
+    groups = columns // block
+    step = max(1, _PIECE // (rows * block))
+    matrices = regroup(data, (rows * columns // 2 for _ in range(math.prod(stored.shape[:-2]))))
+    for packed, scale in zip(matrices, scales.reshape(-1, rows, groups), strict=True):
+        codes = packed.view(np.uint8).reshape(rows, groups, block // 2)
+        for first in range(0, groups, step):
+            some = np.ascontiguousarray(codes[:, first : first + step])
+            unpacked = np.asarray(unpack_codes(some.reshape(-1), 4, some.size * 2)).reshape(rows, -1)
+            parts = Parts(unpacked.view(stored.format.element.numpy), scale[:, first : first + step])
+            yield np.ascontiguousarray(dequantized(parts, stored.format).T).reshape(-1)

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The styles of storing scales: names, types and shapes of the tensors, and the config that loaders read.
+
+gpucast
+    NAME (the codes), NAME.scales, NAME.zero_points, NAME.global_scale, as `gpucast.quantize` gives them; the metadata
+    entry "gpucast.quantized.NAME" names the format.
+deepseek
+    DeepSeek-V3, README_WEIGHTS.md: X.weight FLOAT8E4M3FN and X.weight_scale_inv FLOAT, one for each block of 128x128,
+    which *multiplies* the weights; read by transformers (quant_method fp8) and vLLM.
+compressed-tensors
+    vllm-project/compressed-tensors: compressors/naive_quantized (float8: X.weight, X.weight_scale), mxfp8 (scales as
+    UINT8 exponents), pack_quantized (integers: X.weight_packed INT32 from the low bits on, as offsets from the lowest
+    code, X.weight_scale, X.weight_shape, X.weight_zero_point packed along the first dimension), nvfp4 and mxfp4
+    (X.weight_packed UINT8, the first code in the low half, X.weight_scale, X.weight_global_scale, which *divides*).
+comfyui
+    ComfyUI, comfy/ops.py _load_quantized_module: X.weight, X.weight_scale FLOAT of shape (), which multiplies, and
+    X.comfy_quant UINT8, the JSON of `gpucast.convert.scales.comfyui`; NVFP4 as that module says.
+qdq
+    ONNX models: X_quantized, X_scale and X_zero_point, from which DequantizeLinear gives X.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+from gpucast.convert.scales import comfyui
+from gpucast.convert.scales.stored import Packing, Stored, words
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.formats import ROW, SOURCES, Format
+from gpucast.files.tensor import Linear, Spec
+from gpucast.quantization import quantized_files
+
+#: The values of --style; the first is the default.
+STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui", "qdq")
+#: What loads each style, for people.
+LOADERS = (
+    "deepseek (transformers, vLLM, SGLang; tried in transformers alone), compressed-tensors (vLLM, transformers), "
+    "comfyui (ComfyUI), or gpucast (gpucast alone: other loaders take the codes for weights)"
+)
+#: Styles whose loaders read the config.json of a folder.
+CONFIGURED = ("deepseek", "compressed-tensors")
+
+#: The metadata entry of a tensor in our own style.
+ENTRY = "gpucast.quantized."
+#: The metadata entry of a file in another style for the recipe of its codes and scales.
+RECIPE = "gpucast_recipe"
+_WEIGHT = "weight"
+_SQUARE = (128, 128)
+_MX = {
+    "FLOAT8E4M3FN": "mxfp8-quantized",
+    "FLOAT6E2M3": "mxfp6-pack-quantized",
+    "FLOAT4E2M1": "mxfp4-pack-quantized",
+}
+#: What follows the name of such a tensor in those of its scales.
+_OWN = (".scales", ".zero_points", ".global_scale")
+_FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"), dtype("INT64")
+#: Weights that loaders of these styles expect unquantized; they are quantized only if chosen by name. Embeddings, the
+#: last layer, routers of mixtures of experts, and the projections into layers that predict further tokens. Sources:
+#: README_WEIGHTS.md of DeepSeek-V3; `ignore` in llm-compressor's recipes; layers without quant_config in vLLM's
+#: models/qwen2_moe.py, deepseek_v2.py and deepseek_mtp.py.
+_KEPT = (
+    *("*embed*", "shared.weight", "*.shared.weight", "lm_head.*", "*.lm_head.*", "*.shared_head.head.*"),
+    *("*.gate.weight", "*.shared_expert_gate.*", "*.router.*", "*.eh_proj.*", "*.weights_proj.*"),
+)
+#: Quantized although its rows are no multiple of the block: DeepSeek-V3 has 576 rows here, in five blocks, and vLLM
+#: joins them to q_a_proj, which is quantized.
+_RAGGED = "*.kv_a_proj_with_mqa.weight"
+#: The last layer. A checkpoint with tied embeddings has no tensor for it.
+_HEAD = "lm_head"
+
+
+class Unsuitable(Exception):
+    """The style has no place for this tensor, so it is not quantized; the text says why."""
+
+
+def refused(style: str, format: Format) -> str | None:
+    """Why a style cannot store a format; None if it can."""
+    if style == "deepseek" and (format.element.name, format.block) != ("FLOAT8E4M3FN", _SQUARE):
+        return "it holds FLOAT8E4M3FN with --scale block alone"
+    is_float8_of_tensor = format.element.name.startswith("FLOAT8E") and format.block == "tensor"
+    if style == "comfyui" and not (is_float8_of_tensor or format.name == comfyui.NVFP4):
+        return "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and FLOAT4E2M1 with --scale nvfp4, alone"
+    if style == "qdq" and not (
+        isinstance(format.block, str) or (format.element.family == "int" and format.min_ndim < 2)
+    ):
+        return "it holds float8 with --scale per-tensor or per-channel, and integers"
+    multiplies = format.global_scale and format.steps is not None and format.steps.global_scale != "1/u"
+    if style == "compressed-tensors" and multiplies:
+        return "it holds the reciprocal of the global scale, which is rounded"
+    if style == "compressed-tensors" and _compressed(format) is None:
+        return (
+            "it holds FLOAT8E4M3FN (per-tensor, per-channel, block, mx), FLOAT6E2M3 (mx), FLOAT4E2M1 (mx, nvfp4) and "
+            "INT8, UINT8, INT4, UINT4 (per-channel, block)"
+        )
+    return None
+
+
+def for_recipe(format: Format, library: str) -> str | None:
+    """The style whose loaders read a config.json and take a recipe's numbers, that of its own library first."""
+    styles = sorted(CONFIGURED, key=lambda style: style != library)
+    return next((style for style in styles if refused(style, form(style, format)) is None), None)
+
+
+def form(style: str, format: Format) -> Format:
+    """A recipe's format as a style stores it: for weights of two dimensions rows are those of the first axis."""
+    return format if style == STYLES[0] or format.block != (ROW,) else replace(format, block="axis")
+
+
+def stored(style: str, name: str, shape: tuple[int, ...], format: Format, source: DType, asked_for: bool) -> Stored:
+    """How a style stores a tensor. Raises Unsuitable if it has no place for the tensor."""
+    if style == "gpucast":
+        return _gpucast(name, shape, format, source)
+    if style == "qdq":
+        return _qdq(name, shape, format)
+    if not name.endswith(f".{_WEIGHT}") or len(shape) != 2:
+        raise Unsuitable(f"style {style} is for weights of two dimensions named *.{_WEIGHT}")
+    if not asked_for and any(fnmatchcase(name, pattern) for pattern in _KEPT):
+        raise Unsuitable(f"loaders of style {style} expect embeddings, lm_head and routers as they are")
+    if isinstance(format.block, tuple):
+        # No loader of these styles takes ragged blocks: kernels scale the inputs of a layer in whole groups, vLLM joins
+        # layers at whole blocks, and transformers derives the block size from the shape of the scales.
+        if shape[1] % format.block[-1]:
+            raise Unsuitable(f"loaders of style {style} need rows of a multiple of {format.block[-1]} elements")
+        if format.min_ndim == 2 and shape[0] % format.block[0] and not fnmatchcase(name, _RAGGED):
+            raise Unsuitable(f"loaders of style {style} need a multiple of {format.block[0]} rows")
+    return _MAKE[style](name, shape, format)
+
+
+def described_by(name: str, metadata: Mapping[str, str]) -> str:
+    """The tensor whose entry in the metadata describes the tensor `name`: itself, or the codes that it scales; `name`
+    where none does."""
+    base = next((name.removesuffix(ending) for ending in _OWN if name.endswith(ending)), name)
+    return base if ENTRY + base in metadata else name
+
+
+def _gpucast(name: str, shape: tuple[int, ...], format: Format, source: DType) -> Stored:
+    axis = 0 if format.block == "axis" else len(shape) - 1
+    scales_shape = format.scales_shape(shape, axis)
+    specs = {
+        "data": Spec(name, format.element, shape),
+        "scales": Spec(f"{name}.scales", format.scale, scales_shape),
+    }
+    if format.zero_point is not None:
+        specs["zero_points"] = Spec(f"{name}.zero_points", format.zero_point, scales_shape)
+    if format.global_scale:
+        specs["global_scale"] = Spec(f"{name}.global_scale", _FLOAT, ())
+    kind = source if source in SOURCES else _FLOAT
+    entry = json.dumps(quantized_files.entry(format, axis, "linear", kind))
+    return Stored(name, shape, format, specs, metadata=((ENTRY + name, entry),))
+
+
+def _qdq(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+    """The names that onnxruntime's own quantizer gives."""
+    axis = None if format.block == "tensor" else 0 if format.block == "axis" else len(shape) - 1
+    scales_shape = () if axis is None else format.scales_shape(shape, axis)
+    scales, zero_points = f"{name}_scale", None if format.zero_point is None else f"{name}_zero_point"
+    block = format.block[-1] if isinstance(format.block, tuple) else 0
+    linear = Linear(name, scales, zero_points, axis, block)
+    specs = {
+        "data": Spec(f"{name}_quantized", format.element, shape, linear=linear),
+        "scales": Spec(scales, format.scale, scales_shape),
+    }
+    if zero_points is not None:
+        # Of the type of the codes, as the operator asks.
+        specs["zero_points"] = Spec(zero_points, format.element, scales_shape)
+    return Stored(name, shape, format, specs)
+
+
+def _deepseek(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+    # Scales that are powers of two are FLOATs, too, in DeepSeek-V3.1.
+    specs = {
+        "data": Spec(name, format.element, shape),
+        "scales": Spec(f"{name}_scale_inv", _FLOAT, format.scales_shape(shape, 1)),
+    }
+    return Stored(name, shape, format, specs)
+
+
+def _comfyui(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+    layer = comfyui.layer(format.element)
+    described = {"layer": Spec(name.removesuffix(_WEIGHT) + comfyui.LAYER, _UINT8, (len(layer),))}
+    if format.name == comfyui.NVFP4:
+        rows, columns = shape
+        if rows % comfyui.MULTIPLE:
+            raise Unsuitable(f"ComfyUI needs a multiple of {comfyui.MULTIPLE} rows")
+        specs = comfyui.nvfp4(name, (rows, columns)) | described
+        return Stored(name, shape, format, specs, "swapped bytes", layer=layer, swizzled=True)
+    specs = {"data": Spec(name, format.element, shape), "scales": Spec(f"{name}_scale", _FLOAT, ())} | described
+    return Stored(name, shape, format, specs, layer=layer)
+
+
+def _compressed_tensors(name: str, shape: tuple[int, ...], format: Format) -> Stored:
+    rows, columns = shape
+    element, bits = format.element, format.element.bits
+    scales_shape = format.scales_shape(shape, 0 if format.block == "axis" else 1)
+    scales_shape = {"tensor": (1,), "axis": (rows, 1)}.get(str(format.block), scales_shape)
+    packing: Packing = "plain"
+    specs = {"data": Spec(name, element, shape)}
+    if element.family == "int":
+        packing = "words"
+        specs = {"data": Spec(f"{name}_packed", _INT32, (rows, words(columns, bits)))}
+    elif bits < 8:
+        packing = "bytes"
+        specs = {"data": Spec(f"{name}_packed", _UINT8, (rows, columns * bits // 8))}
+    scale = _UINT8 if format.scale.name == "FLOAT8E8M0" else format.scale
+    specs["scales"] = Spec(f"{name}_scale", scale, scales_shape)
+    if format.zero_points:
+        specs["zero_points"] = Spec(f"{name}_zero_point", _INT32, (words(rows, bits), math.prod(scales_shape) // rows))
+    if format.global_scale:
+        specs["global_scale"] = Spec(f"{name}_global_scale", _FLOAT, (1,))
+    if packing == "words":
+        specs["shape"] = Spec(f"{name}_shape", _INT64, (2,))
+    return Stored(name, shape, format, specs, packing, divides=format.global_scale)
+
+
+_MAKE: dict[str, Callable[[str, tuple[int, ...], Format], Stored]] = {
+    "deepseek": _deepseek,
+    "compressed-tensors": _compressed_tensors,
+    "comfyui": _comfyui,
+}
+
+
+# ---- config.json ----
+
+
+def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> dict[str, Any]:
+    """The quantization_config of a model. `kept` are the modules whose weights are not quantized.
+
+    Without a tensor for the last layer (`has_head`), that layer shares the embedding's weights, which have no scales.
+    """
+    if style == "deepseek":
+        entry: dict[str, Any] = {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": list(format.block),
+            **({} if format.has_float_scales else {"scale_fmt": "ue8m0"}),
+        }
+        kept = [*kept, *([] if has_head else [_HEAD])]
+        return entry | ({"modules_to_not_convert": kept} if kept else {})
+    name = _compressed(format)
+    assert name is not None
+    element = format.element
+    weights: dict[str, Any] = {
+        "num_bits": element.bits,
+        "type": element.family,
+        "symmetric": not format.zero_points,
+        "dynamic": False,
+    }
+    if isinstance(format.block, str):
+        weights["strategy"] = {"tensor": "tensor", "axis": "channel"}[format.block]
+    elif format.min_ndim == 2:
+        weights |= {"strategy": "block", "block_structure": list(format.block)}
+    else:
+        weights |= {"strategy": "tensor_group" if format.global_scale else "group", "group_size": format.block[-1]}
+    if not format.has_float_scales:
+        weights["scale_dtype"] = "torch.float8_e4m3fn" if format.global_scale else "torch.uint8"
+    activations = None
+    if name == "float-quantized":
+        # As in the presets FP8_DYNAMIC and FP8_BLOCK: loaders multiply in float8 and scale activations at run time.
+        activations = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
+        if format.min_ndim == 2:
+            activations |= {"strategy": "group", "group_size": format.block[-1]}
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": activations,
+        "output_activations": None,
+        "format": name,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": name,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": [*kept, *([] if has_head else [f"re:.*{_HEAD}"])],
+    }
+
+
+def _compressed(format: Format) -> str | None:
+    """The name of a format in compressed-tensors; None if it has none."""
+    element, block = format.element, format.block
+    if format.scale.family == "e8m0" and block == (32,):
+        return _MX.get(element.name)
+    if element.name == "FLOAT4E2M1" and format.global_scale and block == (16,):
+        return "nvfp4-pack-quantized"
+    if element.name == "FLOAT8E4M3FN" and format.has_float_scales and block in ("tensor", "axis", _SQUARE):
+        return "float-quantized"
+    is_packed = element.family == "int" and element.bits in (4, 8)
+    is_of_rows = block == "axis" or (isinstance(block, tuple) and len(block) == 1)
+    return "pack-quantized" if is_packed and is_of_rows else None

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`gpucast diff` compares checkpoints by value, and finds the recipe of each side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from math import hypot
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from gpucast.cli.main import main
+from gpucast.convert.difference import side
+from gpucast.convert.difference.explain import Original, explanations
+from gpucast.files import save
+from gpucast.files.tensor import LoadedTensor
+
+X = gpucast.cast(np.random.default_rng(4).standard_normal((256, 256)).astype(np.float32), "BFLOAT16")
+
+
+def _quantized(path: Path, recipe: str, x: Any = X) -> str:
+    """A file in DeepSeek's style, or in ModelOpt's for NVFP4."""
+    q = gpucast.quantize(x, recipe)
+    tensors = {"a.weight": q.data, "a.weight_scale_inv": np.asarray(q.scales, np.float32)}
+    if q.global_scale is not None:
+        tensors = {
+            "a.weight": q.data.data.reshape(256, -1),
+            "a.weight_scale": q.scales,
+            "a.weight_scale_2": q.global_scale,
+        }
+    save(str(path), tensors | {"b.weight": X[:2]})
+    return str(path)
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> str:
+    save(str(tmp_path / "plain.safetensors"), {"a.weight": X, "b.weight": X[:2]})
+    return str(tmp_path / "plain.safetensors")
+
+
+def _diff(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, Any]]:
+    code = main(["diff", *arguments, "--json"])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return code, found
+
+
+@pytest.mark.parametrize("recipe", ["deepgemm", "tilekernels", "vllm-fp8-group", "te-float8-block", "te-nvfp4"])
+def test_the_recipe_is_found(tmp_path: Path, plain: str, recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = _diff(capsys, plain, _quantized(tmp_path / "q.safetensors", recipe))
+    row = found["tensors"][0]
+    assert code == 1 and row["name"] == "a.weight" and row["recipes"]["a"] == []
+    exact = [one["recipe"] for one in row["recipes"]["b"] if one["codes"] == one["scales"] == 0]
+    assert recipe in exact
+    assert row["relative_error"] == pytest.approx(float(_error(recipe)), rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(200, 256), (128, 9000)], ids=str)
+def test_rows_that_are_no_whole_blocks_and_more_than_a_piece(
+    shape: tuple[int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    x = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
+    save(str(tmp_path / "plain.safetensors"), {"a.weight": x})
+    quantized = _quantized(tmp_path / "q.safetensors", "deepgemm-128x128", x)
+    _, found = _diff(capsys, str(tmp_path / "plain.safetensors"), quantized)
+    exact = [one["recipe"] for one in found["tensors"][0]["recipes"]["b"] if one["codes"] == one["scales"] == 0]
+    assert "deepgemm-128x128" in exact
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "ulps", "error"),
+    [
+        (np.array([2**62, 2**53 + 1, 5]), np.array([2**62 + 1, 2**53, 5]), 1, 2**0.5 / hypot(2**62, 2**53)),
+        (np.array([2**62 + 1, 1, 5]), np.array([2**62 + 1000, 2, 5]), 999, hypot(999, 1) / 2**62),
+        (np.array([0, 1, 1], np.uint64), np.array([2**64 - 1, 2, 1], np.uint64), 2**64 - 1, 2**64 / 2**0.5),
+        (np.array([2**63, 5, 0]), np.array([-(2**63), 6, 0]), None, 2.0),
+        (np.array([2**53 + 1, -1, 3]), np.array([2**53, 7, 3], np.float64), None, 65**0.5 / 2**53),
+        (np.float64([-4, 1, 2]), np.float64([4, 2, 2]), 2 * 0x4010000000000000, (65 / 21) ** 0.5),
+        # The squares are beyond DOUBLE.
+        (np.float64([1e300, 1, 2]), np.float64([-1e300, 2, 2]), 2 * int(np.float64(1e300).view(np.uint64)), None),
+    ],
+)
+def test_wide_numbers(
+    one: Any, other: Any, ulps: int | None, error: float | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, x in (("a", one), ("b", other)):
+        save(str(tmp_path / f"{name}.safetensors"), {"w": x})
+    code, found = _diff(capsys, str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors"))
+    row = found["tensors"][0]
+    assert (code, row["values"]["differ"], row["values"]["ulps"]) == (1, 2, ulps)
+    assert row["relative_error"] == (None if error is None else pytest.approx(error, rel=1e-9, abs=0))
+
+
+def _error(recipe: str) -> Any:
+    x, y = (part.astype(np.float64) for part in (X, gpucast.quantize(X, recipe).dequantize("DOUBLE")))
+    return np.sqrt(np.square(x - y).sum() / np.square(x).sum())
+
+
+def test_codes_and_scales_of_two_stacks(tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (_quantized(tmp_path / f"{name}.safetensors", name) for name in ("deepgemm", "vllm-fp8-group"))
+    code, found = _diff(capsys, one, other, "--original", plain)
+    row = found["tensors"][0]
+    a, b = (gpucast.quantize(X, name) for name in ("deepgemm", "vllm-fp8-group"))
+    assert code == 1 and row["codes"]["differ"] == np.count_nonzero(a.data.view(np.uint8) != b.data.view(np.uint8)) > 0
+    assert row["codes"]["ulps"] == 1 and row["scales"] == {"of": 512, "differ": 0, "ulps": None}
+    assert [row["recipes"][which][0]["recipe"] for which in "ab"] == ["deepgemm", "vllm-fp8-group"]
+    worst = row["worst"][0][0]
+    errors = np.square(a.dequantize("DOUBLE") - b.dequantize("DOUBLE")).sum(1) / np.square(a.dequantize("DOUBLE")).sum(
+        1
+    )
+    assert errors[worst] == errors.max()
+
+
+def test_an_original_is_read_once_for_both_sides(tmp_path: Path) -> None:
+    reads = []
+
+    class Counted(LoadedTensor):
+        def chunks(self, limit: int = 1 << 23) -> Iterator[Any]:
+            reads.append(self.name)
+            return super().chunks(limit)
+
+    original = Original(Counted("a.weight", gpucast.dtype("BFLOAT16"), X.shape, "BF16", X.nbytes, X))
+    for recipe in ("deepgemm", "vllm-fp8-group"):
+        with side.opened(_quantized(tmp_path / f"{recipe}.safetensors", recipe)) as one:
+            found = explanations(one.tensors["a.weight"], original)
+        assert found[0].recipe == recipe and found[0].is_exact
+    assert reads == ["a.weight"]
+
+
+def test_the_table(tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = X.copy()
+    changed[3, 4] = 100
+    save(str(tmp_path / "c.safetensors"), {"a.weight": changed, "c.weight": X[:2], "d.weight_scale_inv": np.ones(2)})
+    assert main(["diff", plain, str(tmp_path / "c.safetensors")]) == 1
+    out = capsys.readouterr().out
+    assert "a.weight  BFLOAT16  BFLOAT16  1 (0.00%)" in out and "3: " in out
+    assert "1 of 1 tensors differ" in out and f"only in {plain}: 1 tensors, such as 'b.weight'" in out
+
+
+def test_two_quantized_sides_have_no_recipe_without_an_original(
+    tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = _quantized(tmp_path / "a.safetensors", "deepgemm-128x128")
+    code, found = _diff(capsys, path, path)
+    assert code == 0 and found["tensors"][0]["recipes"] == {"a": [], "b": []}
+    assert main(["diff", path, path, "--no-progress"]) == 0
+    assert "--original C, which they were made from" in capsys.readouterr().out
+    _, found = _diff(capsys, path, path, "--original", plain)
+    assert [found["tensors"][0]["recipes"][which][0]["recipe"] for which in "ab"] == ["deepgemm-128x128"] * 2
+
+
+def test_shapes_that_differ(tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str]) -> None:
+    save(str(tmp_path / "c.safetensors"), {"a.weight": X[:3], "b.weight": X[:2]})
+    code, found = _diff(capsys, plain, str(tmp_path / "c.safetensors"))
+    assert code == 1 and found["tensors"][0]["problem"] == "shapes (256, 256) and (3, 256)"

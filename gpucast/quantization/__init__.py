@@ -14,8 +14,6 @@ from gpucast.quantization.lossless import repack
 from gpucast.quantization.quantize_array import dequantize, quantize
 from gpucast.quantization.quantized import Quantized
 from gpucast.quantization.recipes import RECIPES, Recipe
-from gpucast.quantization.states.optimizer_state import dequantize_state, quantize_state
-from gpucast.quantization.states.optimizer_step import optimizer_step
 
 __all__ = [
     "FORMATS",
@@ -27,12 +25,9 @@ __all__ = [
     "Steps",
     "cast_grouped",
     "dequantize",
-    "dequantize_state",
     "hadamard",
-    "optimizer_step",
     "quantize",
     "quantize_grouped",
-    "quantize_state",
     "repack",
 ]
 

@@ -12,8 +12,8 @@ from bench.static.paths import full_tile, loops
 from bench.static.sass import Block
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import FORMATS, find
 from gpucast.core.rule import CastRule
+from gpucast.quantization.formats import FORMATS, find
 from gpucast.quantization.gpu.hadamard_source import HadamardSpec
 from gpucast.quantization.gpu.source import WARP, Kind, QuantizeSpec
 from gpucast.quantization.gpu.tile_source import Run, TileSpec

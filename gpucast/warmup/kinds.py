@@ -13,11 +13,11 @@ from gpucast.codegen.cast_kernel import KernelSource, Shape
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import LENGTHS, SOURCES, Format, ScaleLayout
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.formats import LENGTHS, SOURCES, Format, ScaleLayout
 from gpucast.quantization.gpu.grouped_on_gpu import GroupedSpec
 from gpucast.quantization.gpu.hadamard_source import HadamardSpec, takes
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec

@@ -18,10 +18,10 @@ from bench.static.quantize import BEFORE, CHOSEN, SOURCES, TILES, measure, two_p
 from gpucast import cast, dtype
 from gpucast.codegen.cast_kernel import KernelSource, join
 from gpucast.compile import compiler
-from gpucast.core.formats import ROW, Format
-from gpucast.core.formats import SOURCES as EVERY_SOURCE
 from gpucast.core.rule import CastRule
 from gpucast.quantization import FORMATS, quantize_on_host, recipes
+from gpucast.quantization.formats import ROW, Format
+from gpucast.quantization.formats import SOURCES as EVERY_SOURCE
 from gpucast.quantization.gpu.source import QuantizeSpec
 from gpucast.warmup import kinds
 from quantization_cases import Array

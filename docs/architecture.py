@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "static" / "architecture.svg"
 #: What each folder is for, in few words.
 WORK = {
-    "core": "dtypes, rules, options,\nformats, text, errors",
+    "core": "dtypes, rules, options,\ntext, errors",
     "reference": "the exact, slow\nmeaning",
     "arrays": "PackedArray, operands,\nadapters",
     "codegen": "rules and shapes\nto CUDA text",

@@ -9,17 +9,6 @@
 
 namespace gpucast {
 
-// The arrays of a launch; arrays without elements are left out. In unused places first_block is 2^32 - 1.
-template <u32 Capacity>
-struct Arrays {
-    const u8* src[Capacity];
-    u8* dst[Capacity];
-    i64 n[Capacity];
-    u32 first_block[Capacity];
-    // The number of the array's cast among those of the kernel.
-    u8 kind[Capacity];
-};
-
 // The argument of a kernel is an `Arrays`, or a struct that begins with one (batch_fused.cu, select.cu).
 template <u32 Capacity>
 GPUCAST_INLINE const Arrays<Capacity>& arrays_of(const Arrays<Capacity>& arrays) {

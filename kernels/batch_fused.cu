@@ -3,16 +3,6 @@
 namespace gpucast {
 
 template <u32 Capacity>
-struct FusedArrays {
-    Arrays<Capacity> arrays;
-    // Of each array, in place of `given.first`.
-    i64 first[Capacity];
-    FusedArguments given;
-    // How many bytes `given.scale_at` and `given.amax` move from array to array: 0 where all share one.
-    u32 scale_step, amax_step;
-};
-
-template <u32 Capacity>
 GPUCAST_INLINE const Arrays<Capacity>& arrays_of(const FusedArrays<Capacity>& fused) {
     return fused.arrays;
 }

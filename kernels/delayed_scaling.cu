@@ -2,14 +2,6 @@
 // The scales of the next step, from the largest magnitudes of the last ones, on the device so that no step waits.
 //
 // gpucast/mixed/gpu/kernels.py compiles this file after those that every kernel needs; it is the kernel itself.
-namespace gpucast {
-
-struct Rescaling {
-    float largest, margin;
-    u32 history, power_of_two;
-};
-
-}  // namespace gpucast
 
 // A thread for each of n tensors, 32 a block. The state is n scales, n inverses, n magnitudes (amax), n places in the
 // history, and `history` rows of n magnitudes; gpucast/mixed/delayed_scaling.py has the same arithmetic on the host.

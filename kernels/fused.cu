@@ -5,27 +5,6 @@
 // gpucast/codegen/fused_kernel.py puts philox.cuh, stochastic.cuh and this file after those that every kernel needs.
 namespace gpucast {
 
-// The last argument of a fused kernel; gpucast.codegen.fused_kernel.FusedArguments has the same fields. A field without its
-// option is not read.
-struct FusedArguments {
-    // The number, or its address on the device: of a FLOAT where the scaling is narrow, else of a DOUBLE.
-    double scale;
-    const void* scale_at;
-    // The address of a FLOAT, the largest magnitude so far; its bits are compared as an integer.
-    int* amax;
-    // The address of a byte that is set to 0 where a source value is infinite or NaN.
-    u8* finite;
-    Random random;
-    // The index of the array's first element in the sequence of the random words.
-    i64 first;
-};
-
-template <u32 MaxDims>
-struct FusedDims {
-    FusedArguments given;
-    Dims<MaxDims> dims;
-};
-
 // A number to multiply with: none, a value of FLOAT, or any DOUBLE.
 enum class Scaling { none, narrow, wide };
 

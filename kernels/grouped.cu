@@ -6,29 +6,15 @@
 // becomes of bad offsets; no such offset is used as an index.
 namespace gpucast {
 
-struct GroupedArguments {
-    // The ends of the groups in the rows of the source: i64 if `wide`, else i32.
-    const u8* offsets;
-    // A FLOAT for each group, `scale_step` apart, or null: then `scale` is that of all.
-    const float* scale_at;
-    // The results besides the codes: scales of blocks, the ends of the groups with their padding, and how many are valid.
-    u8* scales;
-    u8* ends;
-    int* valid;
-    i64 rows, columns, result_rows;
-    // (2^64 - 1) / columns.
-    u64 inverse;
-    Division by_columns;
-    float scale;
-    u32 scale_step, groups, pad, wide, layout;
-    Random random;
+GPUCAST_INLINE i64 group_end(const GroupedArguments& given, i64 group) {
+    if (group < 0) return 0;
+    if (given.wide != 0) return reinterpret_cast<const i64*>(given.offsets)[group];
+    return i64(reinterpret_cast<const int*>(given.offsets)[group]);
+}
 
-    GPUCAST_INLINE i64 end(i64 group) const {
-        if (group < 0) return 0;
-        return wide != 0 ? reinterpret_cast<const i64*>(offsets)[group] : i64(reinterpret_cast<const int*>(offsets)[group]);
-    }
-    GPUCAST_INLINE float scale_of(u32 group) const { return scale_at == nullptr ? scale : scale_at[group * scale_step]; }
-};
+GPUCAST_INLINE float group_scale(const GroupedArguments& given, u32 group) {
+    return given.scale_at == nullptr ? given.scale : given.scale_at[group * given.scale_step];
+}
 
 // Threads of a block, the most groups, and how many parts the threads' groups are added in.
 enum : u32 { group_threads = 256, most_groups = 1024, group_parts = 16 };
@@ -73,9 +59,9 @@ struct Groups {
                 while (one.row >= shared.end[group]) ++group;
             }
             one.group = group;
-            const i64 begin = given.end(i64(group) - 1);
+            const i64 begin = group_end(given, i64(group) - 1);
             one.source = begin + one.row - (group == 0 ? 0 : shared.end[group - 1]);
-            one.is_padding = one.source >= given.end(group);
+            one.is_padding = one.source >= group_end(given, group);
         }
     }
 
@@ -102,7 +88,7 @@ GPUCAST_INLINE void for_groups(const GroupedArguments& given, GroupMemory& share
         u64 own = 0;
         u32 bad = given.groups;
         for (u32 i = begin; i < begin + each && i < given.groups; ++i) {
-            const i64 from = given.end(i64(i) - 1), to = given.end(i);
+            const i64 from = group_end(given, i64(i) - 1), to = group_end(given, i);
             if ((to < from || to > given.rows) && bad == given.groups) bad = i;
             own += (u64(to) - u64(from) + padding) & ~padding;
         }
@@ -138,7 +124,7 @@ GPUCAST_INLINE void for_groups(const GroupedArguments& given, GroupMemory& share
         }
         for (u32 i = mine / run * run; i < mine; ++i) end += u64(shared.sum[i]);
         for (u32 i = begin; i < begin + each && i < valid; ++i) {
-            end += (u64(given.end(i)) - u64(given.end(i64(i) - 1)) + padding) & ~padding;
+            end += (u64(group_end(given, i)) - u64(group_end(given, i64(i) - 1)) + padding) & ~padding;
             shared.end[i] = i64(end);
         }
         if (mine == 0) shared.valid = valid;
@@ -178,7 +164,7 @@ struct QuantizeGroups {
 #pragma unroll
         for (u32 i = 0; i < Tiles; ++i) {
             if (!place[i].here) continue;
-            const float global = F::global_scale ? given.scale_of(place[i].group) : 1;
+            const float global = F::global_scale ? group_scale(given, place[i].group) : 1;
             Scale scale = scale_of<F, Float, Double>(stats.row[i], global);
             const i64 at = place[i].row * given.columns + place[i].column;
             if (threadIdx.x % lanes == 0) {
@@ -216,7 +202,7 @@ struct CastGroups {
             const i64 at = place[i].row * given.columns + place[i].column;
             Tile<Elements * Dst::bits / 8> out = {};
             if (!place[i].is_padding) {
-                by.scale = ptx::cvt_f64(given.scale_of(place[i].group));
+                by.scale = ptx::cvt_f64(group_scale(given, place[i].group));
                 Fused<Src, Dst, Float, Double, Src::bits, Rule, Scaling::narrow, false, false> converter(by);
                 converter.template tile<Elements>(in[i], out, place[i].source * given.columns + place[i].column);
             }

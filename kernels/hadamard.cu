@@ -6,30 +6,6 @@
 // thread waits for another one, and the transformed numbers never leave the registers.
 namespace gpucast {
 
-// One result, as in tiles.cuh, with a global scale of its own.
-struct HadamardResult {
-    u8* data;
-    u8* scales;
-    u8* zero_points;
-    const float* global_scale;
-    // The rows of all its matrices.
-    i64 rows;
-};
-
-struct HadamardArguments {
-    HadamardResult same, swapped;
-    // Statistics of each warp.
-    u8* stats;
-    Random random;
-    // How many fragments there are, and the distance in elements of the numbers of one.
-    i64 runs, inner;
-    // The size of one matrix of the array, in elements and in tiles.
-    i64 rows, columns;
-    u32 tiles_down, tiles_across;
-    // The sign bit of each number of a run, set where its sign is -1.
-    u32 signs[128];
-};
-
 // ---- the transform ----
 
 // 1 / sqrt(Length), rounded.

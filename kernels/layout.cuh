@@ -365,17 +365,6 @@ struct Writer {
 
 // ---- strided arrays ----
 
-// Lengths, and the bytes from one element to the next, of a row-major array of `count` dimensions, at least one. `inverse`
-// is (2^64 - 1) / length: a division takes many times as long, to compile as well.
-template <u32 MaxDims>
-struct Dims {
-    u32 count;
-    u64 length[MaxDims];
-    u64 inverse[MaxDims];
-    i64 src[MaxDims];
-    i64 dst[MaxDims];
-};
-
 struct Offsets {
     i64 src, dst;
     // How many elements of its row follow, with itself, if 32 bits hold it; the last of the dimensions are the rows.

@@ -10,11 +10,6 @@ struct LossScale {
     u32 counter;
 };
 
-struct Adjustment {
-    float factor, backoff, least;
-    u32 period;
-};
-
 }  // namespace gpucast
 
 // One thread. `finite` is 0 where the step that was just taken overflowed.

@@ -13,33 +13,9 @@
 
 namespace gpucast {
 
-// The array as outer x rows x columns, and its grid of blocks of block_rows x block_columns. `splits_outer` is 0 if one
-// block spans all of the outer dimension. The last blocks of a dimension may be smaller.
-struct Blocks {
-    i64 outer, rows, columns, block_rows, block_columns, grid_rows, grid_columns, splits_outer;
-
-    GPUCAST_INLINE i64 count() const { return (splits_outer ? outer : 1) * grid_rows * grid_columns; }
-};
-
-// The constants of a division of 32-bit numbers by multiplication (gpucast/quantization/gpu/source.py).
-struct Division {
-    u32 magic, first, second;
-};
-
-struct QuantizeArguments {
-    u8* scales;
-    // Null in symmetric formats.
-    u8* zero_points;
-    // The FLOAT that multiplies all scales, in formats that have it.
-    const float* global_scale;
-    // Statistics from one pass to the next: `parts` of every block.
-    u8* stats;
-    i64 parts, chunk;
-    Random random;
-    Blocks blocks;
-    // By the blocks' columns, rows, block_columns and block_rows.
-    Division columns, rows, block_columns, block_rows;
-};
+GPUCAST_INLINE i64 block_count(const Blocks& blocks) {
+    return (blocks.splits_outer ? blocks.outer : 1) * blocks.grid_rows * blocks.grid_columns;
+}
 
 // ---- one pass: blocks of a power of two elements along the last axis, all of them complete ----
 
@@ -86,7 +62,7 @@ GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments&
     const u32 lane = u32(thread) % Lanes;
     BlockStats<V, two_sided, finite_only> stats = {0, 0};
     if (thread < n) {
-        const Index count = Index(blocks.count()), part = team / count, block = team - part * count;
+        const Index count = Index(block_count(blocks)), part = team / count, block = team - part * count;
         const Index above = block / Index(blocks.grid_columns), outer = above / Index(blocks.grid_rows);
         const i64 column = i64(block - above * Index(blocks.grid_columns)) * blocks.block_columns;
         const i64 row = i64(above - outer * Index(blocks.grid_rows)) * blocks.block_rows;
@@ -155,7 +131,7 @@ GPUCAST_INLINE void find_column_extremes(const u8* src, i64 n, const QuantizeArg
     const Blocks& blocks = given.blocks;
     const i64 thread = i64(blockIdx.x) * Threads + threadIdx.x;
     if (thread >= n) return;
-    const Index count = Index(blocks.count()), vectors = count / vector;
+    const Index count = Index(block_count(blocks)), vectors = count / vector;
     const Index part = Index(thread) / vectors, block = (Index(thread) - part * vectors) * vector;
     const Index above = block / Index(blocks.grid_columns), outer = above / Index(blocks.grid_rows);
     const i64 first = i64(above - outer * Index(blocks.grid_rows)) * blocks.block_rows, down = blocks.rows - first;
@@ -211,7 +187,7 @@ GPUCAST_INLINE void find_column_extremes(const u8* src, i64 n, const QuantizeArg
 // With `keep` the scales are given, and only those of blocks with an infinity or NaN are written.
 template <typename F, typename V, typename Float, typename Double, bool keep, u32 Threads>
 GPUCAST_INLINE void find_scales(const QuantizeArguments& given) {
-    const i64 count = given.blocks.count(), block = (i64(blockIdx.x) * Threads + threadIdx.x) / 32;
+    const i64 count = block_count(given.blocks), block = (i64(blockIdx.x) * Threads + threadIdx.x) / 32;
     BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
     GPUCAST_PARTS(stats, block, count);
     if (block >= count || threadIdx.x % 32 != 0 || (keep && !stats.has_nonfinite())) return;
@@ -330,7 +306,7 @@ GPUCAST_INLINE Scale load_scale(const u8* scales, const u8* zero_points, i64 blo
     typedef typename F::scale DType;
     i64 place = block;
     if constexpr (u32(F::order) != linear) {
-        const i64 columns = blocks->grid_columns, row = block / columns, rows = padded_rows(F::order, blocks->count() / columns);
+        const i64 columns = blocks->grid_columns, row = block / columns, rows = padded_rows(F::order, block_count(*blocks) / columns);
         place = scale_place<DType::bits / 8>(F::order, row, block - row * columns, rows, columns);
     }
     const u32 code = load_element<DType::bits, u32>(scales + place * (DType::bits / 8));

@@ -5,14 +5,6 @@
 // gpucast/mixed/gpu/kernels.py puts this file after batch.cu and those that every kernel needs.
 namespace gpucast {
 
-// Each array of `arrays.src` where the byte `chosen` is not 0, else that of `otherwise`; n counts bytes.
-template <u32 Capacity>
-struct Choices {
-    Arrays<Capacity> arrays;
-    const u8* otherwise[Capacity];
-    const u8* chosen;
-};
-
 template <u32 Capacity>
 GPUCAST_INLINE const Arrays<Capacity>& arrays_of(const Choices<Capacity>& choices) {
     return choices.arrays;

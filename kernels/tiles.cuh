@@ -11,22 +11,6 @@ namespace gpucast {
 // result.
 enum class Run : u32 { nothing, along, down, square, everywhere };
 
-// One result, in the array's order or transposed; all of it in C order.
-struct TileResult {
-    u8* data;
-    u8* scales;
-    u8* zero_points;
-};
-
-struct TileArguments {
-    TileResult same, swapped;
-    const float* global_scale;
-    Random random;
-    // The size of one matrix of the array, in elements and in tiles.
-    i64 rows, columns;
-    u32 tiles_down, tiles_across;
-};
-
 // ---- the patch of a thread ----
 
 template <typename Src, u32 Rows, u32 Columns>

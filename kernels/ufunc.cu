@@ -34,20 +34,6 @@ template <typename T> GPUCAST_INLINE T maximum(T a, T b) { return a > b || a != 
 enum class Walk { dense, strided, number };
 enum : u32 { ufunc_dims = 10 };
 
-struct UfuncInput {
-    const u8* from;
-    double number;
-    // The strides of this input, and of the result, in bits.
-    Dims<ufunc_dims> dims;
-};
-
-// The last argument of a kernel; gpucast.user_kernels.ufunc_kernel.UfuncArguments has the same fields.
-template <u32 Inputs>
-struct UfuncArguments {
-    FusedArguments given;
-    UfuncInput input[Inputs];
-};
-
 template <typename Compute, u32 Bytes>
 GPUCAST_INLINE auto value_of(const Tile<Bytes>& tile, u32 i) {
     if constexpr (Compute::bits == 32) return ptx::as_float(get<32, u32>(tile, i));

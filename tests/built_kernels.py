@@ -14,7 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from gpucast.codegen.cast_kernel import host_section
+from gpucast.codegen.kernel import host_section
 from gpucast.compile.cache import Cache
 from gpucast.compile.compiler import Compiler
 from gpucast.compile.nvrtc import Nvrtc

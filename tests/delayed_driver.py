@@ -18,8 +18,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from gpucast.codegen.batch_kernel import BatchSource
-from gpucast.codegen.cast_kernel import KernelSource
+from gpucast.codegen.kernel import Kernel
 from host_driver import HostDriver
 
 _ALIGNMENT = 256
@@ -119,24 +118,17 @@ class DelayedDriver(HostDriver):
     def capturing(self) -> bool:
         return self.captured == self.stream()
 
-    def load(self, source: KernelSource) -> Any:
+    def load(self, kernel: Kernel) -> Any:
         assert not self.capturing(), "loaded while a graph was captured"
-        return self._late(super().load(source), lambda src, dst, n, more: (src, dst, n, more))
+        run, device = super().load(kernel), self.index
 
-    def load_many(self, source: BatchSource) -> Any:
-        assert not self.capturing(), "loaded while a graph was captured"
-        return self._late(super().load_many(source), lambda blocks, table: (blocks, table.copy()))
-
-    def _late(self, run: Callable[..., None], copied: Callable[..., tuple[Any, ...]]) -> Callable[..., None]:
-        device = self.index
-
-        def work(arguments: tuple[Any, ...]) -> None:
+        def work(blocks: int, arguments: Any) -> None:
             with self.on(device):
-                run(*arguments)
+                run(blocks, arguments)
 
-        def launch(*arguments: Any) -> None:
-            held = copied(*arguments)
-            self.give(lambda: work(held), self.streams[device])
+        def launch(blocks: int, arguments: Any) -> None:
+            held = arguments if isinstance(arguments, bytes) else arguments.copy()
+            self.give(lambda: work(blocks, held), self.streams[device])
 
         return launch
 

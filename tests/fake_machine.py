@@ -13,8 +13,7 @@ import numpy as np
 
 from bench.cases.buffers import Sets
 from bench.cases.contenders import Run
-from gpucast.codegen.batch_kernel import BatchSource
-from gpucast.codegen.cast_kernel import KernelSource
+from gpucast.codegen.kernel import ARRAY, Kernel
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
 from gpucast.parity.compare import wanted_codes
@@ -116,23 +115,18 @@ class TimedDriver(HostDriver):
         #: The source address of every launch.
         self.sources: list[int] = []
 
-    def load(self, source: KernelSource) -> Any:
-        launch = super().load(source)
-        bits = source.rule.src.bits + source.rule.dst.bits
+    def load(self, kernel: Kernel) -> Any:
+        run, is_batch = super().load(kernel), "src" not in kernel.arguments.offsets
+        bits = sum(kind.bits for kind in kernel.dtypes[:2])
 
-        def timed(src: int, dst: int, n: int, more: Any) -> None:
-            launch(src, dst, n, more)
+        def timed(blocks: int, arguments: Any) -> None:
+            run(blocks, arguments)
+            if is_batch:
+                self.machine.spend(MANY_LAUNCH)
+                return
+            src, _, _, n = ARRAY.layout.unpack_from(arguments)
             self.sources.append(src)
             self.machine.spend(n * bits / 8 / 0.99e9)
-
-        return timed
-
-    def load_many(self, source: BatchSource) -> Any:
-        run = super().load_many(source)
-
-        def timed(blocks: int, table: np.ndarray[Any, Any]) -> None:
-            run(blocks, table)
-            self.machine.spend(MANY_LAUNCH)
 
         return timed
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.fused_kernel import FusedOps, fused_source
+from gpucast.codegen.fused_kernel import FusedOps, fused_kernel
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule, Options
@@ -54,7 +54,7 @@ def rule_of(src: DType, dst: DType, asked: FusedOps, random: bool) -> CastRule:
 
 #: The kernels of the cases: each takes a part of a second to build, and half of that where it shares a program.
 SOURCES = [
-    fused_source(rule_of(*case), case[2], shape, unpacked=unpacked)
+    fused_kernel(rule_of(*case), case[2], shape, unpacked=unpacked)
     for case in CASES
     for shape in ("contiguous", "strided")
     for unpacked in sorted({False, case[0].packed})

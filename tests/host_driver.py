@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from gpucast import PackedArray
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource
-from gpucast.codegen.cast_kernel import KernelSource, kernel_source
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES
+from gpucast.codegen.fused_kernel import cast_kernel
+from gpucast.codegen.kernel import Kernel
 from gpucast.core.rule import CastRule
 from gpucast.gpu import driver as launch
 from gpucast.parity import host_build
@@ -35,10 +36,8 @@ def installed(driver: Any) -> Iterator[Any]:
         launch.use(before)
 
 
-#: Kernels by name and text, and batch kernels. All drivers share them, because building one takes longer
-#: than a test.
+#: Kernels by name, text and architecture. All drivers share them, because building one takes longer than a test.
 _BUILT: dict[tuple[str, int, int], host_build.HostKernels] = {}
-_MANY: dict[str, Callable[[int, np.ndarray[Any, Any]], None]] = {}
 #: A kernel's blockIdx and threadIdx are globals of its host build.
 _RUNNING = threading.Lock()
 
@@ -60,17 +59,14 @@ class HostDriver:
         self.memory_of = 0
         self.argument_bytes = ARGUMENT_BYTES[1]
 
-    def prepare(self, sources: Iterable[KernelSource]) -> None:
+    def prepare(self, kernels: Iterable[Kernel]) -> None:
         """Compile many kernels at once, which is quicker than one by one."""
-        by_prelude: dict[str, list[KernelSource]] = {}
-        for source in dict.fromkeys(sources):
-            if self._key(source) not in _BUILT:
-                by_prelude.setdefault(source.prelude, []).append(source)
-        for alike in by_prelude.values():
-            _BUILT.update(dict.fromkeys(map(self._key, alike), host_build.build(alike, optimize=False, arch=self.arch)))
+        new = [kernel for kernel in dict.fromkeys(kernels) if self._key(kernel) not in _BUILT]
+        if new:
+            _BUILT.update(dict.fromkeys(map(self._key, new), host_build.build(new, optimize=False, arch=self.arch)))
 
-    def _key(self, source: KernelSource) -> tuple[str, int, int]:
-        return source.name, hash(source.text), self.arch
+    def _key(self, kernel: Kernel) -> tuple[str, int, int]:
+        return kernel.name, hash(kernel.text), self.arch
 
     def unavailable(self) -> tuple[str, str] | None:
         return None
@@ -95,32 +91,17 @@ class HostDriver:
     def capturing(self) -> bool:
         return self.capture
 
-    def load(self, source: KernelSource) -> Any:
-        self.loaded.append((source.name, self.index))
-        self.prepare([source])
-        kernels, device = _BUILT[self._key(source)], self.index
+    def load(self, kernel: Kernel) -> Any:
+        self.loaded.append((kernel.name, self.index))
+        self.prepare([kernel])
+        kernels, device = _BUILT[self._key(kernel)], self.index
 
-        def launch(src: int, dst: int, n: int, more: Any) -> None:
-            assert self.index == device and n > 0, "launched beside its device, or without work"
-            self.launched.append((source.name, self.streams[device]))
-            more_bytes = None if more is None else more.to_bytes()
-            with _RUNNING:
-                kernels.launch(source.name, host_build.Arguments(src, dst, n, more=more_bytes))
-
-        return launch
-
-    def load_many(self, source: BatchSource) -> Any:
-        self.loaded.append((source.name, self.index))
-        if source.name not in _MANY:
-            _MANY[source.name] = host_build.build_batch(source)
-        run, device = _MANY[source.name], self.index
-
-        def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:
+        def launch(blocks: int, arguments: bytes | np.ndarray[Any, Any]) -> None:
             assert self.index == device and blocks > 0, "launched beside its device, or without work"
-            assert table.nbytes <= self.argument_bytes
-            self.launched.append((source.name, self.streams[device]))
+            assert kernel.arguments.nbytes <= self.argument_bytes
+            self.launched.append((kernel.name, self.streams[device]))
             with _RUNNING:
-                run(blocks, table)
+                kernels.start(kernel.name, blocks, arguments)
 
         return launch
 
@@ -166,14 +147,12 @@ class Quiet(HostDriver):
 
     def __init__(self, arch: int = 90) -> None:
         super().__init__(arch=arch)
-        self.sources: list[KernelSource | BatchSource] = []
+        self.kernels: list[Kernel] = []
 
-    def load(self, source: KernelSource | BatchSource) -> Any:
-        self.sources.append(source)
-        self.loaded.append((source.name, self.index))
+    def load(self, kernel: Kernel) -> Any:
+        self.kernels.append(kernel)
+        self.loaded.append((kernel.name, self.index))
         return lambda *_: None
-
-    load_many = load
 
 
 def rehearsed(calls: Iterable[Callable[[], Any]], arch: int = 90) -> HostDriver:
@@ -182,7 +161,7 @@ def rehearsed(calls: Iterable[Callable[[], Any]], arch: int = 90) -> HostDriver:
     with installed(quiet):
         for call in calls:
             call()
-    driver.prepare(source for source in quiet.sources if isinstance(source, KernelSource))
+    driver.prepare(quiet.kernels)
     return driver
 
 
@@ -258,8 +237,8 @@ def elements(y: Any) -> np.ndarray[Any, Any]:
     return y if isinstance(y, np.ndarray) else download(y)
 
 
-def both_shapes(rules: Iterable[CastRule]) -> Iterator[KernelSource]:
+def both_shapes(rules: Iterable[CastRule]) -> Iterator[Kernel]:
     for rule in rules:
         for unpacked in {False, rule.src.packed}:
-            yield kernel_source(rule, "contiguous", unpacked=unpacked)
-            yield kernel_source(rule, "strided", unpacked=unpacked)
+            yield cast_kernel(rule, "contiguous", unpacked)
+            yield cast_kernel(rule, "strided", unpacked)

@@ -117,7 +117,7 @@ def check_strided(
     space = GuardedBytes.of(np.full(dst.nbytes(x.size if target is None else room), _GUARD, np.uint8), offset, 64)
     out = space.data if target is None else target(space.data.view(dst.code_numpy))
     dst_strides = (0,) * x.ndim if target is None else out.strides
-    dims = collapse(x.shape, src_strides, dst_strides).to_bytes()
+    dims = collapse(x.shape, src_strides, dst_strides).packed
     kernels.run(rule, Arguments(address, out.ctypes.data, x.size, bit, dims), "strided", unpacked=unpacked)
     assert np.array_equal(out.reshape(-1), to_bytes(wanted, dst) if target is None else wanted)
     # Everything that is no element of `out` is as it was.

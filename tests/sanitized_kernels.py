@@ -15,7 +15,7 @@ import numpy as np
 
 import gpucast
 from codes import random_codes
-from gpucast.codegen.cast_kernel import kernel_source
+from gpucast.codegen.fused_kernel import cast_kernel
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
 from hard_codes import every_or_hard
@@ -27,18 +27,17 @@ def main() -> None:
     rng = np.random.default_rng(30)
     pairs = list(itertools.product(BY_WIDTH, BY_WIDTH))
     # Every width to every width, in turn by one of both kernels, and every rule of a seeded sixtieth of the pairs.
-    shapes = itertools.cycle(("contiguous", "strided"))
-    layouts = [kernel_source(rules(*pair)[0], shape) for pair, shape in zip(pairs, shapes, strict=False)]
+    shapes: Iterator[Shape] = itertools.cycle(("contiguous", "strided"))
+    layouts = [(rules(*pair)[0], shape) for pair, shape in zip(pairs, shapes, strict=False)]
     some = [pair for pair in itertools.product(NUMERIC, NUMERIC) if rng.random() < 1 / 60 and pair not in pairs]
     numbers = [rule for pair in some for rule in rules(*pair)]
-    kernels = host_build.build([*layouts, *numbers], optimize=False, sanitize=True)
+    kernels = host_build.build([*(cast_kernel(*layout) for layout in layouts), *numbers], optimize=False, sanitize=True)
     for rule in numbers:
         codes = every_or_hard(rule.src, rule.dst, 300)
         assert np.array_equal(cast_codes(kernels, rule, codes), wanted_codes(codes, rule)), rule
-    for source in layouts:
-        rule = source.rule
+    for rule, shape in layouts:
         codes = random_codes(rule.src, 700, rng)
-        if source.shape == "strided":
+        if shape == "strided":
             # Rows with gaps, and rows that follow each other.
             for some in (None,) if rule.dst.packed else (np.s_[::-2, ::-1], np.s_[:7]):
                 target = some and (lambda space, some=some: space[:504].reshape(14, 36)[some])

@@ -22,7 +22,8 @@ import numpy as np
 import gpucast
 from bench import idle_cuda
 from bench.timing.times import quickest
-from gpucast.codegen.cast_kernel import SHAPES, kernel_source
+from gpucast.codegen.cast_kernel import SHAPES
+from gpucast.codegen.fused_kernel import cast_kernel
 from gpucast.compile import nvrtc, nvrtc_search
 from gpucast.compile.cache import Cache
 from gpucast.compile.compiler import Compiler
@@ -86,7 +87,7 @@ def _compilations() -> dict[str, float]:
     taken: dict[str, list[float]] = {}
     for src, dst in random.Random(7).sample([*itertools.product(NUMERIC, NUMERIC)], COMPILED):
         shapes = SHAPES if min(src.bits, dst.bits) >= 8 else SHAPES[:2]
-        sources = [kernel_source(resolve(src, dst), shape) for shape in shapes]
+        sources = [cast_kernel(resolve(src, dst), shape) for shape in shapes]
         kernels = [
             *((source.shape, source.text, source.name, options) for source in sources),
             ("an empty kernel", 'extern "C" __global__ void k() {}', "k", ()),

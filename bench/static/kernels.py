@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from gpucast.codegen.spec import CastSpec, KernelSpec
+
 from bench import cubin
 from bench.static.paths import Path, full_tile, loops
 from bench.static.sass import Block, Instruction, parse
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSpec, tiles_of
 from gpucast.codegen.cast_kernel import KernelSource, Shape, join
-from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.compile import compiler, disassembler
 from gpucast.core.rule import CastRule, resolve
 

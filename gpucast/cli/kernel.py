@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 from gpucast.cli import arguments
-from gpucast.codegen.cast_kernel import KernelSource
-from gpucast.codegen.spec import CastSpec
+from gpucast.codegen.fused_kernel import cast_kernel
+from gpucast.codegen.kernel import Kernel
 from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.rule import Options, resolve
 
@@ -34,10 +34,10 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     rule = resolve(args.src, args.dst, Options(**arguments.attributes_of(args), caller="kernel"))
-    source = CastSpec.of(rule, args.shape, args.unpacked).source()
+    kernel = cast_kernel(rule, args.shape, args.unpacked)
     if args.emit == "cubin" and args.output is None and sys.stdout.isatty():
         raise ValueError("a cubin is no text; give -o FILE")
-    data = source.text.encode() if args.emit == "source" else _compiled(source, args.emit, args.arch)
+    data = kernel.text.encode() if args.emit == "source" else _compiled(kernel, args.emit, args.arch)
     with arguments.created(args.output) as file:
         if file is not None:
             file.write(data)
@@ -48,13 +48,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _compiled(source: KernelSource, form: str, arch: str | None) -> bytes:
+def _compiled(kernel: Kernel, form: str, arch: str | None) -> bytes:
     name = compiler.compiler().parse(arch) if arch is not None else _own_architecture()
     if form == "ptx":
         name = name.replace("sm_", "compute_")
     elif name.startswith("compute_"):
         raise ValueError(f"--emit {form} needs an architecture of a GPU, such as sm_90; {name} gives PTX")
-    compiled = compiler.compile(source.text, source.name, name)
+    compiled = compiler.compile(kernel.text, kernel.name, name)
     if compiled.log:
         print(compiled.log, file=sys.stderr)
     if form == "sass":

@@ -5,27 +5,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.codegen.cast_kernel import (
-    THREADS,
-    KernelSource,
-    choose,
-    entries,
-    join,
-    kernel_file,
-    options,
-    prelude,
-    without_table,
-)
-from gpucast.codegen.fused_kernel import FusedArguments, fused_prelude, template_options
-from gpucast.codegen.spec import CastSpec, KernelSpec
-from gpucast.core.rule import resolve
+from gpucast.codegen.cast_kernel import PARTS, THREADS, choose, entries, options, without_table
+from gpucast.codegen.fields import Fields
+from gpucast.codegen.fused_kernel import FUSED, FUSED_PARTS, PLAIN, FusedOps, cast_kernel, template_options
+from gpucast.codegen.kernel import Kernel
+from gpucast.core.rule import CastRule, resolve
 
 #: Bytes of arguments that a kernel takes: before the CUDA version (of the driver, and of NVRTC) below, and from it on.
 ARGUMENT_BYTES = (4096, 32764)
@@ -36,110 +26,110 @@ _NAME = 160
 #: The fewest tiles that a thread casts, so that finding its array is a small part of its work.
 _TILES = 4
 
-#: A field of the table: its name, its NumPy dtype, and whether it has one value per array.
-Field = tuple[str, Any, bool]
-_ARRAYS: tuple[Field, ...] = (
-    ("src", np.uint64, True),
-    ("dst", np.uint64, True),
-    ("n", np.int64, True),
-    ("first_block", np.uint32, True),
-    ("kind", np.uint8, True),
+#: The arrays of a launch; arrays without elements are left out. In unused places first_block is 2^32 - 1.
+ARRAYS = Fields(
+    "Arrays",
+    (
+        ("src", "const u8*", "Capacity"),
+        ("dst", "u8*", "Capacity"),
+        ("n", "i64", "Capacity"),
+        ("first_block", "u32", "Capacity"),
+        # The number of the array's cast among those of the kernel.
+        ("kind", "u8", "Capacity"),
+    ),
+    "Capacity",
 )
-#: Those of ``struct FusedArrays`` of kernels/batch_fused.cu after its first member.
-FUSED: tuple[Field, ...] = (
-    ("first", np.int64, True),
-    ("given", f"V{len(FusedArguments().to_bytes())}", False),
-    ("scale_step", np.uint32, False),
-    ("amax_step", np.uint32, False),
+FUSED_ARRAYS = Fields(
+    "FusedArrays",
+    (
+        ("arrays", ARRAYS),
+        # Of each array, in place of `given.first`.
+        ("first", "i64", "Capacity"),
+        ("given", FUSED),
+        # How many bytes `given.scale_at` and `given.amax` move from array to array: 0 where all share one.
+        ("scale_step", "u32"),
+        ("amax_step", "u32"),
+    ),
+    "Capacity",
 )
 
 
-@dataclass(frozen=True, eq=False)
-class BatchSource:
-    """The text of one kernel that casts many arrays. Its only argument is a record of `table`, passed by value."""
+class Kind(NamedTuple):
+    """A cast that a batch kernel can do, of contiguous arrays."""
 
-    name: str
-    #: The casts that it can do. An array names its cast by the index in this tuple.
-    kinds: tuple[CastSpec, ...]
-    prelude: str
-    structs: dict[str, str]
-    kernel: str
-    threads: int
-    #: ``struct Arrays``, ``FusedArrays`` or ``Choices``, named `more`, of kernels/batch.cu, batch_fused.cu, select.cu.
-    table: np.dtype[np.void]
-    more: str
+    rule: CastRule
+    #: Whether a source below one byte has one element per byte.
+    unpacked: bool = False
+    ops: FusedOps = PLAIN
+
+    @property
+    def alone(self) -> Kernel:
+        """The kernel of the same cast for a single array."""
+        return cast_kernel(self.rule, "contiguous", self.unpacked, self.ops)
+
+    @property
+    def src_bits(self) -> int:
+        """Bits of a source element in memory."""
+        return 8 if self.unpacked and self.rule.src.packed else self.rule.src.bits
+
+    @property
+    def tiles(self) -> int:
+        """Tiles that a thread casts."""
+        return max(self.alone.elements // self.alone.tile, _TILES)
+
+
+class Batch(NamedTuple):
+    """A kernel that casts many arrays, and what its table is filled by. `Kernel.arguments` has that table alone."""
+
+    kernel: Kernel
     #: The most arrays of a launch.
     capacity: int
-    #: For each of `kinds`: elements per block of threads, and per tile.
+    #: For each kind of cast: elements per block of threads, and per tile.
     elements: npt.NDArray[np.int64]
     tiles: npt.NDArray[np.int64]
 
-    @property
-    def text(self) -> str:
-        return join(self.prelude, self.structs, [self.kernel])
+    @classmethod
+    def of(cls, kernel: Kernel, capacity: int, kinds: Iterable[Kind]) -> Batch:
+        kinds = list(kinds)
+        elements = np.array([kind.tiles * kind.alone.tile * kernel.threads for kind in kinds])
+        return cls(kernel, capacity, elements, np.array([kind.alone.tile for kind in kinds]))
 
 
-@dataclass(frozen=True)
-class BatchSpec(KernelSpec[BatchSource]):
-    """The kernel that casts contiguous arrays of any of the kinds, which are in the order of `sorted_kinds`.
+def sorted_kinds(kinds: Iterable[Kind]) -> tuple[Kind, ...]:
+    """The casts in a fixed order, so that equal sets of casts share one kernel."""
+    return tuple(sorted(set(kinds), key=lambda kind: kind.alone.name))
+
+
+@lru_cache(maxsize=256)
+def batch_kernel(kinds: tuple[Kind, ...], argument_bytes: int) -> Batch:
+    """The kernel that casts contiguous arrays of any of the kinds, which are in the order of `sorted_kinds`. An array
+    names its cast by the index among them. `argument_bytes`: one of `ARGUMENT_BYTES`.
 
     Each cast has only the fused operations that apply to its source: integers, for example, are never checked for
     being finite.
     """
-
-    kinds: tuple[CastSpec, ...]
-    #: Bytes of arguments that it takes at most, one of `ARGUMENT_BYTES`.
-    argument_bytes: int
-
-    def source(self) -> BatchSource:
-        return _batch_source(self.kinds, self.argument_bytes)
-
-
-def sorted_kinds(kinds: Iterable[CastSpec]) -> tuple[CastSpec, ...]:
-    """The casts in a fixed order, so that equal sets of casts share one kernel."""
-    return tuple(sorted(set(kinds), key=lambda kind: source_of(kind).name))
-
-
-@lru_cache(maxsize=1024)
-def source_of(kind: CastSpec) -> KernelSource:
-    """The kernel of the same cast for a single array."""
-    return kind.source()
-
-
-def tiles_of(kind: CastSpec) -> int:
-    """Tiles that a thread casts."""
-    source = source_of(kind)
-    return max(source.elements // source.tile, _TILES)
-
-
-@lru_cache(maxsize=256)
-def _batch_source(kinds: tuple[CastSpec, ...], argument_bytes: int) -> BatchSource:
-    sources = [source_of(kind) for kind in kinds]
-    fused = any(kind.ops is not None for kind in kinds)
-    more_columns = FUSED if fused else ()
-    capacity = capacity_of(argument_bytes, *more_columns)
-    name = _name([source.name for source in sources], capacity)
+    fused = any(kind.ops.fuses(kind.rule) for kind in kinds)
+    table = FUSED_ARRAYS if fused else ARRAYS
+    capacity = capacity_of(argument_bytes, table)
+    name = _name([kind.alone.name for kind in kinds], capacity)
     casts = [f"{name}_{number}" for number in range(len(kinds))]
-    more = f"{'FusedArrays' if fused else 'Arrays'}<{capacity}>"
     listed = ", ".join(f"gpucast::{cast}" for cast in casts)
-    files = (
-        [fused_prelude(), *map(kernel_file, ("batch.cu", "batch_fused.cu"))]
-        if fused
-        else [prelude(), kernel_file("batch.cu")]
+    parts = (
+        *(FUSED_PARTS if fused else PARTS),
+        ARRAYS,
+        "batch.cu",
+        *((FUSED_ARRAYS, "batch_fused.cu") if fused else ()),
     )
-    return BatchSource(
-        name=name,
-        kinds=kinds,
-        prelude="\n".join(files),
-        structs={name: text for source in sources for name, text in source.structs},
-        kernel="".join(map(_cast, casts, kinds)) + f"GPUCAST_BATCH({name}, {more}, {THREADS}, {listed})\n",
-        threads=THREADS,
-        table=table_of(capacity, *more_columns),
-        more=f"gpucast::{more}",
-        capacity=capacity,
-        elements=np.array([tiles_of(kind) * source_of(kind).tile * THREADS for kind in kinds]),
-        tiles=np.array([source.tile for source in sources]),
-    )
+    line = f"GPUCAST_BATCH({name}, {table.of(capacity).type}, {THREADS}, {listed})\n"
+    dtypes = tuple(dict.fromkeys(kind for one in kinds for kind in one.alone.dtypes))
+    kernel = Kernel(name, parts, dtypes, "".join(map(_cast, casts, kinds)) + line, THREADS, one_table(table, capacity))
+    return Batch.of(kernel, capacity, kinds)
+
+
+@lru_cache
+def one_table(table: Fields, capacity: int) -> Fields:
+    """The only parameter of a kernel that casts many arrays."""
+    return Fields("Table", (("table", table.of(capacity)),))
 
 
 def _name(names: list[str], capacity: int) -> str:
@@ -150,14 +140,14 @@ def _name(names: list[str], capacity: int) -> str:
     return f"gpucast_many_{casts}_{capacity}"
 
 
-def _cast(name: str, kind: CastSpec) -> str:
+def _cast(name: str, kind: Kind) -> str:
     """The lines that define one of a kernel's casts."""
-    rule, source = kind.rule, source_of(kind)
-    src, dst, bits = rule.src.name, rule.dst.name, source.src_bits
-    sizes = f"{source.tile}, {tiles_of(kind)}, {THREADS}"
+    rule, bits, fused = kind.rule, kind.src_bits, kind.ops.fuses(kind.rule)
+    src, dst = rule.src.name, rule.dst.name
+    sizes = f"{kind.alone.tile}, {kind.tiles}, {THREADS}"
     lines = [f"typedef CastRule<{options(rule)}> {name}_rule;"]
-    entry = entries(rule, bits) if kind.ops is None else None
-    if kind.ops is not None:
+    entry = None if fused else entries(rule, bits)
+    if fused:
         ops = f"Scaling::{template_options(kind.ops)}"
         lines.append(f"typedef BatchFused<{src}, {dst}, FLOAT, DOUBLE, {bits}, {name}_rule, {ops}, {sizes}> {name};")
     else:
@@ -175,14 +165,7 @@ def _cast(name: str, kind: CastSpec) -> str:
     return "namespace gpucast {\n" + "".join(f"{line}\n" for line in lines) + "}\n"
 
 
-def capacity_of(argument_bytes: int, *more: Field) -> int:
+def capacity_of(argument_bytes: int, table: Fields) -> int:
     """The most arrays that fit: a multiple of eight, so that every field is aligned without padding."""
-    empty = table_of(0, *more).itemsize
-    return (argument_bytes - empty) // (table_of(8, *more).itemsize - empty) * 8
-
-
-@lru_cache
-def table_of(capacity: int, *more: Field) -> np.dtype[np.void]:
-    """The NumPy dtype of ``struct Arrays``, or of a struct whose first member is one."""
-    fields = [(name, kind, capacity) if of_each else (name, kind) for name, kind, of_each in (*_ARRAYS, *more)]
-    return np.dtype(fields, align=True)
+    empty = table.of(0).nbytes
+    return (argument_bytes - empty) // (table.of(8).nbytes - empty) * 8

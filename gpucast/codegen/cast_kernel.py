@@ -1,26 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of a kernel: a rule and a shape in, one string without includes out.
-
-The text is the files of ``kernels/`` (the prelude, the same for every kernel) and some twenty lines: the constants of
-the two types, and the kernel's name and options. It is a pure function of the rule and the shape.
-"""
+"""The kernels that cast one array: from a rule and a shape to a `Kernel`. Pure functions."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Literal
 
+from gpucast.codegen.kernel import ARRAY, Kernel, Part, array_and
+from gpucast.codegen.strides import DIMS, MAX_DIMS
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, resolve
 
 Shape = Literal["contiguous", "strided", "transposed"]
 SHAPES: tuple[Shape, ...] = ("contiguous", "strided", "transposed")
 
-#: In dependency order: each file uses only those before it.
-FILES = (
+#: The files that every kernel needs, and the structs of their arguments.
+PARTS: tuple[Part, ...] = (
     "number.cuh",
     "instructions.cuh",
     "float32.cuh",
@@ -29,6 +25,7 @@ FILES = (
     "to_float.cuh",
     "to_e8m0.cuh",
     "element.cuh",
+    DIMS,
     "layout.cuh",
     "table.cuh",
     "bit_planes.cuh",
@@ -38,83 +35,18 @@ FILES = (
 THREADS = 128
 #: Threads of a block with a table, which takes as long to fill as some tiles of many threads to cast.
 TABLE_THREADS = 512
-#: Bytes of one vector access, and what the address of the first tile is a multiple of on every GPU: from sm_100 on some
-#: kernels have accesses of so many.
-VECTOR, ALIGNED = 16, 32
-
-#: A result of 2^38 bytes, more than any GPU has, holds at most 2^40 elements. With every length at least 2 that is 40
-#: dimensions.
-MAX_DIMS = 40
+#: Bytes of one vector access.
+VECTOR = 16
 
 #: Bits, mantissa bits and bias of FLOAT8E4M3FN and FLOAT8E5M2, which instructions of newer GPUs know.
 _FLOAT8 = ((8, 3, 7), (8, 2, 15))
 #: The same of FLOAT4E2M1.
 _FLOAT4 = (4, 1, 1)
 
-_FAMILIES = {"bool": "BoolFamily", "int": "IntFamily", "float": "FloatFamily", "e8m0": "E8M0Family"}
 
-
-@dataclass(frozen=True)
-class KernelSource:
-    """The text of one kernel, and what a launch of it needs.
-
-    The arguments, in order: ``const void* src``, ``uint32 src_bit`` (0 to 7: where in the first byte a packed source
-    begins), ``void* dst``, ``int64 n`` (elements), and what `more` names.
-    """
-
-    #: The kernel's name, also that of its function (``extern "C"``).
-    name: str
-    rule: CastRule
-    shape: Shape
-    #: True where a source below one byte comes one element per byte.
-    unpacked: bool
-    prelude: str
-    #: The structs of the two types, by C++ name.
-    structs: tuple[tuple[str, str], ...]
-    #: The lines that make the kernel.
-    kernel: str
-    #: Elements of one tile and of one thread, and threads of one block.
-    tile: int
-    elements: int
-    threads: int
-    #: The C++ type of a further argument, passed by value. For a plain cast it is the struct that
-    #: `gpucast.codegen.strides.Dims` packs, or None where the shape is contiguous.
-    more: str | None = None
-
-    @property
-    def src_bits(self) -> int:
-        """Bits of a source element in memory."""
-        return 8 if self.unpacked else self.rule.src.bits
-
-    @property
-    def text(self) -> str:
-        return join(self.prelude, dict(self.structs), [self.kernel])
-
-    @property
-    def block(self) -> int:
-        """Elements of a block."""
-        return self.elements * self.threads
-
-    @property
-    def ahead(self) -> int:
-        """The most elements with which the first tile begins before the array: none where `dst` is a multiple of
-        `ALIGNED`."""
-        return self.tile - 1 if self.shape == "contiguous" else 0
-
-    def blocks(self, n: int, dst: int = 1) -> int:
-        """Blocks to launch for n elements (0 for none) whose results begin at the address `dst`."""
-        ahead = self.ahead if dst % ALIGNED else 0
-        return -(-(n + ahead) // self.block) if n else 0
-
-
-def join(prelude: str, structs: dict[str, str], kernels: list[str]) -> str:
-    """One translation unit of several kernels with the same prelude."""
-    types = "".join(structs.values())
-    return f"{prelude}\nnamespace gpucast {{\n{types}}}  // namespace gpucast\n{''.join(kernels)}"
-
-
-def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool = False) -> KernelSource:
-    """The kernel that casts as `rule` says.
+@lru_cache(maxsize=1024)
+def plain_kernel(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = False) -> Kernel:
+    """The kernel that casts one array as `rule` says, and does nothing else.
 
     `shape`: "contiguous" takes two contiguous arrays at any byte address; "strided" takes any strides on a side of
     whole bytes, while a packed side is the row-major stream; "transposed" takes the dimensions that
@@ -125,16 +57,16 @@ def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool
     """
     src, dst = rule.src, rule.dst
     if "string" in (src.family, dst.family):
-        raise ValueError(f"kernel_source: {src.name} to {dst.name} has no kernel; STRING is cast on the host")
+        raise ValueError(f"plain_kernel: {src.name} to {dst.name} has no kernel; STRING is cast on the host")
     if rule.rounding == STOCHASTIC:
-        raise ValueError(f"kernel_source: {src.name} to {dst.name} at random has only fused kernels")
+        raise ValueError(f"plain_kernel: {src.name} to {dst.name} at random has only fused kernels")
     if shape not in SHAPES:
-        raise ValueError(f"kernel_source: shape={shape!r} is not a kernel shape; expected one of {', '.join(SHAPES)}")
+        raise ValueError(f"plain_kernel: shape={shape!r} is not a kernel shape; expected one of {', '.join(SHAPES)}")
     unpacked = unpacked and src.packed
     src_bits = 8 if unpacked else src.bits
     if shape == "transposed" and min(src_bits, dst.bits) < 8:
         raise ValueError(
-            f"kernel_source: {src.name} to {dst.name} has no transposed kernel; a packed side has no strides"
+            f"plain_kernel: {src.name} to {dst.name} has no transposed kernel; a packed side has no strides"
         )
     name = kernel_name(rule, shape, unpacked)
     head = f"{name}, {src.name}, {dst.name}"
@@ -160,8 +92,8 @@ def kernel_source(rule: CastRule, shape: Shape = "contiguous", *, unpacked: bool
             names[f"{name}_entry_rule"] = rule if entry is dst else resolve(src, entry)
             types.append(entry)
     kernel = "".join(_rule(*item) for item in names.items()) + kernel
-    more = None if shape == "contiguous" else f"gpucast::Dims<{MAX_DIMS}>"
-    return KernelSource(name, rule, shape, unpacked, prelude(), structs(*types), kernel, tile, elements, threads, more)
+    arguments, ahead = (ARRAY, tile - 1) if shape == "contiguous" else (array_and(DIMS.of(MAX_DIMS)), 0)
+    return Kernel(name, PARTS, tuple(types), kernel, threads, arguments, elements, tile, ahead)
 
 
 def entries(rule: CastRule, src_bits: int) -> DType | None:
@@ -261,11 +193,6 @@ def options(rule: CastRule) -> str:
     )
 
 
-def structs(*types: DType) -> tuple[tuple[str, str], ...]:
-    """The structs of the types, by C++ name."""
-    return tuple((kind.name, _struct(kind)) for kind in dict.fromkeys(types))
-
-
 def tile_elements(src_bits: int, dst_bits: int) -> int:
     """Elements of a tile: one vector of the wider side, and whole bytes of both (of 6-bit types 3 whole words, but for
     64 bits: so many of them would be a line of the L1 cache for each thread)."""
@@ -305,54 +232,6 @@ def _unit(bits: int) -> int:
     return 8 // math.gcd(bits, 8)
 
 
-@lru_cache
-def prelude() -> str:
-    """The text of the files that every kernel needs."""
-    return "\n".join(kernel_file(name) for name in FILES)
-
-
-def host_section() -> str:
-    """The text that lets a C++ compiler build the rest for the host: a model of the GPU's instructions and CUDA's
-    built-ins.
-    """
-    return kernel_file("host/model.hpp") + kernel_file("host/cuda.hpp")
-
-
-def kernel_file(name: str) -> str:
-    """The text of a file in ``kernels/``, from the installed package or from the checkout."""
-    here = Path(__file__).parents[1]
-    for folder in (here / "kernels", here.parent / "kernels"):
-        if (folder / name).is_file():
-            return (folder / name).read_text(encoding="utf-8")
-    raise FileNotFoundError(f"gpucast: the kernel {name} is missing from {here}; install gpucast again")
-
-
 def kernel_name(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = False) -> str:
     """The name of a kernel: that of its rule, and what sets it apart from others of the rule."""
     return "_".join([rule.function, *["unpacked"] * unpacked, *[shape] * (shape != "contiguous")])
-
-
-def _struct(kind: DType) -> str:
-    """A dtype as a C++ struct of constants. Enumerators, because static constants of a class would remain in the
-    compiled module as variables."""
-    lines = [
-        f"typedef {_FAMILIES[kind.family]} family;",
-        f"enum : u32 {{ bits = {kind.bits} }};",
-        f"enum : bool {{ is_bool = {kind.family == 'bool':d}, is_int = {kind.family == 'int':d} }};",
-        f"enum : bool {{ is_float = {kind.family == 'float':d}, is_e8m0 = {kind.family == 'e8m0':d} }};",
-        f"enum : bool {{ has_inf = {kind.has_inf:d}, has_nan = {kind.has_nan:d} }};",
-        f"enum : u64 {{ mask = {kind.code_mask:#x}, sign_code = {kind.sign_code:#x}, max_code = {kind.max_code:#x} }};",
-    ]
-    if kind.is_float:
-        lines += [
-            f"enum : int {{ mantissa_bits = {kind.mantissa_bits}, bias = {kind.bias} }};",
-            (
-                f"enum : bool {{ nan_is_signed = {kind.nan_is_signed:d}, "
-                f"has_negative_zero = {kind.has_negative_zero:d} }};"
-            ),
-        ]
-    if kind.has_nan:
-        lines.append(f"enum : u64 {{ nan_code = {kind.nan_code:#x} }};")
-    if kind.has_inf:
-        lines.append(f"enum : u64 {{ inf_code = {kind.inf_code:#x} }};")
-    return f"struct {kind.name} {{\n" + "".join(f"    {line}\n" for line in lines) + "};\n"

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gpucast.codegen.cast_kernel import FILES, join, kernel_file, options, structs
+from gpucast.codegen.cast_kernel import PARTS, options
+from gpucast.codegen.kernel import kernel_file, parts_text, unit
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import (
     DEFAULT_OPSET,
@@ -185,7 +186,7 @@ def _finished(
     rest = [_loops("types.hpp", "modes.hpp", *files), *lines, table]
     if not rules and rules is not None:
         return HostUnit(name, "".join(rest), functions)
-    return HostUnit(name, join(_rules() if rules is None else rules, dict(structs(*types)), rest), functions)
+    return HostUnit(name, unit(_rules() if rules is None else rules, types, rest), functions)
 
 
 def _loops(*files: str) -> str:
@@ -201,5 +202,5 @@ def _rule(rule: CastRule) -> str:
 @lru_cache(maxsize=2)
 def _rules(*more: str) -> str:
     """The prelude up to the cast of one element, with the host's instructions in place of PTX, and further files."""
-    rules = (*FILES[: FILES.index("element.cuh") + 1], *more)
-    return "\n".join(map(kernel_file, ("host/instructions.hpp", *(name for name in rules if name != _PTX))))
+    rules = (*PARTS[: PARTS.index("element.cuh") + 1], *more)
+    return parts_text(("host/instructions.hpp", *(part for part in rules if part != _PTX)))

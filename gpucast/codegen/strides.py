@@ -4,12 +4,29 @@
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from gpucast.codegen.cast_kernel import MAX_DIMS
+from gpucast.codegen.fields import Fields
+
+#: A result of 2^38 bytes, more than any GPU has, holds at most 2^40 elements. With every length at least 2 that is 40
+#: dimensions.
+MAX_DIMS = 40
+
+#: Lengths, and the bytes from one element to the next, of a row-major array of `count` dimensions, at least one.
+#: `inverse` is (2^64 - 1) / length: a division takes many times as long, to compile as well.
+DIMS = Fields(
+    "Dims",
+    (
+        ("count", "u32"),
+        ("length", "u64", "MaxDims"),
+        ("inverse", "u64", "MaxDims"),
+        ("src", "i64", "MaxDims"),
+        ("dst", "i64", "MaxDims"),
+    ),
+    "MaxDims",
+)
 
 
 @dataclass(frozen=True)
@@ -20,16 +37,13 @@ class Dims:
     src: tuple[int, ...]
     dst: tuple[int, ...]
 
-    def to_bytes(self) -> bytes:
-        """``struct Dims`` of kernels/layout.cuh."""
-        return self._bytes
-
     @cached_property
-    def _bytes(self) -> bytes:
-        return self.pack(MAX_DIMS)
+    def packed(self) -> bytes:
+        """The bytes of `DIMS`."""
+        return DIMS.of(MAX_DIMS).pack(*self.values(MAX_DIMS))
 
-    def pack(self, limit: int) -> bytes:
-        """The struct with room for so many dimensions. ValueError if there are more."""
+    def values(self, limit: int) -> tuple[int, ...]:
+        """Those of `DIMS` with room for so many dimensions. ValueError if there are more."""
         # A kernel asks for a dimension, also where there is one element.
         lengths, src, dst = (self.lengths, self.src, self.dst) if self.lengths else ((1,), (0,), (0,))
         count = len(lengths)
@@ -37,8 +51,7 @@ class Dims:
             raise ValueError(f"strides: {count} dimensions longer than one; at most {limit} fit in a kernel")
         unused = (0,) * (limit - count)
         inverses = tuple((2**64 - 1) // max(length, 1) for length in lengths)
-        fields = lengths + unused + inverses + unused + src + unused + dst + unused
-        return struct.pack(f"<I4x{2 * limit}Q{2 * limit}q", count, *fields)
+        return (count, *lengths, *unused, *inverses, *unused, *src, *unused, *dst, *unused)
 
 
 def collapse(shape: Sequence[int], src: Sequence[int], dst: Sequence[int]) -> Dims:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from gpucast.arrays.batch_item import BatchItem, Launch, Table
 from gpucast.arrays.operand import Operand
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec, sorted_kinds
-from gpucast.codegen.cast_kernel import ALIGNED
-from gpucast.codegen.fused_kernel import FusedOps
-from gpucast.codegen.spec import CastSpec, KernelSpec
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Batch, Kind, batch_kernel, sorted_kinds
+from gpucast.codegen.fields import Fields
+from gpucast.codegen.fused_kernel import FUSED, FusedOps
+from gpucast.codegen.kernel import ALIGNED
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.gpu import cast_on_gpu, driver
 
@@ -50,8 +50,7 @@ def _target(item: BatchItem) -> Operand:
 
 
 def _alone(item: BatchItem) -> Callable[[], None]:
-    kernel, arguments = cast_on_gpu.launch_of(item.source, item.rule, _target(item), item.fused)
-    return partial(kernel, *arguments)
+    return cast_on_gpu.launch_of(item.source, item.rule, _target(item), item.fused)
 
 
 def is_flat(item: BatchItem) -> bool:
@@ -90,91 +89,109 @@ def prepare(items: Sequence[BatchItem], device: int) -> Launch:
     kinds = [_kind(item) for item in items]
     places = sorted_kinds(kinds)
     number = {kind: i for i, kind in enumerate(places)}
-    fuses = any(kind.ops is not None for kind in places)
+    fuses = any(kind.ops.fuses(kind.rule) for kind in places)
     steps = _steps(items)
     assert steps is not None, "items with scattered scales are cast alone"
     scale_step, amax_step = steps
     prepared = Prepared(
-        partial(BatchSpec, places),
+        partial(batch_kernel, places),
         [number[kind] for kind in kinds],
         [item.source.size for item in items],
         device,
         {"first": [item.start for item in items]} if fuses else {},
+        {"scale_step": scale_step, "amax_step": amax_step} if fuses else {},
     )
 
     def run(src: Table, dst: Table, fused: FusedInputs) -> None:
         if not fuses:
-            prepared.run({"src": src, "dst": dst}, lambda begin: {})
+            prepared.run({"src": src, "dst": dst})
             return
-        known = cast_on_gpu.fused_kernel(fused, None)[1]
+        number, scale_at, amax, *others = cast_on_gpu.fused_values(fused)
 
-        def given(begin: int) -> dict[str, Any]:
-            moved = known._replace(scale_at=known.scale_at + scale_step * begin, amax=known.amax + amax_step * begin)
-            return {"given": moved.to_bytes(), "scale_step": scale_step, "amax_step": amax_step}
+        def given(begin: int) -> bytes:
+            return FUSED.pack(number, scale_at + scale_step * begin, amax + amax_step * begin, *others)
 
-        prepared.run({"src": src, "dst": dst}, given)
+        prepared.run({"src": src, "dst": dst}, "given", given)
 
     return run
 
 
-def _kind(item: BatchItem) -> CastSpec:
+def _kind(item: BatchItem) -> Kind:
     fused, src = item.fused, item.rule.src
     unpacked = src.packed and not item.source.packed
     if fused is None:
-        return CastSpec(item.rule, unpacked=unpacked)
+        return Kind(item.rule, unpacked)
     ops = FusedOps(fused.scaling, fused.amax is not None, fused.finite is not None and src.has_nan)
-    return CastSpec.of(item.rule, unpacked=unpacked, ops=ops)
+    return Kind(item.rule, unpacked, ops)
 
 
 class Prepared:
     """The data of a launch for contiguous arrays of some types and sizes on one device, apart from their addresses.
 
-    Columns are those of the kernel's `BatchSource.table`, with one value for every array.
+    Columns are the fields of the kernel's table that have one value for every array.
     """
 
     def __init__(
         self,
-        spec_of: Callable[[int], KernelSpec[BatchSource]],
+        batch_of: Callable[[int], Batch],
         kind: Sequence[int],
         n: Sequence[int],
         device: int,
         columns: Mapping[str, Sequence[int]],
+        others: Mapping[str, int],
     ) -> None:
-        """Array i has n[i] > 0 elements and is cast by kinds[kind[i]] of ``spec_of(argument_bytes)``; `columns` are
-        others that are known."""
+        """Array i has n[i] > 0 elements and is cast by kind kind[i] of ``batch_of(argument_bytes)``; `columns` and
+        `others` are further fields that are known."""
         # A short list of arguments is quicker to give.
-        spec = spec_of(ARGUMENT_BYTES[0])
-        if len(n) > spec.source().capacity:
-            spec = spec_of(driver.driver().argument_bytes)
-        source = spec.source()
-        self._kernel = driver.many_kernel(spec, device)
+        batch = batch_of(ARGUMENT_BYTES[0])
+        if len(n) > batch.capacity:
+            batch = batch_of(driver.driver().argument_bytes)
+        self._launch = driver.load(batch.kernel, device)
         places = np.array(kind)
         self._n = np.array(n, np.int64)
-        self._elements = source.elements[places]
+        self._elements = batch.elements[places]
         # Elements that a tile may begin before its array.
-        self._ahead = source.tiles[places] - 1
+        self._ahead = batch.tiles[places] - 1
+        table = batch.kernel.arguments.places[0].type
+        assert isinstance(table, Fields)
+        self._offsets = table.offsets
         #: Of each launch: its arrays, and its argument as far as it is known.
         self._parts: list[tuple[slice, npt.NDArray[Any]]] = []
-        for begin in range(0, len(n), source.capacity):
-            part = slice(begin, begin + source.capacity)
+        for begin in range(0, len(n), batch.capacity):
+            part = slice(begin, begin + batch.capacity)
             count = self._n[part].size
-            table = np.zeros((), source.table)
+            known = np.zeros((), table.dtype)
             for name, column in {"n": n, "kind": kind, **columns}.items():
-                table[name][:count] = column[part]
-            table["first_block"][0], table["first_block"][count:] = 0, _NONE
-            self._parts.append((part, table))
+                _columns(known, name)[name][:count] = column[part]
+            for name, value in others.items():
+                known[name] = value
+            first_block = _columns(known, "first_block")["first_block"]
+            first_block[0], first_block[count:] = 0, _NONE
+            self._parts.append((part, known))
 
-    def run(self, addresses: Mapping[str, Table], given: Callable[[int], Mapping[str, Any]]) -> None:
+    def run(
+        self,
+        addresses: Mapping[str, Table],
+        field: str = "",
+        value: Callable[[int], bytes] = lambda begin: b"",
+    ) -> None:
         """Launch for arrays at these addresses, by column, on the current stream of the device, which is the current
-        one. `given`: the other fields of the table, for a launch that begins with this array."""
+        one. `field` has the bytes `value` for a launch that begins with this array."""
         ahead = np.where(addresses["dst"] % ALIGNED == 0, 0, self._ahead)
         blocks = -(-(self._n + ahead) // self._elements)
         for part, known in self._parts:
             ends = blocks[part].cumsum()
             table = known.copy()
             for name, column in addresses.items():
-                table[name][: ends.size] = column[part]
-            table["first_block"][1 : ends.size] = ends[:-1]
-            for name, value in given(part.start).items():
-                table[name] = value
-            self._kernel(int(ends[-1]), table)
+                _columns(table, name)[name][: ends.size] = column[part]
+            _columns(table, "first_block")["first_block"][1 : ends.size] = ends[:-1]
+            if field:
+                data, begin = value(part.start), self._offsets[field]
+                table.reshape(1).view(np.uint8)[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
+            self._launch(int(ends[-1]), table)
+
+
+def _columns(table: npt.NDArray[Any], name: str) -> Any:
+    """The record that has a column: a table, or the one that it begins with."""
+    names = table.dtype.names
+    return table if names is not None and name in names else table["arrays"]

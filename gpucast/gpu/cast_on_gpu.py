@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from gpucast.arrays.operand import Operand, operand, result_like
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.codegen.cast_kernel import Shape, square_side
-from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
+from gpucast.codegen.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
 from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
@@ -95,8 +96,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
         if target is None:
             target = empty_like(source, rule.dst)
         if source.size:
-            kernel, arguments = launch_of(source, rule, target, fused)
-            kernel(*arguments)
+            launch_of(source, rule, target, fused)()
     return target
 
 
@@ -105,18 +105,18 @@ def _device(source: Operand) -> int:
     return source.device
 
 
-def launch_of(
-    source: Operand, rule: CastRule, target: Operand, fused: FusedInputs | None = None
-) -> tuple[driver.Kernel, tuple[Any, ...]]:
-    """The kernel, loaded, that casts an array with elements on the current device, and its arguments."""
+def launch_of(source: Operand, rule: CastRule, target: Operand, fused: FusedInputs | None = None) -> Callable[[], None]:
+    """The cast of an array with elements on the current device, whose kernel is loaded by now."""
     layout = layout_of(source, target, fused)
-    ops: FusedOps | None = None
-    more: Dims | FusedArguments | None = layout.dims
+    ops, given = PLAIN, b""
     if fused is not None:
-        ops, more = fused_kernel(fused, layout.dims)
-    unpacked = rule.src.packed and not source.packed
-    kernel = driver.cast_kernel(rule, layout.shape, unpacked, ops, _device(source))
-    return kernel, (source.address, target.address, layout.n, more)
+        ops, given = ops_of(fused), FUSED.pack(*fused_values(fused))
+    if layout.dims is not None:
+        given += layout.dims.packed
+    kernel = cast_kernel(rule, layout.shape, rule.src.packed and not source.packed, ops)
+    src, dst, n = source.address, target.address, layout.n
+    launch = driver.load(kernel, _device(source))
+    return partial(launch, kernel.blocks(n, dst), driver.array_arguments(src, 0, dst, n) + given)
 
 
 class Layout(NamedTuple):
@@ -173,8 +173,13 @@ def strided_layout(
     return Layout("strided", dims, n)
 
 
-def fused_kernel(fused: FusedInputs, dims: Dims | None) -> tuple[FusedOps, FusedArguments]:
-    """The operations of a fused kernel, and its last argument."""
+def ops_of(fused: FusedInputs) -> FusedOps:
+    """The operations of a fused kernel."""
+    return FusedOps(fused.scaling, fused.amax is not None, fused.finite is not None)
+
+
+def fused_values(fused: FusedInputs) -> tuple[float, int, int, int, int, int, int]:
+    """The values of `FUSED`."""
     number, scale_at = 1.0, 0
     if isinstance(fused.scale, float):
         number = fused.scale
@@ -184,8 +189,7 @@ def fused_kernel(fused: FusedInputs, dims: Dims | None) -> tuple[FusedOps, Fused
     seed, offset = fused.random or (0, 0)
     # In `cast_many` the random words of one array follow those of the one before: the offset may be beyond 64 bits.
     first = max(0, offset - _LAST)
-    ops = FusedOps(fused.scaling, fused.amax is not None, fused.finite is not None)
-    return ops, FusedArguments(number, scale_at, amax, finite, seed, offset - first, first, dims)
+    return number, scale_at, amax, finite, seed, offset - first, first
 
 
 # ---- copies over the bus, and from device to device ----

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from ctypes import addressof, c_int64, c_uint32, c_uint64, c_void_p, create_string_buffer
+from collections.abc import Callable, Iterable, Iterator
+from ctypes import addressof, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -17,13 +17,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpucast import gpu
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, LARGE_ARGUMENTS, BatchSource
-from gpucast.codegen.cast_kernel import KernelSource, Shape
-from gpucast.codegen.fused_kernel import FusedOps
-from gpucast.codegen.spec import CastSpec, KernelSpec
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, LARGE_ARGUMENTS
+from gpucast.codegen.kernel import ARRAY, Kernel
 from gpucast.compile import compiler, nvidia
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.rule import CastRule
 from gpucast.host.extension import MODULE
 
 #: CUDA_ERROR_INVALID_CONTEXT.
@@ -32,28 +29,17 @@ _NO_CONTEXT = 201
 _CAPTURE_IMPLICIT = 906
 
 
-class Argument(Protocol):
-    """The last argument of a kernel that has a fifth one, such as a `gpucast.codegen.strides.Dims`."""
-
-    def to_bytes(self) -> bytes: ...
+#: The arguments of a launch: the bytes of `Kernel.arguments`, or a NumPy record of them.
+Arguments = bytes | np.ndarray[Any, Any]
 
 
-class Kernel(Protocol):
+class Launch(Protocol):
     """A kernel loaded on one device, which is the current one whenever it is called.
 
-    Launches for n > 0 elements on the device's current stream and returns at once.
+    Launches so many blocks, at least one, on the device's current stream; copies the arguments and returns at once.
     """
 
-    def __call__(self, src: int, dst: int, n: int, more: Argument | None) -> None: ...
-
-
-class ManyKernel(Protocol):
-    """A kernel for many arrays, loaded on one device, which is the current one whenever it is called.
-
-    Launches so many blocks, which find their work in a record of `BatchSource.table`; copies it and returns at once.
-    """
-
-    def __call__(self, blocks: int, table: np.ndarray[Any, Any]) -> None: ...
+    def __call__(self, blocks: int, arguments: Arguments) -> None: ...
 
 
 class Driver(Protocol):
@@ -77,11 +63,8 @@ class Driver(Protocol):
     def capturing(self) -> bool:
         """Whether a CUDA graph is being captured from the current stream."""
 
-    def load(self, source: KernelSource) -> Kernel:
+    def load(self, kernel: Kernel) -> Launch:
         """Compile (or find in the cache) and load on the current device."""
-
-    def load_many(self, source: BatchSource) -> ManyKernel:
-        """The same for a kernel of many arrays."""
 
     @property
     def argument_bytes(self) -> int:
@@ -201,46 +184,36 @@ class CupyDriver:
 
         return capturing
 
-    def load(self, source: KernelSource) -> Kernel:
-        kernel: Kernel | None = self._kernel(source, source.block, source.ahead)
-        if kernel is not None:
-            return kernel
-        launched, blocks = self._launcher(source), source.blocks
+    def load(self, kernel: Kernel) -> Launch:
+        from cupy.cuda import get_current_stream
 
-        def launch(src: int, dst: int, n: int, more: Argument | None) -> None:
-            last = [] if more is None else [create_string_buffer(more.to_bytes())]
-            arguments = [c_uint64(src), c_uint32(), c_uint64(dst), c_int64(n), *last]
-            launched(blocks(n, dst), list(map(addressof, arguments)))
-
+        device = self.current()
+        function, offsets = self._function(kernel, device), tuple(kernel.arguments.offsets.values())
+        if MODULE is None or not all(self._addresses):
+            return self._launcher(function, kernel.threads, offsets, device)
+        launch: Launch = MODULE.kernel(
+            *self._addresses, function, kernel.threads, kernel.block, kernel.ahead, kernel.arguments.nbytes, offsets,
+            device, get_current_stream, _failed,
+        )  # fmt: skip
         return launch
 
-    def load_many(self, source: BatchSource) -> ManyKernel:
-        kernel: ManyKernel | None = self._kernel(source, 0, 0)
-        if kernel is not None:
-            return kernel
-        launched = self._launcher(source)
-
-        def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:
-            launched(blocks, [table.ctypes.data])
-
-        return launch
-
-    def _launcher(self, source: KernelSource | BatchSource) -> Callable[[int, Sequence[int]], None]:
-        """A function that launches a kernel on the current device, given the number of blocks and the addresses of the
-        arguments; slower than the extension module."""
+    @staticmethod
+    def _launcher(function: int, threads: int, offsets: tuple[int, ...], device: int) -> Launch:
+        """A launch without the extension module, which is quicker."""
         from cupy.cuda import get_current_stream
         from cupy_backends.cuda.api import driver, runtime
 
-        device, launch_kernel, set_device = self.current(), driver.launchKernel, runtime.setDevice
-        function = self._function(source, device)
+        launch_kernel, set_device, listed = driver.launchKernel, runtime.setDevice, c_void_p * len(offsets)
 
-        def launch(blocks: int, addresses: Sequence[int]) -> None:
+        def launch(blocks: int, arguments: Arguments) -> None:
             # Makes the device's context current in this thread: the driver needs it, and CuPy may not have had to.
             set_device(device)
-            listed = (c_void_p * len(addresses))(*addresses)
+            held = create_string_buffer(arguments, len(arguments)) if isinstance(arguments, bytes) else arguments
+            first = held.ctypes.data if isinstance(held, np.ndarray) else addressof(held)
+            places = listed(*(first + offset for offset in offsets))
             stream = get_current_stream(device).ptr
             # CUDA copies the arguments before it returns.
-            launch_kernel(function, blocks, 1, 1, source.threads, 1, 1, 0, stream, addressof(listed), 0)
+            launch_kernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, addressof(places), 0)
 
         return launch
 
@@ -249,27 +222,15 @@ class CupyDriver:
         """The functions that the extension module launches with; 0 where one is missing."""
         return nvidia.function("cuLaunchKernelEx"), nvidia.function("cuCtxGetDevice")
 
-    def _kernel(self, source: KernelSource | BatchSource, elements: int, ahead: int) -> Any:
-        """A kernel on the current device that the extension module launches; None where it cannot."""
-        from cupy.cuda import get_current_stream
-
-        if MODULE is None or not all(self._addresses):
-            return None
-        device = self.current()
-        function = self._function(source, device)
-        return MODULE.kernel(
-            *self._addresses, function, source.threads, elements, ahead, device, get_current_stream, _failed
-        )
-
-    def _function(self, source: KernelSource | BatchSource, device: int) -> int:
+    def _function(self, kernel: Kernel, device: int) -> int:
         """The kernel on the current device, whose index is `device`."""
         from cupy_backends.cuda.api import driver, runtime
 
         # Also makes the device's context current in this thread.
         runtime.setDevice(device)
-        image = compiler.compile_for(source.text, source.name, self._capability(device))
+        image = compiler.compile_for(kernel.text, kernel.name, self._capability(device))
         # Kept for the life of the process: a plan may be used at any time, also while Python shuts down.
-        return int(driver.moduleGetFunction(driver.moduleLoadData(image), source.name))
+        return int(driver.moduleGetFunction(driver.moduleLoadData(image), kernel.name))
 
     @cached_property
     def argument_bytes(self) -> int:
@@ -336,10 +297,8 @@ class CupyDriver:
 
 
 _driver: Driver = CupyDriver()
-_kernels: dict[tuple[KernelSpec[KernelSource], int], Kernel] = {}
-#: Those of casts again, by the fields of their `CastSpec`: to make one and to hash it takes longer than to look it up.
-_casts: dict[tuple[CastRule, Shape, bool, FusedOps | None, int], Kernel] = {}
-_many: dict[tuple[KernelSpec[BatchSource], int], ManyKernel] = {}
+#: By device.
+_loaded: dict[tuple[Kernel, int], Launch] = {}
 _available = False
 
 
@@ -362,69 +321,48 @@ def use(other: Driver) -> Driver:
     global _driver, _available  # noqa: PLW0603 (one object is what this module is for)
     before, _driver = _driver, other
     _available = False
-    _kernels.clear()
-    _casts.clear()
-    _many.clear()
+    _loaded.clear()
     for forget in gpu.ON_NEW_DRIVER:
         forget()
     return before
 
 
-def kernel(spec: KernelSpec[KernelSource], device: int) -> Kernel:
+def load(kernel: Kernel, device: int) -> Launch:
     """The kernel on the current device, whose index is `device`.
 
     RuntimeError for one that is not loaded yet while a CUDA graph is captured: loading would break the capture.
     """
-    found = _kernels.get((spec, device))
+    found = _loaded.get((kernel, device))
     if found is None:
-        source = spec.source()
-        src, dst = source.rule.src.name, source.rule.dst.name
-        what = f"cast: {src} to {dst}" if isinstance(spec, CastSpec) else f"gpucast: {source.name}"
-        _check_capture(what, " (gpucast.warmup compiles most kernels ahead of time)")
+        if _driver.capturing():
+            raise RuntimeError(
+                f"gpucast: {kernel.name} is not loaded yet, and loading is not possible while a CUDA graph is "
+                "captured; make the call once before the capture (gpucast.warmup compiles most kernels ahead of time)"
+            )
         # Two threads may both load: the second finds the cubin in the cache, and either kernel serves.
-        found = _kernels[spec, device] = _driver.load(source)
+        found = _loaded[kernel, device] = _driver.load(kernel)
     return found
 
 
-def cast_kernel(rule: CastRule, shape: Shape, unpacked: bool, ops: FusedOps | None, device: int) -> Kernel:
-    """``kernel(CastSpec(rule, shape, unpacked, ops), device)``, more quickly."""
-    key = (rule, shape, unpacked, ops, device)
-    found = _casts.get(key)
-    if found is None:
-        found = _casts[key] = kernel(CastSpec(rule, shape, unpacked, ops), device)
-    return found
+def loaded(kernel: Kernel, device: int) -> Launch | None:
+    """The kernel if it is loaded on a device."""
+    return _loaded.get((kernel, device))
 
 
-def loaded(rule: CastRule, device: int) -> Kernel | None:
-    """The kernel of plain casts of contiguous arrays, if it is loaded on a device."""
-    return _casts.get((rule, "contiguous", False, None, device))
+#: The arguments of a kernel of one array, but for the struct that some have after these: (src, src_bit, dst, n).
+array_arguments = ARRAY.pack
 
 
-def many_kernel(spec: KernelSpec[BatchSource], device: int) -> ManyKernel:
-    """The kernel for many arrays on the current device, whose index is `device`; RuntimeError as for `kernel`."""
-    found = _many.get((spec, device))
-    if found is None:
-        source = spec.source()
-        _check_capture(f"gpucast: {source.name}")
-        found = _many[spec, device] = _driver.load_many(source)
-    return found
+def launch(kernel: Kernel, device: int, src: int, dst: int, n: int, given: bytes = b"") -> None:
+    """Launch a kernel of one array on the current device, whose index is `device`, for n > 0 elements at these
+    addresses. `given`: the bytes of the struct after the other arguments. RuntimeError as for `load`."""
+    load(kernel, device)(kernel.blocks(n, dst), array_arguments(src, 0, dst, n) + given)
 
 
-def load_everywhere(specs: Iterable[KernelSpec[Any]]) -> None:
+def load_everywhere(kernels: Iterable[Kernel]) -> None:
     """Load kernels on all devices."""
-    specs = list(specs)
+    kernels = list(kernels)
     for device in range(_driver.count()):
         with _driver.on(device):
-            for spec in specs:
-                if isinstance(spec.source(), BatchSource):
-                    many_kernel(spec, device)
-                else:
-                    kernel(spec, device)
-
-
-def _check_capture(what: str, more: str = "") -> None:
-    if _driver.capturing():
-        raise RuntimeError(
-            f"{what} is not loaded yet, and loading is not possible while a CUDA graph is captured; make the call "
-            f"once before the capture{more}"
-        )
+            for kernel in kernels:
+                load(kernel, device)

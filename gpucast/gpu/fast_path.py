@@ -17,16 +17,18 @@ import numpy as np
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand, disjoint
 from gpucast.arrays.packed import PackedArray
-from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
-from gpucast.codegen.spec import CastSpec
+from gpucast.codegen.fused_kernel import FUSED, FusedOps, cast_kernel
+from gpucast.codegen.kernel import Kernel, array_and
 from gpucast.core.fused_ops import Scaling, resolve_random, scaling_of
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.gpu import cast_on_gpu, driver
 
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
+#: The arguments of a fused cast.
+_PACK = array_and(FUSED).pack
 
 
-def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Kernel]) -> Callable[[Any, Any], Any]:
+def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Launch]) -> Callable[[Any, Any], Any]:
     """``run(x, out)`` of the plain casts of arrays of the kind of `source`. It keeps those of contiguous arrays, by
     device, in `kernels`.
 
@@ -40,6 +42,7 @@ def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Kernel]) ->
     src_bits, dst_bits = 8 if unpacked else rule.src.bits, rule.dst.bits
     itemsizes = (1 if from_packed else rule.src.numpy.itemsize, 1 if to_packed else tag.itemsize)
     transposes = not (from_packed or to_packed)
+    contiguous, pack = cast_kernel(rule, "contiguous", unpacked), driver.array_arguments
 
     def run(x: Any, out: Any) -> Any:
         if from_packed:
@@ -93,7 +96,8 @@ def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Kernel]) ->
                 False,
                 transposes,
             )
-            driver.cast_kernel(rule, shape, unpacked, None, device)(begin, target, n, dims)
+            last = b"" if dims is None else dims.packed
+            driver.launch(cast_kernel(rule, shape, unpacked), device, begin, target, n, last)
             return out
         if (
             given
@@ -103,10 +107,10 @@ def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Kernel]) ->
         ):
             return None
         try:
-            kernel = kernels[device]
+            launch = kernels[device]
         except KeyError:
-            kernel = kernels[device] = driver.kernel(CastSpec(rule, "contiguous", unpacked), device)
-        kernel(begin, target, n, None)
+            launch = kernels[device] = driver.load(contiguous, device)
+        launch(contiguous.blocks(n, target), pack(begin, 0, target, n))
         return out
 
     return run
@@ -122,7 +126,7 @@ def fused(source: Operand, rule: CastRule) -> Callable[[Any, Any, Any, Any, Any,
     array: Any = namespace(source.data).ndarray
     unpacked = rule.src.packed
     rounding = STOCHASTIC if rule.rounding == STOCHASTIC else None
-    kernels: dict[tuple[int, Scaling, bool], driver.Kernel] = {}
+    kernels: dict[tuple[int, Scaling, bool], tuple[Kernel, driver.Launch]] = {}
 
     def single(value: Any, kind: np.dtype[Any], device: int) -> bool:
         return (
@@ -183,12 +187,13 @@ def fused(source: Operand, rule: CastRule) -> Callable[[Any, Any, Any, Any, Any,
                 if amax_at < other and one < amax_end:
                     return None
         key = (device, scaling, amax is not None)
-        kernel = kernels.get(key)
-        if kernel is None:
-            ops = FusedOps(scaling, amax is not None)
-            kernel = driver.kernel(CastSpec(rule, "contiguous", unpacked, ops), device)
-            kernels[key] = kernel
-        kernel(begin, target, n, FusedArguments(number, scale_at, amax_at, 0, *(random or (0, 0))))
+        loaded = kernels.get(key)
+        if loaded is None:
+            kernel = cast_kernel(rule, "contiguous", unpacked, FusedOps(scaling, amax is not None))
+            loaded = kernels[key] = kernel, driver.load(kernel, device)
+        kernel, launch = loaded
+        seed, first = random or (0, 0)
+        launch(kernel.blocks(n, target), _PACK(begin, 0, target, n, number, scale_at, amax_at, 0, seed, first, 0))
         return out
 
     return run

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from gpucast import gpu
-from gpucast.codegen.spec import CastSpec
+from gpucast.codegen.fused_kernel import FUSED, cast_kernel
 from gpucast.compile import nvidia
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs, Random, Scaling
@@ -120,7 +120,7 @@ def _serve(text: str, on_device: bool) -> None:
     if not on_device:
         MODULE.serve(text, None, loops.work(rule, inputs), 8)
         return
-    ops, arguments = gpu.cast_on_gpu.fused_kernel(inputs, None)
-    spec = CastSpec.of(rule, unpacked=rule.src.packed, ops=ops)
-    kernel = gpu.driver.kernel(spec, gpu.driver.driver().current())
-    MODULE.serve(text, kernel, b"" if spec.ops is None else arguments.to_bytes(), min(8, rule.dst.bits))
+    ops = gpu.cast_on_gpu.ops_of(inputs)
+    kernel = gpu.driver.load(cast_kernel(rule, unpacked=rule.src.packed, ops=ops), gpu.driver.driver().current())
+    given = FUSED.pack(*gpu.cast_on_gpu.fused_values(inputs)) if ops.fuses(rule) else b""
+    MODULE.serve(text, kernel, given, min(8, rule.dst.bits))

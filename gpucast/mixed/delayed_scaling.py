@@ -130,8 +130,7 @@ class DelayedScaling:
         largest, margin = float(np.float32(finfo(self.to).max)), math.ldexp(1.0, -self.margin)
         if device_index(self._state) is not None:
             with streams.visit(None, self._state):
-                by = gpu.kernels.Rescaling(largest, margin, self.history, self.power_of_two)
-                gpu.kernels.rescale(self._state, self.tensors, by)
+                gpu.kernels.rescale(self._state, self.tensors, largest, margin, self.history, self.power_of_two)
             return self
         state, place = self._state, int(self._state[3, 0])
         state[len(_ROWS) + place], state[2] = state[2], 0

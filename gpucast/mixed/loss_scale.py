@@ -244,8 +244,8 @@ class DynamicLossScale(LossScale):
             self._move(device_index(flag))
         device = self._device_index()
         if device is not None:
-            by = gpu.kernels.Adjustment(self.factor, self.backoff, self.min_loss_scale, self.period)
-            gpu.kernels.adjust(self._state, flag_on(flag, device), by)
+            settings = self.factor, self.backoff, self.min_loss_scale, self.period
+            gpu.kernels.adjust(self._state, flag_on(flag, device), *settings)
             return self
         scale, counter = _floats(self._state)[0][()], int(self._state[2]) + 1
         less, more = scale / np.float32(self.backoff), scale * np.float32(self.factor)

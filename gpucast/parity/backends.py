@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,8 +16,7 @@ from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as gpucast_cast
-from gpucast.codegen.fused_kernel import FusedArguments
-from gpucast.codegen.spec import CastSpec
+from gpucast.codegen.fused_kernel import FUSED, cast_kernel
 from gpucast.compile import nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import FusedInputs
@@ -78,7 +76,7 @@ class KernelsBackend:
         # Kernels with stochastic rounding have a longer prelude, so they are compiled separately.
         kernels, fused = (
             host_build.build(
-                [CastSpec.of(case.rule).source() for case in cases if (case.random is not None) == at_random],
+                [cast_kernel(case.rule) for case in cases if (case.random is not None) == at_random],
                 optimize=optimize,
             )
             for at_random in (False, True)
@@ -92,8 +90,8 @@ class KernelsBackend:
             if case.random is None:
                 kernels.run(case.rule, arguments)
             else:
-                more = FusedArguments(seed=case.random.seed, offset=case.random.offset).to_bytes()
-                fused.run(case.rule, replace(arguments, more=more))
+                more = FUSED.fill(random=(case.random.seed, case.random.offset))
+                fused.run(case.rule, arguments._replace(more=more))
             return np.asarray(unpack_codes(out, dst.bits, codes.size) if dst.packed else out.view(dst.code_numpy))
 
         return cast

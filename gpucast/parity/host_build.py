@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels compiled as host code, for the parity harness and the tests; `gpucast.cast` never uses them.
 
-A C++ compiler compiles the text of `gpucast.codegen.cast_kernel` unchanged, with a shim that provides what is built
+A C++ compiler compiles the text of a `gpucast.codegen.kernel.Kernel` unchanged, with a shim that provides what is built
 into CUDA. A launch is a loop over blocks and threads. So rules, tiles, tails and launch geometry are tested without
 a GPU.
 """
@@ -11,17 +11,18 @@ from __future__ import annotations
 import ctypes
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpucast.codegen.batch_kernel import BatchSource
-from gpucast.codegen.cast_kernel import KernelSource, Shape, host_section, join, kernel_source
+from gpucast.codegen.cast_kernel import Shape
+from gpucast.codegen.fields import Fields
+from gpucast.codegen.fused_kernel import cast_kernel
+from gpucast.codegen.kernel import ARRAY, Kernel, Part, host_section, parts_text, unit
 from gpucast.compile import cxx
 from gpucast.core.rule import CastRule
 
@@ -52,7 +53,7 @@ void check_aligned(const void* pointer, unsigned bytes) { misaligned += (unsigne
 
 #: One launch; the result is the number of misaligned accesses, on which a GPU would have stopped.
 _LAUNCH = """
-extern "C" unsigned long long launch_{name}({parameters}, unsigned first_block, unsigned blocks) {{
+extern "C" unsigned long long launch_{name}(const unsigned char* given, unsigned first_block, unsigned blocks) {{
     misaligned = 0;
     for (blockIdx.x = first_block; blockIdx.x < blocks; ++blockIdx.x) {{
         at_barrier = true;
@@ -67,8 +68,6 @@ extern "C" unsigned long long launch_{name}({parameters}, unsigned first_block, 
     return misaligned;
 }}
 """
-_PARAMETERS = "const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n"
-_ARGUMENTS = "src, src_bit, dst, n"
 
 
 def compiler() -> list[str]:
@@ -87,30 +86,28 @@ def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:
     return [*chosen, "-fno-sanitize=all"]
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of a launch: the addresses of the first elements, and the number of elements."""
+class Arguments(NamedTuple):
+    """The arguments of a launch of a kernel of one array: the addresses of the first elements, and the number of
+    elements."""
 
     src: int
     dst: int
     n: int
     #: The bit of its first byte at which a packed source begins, 0 to 7.
     src_bit: int = 0
-    #: The bytes of the argument `KernelSource.more`, if the kernel has it.
-    more: bytes | None = None
+    #: The bytes of the struct after the others, if the kernel has it.
+    more: bytes = b""
 
 
 class HostKernels:
-    """Compiled kernels, found by name, or by the rule, shape and packing of their source."""
+    """Compiled kernels, found by name."""
 
-    def __init__(self, sources: Sequence[KernelSource], libraries: Sequence[ctypes.CDLL]) -> None:
-        self._kernels: dict[str, tuple[KernelSource, Any]] = {}
-        self._names: dict[tuple[CastRule, Shape, bool], str] = {}
-        for source, library in zip(sources, libraries, strict=True):
-            function = library[f"launch_{source.name}"]
+    def __init__(self, kernels: Sequence[Kernel], libraries: Sequence[ctypes.CDLL]) -> None:
+        self._kernels: dict[str, tuple[Kernel, Any]] = {}
+        for kernel, library in zip(kernels, libraries, strict=True):
+            function = library[f"launch_{kernel.name}"]
             function.restype = ctypes.c_ulonglong
-            self._kernels[source.name] = (source, function)
-            self._names[source.rule, source.shape, source.unpacked] = source.name
+            self._kernels[kernel.name] = (kernel, function)
 
     def run(
         self,
@@ -122,31 +119,35 @@ class HostKernels:
         first_block: int = 0,
         blocks: int | None = None,
     ) -> None:
-        """Launch the kernel of a rule and a shape; the other arguments as for `launch`."""
-        self.launch(self._names[rule, shape, unpacked], arguments, first_block=first_block, blocks=blocks)
+        """Launch the kernel of a rule and a shape, with nothing else fused; the other arguments as for `launch`."""
+        name = cast_kernel(rule, shape, unpacked).name
+        self.launch(name, arguments, first_block=first_block, blocks=blocks)
 
     def launch(self, name: str, arguments: Arguments, *, first_block: int = 0, blocks: int | None = None) -> None:
-        """Launch a kernel by name, because a rule may have several fused kernels: `blocks` of its blocks (None: all)
-        from `first_block` on.
+        """Launch a kernel of one array: `blocks` of its blocks (None: all) from `first_block` on."""
+        src, dst, n, src_bit, more = arguments
+        blocks = self._kernels[name][0].blocks(n, dst) - first_block if blocks is None else blocks
+        self.start(name, blocks, ARRAY.pack(src, src_bit, dst, n) + more, first_block)
+
+    def start(self, name: str, blocks: int, arguments: bytes | np.ndarray[Any, Any], first_block: int = 0) -> None:
+        """Launch a kernel, with the bytes of its arguments or a record of them.
 
         RuntimeError for a misaligned access, at which a GPU would stop.
         """
-        source, function = self._kernels[name]
-        src, dst, n = arguments.src, arguments.dst, arguments.n
-        end = source.blocks(n, dst) if blocks is None else first_block + blocks
-        more = () if arguments.more is None else (arguments.more,)
+        kernel, function = self._kernels[name]
+        given = np.frombuffer(arguments, np.uint8) if isinstance(arguments, bytes) else arguments
+        assert given.nbytes == kernel.arguments.nbytes, f"{name}: {given.nbytes} bytes of arguments"
         misaligned = function(
-            ctypes.c_void_p(src), ctypes.c_uint(arguments.src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n), *more,
-            ctypes.c_uint(first_block), ctypes.c_uint(end),
-        )  # fmt: skip
+            ctypes.c_void_p(given.ctypes.data), ctypes.c_uint(first_block), ctypes.c_uint(first_block + blocks)
+        )
         if misaligned:
-            raise RuntimeError(f"{source.name}: {misaligned} misaligned accesses (src={src:#x}, dst={dst:#x}, n={n})")
+            raise RuntimeError(f"{name}: {misaligned} misaligned accesses")
 
 
 def build(
-    kernels: Iterable[CastRule | KernelSource], *, optimize: bool = True, sanitize: bool = False, arch: int = 90
+    kernels: Iterable[CastRule | Kernel], *, optimize: bool = True, sanitize: bool = False, arch: int = 90
 ) -> HostKernels:
-    """Compile kernels; a Rule stands for its contiguous kernel. `arch`: the architecture whose instructions they may
+    """Compile kernels; a rule stands for its contiguous kernel. `arch`: the architecture whose instructions they may
     use, such as 75 for sm_75.
 
     With `optimize` false, compiling takes a third of the time, and the kernels run ten times as long. `sanitize` adds
@@ -154,8 +155,11 @@ def build(
 
     CompilerMissing without a C++ compiler; RuntimeError with the compiler's messages if it refuses the text.
     """
-    sources = [kernel if isinstance(kernel, KernelSource) else kernel_source(kernel) for kernel in kernels]
-    units = [sources[i : i + _UNIT] for i in range(0, len(sources), _UNIT)]
+    alike: dict[tuple[Part, ...], list[Kernel]] = {}
+    for one in kernels:
+        kernel = one if isinstance(one, Kernel) else cast_kernel(one)
+        alike.setdefault(kernel.parts, []).append(kernel)
+    units = [listed[i : i + _UNIT] for listed in alike.values() for i in range(0, len(listed), _UNIT)]
     command = [*compiler(), *flags(optimize, sanitize)]
     # A loaded library no longer needs its file.
     with (
@@ -166,34 +170,16 @@ def build(
             lambda i: _compile(command, unit_text(units[i], arch), Path(folder) / f"unit{i}"), range(len(units))
         )
         libraries = [ctypes.CDLL(str(path)) for path in paths]
-    return HostKernels(sources, [library for unit, library in zip(units, libraries, strict=True) for _ in unit])
+    found = [(kernel, library) for of, library in zip(units, libraries, strict=True) for kernel in of]
+    return HostKernels([kernel for kernel, _ in found], [library for _, library in found])
 
 
-def build_batch(source: BatchSource) -> Callable[[int, np.ndarray[Any, Any]], None]:
-    """A batch kernel, not optimized, as a function of the number of blocks and a record of its table; see `build`."""
-    launcher = _LAUNCH.format(
-        name=source.name, threads=source.threads, parameters=f"const {source.more}* more", arguments="*more"
+def unit_text(kernels: Sequence[Kernel], arch: int = 90) -> str:
+    """A translation unit of kernels of the same parts, with a C function ``launch_<name>`` for each."""
+    dtypes = [kind for kernel in kernels for kind in kernel.dtypes]
+    return shim(arch) + unit(
+        parts_text(kernels[0].parts), dtypes, [kernel.line + _launcher(kernel) for kernel in kernels]
     )
-    text = shim() + join(source.prelude, source.structs, [source.kernel, launcher])
-    with tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder:
-        library = ctypes.CDLL(str(_compile([*compiler(), *flags(optimize=False)], text, Path(folder) / "many")))
-    function = library[f"launch_{source.name}"]
-    function.restype = ctypes.c_ulonglong
-
-    def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:
-        assert table.dtype == source.table and table.ndim == 0
-        misaligned = function(ctypes.c_void_p(table.ctypes.data), ctypes.c_uint(0), ctypes.c_uint(blocks))
-        if misaligned:
-            raise RuntimeError(f"{source.name}: {misaligned} misaligned accesses")
-
-    return launch
-
-
-def unit_text(sources: Sequence[KernelSource], arch: int = 90) -> str:
-    """A translation unit of kernels, with a C function ``launch_<name>`` for each."""
-    structs = dict(row for source in sources for row in source.structs)
-    kernels = [source.kernel + _launcher(source) for source in sources]
-    return shim(arch) + join(sources[0].prelude, structs, kernels)
 
 
 @lru_cache
@@ -202,11 +188,15 @@ def shim(arch: int = 90) -> str:
     return f"{_THREADS}#define GPUCAST_ARCH {10 * arch}\n{host_section()}"
 
 
-def _launcher(source: KernelSource) -> str:
-    parameters, arguments = _PARAMETERS, _ARGUMENTS
-    if source.more is not None:
-        parameters, arguments = f"{parameters}, const {source.more}* more", f"{arguments}, *more"
-    return _LAUNCH.format(name=source.name, threads=source.threads, parameters=parameters, arguments=arguments)
+def _launcher(kernel: Kernel) -> str:
+    arguments, checks = [], ""
+    for place in kernel.arguments.places:
+        kind = place.type if isinstance(place.type, str) else place.type.type
+        if isinstance(place.type, Fields):
+            checks += f'static_assert(sizeof({kind}) == {place.type.nbytes}, "{kind} in Python and in C++");\n'
+        arguments.append(f"*({kind} const*)(given + {place.offset})")
+    launcher = _LAUNCH.format(name=kernel.name, threads=kernel.threads, arguments=", ".join(arguments))
+    return f"namespace gpucast {{\n{checks}{launcher}}}\n"
 
 
 def _compile(command: list[str], text: str, path: Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from gpucast import gpu
-from gpucast.codegen.cast_kernel import kernel_source
+from gpucast.codegen.fused_kernel import cast_kernel
 from gpucast.compile import nvidia, nvrtc_search
 from gpucast.compile.cache import Cache
 from gpucast.compile.compiler import Compiler
@@ -68,9 +68,9 @@ def compilation(capabilities: Iterable[tuple[int, int]]) -> Compilation:
         path = found.path if found.loaded is None else found.loaded.path
         known = Compilation(compiler.version, path, compiler.served)
         compiled = tuple(dict.fromkeys(map(compiler.architecture, capabilities))) or (f"sm_{compiler.served[0]}",)
-        source = kernel_source(_RULE)
+        kernel = cast_kernel(_RULE)
         for arch in compiled:
-            compiler.compile(source.text, source.name, arch)
+            compiler.compile(kernel.text, kernel.name, arch)
     except DeviceUnavailable as error:
         problem = Problem(_line(error))
     except Exception as error:

@@ -320,9 +320,9 @@ class _Call:
             offsets, scale = kernels.dense("offsets", self.offsets, self.caller), self.scale
             if not isinstance(scale, float):
                 scale = kernels.dense("scale", scale, self.caller)
-        arguments = kernels.GroupedArguments(
+        given = kernels.grouped_arguments(
             offsets, scale, scales, ends, valid, self.rows, self.columns, self.result_rows, self.pad,
             SCALE_LAYOUTS.index(layout), *(self.random or (0, 0)),
         )  # fmt: skip
-        spec = kernels.GroupedSpec(rule, format, self.random is not None)
-        kernels.run(spec, x, data, arguments, self.device)
+        kernel = kernels.grouped_kernel(rule, format, self.random is not None)
+        kernels.run(kernel, x, data, self.result_rows, given, self.device)

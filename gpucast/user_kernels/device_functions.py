@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from gpucast.codegen.cast_kernel import host_section, join, kernel_file, options, structs
-from gpucast.codegen.fused_kernel import fused_prelude
+from gpucast.codegen.cast_kernel import options
+from gpucast.codegen.fused_kernel import FUSED_PARTS
+from gpucast.codegen.kernel import host_section, parts_text, unit
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import (
     ATTRIBUTES,
@@ -114,7 +115,7 @@ def _rule(src: Any, dst: Any, asked: Options) -> CastRule:
 def _text(rules: Iterable[CastRule]) -> str:
     rules = list(rules)
     types = (_FLOAT, *(kind for rule in rules for kind in (rule.src, rule.dst)))
-    return join(_prelude(), dict(structs(*types)), [_functions(rule) for rule in rules])
+    return unit(_prelude(), types, [_functions(rule) for rule in rules])
 
 
 @lru_cache(maxsize=1)
@@ -132,8 +133,7 @@ def _prelude() -> str:
             "#define __clz(word) __builtin_clz(word)",
             "#define __clzll(word) __builtin_clzll(word)",
             "#endif",
-            fused_prelude(),
-            kernel_file("functions.cuh"),
+            parts_text((*FUSED_PARTS, "functions.cuh")),
             "#if defined(__CUDACC__) && !defined(__CUDA_ARCH__)",
             "#undef __clz",
             "#undef __clzll",

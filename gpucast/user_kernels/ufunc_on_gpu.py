@@ -7,12 +7,13 @@ import math
 from collections.abc import Sequence
 
 from gpucast.arrays.operand import Operand, operand
-from gpucast.codegen.strides import Dims, collapse
+from gpucast.codegen.fused_kernel import FUSED
+from gpucast.codegen.strides import collapse
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.user_kernels.expression import Expression
-from gpucast.user_kernels.ufunc_kernel import MAX_INPUTS, UfuncArguments, UfuncInput, UfuncSpec, Walk
+from gpucast.user_kernels.ufunc_kernel import MAX_INPUTS, MAX_UFUNC_DIMS, UFUNC_INPUT, UfuncInput, Walk, ufunc_kernel
 
 #: In bits.
 _Strides = tuple[int, ...]
@@ -41,24 +42,25 @@ def apply(
         n = math.prod(shape)
         if n:
             out = _strides(target, shape)
-            ops, given = cast_on_gpu.fused_kernel(fused or FusedInputs(), None)
-            kinds, arguments = zip(*(input_of(one, shape, out, rule) for one in inputs), strict=True)
+            fused = fused or FusedInputs()
+            kinds, given = zip(*(input_of(one, shape, out, rule) for one in inputs), strict=True)
             walk: Walk = "dense" if _is_dense(shape, out, rule.dst.bits) else "strided"
-            kernel = driver.kernel(UfuncSpec(expression, rule, ops, kinds, walk), device)
-            kernel(0, target.address, n, UfuncArguments(given, arguments))
+            kernel = ufunc_kernel(expression, rule, cast_on_gpu.ops_of(fused), kinds, walk)
+            arguments = FUSED.pack(*cast_on_gpu.fused_values(fused)) + b"".join(given)
+            driver.launch(kernel, device, 0, target.address, n, arguments)
     return target
 
 
-def input_of(
-    one: Operand | float, shape: tuple[int, ...], out: _Strides, rule: CastRule
-) -> tuple[UfuncInput, tuple[int, float, Dims]]:
-    """How a kernel reads an input, and its arguments for it."""
+def input_of(one: Operand | float, shape: tuple[int, ...], out: _Strides, rule: CastRule) -> tuple[UfuncInput, bytes]:
+    """How a kernel reads an input, and the bytes of `UFUNC_INPUT`."""
     if isinstance(one, float):
-        return UfuncInput(rule.src, rule.src.bits, "number"), (0, one, collapse(shape, (0,) * len(shape), out))
-    bits = one.dtype.bits if one.packed else 8 * one.itemsize
-    strides = _strides(one, shape)
-    walk: Walk = "dense" if _is_dense(shape, strides, bits) else "strided"
-    return UfuncInput(one.dtype, bits, walk), (one.address, 0.0, collapse(shape, strides, out))
+        kind = UfuncInput(rule.src, rule.src.bits, "number")
+        at, number, strides = 0, one, (0,) * len(shape)
+    else:
+        bits, strides = one.dtype.bits if one.packed else 8 * one.itemsize, _strides(one, shape)
+        kind = UfuncInput(one.dtype, bits, "dense" if _is_dense(shape, strides, bits) else "strided")
+        at, number = one.address, 0.0
+    return kind, UFUNC_INPUT.pack(at, number, *collapse(shape, strides, out).values(MAX_UFUNC_DIMS))
 
 
 def _strides(x: Operand, shape: tuple[int, ...]) -> _Strides:

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpucast import gpu
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.fused_kernel import FusedOps
-from gpucast.codegen.spec import CastSpec, KernelSpec
+from gpucast.codegen.fused_kernel import FusedOps, cast_kernel
+from gpucast.codegen.kernel import Kernel
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import Scaling
-from gpucast.core.rule import ATTRIBUTES, STOCHASTIC, Options, has_stochastic
+from gpucast.core.rule import ATTRIBUTES, STOCHASTIC, CastRule, Options, has_stochastic
 from gpucast.gpu import devices
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
-
-    from gpucast.codegen.batch_kernel import BatchSource
-    from gpucast.codegen.cast_kernel import KernelSource
 
 _CALLER = "warmup"
 #: NVRTC hardly lets more threads than these work at a time in one process.
@@ -36,7 +33,7 @@ _USUAL = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
 class CompileTask(NamedTuple):
     """A kernel to compile, and its architecture."""
 
-    spec: KernelSpec[KernelSource | BatchSource]
+    kernel: Kernel
     arch: str
 
 
@@ -117,7 +114,7 @@ def warmup(
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         compile_all(executor, work)
     if load:
-        gpu.driver.load_everywhere(dict.fromkeys(task.spec for task in work))
+        gpu.driver.load_everywhere(dict.fromkeys(task.kernel for task in work))
     return len(work)
 
 
@@ -134,12 +131,12 @@ def every_pair() -> Iterator[tuple[DType, DType]]:
 
 def tasks(request: WarmupRequest, arch: str | Sequence[str] | None) -> list[CompileTask]:
     """Every kernel that a request covers, for every architecture, without duplicates. Errors as for `warmup`."""
-    specs = dict.fromkeys(_specs(request))
+    kernels = dict.fromkeys(_kernels(request))
     architectures = _architectures(arch)
-    return [CompileTask(spec, name) for spec in specs for name in architectures]
+    return [CompileTask(kernel, name) for kernel in kernels for name in architectures]
 
 
-def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
+def _kernels(request: WarmupRequest) -> Iterator[Kernel]:
     flags = {name: value for name, value in vars(request).items() if name not in _NO_FLAGS}
     for name, value in flags.items():
         _check_flag(name, value)
@@ -167,7 +164,7 @@ def _specs(request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSo
         yield from kinds.of_mixed(_USUAL)
 
 
-def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
+def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[Kernel]:
     """The kernels of the casts of one pair."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(f"{_CALLER}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
@@ -185,25 +182,22 @@ def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[KernelSpec[KernelSou
         given = {**request.attributes, **({"rounding": STOCHASTIC} if random else {})}
         rule = fused_rule(src, dst, Options(caller=_CALLER, **given), scaled=scaled)
         for unpacked in (False, True) if rule.src.packed else (False,):
-            yield from _of_cast(CastSpec(rule, unpacked=unpacked), scaled, amax, request)
+            yield from _of_cast(rule, unpacked, scaled, amax, request)
 
 
-def _of_cast(
-    cast: CastSpec, scaled: bool, amax: bool, request: WarmupRequest
-) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
+def _of_cast(rule: CastRule, unpacked: bool, scaled: bool, amax: bool, request: WarmupRequest) -> Iterator[Kernel]:
     """The kernels of one cast with the requested operations, in all shapes."""
-    rule, unpacked = cast.rule, cast.unpacked
     if "string" in (rule.src.family, rule.dst.family):
         raise ValueError(f"{_CALLER}: {rule.src.name} to {rule.dst.name} has no kernel; STRING is cast on the host")
     scalings: tuple[Scaling, ...] = ("narrow", "wide") if scaled else ("none",)
     for scaling in scalings:
         ops = FusedOps(scaling, amax)
-        yield CastSpec.of(rule, "contiguous", unpacked, ops)
-        yield CastSpec.of(rule, "strided", unpacked, ops)
+        yield cast_kernel(rule, "contiguous", unpacked, ops)
+        yield cast_kernel(rule, "strided", unpacked, ops)
         if request.transposed and not ops.fuses(rule):
             # Packed arrays cannot be transposed.
             if not (rule.dst.packed or (rule.src.packed and not unpacked)):
-                yield CastSpec(rule, "transposed", unpacked)
+                yield cast_kernel(rule, "transposed", unpacked)
         if request.many and not amax:
             from gpucast.warmup import kinds
 
@@ -247,6 +241,5 @@ def compile_all(
 def _compile(task: CompileTask) -> str:
     from gpucast.compile import compiler
 
-    source = task.spec.source()
-    compiler.compile(source.text, source.name, task.arch)
+    compiler.compile(task.kernel.text, task.kernel.name, task.arch)
     return compiler.compiler().cache.problem

@@ -4,25 +4,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec
-from gpucast.codegen.cast_kernel import KernelSource, Shape
-from gpucast.codegen.fused_kernel import FusedOps
-from gpucast.codegen.spec import CastSpec, KernelSpec
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel
+from gpucast.codegen.cast_kernel import Shape
+from gpucast.codegen.fused_kernel import FusedOps, cast_kernel
+from gpucast.codegen.kernel import Kernel
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
-from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
+from gpucast.mixed.gpu.kernels import ADJUST, RESCALE, select_kernel
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import LENGTHS, SOURCES, Format, ScaleLayout
-from gpucast.quantization.gpu.grouped_on_gpu import GroupedSpec
-from gpucast.quantization.gpu.hadamard_source import HadamardSpec, takes
-from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
-from gpucast.quantization.gpu.source import WARP, QuantizeSpec, finishing
-from gpucast.quantization.gpu.tile_source import TileSpec
+from gpucast.quantization.gpu.grouped_on_gpu import grouped_kernel
+from gpucast.quantization.gpu.hadamard_source import HadamardTile, hadamard_kernel, takes
+from gpucast.quantization.gpu.quantize_on_gpu import swizzle_kernel
+from gpucast.quantization.gpu.source import WARP, finishing, quantize_kernel
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
 from gpucast.quantization.grouped import check_grouped
 from gpucast.quantization.option_checks import check_format, resolve_hadamard
@@ -35,24 +33,24 @@ _STATE = (_FLOAT, dtype("UINT32"), dtype("BOOL"))
 _MATRIX = (1024, 1024)
 
 
-def of_many(rule: CastRule, unpacked: bool, ops: FusedOps) -> Iterator[CastSpec | BatchSpec]:
+def of_many(rule: CastRule, unpacked: bool, ops: FusedOps) -> Iterator[Kernel]:
     """Kernels for trees of one type of any length; a tree with a single array is cast by that array's own kernel.
 
     With a scale also those that check whether all elements are finite, as loss scales need.
     """
     for finite in (False, True) if ops.scaling != "none" and rule.src.has_nan else (False,):
-        kind = CastSpec.of(rule, "contiguous", unpacked, FusedOps(ops.scaling, False, finite))
+        kind = Kind(rule, unpacked, FusedOps(ops.scaling, False, finite))
         if finite:
-            yield kind
-            yield replace(kind, shape="strided")
+            yield kind.alone
+            yield cast_kernel(rule, "strided", unpacked, kind.ops)
         for argument_bytes in ARGUMENT_BYTES:
-            yield BatchSpec((kind,), argument_bytes)
+            yield batch_kernel((kind,), argument_bytes).kernel
 
 
-def of_grouped_cast(src: DType, dst: DType, options: Options) -> Iterator[GroupedSpec]:
+def of_grouped_cast(src: DType, dst: DType, options: Options) -> Iterator[Kernel]:
     """The kernel of `cast_grouped`, for the types that it takes."""
     if src in SOURCES and dst.is_float:
-        yield GroupedSpec(fused_rule(src, dst, options, scaled=True), stochastic=options.rounding == STOCHASTIC)
+        yield grouped_kernel(fused_rule(src, dst, options, scaled=True), stochastic=options.rounding == STOCHASTIC)
 
 
 def of_formats(
@@ -63,7 +61,7 @@ def of_formats(
     grouped: bool,
     row_scaled: bool,
     caller: str,
-) -> Iterator[KernelSpec[KernelSource]]:
+) -> Iterator[Kernel]:
     """Kernels of formats, and of Hadamard transforms of these lengths, for these types.
 
     TypeError or ValueError for what `quantize` and `quantize_grouped` refuse.
@@ -83,12 +81,12 @@ def of_formats(
                 yield from of_hadamard(format, src, stochastic, length)
             if grouped:
                 check_grouped(format, caller)
-                yield GroupedSpec(CastRule(src, format.element), format, stochastic)
+                yield grouped_kernel(CastRule(src, format.element), format, stochastic)
             if row_scaled:
                 yield from of_rows(format, src, stochastic, caller)
 
 
-def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[QuantizeSpec | TileSpec | HadamardSpec]:
+def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[Kernel]:
     """Kernels that quantize matrices of a type along the last axis, plain, transposed or both, and dequantize them.
 
     Those for rows of whole blocks, and those for all other rows. Where scales have one byte, also those that write them
@@ -97,27 +95,27 @@ def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[Quanti
     rule, blocks, in_rows = CastRule(src, format.element), *_blocks(format)
     for layout in _layouts(format):
         if format.rule == "4over6":
-            yield HadamardSpec(rule, "rows", 0, format, stochastic, layout=layout)
+            yield hadamard_kernel(rule, "rows", 0, format, stochastic, layout=layout)
             for plain in (False, True):
-                yield HadamardSpec(rule, "tiles", 0, format, stochastic, plain=plain, turned=True, layout=layout)
+                yield hadamard_kernel(rule, "tiles", 0, format, stochastic, plain=plain, turned=True, layout=layout)
         else:
             yield from _of_one_scale(rule, format, stochastic, blocks, in_rows, layout)
     if format.global_scale:
-        yield QuantizeSpec(rule, format, "top", lanes=WARP)
+        yield quantize_kernel(rule, format, "top", lanes=WARP)
         # And from one number, `amax`.
-        yield QuantizeSpec(CastRule(_FLOAT, format.element), format, "top")
+        yield quantize_kernel(CastRule(_FLOAT, format.element), format, "top")
         for one in (rule,) if format.steps else dict.fromkeys((rule, CastRule(_FLOAT, format.element))):
-            yield QuantizeSpec(one, format, "global")
+            yield quantize_kernel(one, format, "global")
     for kind in () if format.steps is None else finishing(format.steps):
-        yield QuantizeSpec(rule, format, kind)
+        yield quantize_kernel(rule, format, kind)
     for dst in dict.fromkeys((src, _FLOAT)):
         back = CastRule(format.element, dst)
-        yield QuantizeSpec(back, format, "back", single=format.block == "tensor")
+        yield quantize_kernel(back, format, "back", single=format.block == "tensor")
         if in_rows:
-            yield QuantizeSpec(back, format, "back", block=blocks.lengths[2])
+            yield quantize_kernel(back, format, "back", block=blocks.lengths[2])
     if format.scale.bits == 8:
         for back_to_linear in (False, True):
-            yield swizzle_spec(format.scale, back_to_linear)
+            yield swizzle_kernel(format.scale, back_to_linear)
 
 
 def _layouts(format: Format) -> tuple[ScaleLayout, ...]:
@@ -131,78 +129,77 @@ def _blocks(format: Format) -> tuple[BlockGrid, bool]:
     return blocks, blocks.splits_outer and blocks.lengths[1] == 1 and blocks.lengths[2] in LENGTHS
 
 
-def of_rows(format: Format, src: DType, stochastic: bool, caller: str) -> Iterator[QuantizeSpec | HadamardSpec]:
+def of_rows(format: Format, src: DType, stochastic: bool, caller: str) -> Iterator[Kernel]:
     """Those of a format with a global scale for each row, and from the largest magnitude of each."""
     if not format.rows_shape(_MATRIX, 1):
         raise ValueError(f"{caller}: {format.name} takes no global scale for each row; nvfp4 does")
     rule, blocks, in_rows = CastRule(src, format.element), *_blocks(format)
-    yield QuantizeSpec(rule if format.steps else CastRule(_FLOAT, format.element), format, "globals")
+    yield quantize_kernel(rule if format.steps else CastRule(_FLOAT, format.element), format, "globals")
     for layout in _layouts(format):
         if format.rule == "4over6":
-            yield HadamardSpec(rule, "rows", 0, format, stochastic, row_scaled=True, layout=layout)
+            yield hadamard_kernel(rule, "rows", 0, format, stochastic, row_scaled=True, layout=layout)
             continue
-        yield QuantizeSpec(rule, format, "scales", row_scaled=True, layout=layout)
-        yield QuantizeSpec(rule, format, "elements", stochastic, row_scaled=True, layout=layout)
+        yield quantize_kernel(rule, format, "scales", row_scaled=True, layout=layout)
+        yield quantize_kernel(rule, format, "elements", stochastic, row_scaled=True, layout=layout)
         if in_rows:
             block = blocks.lengths[2]
-            yield QuantizeSpec(rule, format, "rows", stochastic, block=block, row_scaled=True, layout=layout)
+            yield quantize_kernel(rule, format, "rows", stochastic, block=block, row_scaled=True, layout=layout)
     for block in (0, blocks.lengths[2]) if in_rows else (0,):
         for dst in dict.fromkeys((src, _FLOAT)):
-            yield QuantizeSpec(CastRule(format.element, dst), format, "back", block=block, row_scaled=True)
+            yield quantize_kernel(CastRule(format.element, dst), format, "back", block=block, row_scaled=True)
 
 
-def of_transform(src: DType, length: int) -> Iterator[HadamardSpec]:
+def of_transform(src: DType, length: int) -> Iterator[Kernel]:
     """Hadamard transforms of a type to FLOAT, and back to it, along any axis."""
     for strided in (False, True):
-        yield HadamardSpec(CastRule(src, _FLOAT), "transform", length, strided=strided)
+        yield hadamard_kernel(CastRule(src, _FLOAT), "transform", length, strided=strided)
         for dst in dict.fromkeys((src, _FLOAT)):
-            yield HadamardSpec(CastRule(_FLOAT, dst), "transform", length, inverse=True, strided=strided)
+            yield hadamard_kernel(CastRule(_FLOAT, dst), "transform", length, inverse=True, strided=strided)
 
 
-def of_hadamard(format: Format, src: DType, stochastic: bool, length: int) -> Iterator[QuantizeSpec | HadamardSpec]:
+def of_hadamard(format: Format, src: DType, stochastic: bool, length: int) -> Iterator[Kernel]:
     """Those that transform along the last axis and quantize, plain, transposed or both, besides `of_transform` and
     those that quantize a FLOAT array."""
     rule = CastRule(src, format.element)
     if format.global_scale:
         for strided in (False, True):
-            yield HadamardSpec(CastRule(src, _FLOAT), "top", length, strided=strided)
-        yield QuantizeSpec(CastRule(_FLOAT, format.element), format, "global")
+            yield hadamard_kernel(CastRule(src, _FLOAT), "top", length, strided=strided)
+        yield quantize_kernel(CastRule(_FLOAT, format.element), format, "global")
     if takes(format):
         for layout in _layouts(format):
             # Of a pair of transforms one may be none.
             for own in (0, length):
-                yield HadamardSpec(rule, "rows", own, format, stochastic, layout=layout)
+                yield hadamard_kernel(rule, "rows", own, format, stochastic, layout=layout)
             for plain, own in ((False, 0), (True, 0), (True, length)):
-                tiles = HadamardSpec(
-                    rule, "tiles", own, format, stochastic, plain=plain, turned=True, turned_length=length,
-                    layout=layout,
-                )  # fmt: skip
-                if tiles.fits:
-                    yield tiles
+                if HadamardTile.of(format, own, plain, True, length).fits(src):
+                    yield hadamard_kernel(
+                        rule, "tiles", own, format, stochastic, plain=plain, turned=True, turned_length=length,
+                        layout=layout,
+                    )  # fmt: skip
 
 
 def _of_one_scale(
     rule: CastRule, format: Format, stochastic: bool, blocks: BlockGrid, in_rows: bool, layout: ScaleLayout
-) -> Iterator[QuantizeSpec | TileSpec]:
+) -> Iterator[Kernel]:
     """Those that quantize by one scale for each block."""
     random = Random(0) if stochastic else None
     straight, swapped = ResultSpec(False, 1), ResultSpec(True, 1)
     if in_rows:
-        yield QuantizeSpec(rule, format, "rows", stochastic, block=blocks.lengths[2], layout=layout)
+        yield quantize_kernel(rule, format, "rows", stochastic, block=blocks.lengths[2], layout=layout)
     for wanted in ([straight], [swapped], [straight, swapped]):
         tile_plan = plan(_MATRIX, rule.src, format, wanted, random, given=False, layout=layout)
         if tile_plan is not None and not (in_rows and wanted == [straight]):
-            yield tile_plan.spec
+            yield tile_plan.kernel
     lanes = 1 if blocks.lengths[2] == 1 else WARP
     if layout == "linear":
-        yield QuantizeSpec(rule, format, "extremes", lanes=lanes)
+        yield quantize_kernel(rule, format, "extremes", lanes=lanes)
         if lanes == 1:
-            yield QuantizeSpec(rule, format, "columns", lanes=lanes)
-    yield QuantizeSpec(rule, format, "scales", layout=layout)
-    yield QuantizeSpec(rule, format, "elements", stochastic, single=format.block == "tensor", layout=layout)
+            yield quantize_kernel(rule, format, "columns", lanes=lanes)
+    yield quantize_kernel(rule, format, "scales", layout=layout)
+    yield quantize_kernel(rule, format, "elements", stochastic, single=format.block == "tensor", layout=layout)
 
 
-def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
+def of_mixed(rows: Iterable[DType]) -> Iterator[Kernel]:
     """Kernels of loss scales for losses and gradients of these types, and of `select_tree`.
 
     Without the kernels that copy arrays that are not contiguous.
@@ -212,13 +209,13 @@ def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchS
     for src in rows:
         scale, unscale = (fused_rule(src, dst, scaled=True) for dst in (src, _FLOAT))
         for shape in shapes:
-            yield CastSpec(scale, shape, ops=loss)
-            yield CastSpec(unscale, shape, ops=gradients)
+            yield cast_kernel(scale, shape, ops=loss)
+            yield cast_kernel(unscale, shape, ops=gradients)
         for argument_bytes in ARGUMENT_BYTES:
-            yield BatchSpec((CastSpec(unscale, ops=gradients),), argument_bytes)
+            yield batch_kernel((Kind(unscale, ops=gradients),), argument_bytes).kernel
     for src in _STATE:
-        yield CastSpec(CastRule(src, src))
-    yield AdjustSpec()
-    yield RescaleSpec()
+        yield cast_kernel(CastRule(src, src))
+    yield ADJUST
+    yield RESCALE
     for argument_bytes in ARGUMENT_BYTES:
-        yield SelectSpec(argument_bytes)
+        yield select_kernel(argument_bytes).kernel

@@ -20,8 +20,8 @@ typedef int CurrentDevice(int*);
 
 // ---- kernels ----
 
-// Bytes of the widest access.
-enum : u64 { vector_bytes = 32 };
+// Bytes of the widest access, and the most arguments of a kernel.
+enum : u64 { vector_bytes = 32, most_arguments = 8 };
 
 // A kernel that is loaded on a device.
 struct Kernel {
@@ -29,10 +29,11 @@ struct Kernel {
     LaunchKernel* launch;
     CurrentDevice* current;
     void* function;
-    // Elements of a block, 0 for a kernel of many arrays; and those with which its first tile may begin before the array,
-    // unless that is aligned.
+    // Elements of a block, and those with which its first tile may begin before the array, unless that is aligned.
     u64 elements, ahead;
-    u32 threads;
+    // The bytes of all arguments, and where each begins in them.
+    u64 nbytes, offsets[most_arguments];
+    u32 count, threads;
     int device;
     // stream(index).ptr is CuPy's current stream of the device. failed(status, is_repeated) raises, or has put in order what
     // a second launch needs.
@@ -64,14 +65,21 @@ static void forget_kernel(PyObject* self) {
     Py_DECREF(kind);
 }
 
-// kernel(launch, current, function, threads, elements, ahead, device, stream, failed)
+inline u64 number_at(PyObject* arguments, Py_ssize_t i) { return PyLong_AsUnsignedLongLong(PyTuple_GetItem(arguments, i)); }
+
+// kernel(launch, current, function, threads, elements, ahead, nbytes, offsets, device, stream, failed)
 inline PyObject* new_kernel(PyObject*, PyObject* arguments) {
-    unsigned long long launch, current, function, elements, ahead;
+    unsigned long long launch, current, function, elements, ahead, nbytes;
     unsigned threads;
     int device;
-    PyObject *stream, *failed;
-    if (!PyArg_ParseTuple(arguments, "KKKIKKiOO", &launch, &current, &function, &threads, &elements, &ahead, &device, &stream,
-                          &failed)) {
+    PyObject *offsets, *stream, *failed;
+    if (!PyArg_ParseTuple(arguments, "KKKIKKKO!iOO", &launch, &current, &function, &threads, &elements, &ahead, &nbytes,
+                          &PyTuple_Type, &offsets, &device, &stream, &failed)) {
+        return nullptr;
+    }
+    const Py_ssize_t count = PyTuple_Size(offsets);
+    if (count > Py_ssize_t(most_arguments)) {
+        PyErr_Format(PyExc_ValueError, "kernel: %zd arguments; at most %d", count, int(most_arguments));
         return nullptr;
     }
     Kernel* kernel = reinterpret_cast<Kernel*>(PyType_GenericAlloc(kernel_type, 0));
@@ -80,8 +88,10 @@ inline PyObject* new_kernel(PyObject*, PyObject* arguments) {
     kernel->current = reinterpret_cast<CurrentDevice*>(current);
     kernel->function = reinterpret_cast<void*>(function);
     kernel->elements = elements, kernel->ahead = ahead, kernel->threads = threads, kernel->device = device;
+    kernel->nbytes = nbytes, kernel->count = u32(count);
+    for (Py_ssize_t i = 0; i < count; ++i) kernel->offsets[i] = number_at(offsets, i);
     kernel->stream = Py_NewRef(stream), kernel->failed = Py_NewRef(failed);
-    kernel->index = PyLong_FromLong(device);
+    kernel->index = PyErr_Occurred() ? nullptr : PyLong_FromLong(device);
     if (!kernel->index) Py_CLEAR(kernel);
     return reinterpret_cast<PyObject*>(kernel);
 }
@@ -103,7 +113,7 @@ inline int enqueue(const Kernel* kernel, void* stream, u64 blocks, void** argume
     return kernel->launch(&config, kernel->function, arguments, nullptr);
 }
 
-// The same for a kernel of one array; `more` is its last argument, or null.
+// The same for a cast of one array; `more` is its last argument, or null.
 inline int enqueue_cast(const Kernel* kernel, void* stream, u64 src, u64 dst, u64 n, void* more) {
     u32 bit = 0;
     void* arguments[] = {&src, &bit, &dst, &n, more};
@@ -129,38 +139,36 @@ inline bool launch_cast(const Kernel* kernel, void* stream, u64 src, u64 dst, u6
     return launch(kernel, [=] { return enqueue_cast(kernel, stream, src, dst, n, more); });
 }
 
-inline u64 number_at(PyObject* arguments, Py_ssize_t i) { return PyLong_AsUnsignedLongLong(PyTuple_GetItem(arguments, i)); }
+// The bytes of a launch's arguments; null, with an exception, for others than the kernel's.
+inline u8* bytes_for(const Kernel* kernel, PyObject* given) {
+    u64 size = 0;
+    u8* bytes = nullptr;
+    if (PyArray_Check(given)) {
+        PyArrayObject* table = reinterpret_cast<PyArrayObject*>(given);
+        size = u64(PyArray_NBYTES(table)), bytes = static_cast<u8*>(PyArray_DATA(table));
+    } else if (PyBytes_Check(given)) {
+        size = u64(PyBytes_Size(given)), bytes = reinterpret_cast<u8*>(PyBytes_AsString(given));
+    }
+    if (bytes && size == kernel->nbytes) return bytes;
+    PyErr_Format(PyExc_TypeError, "Kernel: %llu bytes of arguments; expected %llu, as bytes or an array of NumPy",
+                 static_cast<unsigned long long>(size), static_cast<unsigned long long>(kernel->nbytes));
+    return nullptr;
+}
 
-// kernel(src, dst, n, more), where `more` is None or has to_bytes(); of many arrays kernel(blocks, table). It runs on the
-// current stream of its device, which is the current one.
+// kernel(blocks, arguments). It runs on the current stream of its device, which is the current one.
 static PyObject* call_kernel(PyObject* self, PyObject* arguments, PyObject*) {
     const Kernel* kernel = reinterpret_cast<Kernel*>(self);
-    const Py_ssize_t wanted = kernel->elements ? 4 : 2;
-    void* stream;
-    if (PyTuple_Size(arguments) != wanted) {
-        PyErr_Format(PyExc_TypeError, "Kernel: %zd arguments; expected %zd", PyTuple_Size(arguments), wanted);
+    if (PyTuple_Size(arguments) != 2) {
+        PyErr_Format(PyExc_TypeError, "Kernel: %zd arguments; expected 2", PyTuple_Size(arguments));
         return nullptr;
     }
-    if (!kernel->elements) {
-        const u64 blocks = number_at(arguments, 0);
-        PyObject* given = PyTuple_GetItem(arguments, 1);
-        if (PyErr_Occurred()) return nullptr;
-        if (!PyArray_Check(given)) {
-            PyErr_SetString(PyExc_TypeError, "Kernel: the table must be an array of NumPy");
-            return nullptr;
-        }
-        void* table = PyArray_DATA(reinterpret_cast<PyArrayObject*>(given));
-        if (!find_stream(kernel, &stream)) return nullptr;
-        return launch(kernel, [&] { return enqueue(kernel, stream, blocks, &table); }) ? nothing() : nullptr;
-    }
-    const u64 src = number_at(arguments, 0), dst = number_at(arguments, 1), n = number_at(arguments, 2);
-    PyObject *more = PyTuple_GetItem(arguments, 3), *bytes = nullptr;
+    const u64 blocks = number_at(arguments, 0);
     if (PyErr_Occurred()) return nullptr;
-    if (more != Py_None && !(bytes = PyObject_CallMethod(more, "to_bytes", nullptr))) return nullptr;
-    void* last = bytes ? PyBytes_AsString(bytes) : nullptr;
-    const bool done = !PyErr_Occurred() && find_stream(kernel, &stream) && launch_cast(kernel, stream, src, dst, n, last);
-    Py_XDECREF(bytes);
-    return done ? nothing() : nullptr;
+    u8* bytes = bytes_for(kernel, PyTuple_GetItem(arguments, 1));
+    void *stream, *places[most_arguments];
+    if (!bytes || !find_stream(kernel, &stream)) return nullptr;
+    for (u32 i = 0; i < kernel->count; ++i) places[i] = bytes + kernel->offsets[i];
+    return launch(kernel, [&] { return enqueue(kernel, stream, blocks, places); }) ? nothing() : nullptr;
 }
 
 // ---- plans of arrays on devices ----

@@ -19,9 +19,8 @@ from codes import assert_same, values
 from gpucast import PackedArray, dtype
 from gpucast.casting import batch_plans as device_plans
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSpec, sorted_kinds
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel, sorted_kinds
 from gpucast.codegen.fused_kernel import FusedOps
-from gpucast.codegen.spec import CastSpec
 from gpucast.core.rule import resolve
 from host_driver import HostDriver, device_array, download, elements, upload
 
@@ -147,7 +146,7 @@ def test_more_arrays_than_a_table_holds(driver: HostDriver) -> None:
     arrays = [values("FLOAT", 1 + i % 40, i) for i in range(300)]
     there, capacity = (
         [upload(x) for x in arrays],
-        BatchSpec((CastSpec(resolve(dtype(1), dtype(10))),), 4096).source().capacity,
+        batch_kernel((Kind(resolve(dtype(1), dtype(10))),), 4096).capacity,
     )
     for _ in range(2):
         driver.launched.clear()
@@ -159,17 +158,17 @@ def test_more_arrays_than_a_table_holds(driver: HostDriver) -> None:
 def test_a_launch_has_no_block_without_work() -> None:
     """Those of aligned arrays are as many as their elements fill."""
     launches: list[tuple[int, Any]] = []
-    source = BatchSpec((CastSpec(resolve(dtype("FLOAT"), dtype("FLOAT16"))),), ARGUMENT_BYTES[0]).source()
-    run = HostDriver().load_many(source)
+    batch = batch_kernel((Kind(resolve(dtype("FLOAT"), dtype("FLOAT16"))),), ARGUMENT_BYTES[0])
+    run = HostDriver().load(batch.kernel)
 
     def launch_kernel(function: int, blocks: int, threads: int, stream: int, arguments: int) -> int:
-        table = np.zeros((), source.table)
+        table = np.zeros((), batch.kernel.arguments.dtype)
         ctypes.memmove(table.ctypes.data, ctypes.c_void_p.from_address(arguments).value or 0, table.nbytes)
         launches.append((blocks, table))
         run(blocks, table)
         return 0
 
-    full = int(source.elements[0])
+    full = int(batch.elements[0])
     sizes = (1, 768, full, full + 1, 4 * full)
     with idle_cuda.idle(launch_kernel):
         arrays = [idle_cuda.array((n,), np.float32) for n in sizes]
@@ -177,7 +176,8 @@ def test_a_launch_has_no_block_without_work() -> None:
         for _ in range(2):
             gpucast.cast_many(arrays, "FLOAT16", out=out)
     assert [blocks for blocks, _ in launches] == [1 + 1 + 1 + 2 + 4] * 2
-    for _, table in launches:
+    for _, arguments in launches:
+        table = arguments["table"]
         assert table["first_block"][:7].tolist() == [0, 1, 2, 3, 5, 2**32 - 1, 2**32 - 1]
         assert table["n"][:5].tolist() == list(sizes)
         assert table["dst"][:5].tolist() == [y.data.ptr for y in out]
@@ -417,15 +417,16 @@ def test_without_a_gpu_arrays_on_a_device_are_refused() -> None:
 
 def test_equal_sets_have_one_kernel() -> None:
     to = dtype("FLOAT16")
-    kinds = [CastSpec(resolve(dtype(name), to)) for name in ("FLOAT", "INT8", "FLOAT", "FLOAT8E5M2")]
-    one, other = (BatchSpec(sorted_kinds(order), ARGUMENT_BYTES[1]).source() for order in (kinds, kinds[::-1]))
+    kinds = [Kind(resolve(dtype(name), to)) for name in ("FLOAT", "INT8", "FLOAT", "FLOAT8E5M2")]
+    one, other = (batch_kernel(sorted_kinds(order), ARGUMENT_BYTES[1]) for order in (kinds, kinds[::-1]))
     assert one is other
-    assert one.name == "gpucast_many_float32_to_float16_float8e5m2_to_float16_int8_to_float16_1128"
+    assert one.kernel.name == "gpucast_many_float32_to_float16_float8e5m2_to_float16_int8_to_float16_1128"
     for limit in ARGUMENT_BYTES:
         for ops in (FusedOps(), FusedOps("narrow", finite=True)):
             rule = fused_rule(dtype(1), to, scaled=ops.scaling != "none")
-            source = BatchSpec((CastSpec.of(rule, ops=ops),), limit).source()
-            assert source.table.itemsize <= limit < source.table.itemsize * (source.capacity + 16) / source.capacity
+            batch = batch_kernel((Kind(rule, ops=ops),), limit)
+            size = batch.kernel.arguments.nbytes
+            assert size <= limit < size * (batch.capacity + 16) / batch.capacity
 
 
 def test_text_that_is_no_number_leaves_every_out_as_it_was() -> None:

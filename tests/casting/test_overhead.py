@@ -22,7 +22,7 @@ from codes import assert_same, values
 from fake_cuda import Cuda, arrays
 from gpucast import PackedArray
 from gpucast.casting import plans
-from gpucast.codegen.cast_kernel import kernel_source
+from gpucast.codegen.fused_kernel import cast_kernel
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.host.extension import MODULE
@@ -45,7 +45,7 @@ def test_a_warm_call_into_out_is_a_bare_launch(cuda: Cuda) -> None:
     assert cuda.calls == ["launchKernel"]
     (launched,) = cuda.launches
     assert (launched.src, launched.src_bit, launched.dst, launched.n) == (x.data.ptr, 0, out.data.ptr, 100)
-    source = kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT16")))
+    source = cast_kernel(resolve(dtype("FLOAT"), dtype("FLOAT16")))
     assert (launched.blocks, launched.threads) == (source.blocks(100), source.threads)
     gpucast.cast(x, "FLOAT16")
     assert cuda.calls[1:] == ["streamIsCapturing", "alloc", "launchKernel"]

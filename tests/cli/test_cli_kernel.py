@@ -18,8 +18,7 @@ import gpucast
 from bench import cubin
 from gpucast import dtype
 from gpucast.cli import main
-from gpucast.codegen.cast_kernel import kernel_source
-from gpucast.codegen.fused_kernel import FusedOps, fused_source
+from gpucast.codegen.fused_kernel import FusedOps, cast_kernel, fused_kernel
 from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import Options, resolve
@@ -30,7 +29,7 @@ from host_driver import Quiet, installed, upload
 from nvrtc_wheels import INSTALLED, load
 
 NAME = "gpucast_float32_to_float8e4m3fn"
-TEXT = kernel_source(resolve(dtype("float32"), dtype("float8e4m3fn"))).text
+TEXT = cast_kernel(resolve(dtype("float32"), dtype("float8e4m3fn"))).text
 
 
 def tasks(pairs: Any, arch: Any, **options: Any) -> list[CompileTask]:
@@ -64,11 +63,11 @@ def test_the_text(capsysbinary: pytest.CaptureFixture[bytes], machine: Path) -> 
     assert not machine.exists()
     attributes = ["--no-saturate", "--shape", "strided"]
     rule = resolve(dtype("float32"), dtype("float8e4m3fn"), Options(saturate=False))
-    assert kernel(capsysbinary, *attributes) == kernel_source(rule, "strided").text.encode()
+    assert kernel(capsysbinary, *attributes) == cast_kernel(rule, "strided").text.encode()
     assert main(["kernel", "INT4", "INT8", "--unpacked", "--overflow", "saturate"]) == 0
     assert b"gpucast_int4_to_int8_saturate_unpacked" in capsysbinary.readouterr().out
     rule = resolve(dtype("float32"), dtype("float8e4m3fn"), Options(rounding="stochastic"))
-    assert kernel(capsysbinary, "--rounding", "stochastic") == fused_source(rule, FusedOps()).text.encode()
+    assert kernel(capsysbinary, "--rounding", "stochastic") == fused_kernel(rule, FusedOps()).text.encode()
 
 
 def test_ptx_cubin_and_machine_code(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
@@ -125,7 +124,7 @@ def test_warmup_compiles_what_a_cast_launches(machine: Path) -> None:
     for src, dst in (("FLOAT", "FLOAT8E4M3FN"), ("UINT4", "INT8")):
         rule = resolve(dtype(src), dtype(dst))
         for unpacked in (False, True):
-            source = kernel_source(rule, "strided", unpacked=unpacked)
+            source = cast_kernel(rule, "strided", unpacked=unpacked)
             assert compiler.compile_for(source.text, source.name, (9, 0))
     assert compiler.compiler().cache.usage()[0] == kept
     assert warmup([("FLOAT", "INT8")], "sm_90", overflow="saturate") == 2
@@ -135,7 +134,7 @@ def test_warmup_compiles_what_a_cast_launches(machine: Path) -> None:
 def test_warmup_of_fused_casts(machine: Path) -> None:
     def names(**options: Any) -> set[str]:
         work = tasks([("FLOAT", "FLOAT8E4M3FN"), ("FLOAT8E4M3FN", "FLOAT8E4M3FN")], "sm_90", **options)
-        return {task.spec.source().name for task in work}
+        return {task.kernel.name for task in work}
 
     def shapes(*casts: str) -> set[str]:
         return {f"gpucast_{cast}{shape}" for cast in casts for shape in ("", "_strided")}
@@ -149,7 +148,7 @@ def test_warmup_of_fused_casts(machine: Path) -> None:
     assert scaled == shapes(f"{there}_stochastic_scaled_amax", f"{same}_stochastic_scaled_amax")
     assert warmup([("FLOAT", "BFLOAT16")], "sm_90", rounding="stochastic") == 2
     kept = compiler.compiler().cache.usage()[0]
-    source = fused_source(resolve(dtype("FLOAT"), dtype("BFLOAT16"), Options(rounding="stochastic")), FusedOps())
+    source = fused_kernel(resolve(dtype("FLOAT"), dtype("BFLOAT16"), Options(rounding="stochastic")), FusedOps())
     assert compiler.compile_for(source.text, source.name, (9, 0))
     assert compiler.compiler().cache.usage()[0] == kept
 
@@ -166,7 +165,7 @@ def test_warmup_knows_the_kernels_of_quantize(name: str) -> None:
                     for one in q if transpose == "both" else (q,):
                         one.dequantize()
                         one.dequantize(kind)
-    listed = {task.spec.source().name for task in tasks((), "sm_90", quantize=[name])}
+    listed = {task.kernel.name for task in tasks((), "sm_90", quantize=[name])}
     casts = {launched for launched, _ in quiet.loaded if not launched.startswith("gpucast_quantize")}
     assert {launched for launched, _ in quiet.loaded} - casts <= listed
     assert all("_strided" in cast or "_transposed" in cast for cast in casts), "x is copied first, at most"
@@ -198,7 +197,7 @@ def test_warmup_knows_the_kernels_of_training() -> None:
     work = tasks(pairs, "sm_90", quantize=["nvfp4"], row_scaled=True, **more)
     work += tasks((), "sm_90", quantize="nvfp4_4over6", row_scaled=True, hadamard=[16])
     work += tasks((), "sm_90", quantize="float8e4m3fn_1x128", hadamard=16)
-    listed = {task.spec.source().name for task in work}
+    listed = {task.kernel.name for task in work}
     ours = ("gpucast_quantize", "gpucast_hadamard", "gpucast_cast_groups")
     assert {name for name, _ in quiet.loaded if name.startswith(ours)} <= listed
     with pytest.raises(ValueError, match="warmup: int8_axis has no blocks of 16"):
@@ -226,7 +225,7 @@ def test_warmup_knows_the_kernels_of_mixed() -> None:
         scaling._move(0)
         scaling.update()
     work = tasks(None, "sm_90", mixed=True)
-    listed = [task.spec.source().name for task in work]
+    listed = [task.kernel.name for task in work]
     assert len(listed) == len(set(listed))
     # An array that is not contiguous is copied before the choice.
     assert {name for name, _ in quiet.loaded} == {*listed, "gpucast_float32_to_float32_strided"}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpucast.cli import main
-from gpucast.codegen.cast_kernel import KernelSource
+from gpucast.codegen.kernel import ARRAY, Kernel
 from gpucast.compile import nvidia, nvrtc_search
 from gpucast.compile.nvrtc import CompileError, Nvrtc
 from gpucast.compile.nvrtc_search import NvrtcCopy
@@ -30,12 +30,12 @@ H200 = nvidia.DriverInfo((13, 0), ("cuda:0 NVIDIA H200 (sm_90)",), capabilities=
 class Wrong(HostDriver):
     """Inverts the first byte that a launch writes."""
 
-    def load(self, source: KernelSource) -> Any:
-        right = super().load(source)
+    def load(self, kernel: Kernel) -> Any:
+        right = super().load(kernel)
 
-        def run(src: int, dst: int, n: int, more: Any) -> None:
-            right(src, dst, n, more)
-            byte = ctypes.c_uint8.from_address(dst)
+        def run(blocks: int, arguments: bytes) -> None:
+            right(blocks, arguments)
+            byte = ctypes.c_uint8.from_address(ARRAY.layout.unpack_from(arguments)[2])
             byte.value ^= 0xFF
 
         return run
@@ -48,7 +48,7 @@ class Failing(HostDriver):
         super().__init__()
         self.error = error
 
-    def load(self, source: KernelSource) -> Any:
+    def load(self, kernel: Kernel) -> Any:
         raise self.error
 
 

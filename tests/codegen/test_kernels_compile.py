@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -18,12 +18,11 @@ from bench import cubin
 from built_kernels import cubins
 from fused_cases import SOURCES
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec, sorted_kinds
-from gpucast.codegen.cast_kernel import KernelSource, join, kernel_source, prelude
-from gpucast.codegen.fused_kernel import FusedOps
-from gpucast.codegen.spec import CastSpec
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel, sorted_kinds
+from gpucast.codegen.fused_kernel import FusedOps, cast_kernel
+from gpucast.codegen.kernel import Kernel, program
 from gpucast.core.dtypes import DType, dtype
-from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
+from gpucast.mixed.gpu.kernels import ADJUST, RESCALE, select_kernel
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load
 
@@ -34,17 +33,17 @@ BATCH = 16
 
 
 @functools.cache
-def variants(src: DType, dst: DType) -> tuple[KernelSource, ...]:
+def variants(src: DType, dst: DType) -> tuple[Kernel, ...]:
     """Every kernel of a pair; that of a plain cast of contiguous arrays is the first."""
     return tuple(
-        kernel_source(rule, shape, unpacked=unpacked)
+        cast_kernel(rule, shape, unpacked=unpacked)
         for unpacked in ((False, True) if src.packed else (False,))
         for shape in ("contiguous", "strided")
         for rule in rules(src, dst)
     )
 
 
-def chosen(major: int, arch: str, exhaustive: bool) -> list[KernelSource]:
+def chosen(major: int, arch: str, exhaustive: bool) -> list[Kernel]:
     """The kernels that are compiled."""
     draw = random.Random(f"{major} {arch}")
     pairs = [(src, dst) for src in NUMERIC for dst in NUMERIC]
@@ -57,19 +56,16 @@ def chosen(major: int, arch: str, exhaustive: bool) -> list[KernelSource]:
     return every if exhaustive else [variants(*pair)[0] for pair in draw.sample(pairs, 4)]
 
 
-def compiled(major: int, sources: Iterable[KernelSource], arch: str) -> dict[str, cubin.CubinKernel]:
+def compiled(major: int, sources: Sequence[Kernel], arch: str) -> dict[str, cubin.CubinKernel]:
     """The static facts of kernels that were compiled in one program."""
-    sources = list(sources)
-    structs = dict(row for source in sources for row in source.structs)
-    text = join(prelude(), structs, [source.kernel for source in sources])
-    result = cubins(load(major)).compile(text, "batch", arch)
+    result = cubins(load(major)).compile(program(sources), "batch", arch)
     assert result.log == "", result.log
     facts = cubin.kernels(result.code)
     assert sorted(facts) == sorted(source.name for source in sources)
     return facts
 
 
-def others() -> Iterator[KernelSource | BatchSource]:
+def others() -> Iterator[Kernel]:
     """Kernels of fused casts, of many casts, and of mixed precision."""
     yield from SOURCES[::9]
     for names, to, ops in (
@@ -77,11 +73,11 @@ def others() -> Iterator[KernelSource | BatchSource]:
         (("FLOAT16", "BFLOAT16"), "FLOAT", FusedOps("narrow", finite=True)),
     ):
         scaled = ops.scaling != "none"
-        kinds = [CastSpec.of(fused_rule(dtype(name), dtype(to), scaled=scaled), ops=ops) for name in names]
-        yield BatchSpec(sorted_kinds(kinds), ARGUMENT_BYTES[1]).source()
-    yield AdjustSpec().source()
-    yield RescaleSpec().source()
-    yield SelectSpec(ARGUMENT_BYTES[0]).source()
+        kinds = [Kind(fused_rule(dtype(name), dtype(to), scaled=scaled), ops=ops) for name in names]
+        yield batch_kernel(sorted_kinds(kinds), ARGUMENT_BYTES[1]).kernel
+    yield ADJUST
+    yield RESCALE
+    yield select_kernel(ARGUMENT_BYTES[0]).kernel
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100a"])

@@ -6,13 +6,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from codes import random_codes
-from gpucast.codegen.cast_kernel import kernel_source, square_side
+from gpucast.codegen.cast_kernel import PARTS, square_side
+from gpucast.codegen.fused_kernel import cast_kernel
+from gpucast.codegen.kernel import parts_text
 from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import DIRECTED, resolve
@@ -28,13 +29,13 @@ WHOLE = tuple(row for row in BY_WIDTH if not row.packed)
 
 @pytest.fixture(scope="module")
 def kernels() -> HostKernels:
-    whole = [kernel_source(resolve(*pair), shape) for pair in PAIRS for shape in ("contiguous", "strided")]
+    whole = [cast_kernel(resolve(*pair), shape) for pair in PAIRS for shape in ("contiguous", "strided")]
     single = [
-        kernel_source(resolve(src, dst), shape, unpacked=True)
+        cast_kernel(resolve(src, dst), shape, unpacked=True)
         for src, dst in itertools.product(PACKED, BY_WIDTH)
         for shape in ("contiguous", "strided")
     ]
-    turned = [kernel_source(resolve(*pair), "transposed") for pair in itertools.product(WHOLE, WHOLE)]
+    turned = [cast_kernel(resolve(*pair), "transposed") for pair in itertools.product(WHOLE, WHOLE)]
     return host_build.build([*whole, *single, *turned], optimize=False)
 
 
@@ -44,7 +45,7 @@ def kernels() -> HostKernels:
 @pytest.mark.parametrize(("src", "dst"), PAIRS, ids=str)
 def test_sizes_and_alignments(src: DType, dst: DType, kernels: HostKernels) -> None:
     rule = resolve(src, dst)
-    source = kernel_source(rule)
+    source = cast_kernel(rule)
     block = source.elements * source.threads
     rng = np.random.default_rng([src.bits, dst.bits])
     codes = random_codes(src, 2 * block + 300, rng)
@@ -67,7 +68,7 @@ def test_accesses_of_32_bytes() -> None:
     chosen = [resolve(*map(dtype, pair)) for pair in names]
     kernels = host_build.build(chosen, optimize=False, arch=100)
     for rule in chosen:
-        source = kernel_source(rule)
+        source = cast_kernel(rule)
         assert source.tile * max(rule.src.bits, rule.dst.bits) % 256 == 0
         block = source.elements * source.threads
         codes = random_codes(rule.src, 2 * block + 5, np.random.default_rng(6))
@@ -86,7 +87,7 @@ def test_planes_of_bits() -> None:
     assert {rule.rounding for rule in chosen} > set(DIRECTED)
     kernels = host_build.build(chosen, optimize=False, arch=100)
     for rule in chosen:
-        block = kernel_source(rule).block
+        block = cast_kernel(rule).block
         codes = random_codes(rule.src, block + 5, np.random.default_rng(6))
         check_contiguous(kernels, rule, codes, wanted_codes(codes, rule), block + 5)
 
@@ -132,7 +133,7 @@ def test_in_place() -> None:
 def test_more_elements_than_32_bits_count() -> None:
     """The last block of 2^33 elements and some; the pages in between are never touched."""
     rule = resolve(dtype("INT2"), dtype("UINT2"))
-    contiguous, strided = sources = (kernel_source(rule), kernel_source(rule, "strided", unpacked=True))
+    contiguous, strided = sources = (cast_kernel(rule), cast_kernel(rule, "strided", unpacked=True))
     kernels = host_build.build(sources, optimize=False)
     n, half = (1 << 33) + 1002, 1 << 31
     src, dst = np.zeros(rule.src.nbytes(n), np.uint8), np.zeros(rule.dst.nbytes(n), np.uint8)
@@ -146,7 +147,7 @@ def test_more_elements_than_32_bits_count() -> None:
 
     # A source of n / 2 equal bytes, then n / 2 others, with stride 0 along the row.
     pair = np.array([1, 2], np.uint8)
-    dims = collapse((2, n // 2), (1, 0), (0, 0)).to_bytes()
+    dims = collapse((2, n // 2), (1, 0), (0, 0)).packed
     arguments = Arguments(pair.ctypes.data, dst.ctypes.data, n, more=dims)
     last = strided.blocks(n) - 1
     kernels.run(rule, arguments, "strided", unpacked=True, first_block=last)
@@ -158,10 +159,10 @@ def test_more_elements_than_32_bits_count() -> None:
 def test_the_first_block_of_more_bits_than_32_bits_count() -> None:
     """Where the first tile begins before the array; only as much memory as the block touches."""
     pairs = (("FLOAT", "INT32"), ("FLOAT", "FLOAT16"), ("INT8", "UINT8"), ("DOUBLE", "INT8"))
-    sources = [kernel_source(resolve(dtype(src), dtype(dst))) for src, dst in pairs]
-    kernels = host_build.build(sources, optimize=False)
-    for source in sources:
-        rule, some = source.rule, source.elements * source.threads
+    rules = [resolve(dtype(src), dtype(dst)) for src, dst in pairs]
+    kernels = host_build.build(rules, optimize=False)
+    for rule in rules:
+        some = cast_kernel(rule).block
         x = (np.arange(some + 64) % 50 + 1).astype(rule.src.numpy)
         out = np.zeros(some + 64, rule.dst.numpy)
         begin = -out.ctypes.data % 16 // out.itemsize + 1
@@ -254,7 +255,7 @@ def test_transposes(src: DType, dst: DType, kernels: HostKernels) -> None:
             assert found is not None
             dims, n = found
             assert n >= x.size and n % side**2 == 0
-            arguments = Arguments(x.ctypes.data, out.ctypes.data, n, more=dims.to_bytes())
+            arguments = Arguments(x.ctypes.data, out.ctypes.data, n, more=dims.packed)
             kernels.run(rule, arguments, "transposed")
             assert np.array_equal(out, wanted_codes(x.ravel(), rule).reshape(shape))
             rest = space[shape[0] :] if out.strides[0] > 0 else space[::2]
@@ -283,13 +284,14 @@ def test_collapse_joins_what_lies_together() -> None:
 # ---- the tools ----
 
 
-def test_a_misaligned_access_is_noticed() -> None:
+def test_a_misaligned_access_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the alignment test of the kernel broken, the host build must object where a GPU would stop."""
     rule = resolve(dtype("INT8"), dtype("INT16"))
-    source = kernel_source(rule)
-    broken = re.sub(r"const bool straight = .*;", "const bool straight = true;", source.prelude)
-    assert broken != source.prelude
-    kernels = host_build.build([replace(source, prelude=broken)], optimize=False)
+    text = parts_text(PARTS)
+    broken = re.sub(r"const bool straight = .*;", "const bool straight = true;", text)
+    assert broken != text
+    monkeypatch.setattr(host_build, "parts_text", lambda parts: broken)
+    kernels = host_build.build([rule], optimize=False)
     codes = np.arange(64, dtype=np.uint8)
     out = np.empty(64, np.uint16)
     kernels.run(rule, Arguments(codes.ctypes.data, out.ctypes.data, 63))

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpucast.codegen.cast_kernel import kernel_source, prelude, tile_elements
+from gpucast.codegen.cast_kernel import PARTS, tile_elements
+from gpucast.codegen.fused_kernel import cast_kernel
+from gpucast.codegen.kernel import parts_text
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import Options, resolve
 from gpucast.parity import host_build
@@ -17,11 +19,11 @@ from gpucast.parity.cases import NUMERIC, rules
 
 
 def test_names_are_the_works_and_tell_every_kernel() -> None:
-    assert kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT8E4M3FN"))).name == "gpucast_float32_to_float8e4m3fn"
+    assert cast_kernel(resolve(dtype("FLOAT"), dtype("FLOAT8E4M3FN"))).name == "gpucast_float32_to_float8e4m3fn"
     rounded = resolve(dtype("FLOAT"), dtype("INT4"), Options(rounding="nearest_even", overflow="saturate"))
-    assert kernel_source(rounded, "strided").name == "gpucast_float32_to_int4_saturate_nearest_even_strided"
+    assert cast_kernel(rounded, "strided").name == "gpucast_float32_to_int4_saturate_nearest_even_strided"
     sources = [
-        kernel_source(rule, shape, unpacked=unpacked)
+        cast_kernel(rule, shape, unpacked=unpacked)
         for src in NUMERIC
         for dst in NUMERIC
         for rule in rules(src, dst)
@@ -31,7 +33,7 @@ def test_names_are_the_works_and_tell_every_kernel() -> None:
     assert len({source.name for source in sources}) == len(sources) > 3000
     for source in sources:
         assert re.fullmatch("gpucast_[a-z0-9_]+", source.name)
-        assert f"({source.name}," in source.kernel
+        assert f"({source.name}," in source.line
 
 
 INSTRUCTIONS = (Path(__file__).parents[2] / "kernels" / "instructions.cuh").read_text()
@@ -40,7 +42,7 @@ INSTRUCTIONS = (Path(__file__).parents[2] / "kernels" / "instructions.cuh").read
 def test_no_compiler_flag_can_bend_a_result() -> None:
     """Floats are touched by instructions alone that are written out, in one file; the C++ around them has no
     arithmetic of floats and no conversion."""
-    code = re.sub(r"//.*", "", prelude())
+    code = re.sub(r"//.*", "", parts_text(PARTS))
     inline = re.sub(r"//.*", "", INSTRUCTIONS)
     assert inline in code
     elsewhere = code.replace(inline, "")
@@ -58,8 +60,8 @@ def test_every_instruction_has_a_model() -> None:
     inline = re.sub(r"//.*", "", INSTRUCTIONS)
     named = re.findall(r"^GPUCAST_(?:UNARY|BINARY|TERNARY)\((\w+),", inline, re.MULTILINE)
     named += re.findall(r"^GPUCAST_INLINE \w+ (\w+)\(", inline, re.MULTILINE)
-    source = kernel_source(resolve(dtype("FLOAT"), dtype("INT8")))
-    models = host_build.unit_text([source]).partition(source.prelude)[0]
+    source = cast_kernel(resolve(dtype("FLOAT"), dtype("INT8")))
+    models = host_build.unit_text([source]).partition(parts_text(source.parts))[0]
     found = Counter(re.findall(r"^inline (?:unsigned |long )*\w+ (\w+)\(", models, re.MULTILINE))
     for name, forms in Counter(named).items():
         assert found[name] == forms, name

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from gpucast import dtype
-from gpucast.codegen.cast_kernel import KernelSource, kernel_source
+from gpucast.codegen.fused_kernel import cast_kernel
+from gpucast.codegen.kernel import Kernel
 from gpucast.compile import compiler, nvrtc
 from gpucast.compile.cache import Cache
 from gpucast.compile.compiler import CompileError, Compiler
@@ -22,8 +23,8 @@ from nvrtc_wheels import INSTALLED, load, wheels
 each_nvrtc = pytest.mark.parametrize("major", INSTALLED)
 
 
-def kernel(src: str, dst: str) -> KernelSource:
-    return kernel_source(resolve(dtype(src), dtype(dst)))
+def kernel(src: str, dst: str) -> Kernel:
+    return cast_kernel(resolve(dtype(src), dtype(dst)))
 
 
 def opened(major: int, folder: Path) -> Compiler:

@@ -76,7 +76,7 @@ ANY_DRIVER = "from gpucast.compile import nvidia as driver; driver.cuda_version 
 #: Compiles a cast with the copy of NVRTC that is found, without any wheel but those in the folder argv[1].
 CAST = """
 import ctypes, os, sys
-import gpucast.compile.compiler, gpucast.core.rule, gpucast.codegen.cast_kernel, importlib.metadata
+import gpucast.compile.compiler, gpucast.core.rule, gpucast.codegen.fused_kernel, importlib.metadata
 from gpucast import DeviceUnavailable, dtype
 from gpucast.compile import nvrtc_search
 sys.path[:] = [sys.argv[1]]
@@ -84,7 +84,7 @@ sys.path[:] = [sys.argv[1]]
 {before}
 found = nvrtc_search.find()
 compiler = gpucast.compile.compiler.compiler()
-source = gpucast.codegen.cast_kernel.kernel_source(gpucast.core.rule.resolve(dtype("FLOAT"), dtype("FLOAT8E4M3FN")))
+source = gpucast.codegen.fused_kernel.cast_kernel(gpucast.core.rule.resolve(dtype("FLOAT"), dtype("FLOAT8E4M3FN")))
 errors = []
 for compile in (lambda: compiler.compile(source.text, source.name, "sm_90"), lambda: compiler.architecture((10, 0))):
     try:

@@ -18,7 +18,7 @@ import pytest
 import gpucast
 from bench import idle_cuda
 from fake_cuda import Cuda, arrays
-from gpucast.codegen.cast_kernel import kernel_source
+from gpucast.codegen.fused_kernel import cast_kernel
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver
@@ -114,7 +114,7 @@ def test_a_launch_that_fails_does_no_harm(cuda: Cuda) -> None:
 
 def test_no_block_is_without_work(cuda: Cuda) -> None:
     """The first tile begins before an array only where that is not aligned."""
-    source = kernel_source(resolve(dtype("FLOAT"), dtype("FLOAT16")))
+    source = cast_kernel(resolve(dtype("FLOAT"), dtype("FLOAT16")))
     n = 3 * source.block
     x, out = arrays(n + 16)
     for first, blocks in ((0, 3), (16, 3), (1, 4)):

@@ -19,7 +19,7 @@ import pytest
 import gpucast
 from codes import assert_same, values
 from fake_cuda import Cuda, arrays
-from gpucast.codegen.fused_kernel import FusedArguments
+from gpucast.codegen.fused_kernel import FUSED
 from gpucast.compile import nvidia
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import Random
@@ -205,7 +205,7 @@ class _CudaWithLast(Cuda):
 
     def launch(self, function: int, blocks: int, threads: int, stream: int, address: int) -> int:
         place = (ctypes.c_void_p * 5).from_address(address)[4]
-        self.last = ctypes.string_at(place, len(FusedArguments().to_bytes())) if place else b""
+        self.last = ctypes.string_at(place, FUSED.nbytes) if place else b""
         return super().launch(function, blocks, threads, stream, address)
 
 
@@ -248,11 +248,11 @@ def test_fused_and_packed_casts(cuda: _CudaWithLast) -> None:
     x, y = arrays(300)
     rule = replace(resolve(dtype("DOUBLE"), dtype("FLOAT16")), src=dtype("FLOAT"))
     assert _called(handler, jax_ffi.ProgramCast(rule, "narrow").text(), y, x, x[:1]) == ""
-    assert cuda.last == FusedArguments(scale_at=x.data.ptr).to_bytes()
+    assert cuda.last == FUSED.fill(scale=1.0, scale_at=x.data.ptr)
     assert _called(handler, jax_ffi.ProgramCast(rule, "narrow").text(), y, x, x[:2]).endswith("other sizes")
     at_random = replace(rule, rounding="stochastic")
     assert _called(handler, jax_ffi.ProgramCast(at_random, 0.3, Random(7, 5)).text(), y, x) == ""
-    assert cuda.last == FusedArguments(0.3, seed=7, offset=5).to_bytes()
+    assert cuda.last == FUSED.fill(scale=0.3, random=(7, 5))
     packed = jax_ffi.ProgramCast(resolve(dtype("FLOAT"), dtype("INT2"))).text()
     assert _called(handler, packed, y.view(np.uint8)[:75], x) == "" and cuda.launches[-1].n == 300
     assert _called(handler, packed, y.view(np.uint8)[:74], x) == "gpucast: the arrays have other sizes"

@@ -13,7 +13,7 @@ import pytest
 
 import gpucast
 from gpucast.mixed import DelayedScaling
-from gpucast.mixed.gpu.kernels import RescaleSpec
+from gpucast.mixed.gpu.kernels import RESCALE
 from host_driver import HostDriver, download, elements, installed, upload
 
 #: Magnitudes of some steps for five tensors: usual ones, zeros, extremes, an overflow and NaN.
@@ -57,7 +57,7 @@ def model(seen: list[np.ndarray[Any, Any]], largest: float, settings: dict[str, 
 @pytest.fixture(scope="module")
 def shared() -> HostDriver:
     driver = HostDriver()
-    driver.prepare([RescaleSpec().source()])
+    driver.prepare([RESCALE])
     return driver
 
 

@@ -17,7 +17,7 @@ import gpucast
 from gpucast import PackedArray
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES
 from gpucast.mixed import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, select_tree
-from gpucast.mixed.gpu.kernels import AdjustSpec, SelectSpec
+from gpucast.mixed.gpu.kernels import ADJUST, select_kernel
 from host_driver import HostDriver, download, installed, upload
 
 PROBLEM = gpucast.gpu.devices.unavailable()
@@ -281,8 +281,7 @@ def test_trees_that_cannot_be_selected_from(
 
 # ---- on a device ----
 
-SELECT = SelectSpec(ARGUMENT_BYTES[0]).source().name
-ADJUST = AdjustSpec().source()
+SELECT = select_kernel(ARGUMENT_BYTES[0]).kernel.name
 
 
 @pytest.fixture(scope="module")

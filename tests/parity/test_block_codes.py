@@ -25,7 +25,7 @@ def proof(name: str, source: str, arch: str, *change: str) -> BlockProof:
     t.forget()
     format, src = FORMATS[name], dtype(source)
     kernel = block_codes.kernel_of(format, src)
-    text = certificate.ptx(kernel, arch)
+    text = certificate.ptx(kernel.kernel, arch)
     if change:
         assert change[0] in text
         text = text.replace(*change)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 
 from codes import every_code
-from gpucast.codegen import cast_kernel
+from gpucast.codegen.cast_kernel import PARTS
+from gpucast.codegen.fused_kernel import cast_kernel
+from gpucast.codegen.kernel import parts_text
 from gpucast.core.rule import Options
-from gpucast.parity import backends, compare, sweep
+from gpucast.parity import backends, compare, host_build, sweep
 from gpucast.parity.backends import Array, CastCodes
 from gpucast.parity.cases import NUMERIC, Case, all_cases, all_pairs, cases, shuffled, stochastic_cases
 
@@ -122,9 +124,9 @@ def test_what_a_mismatch_says() -> None:
 def test_a_fault_in_the_kernels_text_is_found(
     text: str, other: str, pair: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kernels = cast_kernel.prelude()
+    kernels = parts_text(PARTS)
     assert text in kernels
-    monkeypatch.setattr(cast_kernel, "prelude", lambda: kernels.replace(text, other))
+    monkeypatch.setattr(host_build, "parts_text", lambda parts: kernels.replace(text, other))
     (outcome,) = run(backends.KernelsBackend(), [case(*pair)])
     assert outcome.first is not None
     assert outcome.first.wanted != outcome.first.got
@@ -137,7 +139,7 @@ def test_the_gpu_backend_goes_the_whole_device_path() -> None:
     driver = host_driver.HostDriver()
     chosen = [one for src in ("INT4", "FLOAT8E5M2", "FLOAT") for dst in ("FLOAT6E2M3", "BOOL", "FLOAT8E4M3FNUZ")
               for one in cases(ROWS[src], ROWS[dst])]  # fmt: skip
-    driver.prepare(cast_kernel.kernel_source(one.rule) for one in chosen)
+    driver.prepare(cast_kernel(one.rule) for one in chosen)
     chosen += [stochastic_cases(ROWS["FLOAT"], ROWS[dst])[0] for dst in ("FLOAT6E2M3", "FLOAT8E4M3FNUZ")]
     with host_driver.installed(driver):
         gpu = backends.backend(None)

@@ -13,28 +13,26 @@ import pytest
 
 from gpucast.casting.fused_options import fused_rule
 from gpucast.cli import main
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSpec, sorted_kinds
-from gpucast.codegen.cast_kernel import KernelSource
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind, sorted_kinds
 from gpucast.codegen.fused_kernel import FusedOps
-from gpucast.codegen.spec import CastSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, resolve
 from gpucast.parity.cases import NUMERIC, WIDE, all_cases, all_pairs, cases, shuffled, stochastic_cases
 from gpucast.parity.proof import certificate, mutants
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.launches import Launch, edges, full_tile, fused, strided, tables
+from gpucast.parity.proof.launches import BatchSubject, Launch, Subject, edges, full_tile, fused, strided, tables
 from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.prover import Prover, Verdict
 from gpucast.parity.proof.ptx import read
 
 
-def compiled(pair: str, arch: str = "sm_90", **attributes: Any) -> tuple[KernelSource, str]:
+def compiled(pair: str, arch: str = "sm_90", **attributes: Any) -> tuple[Subject, str]:
     src, dst = map(dtype, pair.split(":"))
-    source = CastSpec.of(resolve(src, dst, Options(**attributes))).source()
-    return source, certificate.ptx(source, arch)
+    source = Subject.of(resolve(src, dst, Options(**attributes)))
+    return source, certificate.ptx(source.kernel, arch)
 
 
-def verdict(source: KernelSource, text: str, launches: Iterable[Launch]) -> Verdict:
+def verdict(source: Subject, text: str, launches: Iterable[Launch]) -> Verdict:
     t.forget()
     return Prover(source, read(text), 60).prove(launches)
 
@@ -69,8 +67,8 @@ def test_edges_of_accesses_of_32_bytes_are_proved() -> None:
 )  # fmt: skip
 def test_other_layouts_are_proved(pair: str, shape: Any) -> None:
     src, dst = map(dtype, pair.split(":"))
-    source = CastSpec.of(resolve(src, dst), shape).source()
-    text = certificate.ptx(source, "sm_90")
+    source = Subject.of(resolve(src, dst), shape)
+    text = certificate.ptx(source.kernel, "sm_90")
     found = verdict(source, text, strided(source))
     assert found.problem == ""
     # The strides are added, instead of multiplied by a place.
@@ -90,8 +88,8 @@ def test_other_layouts_are_proved(pair: str, shape: Any) -> None:
 )  # fmt: skip
 def test_scaled_casts_and_largest_magnitudes_are_proved(pair: str, ops: FusedOps, exhaustive: bool) -> None:
     src, dst = map(dtype, pair.split(":"))
-    source = CastSpec.of(fused_rule(src, dst, scaled=ops.scaling != "none"), ops=ops).source()
-    text = certificate.ptx(source, "sm_90")
+    source = Subject.of(fused_rule(src, dst, scaled=ops.scaling != "none"), ops=ops)
+    text = certificate.ptx(source.kernel, "sm_90")
     launches = list(fused(source, ops))
     if ops.amax and not exhaustive:
         # The magnitudes of a whole tile take a solver a quarter of a minute; .ci/run asks for it.
@@ -111,9 +109,9 @@ def test_scaled_casts_and_largest_magnitudes_are_proved(pair: str, ops: FusedOps
 
 def test_casts_of_many_arrays_are_proved() -> None:
     pairs = ("FLOAT:FLOAT8E4M3FN", "INT4:BFLOAT16", "FLOAT8E5M2:FLOAT")
-    kinds = [CastSpec.of(resolve(*map(dtype, pair.split(":")))) for pair in pairs]
-    batch = BatchSpec(sorted_kinds(kinds), ARGUMENT_BYTES[0]).source()
-    text = certificate.ptx(batch, "sm_90")
+    kinds = [Kind(resolve(*map(dtype, pair.split(":")))) for pair in pairs]
+    batch = BatchSubject.of(sorted_kinds(kinds), ARGUMENT_BYTES[0])
+    text = certificate.ptx(batch.kernel, "sm_90")
     t.forget()
     found = Prover(batch, read(text)).prove(tables(batch))
     assert found.problem == ""
@@ -158,7 +156,7 @@ def test_a_fault_in_the_arithmetic_has_a_counterexample(pair: str, plant: Any) -
     # It is one: the reference gives what the specification wants.
     code = example.codes[example.index]
     [case] = [case for case in cases(source.rule.src, source.rule.dst) if case.rule == source.rule]
-    proof = certificate.Proof(case, "sm_90", source.name, "", found)
+    proof = certificate.Proof(case, "sm_90", source.kernel.name, "", found)
     wanted = certificate.describe(source.rule.dst, example.wanted)
     text = certificate.explain(proof)
     assert f"reference: {wanted}" in text and f"host build: {wanted}" in text
@@ -193,8 +191,8 @@ def test_a_fault_at_an_edge_is_found(old: str, new: str) -> None:
 
 def test_a_wrong_random_word_is_found() -> None:
     case = stochastic_cases(dtype("FLOAT"), dtype("FLOAT8E4M3FN"))[0]
-    source = CastSpec.of(case.rule).source()
-    text = certificate.ptx(source, "sm_90")
+    source = Subject.of(case.rule)
+    text = certificate.ptx(source.kernel, "sm_90")
     faulty = changed(text, str(0xD2511F53 - 2**32), str(0xD2511F53 - 2**32 + 2), 0)
     assert "random word" in verdict(source, faulty, [full_tile(source, [21])]).problem
 

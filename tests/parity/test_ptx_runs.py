@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -115,15 +114,12 @@ class PtxDriver(HostDriver):
         super().__init__(1)
         self.ptx_arch = arch
 
-    def load(self, source: Any) -> Any:
-        def run(src: int, dst: int, n: int, more: Any) -> None:
-            first = [struct.pack("<Q", src), bytes(4), struct.pack("<Q", dst), struct.pack("<q", n)]
-            self._run(source, first + ([] if more is None else [more.to_bytes()]), source.blocks(n, dst))
+    def load(self, kernel: Any) -> Any:
+        def run(blocks: int, arguments: Any) -> None:
+            data = arguments if isinstance(arguments, bytes) else arguments.tobytes()
+            self._run(kernel, [data[place.offset : place.end] for place in kernel.arguments.places], blocks)
 
         return run
-
-    def load_many(self, source: Any) -> Any:
-        return lambda blocks, table: self._run(source, [table.tobytes()], blocks)
 
     def _run(self, source: Any, arguments: Sequence[bytes], blocks: int) -> None:
         def write(byte: int, value: int) -> None:

@@ -11,12 +11,12 @@ import pytest
 
 import gpucast
 from bench import cubin
-from gpucast.codegen.cast_kernel import join
+from gpucast.codegen.kernel import program
 from gpucast.compile import compiler
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
 from gpucast.quantization import FORMATS, Grouped, swizzle
-from gpucast.quantization.gpu.grouped_on_gpu import GroupedSpec
+from gpucast.quantization.gpu.grouped_on_gpu import grouped_kernel
 from host_driver import HostDriver, elements, installed, upload
 
 Array = np.ndarray[Any, Any]
@@ -131,7 +131,7 @@ def test_doubles_become_codes_below_one_byte(to: str, format: str) -> None:
     x, offsets = numbers(32).astype(np.float64), np.int32([17, 300])
     kind = dtype(to)
     # Threads store whole pieces of 4 bytes or more, or bytes.
-    source = GroupedSpec(CastRule(dtype("DOUBLE"), kind), None).source()
+    source = grouped_kernel(CastRule(dtype("DOUBLE"), kind))
     assert source.elements * kind.bits // 8 % 4 == 0
     with installed(HostDriver(1)):
         there = gpucast.cast_grouped(upload(x), upload(offsets), to, scale=0.5)
@@ -257,16 +257,14 @@ def test_the_kernels_compile_without_warnings_and_spills(arch: str, exhaustive: 
         pytest.skip("long: run with --exhaustive")
     src = dtype("BFLOAT16")
     rules = (CastRule(src, FORMATS["nvfp4"].element), CastRule(src, dtype("FLOAT8E4M3FN")))
-    sources = [GroupedSpec(rule, format).source() for rule, format in zip(rules, (FORMATS["nvfp4"], None), strict=True)]
-    types = dict(row for source in sources for row in source.structs)
-    text = join(sources[0].prelude, types, [source.kernel for source in sources])
-    result = compiler.compile(text, "groups", arch)
+    kernels = [grouped_kernel(rule, format) for rule, format in zip(rules, (FORMATS["nvfp4"], None), strict=True)]
+    result = compiler.compile(program(kernels), "groups", arch)
     assert result.log == ""
     assert [fact.local for fact in cubin.kernels(result.code).values()] == [0, 0]
 
 
 def test_a_tile_without_whole_words_does_not_compile() -> None:
-    source = GroupedSpec(CastRule(dtype("DOUBLE"), dtype("FLOAT6E2M3")), None).source()
+    source = grouped_kernel(CastRule(dtype("DOUBLE"), dtype("FLOAT6E2M3")))
     eight = source.text.replace("_rule, 16, 1>", "_rule, 8, 1>")
     assert eight != source.text
     with pytest.raises(compiler.CompileError, match="a tile of more than 3 bytes has whole words"):

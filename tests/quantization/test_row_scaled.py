@@ -13,8 +13,8 @@ import pytest
 import gpucast
 from gpucast.core.rule import CastRule
 from gpucast.quantization import Quantized, exact_hadamard, exact_quantize, recipes
-from gpucast.quantization.gpu.hadamard_source import HadamardSpec
-from gpucast.quantization.gpu.source import QuantizeSpec
+from gpucast.quantization.gpu.hadamard_source import hadamard_kernel
+from gpucast.quantization.gpu.source import quantize_kernel
 from host_driver import HostDriver, elements, installed, upload
 from quantization_cases import compare, same
 
@@ -69,16 +69,16 @@ def test_scales_come_from_the_amax_of_each_row(name: str) -> None:
 @pytest.fixture(scope="module")
 def driver() -> Any:
     kinds: list[Any] = [
-        QuantizeSpec(CastRule(gpucast.dtype("FLOAT"), NVFP4.element), one, "globals") for one in (NVFP4, FOUR)
+        quantize_kernel(CastRule(gpucast.dtype("FLOAT"), NVFP4.element), one, "globals") for one in (NVFP4, FOUR)
     ]
     rule = CastRule(gpucast.dtype("BFLOAT16"), NVFP4.element)
-    kinds += [QuantizeSpec(rule, NVFP4, "rows", block=16, row_scaled=True)]
+    kinds += [quantize_kernel(rule, NVFP4, "rows", block=16, row_scaled=True)]
     kinds += [
-        HadamardSpec(rule, "rows", 0, FOUR, row_scaled=True),
-        HadamardSpec(rule, "rows", 16, NVFP4, row_scaled=True),
+        hadamard_kernel(rule, "rows", 0, FOUR, row_scaled=True),
+        hadamard_kernel(rule, "rows", 16, NVFP4, row_scaled=True),
     ]
     made = HostDriver(arch=100)
-    made.prepare([spec.source() for spec in kinds])
+    made.prepare(kinds)
     with installed(made):
         yield made
 
@@ -124,8 +124,8 @@ def test_zeros_have_the_references_bits(driver: HostDriver) -> None:
     names = [name for name, one in recipes.RECIPES.items() if one.format.rows_shape(x.shape, 1) and one.format.steps]
     assert len(names) == 9
     rule = CastRule(gpucast.dtype("BFLOAT16"), NVFP4.element)
-    specs = [QuantizeSpec(rule, recipes.find(name, "tests"), "rows", block=16, row_scaled=True) for name in names]
-    driver.prepare([spec.source() for spec in specs])
+    kernels = [quantize_kernel(rule, recipes.find(name, "tests"), "rows", block=16, row_scaled=True) for name in names]
+    driver.prepare(kernels)
     nan = []
     for name in names:
         wanted = exact_quantize.quantize(x, recipes.find(name, "tests"), amax=amax)

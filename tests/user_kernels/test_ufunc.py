@@ -14,7 +14,7 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.core.rule import Options, resolve
 from gpucast.user_kernels.expression import parse
-from gpucast.user_kernels.ufunc_kernel import UfuncInput, UfuncSpec
+from gpucast.user_kernels.ufunc_kernel import UfuncInput, ufunc_kernel
 from host_driver import elements, upload
 from nvrtc_wheels import INSTALLED, load
 
@@ -138,8 +138,8 @@ def test_nvrtc_compiles_every_operation(major: int) -> None:
     for text, types, compute, out, attributes in CASES[1:3]:
         rule = resolve(gpucast.dtype(compute), gpucast.dtype(out), Options(**attributes))
         kinds = tuple(UfuncInput(kind, kind.bits, "dense") for kind in map(gpucast.dtype, types))
-        source = UfuncSpec(parse(text, ""), rule, FusedOps(amax=True), kinds, "dense").source()
-        assert not nvrtc.compile(source.text, source.name, "sm_90", ("--std=c++17", "--minimal")).log
+        kernel = ufunc_kernel(parse(text, ""), rule, FusedOps(amax=True), kinds, "dense")
+        assert not nvrtc.compile(kernel.text, kernel.name, "sm_90", ("--std=c++17", "--minimal")).log
 
 
 @pytest.mark.parametrize(

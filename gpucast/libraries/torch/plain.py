@@ -13,6 +13,7 @@ import torch
 
 from gpucast import gpu
 from gpucast.casting import plans
+from gpucast.codegen.fused_kernel import cast_kernel
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule, Options, destination, resolve
 from gpucast.host import loops
@@ -59,7 +60,7 @@ def _ways(kind: Any, to: Any) -> tuple[CastRule, _Way, _Way] | None:
             device = tensors.device_of(x, "cast")
             # The checked path loads it.
             if device is not None and device not in kernels:
-                kernel = gpu.driver.loaded(rule, device)
+                kernel = gpu.driver.loaded(cast_kernel(rule), device)
                 if kernel is not None:
                     kernels[device] = kernel
                     return direct(x, out)

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,60 +12,52 @@ import numpy as np
 from gpucast.arrays.packed import device_index
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty_like
-from gpucast.codegen.batch_kernel import BatchSource, Field, capacity_of, source_of, table_of, tiles_of
-from gpucast.codegen.cast_kernel import KernelSource, kernel_file, kernel_source, options, prelude
-from gpucast.codegen.spec import CastSpec, KernelSpec
+from gpucast.codegen.batch_kernel import ARRAYS, Batch, Kind, capacity_of, one_table
+from gpucast.codegen.cast_kernel import PARTS, options
+from gpucast.codegen.fields import Fields
+from gpucast.codegen.kernel import Kernel, array_and
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver
 from gpucast.gpu.batch_on_gpu import Prepared
 from gpucast.gpu.cast_on_gpu import address, is_contiguous
 
-#: The types that the kernel of `adjust` reads and writes.
-FLAG_TO_WORDS = resolve(dtype("BOOL"), dtype("UINT32"))
-#: The fields of ``struct Choices`` of kernels/select.cu after its first member.
-_CHOICES: tuple[Field, ...] = (("otherwise", np.uint64, True), ("chosen", np.uint64, False))
+#: The settings of a loss scale.
+ADJUSTMENT = Fields("Adjustment", (("factor", "float"), ("backoff", "float"), ("least", "float"), ("period", "u32")))
+#: The settings of delayed scales.
+RESCALING = Fields(
+    "Rescaling", (("largest", "float"), ("margin", "float"), ("history", "u32"), ("power_of_two", "u32"))
+)
+#: Each array of `arrays.src` where the byte `chosen` is not 0, else that of `otherwise`; n counts bytes.
+CHOICES = Fields(
+    "Choices",
+    (("arrays", ARRAYS), ("otherwise", "const u8*", "Capacity"), ("chosen", "const u8*")),
+    "Capacity",
+)
+
+#: A thread for each state.
+ADJUST = Kernel(
+    "gpucast_adjust_loss_scale", (*PARTS, ADJUSTMENT, "loss_scale.cu"), (), "", 1, array_and(ADJUSTMENT)
+)  # fmt: skip
+RESCALE = Kernel(
+    "gpucast_delayed_scaling", (*PARTS, RESCALING, "delayed_scaling.cu"), (), "", 32, array_and(RESCALING)
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Adjustment:
-    """``struct Adjustment`` of kernels/loss_scale.cu: the settings of a loss scale."""
-
-    factor: float
-    backoff: float
-    least: float
-    period: int
-
-    def to_bytes(self) -> bytes:
-        return struct.pack("<fffI", self.factor, self.backoff, self.least, self.period)
-
-
-def adjust(state: Any, finite: Any, by: Adjustment) -> None:
+def adjust(state: Any, finite: Any, factor: float, backoff: float, least: float, period: int) -> None:
     """Adjust a loss scale: `state` is a CuPy array, the words of ``struct LossScale``; `finite`: a byte there."""
     device = int(state.device.id)
     with driver.driver().on(device):
-        kernel = driver.kernel(AdjustSpec(), device)
-        kernel(finite.data.ptr, state.data.ptr, 1, by)
+        given = ADJUSTMENT.pack(factor, backoff, least, period)
+        driver.launch(ADJUST, device, finite.data.ptr, state.data.ptr, 1, given)
 
 
-@dataclass(frozen=True)
-class Rescaling:
-    """``struct Rescaling`` of kernels/delayed_scaling.cu: the settings of delayed scales."""
-
-    largest: float
-    margin: float
-    history: int
-    power_of_two: bool
-
-    def to_bytes(self) -> bytes:
-        return struct.pack("<ffII", self.largest, self.margin, self.history, self.power_of_two)
-
-
-def rescale(state: Any, tensors: int, by: Rescaling) -> None:
+def rescale(state: Any, tensors: int, largest: float, margin: float, history: int, power_of_two: bool) -> None:
     """The scales of the next step: `state` is a CuPy array of words as kernels/delayed_scaling.cu describes it."""
     device = int(state.device.id)
     with driver.driver().on(device):
-        driver.kernel(RescaleSpec(), device)(state.data.ptr, state.data.ptr, tensors, by)
+        given = RESCALING.pack(largest, margin, history, power_of_two)
+        driver.launch(RESCALE, device, state.data.ptr, state.data.ptr, tensors, given)
 
 
 def select(chosen: Any, triples: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
@@ -85,8 +75,8 @@ def select(chosen: Any, triples: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
             src, otherwise, dst = (
                 np.array([address(array) for array in column], np.uint64) for column in zip(*dense, strict=True)
             )
-            prepared = Prepared(SelectSpec, [0] * len(n), n, device, {})
-            prepared.run({"src": src, "otherwise": otherwise, "dst": dst}, lambda begin: {"chosen": chosen.data.ptr})
+            prepared = Prepared(select_kernel, [0] * len(n), n, device, {}, {"chosen": chosen.data.ptr})
+            prepared.run({"src": src, "otherwise": otherwise, "dst": dst})
         for i, (x, _, out) in enumerate(triples):
             if out is not None and out is not results[i]:
                 results[i] = cast(results[i], x.dtype, out=out)
@@ -98,66 +88,18 @@ def _dense(x: Any) -> Any:
     return x if is_contiguous(x) else cast(x, x.dtype, out=empty_like(x))
 
 
-@dataclass(frozen=True)
-class AdjustSpec(KernelSpec[KernelSource]):
-    """The kernel of `adjust`."""
-
-    def source(self) -> KernelSource:
-        return _state_kernel("adjust_loss_scale", "loss_scale.cu", 1, "Adjustment")
-
-
-@dataclass(frozen=True)
-class RescaleSpec(KernelSpec[KernelSource]):
-    """The kernel of `rescale`."""
-
-    def source(self) -> KernelSource:
-        return _state_kernel("delayed_scaling", "delayed_scaling.cu", 32, "Rescaling")
-
-
-def _state_kernel(name: str, file: str, threads: int, more: str) -> KernelSource:
-    """A kernel over the state of scales, a thread for each."""
-    return replace(
-        kernel_source(FLAG_TO_WORDS),
-        name=f"gpucast_{name}",
-        kernel=kernel_file(file),
-        tile=1,
-        elements=1,
-        threads=threads,
-        more=f"gpucast::{more}",
-    )
-
-
-@dataclass(frozen=True)
-class SelectSpec(KernelSpec[BatchSource]):
-    """The kernel of `select`; its elements are bytes."""
-
-    #: As in a `gpucast.codegen.batch_kernel.BatchSpec`.
-    argument_bytes: int
-
-    def source(self) -> BatchSource:
-        return _select_source(self.argument_bytes)
-
-
 @lru_cache
-def _select_source(argument_bytes: int) -> BatchSource:
-    kind = CastSpec(resolve(dtype("UINT8"), dtype("UINT8")))
-    copy = source_of(kind)
-    capacity = capacity_of(argument_bytes, *_CHOICES)
-    name, choices = f"gpucast_select_{capacity}", f"Choices<{capacity}>"
-    casts = (
-        f"typedef CastRule<{options(kind.rule)}> {name}_rule;\n"
-        f"typedef BatchSelect<UINT8, {name}_rule, {copy.tile}, {tiles_of(kind)}, {copy.threads}> {name}_0;\n}}\n"
+def select_kernel(argument_bytes: int) -> Batch:
+    """The kernel of `select`; its elements are bytes. `argument_bytes`: as of `batch_kernel`."""
+    byte = dtype("UINT8")
+    kind = Kind(resolve(byte, byte))
+    capacity, copy = capacity_of(argument_bytes, CHOICES), kind.alone
+    name = f"gpucast_select_{capacity}"
+    sizes = f"{copy.tile}, {kind.tiles}, {copy.threads}"
+    line = (
+        f"namespace gpucast {{\ntypedef CastRule<{options(kind.rule)}> {name}_rule;\n"
+        f"typedef BatchSelect<UINT8, {name}_rule, {sizes}> {name}_0;\n}}\n"
+        f"GPUCAST_BATCH({name}, {CHOICES.of(capacity).type}, {copy.threads}, gpucast::{name}_0)\n"
     )
-    return BatchSource(
-        name=name,
-        kinds=(kind,),
-        prelude="\n".join([prelude(), *map(kernel_file, ("batch.cu", "select.cu"))]),
-        structs=dict(copy.structs),
-        kernel=f"namespace gpucast {{\n{casts}GPUCAST_BATCH({name}, {choices}, {copy.threads}, gpucast::{name}_0)\n",
-        threads=copy.threads,
-        table=table_of(capacity, *_CHOICES),
-        more=f"gpucast::{choices}",
-        capacity=capacity,
-        elements=np.array([tiles_of(kind) * copy.tile * copy.threads]),
-        tiles=np.array([copy.tile]),
-    )
+    parts = (*PARTS, ARRAYS, "batch.cu", CHOICES, "select.cu")
+    return Batch.of(Kernel(name, parts, (byte,), line, copy.threads, one_table(CHOICES, capacity)), capacity, [kind])

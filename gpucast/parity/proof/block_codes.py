@@ -13,12 +13,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.certificate import digest, ptx
-from gpucast.parity.proof.launches import Launch, element, run
+from gpucast.parity.proof.launches import Launch, Subject, element, run
 from gpucast.parity.proof.machine import Fault, Unknown
 from gpucast.parity.proof.prover import Prover, Verdict, tabulated
 from gpucast.parity.proof.ptx import read
@@ -26,7 +25,7 @@ from gpucast.parity.proof.specification import specification
 from gpucast.parity.proof.terms import TWICE, Term, const
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Format
-from gpucast.quantization.gpu.source import QuantizeArguments, QuantizeSpec
+from gpucast.quantization.gpu.source import quantize_arguments, quantize_kernel
 
 _DOUBLE = dtype("DOUBLE")
 #: Where the scales are.
@@ -36,9 +35,10 @@ _SCALES = 0x7300_0000_0000
 _UNSOLVED = ("fdiv", "lookup")
 
 
-def kernel_of(format: Format, src: DType) -> KernelSource:
+def kernel_of(format: Format, src: DType) -> Subject:
     """The kernel that gives elements their codes, for blocks of any length."""
-    return QuantizeSpec(CastRule(src, format.element), format, "elements").source()
+    rule = CastRule(src, format.element)
+    return Subject(quantize_kernel(rule, format, "elements"), rule)
 
 
 def every_scale(format: Format) -> Iterable[int]:
@@ -52,12 +52,12 @@ def prove(format: Format, src: DType, arch: str) -> dict[str, Any]:
         raise ValueError(f"prove: {format} has other scales than powers of two, or integers; expected mxfp8e4m3, ...")
     t.forget()
     source = kernel_of(format, src)
-    text = ptx(source, arch)
+    text = ptx(source.kernel, arch)
     verdict = BlockProof(format, src, Prover(source, read(text))).prove(every_scale(format))
     return {
         "format": format.name,
         "src": src.name,
-        "kernel": source.name,
+        "kernel": source.kernel.name,
         "ptx": digest(text),
         "verdict": "proved" if verdict.proved else verdict.problem,
         "seconds": {method: round(seconds, 3) for method, seconds in verdict.seconds.items()},
@@ -96,13 +96,13 @@ class BlockProof:
         """The codes that the first thread writes when every block has this scale."""
         assert isinstance(self.format.block, tuple)
         source, kernel = self.prover.source, self.prover.kernel
-        assert isinstance(source, KernelSource)
-        length, block = 2 * max(source.elements, *self.format.block), self.format.block[-1]
-        arguments = QuantizeArguments(BlockGrid.of(self.format, (length,), 0), _SCALES)
-        launch = Launch(length, threads=((0, 0),), more=arguments.to_bytes())
+        assert isinstance(source, Subject)
+        length, block = 2 * max(source.kernel.elements, *self.format.block), self.format.block[-1]
+        given = quantize_arguments(BlockGrid.of(self.format, (length,), 0), _SCALES)
+        launch = Launch(length, threads=((0, 0),), more=given)
         scales = {_SCALES + number: const(scale, 8) for number in range(length // block)}
         [part] = run(source, kernel, launch, scales).parts
-        if list(part.elements) != list(range(source.elements)):
+        if list(part.elements) != list(range(source.kernel.elements)):
             raise Fault("a thread does not write its own elements")
         return list(part.elements.values())
 

@@ -16,10 +16,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec
-from gpucast.codegen.cast_kernel import ALIGNED, VECTOR, KernelSource, Shape
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind
+from gpucast.codegen.cast_kernel import VECTOR, Shape
 from gpucast.codegen.fused_kernel import FusedOps
-from gpucast.codegen.spec import CastSpec
+from gpucast.codegen.kernel import ALIGNED, Kernel
 from gpucast.compile import compiler
 from gpucast.compile.cxx import CompilerMissing
 from gpucast.core.rule import Options
@@ -28,7 +28,7 @@ from gpucast.parity.backends import KernelsBackend
 from gpucast.parity.cases import Case, all_cases, all_pairs
 from gpucast.parity.compare import describe, wanted_codes
 from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.launches import Launch, edges, full_tile, fused, strided, tables
+from gpucast.parity.proof.launches import BatchSubject, Launch, Subject, edges, full_tile, fused, strided, tables
 from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.mutants import judge
 from gpucast.parity.proof.prover import Prover, Verdict
@@ -70,9 +70,9 @@ class Proof:
         }
 
 
-def ptx(source: KernelSource | BatchSource, arch: str) -> str:
+def ptx(kernel: Kernel, arch: str) -> str:
     """The PTX that NVRTC makes of a kernel for an architecture such as sm_90."""
-    compiled = compiler.compile(source.text, source.name, arch.replace("sm_", "compute_"))
+    compiled = compiler.compile(kernel.text, kernel.name, arch.replace("sm_", "compute_"))
     return compiled.code.rstrip(b"\0").decode()
 
 
@@ -93,7 +93,7 @@ def prove(
     """
     for case in cases:
         sources = list(kernels(case, paths, arch))
-        texts = [ptx(source, arch) for source, _ in sources]
+        texts = [ptx(source.kernel, arch) for source, _ in sources]
         key = digest("\n".join(texts))
         verdict = None if known is None else known.get(key)
         if verdict is None:
@@ -106,29 +106,29 @@ def prove(
                     verdict.problem = str(unknown)
                 if verdict.problem:
                     break
-        yield Proof(case, arch, sources[0][0].name, key, verdict)
+        yield Proof(case, arch, sources[0][0].kernel.name, key, verdict)
 
 
 def mutants(cases: Sequence[Case], arch: str) -> Counter[str]:
     """Judge a mutant of each kernel of some rules, with the counts of `gpucast.parity.proof.mutants.judge`."""
     judged = Counter(found=0, equal=0, open=0)
     for case in cases:
-        source = CastSpec.of(case.rule).source()
+        source = Subject.of(case.rule)
         t.forget()
-        judged.update(judge(source, read(ptx(source, arch)), full_tile(source), seed=0, count=1))
+        judged.update(judge(source, read(ptx(source.kernel, arch)), full_tile(source), seed=0, count=1))
     return judged
 
 
 def kernels(
     case: Case, paths: Paths, arch: str
-) -> Iterator[tuple[KernelSource | BatchSource, Iterable[Launch | list[Launch]]]]:
+) -> Iterator[tuple[Subject | BatchSubject, Iterable[Launch | list[Launch]]]]:
     """The kernels of a rule, with the launches of each."""
     rule = case.rule
-    source = CastSpec.of(rule).source()
+    source = Subject.of(rule)
     if paths == "full":
         yield source, [full_tile(source)]
     elif paths == "edges":
-        unpacked = [CastSpec.of(rule, unpacked=True).source()] * rule.src.packed
+        unpacked = [Subject.of(rule, unpacked=True)] * rule.src.packed
         widest = ALIGNED if int(re.sub(r"\D", "", arch)) >= 100 else VECTOR
         for contiguous in (source, *unpacked):
             yield contiguous, [full_tile(contiguous), *edges(contiguous, widest)]
@@ -137,15 +137,15 @@ def kernels(
         if min(rule.src.bits, rule.dst.bits) >= 8 and case.random is None:
             shapes.append("transposed")
         for shape in shapes:
-            source = CastSpec.of(rule, shape).source()
+            source = Subject.of(rule, shape)
             yield source, strided(source)
     elif paths == "scaled":
         options = Options(**{name: value for name, value in case.attributes if name not in ("seed", "offset")})
         ops = FusedOps("narrow")
-        source = CastSpec.of(fused_rule(rule.src, rule.dst, options, scaled=True), ops=ops).source()
+        source = Subject.of(fused_rule(rule.src, rule.dst, options, scaled=True), ops=ops)
         yield source, fused(source, ops)
     else:
-        batch = BatchSpec((CastSpec.of(rule),), ARGUMENT_BYTES[0]).source()
+        batch = BatchSubject.of((Kind(rule),), ARGUMENT_BYTES[0])
         yield batch, tables(batch)
 
 

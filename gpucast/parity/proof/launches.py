@@ -7,14 +7,16 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
-from gpucast.codegen.batch_kernel import BatchSource, source_of
-from gpucast.codegen.cast_kernel import KernelSource, square_side
-from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
+from gpucast.codegen.batch_kernel import Batch, Kind, batch_kernel
+from gpucast.codegen.cast_kernel import Shape, square_side
+from gpucast.codegen.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
+from gpucast.codegen.kernel import Kernel as Compiled
 from gpucast.codegen.strides import Dims, squares
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.parity.cases import RANDOM
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.machine import Fault, Machine, Memory, Unknown
@@ -33,8 +35,54 @@ _SLOT = 1 << 24
 #: magnitude so far, a byte that says whether all was finite.
 NARROW, WIDE, AMAX, FINITE = range(0x7200_0000_0000, 0x7200_0000_0400, 0x100)
 _CELLS = {NARROW: 32, WIDE: 64, AMAX: 32, FINITE: 8}
-#: Where the seed of random rounding lies in a `gpucast.codegen.fused_kernel.FusedArguments`.
-_SEED = 32
+#: Where the seed of random rounding lies in `FUSED`.
+_SEED = FUSED.offsets["random"]
+
+
+class Subject(NamedTuple):
+    """A kernel to prove, and the cast of one array that it should do."""
+
+    kernel: Compiled
+    rule: CastRule
+    shape: Shape = "contiguous"
+    unpacked: bool = False
+
+    @classmethod
+    def of(cls, rule: CastRule, shape: Shape = "contiguous", unpacked: bool = False, ops: FusedOps = PLAIN) -> Subject:
+        return cls(cast_kernel(rule, shape, unpacked, ops), rule, shape, unpacked and rule.src.packed)
+
+    @property
+    def src_bits(self) -> int:
+        """Bits of a source element in memory."""
+        return 8 if self.unpacked else self.rule.src.bits
+
+
+class BatchSubject(NamedTuple):
+    """A kernel of many arrays to prove, and its casts."""
+
+    batch: Batch
+    kinds: tuple[Kind, ...]
+
+    @classmethod
+    def of(cls, kinds: tuple[Kind, ...], argument_bytes: int) -> BatchSubject:
+        return cls(batch_kernel(kinds, argument_bytes), kinds)
+
+    @property
+    def kernel(self) -> Compiled:
+        return self.batch.kernel
+
+
+class Given(NamedTuple):
+    """What a fused kernel is given; zeros for operations that are not wanted."""
+
+    scale_at: int = 0
+    amax: int = 0
+    finite: int = 0
+    offset: int = 0
+
+    def packed(self) -> bytes:
+        at, amax, finite, offset = self
+        return FUSED.fill(scale=1.0, scale_at=at, amax=amax, finite=finite, random=(0, offset))
 
 
 @dataclass(frozen=True)
@@ -56,7 +104,7 @@ class Launch:
     grid: int | None = None
     #: The last argument of a fused kernel. Its seed is unknown, and so is what is at its addresses: `NARROW` or `WIDE`
     #: for the scale, `AMAX` and `FINITE`.
-    given: FusedArguments | None = None
+    given: Given | None = None
     #: The last argument of a kernel that is no cast.
     more: bytes = b""
     #: The number of the first element among those of all arrays.
@@ -75,7 +123,7 @@ class Part:
     to the maximum of its warp; `cells` is what it leaves at `AMAX` and `FINITE`.
     """
 
-    source: KernelSource
+    source: Subject
     launch: Launch
     elements: dict[int, Term] = field(default_factory=dict)
     pads: list[Term] = field(default_factory=list)
@@ -116,13 +164,13 @@ def is_cell(unknown: Term) -> bool:
     return any(unknown is cell(at) for at in _CELLS)
 
 
-def full_tile(source: KernelSource, threads: Iterable[int] = (_THREAD,)) -> Launch:
+def full_tile(source: Subject, threads: Iterable[int] = (_THREAD,)) -> Launch:
     """Some threads of the second of three blocks, so that all their elements lie within the arrays."""
-    n = 3 * source.elements * source.threads
+    n = 3 * source.kernel.elements * source.kernel.threads
     return _with_random(source, Launch(n, threads=tuple((1, number) for number in threads)))
 
 
-def edges(source: KernelSource, widest: int = _VECTOR) -> Iterator[Launch]:
+def edges(source: Subject, widest: int = _VECTOR) -> Iterator[Launch]:
     """Launches of a contiguous kernel that begin and end inside a tile. `widest` is how many bytes an access may have
     where a tile has whole ones of them: every alignment is one in so many bytes, else one in 16.
 
@@ -130,7 +178,7 @@ def edges(source: KernelSource, widest: int = _VECTOR) -> Iterator[Launch]:
     count of elements in the last tile. Some have so few elements that both ends lie in one tile. Each alignment of one
     side meets a different alignment and a different end on the other side.
     """
-    tile, src_bits = source.tile, source.src_bits
+    tile, src_bits = source.kernel.tile, source.src_bits
     if tile * max(src_bits, source.rule.dst.bits) % (8 * widest):
         widest = _VECTOR
     bits = range(0, 8, 2 if src_bits < 8 else 8)
@@ -143,13 +191,13 @@ def edges(source: KernelSource, widest: int = _VECTOR) -> Iterator[Launch]:
     for number in range(1, tile + 2):
         yield _with_random(source, Launch(number, 7 * number % widest, bits[number % len(bits)], 3 * number % widest))
     # Every tile of a thread, and several blocks; the last one ends early.
-    block = source.elements * source.threads
+    block = source.kernel.elements * source.kernel.threads
     for src, dst in ((0, 0), (0, 3), (1, 0)):
-        ends = tuple((number, thread) for number in range(3) for thread in (0, 1, source.threads - 1))
+        ends = tuple((number, thread) for number in range(3) for thread in (0, 1, source.kernel.threads - 1))
         yield _with_random(source, Launch(2 * block + block // 2 - 1, src, bits[-1], dst, ends))
 
 
-def strided(source: KernelSource) -> Iterator[Launch]:
+def strided(source: Subject) -> Iterator[Launch]:
     """Launches of a strided or a transposed kernel for a list of shapes.
 
     The shapes have short and long rows with gaps, a permutation, reversed sides, misaligned elements, a dimension
@@ -159,7 +207,7 @@ def strided(source: KernelSource) -> Iterator[Launch]:
     if source.shape == "transposed":
         side = square_side(source.src_bits, source.rule.dst.bits)
         # The second of two matrices, and one with squares that are not full.
-        second = tuple((1, number) for number in range(source.threads))
+        second = tuple((1, number) for number in range(source.kernel.threads))
         for many, rows, columns, some in ((2, side, side, second), (1, side // 4 + 1, side + side // 4, None)):
             count = rows * columns
             dims = Dims((many, rows, columns), (src * count, src, src * rows), (dst * count, dst * columns, dst))
@@ -178,41 +226,42 @@ def strided(source: KernelSource) -> Iterator[Launch]:
     for number, dims in enumerate(shapes):
         bit = 2 * number % 8 if source.src_bits < 8 else 0
         yield _with_random(source, Launch(math.prod(dims.lengths), number, bit, 3 * number % _VECTOR, dims=dims))
-    n = source.elements * source.threads + 3
+    n = source.kernel.elements * source.kernel.threads + 3
     some = ((0, 0), (0, _THREAD), (1, 0))
     yield _with_random(source, Launch(n, threads=some, dims=Dims((n,), (2 * src,), (3 * dst,))))
 
 
-def fused(source: KernelSource, ops: FusedOps) -> Iterator[Launch]:
+def fused(source: Subject, ops: FusedOps) -> Iterator[Launch]:
     """Launches of a contiguous kernel with fused operations: two threads in the middle, and both ends in one tile."""
     at = {"none": 0, "narrow": NARROW, "wide": WIDE}[ops.scaling]
-    given = FusedArguments(scale_at=at, amax=AMAX * ops.amax, finite=FINITE * ops.finite)
+    given = Given(scale_at=at, amax=AMAX * ops.amax, finite=FINITE * ops.finite)
     yield _with_random(source, replace(full_tile(source, [_THREAD, 31]), given=given))
-    for n, src, dst in ((source.tile + 1, 0, 0), (source.tile, 1, 3), (1, 5, 1)):
+    for n, src, dst in ((source.kernel.tile + 1, 0, 0), (source.kernel.tile, 1, 3), (1, 5, 1)):
         yield _with_random(source, Launch(n, src, 0, dst, given=given))
 
 
-def tables(batch: BatchSource) -> Iterator[list[Launch]]:
+def tables(of: BatchSubject) -> Iterator[list[Launch]]:
     """Arrays, each for one block, for launches of many: one or two of each kind of the batch, and a full table."""
-    for count in (len(batch.kinds), 2 * len(batch.kinds), batch.capacity):
+    kinds, tiles = len(of.kinds), of.batch.tiles
+    for count in (kinds, 2 * kinds, of.batch.capacity):
         arrays: list[Launch] = []
         for number in range(count):
-            n = 1 + 5 * number % (2 * int(batch.tiles[number % len(batch.kinds)]))
+            n = 1 + 5 * number % (2 * int(tiles[number % kinds]))
             first = sum(array.n for array in arrays[-1:]) + (arrays[-1].first if arrays else 0)
             arrays.append(Launch(n, 3 * number % _VECTOR, 0, 7 * number % _VECTOR, first=first))
         yield arrays
 
 
-def _with_random(source: KernelSource, launch: Launch) -> Launch:
+def _with_random(source: Subject, launch: Launch) -> Launch:
     if source.rule.rounding != STOCHASTIC:
         return launch
-    return replace(launch, given=(launch.given or FusedArguments())._replace(offset=RANDOM.offset))
+    return replace(launch, given=(launch.given or Given())._replace(offset=RANDOM.offset))
 
 
 class _Placed:
     """An array of a launch at its addresses."""
 
-    def __init__(self, source: KernelSource, launch: Launch, slot: int = 0) -> None:
+    def __init__(self, source: Subject, launch: Launch, slot: int = 0) -> None:
         self.source, self.launch = source, launch
         self.bits, self.dst, dims = source.src_bits, source.rule.dst, launch.dims
         self.at, self.to = _SOURCE + slot * _SLOT + launch.src, _RESULT + slot * _SLOT + launch.dst
@@ -267,7 +316,7 @@ class _Placed:
         return found
 
 
-def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int, Term] | None = None) -> Outcome:
+def run(source: Subject, kernel: Kernel, launch: Launch, table: Mapping[int, Term] | None = None) -> Outcome:
     """Execute a launch.
 
     `table` is the memory that another launch has filled; then only threads with elements run. Fault if the
@@ -277,41 +326,42 @@ def run(source: KernelSource, kernel: Kernel, launch: Launch, table: Mapping[int
     numbers = ((placed.at, 64), (launch.src_bit, 32), (placed.to, 64), (launch.n, 64))
     params = [_bytes(const(*number)) for number in numbers]
     if launch.given is not None:
-        params.append(_constants(launch.given._replace(dims=launch.dims).to_bytes()))
+        params.append(_constants(launch.given.packed() + (b"" if launch.dims is None else launch.dims.packed)))
         params[-1][_SEED : _SEED + 8] = _bytes(seed())
     elif launch.dims is not None or launch.more:
-        params.append(_constants(launch.more if launch.dims is None else launch.dims.to_bytes()))
-    asked = launch.threads
+        params.append(_constants(launch.more if launch.dims is None else launch.dims.packed))
+    asked, threads = launch.threads, source.kernel.threads
     if asked is None and launch.grid is not None:
-        blocks = range(source.blocks(launch.grid))
-        asked = tuple((block, number) for block in blocks for number in range(source.threads))
-    found = _run(kernel, [placed], params, asked or _busy(0, source, launch, source.threads), source.threads, table)
+        blocks = range(source.kernel.blocks(launch.grid))
+        asked = tuple((block, number) for block in blocks for number in range(threads))
+    found = _run(kernel, [placed], params, asked or _busy(0, source, launch, threads), threads, table)
     if launch.threads is not None and launch.dst == 0 and launch.dims is None and not launch.more:
-        block, width = source.elements * source.threads, source.tile * source.threads
-        begins = (number * block + thread * source.tile for number, thread in launch.threads)
+        block, width = source.kernel.elements * threads, source.kernel.tile * threads
+        begins = (number * block + thread * source.kernel.tile for number, thread in launch.threads)
         tiles = (begin + place for begin in begins for place in range(0, block, width))
-        wanted = {i for tile in tiles for i in range(tile, min(tile + source.tile, launch.n))}
+        wanted = {i for tile in tiles for i in range(tile, min(tile + source.kernel.tile, launch.n))}
         if {index for part in found.parts for index in part.elements} != wanted:
             raise Fault("threads do not write their own elements")
     return found
 
 
-def run_many(batch: BatchSource, kernel: Kernel, arrays: Sequence[Launch]) -> Outcome:
+def run_many(of: BatchSubject, kernel: Kernel, arrays: Sequence[Launch]) -> Outcome:
     """Execute a launch over many arrays, of a long table the first and the last. Unknown for fused casts."""
-    if "given" in (batch.table.names or ()):
+    if any(kind.ops.fuses(kind.rule) for kind in of.kinds):
         raise Unknown("proof: casts of many arrays with fused operations are unknown to the prover")
-    kinds = [number % len(batch.kinds) for number in range(len(arrays))]
-    sources = [source_of(batch.kinds[kind]) for kind in kinds]
+    kinds = [number % len(of.kinds) for number in range(len(arrays))]
+    sources = [Subject.of(of.kinds[kind].rule, unpacked=of.kinds[kind].unpacked) for kind in kinds]
     placed = [_Placed(source, array, slot) for slot, (source, array) in enumerate(zip(sources, arrays, strict=True))]
-    record = np.zeros((), batch.table)
-    record["first_block"] = (1 << 32) - 1
+    record, threads = np.zeros((), of.kernel.arguments.dtype), of.kernel.threads
+    table = record["table"]
+    table["first_block"] = (1 << 32) - 1
     columns = {"src": [one.at for one in placed], "dst": [one.to for one in placed], "kind": kinds}
     columns |= {"n": [array.n for array in arrays], "first_block": list(range(len(arrays)))}
     for name, values in columns.items():
-        record[name][: len(arrays)] = values
+        table[name][: len(arrays)] = values
     cast = sorted({*range(len(arrays))[:3], *range(len(arrays))[-2:]})
-    asked = [thread for number in cast for thread in _busy(number, sources[number], arrays[number], batch.threads)]
-    found = _run(kernel, [placed[number] for number in cast], [_constants(record.tobytes())], asked, batch.threads)
+    asked = [thread for number in cast for thread in _busy(number, sources[number], arrays[number], threads)]
+    found = _run(kernel, [placed[number] for number in cast], [_constants(record.tobytes())], asked, threads)
     return found
 
 
@@ -319,9 +369,9 @@ def _constants(data: bytes) -> list[Term]:
     return [const(byte, 8) for byte in data]
 
 
-def _busy(block: int, source: KernelSource, launch: Launch, threads: int) -> list[tuple[int, int]]:
+def _busy(block: int, source: Subject, launch: Launch, threads: int) -> list[tuple[int, int]]:
     """The threads of a short launch to run: those with elements, their neighbours, and the last one of the block."""
-    busy = min(launch.n // source.tile + 3, threads)
+    busy = min(launch.n // source.kernel.tile + 3, threads)
     return [(block, number) for number in (*range(busy), *range(busy, threads)[-1:])]
 
 

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.parity.proof.instructions import OPERATIONS
-from gpucast.parity.proof.launches import Launch, run
+from gpucast.parity.proof.launches import Launch, Subject, run
 from gpucast.parity.proof.machine import Unknown
 from gpucast.parity.proof.prover import Prover
 from gpucast.parity.proof.ptx import Instruction, Kernel
@@ -24,7 +23,7 @@ _TWINS = {
 _NUMBER = re.compile(r"-?\d+")
 
 
-def judge(source: KernelSource, kernel: Kernel, launch: Launch, seed: int, count: int) -> Counter[str]:
+def judge(source: Subject, kernel: Kernel, launch: Launch, seed: int, count: int) -> Counter[str]:
     """Judge `count` mutants of instructions that a launch executes.
 
     Returns how many are "found" (by a counterexample or a fault), "equal" (proved to compute the same) and "open" (the

@@ -10,13 +10,25 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpucast.codegen.batch_kernel import BatchSource
-from gpucast.codegen.cast_kernel import KernelSource
-from gpucast.codegen.fused_kernel import FusedArguments
 from gpucast.core.rule import STOCHASTIC
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.evaluation import Array, evaluate
-from gpucast.parity.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, is_cell, run, run_many, seed
+from gpucast.parity.proof.launches import (
+    AMAX,
+    FINITE,
+    WIDE,
+    BatchSubject,
+    Given,
+    Launch,
+    Part,
+    Subject,
+    cell,
+    element,
+    is_cell,
+    run,
+    run_many,
+    seed,
+)
 from gpucast.parity.proof.machine import Fault, Unknown
 from gpucast.parity.proof.ptx import Kernel
 from gpucast.parity.proof.solvers import SOLVER, ask
@@ -59,7 +71,7 @@ class Prover:
 
     def __init__(
         self,
-        source: KernelSource | BatchSource,
+        source: Subject | BatchSubject,
         kernel: Kernel,
         limit: float = 300,
         verdict: Verdict | None = None,
@@ -74,7 +86,7 @@ class Prover:
         """Compare what launches do; stop at the first failure. Unknown for an instruction that the machine lacks."""
         for launch in launches:
             try:
-                if isinstance(self.source, BatchSource):
+                if isinstance(self.source, BatchSubject):
                     outcome = run_many(self.source, self.kernel, launch if isinstance(launch, list) else [launch])
                 else:
                     assert isinstance(launch, Launch)
@@ -101,7 +113,7 @@ class Prover:
                     return
         self._cells(part)
 
-    def _specified(self, source: KernelSource, launch: Launch) -> Term:
+    def _specified(self, source: Subject, launch: Launch) -> Term:
         code, word = t.part(t.var("x", source.src_bits), 0, source.rule.src.bits), t.var("word", 32)
         at = 0 if launch.given is None else launch.given.scale_at
         if at == 0:
@@ -111,7 +123,7 @@ class Prover:
 
     def _cells(self, part: Part) -> None:
         """Check what a thread does to the maximum (an unknown here) and to the flag of a fused kernel."""
-        src, given = part.source.rule.src, part.launch.given or FusedArguments()
+        src, given = part.source.rule.src, part.launch.given or Given()
         codes = [t.part(element(index, part.source.src_bits), 0, src.bits) for index in sorted(part.elements)]
         wanted = {at: cell(at) for at in part.cells}
         if given.amax:

@@ -3,109 +3,113 @@
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from gpucast.arrays.packed import PackedArray
-from gpucast.codegen.cast_kernel import KernelSource, kernel_file, options, structs
-from gpucast.codegen.fused_kernel import fused_prelude
-from gpucast.codegen.spec import KernelSpec
+from gpucast.codegen.cast_kernel import options
+from gpucast.codegen.fields import Fields
+from gpucast.codegen.fused_kernel import RANDOM
+from gpucast.codegen.kernel import Kernel, Part, array_and
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu import memory
-from gpucast.quantization.gpu.source import FILES, columns_of, divide_by, format_struct
+from gpucast.quantization.gpu.source import DIVISION, PARTS, columns_of, divide_by, format_struct
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: `group_threads` of kernels/grouped.cu.
 _THREADS = 256
 
 
-@dataclass(frozen=True)
-class GroupedSpec(KernelSpec[KernelSource]):
-    """The kernel that quantizes groups, or casts them."""
-
-    #: From the source to the element type; with a scale where groups are cast.
-    rule: CastRule
-    #: None for a cast.
-    format: Format | None = None
-    stochastic: bool = False
-
-    def source(self) -> KernelSource:
-        rule, format = self.rule, self.format
-        src, dst = rule.src, rule.dst
-        # Whole words of codes: 8 of 6 bits are none.
-        elements = 8 if src.bits == 64 and dst.bits != 6 else 16
-        # The groups are found once for all tiles of a thread. More tiles than these need too many registers.
-        tiles = 2 if src.bits <= 16 else 1
-        kinds = [src, _FLOAT, _DOUBLE, dst]
-        if format is None:
-            name = f"gpucast_cast_groups_{src.numpy_name}_to_{dst.numpy_name}"
-            name += "_saturate" * (rule.overflow == "saturate") + "_stochastic" * self.stochastic
-            head = f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name}_rule;\n}}\n"
-            work = f"CastGroups<{src.name}, {dst.name}, FLOAT, DOUBLE, {name}_rule, {elements}, {tiles}>"
-        else:
-            assert isinstance(format.block, tuple)
-            block = format.block[-1]
-            columns = [*columns_of(format), f"block{block}", *["stochastic"] * self.stochastic]
-            name = "_".join(["gpucast_quantize_groups", src.numpy_name, *columns])
-            head = format_struct(format, self.stochastic, f"{name}_format", src)
-            work = f"QuantizeGroups<{name}_format, {src.name}, FLOAT, DOUBLE, {elements}, {tiles}, {block}>"
-            kinds.append(format.scale)
-        return KernelSource(
-            name=name,
-            rule=rule,
-            shape="contiguous",
-            unpacked=False,
-            prelude="\n".join([fused_prelude(), *map(kernel_file, (*FILES, "tiles.cuh", "grouped.cu"))]),
-            structs=structs(*kinds),
-            kernel=f"{head}GPUCAST_GROUPED({name}, {_THREADS * elements * tiles}, {work})\n",
-            tile=1,
-            elements=elements * tiles,
-            threads=_THREADS,
-            more="gpucast::GroupedArguments",
-        )
+#: What a kernel is given.
+GROUPED = Fields(
+    "GroupedArguments",
+    (
+        # The ends of the groups in the rows of the source: i64 if `wide`, else i32.
+        ("offsets", "const u8*"),
+        # A FLOAT for each group, `scale_step` apart, or null: then `scale` is that of all.
+        ("scale_at", "const float*"),
+        # The results besides the codes: scales of blocks, the ends of the groups with their padding, and how many are
+        # valid.
+        ("scales", "u8*"),
+        ("ends", "u8*"),
+        ("valid", "int*"),
+        ("rows", "i64"),
+        ("columns", "i64"),
+        ("result_rows", "i64"),
+        # (2^64 - 1) / columns.
+        ("inverse", "u64"),
+        ("by_columns", DIVISION),
+        ("scale", "float"),
+        ("scale_step", "u32"),
+        ("groups", "u32"),
+        ("pad", "u32"),
+        ("wide", "u32"),
+        ("layout", "u32"),
+        ("random", RANDOM),
+    ),
+)
+_PARTS: tuple[Part, ...] = (*PARTS, "tiles.cuh", GROUPED, "grouped.cu")
 
 
-@dataclass(frozen=True)
-class GroupedArguments:
-    """``struct GroupedArguments`` of kernels/grouped.cu, with arrays in place of addresses."""
+@lru_cache(maxsize=256)
+def grouped_kernel(rule: CastRule, format: Format | None = None, stochastic: bool = False) -> Kernel:
+    """The kernel that quantizes groups, or casts them where there is no format.
 
-    offsets: Any
-    #: A number, or a FLOAT for each group or for all.
-    scale: Any
-    scales: Any
-    ends: Any
-    valid: Any
-    rows: int
-    columns: int
-    result_rows: int
-    pad: int
-    layout: int
-    seed: int = 0
-    offset: int = 0
+    `rule`: from the source to the element type; with a scale where groups are cast.
+    """
+    src, dst = rule.src, rule.dst
+    # Whole words of codes: 8 of 6 bits are none.
+    elements = 8 if src.bits == 64 and dst.bits != 6 else 16
+    # The groups are found once for all tiles of a thread. More tiles than these need too many registers.
+    tiles = 2 if src.bits <= 16 else 1
+    dtypes = [src, _FLOAT, _DOUBLE, dst]
+    if format is None:
+        name = f"gpucast_cast_groups_{src.numpy_name}_to_{dst.numpy_name}"
+        name += "_saturate" * (rule.overflow == "saturate") + "_stochastic" * stochastic
+        head = f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name}_rule;\n}}\n"
+        work = f"CastGroups<{src.name}, {dst.name}, FLOAT, DOUBLE, {name}_rule, {elements}, {tiles}>"
+    else:
+        assert isinstance(format.block, tuple)
+        block = format.block[-1]
+        columns = [*columns_of(format), f"block{block}", *["stochastic"] * stochastic]
+        name = "_".join(["gpucast_quantize_groups", src.numpy_name, *columns])
+        head = format_struct(format, stochastic, f"{name}_format", src)
+        work = f"QuantizeGroups<{name}_format, {src.name}, FLOAT, DOUBLE, {elements}, {tiles}, {block}>"
+        dtypes.append(format.scale)
+    line = f"{head}GPUCAST_GROUPED({name}, {_THREADS * elements * tiles}, {work})\n"
+    return Kernel(name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements * tiles)
 
-    def to_bytes(self) -> bytes:
-        groups, number = self.offsets.size, isinstance(self.scale, float)
-        return struct.pack(
-            "<5Q3qQ3If5I4x2Q",
-            *(self.offsets.data.ptr, 0 if number else self.scale.data.ptr),
-            *(0 if self.scales is None else self.scales.data.ptr, self.ends.data.ptr, self.valid.data.ptr),
-            *(self.rows, self.columns, self.result_rows, (2**64 - 1) // self.columns, *divide_by(self.columns)),
-            self.scale if number else 1.0,
-            *(
-                0 if number or self.scale.size == 1 else 1,
-                groups,
-                self.pad,
-                self.offsets.dtype == np.int64,
-                self.layout,
-            ),
-            *(self.seed, self.offset),
-        )
+
+def grouped_arguments(
+    offsets: Any,
+    scale: Any,
+    scales: Any,
+    ends: Any,
+    valid: Any,
+    rows: int,
+    columns: int,
+    result_rows: int,
+    pad: int,
+    layout: int,
+    seed: int = 0,
+    offset: int = 0,
+) -> bytes:
+    """The bytes of `GROUPED`, with arrays in place of addresses. `scale`: a number, or a FLOAT for each group or for
+    all."""
+    number = isinstance(scale, float)
+    return GROUPED.pack(
+        *(offsets.data.ptr, 0 if number else scale.data.ptr),
+        *(0 if scales is None else scales.data.ptr, ends.data.ptr, valid.data.ptr),
+        *(rows, columns, result_rows, (2**64 - 1) // columns, *divide_by(columns)),
+        *(scale if number else 1.0, 0 if number or scale.size == 1 else 1),
+        *(offsets.size, pad, offsets.dtype == np.int64, layout),
+        *(seed, offset),
+    )
 
 
 def dense(name: str, x: Any, caller: str, alignment: int = 0) -> Any:
@@ -122,10 +126,9 @@ def dense(name: str, x: Any, caller: str, alignment: int = 0) -> Any:
     return made
 
 
-def run(spec: GroupedSpec, x: Any, data: Any, arguments: GroupedArguments, device: int) -> None:
-    """Launch it on the current stream of the device. `data`: the codes, in C order."""
+def run(kernel: Kernel, x: Any, data: Any, rows: int, given: bytes, device: int) -> None:
+    """Launch it on the current stream of the device. `data`: the codes, in C order, of so many rows."""
     with driver.driver().on(device):
         to = data.data if isinstance(data, PackedArray) else data
         # A result without rows still has ends.
-        n = max(arguments.result_rows * arguments.columns, 1)
-        driver.kernel(spec, device)(x.data.ptr, to.data.ptr, n, arguments)
+        driver.launch(kernel, device, x.data.ptr, to.data.ptr, max(rows * x.shape[-1], 1), given)

@@ -21,8 +21,15 @@ from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout
 from gpucast.quantization.gpu import memory, quantize_on_gpu
-from gpucast.quantization.gpu.hadamard_source import HadamardArguments, HadamardResult, HadamardSpec, takes
-from gpucast.quantization.gpu.source import VECTOR, WARP, QuantizeArguments, QuantizeSpec, stats_bytes
+from gpucast.quantization.gpu.hadamard_source import (
+    NO_RESULT,
+    HadamardResult,
+    HadamardTile,
+    hadamard_arguments,
+    hadamard_kernel,
+    takes,
+)
+from gpucast.quantization.gpu.source import VECTOR, WARP, quantize_arguments, quantize_kernel, stats_bytes
 from gpucast.quantization.gpu.tiles import ResultSpec
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
@@ -151,12 +158,13 @@ class _Side:
         threads = min(-(-max(runs, 1) // WARP) * WARP, quantize_on_gpu.BUSY_THREADS)
         stats = workspace.array("transformed top", (threads // WARP * stats_bytes(_FLOAT),), _BYTE)
         strided = inner != 1 or memory.address(self.x) % VECTOR != 0
-        arguments = HadamardArguments(stats=memory.address(stats), runs=runs, inner=inner, transform=how)
-        spec = HadamardSpec(CastRule(self.src, _FLOAT), "top", how.length, strided=strided)
-        driver.kernel(spec, self.device)(memory.address(self.x), memory.address(stats), threads, arguments)
-        parts = QuantizeArguments(quantize_on_gpu.ONE, stats=memory.address(stats), parts=threads // WARP)
-        last = QuantizeSpec(CastRule(_FLOAT, self.format.element), self.format, "global")
-        driver.kernel(last, self.device)(memory.address(self.x), memory.address(result), WARP, parts)
+        x, found = memory.address(self.x), memory.address(stats)
+        top = hadamard_kernel(CastRule(self.src, _FLOAT), "top", how.length, strided=strided)
+        given = hadamard_arguments(stats=found, runs=runs, inner=inner, transform=how)
+        driver.launch(top, self.device, x, found, threads, given)
+        last = quantize_kernel(CastRule(_FLOAT, self.format.element), self.format, "global")
+        parts = quantize_arguments(quantize_on_gpu.ONE, stats=found, parts=threads // WARP)
+        driver.launch(last, self.device, x, memory.address(result), WARP, parts)
 
     def run(self, amax: Any, random: Random | None, workspace: Workspace) -> None:
         """Fill the result by launches of its own."""
@@ -183,15 +191,15 @@ class _Side:
         )  # fmt: skip
 
     def _run_rows(self, random: Random | None) -> None:
-        spec = HadamardSpec(
+        kernel = hadamard_kernel(
             CastRule(self.src, self.format.element), "rows", self.length, self.format, random is not None,
             row_scaled=quantize_on_gpu.is_row_scaled(self.parts), layout=self.layout,
         )  # fmt: skip
         seed, offset = random or (0, 0)
         columns = self.x.shape[-1]
-        arguments = HadamardArguments(self.result, columns=columns, seed=seed, offset=offset, transform=self.how)
-        kernel = driver.kernel(spec, self.device)
-        kernel(memory.address(self.x), memory.address(self.parts.data), self.x.size, arguments)
+        given = hadamard_arguments(self.result, columns=columns, seed=seed, offset=offset, transform=self.how)
+        addresses = memory.address(self.x), memory.address(self.parts.data)
+        driver.launch(kernel, self.device, *addresses, self.x.size, given)
 
     @property
     def result(self) -> HadamardResult:
@@ -206,24 +214,25 @@ def _run_tiles(x: Any, src: DType, format: Format, sides: Sequence[_Side], devic
     by_place = {side.spec.swapped: side for side in sides}
     plain, turned = by_place.get(False), by_place[True]
     length = 0 if plain is None else plain.length
-    spec = HadamardSpec(
+    tile = HadamardTile.of(format, length, plain is not None, True, turned.length)
+    rows, columns = x.shape[-2:]
+    tiles = -(-rows // tile.side), -(-columns // tile.side)
+    matrices = math.prod(x.shape[:-2])
+    if not tile.fits(src) or matrices * math.prod(tiles) >= 2**31:
+        return False
+    kernel = hadamard_kernel(
         CastRule(src, format.element), "tiles", length, format, random is not None, plain=plain is not None,
         turned=True, turned_length=turned.length, layout=turned.layout,
     )  # fmt: skip
-    rows, columns = x.shape[-2:]
-    tiles = -(-rows // spec.tile), -(-columns // spec.tile)
-    matrices = math.prod(x.shape[:-2])
-    if not spec.fits or matrices * math.prod(tiles) >= 2**31:
-        return False
     # Of two transforms the longer one has the signs of both.
     how = max((side.how for side in sides if side.how is not None), default=None)
     seed, offset = random or (0, 0)
-    arguments = HadamardArguments(
-        HadamardResult() if plain is None else plain.result, turned.result, rows=rows, columns=columns, tiles=tiles,
+    given = hadamard_arguments(
+        NO_RESULT if plain is None else plain.result, turned.result, rows=rows, columns=columns, tiles=tiles,
         seed=seed, offset=offset, transform=how,
     )  # fmt: skip
-    kernel = driver.kernel(spec, device)
-    kernel(memory.address(x), memory.address(turned.parts.data), matrices * math.prod(tiles) * spec.tile**2, arguments)
+    n = matrices * math.prod(tiles) * tile.side**2
+    driver.launch(kernel, device, memory.address(x), memory.address(turned.parts.data), n, given)
     return True
 
 
@@ -234,6 +243,6 @@ def _transform(x: Any, y: Any, hadamard: Hadamard, axis: int, device: int, *, in
     inner = math.prod(x.shape[axis + 1 :])
     strided = inner != 1 or any(memory.address(one) % VECTOR for one in (x, y))
     rule = CastRule(dtype(x.dtype), dtype(y.dtype))
-    spec = HadamardSpec(rule, "transform", hadamard.length, inverse=inverse, strided=strided)
-    arguments = HadamardArguments(inner=inner, transform=hadamard)
-    driver.kernel(spec, device)(memory.address(x), memory.address(y), x.size, arguments)
+    kernel = hadamard_kernel(rule, "transform", hadamard.length, inverse=inverse, strided=strided)
+    given = hadamard_arguments(inner=inner, transform=hadamard)
+    driver.launch(kernel, device, memory.address(x), memory.address(y), x.size, given)

@@ -6,17 +6,17 @@
 
 from __future__ import annotations
 
-import struct
-from dataclasses import dataclass, field
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
-from gpucast.codegen.cast_kernel import THREADS, KernelSource, kernel_file, options, structs
-from gpucast.codegen.fused_kernel import fused_prelude
-from gpucast.codegen.spec import KernelSpec
-from gpucast.core.dtypes import dtype
+from gpucast.codegen.cast_kernel import THREADS, options
+from gpucast.codegen.fields import Fields
+from gpucast.codegen.fused_kernel import RANDOM
+from gpucast.codegen.kernel import Kernel, Part, array_and
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.quantization.formats import LENGTHS, Format, Hadamard, ScaleLayout
-from gpucast.quantization.gpu.source import FILES, boolean, columns_of, format_struct
+from gpucast.quantization.gpu.source import PARTS, boolean, columns_of, format_struct
 
 #: "rows" quantizes along rows, "tiles" along rows, down columns to the transposed result, or both in one read. "top"
 #: finds the largest magnitude of the transformed numbers, "transform" writes them.
@@ -26,131 +26,165 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _SMALLEST_TILE, _SHARED_BYTES = 64, 48 << 10
 
 
-@dataclass(frozen=True)
-class HadamardSpec(KernelSpec[KernelSource]):
-    """A kernel that transforms, quantizes, or both."""
+#: One result, with a global scale of its own; zeros for parts that do not exist.
+HADAMARD_RESULT = Fields(
+    "HadamardResult",
+    (
+        ("data", "u8*"),
+        ("scales", "u8*"),
+        ("zero_points", "u8*"),
+        ("global_scale", "const float*"),
+        # The rows of all its matrices.
+        ("rows", "i64"),
+    ),
+)
+#: What a kernel is given.
+HADAMARD = Fields(
+    "HadamardArguments",
+    (
+        ("same", HADAMARD_RESULT),
+        ("swapped", HADAMARD_RESULT),
+        # Statistics of each warp.
+        ("stats", "u8*"),
+        ("random", RANDOM),
+        # How many fragments there are, and the distance in elements of the numbers of one.
+        ("runs", "i64"),
+        ("inner", "i64"),
+        # The size of one matrix of the array, in elements and in tiles.
+        ("rows", "i64"),
+        ("columns", "i64"),
+        ("tiles_down", "u32"),
+        ("tiles_across", "u32"),
+        # The sign bit of each number of a run, set where its sign is -1.
+        ("signs", "u32", LENGTHS[-1]),
+    ),
+)
+_PARTS: tuple[Part, ...] = (*PARTS, HADAMARD_RESULT, HADAMARD, "hadamard.cu")
 
-    #: From the source to the element type; for "transform" to the result's type.
-    rule: CastRule
-    kind: HadamardKind
-    #: Of a run of the transform; 0 for none. For "tiles" that of the plain result.
-    length: int = 0
-    #: None for "top" and "transform", which know no format.
-    format: Format | None = None
-    stochastic: bool = False
-    inverse: bool = False
-    #: Whether the numbers of a run are not adjacent, or not aligned for vectors.
-    strided: bool = False
-    #: For "tiles": which results are wanted, and the length of a run of the transposed one.
-    plain: bool = True
-    turned: bool = False
-    turned_length: int = 0
-    #: For "rows": whether each row has a global scale of its own.
-    row_scaled: bool = False
-    #: The order in which scales are written.
-    layout: ScaleLayout = "linear"
+
+class HadamardTile(NamedTuple):
+    """The numbers that a thread of the kind "tiles" holds for the plain and for the transposed result; 0 for a result
+    that is not requested."""
+
+    same: int
+    swapped: int
+
+    @classmethod
+    def of(cls, format: Format, length: int, plain: bool, turned: bool, turned_length: int) -> HadamardTile:
+        block = block_of(format)
+        return cls(max(length, block) * plain, max(turned_length, block) * turned)
 
     @property
-    def size(self) -> int:
-        """The numbers that a thread holds for the plain result."""
-        return max(self.length, self._block)
-
-    @property
-    def turned_size(self) -> int:
-        """Those for the transposed one."""
-        return max(self.turned_length, self._block)
-
-    @property
-    def tile(self) -> int:
+    def side(self) -> int:
         """The rows and the columns of a tile."""
-        return max(_SMALLEST_TILE, self.size * self.plain, self.turned_size * self.turned)
-
-    @property
-    def fits(self) -> bool:
-        """Whether a tile fits in shared memory."""
-        return self.tile * (self.tile * self.rule.src.bits // 8 + 1) <= _SHARED_BYTES
-
-    @property
-    def _block(self) -> int:
-        if self.format is None:
-            return 0
-        assert isinstance(self.format.block, tuple)
-        return self.format.block[-1]
+        return max(_SMALLEST_TILE, *self)
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
-        if self.kind != "tiles":
-            return THREADS
-        return self.tile**2 // max(self.size * self.plain, self.turned_size * self.turned)
+        """Threads of a block, which works on one tile."""
+        return self.side**2 // max(self)
 
-    def source(self) -> KernelSource:
-        src, name, types = self.rule.src, self._name, [self.rule.src, _FLOAT, _DOUBLE]
-        more, scales, both = "", "OneScale", "FLOAT, DOUBLE"
-        if self.format is not None:
-            more += format_struct(
-                self.format, self.stochastic, f"{name}_format", row_scaled=self.row_scaled, layout=self.layout
-            )
-            types += [self.format.element, self.format.scale]
-            if self.format.rule == "4over6":
-                more += format_struct(self.format, False, f"{name}_six")
-                more += format_struct(self.format, False, f"{name}_four", divisor=4.0)
-                scales = f"TwoScales<{name}_six, {name}_four>"
-        of_format = f"{name}_format, {scales}, {src.name}, {both}"
-        if self.kind == "tiles":
-            more += f"namespace gpucast {{\nstruct {name}_tiles {{\n    {self._tile_sizes()}\n}};\n}}\n"
-            kernel = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {self.threads}, {of_format}, {self._block})\n"
-            elements = self.tile**2 // self.threads
-        elif self.kind == "rows":
-            sizes = f"{self.length}, {self.size}, {self._block}, {THREADS}"
-            kernel = f"GPUCAST_HADAMARD({name}, {THREADS}, quantize_fragments<{of_format}, {sizes}>(src, n, given))\n"
-            elements = self.size
-        elif self.kind == "top":
-            sizes = f"{src.name}, {both}, {self.length}, {boolean(self.strided)}, {THREADS}"
-            kernel = f"GPUCAST_HADAMARD({name}, {THREADS}, find_transformed<{sizes}>(src, n, given))\n"
-            elements = 1
-        else:
-            types.append(self.rule.dst)
-            rule = f"CastRule<{options(resolve(_FLOAT, self.rule.dst))}>"
-            flags = f"{self.length}, {boolean(self.inverse)}, {boolean(self.strided)}, {THREADS}"
-            call = f"transform_array<{src.name}, {self.rule.dst.name}, {rule}, {both}, {flags}>(src, dst, n, given)"
-            kernel = f"GPUCAST_HADAMARD({name}, {THREADS}, {call})\n"
-            elements = self.length
-        return KernelSource(
-            name=name,
-            rule=self.rule,
-            shape="contiguous",
-            unpacked=False,
-            prelude="\n".join([fused_prelude(), *map(kernel_file, (*FILES, "hadamard.cu"))]),
-            structs=structs(*types),
-            kernel=more + kernel,
-            tile=1,
-            elements=elements,
-            threads=self.threads,
-            more="gpucast::HadamardArguments",
-        )
+    def fits(self, src: DType) -> bool:
+        """Whether a tile fits in shared memory."""
+        return self.side * (self.side * src.bits // 8 + 1) <= _SHARED_BYTES
 
-    def _tile_sizes(self) -> str:
+
+def block_of(format: Format | None) -> int:
+    """The length of the blocks of a format that `takes` accepts."""
+    if format is None:
+        return 0
+    assert isinstance(format.block, tuple)
+    return format.block[-1]
+
+
+@lru_cache(maxsize=1024)
+def hadamard_kernel(
+    rule: CastRule,
+    kind: HadamardKind,
+    length: int = 0,
+    format: Format | None = None,
+    stochastic: bool = False,
+    *,
+    inverse: bool = False,
+    strided: bool = False,
+    plain: bool = True,
+    turned: bool = False,
+    turned_length: int = 0,
+    row_scaled: bool = False,
+    layout: ScaleLayout = "linear",
+) -> Kernel:
+    """A kernel that transforms, quantizes, or both.
+
+    `rule`: from the source to the element type; for "transform" to the result's type.
+    `length`: of a run of the transform; 0 for none. For "tiles" that of the plain result.
+    `format`: None for "top" and "transform", which know no format.
+    `strided`: whether the numbers of a run are not adjacent, or not aligned for vectors.
+    `plain`, `turned`, `turned_length`: for "tiles", which results are wanted, and the length of a run of the transposed
+    one.
+    `row_scaled`: for "rows", whether each row has a global scale of its own.
+    `layout`: the order in which scales are written.
+    """
+    src, block, threads, dtypes = rule.src, block_of(format), THREADS, [rule.src, _FLOAT, _DOUBLE]
+    name = _name(
+        rule, kind, length, format, {"plain": plain, "turned": turned}, turned_length,
+        {"inverse": inverse, "strided": strided, "stochastic": stochastic, "row_scaled": row_scaled}, layout,
+    )  # fmt: skip
+    head, scales, both = "", "OneScale", "FLOAT, DOUBLE"
+    if format is not None:
+        head += format_struct(format, stochastic, f"{name}_format", row_scaled=row_scaled, layout=layout)
+        dtypes += [format.element, format.scale]
+        if format.rule == "4over6":
+            head += format_struct(format, False, f"{name}_six")
+            head += format_struct(format, False, f"{name}_four", divisor=4.0)
+            scales = f"TwoScales<{name}_six, {name}_four>"
+    of_format = f"{name}_format, {scales}, {src.name}, {both}"
+    if kind == "tiles":
+        assert format is not None
+        tile = HadamardTile.of(format, length, plain, turned, turned_length)
+        threads, elements = tile.threads, tile.side**2 // tile.threads
         sizes = {
-            "rows": self.tile, "columns": self.tile, "threads": self.threads, "same": self.size * self.plain,
-            "same_run": self.length, "swapped": self.turned_size * self.turned, "swapped_run": self.turned_length,
+            "rows": tile.side, "columns": tile.side, "threads": threads, "same": tile.same, "same_run": length,
+            "swapped": tile.swapped, "swapped_run": turned_length,
         }  # fmt: skip
-        return f"enum : u32 {{ {', '.join(f'{name} = {size}' for name, size in sizes.items())} }};"
+        listed = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        head += f"namespace gpucast {{\nstruct {name}_tiles {{\n    enum : u32 {{ {listed} }};\n}};\n}}\n"
+        line = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {threads}, {of_format}, {block})\n"
+    elif kind == "rows":
+        elements = max(length, block)
+        numbers = f"{length}, {elements}, {block}, {THREADS}"
+        line = f"GPUCAST_HADAMARD({name}, {THREADS}, quantize_fragments<{of_format}, {numbers}>(src, n, given))\n"
+    elif kind == "top":
+        elements, numbers = 1, f"{src.name}, {both}, {length}, {boolean(strided)}, {THREADS}"
+        line = f"GPUCAST_HADAMARD({name}, {THREADS}, find_transformed<{numbers}>(src, n, given))\n"
+    else:
+        dtypes.append(rule.dst)
+        elements, of_result = length, f"CastRule<{options(resolve(_FLOAT, rule.dst))}>"
+        flags = f"{length}, {boolean(inverse)}, {boolean(strided)}, {THREADS}"
+        call = f"transform_array<{src.name}, {rule.dst.name}, {of_result}, {both}, {flags}>(src, dst, n, given)"
+        line = f"GPUCAST_HADAMARD({name}, {THREADS}, {call})\n"
+    return Kernel(name, _PARTS, tuple(dtypes), head + line, threads, array_and(HADAMARD), elements)
 
-    @property
-    def _name(self) -> str:
-        parts = ["gpucast_hadamard" if self.length or self.turned_length else "gpucast_quantize"]
-        parts += [self.rule.src.numpy_name]
-        parts += [self.rule.dst.numpy_name] if self.format is None else columns_of(self.format)
-        parts += [self.kind, *[f"run{self.length}"] * bool(self.length)]
-        if self.format is not None:
-            parts.append(f"block{self._block}")
-        if self.kind == "tiles":
-            parts += ["plain"] * self.plain + ["turned"] * self.turned
-            parts += [f"turned{self.turned_length}"] * bool(self.turned_length)
-        flags = {name: getattr(self, name) for name in ("inverse", "strided", "stochastic", "row_scaled")}
-        parts += [name for name, flag in flags.items() if flag]
-        return "_".join(parts + [self.layout] * (self.layout != "linear"))
+
+def _name(
+    rule: CastRule,
+    kind: HadamardKind,
+    length: int,
+    format: Format | None,
+    results: dict[str, bool],
+    turned_length: int,
+    flags: dict[str, bool],
+    layout: ScaleLayout,
+) -> str:
+    parts = ["gpucast_hadamard" if length or turned_length else "gpucast_quantize", rule.src.numpy_name]
+    parts += [rule.dst.numpy_name] if format is None else columns_of(format)
+    parts += [kind, *[f"run{length}"] * bool(length)]
+    if format is not None:
+        parts.append(f"block{block_of(format)}")
+    if kind == "tiles":
+        parts += [name for name, wanted in results.items() if wanted]
+        parts += [f"turned{turned_length}"] * bool(turned_length)
+    parts += [name for name, flag in flags.items() if flag]
+    return "_".join(parts + [layout] * (layout != "linear"))
 
 
 def takes(format: Format) -> bool:
@@ -158,9 +192,8 @@ def takes(format: Format) -> bool:
     return format.min_ndim == 1 and isinstance(format.block, tuple) and format.block[-1] in LENGTHS
 
 
-@dataclass(frozen=True)
-class HadamardResult:
-    """The addresses of a result's parts on the device; 0 for parts that do not exist. The rows of all its matrices."""
+class HadamardResult(NamedTuple):
+    """The values of `HADAMARD_RESULT`."""
 
     data: int = 0
     scales: int = 0
@@ -169,25 +202,28 @@ class HadamardResult:
     rows: int = 0
 
 
-@dataclass(frozen=True)
-class HadamardArguments:
-    """The last argument of a kernel: ``struct HadamardArguments`` of kernels/hadamard.cu."""
+NO_RESULT = HadamardResult()
 
-    same: HadamardResult = field(default_factory=HadamardResult)
-    swapped: HadamardResult = field(default_factory=HadamardResult)
-    stats: int = 0
-    seed: int = 0
-    offset: int = 0
-    runs: int = 0
-    inner: int = 1
-    rows: int = 0
-    columns: int = 0
-    tiles: tuple[int, int] = (1, 1)
-    transform: Hadamard | None = None
 
-    def to_bytes(self) -> bytes:
-        results = (place for result in (self.same, self.swapped) for place in vars(result).values())
-        sizes = self.runs, self.inner, self.rows, self.columns
-        negative = 0 if self.transform is None else self.transform.negative
-        signs = ((negative >> i & 1) << 31 for i in range(LENGTHS[-1]))
-        return struct.pack("<10Q3Q4q2I128I", *results, self.stats, self.seed, self.offset, *sizes, *self.tiles, *signs)
+def hadamard_arguments(
+    same: HadamardResult = NO_RESULT,
+    swapped: HadamardResult = NO_RESULT,
+    *,
+    stats: int = 0,
+    seed: int = 0,
+    offset: int = 0,
+    runs: int = 0,
+    inner: int = 1,
+    rows: int = 0,
+    columns: int = 0,
+    tiles: tuple[int, int] = (1, 1),
+    transform: Hadamard | None = None,
+) -> bytes:
+    """The bytes of `HADAMARD`."""
+    sizes, negative = (runs, inner, rows, columns), 0 if transform is None else transform.negative
+    return HADAMARD.pack(*same, *swapped, stats, seed, offset, *sizes, *tiles, *_signs(negative))
+
+
+@lru_cache(maxsize=64)
+def _signs(negative: int) -> tuple[int, ...]:
+    return tuple((negative >> i & 1) << 31 for i in range(LENGTHS[-1]))

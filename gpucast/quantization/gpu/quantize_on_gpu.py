@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpucast.arrays.packed import device_index
+from gpucast.codegen.kernel import Kernel
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
@@ -27,16 +28,18 @@ from gpucast.quantization.gpu.source import (
     VECTOR,
     WARP,
     Kind,
-    QuantizeArguments,
-    QuantizeSpec,
     finishing,
+    quantize_arguments,
+    quantize_kernel,
+    rows_in_order,
     stats_bytes,
 )
-from gpucast.quantization.gpu.tile_source import TileResult
-from gpucast.quantization.gpu.tiles import ResultSpec, plan
+from gpucast.quantization.gpu.tiles import ResultSpec, TileResult, plan
 from gpucast.quantization.steps import Steps
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
+#: Those of `quantize_arguments`, by name.
+_Arguments = dict[str, Any]
 #: The number of threads that keeps a device busy, and the elements that make a thread worth starting.
 BUSY_THREADS, _ELEMENTS = 1 << 17, 16
 #: The alignment in bytes that kernels of the kind "rows" need for their vector loads.
@@ -201,8 +204,8 @@ def _finish(format: Format, steps: Steps, src: DType, results: list[Parts], devi
         for array in numbers[kind]:
             if array.size:
                 order = layout if kind == "finish" else "linear"
-                kernel = driver.kernel(QuantizeSpec(CastRule(src, format.element), format, kind, layout=order), device)
-                kernel(0, memory.address(array), array.size, QuantizeArguments(ONE))
+                kernel = quantize_kernel(CastRule(src, format.element), format, kind, layout=order)
+                driver.launch(kernel, device, 0, memory.address(array), array.size, quantize_arguments(ONE))
 
 
 def _swap(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -228,14 +231,14 @@ def swizzle(
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
-            kernel = driver.kernel(swizzle_spec(kind, back, layout), device)
-            kernel(memory.address(scales), memory.address(out), size, QuantizeArguments(blocks))
+            addresses = memory.address(scales), memory.address(out)
+            driver.launch(swizzle_kernel(kind, back, layout), device, *addresses, size, quantize_arguments(blocks))
     return out
 
 
-def swizzle_spec(kind: DType, back: bool, layout: ScaleOrder = "128x4") -> QuantizeSpec:
+def swizzle_kernel(kind: DType, back: bool, layout: ScaleOrder = "128x4") -> Kernel:
     """The kernel of `swizzle`, for scales of a type."""
-    return QuantizeSpec(CastRule(kind, kind), _ANY, "unswizzle" if back else "swizzle", layout=layout)
+    return quantize_kernel(CastRule(kind, kind), _ANY, "unswizzle" if back else "swizzle", layout=layout)
 
 
 def dequantize(
@@ -260,17 +263,16 @@ def dequantize(
             dense = out if memory.is_dense(out) else workspace.array("result", shape, to)
         if out.size:
             blocks = BlockGrid.of(format, shape, axis)
-            arguments = QuantizeArguments(
+            given = quantize_arguments(
                 blocks, *map(memory.address, (parts.scales, parts.zero_points, parts.global_scale))
             )
             rule, row_scaled = CastRule(format.element, to), is_row_scaled(parts)
             if _in_rows(blocks, parts.data):
-                spec = QuantizeSpec(rule, format, "back", block=blocks.lengths[2], row_scaled=row_scaled)
+                kernel = quantize_kernel(rule, format, "back", block=blocks.lengths[2], row_scaled=row_scaled)
             else:
                 single, large = format.block == "tensor", out.size > _LARGE
-                spec = QuantizeSpec(rule, format, "back", single=single, large=large, row_scaled=row_scaled)
-            kernel = driver.kernel(spec, device)
-            kernel(memory.address(parts.data), memory.address(dense), out.size, arguments)
+                kernel = quantize_kernel(rule, format, "back", single=single, large=large, row_scaled=row_scaled)
+            driver.launch(kernel, device, memory.address(parts.data), memory.address(dense), out.size, given)
         if dense is not out:
             memory.copy(dense, out)
     return out
@@ -303,7 +305,7 @@ class _ArrayQuantizer:
         size = self.x.size
         if result.ndim:
             if size:
-                self._launch("globals", size, result, QuantizeArguments(ONE), src=src)
+                self._launch("globals", size, result, {"blocks": ONE}, src=src)
             return
         everything = BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)
         self._launch("global", WARP, result, self._extremes("top", everything), src=src)
@@ -328,11 +330,16 @@ class _ArrayQuantizer:
         """Whether one kernel of the kind "rows" can do all of it."""
         return self.x.size > 0 and _in_rows(self.blocks, self.x)
 
-    def _arguments(self, result: Parts) -> QuantizeArguments:
-        places = map(memory.address, (result.scales, result.zero_points, result.global_scale))
-        return QuantizeArguments(self.blocks, *places, **_seed(self.random))
+    def _arguments(self, result: Parts) -> _Arguments:
+        return {
+            "blocks": self.blocks,
+            "scales": memory.address(result.scales),
+            "zero_points": memory.address(result.zero_points),
+            "global_scale": memory.address(result.global_scale),
+            **_seed(self.random),
+        }
 
-    def _extremes(self, kind: Kind, blocks: BlockGrid, filled: QuantizeArguments | None = None) -> QuantizeArguments:
+    def _extremes(self, kind: Kind, blocks: BlockGrid, filled: _Arguments | None = None) -> _Arguments:
         """Find the extremes of parts of blocks. Returns the arguments of the kernels that read them."""
         lanes = 1 if blocks.lengths[2] == 1 else WARP
         teams = blocks.size * lanes
@@ -345,12 +352,13 @@ class _ArrayQuantizer:
         whole = lanes * _ELEMENTS
         chunk = -(-max(blocks.largest, 1) // (parts * whole)) * whole
         stats = self.workspace.array(kind, (blocks.size * parts * stats_bytes(self.src),), _BYTE)
-        arguments = replace(filled or QuantizeArguments(blocks), stats=memory.address(stats), parts=parts, chunk=chunk)
+        found = {"stats": memory.address(stats), "parts": parts, "chunk": chunk}
+        arguments = {**(filled or {"blocks": blocks}), **found}
         self._launch(kind, teams * parts, stats, arguments, lanes)
         return arguments
 
     def _launch(
-        self, kind: Kind, n: int, dst: Any, arguments: QuantizeArguments, lanes: int = 1, src: DType | None = None
+        self, kind: Kind, n: int, dst: Any, arguments: _Arguments, lanes: int = 1, src: DType | None = None
     ) -> None:
         random = self.random is not None and kind in ("rows", "elements")
         block = self.blocks.lengths[2] if kind == "rows" else 0
@@ -359,12 +367,12 @@ class _ArrayQuantizer:
         rule = CastRule(src or self.src, self.format.element)
         row_scaled = self.row_scaled and kind in _SCALING
         layout = self.layout if kind in ("rows", "scales", "elements") else "linear"
-        spec = QuantizeSpec(rule, self.format, kind, random, lanes, block, large, single, row_scaled, layout)
+        kernel = quantize_kernel(rule, self.format, kind, random, lanes, block, large, single, row_scaled, layout)
         if kind == "rows" and layout != "linear":
-            blocks, n = spec.in_order(arguments.blocks, layout)
-            arguments = replace(arguments, blocks=blocks)
-        kernel = driver.kernel(spec, self.device)
-        kernel(memory.address(self.x), memory.address(dst), n, arguments)
+            blocks, n = rows_in_order(self.blocks, self.format, self.src, layout)
+            arguments = {**arguments, "blocks": blocks}
+        addresses = memory.address(self.x), memory.address(dst)
+        driver.launch(kernel, self.device, *addresses, n, quantize_arguments(**arguments))
 
 
 def _in_rows(blocks: BlockGrid, x: Any) -> bool:

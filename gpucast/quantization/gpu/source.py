@@ -8,15 +8,16 @@ arguments and the struct of the format.
 from __future__ import annotations
 
 import math
-import struct
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 
-from gpucast.codegen.cast_kernel import THREADS, KernelSource, kernel_file, options, structs
-from gpucast.codegen.fused_kernel import fused_prelude
-from gpucast.codegen.spec import KernelSpec
+from gpucast.codegen.cast_kernel import THREADS, options
+from gpucast.codegen.fields import Fields
+from gpucast.codegen.fused_kernel import FUSED_PARTS, RANDOM
+from gpucast.codegen.kernel import Kernel, Part, array_and
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
@@ -44,8 +45,46 @@ def finishing(steps: Steps) -> tuple[Kind, ...]:
 
 #: What stands for padding where "finish" still has to compute the scales, none of which is -0.
 _MINUS_ZERO = 0x80000000
-#: The further files of these kernels, after those of fused kernels.
-FILES = ("scale_orders.cuh", "quotients.cuh", "scales.cuh", "divisor.cuh", "quantize.cu", "dequantize.cu")
+#: The array as outer x rows x columns, and its grid of blocks of block_rows x block_columns. `splits_outer` is 0 if one
+#: block spans all of the outer dimension. The last blocks of a dimension may be smaller.
+BLOCKS = Fields(
+    "Blocks",
+    tuple(
+        (name, "i64")
+        for name in (
+            "outer", "rows", "columns", "block_rows", "block_columns", "grid_rows", "grid_columns", "splits_outer",
+        )
+    ),
+)  # fmt: skip
+#: The constants of `divide_by`.
+DIVISION = Fields("Division", (("magic", "u32"), ("first", "u32"), ("second", "u32")))
+#: What a kernel is given. Addresses are on its device; 0 for parts that do not exist.
+QUANTIZE = Fields(
+    "QuantizeArguments",
+    (
+        ("scales", "u8*"),
+        # Null in symmetric formats.
+        ("zero_points", "u8*"),
+        # The FLOAT that multiplies all scales, in formats that have it.
+        ("global_scale", "const float*"),
+        # Statistics from one pass to the next: `parts` of every block.
+        ("stats", "u8*"),
+        ("parts", "i64"),
+        ("chunk", "i64"),
+        ("random", RANDOM),
+        ("blocks", BLOCKS),
+        # By these numbers of the blocks.
+        ("columns", DIVISION),
+        ("rows", DIVISION),
+        ("block_columns", DIVISION),
+        ("block_rows", DIVISION),
+    ),
+)
+#: The parts of these kernels.
+PARTS: tuple[Part, ...] = (
+    *FUSED_PARTS, "scale_orders.cuh", "quotients.cuh", "scales.cuh", "divisor.cuh", BLOCKS, DIVISION, QUANTIZE,
+    "quantize.cu", "dequantize.cu",
+)  # fmt: skip
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Threads that work on a block together in the kinds that compute statistics.
@@ -54,110 +93,103 @@ WARP = 32
 VECTOR = 16
 
 
-@dataclass(frozen=True)
-class QuantizeSpec(KernelSpec[KernelSource]):
-    """A kernel that quantizes or dequantizes."""
+@lru_cache(maxsize=1024)
+def quantize_kernel(
+    rule: CastRule,
+    format: Format,
+    kind: Kind,
+    stochastic: bool = False,
+    lanes: int = 1,
+    block: int = 0,
+    large: bool = False,
+    single: bool = False,
+    row_scaled: bool = False,
+    layout: ScaleLayout = "linear",
+) -> Kernel:
+    """A kernel that quantizes or dequantizes.
 
-    #: From the source to the element type; for "back" from the element to the destination; for "swizzle" and
-    #: "unswizzle" from and to the type of the scales.
-    rule: CastRule
-    #: Ignored by "swizzle" and "unswizzle", which only move scales.
-    format: Format
-    kind: Kind
-    stochastic: bool = False
-    #: Threads that compute the extremes of a block together: 1 or `WARP`.
-    lanes: int = 1
-    #: Elements of a block, for the kind "rows", and for "back" if rows consist of whole blocks; else 0.
-    block: int = 0
-    #: Whether elements need 64-bit indices.
-    large: bool = False
-    #: For the kinds "elements" and "back": whether all elements share one scale.
-    single: bool = False
-    #: Whether each row has a global scale of its own.
-    row_scaled: bool = False
-    #: The order in which scales are written, or moved to and from.
-    layout: ScaleLayout = "linear"
+    `rule`: from the source to the element type; for "back" from the element to the destination; for "swizzle" and
+    "unswizzle", which only move scales and ignore the format, from and to the type of the scales.
+    `lanes`: threads that compute the extremes of a block together: 1 or `WARP`.
+    `block`: elements of a block, for the kind "rows", and for "back" if rows consist of whole blocks; else 0.
+    `large`: whether elements need 64-bit indices.
+    `single`: for the kinds "elements" and "back", whether all elements share one scale.
+    `row_scaled`: whether each row has a global scale of its own.
+    `layout`: the order in which scales are written, or moved to and from.
+    """
+    back = kind == "back"
+    other = rule.dst if back else rule.src
+    elements, lines = elements_of(kind, other, format), lines_of(kind, layout)
+    columns = [kind, *["stochastic"] * stochastic]
+    if block:
+        columns.append(f"block{block}")
+    elif kind in ("extremes", "top"):
+        columns.append(f"lanes{lanes}")
+    columns += ["blocks1"] * single + ["large"] * large + ["row_scaled"] * row_scaled
+    columns += [layout] * (layout != "linear")
+    name = "_".join(["gpucast_quantize", other.numpy_name, *columns_of(format), *columns])
+    value = f"Value<{other.name}, FLOAT, DOUBLE>"
+    own, index = f"{name}_format", "u64" if large else "u32"
+    two_sided, finite = (boolean(flag) for flag in (format.two_sided, not format.nan_in_scale))
+    arrays, both = "(src, dst, n, given)", "FLOAT, DOUBLE"
+    by_column = f"{index}, {two_sided}, {finite}"
+    extremes = f"{by_column}, {lanes}"
+    place, of_blocks = f"{index}, {boolean(single)}, {elements}", f"{elements}, {block}"
+    rows, moved = "quantize_rows", f"{SCALE_LAYOUTS.index(layout)}, {other.bits // 8}"
+    if layout != "linear":
+        rows, of_blocks = f"{rows}_in_order", f"{of_blocks}, {lines}"
+    back_by = f"elements<{own}, {other.name}, {both}, {place}"
+    if block:
+        back_by = f"rows<{own}, {other.name}, {both}, {of_blocks}"
+    call = {
+        "rows": f"{rows}<{own}, {other.name}, {both}, {of_blocks}, {THREADS}>{arrays}",
+        "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
+        "columns": f"find_column_extremes<{value}, {other.name}, {by_column}, {THREADS}>(src, n, given)",
+        "top": f"find_extremes<{value}, {other.name}, {index}, false, true, {WARP}, {THREADS}>(src, n, given)",
+        "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
+        "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",
+        "global": f"find_global_scale<{own}, {value}, DOUBLE, FLOAT, {THREADS}>(dst, given)",
+        "globals": f"find_row_scales<{own}, {value}, DOUBLE, FLOAT, {THREADS}>{arrays}",
+        "elements": f"quantize_elements<{own}, {other.name}, {both}, {place}, {THREADS}>{arrays}",
+        "finish": f"static_cast<void>(given), finish_scales<{own}, false, {THREADS}>(dst, n)",
+        "finish_global": f"static_cast<void>(given), finish_scales<{own}, true, {THREADS}>(dst, n)",
+        "back": f"dequantize_{back_by}, {THREADS}>{arrays}",
+        "swizzle": f"move_scales<{moved}, false, {THREADS}>(src, dst, n, given.blocks)",
+        "unswizzle": f"move_scales<{moved}, true, {THREADS}>(src, dst, n, given.blocks)",
+    }[kind]
+    head = format_struct(format, stochastic, own, other, row_scaled=row_scaled, layout=layout)
+    return Kernel(
+        name,
+        PARTS,
+        (other, _FLOAT, _DOUBLE, format.element, format.scale),
+        f"{head}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n",
+        THREADS,
+        array_and(QUANTIZE),
+        elements * lines,
+    )
 
-    def source(self) -> KernelSource:
-        rule, format, back = self.rule, self.format, self.kind == "back"
-        other = rule.dst if back else rule.src
-        name = self._name(other)
-        elements = self._elements(other)
-        value = f"Value<{other.name}, FLOAT, DOUBLE>"
-        own, index = f"{name}_format", "u64" if self.large else "u32"
-        two_sided, finite = (boolean(flag) for flag in (format.two_sided, not format.nan_in_scale))
-        arrays, both = "(src, dst, n, given)", "FLOAT, DOUBLE"
-        by_column = f"{index}, {two_sided}, {finite}"
-        extremes = f"{by_column}, {self.lanes}"
-        place, of_blocks = f"{index}, {boolean(self.single)}, {elements}", f"{elements}, {self.block}"
-        rows, moved = "quantize_rows", f"{SCALE_LAYOUTS.index(self.layout)}, {other.bits // 8}"
-        if self.layout != "linear":
-            rows, of_blocks = f"{rows}_in_order", f"{of_blocks}, {self.lines}"
-        back_by = f"elements<{own}, {other.name}, {both}, {place}"
-        if self.block:
-            back_by = f"rows<{own}, {other.name}, {both}, {of_blocks}"
-        call = {
-            "rows": f"{rows}<{own}, {other.name}, {both}, {of_blocks}, {THREADS}>{arrays}",
-            "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
-            "columns": f"find_column_extremes<{value}, {other.name}, {by_column}, {THREADS}>(src, n, given)",
-            "top": f"find_extremes<{value}, {other.name}, {index}, false, true, {WARP}, {THREADS}>(src, n, given)",
-            "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
-            "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",
-            "global": f"find_global_scale<{own}, {value}, DOUBLE, FLOAT, {THREADS}>(dst, given)",
-            "globals": f"find_row_scales<{own}, {value}, DOUBLE, FLOAT, {THREADS}>{arrays}",
-            "elements": f"quantize_elements<{own}, {other.name}, {both}, {place}, {THREADS}>{arrays}",
-            "finish": f"static_cast<void>(given), finish_scales<{own}, false, {THREADS}>(dst, n)",
-            "finish_global": f"static_cast<void>(given), finish_scales<{own}, true, {THREADS}>(dst, n)",
-            "back": f"dequantize_{back_by}, {THREADS}>{arrays}",
-            "swizzle": f"move_scales<{moved}, false, {THREADS}>(src, dst, n, given.blocks)",
-            "unswizzle": f"move_scales<{moved}, true, {THREADS}>(src, dst, n, given.blocks)",
-        }[self.kind]
-        head = format_struct(format, self.stochastic, own, other, row_scaled=self.row_scaled, layout=self.layout)
-        kernel = f"{head}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
-        return KernelSource(
-            name=name,
-            rule=rule,
-            shape="contiguous",
-            unpacked=False,
-            prelude="\n".join([fused_prelude(), *map(kernel_file, FILES)]),
-            structs=structs(other, _FLOAT, _DOUBLE, format.element, format.scale),
-            kernel=kernel,
-            tile=1,
-            elements=elements * self.lines,
-            threads=THREADS,
-            more="gpucast::QuantizeArguments",
-        )
 
-    @property
-    def lines(self) -> int:
-        """The rows that a thread has blocks of."""
-        return 4 if self.kind == "rows" and self.layout != "linear" else 1
+def lines_of(kind: Kind, layout: ScaleLayout) -> int:
+    """The rows that a thread has blocks of."""
+    return 4 if kind == "rows" and layout != "linear" else 1
 
-    def in_order(self, blocks: BlockGrid, layout: ScaleOrder) -> tuple[BlockGrid, int]:
-        """For the kind "rows" with scales in an order: the blocks, with a padded row's threads in place of columns, and
-        the elements of all threads."""
-        _, rows, columns = blocks.counts
-        whole_rows, whole_columns = padded(rows, columns, layout, self.format.scale.bits // 8)
-        elements = self._elements(self.rule.src)
-        threads = whole_columns * self.block // elements
-        return replace(blocks, shape=(1, rows, threads)), whole_rows * threads * elements
 
-    def _elements(self, other: DType) -> int:
-        """Elements per thread: whole bytes of codes (of 6-bit codes whole words), and so many that looking up the
-        scale, which each thread does, costs little."""
-        if self.kind not in ("rows", "elements", "back"):
-            return 1
-        return 8 if other.bits == 64 and self.format.element.bits != 6 else 16
+def elements_of(kind: Kind, other: DType, format: Format) -> int:
+    """Elements of a row that a thread has: whole bytes of codes (of 6-bit codes whole words), and so many that looking
+    up the scale, which each thread does, costs little. `other`: the type that is no element's."""
+    if kind not in ("rows", "elements", "back"):
+        return 1
+    return 8 if other.bits == 64 and format.element.bits != 6 else 16
 
-    def _name(self, other: DType) -> str:
-        kind = [self.kind, *["stochastic"] * self.stochastic]
-        if self.block:
-            kind.append(f"block{self.block}")
-        elif self.kind in ("extremes", "top"):
-            kind.append(f"lanes{self.lanes}")
-        kind += ["blocks1"] * self.single + ["large"] * self.large + ["row_scaled"] * self.row_scaled
-        kind += [self.layout] * (self.layout != "linear")
-        return "_".join(["gpucast_quantize", other.numpy_name, *columns_of(self.format), *kind])
+
+def rows_in_order(blocks: BlockGrid, format: Format, src: DType, layout: ScaleOrder) -> tuple[BlockGrid, int]:
+    """For the kind "rows" with scales in an order: the blocks, with a padded row's threads in place of columns, and the
+    elements of all threads."""
+    _, rows, columns = blocks.counts
+    whole_rows, whole_columns = padded(rows, columns, layout, format.scale.bits // 8)
+    elements = elements_of("rows", src, format)
+    threads = whole_columns * blocks.lengths[2] // elements
+    return replace(blocks, shape=(1, rows, threads)), whole_rows * threads * elements
 
 
 def columns_of(format: Format) -> list[str]:
@@ -257,46 +289,36 @@ def boolean(flag: bool) -> str:
     return "true" if flag else "false"
 
 
-@dataclass(frozen=True)
-class QuantizeArguments:
-    """The last argument of a kernel. Addresses are on its device; 0 for parts that do not exist."""
+def quantize_arguments(
+    blocks: BlockGrid,
+    scales: int = 0,
+    zero_points: int = 0,
+    global_scale: int = 0,
+    stats: int = 0,
+    parts: int = 1,
+    chunk: int = 0,
+    seed: int = 0,
+    offset: int = 0,
+) -> bytes:
+    """The bytes of `QUANTIZE`."""
+    given = scales, zero_points, global_scale, stats, parts, chunk, seed, offset
+    return QUANTIZE.pack(*given, *_block_values(blocks))
 
-    blocks: BlockGrid
-    scales: int = 0
-    zero_points: int = 0
-    global_scale: int = 0
-    stats: int = 0
-    parts: int = 1
-    chunk: int = 0
-    seed: int = 0
-    offset: int = 0
 
-    def to_bytes(self) -> bytes:
-        """``struct QuantizeArguments`` of kernels/quantize.cu."""
-        blocks = self.blocks
-        _, rows, columns = blocks.shape
-        _, block_rows, block_columns = blocks.lengths
-        _, grid_rows, grid_columns = blocks.counts
-        divisions = (divide_by(n) for n in (columns, rows, block_columns, block_rows))
-        return struct.pack(
-            "<4Q2q2Q8q12I",
-            *(
-                self.scales,
-                self.zero_points,
-                self.global_scale,
-                self.stats,
-                self.parts,
-                self.chunk,
-                self.seed,
-                self.offset,
-            ),
-            *(*blocks.shape, block_rows, block_columns, grid_rows, grid_columns, blocks.splits_outer),
-            *(number for division in divisions for number in division),
-        )
+@lru_cache(maxsize=1024)
+def _block_values(blocks: BlockGrid) -> tuple[int, ...]:
+    _, rows, columns = blocks.shape
+    _, block_rows, block_columns = blocks.lengths
+    _, grid_rows, grid_columns = blocks.counts
+    divisions = (divide_by(n) for n in (columns, rows, block_columns, block_rows))
+    return (
+        *(*blocks.shape, block_rows, block_columns, grid_rows, grid_columns, blocks.splits_outer),
+        *(number for division in divisions for number in division),
+    )
 
 
 def divide_by(n: int) -> tuple[int, int, int]:
-    """``struct Division``, a factor and two shifts that replace the division i // n for i below 2**32.
+    """The values of `DIVISION`, a factor and two shifts that replace the division i // n for i below 2**32.
 
     t = factor * i >> 32; i // n = t + (i - t >> first shift) >> second shift (Granlund and Montgomery, "Division by
     invariant integers using multiplication", 1994).

@@ -6,15 +6,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from gpucast.codegen.kernel import Kernel
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import driver
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import LENGTHS, Format, ScaleLayout
-from gpucast.quantization.gpu.tile_source import Run, TileArguments, TileResult, TileSpec
+from gpucast.quantization.gpu.tile_source import TILE, Run, Size, tile_kernel, tile_size
 
 #: The number of tiles that may be mostly empty; of more tiles, at least one part in 16 must be elements.
 _FEW, _WASTE = 256, 16
@@ -32,25 +33,42 @@ class ResultSpec:
     scale: Any = None
 
 
+class TileResult(NamedTuple):
+    """The addresses of a result's parts on the device; 0 for parts that do not exist."""
+
+    data: int = 0
+    scales: int = 0
+    zero_points: int = 0
+
+
 @dataclass(frozen=True)
 class TilePlan:
     """A kernel, and the array viewed as `matrices` of rows x columns."""
 
-    spec: TileSpec
+    kernel: Kernel
+    size: Size
+    #: Whether the plain and the transposed result are requested.
+    wanted: tuple[bool, bool]
     matrices: int
     rows: int
     columns: int
 
-    def run(self, x: int, device: int, results: Sequence[TileResult], global_scale: int, **seed: int) -> None:
+    def run(
+        self,
+        x: int,
+        device: int,
+        results: Sequence[TileResult],
+        global_scale: int,
+        seed: int = 0,
+        offset: int = 0,
+    ) -> None:
         """Launch the kernel for the array at address `x`. `results` are the plain result, then the transposed one."""
-        size, sides = self.spec.size, iter(results)
-        same, swapped = (
-            TileResult() if run == "nothing" else next(sides) for run in (self.spec.same, self.spec.swapped)
-        )
+        size, sides = self.size, iter(results)
+        same, swapped = (next(sides) if wanted else TileResult() for wanted in self.wanted)
         tiles = size.tiles(self.rows, self.columns)
-        arguments = TileArguments(self.rows, self.columns, tiles, same, swapped, global_scale, **seed)
-        kernel = driver.kernel(self.spec, device)
-        kernel(x, results[0].data, self.matrices * math.prod(tiles) * size.tile_rows * size.tile_columns, arguments)
+        given = TILE.pack(*same, *swapped, global_scale, seed, offset, self.rows, self.columns, *tiles)
+        n = self.matrices * math.prod(tiles) * size.tile_rows * size.tile_columns
+        driver.launch(self.kernel, device, x, results[0].data, n, given)
 
 
 def plan(
@@ -96,16 +114,16 @@ def plan(
     if given and not format.nan_in_scale and (same, swapped) == ("along", "nothing"):
         # No statistics are needed, so the simpler kernels read x only once too.
         return None
-    spec = TileSpec(
-        CastRule(src, format.element), format, block, same, swapped, given, random is not None, whole_columns,
-        layout,
-    )  # fmt: skip
-    size = spec.size
+    size = tile_size(src, format, block)
     tiles = matrices * math.prod(size.tiles(rows, columns))
     empty = tiles > _FEW and tiles * size.tile_rows * size.tile_columns > _WASTE * math.prod(shape)
     if empty or tiles >= 2**31:
         return None
-    return TilePlan(spec, matrices, rows, columns)
+    kernel = tile_kernel(
+        CastRule(src, format.element), format, block, same, swapped, given, random is not None, whole_columns,
+        layout,
+    )  # fmt: skip
+    return TilePlan(kernel, size, (same != "nothing", swapped != "nothing"), matrices, rows, columns)
 
 
 def _run(one: ResultSpec, ndim: int, format: Format) -> Run:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import itertools
 import sys
+from collections.abc import Iterator
 
 import numpy as np
 
 import gpucast
 from codes import random_codes
+from gpucast.codegen.cast_kernel import Shape
 from gpucast.codegen.fused_kernel import cast_kernel
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules

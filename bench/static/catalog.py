@@ -8,13 +8,14 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core import formats
-from gpucast.core.formats import FORMATS, LENGTHS
+from gpucast.core.formats import FORMATS, LENGTHS, SOURCES
+from gpucast.core.rule import STOCHASTIC
 from gpucast.quantization.recipes import RECIPES
+from gpucast.warmup import kinds
 from gpucast.warmup.compile_ahead import WarmupRequest, every_pair, tasks
 
 #: The rules that a name of a format may end in.
@@ -22,7 +23,7 @@ _RULES = ("full_range", "no_clipping", "up", "even", "4over6")
 
 
 class Named(NamedTuple):
-    """A kernel and its name. A few kernels of several families share a name."""
+    """A kernel and its name. Some kernels of different texts share a name."""
 
     name: str
     spec: KernelSpec[Any]
@@ -30,9 +31,13 @@ class Named(NamedTuple):
 
 def all_kernels(sample: int = 1, only: str = "") -> list[Named]:
     """Every kernel, by name. `sample`: one in so many, the same ones in every run; `only`: a pattern of names."""
-    specs = dict.fromkeys(spec for request in _requests() for spec in _of(request))
-    named = (Named(spec.source().name, spec) for spec in specs)
-    return sorted((one for one in named if chosen(one.name, sample, only)), key=lambda one: one.name)
+    found = {}
+    for spec in dict.fromkeys(_every_spec()):
+        source: Any = spec.source()
+        if chosen(source.name, sample, only):
+            # Formats of several names have the same kernels.
+            found[source.name, source.prelude, source.kernel] = Named(source.name, spec)
+    return [found[key] for key in sorted(found)]
 
 
 def chosen(name: str, sample: int, only: str) -> bool:
@@ -42,14 +47,15 @@ def chosen(name: str, sample: int, only: str) -> bool:
     return sample == 1 or int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % sample == 0
 
 
-def _requests() -> Iterator[WarmupRequest]:
-    yield WarmupRequest(every_pair(), fused=True, many=True, mixed=True, grouped=True, transposed=True)
-    for name, rounding in itertools.product(_formats(), ({}, {"rounding": "stochastic"})):
-        alone = WarmupRequest(quantize=name, attributes=rounding)
-        yield alone
-        yield replace(alone, hadamard=LENGTHS)
-        yield replace(alone, grouped=True)
-        yield replace(alone, row_scaled=True)
+def _every_spec() -> Iterator[KernelSpec[Any]]:
+    casts = WarmupRequest(every_pair(), fused=True, many=True, mixed=True, grouped=True, transposed=True)
+    yield from (task.spec for task in tasks(casts, "sm_90"))
+    flags = itertools.product((None, STOCHASTIC), ((), LENGTHS), (False, True), (False, True))
+    for (rounding, lengths, grouped, row_scaled), name in itertools.product(flags, _formats()):
+        for src in SOURCES:
+            # Some formats and types do not take all of these.
+            with contextlib.suppress(TypeError, ValueError):
+                yield from kinds.of_formats([name], lengths, [src], rounding, grouped, row_scaled, "bench")
 
 
 def _formats() -> Iterator[str]:
@@ -60,13 +66,3 @@ def _formats() -> Iterator[str]:
             with contextlib.suppress(ValueError):
                 yield formats.find(f"{name}_{rule}", "bench").name
     yield from RECIPES
-
-
-def _of(request: WarmupRequest) -> list[KernelSpec[Any]]:
-    """Nothing where a format does not take what is requested."""
-    try:
-        return [task.spec for task in tasks(request, "sm_90")]
-    except (TypeError, ValueError):
-        if not request.quantize:
-            raise
-        return []

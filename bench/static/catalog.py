@@ -8,9 +8,12 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gpucast.codegen.spec import KernelSpec
+from gpucast.compile import compiler, nvrtc, nvrtc_search
+from gpucast.compile.nvrtc import Compiled, Nvrtc
 from gpucast.core import formats
 from gpucast.core.formats import FORMATS, LENGTHS, SOURCES
 from gpucast.core.rule import STOCHASTIC
@@ -36,7 +39,7 @@ def all_kernels(sample: int = 1, only: str = "") -> list[Named]:
         source: Any = spec.source()
         if chosen(source.name, sample, only):
             # Formats of several names have the same kernels.
-            found[source.name, source.prelude, source.kernel] = Named(source.name, spec)
+            found[source.name, source.kernel] = Named(source.name, spec)
     return [found[key] for key in sorted(found)]
 
 
@@ -66,3 +69,14 @@ def _formats() -> Iterator[str]:
             with contextlib.suppress(ValueError):
                 yield formats.find(f"{name}_{rule}", "bench").name
     yield from RECIPES
+
+
+def uncached(text: str, name: str, arch: str) -> Compiled:
+    """Code for an architecture, not by way of the cache: all kernels together would push out what is used."""
+    return _nvrtc().compile(text, name, arch, compiler.compiler().options)
+
+
+@lru_cache(maxsize=1)
+def _nvrtc() -> Nvrtc:
+    found = nvrtc_search.find()
+    return found.loaded or nvrtc.load(str(found.path))

@@ -18,16 +18,16 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache, partial
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from bench.revision import commit
-from bench.static.catalog import Named, all_kernels, chosen
+from bench.static.catalog import Named, all_kernels, chosen, uncached
 from gpucast.cli.arguments import at_least_one
 from gpucast.cli.progress import progress_bar
-from gpucast.compile import compiler, nvrtc, nvrtc_search
+from gpucast.compile import compiler
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100a")
 #: Hexadecimal digits of a digest.
@@ -132,16 +132,8 @@ def _row(archs: Sequence[str], kernel: Named) -> Row:
 
 
 def _ptx_digest(text: str, name: str, arch: str) -> str:
-    # Not by way of the cache: it would fill up with PTX that nobody loads.
-    options = compiler.compiler().options
-    code = _nvrtc().compile(text, name, arch.replace("sm_", "compute_"), options).code
+    code = uncached(text, name, arch.replace("sm_", "compute_")).code
     return _digest(without_comments(code.rstrip(b"\0").decode()))
-
-
-@lru_cache(maxsize=1)
-def _nvrtc() -> nvrtc.Nvrtc:
-    found = nvrtc_search.find()
-    return found.loaded or nvrtc.load(str(found.path))
 
 
 def _digest(text: str) -> str:

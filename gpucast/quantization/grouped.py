@@ -25,12 +25,12 @@ from gpucast.casting.fused_options import fused_rule, resolve_scale
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import LENGTHS, SCALE_LAYOUTS, Format, ScaleLayout
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices, streams
 from gpucast.quantization import block_grid, grouped_on_host, recipes
 from gpucast.quantization import gpu as on_device
+from gpucast.quantization.formats import LENGTHS, SCALE_LAYOUTS, Format, ScaleLayout
 from gpucast.quantization.option_checks import resolve_random
 from gpucast.quantization.quantized import source_dtype
 

@@ -19,9 +19,9 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Hadamard, Parts, ScaleLayout
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, recipes
+from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard, resolve_random
 from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
 

@@ -20,11 +20,11 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
-from gpucast.core.formats import SCALE_LAYOUTS, SOURCES, Format, Hadamard, Parts, ScaleLayout
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
+from gpucast.quantization.formats import SCALE_LAYOUTS, SOURCES, Format, Hadamard, Parts, ScaleLayout
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
 
 _FLOAT = dtype("FLOAT")

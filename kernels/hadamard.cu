@@ -109,10 +109,11 @@ struct Fragment {
     // The rows of a column of a tile in shared memory.
     template <typename Memory>
     GPUCAST_INLINE void take_column(Memory& shared, u32 row, u32 column, const u32 (&signs)[128]) {
+        typedef typename CodeOf<Src::bits>::type Code;
         SrcTile in = {};
 #pragma unroll
         for (u32 i = 0; i < Size; ++i) {
-            put<Src::bits>(in, i, load_element<Src::bits, typename V::Word>(shared.at(row + i, column)));
+            put<Src::bits>(in, i, typename V::Word(*reinterpret_cast<const Code*>(shared.at(row + i, column))));
         }
         take(in, signs);
     }

@@ -58,10 +58,11 @@ struct { unsigned long long misaligned, outside, elsewhere; } faults;
 const char* stack_end;
 }
 extern "C" {
-extern const char __start_gpucast_shared[] __attribute__((weak, visibility("hidden")));
-extern const char __stop_gpucast_shared[] __attribute__((weak, visibility("hidden")));
-__attribute__((visibility("hidden"))) void __ubsan_handle_type_mismatch_v1(void*, unsigned long) { ++faults.misaligned; }
-__attribute__((visibility("hidden"))) void __ubsan_handle_out_of_bounds(void*, unsigned long) { ++faults.outside; }
+#define HIDDEN __attribute__((visibility("hidden")))
+extern const char __start_gpucast_shared[] __attribute__((weak)) HIDDEN;
+extern const char __stop_gpucast_shared[] __attribute__((weak)) HIDDEN;
+HIDDEN void __ubsan_handle_type_mismatch_v1(void*, unsigned long) { ++faults.misaligned; }
+HIDDEN void __ubsan_handle_out_of_bounds(void*, unsigned long) { ++faults.outside; }
 }
 namespace {
 void check_global(const void* pointer, unsigned bytes) {

@@ -109,10 +109,11 @@ struct Fragment {
     // The rows of a column of a tile in shared memory.
     template <typename Memory>
     GPUCAST_INLINE void take_column(Memory& shared, u32 row, u32 column, const u32 (&signs)[128]) {
+        typedef typename CodeOf<Src::bits>::type Code;
         SrcTile in = {};
 #pragma unroll
         for (u32 i = 0; i < Size; ++i) {
-            put<Src::bits>(in, i, load_element<Src::bits, typename V::Word>(shared.at(row + i, column)));
+            put<Src::bits>(in, i, typename V::Word(*reinterpret_cast<const Code*>(shared.at(row + i, column))));
         }
         take(in, signs);
     }
@@ -341,7 +342,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, const HadamardArgumen
         if (row >= rows || column >= columns) continue;
         Tile<16> vector;
         load_aligned(from + row * given.columns * bytes + column * bytes, vector);
-        store_aligned(shared.at(row, column), vector);
+        store_words(shared.at(row, column), vector.word);
     }
     GPUCAST_BARRIER();
     if constexpr (G::same != 0) {
@@ -351,7 +352,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, const HadamardArgumen
             const u32 row = k / across, column = k % across * G::same;
             if (row >= rows || column >= columns) continue;
             Tile<G::same * bytes> in;
-            load_aligned(shared.at(row, column), in);
+            load_words(shared.at(row, column), in.word);
             Fragment<Src, Float, Double, G::same_run, G::same> fragment;
             fragment.take(in, given.signs);
             const i64 begin = (matrix * given.rows + first_row + row) * given.columns + first_column + column;

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from gpucast.codegen.spec import KernelSpec
 from gpucast.compile import compiler, nvrtc, nvrtc_search
 from gpucast.compile.nvrtc import Compiled, Nvrtc
-from gpucast.core import formats
-from gpucast.core.formats import FORMATS, LENGTHS, SOURCES
 from gpucast.core.rule import STOCHASTIC
+from gpucast.quantization import formats
+from gpucast.quantization.formats import FORMATS, LENGTHS, SOURCES
 from gpucast.quantization.recipes import RECIPES
 from gpucast.warmup import kinds
 from gpucast.warmup.compile_ahead import WarmupRequest, every_pair, tasks

@@ -24,9 +24,9 @@ from gpucast.compile import disassembler
 
 #: Kernels of a program: they share the prelude and the start of the disassembler.
 _PROGRAM = 8
-#: What makes a generic address of a shared one: where the window of shared memory lies, which sm_80 keeps in the first
-#: bank of constants, and accesses whose address is of any kind of memory.
-_GENERIC = re.compile(r"\bSR_SWIN(?:HI|LO)\b|c\[0x0\]\[0x1[8c]\]|\b(?:LD|ST|ATOM|RED)(?:\.\S+)? ")
+#: What makes a generic address of a shared one, which global and generic instructions then use: the window of shared
+#: memory, which sm_80 keeps in the first bank of constants.
+_WINDOW = re.compile(r"\bSR_SWIN(?:HI|LO)\b|c\[0x0\]\[0x1[8c]\]")
 _FUNCTION = re.compile(r"^\.text\.(\w+):$", re.MULTILINE)
 
 
@@ -36,7 +36,7 @@ class Gated:
 
     name: str
     arch: str
-    #: Instructions that make or use a generic address.
+    #: Instructions that make a generic address of a shared one.
     generic: int
     #: Bytes of local memory of a thread.
     local: int
@@ -46,7 +46,7 @@ class Gated:
 
     def problems(self) -> list[str]:
         """A line for each reason why the kernel may not be used."""
-        found = [f"{self.generic} instructions make or use generic addresses"] if self.generic else []
+        found = [f"{self.generic} instructions make generic addresses of shared memory"] if self.generic else []
         found += [f"{self.local} bytes of local memory"] if self.local else []
         found += [f"the compiler says: {self.log}"] if self.log else []
         return [f"{self.arch} {self.name}: {text}" for text in found]
@@ -56,7 +56,7 @@ class Counts(NamedTuple):
     """What a report says of an architecture."""
 
     kernels: int
-    #: Kernels with generic addresses, with local memory, and their bytes together; programs with warnings.
+    #: Kernels with generic addresses of shared memory, with local memory, and their bytes together; programs with warnings.
     generic: int
     spilling: int
     local: int
@@ -64,7 +64,7 @@ class Counts(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{self.kernels} kernels: {self.generic} with generic addresses, {self.spilling} with local memory "
+            f"{self.kernels} kernels: {self.generic} with shared through generic, {self.spilling} with local memory "
             f"({self.local} bytes), {self.warnings} with warnings"
         )
 
@@ -120,6 +120,6 @@ def of(program: Sequence[Named], arch: str) -> list[Gated]:
 
 
 def generic_addresses(listing: str) -> dict[str, int]:
-    """For each function of a listing of machine code the instructions that make or use generic addresses."""
+    """For each function of a listing of machine code the instructions that make generic addresses of shared ones."""
     parts = _FUNCTION.split(listing)[1:]
-    return {name: len(_GENERIC.findall(code)) for name, code in zip(parts[::2], parts[1::2], strict=True)}
+    return {name: len(_WINDOW.findall(code)) for name, code in zip(parts[::2], parts[1::2], strict=True)}

@@ -85,10 +85,11 @@ struct Fragment {
     // The rows of a column of a tile in shared memory.
     template <typename Memory>
     GPUCAST_INLINE void take_column(Memory& shared, u32 row, u32 column, const u32 (&signs)[128]) {
+        typedef typename CodeOf<Src::bits>::type Code;
         SrcTile in = {};
 #pragma unroll
         for (u32 i = 0; i < Size; ++i) {
-            put<Src::bits>(in, i, load_element<Src::bits, typename V::Word>(shared.at(row + i, column)));
+            put<Src::bits>(in, i, typename V::Word(*reinterpret_cast<const Code*>(shared.at(row + i, column))));
         }
         take(in, signs);
     }
@@ -163,6 +164,8 @@ GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, i64 begin, i64 
     // Codes of so many elements are whole words.
     const u32 size = sizeof(fragment.x) * 8 / Held::bits, some = 16;
     const float global = global_value<F>(result.global_scale, begin, columns);
+    float factor = 0;
+    if constexpr (Scales::chooses) factor = reciprocal_of(global);
 #pragma unroll
     for (u32 first = 0; first < size; first += Block) {
         const auto block = fragment.template part<Block>(first);
@@ -173,7 +176,6 @@ GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, i64 begin, i64 
         if constexpr (Scales::chooses) {
             typedef typename Scales::Six Six;
             typedef typename Scales::Four Four;
-            const float factor = reciprocal_of(global);
             float y[Block];
 #pragma unroll
             for (u32 i = 0; i < Block; ++i) {
@@ -262,7 +264,11 @@ GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const Hadamar
 #pragma unroll
     for (u32 i = 0; i < Length; ++i) {
         Word code = get<Src::bits, Word>(in, i);
-        if constexpr (strided) code = load_element<Src::bits, Word>(from + i * inner * i64(Src::bits / 8));
+        if constexpr (strided) {
+            // One address at a time: registers for all of them are more than there are.
+            code = load_element<Src::bits, Word>(from);
+            from += inner * i64(Src::bits / 8);
+        }
         x[i] = narrow_bits<V>(V::of(code));
     }
     transform<Length, Length, inverse>(x, given.signs);
@@ -271,8 +277,12 @@ GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const Hadamar
     for (u32 i = 0; i < Length; ++i) {
         const float number = ptx::as_float(x[i]);
         const DstWord code = DstWord(cast_code<Float, Dst>(number == number ? x[i] : 0x7fc00000u, Rule()));
-        if constexpr (strided) store_element<Dst::bits>(to + i * inner * i64(Dst::bits / 8), code);
-        else put<Dst::bits>(out, i, code);
+        if constexpr (strided) {
+            store_element<Dst::bits>(to, code);
+            to += inner * i64(Dst::bits / 8);
+        } else {
+            put<Dst::bits>(out, i, code);
+        }
     }
     if constexpr (!strided) store_aligned(to, out);
 }
@@ -308,7 +318,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, const HadamardArgumen
         if (row >= rows || column >= columns) continue;
         Tile<16> vector;
         load_aligned(from + row * given.columns * bytes + column * bytes, vector);
-        store_aligned(shared.at(row, column), vector);
+        store_words(shared.at(row, column), vector.word);
     }
     GPUCAST_BARRIER();
     if constexpr (G::same != 0) {
@@ -318,7 +328,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, const HadamardArgumen
             const u32 row = k / across, column = k % across * G::same;
             if (row >= rows || column >= columns) continue;
             Tile<G::same * bytes> in;
-            load_aligned(shared.at(row, column), in);
+            load_words(shared.at(row, column), in.word);
             Fragment<Src, Float, Double, G::same_run, G::same> fragment;
             fragment.take(in, given.signs);
             const i64 begin = (matrix * given.rows + first_row + row) * given.columns + first_column + column;

@@ -123,9 +123,11 @@ struct TileKernel {
             const u32 c = to_same ? k % G::tile_columns : k / Shape::runs_down;
             const u32 b = to_same ? k / G::tile_columns : k % Shape::runs_down;
             Stats stats = {0, 0};
+            if constexpr (!G::whole_columns) {
 #pragma unroll
-            for (u32 i = 0; i < u32(G::whole_columns ? 0 : G::block / G::rows); ++i) {
-                shared.held.stats.in_columns.merge_into(stats, (b * (G::block / G::rows) + i) * G::tile_columns + c);
+                for (u32 i = 0; i < u32(G::block / G::rows); ++i) {
+                    shared.held.stats.in_columns.merge_into(stats, (b * (G::block / G::rows) + i) * G::tile_columns + c);
+                }
             }
             const i64 at_column = first_column + c, at = G::whole_columns ? 0 : first_row / G::block + b;
             const i64 place = to_same ? (matrix * grid + at) * given.columns + at_column : (matrix * given.columns + at_column) * grid + at;
@@ -173,17 +175,6 @@ struct TileKernel {
     // In vectors of 16 rows of a column, permuted so that neighbouring threads write to different banks.
     GPUCAST_INLINE u8* at_swapped(u32 r, u32 c) const {
         return shared.held.codes.swapped + ((c * (G::tile_rows / unit) + r / unit) ^ (c / G::columns & 7)) * unit + r % unit;
-    }
-
-    template <u32 Count>
-    GPUCAST_INLINE static void store_words(u8* to, const u32 (&words)[Count]) {
-        struct alignas(Count * 4) Vector {
-            u32 word[Count];
-        };
-        Vector vector;
-#pragma unroll
-        for (u32 i = 0; i < Count; ++i) vector.word[i] = words[i];
-        *reinterpret_cast<Vector*>(to) = vector;
     }
 
     // The codes of a patch, as words of four rows each of a column.
@@ -337,14 +328,12 @@ struct TileKernel {
     // Vector number u of the codes of a tile whose lines have `Length` elements.
     template <bool swapped, u32 Length>
     GPUCAST_INLINE Tile<unit * DType::bits / 8> packed(u32 u) const {
-        struct alignas(16) Vector {
-            u32 word[4];
-        };
         const u32 line = u / (Length / unit), first = u % (Length / unit) * unit;
-        const Vector codes = *reinterpret_cast<const Vector*>(swapped ? at_swapped(first, line) : at_same(line, first));
+        u32 codes[unit / 4];
+        load_words(swapped ? at_swapped(first, line) : at_same(line, first), codes);
         Tile<unit * DType::bits / 8> out = {};
 #pragma unroll
-        for (u32 i = 0; i < 4; ++i) put_lanes<DType::bits, 4>(out, 4 * i, codes.word[i]);
+        for (u32 i = 0; i < 4; ++i) put_lanes<DType::bits, 4>(out, 4 * i, codes[i]);
         return out;
     }
 

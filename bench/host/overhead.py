@@ -87,9 +87,9 @@ def _compilations() -> dict[str, float]:
     taken: dict[str, list[float]] = {}
     for src, dst in random.Random(7).sample([*itertools.product(NUMERIC, NUMERIC)], COMPILED):
         shapes = SHAPES if min(src.bits, dst.bits) >= 8 else SHAPES[:2]
-        sources = [cast_kernel(resolve(src, dst), shape) for shape in shapes]
+        casts = [(shape, cast_kernel(resolve(src, dst), shape)) for shape in shapes]
         kernels = [
-            *((source.shape, source.text, source.name, options) for source in sources),
+            *((shape, kernel.text, kernel.name, options) for shape, kernel in casts),
             ("an empty kernel", 'extern "C" __global__ void k() {}', "k", ()),
         ]
         for name, text, function, flags in kernels:

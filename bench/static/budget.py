@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.static.kernels import Code, StaticKernel, compiled
+from bench.static.kernels import Cast, Code, StaticKernel, compiled
 from bench.static.model import Estimate, estimate
-from gpucast.codegen.cast_kernel import KernelSource
+from gpucast.codegen.kernel import Part
 
 #: How much of its time a unit may work at the speed of a copy.
 FULL = 0.75
@@ -83,7 +83,7 @@ class Checked:
             found.append(f"the compiler says: {kernel.log}")
         if kernel.capability in GATED and self.estimate.share < self.goal:
             found.append(f"{self.estimate}; the goal is {100 * self.goal:.0f} %")
-        tile = kernel.source.elements * kernel.src_bits // 8
+        tile = kernel.source.kernel.elements * kernel.src_bits // 8
         if self.wide and _bytes(kernel.loads, min(VECTOR, tile)) < tile:
             found.append(f"loads of {min(kernel.loads, default=0)} bytes at a time, not of {min(VECTOR, tile)}")
         return found
@@ -101,18 +101,18 @@ class Checked:
 class Asked(NamedTuple):
     """A kernel to be checked, and what makes it of an architecture and its machine code there."""
 
-    source: KernelSource
+    source: Cast
     of: Callable[[str, Code], Checked]
 
 
 def checked(asked: Iterable[Asked], arch: str) -> list[Checked]:
-    """Kernels for an architecture such as "sm_90", in order. Those with the same prelude are one program."""
-    every, alike, codes = list(asked), dict[str, dict[str, KernelSource]](), dict[str, Code]()
+    """Kernels for an architecture such as "sm_90", in order. Those with the same parts are one program."""
+    every, alike, codes = list(asked), dict[tuple[Part, ...], dict[str, Cast]](), dict[str, Code]()
     for one in every:
-        alike.setdefault(one.source.prelude, {})[one.source.name] = one.source
+        alike.setdefault(one.source.kernel.parts, {})[one.source.kernel.name] = one.source
     for sources in alike.values():
         codes |= zip(sources, compiled(list(sources.values()), arch), strict=True)
-    return [one.of(arch, codes[one.source.name]) for one in every]
+    return [one.of(arch, codes[one.source.kernel.name]) for one in every]
 
 
 class CheckedCast(Checked):
@@ -126,11 +126,11 @@ def of_casts(kernels: Sequence[StaticKernel]) -> list[Checked]:
     """Kernels of casts. Those of a default rule are known by their pair."""
     found: list[Checked] = []
     for kernel in kernels:
-        kind = "many" if kernel.many else kernel.source.shape
+        kind = kernel.source.shape
         rule, pair = kernel.rule, f"{kernel.rule.src.name} to {kernel.rule.dst.name}"
         # An integer is not rounded to another one: what wraps is the cast of the default rule.
         default = kernel.default or (rule.src.family == rule.dst.family == "int" and rule.overflow == "wrap")
-        found.append(CheckedCast(kind, pair if default else kernel.source.name, kernel))
+        found.append(CheckedCast(kind, pair if default else kernel.source.kernel.name, kernel))
     return found
 
 
@@ -167,7 +167,7 @@ def problems(kernel: StaticKernel) -> list[str]:
     """The problems of the kernel of a cast; usually none. Units are only checked for the default rule of a pair, and of
     other shapes than the contiguous one only spills (`bench.static.layouts` has their goals)."""
     found = [f"{kernel.local} bytes of local memory: registers spill"] if kernel.local else []
-    if kernel.source.shape != "contiguous":
+    if kernel.source.shape not in ("contiguous", "many"):
         return found
     if kernel.loop:
         found.append("the way of a full tile has a loop, so that its instructions are not counted")
@@ -178,12 +178,12 @@ def problems(kernel: StaticKernel) -> list[str]:
         elif of.use[of.busiest] > FULL:
             found.append(f"{of.busiest} is {of.use[of.busiest]:.3f} full at the speed of a copy, over {FULL}")
     # A table in shared memory is filled from global memory.
-    table = -(-kernel.shared // kernel.source.threads)
+    table = -(-kernel.shared // kernel.source.kernel.threads)
     for what, counts, bits, least, more in (
         ("loads", kernel.loads, kernel.src_bits, widths(kernel)[0], table),
         ("stores", kernel.stores, kernel.rule.dst.bits, widths(kernel)[1], 0),
     ):
-        tile, total = kernel.source.elements * bits // 8, _bytes(counts)
+        tile, total = kernel.source.kernel.elements * bits // 8, _bytes(counts)
         if what == "loads" and total == 0:
             continue  # The result is the same for every source.
         if not tile <= total <= tile + more:

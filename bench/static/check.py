@@ -117,11 +117,11 @@ def as_json(kernel: StaticKernel) -> dict[str, Any]:
     found = asdict(estimate(kernel))
     names = "instructions loop loads stores shared registers local".split()
     return {
-        "kernel": kernel.source.name,
+        "kernel": kernel.source.kernel.name,
         "src": kernel.rule.src.name,
         "dst": kernel.rule.dst.name,
-        "elements": kernel.source.elements,
-        "threads": kernel.source.threads,
+        "elements": kernel.source.kernel.elements,
+        "threads": kernel.source.kernel.threads,
         "per_element": round(kernel.per_element, 3),
         **{name: getattr(kernel, name) for name in names},
         "estimate": {**found, "use": {unit: round(share, 3) for unit, share in found["use"].items()}},

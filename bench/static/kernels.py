@@ -7,15 +7,15 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Literal
-
-from gpucast.codegen.spec import CastSpec, KernelSpec
+from typing import Literal, NamedTuple
 
 from bench import cubin
 from bench.static.paths import Path, full_tile, loops
 from bench.static.sass import Block, Instruction, parse
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSpec, tiles_of
-from gpucast.codegen.cast_kernel import KernelSource, Shape, join
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel
+from gpucast.codegen.cast_kernel import Shape
+from gpucast.codegen.fused_kernel import cast_kernel
+from gpucast.codegen.kernel import Kernel, program
 from gpucast.compile import compiler, disassembler
 from gpucast.core.rule import CastRule, resolve
 
@@ -25,11 +25,28 @@ BATCH = 25
 _THREADS = 4
 
 
+class Cast(NamedTuple):
+    """A kernel, and the cast that it does; "many" stands for a batch kernel of contiguous arrays."""
+
+    kernel: Kernel
+    rule: CastRule
+    shape: Shape | Literal["many"] = "contiguous"
+
+    @classmethod
+    def of(cls, rule: CastRule, shape: Shape | Literal["many"] = "contiguous") -> Cast:
+        """The plain cast by a rule."""
+        if shape != "many":
+            return cls(cast_kernel(rule, shape), rule, shape)
+        kind = Kind(rule)
+        many = batch_kernel((kind,), ARGUMENT_BYTES[-1]).kernel
+        return cls(replace(many, elements=kind.tiles * kind.alone.tile, tile=kind.alone.tile), rule, shape)
+
+
 @dataclass(frozen=True)
 class StaticKernel:
     """Facts from the machine code of one kernel. Counts are per thread, on the path of a full aligned tile."""
 
-    source: KernelSource
+    source: Cast
     arch: str
     #: All instructions issued from the entry to the exit.
     instructions: int
@@ -56,7 +73,7 @@ class StaticKernel:
     @property
     def many(self) -> bool:
         """Whether it is a batch kernel."""
-        return (self.source.more or "").startswith("gpucast::Arrays")
+        return self.source.shape == "many"
 
     @property
     def default(self) -> bool:
@@ -70,20 +87,20 @@ class StaticKernel:
 
     @property
     def src_bits(self) -> int:
-        return self.source.src_bits
+        return self.rule.src.bits
 
     @property
     def turns(self) -> int:
         """How often a thread goes through the loops of the path: until all of its elements are loaded and stored."""
         sides = ((self.loads, self.src_bits), (self.stores, self.rule.dst.bits))
         done = [(sum(width * count for width, count in counts.items()), bits) for counts, bits in sides]
-        turns = [self.source.elements * bits // 8 // bytes for bytes, bits in done if bytes]
+        turns = [self.source.kernel.elements * bits // 8 // bytes for bytes, bits in done if bytes]
         return max(1, *turns) if self.loop and turns else 1
 
     @property
     def per_element(self) -> float:
         """Instructions per element."""
-        return (self.instructions + (self.turns - 1) * len(self.repeated)) / self.source.elements
+        return (self.instructions + (self.turns - 1) * len(self.repeated)) / self.source.kernel.elements
 
     @property
     def executed(self) -> tuple[Instruction, ...]:
@@ -105,26 +122,28 @@ class Code:
     log: str
 
 
-def compiled(sources: Sequence[KernelSource], arch: str) -> list[Code]:
-    """The machine code of kernels with the same prelude, compiled as one program. Rare branches are marked."""
-    structs = dict(row for source in sources for row in source.structs)
-    text = join(sources[0].prelude, structs, [source.kernel for source in sources])
-    made = compiler.compile(f"#define GPUCAST_MARK_RARE\n{text}", sources[0].name, arch)
+def compiled(sources: Sequence[Cast], arch: str) -> list[Code]:
+    """The machine code of kernels with the same parts, compiled as one program. Rare branches are marked."""
+    names = [source.kernel.name for source in sources]
+    text = program([source.kernel for source in sources])
+    made = compiler.compile(f"#define GPUCAST_MARK_RARE\n{text}", names[0], arch)
     facts, code = cubin.kernels(made.code), parse(disassembler.disassemble(made.code, disassembler.GRAPH).decode())
-    return [Code(code[source.name], facts[source.name], made.log) for source in sources]
+    return [Code(code[name], facts[name], made.log) for name in names]
 
 
-def facts(source: KernelSource, arch: str, code: Code, extra_bytes: int = 0, path: Path | None = None) -> StaticKernel:
+def facts(source: Cast, arch: str, code: Code, extra_bytes: int = 0, path: Path | None = None) -> StaticKernel:
     """The facts of one kernel from its machine code. Where no path has just the bytes of a tile, as in a loop over its
     elements, it is the one with the most accesses.
 
     `extra_bytes`: bytes that every thread stores in addition to its tile. `path`: another one than that of a tile.
     """
     flow = code.blocks
-    load, store = source.elements * source.src_bits // 8, source.elements * source.rule.dst.bits // 8 + extra_bytes
+    elements, rule = source.kernel.elements, source.rule
+    load, store = elements * rule.src.bits // 8, elements * rule.dst.bits // 8 + extra_bytes
     if path is None:
         path = full_tile(flow, load, store)
-        if source.shape != "contiguous" and sum(width * count for width, count in path.stores.items()) != store:
+        stored = sum(width * count for width, count in path.stores.items())
+        if source.shape not in ("contiguous", "many") and stored != store:
             path = full_tile(flow)
     turns = loops(flow)
     return StaticKernel(
@@ -143,26 +162,6 @@ def facts(source: KernelSource, arch: str, code: Code, extra_bytes: int = 0, pat
     )
 
 
-@dataclass(frozen=True)
-class InBatchSpec(KernelSpec[KernelSource]):
-    """The kernel of `gpucast.cast_many` for this cast alone, as a source like that of a contiguous kernel."""
-
-    cast: CastSpec
-
-    def source(self) -> KernelSource:
-        one, many = self.cast.source(), BatchSpec((self.cast,), ARGUMENT_BYTES[-1]).source()
-        return replace(
-            one,
-            name=many.name,
-            prelude=many.prelude,
-            structs=tuple(many.structs.items()),
-            kernel=many.kernel,
-            elements=tiles_of(self.cast) * one.tile,
-            threads=many.threads,
-            more=many.more,
-        )
-
-
 def measure(
     rules: Iterable[CastRule],
     arch: str,
@@ -171,15 +170,12 @@ def measure(
 ) -> list[StaticKernel]:
     """The kernels of these rules for an architecture such as "sm_90", in order. `advance` gets how many are done.
 
-    The shape "many" stands for batch kernels of contiguous arrays (see `InBatchSpec`).
-
     DeviceUnavailable without NVRTC, DisassemblerMissing without nvdisasm, UnknownCode for machine code that cannot be
     followed.
     """
-    specs = (InBatchSpec(CastSpec(rule)) if shape == "many" else CastSpec(rule, shape) for rule in rules)
-    sources = [spec.source() for spec in specs]
+    sources = [Cast.of(rule, shape) for rule in rules]
 
-    def work(batch: Sequence[KernelSource]) -> list[StaticKernel]:
+    def work(batch: Sequence[Cast]) -> list[StaticKernel]:
         found = [facts(source, arch, code) for source, code in zip(batch, compiled(batch, arch), strict=True)]
         advance(len(batch))
         return found
@@ -192,11 +188,11 @@ def measure(
             raise
 
 
-def _batches(sources: Sequence[KernelSource]) -> list[list[KernelSource]]:
-    """Neighbours with the same prelude, as many as go into a program."""
-    batches: list[list[KernelSource]] = []
+def _batches(sources: Sequence[Cast]) -> list[list[Cast]]:
+    """Neighbours with the same parts, as many as go into a program."""
+    batches: list[list[Cast]] = []
     for source in sources:
-        if not batches or len(batches[-1]) == BATCH or source.prelude != batches[-1][0].prelude:
+        if not batches or len(batches[-1]) == BATCH or source.kernel.parts != batches[-1][0].kernel.parts:
             batches.append([])
         batches[-1].append(source)
     return batches

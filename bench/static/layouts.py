@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from bench.static.budget import Asked, Checked, checked
-from bench.static.kernels import Code, facts
+from bench.static.kernels import Cast, Code, facts
 from bench.static.paths import Path, full_tile, marked
 from bench.static.sass import Block
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.cast_kernel import KernelSource, kernel_source
-from gpucast.codegen.fused_kernel import FusedOps, fused_source
+from gpucast.codegen.fused_kernel import FusedOps, fused_kernel
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import STOCHASTIC, Options, resolve
 
@@ -50,35 +49,35 @@ def measure(arch: str) -> list[Checked]:
     return checked((_asked(*one) for one in _sources()), arch)
 
 
-def _asked(layout: str, source: KernelSource) -> Asked:
+def _asked(layout: str, source: Cast) -> Asked:
     def of(arch: str, code: Code) -> Checked:
         kernel = facts(source, arch, code, path=_path(source, layout, code.blocks))
-        return Checked(layout, source.name, kernel, GOALS.get(layout, 0.0))
+        return Checked(layout, source.kernel.name, kernel, GOALS.get(layout, 0.0))
 
     return Asked(source, of)
 
 
-def _sources() -> Iterator[tuple[str, KernelSource]]:
+def _sources() -> Iterator[tuple[str, Cast]]:
     for src, dst in PAIRS:
         rule = resolve(dtype(src), dtype(dst))
-        transposed, strided = kernel_source(rule, "transposed"), kernel_source(rule, "strided")
+        transposed, strided = Cast.of(rule, "transposed"), Cast.of(rule, "strided")
         yield from ((layout, transposed) for layout in ("transposed", "edges"))
         yield from ((layout, strided) for layout in ("strided", "dense rows", "spread rows"))
-        source = kernel_source(rule)
+        kernel = Cast.of(rule).kernel
         # One tile is one turn of a loop.
-        yield "misaligned", replace(source, elements=source.tile)
+        yield "misaligned", Cast(replace(kernel, elements=kernel.tile), rule)
     for src, dst in PACKED:
-        yield "packed", kernel_source(resolve(dtype(src), dtype(dst)), "strided")
+        yield "packed", Cast.of(resolve(dtype(src), dtype(dst)), "strided")
     for src, dst, ops, random in FUSED:
         rounding = STOCHASTIC if random else None
         rule = fused_rule(dtype(src), dtype(dst), Options(rounding=rounding), scaled=ops.scaling != "none")
-        yield "fused", fused_source(rule, ops)
+        yield "fused", Cast(fused_kernel(rule, ops), rule)
 
 
-def _path(source: KernelSource, layout: str, flow: list[Block]) -> Path | None:
+def _path(source: Cast, layout: str, flow: list[Block]) -> Path | None:
     """That of a layout; None for that of a full tile."""
-    bits = source.src_bits, source.rule.dst.bits
-    load, store = (source.elements * count // 8 for count in bits)
+    bits = source.rule.src.bits, source.rule.dst.bits
+    load, store = (source.kernel.elements * count // 8 for count in bits)
     src_bytes, dst_bytes = (count // 8 for count in bits)
     if layout == "edges":
         # An element is one turn of each of two loops, which are rare.

@@ -131,16 +131,16 @@ def estimate(kernel: StaticKernel, moved: float | None = None) -> Estimate:
     lanes["blocks"] = BLOCKS_BEGUN / gpu.sms
     moved = kernel.moved if moved is None else moved
     # Seconds times 10^12 for all elements of a thread, if there were one SM with one unit.
-    memory = moved * kernel.source.elements / gpu.bandwidth
+    memory = moved * kernel.source.kernel.elements / gpu.bandwidth
     rate = gpu.sms * gpu.clock / 1000
-    tile = kernel.source.elements * kernel.src_bits / 8
-    done: dict[str, float] = {**work(kernel.executed, tile), "blocks": 1 / kernel.source.threads}
+    tile = kernel.source.kernel.elements * kernel.src_bits / 8
+    done: dict[str, float] = {**work(kernel.executed, tile), "blocks": 1 / kernel.source.kernel.threads}
     use = {unit: count / (lanes[unit] * rate) / memory for unit, count in done.items()}
     threads = resident_threads(kernel)
     of_path, rounds = loaded(kernel.executed)
     read = min(of_path, tile)
     in_flight = threads * read / rounds if rounds else 0.0
-    needed = gpu.bandwidth * 1e12 * LATENCY * 1e-9 / gpu.sms * min(1.0, read / (moved * kernel.source.elements))
+    needed = gpu.bandwidth * 1e12 * LATENCY * 1e-9 / gpu.sms * min(1.0, read / (moved * kernel.source.kernel.elements))
     limits = {unit: ATTAINABLE / share for unit, share in use.items() if share}
     if rounds:
         # Threads that stay for the turns of a loop pass this once.
@@ -243,7 +243,7 @@ def loaded(path: Sequence[Instruction]) -> tuple[int, int]:
 
 def resident_threads(kernel: StaticKernel) -> int:
     """Threads of an SM at a time, as registers, shared memory and the counts of threads and blocks allow."""
-    threads = kernel.source.threads
+    threads = kernel.source.kernel.threads
     warps = -(-threads // _WARP)
     per_warp = -(-kernel.registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
     blocks = min(

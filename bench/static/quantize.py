@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bench.static.budget import GATED, Asked, Checked, checked
-from bench.static.kernels import Code, StaticKernel, facts
+from bench.static.kernels import Cast, Code, StaticKernel, facts
 from bench.static.paths import full_tile, loops
 from bench.static.sass import Block
-from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
 from gpucast.quantization.formats import FORMATS, find
-from gpucast.quantization.gpu.hadamard_source import HadamardSpec
-from gpucast.quantization.gpu.source import WARP, Kind, QuantizeSpec
-from gpucast.quantization.gpu.tile_source import Run, TileSpec
+from gpucast.quantization.gpu.hadamard_source import hadamard_kernel
+from gpucast.quantization.gpu.source import WARP, Kind, quantize_kernel
+from gpucast.quantization.gpu.tile_source import Run, tile_kernel
 
 #: Formats by the kernel that is checked: the single pass over rows, the first and the last pass over other blocks,
 #: dequantizing.
@@ -64,7 +63,7 @@ def measure(arch: str) -> list[Checked]:
     return checked([*rows, *(_after(*one) for one in BEFORE), *tiles], arch)
 
 
-def _asked(kind: str, name: str, source: KernelSource, moved: float, extra_bytes: int = 0) -> Asked:
+def _asked(kind: str, name: str, source: Cast, moved: float, extra_bytes: int = 0) -> Asked:
     """`extra_bytes`: those that each thread stores beside its codes. `moved`: bytes read and written per element."""
 
     def of(arch: str, code: Code) -> Checked:
@@ -81,30 +80,31 @@ def _row(kind: Kind, name: str, src: str) -> Asked:
     block = format.block[-1] if kind != "elements" and isinstance(format.block, tuple) else 0
     pair = (format.element, dtype(src)) if kind == "back" else (dtype(src), format.element)
     lanes, single = WARP if kind == "extremes" else 1, format.block == "tensor"
-    source = QuantizeSpec(CastRule(*pair), format, kind, lanes=lanes, block=block, single=single).source()
+    rule = CastRule(*pair)
+    source = Cast(quantize_kernel(rule, format, kind, lanes=lanes, block=block, single=single), rule)
     # A thread that has a whole block also stores the block's scale.
-    extra_bytes = format.scale.bits // 8 if kind == "rows" and block == source.elements else 0
+    extra_bytes = format.scale.bits // 8 if kind == "rows" and block == source.kernel.elements else 0
     written = 0 if kind in _READING else pair[1].bits
-    return _asked(kind, f"{src} {name}", source, (source.src_bits + written) / 8, extra_bytes)
+    return _asked(kind, f"{src} {name}", source, (rule.src.bits + written) / 8, extra_bytes)
 
 
 def _after(kind: str, name: str, length: int) -> Asked:
     format, src = find(name, "bench"), dtype("BFLOAT16")
-    source = HadamardSpec(CastRule(src, format.element), "rows", length, format).source()
+    rule = CastRule(src, format.element)
+    source = Cast(hadamard_kernel(rule, "rows", length, format), rule)
     assert isinstance(format.block, tuple)
-    scales = source.elements // format.block[0]
+    scales = source.kernel.elements // format.block[0]
     what = f"{name}, runs of {length}" if length else name
-    return _asked(kind, f"{src} {what}", source, (source.src_bits + format.element.bits) / 8, scales)
+    return _asked(kind, f"{src} {what}", source, (src.bits + format.element.bits) / 8, scales)
 
 
 def _tile(kind: str, name: str, src: str) -> Asked:
     format, runs = FORMATS[name], RUNS[kind]
     block = format.block[-1] if isinstance(format.block, tuple) else _OF_COLUMNS
-    spec = TileSpec(CastRule(dtype(src), format.element), format, block, *runs, whole_columns=kind == "whole")
-    source, results = spec.source(), 2 - runs.count("nothing")
-    bits = source.rule.dst.bits
-    moved = (source.src_bits + results * bits) / 8
-    return _asked(kind, f"{src} {name}", source, moved, (results - 1) * source.elements * bits // 8)
+    rule, results = CastRule(dtype(src), format.element), 2 - runs.count("nothing")
+    kernel, bits = tile_kernel(rule, format, block, *runs, whole_columns=kind == "whole"), rule.dst.bits
+    moved = (rule.src.bits + results * bits) / 8
+    return _asked(kind, f"{src} {name}", Cast(kernel, rule), moved, (results - 1) * kernel.elements * bits // 8)
 
 
 def _one_turn(of: StaticKernel, flow: list[Block]) -> StaticKernel:
@@ -112,7 +112,7 @@ def _one_turn(of: StaticKernel, flow: list[Block]) -> StaticKernel:
     path, turns = full_tile(flow), loops(flow)
     turn = tuple(one for number in path.blocks if number in turns for one in flow[number].instructions)
     elements = sum(width * count for width, count in path.loads.items()) * 8 // of.src_bits
-    source = replace(of.source, elements=elements)
+    source = of.source._replace(kernel=replace(of.source.kernel, elements=elements))
     return replace(of, source=source, path=turn, repeated=(), loop=False, instructions=len(turn), loads=path.loads)
 
 

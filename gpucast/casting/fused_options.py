@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand
@@ -140,7 +141,7 @@ def _check_place(name: str, array: Any, device: int | None, caller: str) -> None
     index = device_index(array)
     if index != device:
         raise ValueError(f"{caller}: {name} is on {devices.name(index)}; x is on {devices.name(device)}")
-    if device is not None and array.data.ptr % array.itemsize:
+    if device is not None and not gpu.cast_on_gpu.is_aligned(array):
         raise ValueError(f"{caller}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")
 
 

@@ -135,7 +135,7 @@ def fused(source: Operand, rule: CastRule) -> Callable[[Any, Any, Any, Any, Any,
             and value.dtype is kind
             and value.size == 1
             and value.data.device_id == device
-            and not value.data.ptr % kind.itemsize
+            and cast_on_gpu.is_aligned(value)
         )
 
     def run(x: Any, out: Any, seed: Any, offset: Any, scale: Any, amax: Any) -> Any:

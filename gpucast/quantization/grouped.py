@@ -23,6 +23,7 @@ from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.creation import empty
 from gpucast.casting.fused_options import fused_rule, resolve_scale
+from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype
@@ -40,8 +41,6 @@ _MOST_GROUPS = 1024
 #: The kernels count columns in 32 bits, up to the elements of a block of threads behind the last.
 _MOST_COLUMNS = (1 << 32) - (1 << 13)
 _LAYOUTS = ("linear", "128x4", "mn_major")
-#: What the addresses of numbers and codes on a device are multiples of: the kernels access 16 bytes at a time.
-_ALIGNMENT = 16
 
 
 class Grouped(NamedTuple):
@@ -93,7 +92,8 @@ def quantize_grouped(
     rounding, seed, offset
         As for `gpucast.quantize`. Numbers have the random words of their places in x, whatever the groups are.
     out
-        The result of an earlier, equal call, which is written and returned: a CUDA graph can capture the call.
+        The result of an earlier, equal call, which is written and returned: a CUDA graph can capture the call, unless
+        the codes (or x) are not at a multiple of 16 bytes, for which the call needs memory.
 
     The offsets are checked where they are. From the first group on whose end is below its begin or beyond the rows, all
     groups count as empty, and `Grouped.valid` is the number of groups before it; nothing outside of x is read.
@@ -256,13 +256,13 @@ class _Call:
             ]
             if out is not None:
                 self._check_memory(parts)
-            data, of_blocks, ends, valid = parts
             if self.device is None:
-                result = data, of_blocks, ends, valid
                 how = self.scale, self.pad, layout, self.random
+                data, of_blocks, ends, valid = parts
+                result = data, of_blocks, ends, valid
                 grouped_on_host.fill(result, self.x, self.offsets, element, format, *how)
             else:
-                self._on_device(data, of_blocks, ends, valid, rule, format, layout)
+                self._on_device(parts, rule, format, layout)
             if out is not None:
                 return out
             if self.library is not None:
@@ -302,27 +302,24 @@ class _Call:
         read = [Place("x", self.x), Place("offsets", self.offsets)]
         read += [] if isinstance(self.scale, float) else [Place("scale", self.scale)]
         check_written(written, read, self.caller)
-        if self.device is None:
-            return
-        for place in written:
-            name, part = place.name, place.data
-            alignment = _ALIGNMENT if name == "out.data" else part.itemsize
-            if part.data.ptr % alignment:
-                raise ValueError(f"{self.caller}: the address of {name} is no multiple of {alignment} bytes")
 
-    def _on_device(
-        self, data: Any, scales: Any, ends: Any, valid: Any, rule: CastRule, format: Format | None, layout: str
-    ) -> None:
+    def _on_device(self, parts: list[Any], rule: CastRule, format: Format | None, layout: str) -> None:
         kernels = on_device.grouped_on_gpu
         assert self.device is not None
         with gpu.driver.driver().on(self.device):
-            x = kernels.dense("x", self.x, self.caller, _ALIGNMENT)
+            x = kernels.dense("x", self.x, self.caller, VECTOR)
             offsets, scale = kernels.dense("offsets", self.offsets, self.caller), self.scale
             if not isinstance(scale, float):
                 scale = kernels.dense("scale", scale, self.caller)
-        given = kernels.grouped_arguments(
-            offsets, scale, scales, ends, valid, self.rows, self.columns, self.result_rows, self.pad,
-            SCALE_LAYOUTS.index(layout), *(self.random or (0, 0)),
-        )  # fmt: skip
-        kernel = kernels.grouped_kernel(rule, format, self.random is not None)
-        kernels.run(kernel, x, data, self.result_rows, given, self.device)
+            wanted = {name: part for name, part in zip(Grouped._fields, parts, strict=True) if part is not None}
+            written = {
+                name: kernels.target(f"out.{name}", part, self.caller, VECTOR if name == "data" else 0)
+                for name, part in wanted.items()
+            }
+            given = kernels.grouped_arguments(
+                offsets, scale, written.get("scales"), written["offsets"], written["valid"], self.rows, self.columns,
+                self.result_rows, self.pad, SCALE_LAYOUTS.index(layout), *(self.random or (0, 0)),
+            )  # fmt: skip
+            kernel = kernels.grouped_kernel(rule, format, self.random is not None)
+            kernels.run(kernel, x, written["data"], self.result_rows, given, self.device)
+            kernels.hand_over(written, wanted)

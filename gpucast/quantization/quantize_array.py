@@ -119,8 +119,8 @@ def quantize(
         Where to quantize: "cpu", "cuda" or "cuda:N". None: where x is.
     out
         A `Quantized` of an earlier, equal call, which is written and returned. With transpose="both" a tuple of two. On
-        a device it also keeps the call's other memory. From the second call on nothing is allocated, so a CUDA graph
-        can capture it.
+        a device it also keeps the call's other memory, among it a copy of codes that are not at a multiple of 16 bytes.
+        From the second call on nothing is allocated, so a CUDA graph can capture it.
 
     Returns
     -------

@@ -23,13 +23,12 @@ from bench.static import budget as static_budget
 from bench.static import check as static
 from bench.static import layouts as static_layouts
 from bench.static.budget import KNOWN, of_casts, problems
-from bench.static.kernels import BATCH, StaticKernel, compiled, facts, measure
+from bench.static.kernels import BATCH, Cast, StaticKernel, compiled, facts, measure
 from bench.static.model import ATTAINABLE, LATENCY, TURNOVER, estimate, loaded, resident_threads
 from bench.static.sass import Instruction
 from gpucast import dtype
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.cast_kernel import KernelSource, kernel_source
-from gpucast.codegen.fused_kernel import FusedOps, fused_source
+from gpucast.codegen.fused_kernel import FusedOps, fused_kernel
 from gpucast.compile import compiler
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.parity.cases import NUMERIC, rules
@@ -45,7 +44,7 @@ def verdict(kernels: list[StaticKernel], known: dict[tuple[str, str, str], str] 
     return static_budget.verdict(of_casts(kernels), known)
 
 
-def of(sources: list[KernelSource], arch: str = "sm_90") -> list[StaticKernel]:
+def of(sources: list[Cast], arch: str = "sm_90") -> list[StaticKernel]:
     return [facts(source, arch, code) for source, code in zip(sources, compiled(sources, arch), strict=True)]
 
 
@@ -92,11 +91,11 @@ def test_fused_casts_keep_their_instructions() -> None:
     for src, dst, scaling, flags, _ in FUSED:
         rounding = STOCHASTIC if "random" in flags else None
         one = fused_rule(dtype(src), dtype(dst), Options(rounding=rounding), scaled=scaling != "none")
-        sources.append(fused_source(one, FusedOps(scaling, "amax" in flags, "finite" in flags)))
+        sources.append(Cast(fused_kernel(one, FusedOps(scaling, "amax" in flags, "finite" in flags)), one))
     for kernel, (*_, most) in zip(of(sources), FUSED, strict=True):
         assert (kernel.log, kernel.local, kernel.loop) == ("", 0, False)
         assert min(kernel.loads) == 16
-        assert kernel.per_element <= most, kernel.source.name
+        assert kernel.per_element <= most, kernel.source.kernel.name
 
 
 def test_layouts_reach_their_goals() -> None:
@@ -134,9 +133,10 @@ BUSY = "uint4 v = src[i];" + "v.x = v.x / v.y + 1; v.y = v.y / v.z + 1; v.z = v.
 @functools.cache
 def made(body: str, one: CastRule | None = None) -> StaticKernel:
     """The facts of a made-up kernel that takes itself for that of FLOAT to INT32, for sm_90."""
-    source = kernel_source(one or rule("FLOAT", "INT32"))
-    text = _TEXT.format(name=source.name, body=body)
-    return of([dataclasses.replace(source, prelude="", structs=(), kernel=text, elements=4)])[0]
+    source = Cast.of(one or rule("FLOAT", "INT32"))
+    text = _TEXT.format(name=source.kernel.name, body=body)
+    kernel = dataclasses.replace(source.kernel, parts=(), dtypes=(), line=text, elements=4)
+    return of([source._replace(kernel=kernel)])[0]
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_too_few_bytes_in_flight_limit_a_kernel() -> None:
     body = "unsigned a = ((const unsigned*)src)[i]; ((unsigned*)dst)[i] = ((const unsigned*)src)[a];"
     kernel = dataclasses.replace(made(body), registers=64)
     assert loaded(kernel.path) == (8, 2)
-    source = dataclasses.replace(kernel.source, threads=256, elements=2)
+    source = kernel.source._replace(kernel=dataclasses.replace(kernel.source.kernel, threads=256, elements=2))
     found = estimate(dataclasses.replace(kernel, source=source))
     assert found.threads == 1024 and found.in_flight == 4096
     assert found.needed == pytest.approx(4.2e12 * 700e-9 / 132 * 0.5)
@@ -232,7 +232,7 @@ def test_too_few_bytes_in_flight_limit_a_kernel() -> None:
 )
 def test_how_many_threads_fit(registers: int, shared: int, threads: int) -> None:
     kernel = made(COPY)
-    source = dataclasses.replace(kernel.source, threads=256)
+    source = kernel.source._replace(kernel=dataclasses.replace(kernel.source.kernel, threads=256))
     kernel = dataclasses.replace(kernel, source=source, registers=registers, shared=shared)
     assert resident_threads(kernel) == threads
 

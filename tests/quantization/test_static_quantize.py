@@ -12,17 +12,17 @@ import pytest
 from bench import cubin
 from bench.host import quantize as bench
 from bench.static.budget import verdict
-from bench.static.kernels import Code, compiled, facts
+from bench.static.kernels import Cast, Code, compiled, facts
 from bench.static.paths import full_tile, marked
 from bench.static.quantize import BEFORE, CHOSEN, SOURCES, TILES, measure, two_passes, verdict_of_passes
 from gpucast import cast, dtype
-from gpucast.codegen.cast_kernel import KernelSource, join
+from gpucast.codegen.kernel import program
 from gpucast.compile import compiler
 from gpucast.core.rule import CastRule
 from gpucast.quantization import FORMATS, quantize_on_host, recipes
 from gpucast.quantization.formats import ROW, Format
 from gpucast.quantization.formats import SOURCES as EVERY_SOURCE
-from gpucast.quantization.gpu.source import QuantizeSpec
+from gpucast.quantization.gpu.source import quantize_kernel
 from gpucast.warmup import kinds
 from quantization_cases import Array
 
@@ -68,29 +68,29 @@ def test_recipes_cost_little_more_than_the_plain_format(arch: str) -> None:
     pairs = {
         name: (_of_bfloat16(one), _of_bfloat16(dataclasses.replace(one, steps=None))) for name, one in steps.items()
     }
-    asked = {source.name: (source, stored) for pair in pairs.values() for source, stored in pair}
+    asked = {source.kernel.name: (source, stored) for pair in pairs.values() for source, stored in pair}
     code = compiled([source for source, _ in asked.values()], arch)
     assert code[0].log == ""
     found = {name: _instructions(*one, arch, made) for (name, one), made in zip(asked.items(), code, strict=True)}
-    ratios = {name: found[one.name] / found[other.name] for name, ((one, _), (other, _)) in pairs.items()}
+    ratios = {name: found[one.kernel.name] / found[other.kernel.name] for name, ((one, _), (other, _)) in pairs.items()}
     assert all(0.4 < ratio <= 1.1 for ratio in ratios.values()), ratios
 
 
-def _of_bfloat16(format: Format) -> tuple[KernelSource, int]:
+def _of_bfloat16(format: Format) -> tuple[Cast, int]:
     """The kernel for rows of whole blocks or for scales that are there; the bytes of a scale that a thread stores."""
     rule, length = CastRule(dtype("BFLOAT16"), format.element), format.block[-1] if format.block != "tensor" else ROW
     if length == ROW:
-        return QuantizeSpec(rule, format, "elements", single=format.block == "tensor").source(), 0
-    source = QuantizeSpec(rule, format, "rows", block=int(length)).source()
-    return source, format.scale.bits // 8 * (length == source.elements)
+        return Cast(quantize_kernel(rule, format, "elements", single=format.block == "tensor"), rule), 0
+    kernel = quantize_kernel(rule, format, "rows", block=int(length))
+    return Cast(kernel, rule), format.scale.bits // 8 * (length == kernel.elements)
 
 
-def _instructions(source: KernelSource, stored: int, arch: str, code: Code) -> int:
+def _instructions(source: Cast, stored: int, arch: str, code: Code) -> int:
     """Those of a full tile. What a kernel calls is the slow path of a division."""
     flow = code.blocks
     calls = {number for number, block in enumerate(flow) if any(one.base == "CALL" for one in block.instructions)}
-    store = source.elements * source.rule.dst.bits // 8 + stored
-    path = full_tile(flow, source.elements * 2, store, avoid=marked(flow) | calls)
+    store = source.kernel.elements * source.rule.dst.bits // 8 + stored
+    path = full_tile(flow, source.kernel.elements * 2, store, avoid=marked(flow) | calls)
     kernel = facts(source, arch, code, path=path)
     assert sum(width * count for width, count in kernel.stores.items()) == store
     return kernel.instructions
@@ -108,16 +108,11 @@ def test_kernels_compile_without_warnings_and_spills(arch: str, exhaustive: bool
     if not exhaustive:
         pytest.skip("long: run with --exhaustive")
     chosen = random.Random(arch).sample([(name, row) for name in FORMATS for row in EVERY_SOURCE], 24)
-    sources = {}
+    kernels = {}
     for name, row in chosen:
         for stochastic in (False, True) if FORMATS[name].element.is_float else (False,):
-            listed = (spec.source() for spec in kinds.of_quantize(FORMATS[name], row, stochastic))
-            sources |= {source.name: source for source in listed}
-    structs = dict(row for source in sources.values() for row in source.structs)
-    # That of tiles has all others in it.
-    prelude = max((source.prelude for source in sources.values()), key=len)
-    text = join(prelude, structs, [source.kernel for source in sources.values()])
-    compiled = compiler.compile(text, "quantize", arch)
+            kernels |= {kernel.name: kernel for kernel in kinds.of_quantize(FORMATS[name], row, stochastic)}
+    compiled = compiler.compile(program(list(kernels.values())), "quantize", arch)
     assert compiled.log == ""
     assert {name: found.local for name, found in cubin.kernels(compiled.code).items() if found.local} == {}
 

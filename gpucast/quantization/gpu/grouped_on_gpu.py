@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.packed import PackedArray
 from gpucast.codegen.cast_kernel import options
 from gpucast.codegen.fields import Fields
 from gpucast.codegen.fused_kernel import RANDOM
@@ -68,6 +68,8 @@ def grouped_kernel(rule: CastRule, format: Format | None = None, stochastic: boo
     # The groups are found once for all tiles of a thread. More tiles than these need too many registers.
     tiles = 2 if src.bits <= 16 else 1
     dtypes = [src, _FLOAT, _DOUBLE, dst]
+    # Random words, and quotients of DOUBLEs, take more registers than three blocks of an SM leave to a thread.
+    resident = 3 - stochastic - (src.bits == 64)
     if format is None:
         name = f"gpucast_cast_groups_{src.numpy_name}_to_{dst.numpy_name}"
         name += "_saturate" * (rule.overflow == "saturate") + "_stochastic" * stochastic
@@ -81,7 +83,7 @@ def grouped_kernel(rule: CastRule, format: Format | None = None, stochastic: boo
         head = format_struct(format, stochastic, f"{name}_format", src)
         work = f"QuantizeGroups<{name}_format, {src.name}, FLOAT, DOUBLE, {elements}, {tiles}, {block}>"
         dtypes.append(format.scale)
-    line = f"{head}GPUCAST_GROUPED({name}, {_THREADS * elements * tiles}, {work})\n"
+    line = f"{head}GPUCAST_GROUPED({name}, {resident}, {_THREADS * elements * tiles}, {work})\n"
     return Kernel(name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements * tiles)
 
 
@@ -114,6 +116,14 @@ def grouped_arguments(
 
 def dense(name: str, x: Any, caller: str, alignment: int = 0) -> Any:
     """The array, or a copy on the current device, in C order and at a multiple of `alignment`, or of its items."""
+    made = target(name, x, caller, alignment)
+    if made is not x:
+        memory.copy(x, made)
+    return made
+
+
+def target(name: str, x: Any, caller: str, alignment: int = 0) -> Any:
+    """The array, or a new one on the current device in place of one that `dense` copies."""
     if memory.is_dense(x, alignment):
         return x
     if driver.driver().capturing():
@@ -121,14 +131,18 @@ def dense(name: str, x: Any, caller: str, alignment: int = 0) -> Any:
             f"{caller}: a CUDA graph is being captured, and {name} is not in C order at an aligned address; "
             "memory for a copy cannot be allocated then"
         )
-    made = cast_on_gpu.new(x.shape, dtype(x.dtype))
-    memory.copy(x, made)
-    return made
+    return cast_on_gpu.new(x.shape, dtype(x.dtype))
+
+
+def hand_over(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Copy results that `target` has moved."""
+    for name, part in wanted.items():
+        if written[name] is not part:
+            memory.copy(written[name], part)
 
 
 def run(kernel: Kernel, x: Any, data: Any, rows: int, given: bytes, device: int) -> None:
     """Launch it on the current stream of the device. `data`: the codes, in C order, of so many rows."""
     with driver.driver().on(device):
-        to = data.data if isinstance(data, PackedArray) else data
         # A result without rows still has ends.
-        driver.launch(kernel, device, x.data.ptr, to.data.ptr, max(rows * x.shape[-1], 1), given)
+        driver.launch(kernel, device, x.data.ptr, memory.address(data), max(rows * x.shape[-1], 1), given)

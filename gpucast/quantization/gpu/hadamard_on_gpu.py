@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.arrays.packed import device_index
+from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
@@ -29,7 +30,7 @@ from gpucast.quantization.gpu.hadamard_source import (
     hadamard_kernel,
     takes,
 )
-from gpucast.quantization.gpu.source import VECTOR, WARP, quantize_arguments, quantize_kernel, stats_bytes
+from gpucast.quantization.gpu.source import WARP, quantize_arguments, quantize_kernel, stats_bytes
 from gpucast.quantization.gpu.tiles import ResultSpec
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
@@ -56,7 +57,7 @@ def transform(
             workspace.check_capture()
             made = out = cast_on_gpu.new(x.shape, to)
         else:
-            made = out if memory.is_dense(out) else workspace.array("transformed", x.shape, to)
+            made = out if cast_on_gpu.is_contiguous(out) else workspace.array("transformed", x.shape, to)
         _transform(x, made, hadamard, axis, device, inverse=inverse)
         if made is not out:
             memory.copy(made, out)
@@ -89,10 +90,14 @@ def quantize(
         if all(side.in_tiles for side in sides) and any(side.spec.swapped for side in sides):
             for side in sides:
                 side.find_global_scale(amax, workspace)
-            if _run_tiles(x, src, format, sides, device, random):
-                return wanted
-        for side in sides:
-            side.run(amax, random, workspace)
+            done = _run_tiles(x, src, format, sides, device, random)
+        else:
+            done = False
+        if not done:
+            for side in sides:
+                side.run(amax, random, workspace)
+        for target, result in zip(targets or [], wanted, strict=False):
+            memory.hand_over(result, target)
     return wanted
 
 
@@ -127,7 +132,7 @@ class _Side:
         assert isinstance(self.format.block, tuple)
         given = self.spec.scale is not None and not self.format.global_scale
         whole = self.x.shape[self.axis] % max(self.length, self.format.block[-1]) == 0
-        return whole and not given and memory.address(self.x) % VECTOR == 0
+        return whole and not given and cast_on_gpu.is_aligned(self.x, VECTOR)
 
     @property
     def in_tiles(self) -> bool:
@@ -157,7 +162,7 @@ class _Side:
         runs, inner = self.x.size // how.length, math.prod(self.x.shape[self.axis + 1 :])
         threads = min(-(-max(runs, 1) // WARP) * WARP, quantize_on_gpu.BUSY_THREADS)
         stats = workspace.array("transformed top", (threads // WARP * stats_bytes(_FLOAT),), _BYTE)
-        strided = inner != 1 or memory.address(self.x) % VECTOR != 0
+        strided = inner != 1 or not cast_on_gpu.is_aligned(self.x, VECTOR)
         x, found = memory.address(self.x), memory.address(stats)
         top = hadamard_kernel(CastRule(self.src, _FLOAT), "top", how.length, strided=strided)
         given = hadamard_arguments(stats=found, runs=runs, inner=inner, transform=how)
@@ -241,7 +246,7 @@ def _transform(x: Any, y: Any, hadamard: Hadamard, axis: int, device: int, *, in
     if not x.size:
         return
     inner = math.prod(x.shape[axis + 1 :])
-    strided = inner != 1 or any(memory.address(one) % VECTOR for one in (x, y))
+    strided = inner != 1 or not all(cast_on_gpu.is_aligned(one, VECTOR) for one in (x, y))
     rule = CastRule(dtype(x.dtype), dtype(y.dtype))
     kernel = hadamard_kernel(rule, "transform", hadamard.length, inverse=inverse, strided=strided)
     given = hadamard_arguments(inner=inner, transform=hadamard)

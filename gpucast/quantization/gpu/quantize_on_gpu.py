@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpucast.arrays.packed import device_index
+from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.codegen.kernel import Kernel
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
@@ -25,7 +26,6 @@ from gpucast.quantization.block_grid import BlockGrid, in_layout
 from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts, ScaleLayout, ScaleOrder
 from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import (
-    VECTOR,
     WARP,
     Kind,
     finishing,
@@ -42,8 +42,6 @@ _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 _Arguments = dict[str, Any]
 #: The number of threads that keeps a device busy, and the elements that make a thread worth starting.
 BUSY_THREADS, _ELEMENTS = 1 << 17, 16
-#: The alignment in bytes that kernels of the kind "rows" need for their vector loads.
-_ALIGNMENT = 16
 #: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
 _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "top", "elements")
 #: The kinds of kernels that read the global scale.
@@ -98,10 +96,7 @@ def quantize(
             _finish(format, format.steps, src, results, device, layout)
         for target, result in zip(targets or [], results, strict=False):
             # Results share their scale, and the global one.
-            for name in ("scales", "zero_points", "global_scale"):
-                wanted, found = getattr(target, name), getattr(result, name)
-                if wanted is not None and wanted is not found:
-                    memory.copy(found, wanted)
+            memory.hand_over(result, target)
         return results
 
 
@@ -114,8 +109,8 @@ def prepare(
     amax: Any = None,
     layout: ScaleLayout = "linear",
 ) -> tuple[Any, Sequence[ResultSpec], list[Parts]]:
-    """An array in C order with the elements of x, or of its transpose; the results in terms of it; the parts to fill.
-    A given global scale or `amax` has one number, or one of each row.
+    """An array in C order with the elements of x, or of its transpose; the results in terms of it; the parts to fill,
+    which `memory.hand_over` gives to the targets. A given global scale or `amax` has one number, or one of each row.
 
     RuntimeError in the capture of a CUDA graph if memory is neither given nor in the workspace.
     """
@@ -124,7 +119,9 @@ def prepare(
     if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
         x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
     x = memory.dense(x, workspace, "x")
-    return x, result_specs, list(targets or [_new_parts(x.shape, format, one, amax, layout) for one in result_specs])
+    if targets is None:
+        return x, result_specs, [_new_parts(x.shape, format, one, amax, layout) for one in result_specs]
+    return x, result_specs, [memory.targets(one, workspace, f"result {i}") for i, one in enumerate(targets)]
 
 
 def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec, amax: Any, layout: ScaleLayout) -> Parts:
@@ -260,14 +257,15 @@ def dequantize(
             workspace.check_capture()
             dense = out = cast_on_gpu.new(shape, to)
         else:
-            dense = out if memory.is_dense(out) else workspace.array("result", shape, to)
+            # Rows of whole blocks are written in vectors; the kernel of all others writes to any address.
+            dense = out if cast_on_gpu.is_contiguous(out) else workspace.array("result", shape, to)
         if out.size:
             blocks = BlockGrid.of(format, shape, axis)
             given = quantize_arguments(
                 blocks, *map(memory.address, (parts.scales, parts.zero_points, parts.global_scale))
             )
             rule, row_scaled = CastRule(format.element, to), is_row_scaled(parts)
-            if _in_rows(blocks, parts.data):
+            if _in_rows(blocks, parts.data, dense):
                 kernel = quantize_kernel(rule, format, "back", block=blocks.lengths[2], row_scaled=row_scaled)
             else:
                 single, large = format.block == "tensor", out.size > _LARGE
@@ -345,7 +343,7 @@ class _ArrayQuantizer:
         teams = blocks.size * lanes
         side_by_side = VECTOR // self.x.itemsize
         in_vectors = blocks.counts[2] == blocks.shape[2] and blocks.shape[2] % side_by_side == 0
-        if lanes == 1 and blocks.splits_outer and in_vectors and memory.address(self.x) % VECTOR == 0:
+        if lanes == 1 and blocks.splits_outer and in_vectors and cast_on_gpu.is_aligned(self.x, VECTOR):
             kind, teams = "columns", teams // side_by_side
         parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-BUSY_THREADS // teams)))
         # A multiple of the elements that the lanes read together.
@@ -375,12 +373,12 @@ class _ArrayQuantizer:
         driver.launch(kernel, self.device, *addresses, n, quantize_arguments(**arguments))
 
 
-def _in_rows(blocks: BlockGrid, x: Any) -> bool:
-    """Whether rows consist of whole blocks of a length in LENGTHS, and x is aligned for vector loads."""
+def _in_rows(blocks: BlockGrid, *arrays: Any) -> bool:
+    """Whether rows consist of whole blocks of a length in LENGTHS, and the arrays are aligned for vectors."""
     return (
         blocks.splits_outer
         and blocks.lengths[1] == 1
         and blocks.lengths[2] in LENGTHS
         and blocks.shape[2] % blocks.lengths[2] == 0
-        and memory.address(x) % _ALIGNMENT == 0
+        and all(cast_on_gpu.is_aligned(x, VECTOR) for x in arrays)
     )

@@ -28,7 +28,7 @@ from gpucast.quantization.steps import Steps
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
 #: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which
-#: vectors of `VECTOR` bytes have side by side. "top" and "global" compute the global scale, "globals" those of rows
+#: vectors of 16 bytes have side by side. "top" and "global" compute the global scale, "globals" those of rows
 #: from the largest magnitude of each. "back" dequantizes. "swizzle" and "unswizzle" reorder scales. "finish" and
 #: "finish_global" end what formats with steps began.
 Kind = Literal[
@@ -89,8 +89,6 @@ PARTS: tuple[Part, ...] = (
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Threads that work on a block together in the kinds that compute statistics.
 WARP = 32
-#: The bytes that a thread of the kind "columns" loads at a time.
-VECTOR = 16
 
 
 @lru_cache(maxsize=1024)

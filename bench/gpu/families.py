@@ -22,6 +22,9 @@ from gpucast import PackedArray
 from gpucast.core.dtypes import dtype
 from gpucast.quantization import Quantized
 
+#: ``put(x, offset)`` copies a host array to a device, so many bytes behind an aligned address; ``get(x)`` copies back.
+Put = Callable[[Array, int], Any]
+Get = Callable[[Any], Array]
 #: The bytes that arrays begin behind an aligned address.
 OFFSETS = (1, 2, 4, 8)
 
@@ -30,7 +33,7 @@ OFFSETS = (1, 2, 4, 8)
 class Placed:
     """A `Place` on the host, or on a device: `put` copies an array there, so many bytes behind an aligned address."""
 
-    put: Callable[[Array, int], Any] | None = None
+    put: Put | None = None
     #: The offset of each array by name, or of all by None.
     offsets: dict[str | None, int] = field(default_factory=dict)
     #: The names of all arrays so far, and whether one was left at its place because of `whole`.
@@ -72,7 +75,7 @@ def ways(call: DeviceCall, offsets: Iterable[int] = OFFSETS) -> Iterator[Way]:
             yield Way(call, {name: offset})
 
 
-def results_of(found: Any, get: Callable[[Any], Array]) -> list[bytes | str]:
+def results_of(found: Any, get: Get) -> list[bytes | str]:
     """The bits of all results, packed; of what is no array its text. `get` copies an array from a device."""
     if isinstance(found, Quantized):
         return [one for part in found.parts().values() for one in results_of(part, get)]
@@ -88,9 +91,7 @@ def results_of(found: Any, get: Callable[[Any], Array]) -> list[bytes | str]:
     return [np.ascontiguousarray(array).tobytes()]
 
 
-def check(
-    chosen: Sequence[Way], put: Callable[[Array, int], Any], get: Callable[[Any], Array], tell: Callable[[str], Any]
-) -> tuple[int, list[str]]:
+def check(chosen: Sequence[Way], put: Put, get: Get, tell: Callable[[str], Any]) -> tuple[int, list[str]]:
     """Run them on a device and compare with the host. How many differed from calls with all arrays aligned, and what
     was wrong, in words. `tell` takes the name of each before it runs."""
     wanted: dict[int, list[bytes | str]] = {}
@@ -114,16 +115,22 @@ def check(
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.families", description=__doc__.splitlines()[0])
-    parser.add_argument("family", choices=FAMILIES)
+    parser.add_argument("family", nargs="?", choices=FAMILIES)
     parser.add_argument("--aligned", action="store_true", help="all arrays at aligned addresses alone")
     parser.add_argument("--list", action="store_true", help="only name the calls, which needs no GPU")
+    parser.add_argument("--names", action="store_true", help="only name the families, the most valuable first")
     arguments = parser.parse_args(argv)
+    if arguments.names:
+        print("\n".join(FAMILIES))
+        return 0
+    if arguments.family is None:
+        parser.error(f"no family; expected one of {', '.join(FAMILIES)}")
     offsets = () if arguments.aligned else OFFSETS
     chosen = [way for call in FAMILIES[arguments.family]() for way in ways(call, offsets)]
     if arguments.list:
         print("\n".join(map(str, chosen)))
         return 0
-    odd, wrong = check(chosen, *_gpu(), lambda name: print(f"\r{name}\x1b[K", end="", file=sys.stderr, flush=True))
+    odd, wrong = check(chosen, *of_gpu(), lambda name: print(f"\r{name}\x1b[K", end="", file=sys.stderr, flush=True))
     print(
         "\n".join(
             [
@@ -136,7 +143,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(bool(wrong))
 
 
-def _gpu() -> tuple[Callable[[Array, int], Any], Callable[[Any], Array]]:
+def of_gpu() -> tuple[Put, Get]:
+    """How to copy arrays to the GPU and back."""
     import cupy
 
     # A pool would place arrays next to each other, so that accesses beyond their ends would not be detected.

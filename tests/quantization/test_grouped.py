@@ -163,7 +163,8 @@ def test_ends_and_scales_with_gaps_are_read_in_their_order() -> None:
         assert parts(gpucast.quantize_grouped(there, odd_ends, "nvfp4", scale=scales)) == wanted
         driver.capture = True
         with pytest.raises(RuntimeError, match="captured, and out.data is not in C order at an aligned address"):
-            odd = out._replace(data=upload(np.zeros(out.data.shape, out.data.dtype), offset=8))
+            held = upload(np.zeros(out.data.nbytes, np.uint8), offset=8)
+            odd = out._replace(data=gpucast.PackedArray(held, out.data.dtype, out.data.shape))
             gpucast.quantize_grouped(there, ends, "nvfp4", scale=scales, out=odd)
         with pytest.raises(RuntimeError, match="captured, and offsets is not in C order"):
             gpucast.quantize_grouped(there, ends, "nvfp4", scale=upload(np.ones(3, np.float32)), out=out)

@@ -165,7 +165,8 @@ def test_ends_and_scales_with_gaps_are_read_in_their_order() -> None:
         with pytest.raises(RuntimeError, match="captured, and out.data is not in C order at an aligned address"):
             held = upload(np.zeros(out.data.nbytes, np.uint8), offset=8)
             odd = out._replace(data=gpucast.PackedArray(held, out.data.dtype, out.data.shape))
-            gpucast.quantize_grouped(there, ends, "nvfp4", scale=scales, out=odd)
+            whole = upload(gaps["ends"][::2].copy()), upload(gaps["scales"][::2].copy())
+            gpucast.quantize_grouped(there, whole[0], "nvfp4", scale=whole[1], out=odd)
         with pytest.raises(RuntimeError, match="captured, and offsets is not in C order"):
             gpucast.quantize_grouped(there, ends, "nvfp4", scale=upload(np.ones(3, np.float32)), out=out)
 

@@ -32,6 +32,7 @@ FILES = (
     "layout.cuh",
     "table.cuh",
     "bit_planes.cuh",
+    "ways.cuh",
     "cast.cu",
 )
 

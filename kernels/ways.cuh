@@ -141,7 +141,7 @@ struct NibblesToTwoBits {
     static GPUCAST_CONSTANT bool takes() {
         return GPUCAST_ARCH >= 1000 && SrcBits == 4 && (Src::is_int || is_float4<Src>()) && Dst::is_int
                && Dst::bits == 2 && Elements % 16 == 0 && Rule::overflow() == Overflow::wrap
-               && Rule::rounding() == Rounding::truncate;
+               && Rule::rounding() == Rounding::toward_zero;
     }
     static GPUCAST_INLINE void tile(const Tile<Elements * SrcBits / 8>& in, Tile<Elements * Dst::bits / 8>& out) {
 #pragma unroll
@@ -195,7 +195,7 @@ struct NibblesToHalves {
 template <typename Src, typename Dst, u32 SrcBits, u32 Elements, typename Rule>
 struct OneByOne {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
-    static GPUCAST_CONSTANT bool takes() { return is_directed<Rule>(); }
+    static GPUCAST_CONSTANT bool takes() { return rounds_by_rule<Dst, Rule>(); }
     static GPUCAST_INLINE void tile(const Tile<Elements * SrcBits / 8>& in, Tile<Elements * Dst::bits / 8>& out) {
 #pragma unroll
         for (u32 i = 0; i < Elements; ++i) put<Dst::bits>(out, i, cast_code<Src, Dst>(get<SrcBits, Word>(in, i), Rule()));

@@ -16,7 +16,8 @@ import gpucast
 from gpucast.codegen.device_functions import WIDTHS, held_as
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule
 from gpucast.parity import host_build
 from gpucast.parity.cases import Case
 

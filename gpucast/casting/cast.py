@@ -21,15 +21,14 @@ from gpucast.casting.plans import HITS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import (
     CAST_VERSIONS,
     CASTLIKE_VERSIONS,
     DEFAULT_OPSET,
-    STOCHASTIC,
     CastRule,
     Options,
     OverflowKeyword,
-    Rounding,
     RoundMode,
     destination,
     resolve,

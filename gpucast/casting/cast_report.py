@@ -15,19 +15,11 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import (
-    DEFAULT_OPSET,
-    DIRECTED,
-    STOCHASTIC,
-    CastRule,
-    Options,
-    OverflowKeyword,
-    Rounding,
-    RoundMode,
-    resolve,
-)
+from gpucast.core.rounding import STOCHASTIC, Rounding
+from gpucast.core.rule import DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.gpu import devices, streams
 from gpucast.host import cast_on_host, text_on_host
+from gpucast.reference.rounding import to_whole
 
 Array = npt.NDArray[Any]
 
@@ -158,7 +150,7 @@ def _compare_within(x: Array, after: Array, rule: CastRule, beyond: list[Array])
     if integers:
         return CastReport(size, kept)
     if dst.family == "int":
-        after = np.rint(before) if rule.rounding == "nearest_even" else np.trunc(before)
+        after = _whole(before, rule)
     error = relative(np.abs(_difference(x, before, after, None, src, dst)), np.abs(before))
     error[outside] = 0.0
     return CastReport(size, kept, underflowed=kept - nonzero(after), max_relative_error=float(error.max()))
@@ -186,7 +178,7 @@ def _compare(x: Array, rule: CastRule, src: DType, y: Array | None = None, weigh
     outside = _outside(x, before, src, rule)
     difference = _difference(x, before, after, outside, src, dst)
     # In a direction that does not lead away from zero, the largest number is the last.
-    overflow = "saturate" if rule.rounding in DIRECTED else rule.overflow
+    overflow = "saturate" if _ends_at_largest(rule) else rule.overflow
     return count(before, after, outside, overflow=overflow, difference=difference, weights=weights)
 
 
@@ -198,16 +190,28 @@ def _outside(x: Array, before: Array, src: DType, rule: CastRule) -> Array:
     if dst.family == "int":
         if src.bits == 64 and not src.is_float:
             return np.asarray((x > dst.max) | (x < dst.min))
-        whole = np.rint(before) if rule.rounding == "nearest_even" else np.trunc(before)
+        whole = _whole(before, rule)
         return np.asarray((whole >= float(int(dst.max) + 1)) | (whole < float(dst.min)))
     if dst.family == "e8m0":
         return np.asarray((before != 0) & ((before < dst.min) | (before > dst.max)))
-    if rule.rounding in DIRECTED:
+    if _ends_at_largest(rule):
         return np.abs(before) > float(dst.max)
-    # The midpoint to where the next value would be; a tie stays with an even last code.
+    # The midpoint to where the next value would be; a tie stays with an even last code, or goes away from zero.
     step = float(dst.max) - float(dst.value(dst.max_code - 1))
     limit = float(dst.max) + step / 2
-    return np.abs(before) >= limit if dst.max_code % 2 else np.abs(before) > limit
+    stays = dst.max_code % 2 == 0 and rule.rounding != "ties_to_away"
+    return np.abs(before) > limit if stays else np.abs(before) >= limit
+
+
+def _ends_at_largest(rule: CastRule) -> bool:
+    """Whether all numbers beyond the largest are out of range: they have no nearest value in a direction."""
+    return rule.rounds_by_rule and rule.rounding != "ties_to_away"
+
+
+def _whole(numbers: Array, rule: CastRule) -> Array:
+    """The integers that numbers are rounded to; infinities and NaN stay."""
+    with np.errstate(invalid="ignore"):
+        return np.copysign(to_whole(np.abs(numbers), rule.rounding), numbers)
 
 
 def _difference(x: Array, before: Array, after: Array, outside: Array | None, src: DType, dst: DType) -> Array:

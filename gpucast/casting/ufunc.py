@@ -21,7 +21,8 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import is_number, rounded
 from gpucast.core.dtypes import dtype
 from gpucast.core.expression import COMPUTE, parse
-from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, Rounding, RoundMode, destination
+from gpucast.core.rounding import Rounding
+from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, RoundMode, destination
 from gpucast.gpu import devices
 
 _KEYWORDS = ("out", "scale", "amax", "seed", "offset")

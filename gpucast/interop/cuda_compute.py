@@ -33,7 +33,8 @@ from numpy import int64
 
 from gpucast.codegen.device_functions import device_function, held_as
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options, resolve
 
 
 class _PackedOp(RawOp):  # type: ignore[misc]

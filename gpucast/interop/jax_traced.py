@@ -20,7 +20,8 @@ from gpucast.casting.fused_options import fused_rule, resolve_scale, rule_of
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Scaling, resolve_random
-from gpucast.core.rule import STOCHASTIC, Options
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import Options
 from gpucast.interop import jax_ffi
 from gpucast.layers.cast_layer import times as array_times
 

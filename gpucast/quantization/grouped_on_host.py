@@ -12,7 +12,7 @@ from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType
 from gpucast.core.formats import Format
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.quantization import quantize_on_host, swizzle
 
 

@@ -20,7 +20,8 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import Format, Parts
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC, Options, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import Options, resolve
 from gpucast.core.steps import Node, evaluate, parse
 from gpucast.host import block_loops, cast_on_host, loops
 from gpucast.host.extension import MODULE, say_slow

@@ -20,7 +20,7 @@ from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
 from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
 from gpucast.quantization import quantize_array, quantize_on_host
 from gpucast.reference import exact_quantize

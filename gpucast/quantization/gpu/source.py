@@ -20,7 +20,8 @@ from gpucast.codegen.spec import KernelSpec
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.formats import SCALE_LAYOUTS, Format, ScaleLayout, ScaleOrder
-from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.core.steps import Steps
 from gpucast.quantization.block_grid import BlockGrid, padded
 from gpucast.quantization.gpu.step_source import step_functions

@@ -15,9 +15,10 @@ from typing import Any
 
 from gpucast.arrays.packed import device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Hadamard, Parts, ScaleLayout
+from gpucast.core.formats import Format, Hadamard, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
+from gpucast.core.scale_orders import ScaleLayout
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.gpu import memory, quantize_on_gpu

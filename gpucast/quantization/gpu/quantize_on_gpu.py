@@ -16,9 +16,10 @@ from typing import Any
 
 from gpucast.arrays.packed import device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import FORMATS, LENGTHS, Format, Parts, ScaleLayout, ScaleOrder
+from gpucast.core.formats import FORMATS, LENGTHS, Format, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
+from gpucast.core.scale_orders import ScaleLayout, ScaleOrder
 from gpucast.core.steps import Steps
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace

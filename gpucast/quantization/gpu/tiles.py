@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucast.core.dtypes import DType
-from gpucast.core.formats import LENGTHS, Format, ScaleLayout
+from gpucast.core.formats import LENGTHS, Format
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
+from gpucast.core.scale_orders import ScaleLayout
 from gpucast.gpu import driver
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.gpu.tile_source import Run, TileArguments, TileResult, TileSpec

@@ -330,9 +330,7 @@ def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format,
         return
     asked = f"{caller}: scale_layout={layout!r}"
     known = order(layout)
-    wrong = format.scale.bits // 8 not in known.itemsizes or (
-        len(shape) != 2 if known.matrices else format.min_ndim != 1
-    )
+    misshapen = len(shape) != 2 if known.matrices else format.min_ndim != 1
     if misshapen or format.scale.bits // 8 not in known.itemsizes or isinstance(format.block, str):
         sizes = " or ".join(_SIZES[size] for size in known.itemsizes)
         blocks = "blocks of matrices" if known.matrices else "one-dimensional blocks"

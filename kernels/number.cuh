@@ -126,6 +126,12 @@ GPUCAST_CONSTANT bool rounds_by_rule() {
     return Dst::is_float && Rule::rounding() != Rounding::ties_to_even && Rule::rounding() != Rounding::stochastic;
 }
 
+// Whether a mode asks for a neighbour other than the nearest one: then there is none beyond the largest number, but for the
+// direction away from zero.
+GPUCAST_CONSTANT bool is_directed(Rounding mode) {
+    return mode != Rounding::ties_to_even && mode != Rounding::ties_to_away && mode != Rounding::stochastic;
+}
+
 // significand / 2^drop to the nearest integer, ties to even; drop is 1 or more.
 template <typename Word>
 GPUCAST_CONSTANT Word round_nearest_even(Word significand, int drop) {
@@ -144,22 +150,23 @@ GPUCAST_CONSTANT Word round_nearest_even(Word significand, int drop) {
 template <Rounding mode, typename Word>
 GPUCAST_CONSTANT Word rounded(Word significand, int drop, bool negative) {
     const int bits = Width<Word>::bits;
+    [[maybe_unused]] const Word kept = drop > bits ? 0 : significand >> 1 >> (drop - 1);
+    [[maybe_unused]] const bool inexact = drop > bits ? significand != 0 : Word(significand << (bits - drop)) != 0;
+    // The bit behind the last one that is kept.
+    [[maybe_unused]] const Word half = drop > bits ? 0 : significand >> (drop - 1) & 1;
     if constexpr (mode == Rounding::ties_to_even) {
         return round_nearest_even(significand, drop);
+    } else if constexpr (mode == Rounding::ties_to_away) {
+        return kept + half;
+    } else if constexpr (mode == Rounding::toward_positive) {
+        return kept + Word(inexact && !negative);
+    } else if constexpr (mode == Rounding::toward_negative) {
+        return kept + Word(inexact && negative);
+    } else if constexpr (mode == Rounding::to_odd) {
+        return kept | Word(inexact);
     } else {
-        const Word kept = drop > bits ? 0 : significand >> 1 >> (drop - 1);
-        if constexpr (mode == Rounding::toward_zero) return kept;
-        // The bit behind the last one that is kept.
-        else if constexpr (mode == Rounding::ties_to_away) return kept + Word(drop > bits ? 0 : significand >> (drop - 1) & 1);
-        else {
-            const bool inexact = drop > bits ? significand != 0 : Word(significand << (bits - drop)) != 0;
-            if constexpr (mode == Rounding::to_odd) {
-                return kept | Word(inexact);
-            } else {
-                static_assert(mode == Rounding::toward_positive || mode == Rounding::toward_negative, "a mode without a rule");
-                return kept + Word(inexact && negative == (mode == Rounding::toward_negative));
-            }
-        }
+        static_assert(mode == Rounding::toward_zero, "a mode without a rule");
+        return kept;
     }
 }
 

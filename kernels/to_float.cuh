@@ -56,11 +56,9 @@ GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule rule, FloatFamily) {
     const int below = field < 1 ? 1 - field : 0;
     const int drop = Width<Word>::bits - 1 - int(DType::mantissa_bits) + below;
     Word code = Word(above) << DType::mantissa_bits;
-    // Fast paths for random rounding take what this rounds to nearest.
-    constexpr Rounding mode = Rule::rounding() == Rounding::stochastic ? Rounding::ties_to_even : Rule::rounding();
+    constexpr Rounding mode = Rule::rounding();
     code += rounded<mode>(x.significand, drop, x.negative);
-    if constexpr (mode != Rounding::ties_to_even && mode != Rounding::ties_to_away) {
-        // Beyond the largest number lies only the direction away from zero.
+    if constexpr (is_directed(mode)) {
         const bool away = mode == (x.negative ? Rounding::toward_negative : Rounding::toward_positive);
         if (!away && code > Word(DType::max_code)) code = Word(DType::max_code);
     }

@@ -15,7 +15,7 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rounding import STOCHASTIC, Rounding
+from gpucast.core.rounding import STOCHASTIC, Rounding, mode_of
 from gpucast.core.rule import DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.gpu import devices, streams
 from gpucast.host import cast_on_host, text_on_host
@@ -178,7 +178,8 @@ def _compare(x: Array, rule: CastRule, src: DType, y: Array | None = None, weigh
     outside = _outside(x, before, src, rule)
     difference = _difference(x, before, after, outside, src, dst)
     # In a direction that does not lead away from zero, the largest number is the last.
-    overflow = "saturate" if _ends_at_largest(rule) else rule.overflow
+    ends = dst.family == "float" and mode_of(rule.rounding).ties is None and rule.rounding != STOCHASTIC
+    overflow = "saturate" if ends else rule.overflow
     return count(before, after, outside, overflow=overflow, difference=difference, weights=weights)
 
 
@@ -194,18 +195,14 @@ def _outside(x: Array, before: Array, src: DType, rule: CastRule) -> Array:
         return np.asarray((whole >= float(int(dst.max) + 1)) | (whole < float(dst.min)))
     if dst.family == "e8m0":
         return np.asarray((before != 0) & ((before < dst.min) | (before > dst.max)))
-    if _ends_at_largest(rule):
+    ties = "even" if rule.rounding == STOCHASTIC else mode_of(rule.rounding).ties
+    if ties is None:
         return np.abs(before) > float(dst.max)
     # The midpoint to where the next value would be; a tie stays with an even last code, or goes away from zero.
     step = float(dst.max) - float(dst.value(dst.max_code - 1))
     limit = float(dst.max) + step / 2
-    stays = dst.max_code % 2 == 0 and rule.rounding != "ties_to_away"
+    stays = ties == "even" and dst.max_code % 2 == 0
     return np.abs(before) > limit if stays else np.abs(before) >= limit
-
-
-def _ends_at_largest(rule: CastRule) -> bool:
-    """Whether all numbers beyond the largest are out of range: they have no nearest value in a direction."""
-    return rule.rounds_by_rule and rule.rounding != "ties_to_away"
 
 
 def _whole(numbers: Array, rule: CastRule) -> Array:

@@ -61,7 +61,7 @@ BY_RULE: dict[str, tuple[RoundingName, ...]] = {
 }
 
 _NAMES = {mode.word: mode.name for mode in ROUNDING_MODES}
-_WORDS = {mode.name: mode.word for mode in reversed(ROUNDING_MODES)}
+_MODES = {mode.name: mode for mode in reversed(ROUNDING_MODES)}
 
 
 def name_of(word: Rounding) -> RoundingName:
@@ -69,9 +69,14 @@ def name_of(word: Rounding) -> RoundingName:
     return _NAMES[word]
 
 
+def mode_of(name: RoundingName) -> RoundingMode:
+    """A mode's row."""
+    return _MODES[name]
+
+
 def word_of(name: RoundingName) -> Rounding:
     """The first word for a mode: it stands in the names of kernels."""
-    return _WORDS[name]
+    return _MODES[name].word
 
 
 def words_of(dst: DType) -> tuple[Rounding, ...]:

@@ -33,7 +33,7 @@ _PTX = "instructions.cuh"
 _RANDOM = ("philox.cuh", "stochastic.cuh")
 _NUMERIC = tuple(kind for kind in DTYPES if kind.family != "string")
 _COUNTED = tuple(map(dtype, ("FLOAT", "BFLOAT16", "FLOAT16")))
-_OF_INTEGERS = tuple(mode.word for mode in ROUNDING_MODES if mode.integers)
+_INTEGER_WORDS = tuple(mode.word for mode in ROUNDING_MODES if mode.integers)
 #: That the loops name.
 _FLOAT, _DOUBLE = _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
 #: The sources that have loops for the modes of `BY_RULE`. Other numbers go through DOUBLE, which holds them all.
@@ -81,7 +81,7 @@ def every_rule(src: DType) -> tuple[CastRule, ...]:
     found = dict.fromkeys(resolve(src, dst) for dst in _NUMERIC)
     # The last opset by whose rules infinity becomes NaN, and the newest.
     opsets = (ROUND_MODE_SINCE - 1, DEFAULT_OPSET)
-    choices = itertools.product(_NUMERIC, (True, False), ROUND_MODES, opsets, (None, *_OF_INTEGERS), (None, "saturate"))
+    choices = itertools.product(_NUMERIC, (True, False), ROUND_MODES, opsets, (None, *_INTEGER_WORDS), (None, "saturate"))
     for dst, saturate, round_mode, opset, rounding, overflow in choices:
         try:
             rule = resolve(src, dst, Options(saturate, round_mode, opset, rounding, overflow))

@@ -13,7 +13,7 @@ import gpucast
 from gpucast.core.dtypes import DTYPES, DType, dtype, finfo
 from gpucast.core.rounding import OF_FLOATS, ROUNDING_MODES
 from gpucast.core.rule import CastRule, Options, resolve
-from gpucast.interop import dlpack
+from gpucast.libraries import dlpack
 
 #: The types that PyTorch does not have at all.
 _NOT_IN_TORCH = ("STRING", "FLOAT6E2M3", "FLOAT6E3M2")

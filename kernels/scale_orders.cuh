@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where the scale of a block lies in memory: each order of scales is one struct, which the row of
-// gpucast/core/scale_orders.py names. Kernels that quantize have it as `F::order`.
+// gpucast/quantization/scale_orders.py names. Kernels that quantize have it as `F::order`.
 namespace gpucast {
 
 // Bytes of the scales of a row that stay together in every order but `Linear`.
@@ -67,7 +67,7 @@ struct OneOf {
         return found;
     }
 };
-// Each at its number in gpucast/core/scale_orders.py.
+// Each at its number in gpucast/quantization/scale_orders.py.
 typedef OneOf<Linear, Order128x4, Order8x4, MnMajor> ScaleOrder;
 
 template <typename Order>

@@ -30,9 +30,8 @@ def checked(
     dst: DType,
     options: Options,
     finite: Any,
-    name_of_amax: str = "amax",
 ) -> list[BatchItem]:
-    """The items of a call after all checks. `name_of_amax`: what errors call `options.amax`."""
+    """The items of a call after all checks."""
     random = resolve_random(options.rounding, options.seed, options.offset, options.caller)
     paths = names.paths()
     items = _items(given, outs, [f"{options.caller}: {names.parameter}{path}" for path in paths])
@@ -64,7 +63,7 @@ def checked(
             item.fused = own
         item.start = start
         start += item.source.size
-    written = {"finite": fused.finite, name_of_amax: fused.amax}
+    written = {"finite": fused.finite, "amax": fused.amax}
     _check_disjoint(items, paths, fused.scale, written, names.parameter, options.caller)
     return items
 

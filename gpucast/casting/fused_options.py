@@ -75,19 +75,17 @@ def resolve_scale(scale: Any, device: int | None, caller: str, count: int = 1) -
     return array
 
 
-def resolve_amax(amax: Any, device: int | None, caller: str, count: int = 1, name: str = "amax") -> Any:
+def resolve_amax(amax: Any, device: int | None, caller: str, count: int = 1) -> Any:
     """The keyword `amax`, as `resolve_scale`: an array of one FLOAT that can be written, on x's side; of `count` arrays
-    of one for all, or of as many in a row. `name`: that of another keyword for such an array."""
+    of one for all, or of as many in a row."""
     # As most calls have it: what follows takes longer than a small cast.
     if device is None and type(amax) is np.ndarray and amax.dtype is _FLOAT.numpy:
         if amax.size == 1 and amax.flags.writeable:
             return amax
-    array = _array(name, amax, (_FLOAT,), caller, writing=True, count=count)
-    _check_place(name, array, device, caller)
+    array = _array("amax", amax, (_FLOAT,), caller, writing=True, count=count)
+    _check_place("amax", array, device, caller)
     if device is None and not (array.flags.writeable and array.dtype.isnative):
-        raise ValueError(
-            f"{caller}: {name} is read-only or of foreign byte order; expected an array that can be written"
-        )
+        raise ValueError(f"{caller}: amax is read-only or of foreign byte order; expected an array that can be written")
     return array
 
 

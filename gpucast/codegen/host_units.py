@@ -40,6 +40,10 @@ _FLOAT, _DOUBLE = _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
 BY_RULE_SOURCES = (_DOUBLE, dtype("INT64"), dtype("UINT64"))
 
 
+#: The sources of the loops that quantize blocks.
+BLOCK_SOURCES = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")))
+
+
 @dataclass(frozen=True)
 class HostUnit:
     """A translation unit of C++17. It exports one table, GPUCAST_ENTRIES, of its functions by their names
@@ -52,9 +56,6 @@ class HostUnit:
 
 def units() -> Iterator[HostUnit]:
     """All units of the extension module."""
-    # Only a build needs the formats. `import gpucast` loads this module, and stays quick without them.
-    from gpucast.core.formats import SOURCES
-
     for src in _NUMERIC:
         rules = every_rule(src)
         usual = [rule for rule in rules if rule == resolve(src, rule.dst)]
@@ -67,7 +68,7 @@ def units() -> Iterator[HostUnit]:
         yield cast_unit(f"rounded_{src.name}", rules_by_rule(src))
     for src in _COUNTED:
         yield counted_unit(f"counted_{src.name}", [rule for rule in every_rule(src) if is_counted(rule)])
-    for src in SOURCES:
+    for src in BLOCK_SOURCES:
         yield quantization_unit(src)
     yield _finished("fused", _COMPUTE, ["casts.hpp", "work.hpp", "fused.hpp"], [], ["cast_fused"])
     copies = [f"gpucast_copy_{bits}" for bits in ("bool", 2, 4, 6, 8, 16, 32, 64)]
@@ -81,7 +82,8 @@ def every_rule(src: DType) -> tuple[CastRule, ...]:
     found = dict.fromkeys(resolve(src, dst) for dst in _NUMERIC)
     # The last opset by whose rules infinity becomes NaN, and the newest.
     opsets = (ROUND_MODE_SINCE - 1, DEFAULT_OPSET)
-    choices = itertools.product(_NUMERIC, (True, False), ROUND_MODES, opsets, (None, *_INTEGER_WORDS), (None, "saturate"))
+    words = (None, *_INTEGER_WORDS)
+    choices = itertools.product(_NUMERIC, (True, False), ROUND_MODES, opsets, words, (None, "saturate"))
     for dst, saturate, round_mode, opset, rounding, overflow in choices:
         try:
             rule = resolve(src, dst, Options(saturate, round_mode, opset, rounding, overflow))

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.core.formats import Format
-from gpucast.core.scale_orders import ScaleLayout, ScaleOrder, order
+from gpucast.quantization.formats import Format
+from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder, order
 
 Triple = tuple[int, int, int]
 

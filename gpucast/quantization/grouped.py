@@ -25,15 +25,15 @@ from gpucast.casting.fused_options import fused_rule, resolve_scale
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import LENGTHS, Format
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, Options
-from gpucast.core.scale_orders import SCALE_LAYOUTS, SCALE_ORDERS, ScaleLayout, order
 from gpucast.gpu import devices, streams
 from gpucast.quantization import block_grid, grouped_on_host, recipes
 from gpucast.quantization import gpu as on_device
+from gpucast.quantization.formats import LENGTHS, Format
 from gpucast.quantization.option_checks import resolve_random
 from gpucast.quantization.quantized import source_dtype
+from gpucast.quantization.scale_orders import SCALE_LAYOUTS, SCALE_ORDERS, ScaleLayout, order
 
 #: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
 _MOST_GROUPS = 1024

@@ -36,7 +36,7 @@ def hadamard(
 
     It spreads what a few large numbers hold over their run. Two operands of a product that are transformed alike along
     the axis over which the product sums have the same product as before, but for rounding.
-    `gpucast.reference.exact_hadamard` defines every step.
+    `gpucast.quantization.exact_hadamard` defines every step.
 
     Parameters
     ----------
@@ -69,8 +69,8 @@ def hadamard(
     ValueError
         For another length, an axis that is no multiple of it, other signs, or an `out` that does not fit.
     """
-    adapter = adapters.find(x)
-    y = None if adapter is None else adapter.hadamard(x, length, axis, (signs, seed), inverse, to, out)
+    with_gradient = adapters.function_of(x, "hadamard")
+    y = None if with_gradient is None else with_gradient(x, length, axis, (signs, seed), inverse, to, out)
     return untraced(transformed, x, length, axis, (signs, seed), inverse, to, out) if y is None else y
 
 

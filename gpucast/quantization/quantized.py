@@ -20,13 +20,13 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
-from gpucast.core.formats import SOURCES, Format, Hadamard, Parts
 from gpucast.core.rule import resolve
-from gpucast.core.scale_orders import SCALE_LAYOUTS, ScaleLayout, order
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
+from gpucast.quantization.formats import SOURCES, Format, Hadamard, Parts
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
+from gpucast.quantization.scale_orders import SCALE_LAYOUTS, ScaleLayout, order
 
 _FLOAT = dtype("FLOAT")
 #: What to write for the methods of other libraries' arrays.

@@ -29,9 +29,9 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import checked_shape
-from gpucast.core.scale_orders import WORD, ScaleOrder, order
 from gpucast.quantization import gpu
 from gpucast.quantization.block_grid import size
+from gpucast.quantization.scale_orders import WORD, ScaleOrder, order
 
 LAYOUTS: tuple[ScaleOrder, ...] = get_args(ScaleOrder)
 

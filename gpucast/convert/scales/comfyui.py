@@ -13,9 +13,9 @@ from typing import Any
 
 from gpucast.convert.scales.stored import Stored
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import FORMATS
-from gpucast.core.scale_orders import order
 from gpucast.files import Spec, Tensor, file_limits
+from gpucast.quantization.formats import FORMATS
+from gpucast.quantization.scale_orders import order
 
 #: The last part of the tensor's name (X.comfy_quant describes X.weight), and the key of the metadata entry.
 LAYER, METADATA = "comfy_quant", "_quantization_metadata"

@@ -10,7 +10,8 @@ from typing import Literal
 from gpucast.codegen.kernel import ARRAY, Kernel, Part, array_and
 from gpucast.codegen.strides import DIMS, MAX_DIMS
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, resolve
 
 Shape = Literal["contiguous", "strided", "transposed"]
 SHAPES: tuple[Shape, ...] = ("contiguous", "strided", "transposed")
@@ -29,6 +30,7 @@ PARTS: tuple[Part, ...] = (
     "layout.cuh",
     "table.cuh",
     "bit_planes.cuh",
+    "ways.cuh",
     "cast.cu",
 )
 
@@ -124,7 +126,7 @@ def without_table(rule: CastRule, src_bits: int) -> str:
     src, dst = rule.src, rule.dst
     if src.is_float and src_bits == 6 and dst.bits < 8:
         return "GPUCAST_ARCH >= 1000"
-    if rule.rounding in DIRECTED:
+    if rule.rounds_by_rule:
         return ""
     if _is_computed(rule):
         return "GPUCAST_ARCH >= 1000"
@@ -143,7 +145,7 @@ def _is_computed(rule: CastRule) -> bool:
         return dst.family in ("float", "e8m0") and dst.bits <= 8
     if (src.family, src.bits) == ("int", 4):
         return dst.family == "float" and dst.bits == 8
-    truncates = dst.family == "int" and rule.overflow == "wrap" and rule.rounding == "truncate"
+    truncates = dst.family == "int" and rule.overflow == "wrap" and rule.rounding == "toward_zero"
     shifts = src.family == "e8m0" and dst.bits in (2, 4, 64)
     return truncates and (shifts or ((src.bits, src.mantissa_bits) in ((8, 2), (8, 3)) and dst.bits < 8))
 

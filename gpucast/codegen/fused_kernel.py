@@ -21,7 +21,8 @@ from gpucast.codegen.kernel import Kernel, Part, array_and
 from gpucast.codegen.strides import DIMS, MAX_DIMS
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import Scaling
-from gpucast.core.rule import STOCHASTIC, CastRule, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, resolve
 
 #: ``struct Random`` of kernels/philox.cuh.
 RANDOM = Fields("Random", (("seed", "u64"), ("offset", "u64")))

@@ -13,10 +13,11 @@ from gpucast.codegen.fused_kernel import FusedOps, cast_kernel
 from gpucast.codegen.kernel import Kernel
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.mixed.gpu.kernels import ADJUST, RESCALE, select_kernel
 from gpucast.quantization.block_grid import BlockGrid
-from gpucast.quantization.formats import LENGTHS, SOURCES, Format, ScaleLayout
+from gpucast.quantization.formats import LENGTHS, SOURCES, Format
 from gpucast.quantization.gpu.grouped_on_gpu import grouped_kernel
 from gpucast.quantization.gpu.hadamard_source import HadamardTile, hadamard_kernel, takes
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_kernel
@@ -25,6 +26,7 @@ from gpucast.quantization.gpu.tiles import ResultSpec, plan
 from gpucast.quantization.grouped import check_grouped
 from gpucast.quantization.option_checks import check_format, resolve_hadamard
 from gpucast.quantization.recipes import find
+from gpucast.quantization.scale_orders import ScaleLayout
 
 _FLOAT = dtype("FLOAT")
 #: The types of a loss scale, of its state and of a step's flag, which are copied to and on devices.

@@ -30,7 +30,8 @@ from gpucast import dtype
 from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.fused_kernel import FusedOps, fused_kernel
 from gpucast.compile import compiler
-from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.parity.cases import NUMERIC, rules
 
 DEFAULTS = [resolve(src, dst) for src in NUMERIC for dst in NUMERIC]

@@ -16,7 +16,8 @@ from gpucast.codegen.cast_kernel import Shape, square_side
 from gpucast.codegen.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
 from gpucast.codegen.kernel import Kernel as Compiled
 from gpucast.codegen.strides import Dims, squares
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule
 from gpucast.parity.cases import RANDOM
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.machine import Fault, Machine, Memory, Unknown

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.evaluation import Array, evaluate
 from gpucast.parity.proof.launches import (

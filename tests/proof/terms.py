@@ -386,7 +386,7 @@ def less(a: Term, b: Term) -> Term:
 
 
 def arithmetic(op: str, width: int, args: tuple[Term, ...], *param: Any) -> Term:
-    """An operation of floating-point arithmetic; `gpucast.parity.proof.evaluation` and `smt` say what each one means:
+    """An operation of floating-point arithmetic; `tests.proof.evaluation` and `smt` say what each one means:
 
     - "fma", "fadd", "fmul", "fdiv" (form, mode) and "integral" (form, mode): rounded once; a NaN result is any NaN.
       Solvers do not know "fdiv".

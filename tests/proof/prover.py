@@ -14,14 +14,14 @@ from gpucast.codegen.batch_kernel import BatchSource
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.codegen.fused_kernel import FusedArguments
 from gpucast.core.rule import STOCHASTIC
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.evaluation import Array, evaluate
-from gpucast.parity.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, is_cell, run, run_many, seed
-from gpucast.parity.proof.machine import Fault, Unknown
-from gpucast.parity.proof.ptx import Kernel
-from gpucast.parity.proof.solvers import SOLVER, ask
-from gpucast.parity.proof.specification import largest, not_finite, random_word, scaled, specification
-from gpucast.parity.proof.terms import Term
+from tests.proof import terms as t
+from tests.proof.evaluation import Array, evaluate
+from tests.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, is_cell, run, run_many, seed
+from tests.proof.machine import Fault, Unknown
+from tests.proof.ptx import Kernel
+from tests.proof.solvers import SOLVER, ask
+from tests.proof.specification import largest, not_finite, random_word, scaled, specification
+from tests.proof.terms import Term
 
 #: Inputs of together so many bits are all tried; wider ones are left to a solver.
 EXHAUSTED = 16

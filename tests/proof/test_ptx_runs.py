@@ -19,17 +19,17 @@ import numpy as np
 import pytest
 
 import gpucast
-from gpucast.parity.proof import certificate, instructions
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.evaluation import evaluate
-from gpucast.parity.proof.machine import Fault, Machine, Memory
-from gpucast.parity.proof.ptx import read
-from gpucast.parity.proof.terms import Term, const
 from gpucast.quantization import cast_grouped, dequantize_state, optimizer_step, quantize_grouped, quantize_state
 from gpucast.quantization.gpu import state_on_gpu
 from gpucast.quantization.states.codebooks import NAMES
 from gpucast.quantization.states.step import quantizing
 from host_driver import ARRAYS, HostDriver, device_array, elements, installed, upload
+from tests.proof import certificate, instructions
+from tests.proof import terms as t
+from tests.proof.evaluation import evaluate
+from tests.proof.machine import Fault, Machine, Memory
+from tests.proof.ptx import read
+from tests.proof.terms import Term, const
 
 Array = np.ndarray[Any, Any]
 ARCHS = ("sm_90", "sm_100a")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.parity.proof.terms import BRAIN, HALF, INTEGERS, TWICE, Format, Term, in_order, infinity
+from tests.proof.terms import BRAIN, HALF, INTEGERS, TWICE, Format, Term, in_order, infinity
 
 Array = npt.NDArray[Any]
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import RoundMode
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.nearest import nearest, powers
-from gpucast.parity.proof.terms import BRAIN, HALF, SINGLE, TWICE, Format, Term, const, part
+from tests.proof import terms as t
+from tests.proof.nearest import nearest, powers
+from tests.proof.terms import BRAIN, HALF, SINGLE, TWICE, Format, Term, const, part
 
 #: The widths of the operands, and the result of terms of these widths.
 Operation = tuple[tuple[int, ...], Callable[..., Term]]

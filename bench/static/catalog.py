@@ -13,7 +13,7 @@ from functools import lru_cache
 from gpucast.codegen.kernel import Kernel
 from gpucast.compile import compiler, nvrtc, nvrtc_search
 from gpucast.compile.nvrtc import Compiled, Nvrtc
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.quantization import formats
 from gpucast.quantization.formats import FORMATS, LENGTHS, SOURCES
 from gpucast.quantization.recipes import RECIPES

@@ -19,8 +19,7 @@ from gpucast.compile.cxx import CompilerMissing
 from gpucast.parity import compare
 from gpucast.parity.backends import CastBackend, backend
 from gpucast.parity.cases import all_cases, all_pairs, shuffled
-from gpucast.parity.proof.certificate import proved_pairs
-from gpucast.parity.report import Mode, ParityReport, svg
+from gpucast.parity.report import Mode, ParityReport, proved_pairs, svg
 from gpucast.parity.sweep import sweep
 
 _DESCRIPTION = """\
@@ -47,7 +46,8 @@ _OPTIONS = f"""\
 --threads N  number of threads (default: one per processor, at most 16)
 --json FILE  write the result of every pair
 --picture FILE  write the grid of pairs as SVG
---proof FILE ...  mark the pairs of which this certificate of `gpucast prove` has proved every rule (may be repeated)
+--proof FILE ...  mark the pairs whose every rule is proved by this certificate of `python -m tests.proof` (may be
+    repeated)
 --no-progress  draw no progress bar
 """
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 from gpucast.core.dtypes import DType
 from gpucast.core.version import __version__
 from gpucast.parity import pair_grid
-from gpucast.parity.cases import NUMERIC, Pair, all_cases
+from gpucast.parity.cases import NUMERIC, Pair, all_cases, all_pairs
 from gpucast.parity.compare import CaseResult, Mismatch, describe
 from gpucast.parity.pair_grid import Cell
 
@@ -192,3 +192,13 @@ def _tip(pair: PairResult, proved: bool) -> str:
     if pair.outcomes:
         tip += f", {len(pair.outcomes)} of {pair.rules} rules, {pair.elements:,} casts, {pair.wrong:,} differ"
     return tip + ", proved for every input" * proved
+
+
+def proved_pairs(certificates: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
+    """The names of the pairs whose every rule is proved by each certificate."""
+    found: list[set[tuple[str, str]]] = []
+    for one in certificates:
+        counts = Counter((proof["src"], proof["dst"]) for proof in one["proofs"] if proof["verdict"] == "proved")
+        rules = Counter((case.rule.src.name, case.rule.dst.name) for case in all_cases(all_pairs()))
+        found.append({pair for pair, count in rules.items() if counts[pair] == count})
+    return set.intersection(*found) if found else set()

@@ -24,6 +24,8 @@ import gpucast
 from gpucast import files
 from gpucast.cli import main
 from gpucast.cli.main import _parsed
+from tests.proof.__main__ import _parser as _prover
+from tests.proof.__main__ import main as prove
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -44,11 +46,13 @@ ELSEWHERE = {
     "vllm serve": "nobody: vLLM is too large for the tests; docs/checkpoints.md says what was tried by hand",
     "docker": "nobody here: it needs Docker and a GPU; tests/bench runs what the image starts",
 }
+#: The program that proves.
+PROVER = "python -m tests.proof "
 #: These take minutes, or a GPU. Their options are read, and nothing is run.
 PARSED = (
     "gpucast bench",
     "gpucast parity --backend",
-    "gpucast prove FLOAT:FLOAT8E4M3FN  ",
+    "python -m tests.proof FLOAT:FLOAT8E4M3FN  ",
     "gpucast info",
     "python -m bench",
 )
@@ -176,19 +180,20 @@ def test_commands_do_what_the_page_says(
             pytest.importorskip(library[1], reason=f"{library[1]} is not installed")
             exec(shlex.split(command)[2], {})
             continue
+        if prover := command.startswith(PROVER):
+            pytest.importorskip("bitwuzla", reason="bitwuzla is not installed")
+            command = command.replace(PROVER, "gpucast ")
         launcher, found, arguments = command.partition("gpucast ")
         assert found and re.fullmatch(r"((srun|torchrun) .*)?", launcher), f"{command}: neither gpucast's nor listed"
         if launcher:
             # Of the processes that share the work this one does all.
             monkeypatch.setenv("RANK", "0")
             monkeypatch.setenv("WORLD_SIZE", "1")
-        if "gpucast prove" in command:
-            pytest.importorskip("bitwuzla", reason="bitwuzla is not installed")
         words = shlex.split(arguments, comments=True)
         if words[0] == "convert":
             # Pages show alternatives, too, with one OUT.
             shutil.rmtree(words[2], ignore_errors=True)
-        code = main(words)
+        code = (prove if prover else main)(words)
         out, err = capsys.readouterr()
         # As of the program `diff`, 1 says that something differs.
         assert code == 0 or (code, words[0], err) == (1, "diff", ""), f"{command}: {err}"
@@ -199,6 +204,8 @@ def test_commands_do_what_the_page_says(
 def parsed(command: str) -> bool:
     """Whether the options of a command are right."""
     program, *words = shlex.split(command)
+    if words[:2] == shlex.split(PROVER)[1:]:
+        return _prover().parse_args(words[2:]) is not None
     if program == "python" or words[0] == "bench":
         from bench.__main__ import _parser
 

@@ -15,17 +15,17 @@ from typing import Any
 
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule, resolve
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.certificate import digest, ptx
-from gpucast.parity.proof.launches import Launch, Subject, element, run
-from gpucast.parity.proof.machine import Fault, Unknown
-from gpucast.parity.proof.prover import Prover, Verdict, tabulated
-from gpucast.parity.proof.ptx import read
-from gpucast.parity.proof.specification import specification
-from gpucast.parity.proof.terms import TWICE, Term, const
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu.source import quantize_arguments, quantize_kernel
+from tests.proof import terms as t
+from tests.proof.certificate import digest, ptx
+from tests.proof.launches import Launch, Subject, element, run
+from tests.proof.machine import Fault, Unknown
+from tests.proof.prover import Prover, Verdict, tabulated
+from tests.proof.ptx import read
+from tests.proof.specification import specification
+from tests.proof.terms import TWICE, Term, const
 
 _DOUBLE = dtype("DOUBLE")
 #: Where the scales are.
@@ -49,7 +49,7 @@ def every_scale(format: Format) -> Iterable[int]:
 def prove(format: Format, src: DType, arch: str) -> dict[str, Any]:
     """Prove a format's kernel: its entry in a certificate. ValueError unless scales are powers of two."""
     if format.scale.family != "e8m0" or not format.element.is_float or not isinstance(format.block, tuple):
-        raise ValueError(f"prove: {format} has other scales than powers of two, or integers; expected mxfp8e4m3, ...")
+        raise ValueError(f"{format} has other scales than powers of two, or integers; expected mxfp8e4m3, ...")
     t.forget()
     source = kernel_of(format, src)
     text = ptx(source.kernel, arch)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.instructions import OPERATIONS
-from gpucast.parity.proof.ptx import Instruction, Kernel
-from gpucast.parity.proof.terms import Term, const
+from tests.proof import terms as t
+from tests.proof.instructions import OPERATIONS
+from tests.proof.ptx import Instruction, Kernel
+from tests.proof.terms import Term, const
 
 _ACCESS = re.compile(r"(ld|st)(?:\.(?:param|global|shared))?(?:\.nc)?(?:\.v([248]))?\.([bsuf])(\d+)")
 _MOVE = re.compile(r"mov\.[bsuf](\d+)")

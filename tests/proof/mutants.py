@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
-from gpucast.parity.proof.instructions import OPERATIONS
-from gpucast.parity.proof.launches import Launch, Subject, run
-from gpucast.parity.proof.machine import Unknown
-from gpucast.parity.proof.prover import Prover
-from gpucast.parity.proof.ptx import Instruction, Kernel
+from tests.proof.instructions import OPERATIONS
+from tests.proof.launches import Launch, Subject, run
+from tests.proof.machine import Unknown
+from tests.proof.prover import Prover
+from tests.proof.ptx import Instruction, Kernel
 
 #: Words of opcodes that stand in for each other.
 _TWINS = {

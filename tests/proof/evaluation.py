@@ -9,24 +9,53 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.parity.proof.terms import BRAIN, HALF, INTEGERS, TWICE, Format, Term, in_order, infinity
+from tests.proof.terms import BRAIN, HALF, INTEGERS, TWICE, Format, Term, in_order, infinity
 
 Array = npt.NDArray[Any]
 
 
 def evaluate(root: Term, inputs: Mapping[Term, Array]) -> Array:
     """The values of a term for given values of its variables. IndexError for a look-up outside its memory."""
-    done: dict[Term, Array] = {}
-    with np.errstate(all="ignore"):
-        for term in in_order(root):
-            if term.op == "var":
-                done[term] = np.asarray(inputs[term]).astype(_kind(term.width))
-            elif term.op == "const":
-                done[term] = np.array(term.param, _kind(term.width))
-            else:
-                found = _OPERATIONS[term.op](term, *(done[arg] for arg in term.args))
-                done[term] = _cut(np.asarray(found), term.width)
-    return done[root]
+    return Program(root)(inputs)
+
+
+class Program:
+    """A term that is ready to be computed again and again."""
+
+    def __init__(self, root: Term) -> None:
+        order = in_order(root)
+        place = {term: number for number, term in enumerate(order)}
+        self.variables = [(place[term], term) for term in order if term.op == "var"]
+        self._values: list[Any] = [
+            np.array(term.param, _kind(term.width)) if term.op == "const" else None for term in order
+        ]
+        self._steps = [
+            (place[term], _OPERATIONS[term.op], term, [place[arg] for arg in term.args])
+            for term in order
+            if term.op not in ("var", "const")
+        ]
+
+    def __call__(self, inputs: Mapping[Term, Array]) -> Array:
+        values = list(self._values)
+        for number, term in self.variables:
+            values[number] = np.asarray(inputs[term]).astype(_kind(term.width))
+        return self._run(values)
+
+    def of(self, *given: Array) -> Array:
+        """The values for those of `variables`, in their order, which are of the kind that the widths ask for."""
+        values = list(self._values)
+        for (number, _), one in zip(self.variables, given, strict=True):
+            values[number] = one
+        return self._run(values)
+
+    def _run(self, values: list[Any]) -> Array:
+        with np.errstate(all="ignore"):
+            for number, compute, term, args in self._steps:
+                found = compute(term, *[values[arg] for arg in args])
+                values[number] = _cut(np.asarray(found), term.width)
+        found = values[-1]
+        assert isinstance(found, np.ndarray)
+        return found
 
 
 def _kind(width: int) -> Any:
@@ -38,6 +67,8 @@ def _cut(found: Array, width: int) -> Array:
         return np.asarray(found.astype(object) & ((1 << width) - 1), object)
     if found.dtype == object:
         found = np.asarray(found & ((1 << width) - 1))
+    if width == 64 and found.dtype == np.uint64:
+        return found
     return np.asarray(found.astype(np.uint64) & np.uint64((1 << width) - 1))
 
 
@@ -158,6 +189,7 @@ def _arithmetic(term: Term, *args: Array) -> Array:
         ("fadd", "rn"),
         ("fmul", "rn"),
         ("fdiv", "rn"),
+        ("sqrt", "rn"),
         ("integral", "rn"),
         ("integral", "rz"),
     ):
@@ -166,6 +198,8 @@ def _arithmetic(term: Term, *args: Array) -> Array:
         found = np.rint(a) if mode == "rn" else np.trunc(a)
     elif term.op == "fmul":
         found = a * others[0]
+    elif term.op == "sqrt":
+        found = np.sqrt(a)
     elif term.op == "fdiv":
         found = a / others[0]
     elif form == TWICE:
@@ -223,7 +257,7 @@ _OPERATIONS: dict[str, Callable[..., Array]] = {
     **dict.fromkeys(("shl", "lshr", "ashr"), _shift),
     "lookup": _look_up,
     "search": _search,
-    **dict.fromkeys(("fma", "fadd", "fmul", "fdiv", "integral"), _arithmetic),
+    **dict.fromkeys(("fma", "fadd", "fmul", "fdiv", "sqrt", "integral"), _arithmetic),
     "convert": lambda t, a: encode(decode(a, t.param[0]), t.param[1], t.param[2]),
     "from_int": _from_int,
     "to_int": _to_int,

@@ -25,15 +25,15 @@ from gpucast.compile.cxx import CompilerMissing
 from gpucast.core.rule import Options
 from gpucast.core.version import __version__
 from gpucast.parity.backends import KernelsBackend
-from gpucast.parity.cases import Case, all_cases, all_pairs
+from gpucast.parity.cases import Case
 from gpucast.parity.compare import describe, wanted_codes
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.launches import BatchSubject, Launch, Subject, edges, full_tile, fused, strided, tables
-from gpucast.parity.proof.machine import Unknown
-from gpucast.parity.proof.mutants import judge
-from gpucast.parity.proof.prover import Prover, Verdict
-from gpucast.parity.proof.ptx import read
-from gpucast.parity.proof.solvers import SOLVER, version
+from tests.proof import terms as t
+from tests.proof.launches import BatchSubject, Launch, Subject, edges, full_tile, fused, strided, tables
+from tests.proof.machine import Unknown
+from tests.proof.mutants import judge
+from tests.proof.prover import Prover, Verdict
+from tests.proof.ptx import read
+from tests.proof.solvers import SOLVER, version
 
 Paths = Literal["full", "edges", "layouts", "scaled", "many"]
 PATHS = get_args(Paths)
@@ -110,7 +110,7 @@ def prove(
 
 
 def mutants(cases: Sequence[Case], arch: str) -> Counter[str]:
-    """Judge a mutant of each kernel of some rules, with the counts of `gpucast.parity.proof.mutants.judge`."""
+    """Judge a mutant of each kernel of some rules, with the counts of `tests.proof.mutants.judge`."""
     judged = Counter(found=0, equal=0, open=0)
     for case in cases:
         source = Subject.of(case.rule)
@@ -179,7 +179,7 @@ def opened(path: str | None, arch: str, paths: Paths | Literal["blocks"]) -> dic
     found: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     there = found.get("arch"), found.get("paths")
     if there != (arch, paths):
-        raise ValueError(f"prove: {path} is of {there[0]}, paths {there[1]}; asked were {arch}, paths {paths}")
+        raise ValueError(f"{path} is of {there[0]}, paths {there[1]}; asked were {arch}, paths {paths}")
     return found
 
 
@@ -226,13 +226,3 @@ def proved(certificates: Iterable[Mapping[str, Any]], paths: Paths) -> dict[str,
         for proof in found["proofs"]
         if proof["verdict"] == "proved"
     }
-
-
-def proved_pairs(certificates: Iterable[Mapping[str, Any]]) -> set[tuple[str, str]]:
-    """The names of the pairs whose every rule is proved by each certificate."""
-    found: list[set[tuple[str, str]]] = []
-    for one in certificates:
-        counts = Counter((proof["src"], proof["dst"]) for proof in one["proofs"] if proof["verdict"] == "proved")
-        rules = Counter((case.rule.src.name, case.rule.dst.name) for case in all_cases(all_pairs()))
-        found.append({pair for pair, count in rules.items() if counts[pair] == count})
-    return set.intersection(*found) if found else set()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 _TOKEN = re.compile(r"\s*(?:(\$\w+):|(\{)(?=\s*\.reg)|(\})|([^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)")
 _STATEMENT = re.compile(r"(?:@(!?)(%?\w+)\s+)?([\w.]+)\s*(.*)", re.DOTALL)
 _TABLE = re.compile(r"\.global \.align (\d+) \.b8 (\w+)\[(\d+)\] = \{([^}]*)\}")
-_SHARED = re.compile(r"\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\]")
+_MEMORY = re.compile(r"\.(shared|local) +\.align (\d+) \.b8 +(\w+)\[(\d+)\]")
 _PARAM = re.compile(r"\.param (?:\.align (\d+) )?\.[a-z]+(\d+) (?:\.ptr \.align \d+ )?(\w+)(?:\[(\d+)\])?")
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
 _SIZES = {"pred": 1}
@@ -32,10 +32,12 @@ class Kernel:
     alignment, and `widths` gives the width of registers by their name without the number.
     """
 
+    name: str = ""
     body: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
     params: dict[str, tuple[int, int]] = field(default_factory=dict)
     shared: dict[str, tuple[int, int]] = field(default_factory=dict)
+    local: dict[str, tuple[int, int]] = field(default_factory=dict)
     tables: dict[str, bytes] = field(default_factory=dict)
     widths: dict[str, int] = field(default_factory=dict)
 
@@ -49,9 +51,10 @@ def read(text: str) -> Kernel:
     kernel = Kernel()
     for _, name, size, values in _TABLE.findall(text):
         kernel.tables[name] = bytes(map(int, values.split(","))).ljust(int(size), b"\0")
-    for align, name, size in _SHARED.findall(text):
-        kernel.shared[name] = int(size), int(align)
+    for space, align, name, size in _MEMORY.findall(text):
+        {"shared": kernel.shared, "local": kernel.local}[space][name] = int(size), int(align)
     head, _, body = text.partition(".entry")[2].partition("\n{")
+    kernel.name = head.partition("(")[0].strip()
     for align, bits, name, count in _PARAM.findall(head):
         size = int(bits) // 8 * int(count or 1)
         kernel.params[name] = size, int(align or size)

@@ -386,10 +386,10 @@ def less(a: Term, b: Term) -> Term:
 
 
 def arithmetic(op: str, width: int, args: tuple[Term, ...], *param: Any) -> Term:
-    """An operation of floating-point arithmetic; `gpucast.parity.proof.evaluation` and `smt` say what each one means:
+    """An operation of floating-point arithmetic; `tests.proof.evaluation` and `smt` say what each one means:
 
-    - "fma", "fadd", "fmul", "fdiv" (form, mode) and "integral" (form, mode): rounded once; a NaN result is any NaN.
-      Solvers do not know "fdiv".
+    - "fma", "fadd", "fmul", "fdiv", "sqrt" and "integral" (form, mode): rounded once; a NaN result is any NaN.
+      Solvers do not know "fdiv" and "sqrt".
     - "convert" (from, to, mode): from one format to another.
     - "from_int" (signed, to, mode), and "to_int" (form, signed, mode): the latter clamps; NaN gives 0, or the lowest
       integer if the result has 64 bits and a sign, the top bit if it has none.

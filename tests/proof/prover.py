@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpucast.core.rounding import STOCHASTIC
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.evaluation import Array, evaluate
-from gpucast.parity.proof.launches import (
+from tests.proof import terms as t
+from tests.proof.evaluation import Array, evaluate
+from tests.proof.launches import (
     AMAX,
     FINITE,
     WIDE,
@@ -29,11 +29,11 @@ from gpucast.parity.proof.launches import (
     run_many,
     seed,
 )
-from gpucast.parity.proof.machine import Fault, Unknown
-from gpucast.parity.proof.ptx import Kernel
-from gpucast.parity.proof.solvers import SOLVER, ask
-from gpucast.parity.proof.specification import largest, not_finite, random_word, scaled, specification
-from gpucast.parity.proof.terms import Term
+from tests.proof.machine import Fault, Unknown
+from tests.proof.ptx import Kernel
+from tests.proof.solvers import SOLVER, ask
+from tests.proof.specification import largest, not_finite, random_word, scaled, specification
+from tests.proof.terms import Term
 
 #: Inputs of together so many bits are all tried; wider ones are left to a solver.
 EXHAUSTED = 16

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import metadata
 
-from gpucast.parity.proof.terms import Format, Term, in_order, variables
+from tests.proof.terms import Format, Term, in_order, variables
 
 SOLVER = "bitwuzla"
 _MODES = {"rn": "RNE", "ra": "RNA", "rz": "RTZ", "rp": "RTP"}

@@ -16,13 +16,13 @@ from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.parity.cases import NUMERIC, SMALL, WIDE, rules, stochastic_cases
 from gpucast.parity.compare import wanted_codes
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.evaluation import evaluate
-from gpucast.parity.proof.solvers import ask
-from gpucast.parity.proof.specification import random_word, specification
-from gpucast.parity.proof.terms import BRAIN, HALF, SINGLE, TWICE, Term, const
 from gpucast.reference import exact_cast
 from hard_codes import hard_codes
+from tests.proof import terms as t
+from tests.proof.evaluation import evaluate
+from tests.proof.solvers import ask
+from tests.proof.specification import random_word, specification
+from tests.proof.terms import BRAIN, HALF, SINGLE, TWICE, Term, const
 
 Array = np.ndarray[Any, Any]
 

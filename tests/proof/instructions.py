@@ -14,9 +14,9 @@ import numpy as np
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import RoundMode
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.nearest import nearest, powers
-from gpucast.parity.proof.terms import BRAIN, HALF, SINGLE, TWICE, Format, Term, const, part
+from tests.proof import terms as t
+from tests.proof.nearest import nearest, powers
+from tests.proof.terms import BRAIN, HALF, SINGLE, TWICE, Format, Term, const, part
 
 #: The widths of the operands, and the result of terms of these widths.
 Operation = tuple[tuple[int, ...], Callable[..., Term]]
@@ -143,6 +143,10 @@ def _compare(name: str, form: Format) -> Callable[[Term, Term], Term]:
     return compared
 
 
+def _negated(a: Term) -> Term:
+    return t.join((t.magnitude(a), t.invert(part(a, a.width - 1, 1))))
+
+
 def _arithmetic(op: str, width: int, *param: object) -> Callable[..., Term]:
     return lambda *args: t.arithmetic(op, width, args, *param)
 
@@ -248,7 +252,7 @@ def _table() -> dict[str, Operation]:
             found[f"mul.{mode}.{name}"] = (w, w), _arithmetic("fmul", w, form, mode)
             found[f"add.{mode}.{name}"] = (w, w), _arithmetic("fadd", w, form, mode)
         found[f"abs.{name}"] = (w,), lambda a: t.zext(t.magnitude(a), a.width)
-        found[f"neg.{name}"] = (w,), lambda a: t.join((t.magnitude(a), t.invert(part(a, a.width - 1, 1))))
+        found[f"neg.{name}"] = (w,), _negated
         if w == 16:
             for op in ("abs", "min", "max", "min.NaN", "max.NaN", "fma.rn", "mul.rn", "add.rn"):
                 widths, operation = found[f"{op}.{name}"]
@@ -294,3 +298,43 @@ def _table() -> dict[str, Operation]:
 
 
 OPERATIONS = _table()
+
+
+def _flush(a: Term) -> Term:
+    """Zero of the same sign in place of a subnormal FLOAT."""
+    return t.ite(t.ult(t.magnitude(a), const(1 << 23, 31)), t.join((const(0, 31), part(a, 31, 1))), a)
+
+
+def _running() -> dict[str, Operation]:
+    """Those that are executed on numbers, and that no solver knows. Without a mode `add`, `sub` and `mul` are rounded to
+    nearest; ptxas may contract them. `rcp.approx` may be off by one ULP, on which no result may depend.
+    """
+    found: dict[str, Operation] = {}
+    for name, form in (("f32", SINGLE), ("f64", TWICE)):
+        w = sum(form)
+        add, multiply, divide = (_arithmetic(op, w, form, "rn") for op in ("fadd", "fmul", "fdiv"))
+        found[f"sub.rn.{name}"] = (w, w), lambda a, b, add=add: add(a, _negated(b))
+        found |= {f"add.{name}": ((w, w), add), f"mul.{name}": ((w, w), multiply), f"div.rn.{name}": ((w, w), divide)}
+        found[f"sub.{name}"] = found[f"sub.rn.{name}"]
+        found[f"sqrt.rn.{name}"] = (w,), _arithmetic("sqrt", w, form, "rn")
+    one = const(0x3F800000, 32)
+    found["rcp.rn.f32"] = (32,), lambda a: found["div.rn.f32"][1](one, a)
+    found["rcp.approx.ftz.f32"] = (32,), lambda a: _flush(found["div.rn.f32"][1](one, _flush(a)))
+    found["sub.rn.f32x2"] = (64, 64), lanes(found["sub.rn.f32"][1])
+    found["cvt.rn.f64.s16"] = (16,), _arithmetic("from_int", 64, True, TWICE, "rn")
+    found["cvt.s8.s64"] = (64,), lambda a: t.sext(part(a, 0, 8), 16)
+    for w in (32, 64):
+        for kind, signed in (("u", False), ("s", True)):
+            found[f"mul.hi.{kind}{w}"] = (w, w), lambda a, b, how=_wide(signed): part(how(a, b), a.width, a.width)
+        found[f"div.s{w}"] = (w, w), _divide_signed
+        found[f"rem.s{w}"] = (w, w), lambda a, b: t.sub(a, t.mul(_divide_signed(a, b), b))
+    return found
+
+
+def _divide_signed(a: Term, b: Term) -> Term:
+    signs = t.bitwise("xor", part(a, a.width - 1, 1), part(b, b.width - 1, 1))
+    found = _divide(_abs(a), _abs(b))
+    return t.ite(signs, t.negate(found), found)
+
+
+RUNNING = _running()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`gpucast prove`: proves from the PTX of kernels that they cast every input as specified."""
+"""``python -m tests.proof``: proves from the PTX of kernels that they cast every input as specified."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import compiler
 from gpucast.parity.cases import all_cases, all_pairs, shuffled
-from gpucast.parity.proof import block_codes, certificate, solvers
-from gpucast.parity.proof.certificate import Proof
 from gpucast.quantization.formats import find
+from tests.proof import block_codes, certificate, solvers
+from tests.proof.certificate import Proof
 
 _DESCRIPTION = """\
 Prove that the kernels of pairs cast every input as specified: the PTX that NVRTC makes is executed on unknown inputs,
@@ -42,23 +42,28 @@ _OPTIONS = f"""\
 """
 
 
-def add(commands: Any) -> None:
-    parser = commands.add_parser(
-        "prove",
-        help="prove kernels right for every input",
-        description=_DESCRIPTION,
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command and return the exit code."""
+    try:
+        return _run(_parser().parse_args(argv))
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"proof: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.proof", description=_DESCRIPTION)
     parser.add_argument(
         "pairs", metavar="SRC:DST", type=arguments.pair, nargs="*", help="pairs of types to prove (default: all)"
     )
     kinds = {"TYPE": arguments.dtype, "N": arguments.count}
     arguments.add_options(parser, _OPTIONS, kinds)
-    parser.set_defaults(run=run)
+    return parser
 
 
-def run(args: argparse.Namespace) -> int:
+def _run(args: argparse.Namespace) -> int:
     if not solvers.version():
-        raise ValueError(f"prove: {solvers.SOLVER} not installed; pip install 'gpucast[proof]'")
+        raise ValueError(f"{solvers.SOLVER} is not installed; pip install 'gpucast[proof]'")
     arch = compiler.compiler().parse(args.arch)
     if args.format:
         return _formats(args, arch)
@@ -94,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     failed = sum(not proof.verdict.proved for proof in proofs)
     print(f"{len(proofs) - failed} of {len(proofs)} rules proved for {arch}")
     if failed:
-        print(f"gpucast prove: {failed} rules are not proved", file=sys.stderr)
+        print(f"proof: {failed} rules are not proved", file=sys.stderr)
     return int(failed > 0)
 
 
@@ -103,9 +108,13 @@ def _formats(args: argparse.Namespace, arch: str) -> int:
     before = certificate.opened(args.json, arch, "blocks")
     proofs = []
     for name in args.format:
-        proofs.append(block_codes.prove(find(name, "prove"), args.source, arch))
+        proofs.append(block_codes.prove(find(name, "proof"), args.source, arch))
         print("{format} from {src}, {scales} scales: {verdict}".format(**proofs[-1]), flush=True)
         with arguments.created(args.json) as file:
             if file is not None:
                 file.write(certificate.text(certificate.certificate(before, proofs)).encode())
     return int(any(proof["verdict"] != "proved" for proof in proofs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

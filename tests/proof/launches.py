@@ -19,10 +19,10 @@ from gpucast.codegen.strides import Dims, squares
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule
 from gpucast.parity.cases import RANDOM
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.machine import Fault, Machine, Memory, Unknown
-from gpucast.parity.proof.ptx import Kernel
-from gpucast.parity.proof.terms import Term, const, var
+from tests.proof import terms as t
+from tests.proof.machine import Fault, Machine, Memory, Unknown
+from tests.proof.ptx import Kernel
+from tests.proof.terms import Term, const, var
 
 #: Where the arrays begin, before a launch's offsets: multiples of every alignment that a kernel may use.
 _SOURCE, _RESULT = 0x7000_0000_0000, 0x7100_0000_0000

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import RoundMode
-from gpucast.parity.proof.terms import Term, search
+from tests.proof.terms import Term, search
 
 
 def value(src: DType, size: int) -> Fraction | None:

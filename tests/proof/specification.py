@@ -15,9 +15,9 @@ from functools import lru_cache
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, resolve
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.nearest import nearest, neighbours, powers, rounded, value
-from gpucast.parity.proof.terms import SINGLE, TWICE, Format, Term, const, part
+from tests.proof import terms as t
+from tests.proof.nearest import nearest, neighbours, powers, rounded, value
+from tests.proof.terms import SINGLE, TWICE, Format, Term, const, part
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 

@@ -18,12 +18,13 @@ from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, resolve
 from gpucast.parity.cases import NUMERIC, WIDE, all_cases, all_pairs, cases, shuffled, stochastic_cases
-from gpucast.parity.proof import certificate, mutants
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.launches import BatchSubject, Launch, Subject, edges, full_tile, fused, strided, tables
-from gpucast.parity.proof.machine import Unknown
-from gpucast.parity.proof.prover import Prover, Verdict
-from gpucast.parity.proof.ptx import read
+from tests.proof import certificate, mutants
+from tests.proof import terms as t
+from tests.proof.__main__ import main as prove
+from tests.proof.launches import BatchSubject, Launch, Subject, edges, full_tile, fused, strided, tables
+from tests.proof.machine import Unknown
+from tests.proof.prover import Prover, Verdict
+from tests.proof.ptx import read
 
 
 def compiled(pair: str, arch: str = "sm_90", **attributes: Any) -> tuple[Subject, str]:
@@ -213,7 +214,7 @@ def test_an_unanswered_question_is_no_proof() -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     path = tmp_path / "proof.json"
     asked = ["--mutants", "2", "--json", str(path), "--no-progress"]
-    assert main(["prove", "FLOAT:INT8", "INT4:FLOAT16", *asked]) == 0
+    assert prove(["FLOAT:INT8", "INT4:FLOAT16", *asked]) == 0
     out = capsys.readouterr().out
     assert "FLOAT to INT8, sm_90: proved by bitwuzla" in out
     assert "INT4 to FLOAT16, sm_90: proved by exhaustion" in out
@@ -223,7 +224,7 @@ def test_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     assert sum(found["mutants"].values()) == 2
     # A known proof is not made again: its seconds are those of the certificate.
     [seconds] = [proof["seconds"]["bitwuzla"] for proof in found["proofs"] if proof["src"] == "FLOAT"]
-    assert main(["prove", "FLOAT:INT8", "--known", str(path), "--no-progress"]) == 0
+    assert prove(["FLOAT:INT8", "--known", str(path), "--no-progress"]) == 0
     assert f"FLOAT to INT8, sm_90: proved by bitwuzla {seconds:.2f} s" in capsys.readouterr().out
 
 
@@ -232,7 +233,7 @@ def test_the_picture_marks_proved_pairs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # One of its pairs has a further rule, which is not proved.
-    assert main(["prove", "INT4:INT2", "INT4:BOOL", "--rule", "default", "--json", "proof.json", "--no-progress"]) == 0
+    assert prove(["INT4:INT2", "INT4:BOOL", "--rule", "default", "--json", "proof.json", "--no-progress"]) == 0
     asked = ["--backend", "host", "--pair", "INT4:BOOL", "--picture", "x.svg", "--proof", "proof.json", "--no-progress"]
     assert main(["parity", *asked]) == 0
     text = Path("x.svg").read_text(encoding="utf-8")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from gpucast.cli import main
 from gpucast.core.dtypes import dtype
-from gpucast.parity.proof import block_codes, certificate
-from gpucast.parity.proof import terms as t
-from gpucast.parity.proof.block_codes import BlockProof
-from gpucast.parity.proof.prover import Prover
-from gpucast.parity.proof.ptx import read
 from gpucast.quantization.formats import FORMATS
+from tests.proof import block_codes, certificate
+from tests.proof import terms as t
+from tests.proof.__main__ import main
+from tests.proof.block_codes import BlockProof
+from tests.proof.prover import Prover
+from tests.proof.ptx import read
 
 pytest.importorskip("bitwuzla")
 
@@ -56,9 +56,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setattr(block_codes, "every_scale", lambda format: [255])
     path = tmp_path / "proof.json"
     for name in ("mxfp8e4m3", "mxfp4"):
-        assert main(["prove", "--format", name, "--json", str(path)]) == 0
+        assert main(["--format", name, "--json", str(path)]) == 0
     assert "mxfp4 from BFLOAT16, 1 scales: proved" in capsys.readouterr().out
     found = json.loads(path.read_text())
     assert found["proved"] == 2 and {one["format"] for one in found["proofs"]} == {"mxfp8e4m3", "mxfp4"}
-    assert main(["prove", "--format", "nvfp4"]) == 1
+    assert main(["--format", "nvfp4"]) == 1
     assert "expected mxfp8e4m3" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gpucast.arrays.batch_item import BatchItem, Launch
 from gpucast.arrays.operand import Operand
 from gpucast.arrays.overlap import Table
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Batch, Kind, batch_kernel, sorted_kinds
+from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, ARRAYS, Batch, Kind, batch_kernel, sorted_kinds
 from gpucast.codegen.fields import Fields
 from gpucast.codegen.fused_kernel import FUSED, FusedOps
 from gpucast.codegen.kernel import ALIGNED
@@ -22,6 +22,8 @@ from gpucast.gpu import cast_on_gpu, driver
 
 #: Stands for the first block in unused places of a table; no block has this index.
 _NONE = 2**32 - 1
+#: The fields of `ARRAYS`.
+_COLUMNS = frozenset(row[0] for row in ARRAYS.rows)
 
 
 def launches(items: Sequence[BatchItem], device: int) -> list[Callable[[], None]]:
@@ -109,10 +111,11 @@ def prepare(items: Sequence[BatchItem], device: int) -> Launch:
             return
         number, scale_at, amax, *others = cast_on_gpu.fused_values(fused)
 
-        def given(begin: int) -> bytes:
-            return FUSED.pack(number, scale_at + scale_step * begin, amax + amax_step * begin, *others)
+        def write(table: npt.NDArray[Any], begin: int) -> None:
+            moved = scale_at + scale_step * begin, amax + amax_step * begin
+            FUSED.layout.pack_into(table.data, prepared.offsets["given"], number, *moved, *others)
 
-        prepared.run({"src": src, "dst": dst}, "given", given)
+        prepared.run({"src": src, "dst": dst}, write)
 
     return run
 
@@ -155,7 +158,10 @@ class Prepared:
         self._ahead = batch.tiles[places] - 1
         table = batch.kernel.arguments.places[0].type
         assert isinstance(table, Fields)
-        self._offsets = table.offsets
+        #: Where the fields of a table lie.
+        self.offsets = table.offsets
+        #: Whether a table begins with an `ARRAYS`, or is one.
+        self._begins = "arrays" in self.offsets
         #: Of each launch: its arrays, and its argument as far as it is known.
         self._parts: list[tuple[slice, npt.NDArray[Any]]] = []
         for begin in range(0, len(n), batch.capacity):
@@ -163,36 +169,30 @@ class Prepared:
             count = self._n[part].size
             known = np.zeros((), table.dtype)
             for name, column in {"n": n, "kind": kind, **columns}.items():
-                _columns(known, name)[name][:count] = column[part]
+                self._holder(known, name)[name][:count] = column[part]
             for name, value in others.items():
                 known[name] = value
-            first_block = _columns(known, "first_block")["first_block"]
+            first_block = self._holder(known, "first_block")["first_block"]
             first_block[0], first_block[count:] = 0, _NONE
             self._parts.append((part, known))
 
-    def run(
-        self,
-        addresses: Mapping[str, Table],
-        field: str = "",
-        value: Callable[[int], bytes] = lambda begin: b"",
-    ) -> None:
+    def run(self, addresses: Mapping[str, Table], write: Callable[[npt.NDArray[Any], int], None] | None = None) -> None:
         """Launch for arrays at these addresses, by column, on the current stream of the device, which is the current
-        one. `field` has the bytes `value` for a launch that begins with this array."""
+        one. ``write(table, begin)`` adds what else depends on the call to a table whose first array is number `begin`.
+        """
         ahead = np.where(addresses["dst"] % ALIGNED == 0, 0, self._ahead)
         blocks = -(-(self._n + ahead) // self._elements)
         for part, known in self._parts:
             ends = blocks[part].cumsum()
             table = known.copy()
+            arrays = table["arrays"] if self._begins else table
             for name, column in addresses.items():
-                _columns(table, name)[name][: ends.size] = column[part]
-            _columns(table, "first_block")["first_block"][1 : ends.size] = ends[:-1]
-            if field:
-                data, begin = value(part.start), self._offsets[field]
-                table.reshape(1).view(np.uint8)[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
+                (arrays if name in _COLUMNS else table)[name][: ends.size] = column[part]
+            arrays["first_block"][1 : ends.size] = ends[:-1]
+            if write is not None:
+                write(table, part.start)
             self._launch(int(ends[-1]), table)
 
-
-def _columns(table: npt.NDArray[Any], name: str) -> Any:
-    """The record that has a column: a table, or the one that it begins with."""
-    names = table.dtype.names
-    return table if names is not None and name in names else table["arrays"]
+    def _holder(self, table: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+        """The table, or the `ARRAYS` that it begins with: whichever has the field."""
+        return table["arrays"] if self._begins and name in _COLUMNS else table

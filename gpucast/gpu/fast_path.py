@@ -18,8 +18,9 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand
 from gpucast.arrays.overlap import are_apart
 from gpucast.arrays.packed import PackedArray
+from gpucast.codegen.cast_kernel import Shape, plain_kernel
 from gpucast.codegen.fused_kernel import FUSED, FusedOps, cast_kernel
-from gpucast.codegen.kernel import Kernel, array_and
+from gpucast.codegen.kernel import ALIGNED, Kernel, array_and
 from gpucast.core.fused_ops import Scaling, resolve_random, scaling_of
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule
@@ -44,7 +45,9 @@ def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Launch]) ->
     src_bits, dst_bits = 8 if unpacked else rule.src.bits, rule.dst.bits
     itemsizes = (1 if from_packed else rule.src.numpy.itemsize, 1 if to_packed else tag.itemsize)
     transposes = not (from_packed or to_packed)
-    contiguous, pack = cast_kernel(rule, "contiguous", unpacked), driver.array_arguments
+    contiguous, pack = plain_kernel(rule, "contiguous", unpacked), driver.array_arguments
+    block, most_ahead = contiguous.block, contiguous.ahead
+    others: dict[tuple[Shape, int], tuple[Kernel, driver.Launch]] = {}
 
     def run(x: Any, out: Any) -> Any:
         if from_packed:
@@ -98,8 +101,13 @@ def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Launch]) ->
                 False,
                 transposes,
             )
+            loaded = others.get((shape, device))
+            if loaded is None:
+                kernel = plain_kernel(rule, shape, unpacked)
+                loaded = others[shape, device] = kernel, driver.load(kernel, device)
+            kernel, launch = loaded
             last = b"" if dims is None else dims.packed
-            driver.launch(cast_kernel(rule, shape, unpacked), device, begin, target, n, last)
+            launch(kernel.blocks(n, target), pack(begin, 0, target, n) + last)
             return out
         if (
             given
@@ -112,7 +120,8 @@ def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Launch]) ->
             launch = kernels[device]
         except KeyError:
             launch = kernels[device] = driver.load(contiguous, device)
-        launch(contiguous.blocks(n, target), pack(begin, 0, target, n))
+        ahead = most_ahead if target % ALIGNED else 0
+        launch(-(-(n + ahead) // block), pack(begin, 0, target, n))
         return out
 
     return run

@@ -50,6 +50,8 @@ def kernel(
     threads: int,
     elements: int,
     ahead: int,
+    nbytes: int,
+    offsets: tuple[int, ...],
     device: int,
     stream: Callable[[int], Any],
     failed: Callable[[int, bool], None],

@@ -2,7 +2,8 @@
 // A cast with fused operations of a training step, in the same pass over memory: a multiplication by one number,
 // stochastic rounding, the largest magnitude of the source, and whether all of the source is finite.
 //
-// gpucast/codegen/fused_kernel.py puts philox.cuh, stochastic.cuh and this file after those that every kernel needs.
+// gpucast/codegen/fused_kernel.py puts philox.cuh, stochastic.cuh and this file after those that every kernel needs. It has
+// the fields of FusedArguments, the last argument of a fused kernel.
 namespace gpucast {
 
 // A number to multiply with: none, a value of FLOAT, or any DOUBLE.

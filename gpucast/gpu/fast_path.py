@@ -21,7 +21,8 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.fused_ops import Scaling, resolve_random, scaling_of
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)

@@ -21,9 +21,10 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, recipes
-from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout
+from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard, resolve_random
 from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
+from gpucast.quantization.scale_orders import ScaleLayout
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -20,7 +20,8 @@ from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import is_number, rounded
 from gpucast.core.dtypes import dtype
-from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, Rounding, RoundMode, destination
+from gpucast.core.rounding import Rounding
+from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, RoundMode, destination
 from gpucast.gpu import devices
 from gpucast.user_kernels.expression import COMPUTE, parse
 

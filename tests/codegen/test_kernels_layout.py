@@ -16,7 +16,8 @@ from codes import random_codes
 from gpucast.codegen.cast_kernel import kernel_source, square_side
 from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import DIRECTED, resolve
+from gpucast.core.rounding import BY_RULE
+from gpucast.core.rule import resolve
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, all_cases, rules
 from gpucast.parity.host_build import Arguments, HostKernels
@@ -84,7 +85,7 @@ def test_planes_of_bits() -> None:
     pairs = [(src, dst) for src, dst in itertools.product(sources, targets) if src != dst]
     chosen = sorted({case.rule for case in all_cases(pairs) if case.random is None}, key=str)[::3]
     assert {rule.overflow for rule in chosen} == {"wrap", "saturate"}
-    assert {rule.rounding for rule in chosen} > set(DIRECTED)
+    assert {rule.rounding for rule in chosen} > set(BY_RULE["float"])
     kernels = host_build.build(chosen, optimize=False, arch=100)
     for rule in chosen:
         block = kernel_source(rule).block

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from gpucast import gpu
 from gpucast.arrays import adapters
+from gpucast.arrays.bitpacking import codes_of
 from gpucast.arrays.chunks import CHUNK
 from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array
@@ -187,7 +188,7 @@ class Ufunc:
         flags: Any = ["external_loop", "buffered", "zerosize_ok"]
         op_flags: Any = [*[["readonly"]] * len(codes), ["writeonly"]]
         with np.nditer(
-            [*(code for code, _ in codes), _as_codes(result, kind.code_numpy)], flags, op_flags,
+            [*(code for code, _ in codes), codes_of(result, kind.code_numpy)], flags, op_flags,
             op_dtypes=[*(code.dtype.newbyteorder("=") for code, _ in codes), kind.code_numpy],
             itershape=shape, order="C", casting="equiv", buffersize=CHUNK,
         ) as chunks:  # fmt: skip
@@ -208,10 +209,6 @@ class Ufunc:
         """An input as codes, which NumPy's iterator takes of any type, and the dtype that they are of."""
         if isinstance(one, Operand):
             array = one.array.get() if isinstance(one.array, PackedArray) else one.data
-            return _as_codes(array, one.dtype.code_numpy), one.dtype.numpy
+            return codes_of(array, one.dtype.code_numpy), one.dtype.numpy
         number = np.full((), one, self._compute.numpy)
-        return _as_codes(number, self._compute.code_numpy), self._compute.numpy
-
-
-def _as_codes(x: npt.NDArray[Any], code: np.dtype[Any]) -> npt.NDArray[Any]:
-    return x.view(code if x.dtype.isnative else code.newbyteorder())
+        return codes_of(number, self._compute.code_numpy), self._compute.numpy

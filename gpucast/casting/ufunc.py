@@ -19,12 +19,14 @@ from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting.cast import cast
 from gpucast.casting.fused_options import check_disjoint, fused_rule, resolve_fused
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import is_number, rounded
+from gpucast.core.checks import cut, is_number, rounded
 from gpucast.core.dtypes import dtype
 from gpucast.core.expression import COMPUTE, parse
 from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, Rounding, RoundMode, destination
 from gpucast.gpu import devices
 
+#: To which arrays can be broadcast by NumPy.
+_MOST_DIMENSIONS = 32
 _KEYWORDS = ("out", "scale", "amax", "seed", "offset")
 
 
@@ -88,7 +90,7 @@ class Ufunc:
             raise ValueError("ufunc: out=STRING is not a type of numbers; cast the result of another type")
         taken = sorted({*self.names} & {*_KEYWORDS})
         if taken:
-            raise ValueError(f"ufunc: expression={expression!r} names {taken[0]!r}, which is a keyword of the function")
+            raise ValueError(f"ufunc: expression={cut(expression)} names {taken[0]!r}, which is a keyword of the function")
         # Illegal attributes are found now.
         fused_rule(self._compute, self._dtype, options._replace(seed=None), scaled=False)
 
@@ -175,6 +177,8 @@ class Ufunc:
         one = operand(as_array(x, f"ufunc: {name}"))
         if one.dtype.family == "string":
             raise TypeError(f"ufunc: {name} has dtype STRING; expected numbers")
+        if len(one.shape) > _MOST_DIMENSIONS:
+            raise ValueError(f"ufunc: {name} has {len(one.shape)} dimensions; expected at most {_MOST_DIMENSIONS}")
         return one
 
     def _on_host(

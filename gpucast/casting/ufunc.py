@@ -90,7 +90,9 @@ class Ufunc:
             raise ValueError("ufunc: out=STRING is not a type of numbers; cast the result of another type")
         taken = sorted({*self.names} & {*_KEYWORDS})
         if taken:
-            raise ValueError(f"ufunc: expression={cut(expression)} names {taken[0]!r}, which is a keyword of the function")
+            raise ValueError(
+                f"ufunc: expression={cut(expression)} names {taken[0]!r}, which is a keyword of the function"
+            )
         # Illegal attributes are found now.
         fused_rule(self._compute, self._dtype, options._replace(seed=None), scaled=False)
 

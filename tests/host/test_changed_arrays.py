@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts beside other work of the interpreter: arrays that are reshaped meanwhile, threads that end, forks, the lock, and
-dtypes that pickle made. Each in a process of its own, because what is wrong there ends the process."""
+"""Casts beside other work of the interpreter: arrays that are reshaped meanwhile, threads that end, forks, the lock,
+and dtypes that pickle made. Each in a process of its own, because what is wrong there ends the process."""
 
 from __future__ import annotations
 

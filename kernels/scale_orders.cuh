@@ -87,7 +87,7 @@ GPUCAST_INLINE void store_scale(
     // Only an order of single rows has no padding.
     if (order.height() == 1 || (row + 1 != rows && column + 1 != columns)) return;
     ptx::mark_rare();
-    const i64 down = row + 1 == rows ? height : row + 1;
+    const i64 down = row + 1 == rows ? padded_rows(order, rows) : row + 1;
     const i64 across = column + 1 == columns ? (columns + width - 1) / width * width : column + 1;
     one.word[0] = padding;
     for (i64 r = row; r < down; ++r) {

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gpucast import gpu
 from gpucast.arrays.adapters import untraced
+from gpucast.arrays.bitpacking import codes_of
 from gpucast.arrays.chunks import elements, spans
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
@@ -120,7 +121,7 @@ def _by_code(x: Array, rule: CastRule) -> CastReport:
     row = rule.src
     counts = np.zeros(1 << max(8, row.bits), np.int64)
     for chunk in elements(x, _CAST):
-        counts += np.bincount(chunk.view(row.code_numpy.newbyteorder(chunk.dtype.byteorder)), minlength=counts.size)
+        counts += np.bincount(codes_of(chunk, row.code_numpy), minlength=counts.size)
     found = np.flatnonzero(counts)
     codes = found.astype(row.code_numpy).view(row.numpy)
     return _compare(codes, rule, row, weights=counts[found])

@@ -15,7 +15,6 @@ import pytest
 import gpucast
 from bench.gpu import families
 from bench.gpu.device_calls import FAMILIES
-from gpucast.codegen.cast_kernel import KernelSource
 from host_driver import HostDriver, Quiet, download, installed, upload
 
 PROJECT = Path(__file__).parents[2]
@@ -32,7 +31,7 @@ def test_on_the_host_build(family: str) -> None:
         for way in chosen:
             with contextlib.suppress(AssertionError):
                 way.call.run(families.Placed(put, way.offsets))
-    driver.prepare(source for source in quiet.sources if isinstance(source, KernelSource))
+    driver.prepare(quiet.kernels)
     with installed(driver):
         odd, wrong = families.check(chosen, put, download, lambda name: None)
     assert not wrong, f"{len(wrong)} of {len(chosen)}:\n" + "\n".join(wrong[:20])

@@ -16,20 +16,19 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index, register_cast
 from gpucast.casting import plans
-from gpucast.casting.fused_options import check_disjoint, resolve_fused, rule_of
+from gpucast.casting.fused_options import check_fused, resolve_fused, rule_of
 from gpucast.casting.plans import HITS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import (
     CAST_VERSIONS,
     CASTLIKE_VERSIONS,
     DEFAULT_OPSET,
-    STOCHASTIC,
     CastRule,
     Options,
     OverflowKeyword,
-    Rounding,
     RoundMode,
     destination,
     resolve,
@@ -128,7 +127,7 @@ def cast(
         A NumPy or CuPy array, with the ml_dtypes dtype for types that these libraries lack. A PackedArray, a scalar or
         a list, which becomes an array as in ``numpy.asarray``. Strings (object, ``<U``, ``S``, StringDType). A PyTorch
         tensor, a JAX array, a Dask array (it stays lazy) or any object with DLPack: the result is of the same library
-        (see `gpucast.interop.torch`, ``jax``, ``dask``, ``dlpack``). An object with only
+        (see `gpucast.libraries.torch`, ``jax``, ``dask``, ``dlpack``). An object with only
         ``__cuda_array_interface__`` gives a CuPy array.
     to
         Anything that `gpucast.dtype` takes: "FLOAT16", 10, ``np.float16``, ``ml_dtypes.float8_e4m3fn``, ...
@@ -140,14 +139,14 @@ def cast(
     opset
         1 to 28: follow the newest Cast version up to this opset, with its types, attributes and rules.
     rounding
-        To integers: "truncate" (the default) or "nearest_even". To floats: None (to nearest, ties to even),
-        "toward_zero", "upward", "downward", or "odd" (if it is not exact, to the neighbour whose last bit is 1). To
-        floats of 16 bits or fewer also "stochastic": up or down at random, so that the mean is the number. This needs
-        a `seed`.
+        To integers: "truncate" or "toward_zero" (the default), "nearest_even" or "nearest_away" (ties away from zero).
+        To floats: "nearest_even" (the default), "nearest_away", "toward_zero", "upward", "downward", or "odd" (if it is
+        not exact, to the neighbour whose last bit is 1). To floats of 16 bits or fewer also "stochastic": up or down at
+        random, so that the mean is the number. This needs a `seed`.
     overflow
         To integers: "wrap" (the default, keeps the low bits) or "saturate". To FLOAT16, BFLOAT16, FLOAT and DOUBLE:
-        None (infinity) or "saturate" (the largest finite value, also for infinities). A cast of a type to itself
-        keeps infinities.
+        None (infinity) or "saturate" (the largest finite value, also for infinities). To smaller floats "saturate" is
+        what they do unless `saturate` is False, and stronger than that. A cast of a type to itself keeps infinities.
     seed, offset
         For "stochastic", each from 0 to 2^64 - 1. Equal seeds give equal bits everywhere. The next cast continues with
         ``offset + x.size``. Element i in row-major order takes word ``(offset + i) % 4`` of block ``(offset + i) // 4``
@@ -317,7 +316,7 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
     ):
         return x
     if fused is not None:
-        check_disjoint(fused, source, target, caller)
+        check_fused(fused, source, target, caller)
     result = cast_operand(source, rule, place, target, caller, fused)
     # A cast of a type to itself ignores its seed, which the key of plans does not hold.
     if options.seed is None or rule.rounding == STOCHASTIC:
@@ -389,6 +388,14 @@ def cast_operand(
         return _moved(apply(source, rule, None, fused), device, source.packed, target)
     x = gpu.cast_on_gpu.to_host(source.array) if device is None else gpu.cast_on_gpu.to_device(source.array, device)
     return apply(operand(x, rule.src), rule, target)
+
+
+def times(x: Any, to: Any, options: Options) -> Any:
+    """The cast of a NumPy or CuPy array times ``options.scale``, a number of any sign, as gradients need it."""
+    src, dst = dtype(x.dtype), destination(to, options.caller)
+    target = None if options.out is None else operand(options.out, dst)
+    fused = FusedInputs(scale=options.scale)
+    return cast_operand(operand(x, src), rule_of(src, dst, options), None, target, options.caller, fused).array
 
 
 def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:

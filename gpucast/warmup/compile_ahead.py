@@ -15,7 +15,8 @@ from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import Scaling
-from gpucast.core.rule import ATTRIBUTES, STOCHASTIC, Options, has_stochastic
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import ATTRIBUTES, Options, has_stochastic
 from gpucast.gpu import devices
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def warmup(
     `many`: also `gpucast.cast_many` of trees of one type. With `scale` or `fused`, also with a scale, as the loss
     scales of `gpucast.mixed` use it.
     `mixed`: loss scales with losses and gradients of FLOAT, FLOAT16 or BFLOAT16 that are unscaled to FLOAT, in trees of
-    one type, `select_tree`, and 8-bit states of optimizers.
+    one type, and `select_tree`.
     `grouped`: also `gpucast.cast_grouped` of the pairs that it takes, and `gpucast.quantize_grouped` of the formats.
     `row_scaled`: also formats with a global scale for each row.
     `quantize`: one or several formats of `gpucast.quantize`: FLOAT, FLOAT16 and BFLOAT16 along the last axis, plain,

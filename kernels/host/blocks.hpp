@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks that share a scale: their extremes, the codes of quotients, and the numbers that codes stand for.
-// gpucast/host/block_loops.py describes the structs.
+// gpucast/quantization/block_loops.py describes the structs.
 namespace gpucast {
 
 typedef int i32;
@@ -163,7 +163,7 @@ struct Integers {
 };
 
 // As arithmetic rounds to a type: too large numbers become infinite.
-typedef CastRule<Overflow::infinity, false, Rounding::truncate, RoundMode::up> ToSource;
+typedef CastRule<Overflow::infinity, false, Rounding::ties_to_even, RoundMode::up> ToSource;
 
 template <typename Src>
 GPUCAST_INLINE float rounded(float q) {

@@ -18,7 +18,7 @@ from codes import assert_same
 from conversions import convert, header, model, numbers, save
 from gpucast import files
 from gpucast.cli.main import main
-from gpucast.core import formats
+from gpucast.quantization import formats
 
 
 @pytest.fixture(autouse=True)

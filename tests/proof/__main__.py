@@ -14,8 +14,8 @@ from pathlib import Path
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import compiler
-from gpucast.core.formats import find
 from gpucast.parity.cases import all_cases, all_pairs, shuffled
+from gpucast.quantization.formats import find
 from tests.proof import block_codes, certificate, solvers
 from tests.proof.certificate import Proof
 

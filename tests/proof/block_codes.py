@@ -15,9 +15,9 @@ from typing import Any
 
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format
 from gpucast.core.rule import CastRule, resolve
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu.source import QuantizeArguments, QuantizeSpec
 from tests.proof import terms as t
 from tests.proof.certificate import digest, ptx

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import FORMATS
+from gpucast.quantization.formats import FORMATS
 from tests.proof import block_codes, certificate
 from tests.proof import terms as t
 from tests.proof.__main__ import main

@@ -14,10 +14,10 @@ import numpy as np
 from gpucast.arrays.packed import PackedArray
 from gpucast.convert.difference.numbers import PIECE, code_pieces, unequal
 from gpucast.convert.scales.dequantized import Dequantized
-from gpucast.core.formats import FORMATS, SOURCES, Format
 from gpucast.files import Tensor
 from gpucast.files.tensor import Array
 from gpucast.quantization import RECIPES, quantize
+from gpucast.quantization.formats import FORMATS, SOURCES, Format
 
 #: About so many elements are quantized by each recipe, in whole rows of the largest blocks.
 _ELEMENTS, _ROWS = 1 << 18, 128

@@ -306,8 +306,8 @@ def _flush(a: Term) -> Term:
 
 
 def _running() -> dict[str, Operation]:
-    """Those that are executed on numbers, and that no solver knows. Without a mode `add`, `sub` and `mul` are rounded to
-    nearest; ptxas may contract them. `rcp.approx` may be off by one ULP, on which no result may depend.
+    """Those that are executed on numbers, and that no solver knows. Without a mode `add`, `sub` and `mul` are rounded
+    to nearest; ptxas may contract them. `rcp.approx` may be off by one ULP, on which no result may depend.
     """
     found: dict[str, Operation] = {}
     for name, form in (("f32", SINGLE), ("f64", TWICE)):
@@ -325,7 +325,8 @@ def _running() -> dict[str, Operation]:
     found["cvt.s8.s64"] = (64,), lambda a: t.sext(part(a, 0, 8), 16)
     for w in (32, 64):
         for kind, signed in (("u", False), ("s", True)):
-            found[f"mul.hi.{kind}{w}"] = (w, w), lambda a, b, how=_wide(signed): part(how(a, b), a.width, a.width)
+            wide = _wide(signed)
+            found[f"mul.hi.{kind}{w}"] = (w, w), lambda a, b, wide=wide: part(wide(a, b), a.width, a.width)
         found[f"div.s{w}"] = (w, w), _divide_signed
         found[f"rem.s{w}"] = (w, w), lambda a, b: t.sub(a, t.mul(_divide_signed(a, b), b))
     return found

@@ -100,7 +100,7 @@ def _add(kernel: Kernel, statement: str, scope: dict[str, str]) -> None:
         raise ValueError(f"proof: no statement of PTX: {statement!r}")
     negated, guard, name, rest = match.groups()
     if scope:
-        rest = re.sub(r"(?<![\w%$.])[A-Za-z]\w*", lambda word: scope.get(word[0], word[0]), rest)
+        rest = re.sub(r"(?<![\w%$.])%?[A-Za-z]\w*", lambda word: scope.get(word[0], word[0]), rest)
     kernel.body.append(
         Instruction(
             name,

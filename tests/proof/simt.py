@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
 from tests.proof import terms as t
-from tests.proof.evaluation import Program
 from tests.proof.instructions import OPERATIONS, RUNNING
 from tests.proof.machine import Fault, Unknown
 from tests.proof.ptx import Instruction, Kernel
-from tests.proof.spaces import LOCAL_WINDOW, PARAMS, SHARED, SHARED_WINDOW, WINDOW, Array, Bytes, Global, Shared
-from tests.proof.terms import Term, const, var
+from tests.proof.registers import Registers, program
+from tests.proof.spaces import LOCAL_WINDOW, SHARED, SHARED_WINDOW, WINDOW, Array, Bytes, Global, Shared
+from tests.proof.terms import Term, const
+from tests.proof.warps import LANES, REDUCTIONS, source_lanes
 
 _ACCESS = re.compile(r"(ld|st)(?:\.(param|global|shared|local))?(\.nc)?(?:\.v([248]))?\.([bsuf])(8|16|32|64)")
 _MOVE = re.compile(r"mov\.(?:[bsuf](\d+)|pred)")
@@ -35,9 +36,7 @@ _WARP_REDUCTION = re.compile(r"redux\.sync\.(max|min|add|or|and)\.([bsu])32")
 _WAITS = re.compile(r"bar\.sync|barrier\.sync|(?:shfl|vote|redux)\.sync\..*")
 _WINDOWS = {"shared": SHARED_WINDOW - SHARED, "local": LOCAL_WINDOW}
 _NOTHING = ("pmevent", "membar.gl", "fence.acq_rel.gpu")
-_SPECIAL = ("%tid.x", "%ntid.x", "%ctaid.x", "%nctaid.x", "%laneid")
 _RUNS, _WAITING, _ENDED = range(3)
-_LANES = 32
 #: The most instructions of a block, those of threads that run together counted once.
 _LIMIT = 5_000_000
 
@@ -53,25 +52,19 @@ class Step(NamedTuple):
     target: int
 
 
-class Block:
+class Block(Registers):
     """A kernel that runs on `memory`, one block after another. `params` holds the bytes of each parameter."""
 
     def __init__(self, kernel: Kernel, threads: int, params: Sequence[bytes], arrays: Sequence[range]) -> None:
-        self.kernel, self.count = kernel, threads
-        self._slots: dict[str, int] = {}
-        self._symbols: dict[str, int] = {}
+        super().__init__(kernel, threads, params)
         #: Functions that read the mask of an instruction for a warp.
         self._masks: dict[int, Callable[[Array], Array]] = {}
-        self._sizes = self._lay_out(params)
         self._tables = {name: np.frombuffer(table, np.uint8).copy() for name, table in kernel.tables.items()}
         for name, table in self._tables.items():
-            self._symbols[name] = table.ctypes.data
+            self.symbols[name] = table.ctypes.data
         tables = [range(one.ctypes.data, one.ctypes.data + one.nbytes) for one in self._tables.values()]
         self.memory = Global(arrays, tables) if arrays or tables else None
         self._steps = [self._step(instruction) for instruction in kernel.body]
-        registers = len(self._slots)
-        self.values = np.zeros((registers, threads), np.uint64)
-        self.known = np.zeros((registers, threads), bool)
         self.threads = np.arange(threads)
 
     def run(self, blocks: int) -> None:
@@ -82,14 +75,9 @@ class Block:
 
     def _run(self, block: int, blocks: int) -> None:
         self.block = block
-        self.shared = Shared(self._sizes[0])
-        self.local = Bytes("local", self._sizes[1], 0, self.count)
-        self.known[:] = False
-        numbers = (self.threads, self.count, block, blocks, self.threads % _LANES)
-        for name, number in zip(_SPECIAL, numbers, strict=True):
-            if name in self._slots:
-                self.values[self._slots[name]] = number
-                self.known[self._slots[name]] = True
+        self.shared = Shared(self.sizes[0])
+        self.local = Bytes("local", self.sizes[1], 0, self.count)
+        self.clear((self.threads, self.count, block, blocks, self.threads % LANES))
         self.at = np.zeros(self.count, np.int64)
         self.state = np.full(self.count, _RUNS)
         steps = 0
@@ -169,12 +157,12 @@ class Block:
     def _complete(self, step: Step, group: Array) -> bool:
         """Whether all lanes of each mask are there, and name the same mask."""
         masks = self._mask(step, group).astype(np.int64)
-        if not (masks >> group % _LANES & 1).all():
+        if not (masks >> group % LANES & 1).all():
             raise self._fault(step, group, Fault("a lane outside of its own mask"))
-        there = np.zeros((-(-self.count // _LANES), _LANES), np.int64)
-        there[group // _LANES, group % _LANES] = masks
-        bits = (there != 0) @ (1 << np.arange(_LANES))
-        return bool(((bits[group // _LANES] & masks) == masks).all() and (there[group // _LANES].max(1) == masks).all())
+        there = np.zeros((-(-self.count // LANES), LANES), np.int64)
+        there[group // LANES, group % LANES] = masks
+        bits = (there != 0) @ (1 << np.arange(LANES))
+        return bool(((bits[group // LANES] & masks) == masks).all() and (there[group // LANES].max(1) == masks).all())
 
     def _fault(self, step: Step, group: Array, fault: Fault) -> Fault:
         lanes = f"thread {int(group[0])}" if len(group) else "no thread"
@@ -182,79 +170,9 @@ class Block:
 
     # ---- reading the kernel ----
 
-    def _lay_out(self, params: Sequence[bytes]) -> tuple[int, int]:
-        """Place what the kernel names; the sizes of shared and local memory."""
-        kernel, sizes = self.kernel, []
-        for symbols, begin in ((kernel.shared, SHARED), (kernel.local, 0)):
-            at = begin
-            for name, (size, align) in symbols.items():
-                self._symbols[name] = at = -(-at // align) * align
-                at += size
-            sizes.append(at - begin)
-        at = 0
-        places = []
-        for name, data in zip(kernel.params, params, strict=True):
-            size, align = kernel.params[name]
-            if len(data) != size:
-                raise ValueError(f"the parameter {name} has {size} bytes; got {len(data)}")
-            at = -(-at // align) * align
-            places.append(at)
-            self._symbols[name] = PARAMS + at
-            at += size
-        self.params = Bytes("param", at, PARAMS)
-        for begin, data in zip(places, params, strict=True):
-            self.params.data[0, begin : begin + len(data)] = np.frombuffer(data, np.uint8)
-            self.params.known[0, begin : begin + len(data)] = True
-        return sizes[0], sizes[1]
-
-    def _slot(self, register: str) -> int:
-        return self._slots.setdefault(register, len(self._slots))
-
-    def _width(self, register: str) -> int:
-        if register in _SPECIAL:
-            return 32
-        try:
-            return self.kernel.width(register)
-        except KeyError:
-            raise Unknown(f"proof: the operand {register} is unknown") from None
-
-    def _number(self, operand: str) -> int | None:
-        """The value of a constant or the address of a symbol; None for a register."""
-        if operand in self._symbols:
-            return self._symbols[operand]
-        if operand[:2] in ("0f", "0d", "0F", "0D"):
-            return int(operand[2:], 16)
-        if operand == "WARP_SZ":
-            return _LANES
-        try:
-            return int(operand.removesuffix("U"), 0)
-        except ValueError:
-            return None
-
-    def _term(self, operand: str, width: int, inputs: dict[Term, int]) -> Term:
-        """An operand; `inputs` takes the registers that it reads."""
-        if operand.startswith("{"):
-            return t.join(self._register(name.strip(), inputs) for name in operand.strip("{} ").split(","))
-        number = self._number(operand)
-        if number is not None:
-            return const(number, width)
-        term = self._register(operand, inputs)
-        if term.width < width:
-            raise Unknown(f"proof: {operand} has {term.width} bits where {width} are needed")
-        return t.part(term, 0, width)
-
-    def _register(self, name: str, inputs: dict[Term, int]) -> Term:
-        # Named by its place, so that equal instructions of all kernels share a program.
-        slot = self._slot(name)
-        found = next((term for term, one in inputs.items() if one == slot), None)
-        if found is None:
-            found = var(f"in{len(inputs)}", self._width(name))
-            inputs[found] = slot
-        return found
-
     def _step(self, instruction: Instruction) -> Step:
         name, operands = instruction.name, instruction.operands
-        guard = None if instruction.guard is None else (self._slot(instruction.guard[0]), int(not instruction.guard[1]))
+        guard = None if instruction.guard is None else (self.slot(instruction.guard[0]), int(not instruction.guard[1]))
         if name in ("bra", "bra.uni"):
             return Step(instruction, "branch", _nothing, guard, self.kernel.labels[operands[0]])
         if name in ("ret", "exit"):
@@ -269,23 +187,27 @@ class Block:
         operation = OPERATIONS.get(name) or RUNNING.get(name)
         inputs: dict[Term, int] = {}
         if operation is not None and len(operands) == len(operation[0]) + 1:
-            terms = [self._term(one, width, inputs) for one, width in zip(operands[1:], operation[0], strict=True)]
+            terms = [self.term(one, width, inputs) for one, width in zip(operands[1:], operation[0], strict=True)]
             try:
                 return self._computes(operands[0], operation[1](*terms), inputs)
             except (TypeError, ZeroDivisionError) as error:
                 raise Unknown(f"proof: {instruction.text}: {error}") from error
         if move := _MOVE.fullmatch(name):
-            return self._computes(operands[0], self._term(operands[1], int(move[1] or 1), inputs), inputs)
+            return self._computes(operands[0], self.term(operands[1], int(move[1] or 1), inputs), inputs)
         if cvta := _CVTA.fullmatch(name):
             base = const(_WINDOWS.get(cvta[2], 0), 64)
-            term = self._term(operands[1], 64, inputs)
+            term = self.term(operands[1], 64, inputs)
             return self._computes(operands[0], t.sub(term, base) if cvta[1] else t.add(term, base), inputs)
         if access := _ACCESS.fullmatch(name):
             return self._accesses(instruction, access)
         if name == "prefetch.global.L2":
             # What it asks for must be in an array, as for a load.
-            address, _ = self._address(operands[0], 64)
-            return lambda group: self._global().load(address(group), 1, 1, False) and None
+            address = self.address(operands[0], 64)
+
+            def prefetch(group: Array) -> None:
+                self._global().load(address(group), 1, 1, False)
+
+            return prefetch
         if atomic := _ATOMIC.fullmatch(name):
             return self._atomic(instruction, atomic)
         if name in _NOTHING:
@@ -299,27 +221,6 @@ class Block:
 
     # ---- what steps do ----
 
-    def read(self, slot: int, group: Array) -> Array:
-        if not self.known[slot, group].all():
-            name = next(name for name, one in self._slots.items() if one == slot)
-            raise Fault(f"{name} is read before it is written")
-        return np.asarray(self.values[slot, group])
-
-    def _write(self, slot: int, group: Array, values: Any) -> None:
-        self.values[slot, group] = values
-        self.known[slot, group] = True
-
-    def _reader(self, operand: str, width: int) -> Callable[[Array], Array]:
-        """A function that reads an operand."""
-        inputs: dict[Term, int] = {}
-        program, slots = _program(self._term(operand, width, inputs)), list(inputs.values())
-
-        def read(group: Array) -> Array:
-            found = program.of(*(self.read(slot, group) for slot in slots))
-            return np.broadcast_to(found, group.shape)
-
-        return read
-
     def _computes(self, target: str, value: Term, inputs: dict[Term, int]) -> Callable[[Array], None]:
         """Set a register, or several that share the bits of a value."""
         names = [name.strip() for name in target.strip("{} ").split(",")]
@@ -327,41 +228,32 @@ class Block:
         parts = [(name, t.part(value, number * width, width)) for number, name in enumerate(names) if name != "_"]
         made = []
         for name, part in parts:
-            if part.width != self._width(name):
+            if part.width != self.width(name):
                 raise Unknown(f"proof: a result of {part.width} bits in {name}")
-            program = _program(part)
-            made.append((self._slot(name), program, [inputs[term] for _, term in program.variables]))
+            value_of = program(part)
+            made.append((self.slot(name), value_of, [inputs[term] for _, term in value_of.variables]))
 
         def compute(group: Array) -> None:
-            found = [(slot, program.of(*[self.read(one, group) for one in slots])) for slot, program, slots in made]
+            found = [(slot, one.of(*[self.read(place, group) for place in slots])) for slot, one, slots in made]
             for slot, values in found:
                 self.values[slot, group] = values
                 self.known[slot, group] = True
 
         return compute
 
-    def _address(self, operand: str, width: int) -> tuple[Callable[[Array], Array], bool]:
-        """The addresses that an operand in brackets names, and whether it names a symbol."""
-        register, sign, offset = re.fullmatch(r"\[\s*([^+\s]+)\s*(\+?)\s*(-?\w*)\s*\]", operand).groups()  # type: ignore[union-attr]
-        more = np.uint64(int(offset or "0", 0) & ((1 << 64) - 1))
-        number = self._number(register)
-        if number is not None:
-            fixed = np.uint64(number) + more
-            return lambda group: np.full(len(group), fixed), True
-        slot, wide = self._slot(register), self._width(register) == 64
-        if not wide and width == 64:
-            raise Unknown(f"proof: an address of {self._width(register)} bits: {operand}")
-        mask = np.uint64((1 << self._width(register)) - 1)
-        return lambda group: (self.read(slot, group) + more) & mask, False
-
     def _accesses(self, instruction: Instruction, access: re.Match[str]) -> Callable[[Array], None]:
         kind, space, constant, count, sign, bits = access.groups()
         size, many = int(bits) // 8, int(count or 1)
         load, (one, other) = kind == "ld", instruction.operands
-        address, _ = self._address(other if load else one, 64 if space in (None, "global") else 32)
+        address = self.address(other if load else one, 64 if space in (None, "global") else 32)
         listed = (one if load else other).strip("{} ")
         names = [name.strip() for name in listed.split(",")] if many > 1 else [listed]
-        run = self._load if load else self._store
+        run: Callable[[Array, str, Array], None]
+        if load:
+            targets = [None if name == "_" else (self.slot(name), self.width(name)) for name in names]
+            run = partial(self._load, targets=targets, size=size, signed=sign == "s", constant=bool(constant))
+        else:
+            run = partial(self._store, values=[self.reader(name, int(bits)) for name in names], size=size)
 
         def accessed(group: Array) -> None:
             at = address(group)
@@ -369,33 +261,35 @@ class Block:
             if bad.any():
                 raise Fault(f"{int(at[bad.argmax()]):#x} is misaligned for {size * many} bytes")
             if space is not None:
-                run(group, space, at, targets)
+                run(group, space, at)
                 return
             # A generic address: of global memory where it is in no window.
             for window, begin in (("shared", SHARED_WINDOW), ("local", LOCAL_WINDOW)):
                 inside = (at >= np.uint64(begin)) & (at < np.uint64(begin + WINDOW))
                 if inside.any():
-                    run(group[inside], window, at[inside] - np.uint64(_WINDOWS[window]), targets)
+                    run(group[inside], window, at[inside] - np.uint64(_WINDOWS[window]))
                     group, at = group[~inside], at[~inside]
             if len(group):
-                run(group, "global", at, targets)
+                run(group, "global", at)
 
-        if load:
-            run = partial(self._load, size=size, many=many, signed=sign == "s", constant=bool(constant))
-            targets: Any = [None if name == "_" else (self._slot(name), self._width(name)) for name in names]
-        else:
-            run = partial(self._store, size=size)
-            targets = [self._reader(name, int(bits)) for name in names]
         return accessed
 
     def _load(
-        self, group: Array, space: str, at: Array, targets: Any, size: int, many: int, signed: bool, constant: bool
+        self,
+        group: Array,
+        space: str,
+        at: Array,
+        targets: Sequence[tuple[int, int] | None],
+        size: int,
+        signed: bool,
+        constant: bool,
     ) -> None:
+        many = len(targets)
         if space == "global":
             words = self._global().load(at, size, many, constant)
         else:
             if space == "shared":
-                data = self.shared.load_by(group, at, size * many)
+                data = self.shared.load_by(group, at, size * many, many > 1)
             elif space == "local":
                 data = self.local.load(at, size * many, group)
             else:
@@ -408,16 +302,18 @@ class Block:
                 if signed:
                     value = word.view(f"i{size}").astype(np.int64).view(np.uint64)
                     value &= np.uint64((1 << width) - 1)
-                self._write(slot, group, value)
+                self.write(slot, group, value)
 
-    def _store(self, group: Array, space: str, at: Array, targets: Any, size: int) -> None:
-        values = [read(group) for read in targets]
+    def _store(
+        self, group: Array, space: str, at: Array, values: Sequence[Callable[[Array], Array]], size: int
+    ) -> None:
+        given = [read(group) for read in values]
         if space == "global":
-            self._global().store(self.block * self.count + group, at, values, size)
+            self._global().store(self.block * self.count + group, at, given, size)
             return
         if space == "param":
             raise Fault("a store to parameters")
-        words = np.stack([value.astype(f"u{size}") for value in values], 1)
+        words = np.stack([value.astype(f"u{size}") for value in given], 1)
         data = np.ascontiguousarray(words).view(np.uint8).reshape(len(group), -1)
         if space == "shared":
             self.shared.store_by(group, at, data)
@@ -427,10 +323,10 @@ class Block:
     def _atomic(self, instruction: Instruction, atomic: re.Match[str]) -> Callable[[Array], None]:
         kind, op, sign, bits = atomic.groups()
         *target, where, operand = instruction.operands
-        address, _ = self._address(where, 64)
-        read, size = self._reader(operand, int(bits)), int(bits) // 8
-        function = partial(_REDUCTIONS[op], f"{'i' if sign == 's' else 'u'}{size}")
-        slot = self._slot(target[0]) if kind == "atom" and target[0] != "_" else None
+        address = self.address(where, 64)
+        read, size = self.reader(operand, int(bits)), int(bits) // 8
+        function = partial(REDUCTIONS[op], f"{'i' if sign == 's' else 'u'}{size}")
+        slot = self.slot(target[0]) if kind == "atom" and target[0] != "_" else None
 
         def run(group: Array) -> None:
             at = address(group)
@@ -438,7 +334,7 @@ class Block:
                 raise Fault("a misaligned atomic operation")
             found = self._global().change(at, function, read(group), size)
             if slot is not None:
-                self._write(slot, group, found)
+                self.write(slot, group, found)
 
         return run
 
@@ -450,7 +346,7 @@ class Block:
             if len(operands) != 1:
                 raise Unknown(f"proof: a barrier of some threads is unknown: {instruction.text}")
             return "barrier", lambda group: self.shared.barrier()
-        self._masks[id(instruction)] = self._reader(operands[-1], 32)
+        self._masks[id(instruction)] = self.reader(operands[-1], 32)
         if shuffle := _SHUFFLE.fullmatch(name):
             return "warp", self._shuffle(operands, shuffle[1])
         if vote := _VOTE.fullmatch(name):
@@ -464,71 +360,47 @@ class Block:
 
     def _shuffle(self, operands: Sequence[str], mode: str) -> Callable[[Array], None]:
         register, _, inside = operands[0].partition("|")
-        slot, flag = self._slot(register), self._slot(inside) if inside else None
-        given, by, last, masks = (self._reader(one, 32) for one in operands[1:5])
+        slot, flag = self.slot(register), self.slot(inside) if inside else None
+        given, by, last, masks = (self.reader(one, 32) for one in operands[1:5])
 
         def run(group: Array) -> None:
-            value, b, c = given(group), by(group).astype(np.int64) & 31, last(group).astype(np.int64)
-            lane, mask, clamp, segment = group % _LANES, masks(group).astype(np.int64), c & 31, c >> 8 & 31
-            most, least = (lane & segment) | (clamp & ~segment), lane & segment
-            source = {"bfly": lane ^ b, "up": lane - b, "down": lane + b, "idx": least | (b & ~segment)}[mode]
-            holds = source >= most if mode == "up" else source <= most
-            source = np.where(holds, source, lane)
-            if not (mask >> source & 1).all():
-                raise Fault("a shuffle reads a lane outside of its mask")
-            every = np.zeros(self.count + _LANES, np.uint64)
+            lane = group % LANES
+            source, holds = source_lanes(mode, lane, by(group), last(group), masks(group))
+            value = given(group)
+            every = np.zeros(self.count + LANES, np.uint64)
             every[group] = value
-            self._write(slot, group, every[group - lane + source])
+            self.write(slot, group, every[group - lane + source])
             if flag is not None:
-                self._write(flag, group, holds)
+                self.write(flag, group, holds)
 
         return run
 
     def _vote(self, operands: Sequence[str], mode: str) -> Callable[[Array], None]:
-        slot, given, masks = self._slot(operands[0]), self._reader(operands[1], 1), self._reader(operands[2], 32)
+        slot, given, masks = self.slot(operands[0]), self.reader(operands[1], 1), self.reader(operands[2], 32)
 
         def run(group: Array) -> None:
-            bits = np.zeros(self.count // _LANES + 1, np.int64)
-            np.bitwise_or.at(bits, group // _LANES, given(group).astype(np.int64) << group % _LANES)
-            found, mask = bits[group // _LANES], masks(group).astype(np.int64)
+            bits = np.zeros(self.count // LANES + 1, np.int64)
+            np.bitwise_or.at(bits, group // LANES, given(group).astype(np.int64) << group % LANES)
+            found, mask = bits[group // LANES], masks(group).astype(np.int64)
             result = {"ballot.b32": found, "any.pred": found != 0, "all.pred": (found & mask) == mask}[mode]
-            self._write(slot, group, result)
+            self.write(slot, group, result)
 
         return run
 
     def _reduction(self, operands: Sequence[str], op: str, sign: str) -> Callable[[Array], None]:
-        slot, given, function = self._slot(operands[0]), self._reader(operands[1], 32), _REDUCTIONS[op]
+        slot, given, function = self.slot(operands[0]), self.reader(operands[1], 32), REDUCTIONS[op]
 
         def run(group: Array) -> None:
             values = given(group)
-            for warp in np.unique(group // _LANES):
-                members = group // _LANES == warp
+            for warp in np.unique(group // LANES):
+                members = group // LANES == warp
                 total = values[members][0]
                 for value in values[members][1:]:
                     total = function(f"{'i' if sign == 's' else 'u'}4", total, value)
-                self._write(slot, group[members], total)
+                self.write(slot, group[members], total)
 
         return run
 
 
 def _nothing(group: Array) -> None:
     pass
-
-
-def _chosen(better: Callable[[Any, Any], Any], code: str, a: Any, b: Any) -> Any:
-    return better(a, b, key=lambda one: int(np.array(one).astype(f"u{code[1:]}").view(code)))  # type: ignore[call-arg]
-
-
-_REDUCTIONS: dict[str, Callable[[str, Any, Any], Any]] = {
-    "max": partial(_chosen, max),
-    "min": partial(_chosen, min),
-    "add": lambda code, a, b: np.uint64((int(a) + int(b)) & ((1 << 8 * int(code[1:])) - 1)),
-    "or": lambda code, a, b: np.uint64(int(a) | int(b)),
-    "and": lambda code, a, b: np.uint64(int(a) & int(b)),
-    "exch": lambda code, a, b: b,
-}
-
-
-@cache
-def _program(term: Term) -> Program:
-    return Program(term)

@@ -23,6 +23,8 @@ WINDOW = 1 << 32
 SHARED = 0x400
 #: In place of the number of a thread.
 _NOBODY, _SEVERAL = -1, -2
+#: In place of a byte that nobody has written.
+_POISON = 0xA7
 
 
 def space_of(address: int) -> str:
@@ -73,12 +75,14 @@ class Shared(Bytes):
     def barrier(self) -> None:
         self.writer[:] = self.reader[:] = _NOBODY
 
-    def load_by(self, threads: Array, address: Array, size: int) -> Array:
-        data, places, me = (
-            self.load(address, size, np.zeros_like(threads)),
-            self.places(address, size),
-            threads[:, None],
-        )
+    def load_by(self, threads: Array, address: Array, size: int, partly: bool) -> Array:
+        """What threads read. `partly`: what nobody has written is poison beside bytes of the same access that were
+        written, because kernels discard the ends of vectors."""
+        places, me = self.places(address, size), threads[:, None]
+        known = self.known[0, places]
+        if not (known.any(1) if partly else known.all(1)).all():
+            raise Fault("a read of shared memory that nobody has written")
+        data = np.where(known, self.data[0, places], _POISON).astype(np.uint8)
         self._check(self.writer[places], me, "reads what another thread writes")
         before = self.reader[places]
         self.reader[places] = np.where((before == _NOBODY) | (before == me), me, _SEVERAL)

@@ -276,7 +276,7 @@ GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const Hadamar
 #pragma unroll
     for (u32 i = 0; i < Length; ++i) {
         const float number = ptx::as_float(x[i]);
-        const DstWord code = DstWord(cast_code<Float, Dst>(number == number ? x[i] : 0x7fc00000u, Rule()));
+        const DstWord code = cast_code<Float, Dst>(DstWord(number == number ? x[i] : 0x7fc00000u), Rule());
         if constexpr (strided) {
             store_element<Dst::bits>(to, code);
             to += inner * i64(Dst::bits / 8);

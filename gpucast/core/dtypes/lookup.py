@@ -228,15 +228,17 @@ class Lookup:
         if kind.kind == "c" or name.endswith("complex32"):
             raise _complex(name)
         row = self._numpy.get(name)
+        if row is None and kind.kind == "V" and kind.itemsize <= 2:
+            raise _untyped(name)
         if row is None:
             raise self._unknown(name if asked is None else asked)
         return row
 
     def _from_field(self, kind: np.dtype[Any]) -> DType:
-        """The type whose codes are the only field of a structured dtype: NumPy and ml_dtypes lack it."""
+        """The type whose codes are the only field of a structured dtype, as `gpucast.save` writes them for NumPy."""
         names = kind.names or ()
         row = self._numpy.get(names[0]) if len(names) == 1 else None
-        if row is None or kind.newbyteorder("=") != row.numpy:
+        if row is None or row.numpy.isbuiltin == 1 or kind.newbyteorder("=") != row.numpy_field:
             raise self._unknown(kind)
         return row
 
@@ -277,6 +279,13 @@ def _quantized(name: str) -> _Refused:
         options = _QUANTIZED_FILES.get(name.lower()[:5])
         call = f"gpucast.quantize(x, {name.lower()!r})" + (f", or `gpucast convert` with {options}" if options else "")
     return _Refused(f"{name!r} is a format of quantization, with scales, and no dtype; use {call}")
+
+
+def _untyped(name: str) -> _Refused:
+    return _Refused(
+        f"{name!r} is memory without a type, as which numpy.load gives arrays of ml_dtypes: give the type back, such as "
+        "with x.view(gpucast.dtype('BFLOAT16').numpy); gpucast.save and gpucast.load keep it"
+    )
 
 
 def _two_faced(name: str) -> _Refused:

@@ -96,6 +96,10 @@ class ArrayAdapter(ABC):
     def check_into(self, x: Any, caller: str) -> None:  # noqa: B027 (a default)
         """Raise a ValueError for an `x` that must not be cast into an `out`. Default: accept all."""
 
+    def check_constant(self, x: Any, caller: str, instead: str) -> None:  # noqa: B027 (a default)
+        """Raise a ValueError, which ends in `instead`, for an `x` whose gradient a call would lose. Default: accept
+        all."""
+
     # ---- streams ----
 
     def lent(self, x: Any) -> Lent | None:

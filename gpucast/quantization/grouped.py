@@ -31,7 +31,7 @@ from gpucast.gpu import devices, streams
 from gpucast.quantization import block_grid, grouped_on_host, recipes
 from gpucast.quantization import gpu as on_device
 from gpucast.quantization.formats import LENGTHS, SCALE_LAYOUTS, Format, ScaleLayout
-from gpucast.quantization.option_checks import resolve_random
+from gpucast.quantization.option_checks import check_constant, resolve_random
 from gpucast.quantization.quantized import source_dtype
 
 #: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
@@ -189,6 +189,7 @@ class _Call:
     def __init__(
         self, caller: str, x: Any, offsets: Any, block: int, scale: Any, pad: Any, random: Random | None
     ) -> None:
+        check_constant(x, caller)
         self.random = random
         self.caller, self.given, self.library = caller, (x, offsets, scale), adapters.library_of(x)
         self.x, self.offsets = as_array(x, caller), as_array(offsets, f"{caller}: offsets")

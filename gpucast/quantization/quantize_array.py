@@ -22,7 +22,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, recipes
 from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout
-from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard, resolve_random
+from gpucast.quantization.option_checks import check_constant, check_format, check_runs, resolve_hadamard, resolve_random
 from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class _QuantizeOptions:
 @exact()
 def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     outs = request.out if isinstance(request.out, (tuple, list)) else [request.out]
-    owned = [streams.Owned(q.data, q.library) for q in outs if isinstance(q, Quantized)]
+    owned = [q.owned for q in outs if isinstance(q, Quantized)]
     with streams.visit(x, request.scale, request.amax, *owned, device=request.device):
         return _quantize_array(x, format, request)
 
@@ -180,6 +180,7 @@ def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
 def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
     asked, format = format, recipes.find(format, _CALLER)
+    check_constant(x, _CALLER)
     array = as_array(x, _CALLER)
     if isinstance(array, PackedArray):
         raise TypeError(f"{_CALLER}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
@@ -213,8 +214,8 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
             scale = _scale(scale, format, format.scales_shape(shape, on), rows, array)
         result_specs.append((swapped, on, scale))
     if request.out is not None:
-        outs = checked_outs(request.out, array, format, src, result_specs, scale_layout, amax)
-        workspace, targets = outs[0].workspace(_CALLER), [Parts(**q.parts()) for q in outs]
+        outs, targets = checked_outs(request.out, array, format, src, result_specs, scale_layout, amax)
+        workspace = outs[0].workspace(_CALLER)
         engine.quantize(array, format, result_specs, random, targets, workspace, amax, hadamards, scale_layout)
         return request.out
     made = engine.quantize(array, format, result_specs, random, amax=amax, hadamards=hadamards, layout=scale_layout)
@@ -362,14 +363,16 @@ def checked_outs(
     result_specs: list[tuple[bool, int, Any]],
     scale_layout: str,
     amax: Any,
-) -> list[Quantized]:
-    """The `out` of a call as a list. TypeError or ValueError where it cannot take the results of the array `x`."""
+) -> tuple[list[Quantized], list[Parts]]:
+    """The `out` of a call as a list, and the native parts. TypeError or ValueError where it cannot take the results of
+    the array `x`."""
     of_rows = result_specs[0][2] if amax is None else amax
     outs = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(outs) != len(result_specs) or not all(isinstance(q, Quantized) for q in outs):
         wanted = "a Quantized" if len(result_specs) == 1 else "a tuple of two Quantized"
         raise TypeError(f"quantize: out is {_named(out)}; expected {wanted}")
-    for q, (swapped, axis, _) in zip(outs, result_specs, strict=True):
+    parts = [q.native(_CALLER, writing=True) for q in outs]
+    for q, native, (swapped, axis, _) in zip(outs, parts, result_specs, strict=True):
         shape = (*x.shape[:-2], x.shape[-1], x.shape[-2]) if swapped else x.shape
         pairs: tuple[tuple[str, Any, Any], ...] = (
             ("format", q.format, format),
@@ -377,13 +380,13 @@ def checked_outs(
             ("axis", q.axis, axis),
             ("scale_layout", q.scale_layout, scale_layout),
             ("dtype", q.dtype, src),
-            ("device", devices.name(device_index(q.data)), devices.name(device_index(x))),
-            ("global scales of shape", np.shape(q.global_scale), np.shape(of_rows) if format.global_scale else ()),
+            ("device", devices.name(device_index(native.data)), devices.name(device_index(x))),
+            ("global scales of shape", np.shape(native.global_scale), np.shape(of_rows) if format.global_scale else ()),
         )
         for name, got, expected in pairs:
             if got != expected:
                 raise ValueError(f"quantize: out has {name} {got}; expected {expected}")
-    written = [(f"out.{name}", part) for q in outs for name, part in _arrays(q)]
+    written = [(f"out.{name}", part) for native in parts for name, part in _arrays(native)]
     # Those on a device. The place of the scales themselves only stays as it is.
     scales = [scale for *_, scale in result_specs if device_index(scale) is not None]
     given = [("scale", scale) for scale in scales if not any(_same(scale, part) for _, part in written)]
@@ -392,7 +395,7 @@ def checked_outs(
     single = outs[0].format.block == "tensor"
     common = {name for name, _ in written if name == "out.global_scale" or (single and name != "out.data")}
     check_written(written, read, _CALLER, common)
-    return outs
+    return outs, parts
 
 
 def _same(scale: Any, part: Any) -> bool:
@@ -401,9 +404,10 @@ def _same(scale: Any, part: Any) -> bool:
     return one == other
 
 
-def _arrays(q: Quantized) -> Iterator[tuple[str, Any]]:
-    for name, part in q.parts().items():
-        yield name, part.data if isinstance(part, PackedArray) else part
+def _arrays(parts: Parts) -> Iterator[tuple[str, Any]]:
+    for name, part in vars(parts).items():
+        if part is not None:
+            yield name, part.data if isinstance(part, PackedArray) else part
 
 
 def _named(out: Any) -> str:

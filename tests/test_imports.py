@@ -72,6 +72,7 @@ INSIDE = {
     ("parity.self_test", "parity.backends"): "slow to import, and of use only where casts can run on a GPU",
     ("parity.self_test", "parity.cases"): "the same",
     ("parity.self_test", "parity.compare"): "the same",
+    ("gpucast", "quantization.quantized_files"): "the table of objects in files: loaded when a file has one",
     ("gpucast", "libraries.cuda_array"): "the table of other libraries: loaded when an array of theirs has come",
     ("gpucast", "libraries.dask"): "the same",
     ("gpucast", "libraries.dlpack"): "the same",

@@ -189,10 +189,10 @@ class _Call:
     def __init__(
         self, caller: str, x: Any, offsets: Any, block: int, scale: Any, pad: Any, random: Random | None
     ) -> None:
-        check_constant(x, caller)
         self.random = random
         self.caller, self.given, self.library = caller, (x, offsets, scale), adapters.library_of(x)
         self.x, self.offsets = as_array(x, caller), as_array(offsets, f"{caller}: offsets")
+        check_constant(x, caller)
         self.device = device_index(self.x)
         if isinstance(self.x, PackedArray) or self.x.ndim != 2:
             raise ValueError(f"{caller}: x has shape {tuple(self.x.shape)}; expected a matrix, not packed")

@@ -22,7 +22,13 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, recipes
 from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout
-from gpucast.quantization.option_checks import check_constant, check_format, check_runs, resolve_hadamard, resolve_random
+from gpucast.quantization.option_checks import (
+    check_constant,
+    check_format,
+    check_runs,
+    resolve_hadamard,
+    resolve_random,
+)
 from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
 
 if TYPE_CHECKING:
@@ -180,8 +186,8 @@ def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
 def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
     asked, format = format, recipes.find(format, _CALLER)
-    check_constant(x, _CALLER)
     array = as_array(x, _CALLER)
+    check_constant(x, _CALLER)
     if isinstance(array, PackedArray):
         raise TypeError(f"{_CALLER}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
     src = source_dtype(array.dtype, f"{_CALLER}: x.dtype=")

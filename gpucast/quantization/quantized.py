@@ -22,7 +22,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
-from gpucast.quantization import engine, quantized_files, recipes, swizzle
+from gpucast.quantization import engine, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
 from gpucast.quantization.formats import SCALE_LAYOUTS, SOURCES, Format, Hadamard, Parts, ScaleLayout
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
@@ -47,8 +47,8 @@ class Quantized:
     ``numpy.asarray(q)`` is ``q.dequantize()``.
 
     The parts are arrays of the library whose array was quantized: tensors of PyTorch, arrays of JAX, CuPy or NumPy, in
-    the types that this library has. Types below one byte are a `PackedArray`, but FLOAT4E2M1 in PyTorch (pairs along the
-    last axis, where its length is even), and those that JAX has, on the host.
+    the types that this library has. Codes below one byte are a `PackedArray`, except FLOAT4E2M1 in PyTorch (pairs along
+    the last axis, where its length is even), and what JAX has for them on the host.
 
     ``Quantized(data, scales, "mxfp4")`` makes one of existing parts and checks them: TypeError for wrong types,
     ValueError for wrong shapes.
@@ -249,23 +249,15 @@ class Quantized:
         plain = self.plain()
         return Quantized, (*(getattr(plain, one.name) for one in fields(plain) if one.name != "library"), self.library)
 
-    def save(self, path: str) -> None:
-        """Write a .safetensors file atomically; ``gpucast.files.FileError`` for another suffix."""
-        entry = quantized_files.entry(self.format, self.axis, self.scale_layout, self.dtype)
-        quantized_files.save(path, self.get().parts(), entry)
-
-    @classmethod
-    def load(cls, path: str) -> Quantized:
-        """Read what `save` wrote; ``gpucast.files.FileError`` (a ValueError) for any other file."""
-        return quantized_files.load(path, cls)
-
     @exact()
     def __str__(self) -> str:
         return f"{self._head()})"
 
     @exact()
     def __repr__(self) -> str:
-        values = "".join(f",\n  {name}={_shown(part, f'  {name}=')}" for name, part in self.get().plain().parts().items())
+        values = "".join(
+            f",\n  {name}={_shown(part, f'  {name}=')}" for name, part in self.get().plain().parts().items()
+        )
         return f"{self._head()}{values})"
 
     if not TYPE_CHECKING:

@@ -68,6 +68,17 @@ def is_foreign(kind: type) -> bool:
     return (kind.__module__, kind.__name__) in FOREIGN
 
 
+#: Types of NumPy that no type here is, though their names are near.
+_LONG = "ONNX has no wider type than DOUBLE; cast it to float64 first"
+_VOID = "numpy.load gives it for types that NumPy lacks; x.view(ml_dtypes.{}) says which, and gpucast.save keeps it"
+UNLIKE = {
+    **dict.fromkeys(("longdouble", "float128", "float96", "longfloat"), _LONG),
+    **dict.fromkeys(("clongdouble", "complex256", "complex192"), _LONG),
+    "void16": _VOID.format("bfloat16"),
+    "void8": _VOID.format("float8_e4m3fn"),
+}
+
+
 class Lookup:
     """``gpucast.dtype(anything) -> DType``: find the row that `anything` names.
 
@@ -212,6 +223,8 @@ class Lookup:
         ):
             kind = type(asked).__name__
             return _Refused(f"{kind} is no dtype: the array is the first argument, and the type the second")
+        if isinstance(asked, str) and asked in UNLIKE:
+            return _Refused(f"{asked!r} is not a dtype: {UNLIKE[asked]}")
         near = difflib.get_close_matches(asked.lower(), self._names, 1) if isinstance(asked, str) else []
         if near:
             return _Refused(f"{asked!r} is not a dtype; did you mean {self._names[near[0]].name}?")
@@ -228,8 +241,6 @@ class Lookup:
         if kind.kind == "c" or name.endswith("complex32"):
             raise _complex(name)
         row = self._numpy.get(name)
-        if row is None and kind.kind == "V" and kind.itemsize <= 2:
-            raise _untyped(name)
         if row is None:
             raise self._unknown(name if asked is None else asked)
         return row
@@ -279,13 +290,6 @@ def _quantized(name: str) -> _Refused:
         options = _QUANTIZED_FILES.get(name.lower()[:5])
         call = f"gpucast.quantize(x, {name.lower()!r})" + (f", or `gpucast convert` with {options}" if options else "")
     return _Refused(f"{name!r} is a format of quantization, with scales, and no dtype; use {call}")
-
-
-def _untyped(name: str) -> _Refused:
-    return _Refused(
-        f"{name!r} is memory without a type, as which numpy.load gives arrays of ml_dtypes: give the type back, such as "
-        "with x.view(gpucast.dtype('BFLOAT16').numpy); gpucast.save and gpucast.load keep it"
-    )
 
 
 def _two_faced(name: str) -> _Refused:

@@ -226,3 +226,21 @@ def test_import_brings_no_optional_package() -> None:
     )
     assert "gpucast" in loaded
     assert set(heavy.split()).isdisjoint(loaded)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("dask", "dask"), ("jax", "jax"), ("mdf", "modeci_mdf"), ("numba", "numba"), ("onnx", "onnx"),
+        ("ort", "onnxruntime"), ("torch", "torch"), ("triton", "triton"),
+    ],
+)  # fmt: skip
+def test_a_public_module_without_its_package_says_what_to_install(name: str, package: str) -> None:
+    assert {path.stem for path in (PACKAGE / "interop").glob("[a-z]*.py")} == {
+        "dask", "jax", "mdf", "numba", "onnx", "ort", "torch", "triton",
+    }  # fmt: skip
+    said = python(
+        f"import sys; sys.modules[{package!r}] = None\n"
+        f"try: import gpucast.interop.{name}\nexcept ImportError as error: print(error)"
+    )
+    assert said.startswith(f"gpucast.interop.{name} needs ") and "pip install " in said

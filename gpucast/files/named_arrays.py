@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays import adapters, composites
-from gpucast.arrays.bitpacking import to_numpy, unpack_codes
-from gpucast.arrays.packed import PackedArray, as_array
+from gpucast.arrays.bitpacking import unpack_codes
+from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
@@ -164,15 +165,14 @@ def _checked(name: str, x: Any) -> tuple[Any, Any, DType]:
 
 def _chunks(x: Any, array: Any, kind: DType) -> Iterator[Array]:
     """The elements in row-major order, as `Tensor.chunks` gives them, copied from a device as they are written."""
-    if isinstance(array, PackedArray):
-        with streams.visit(x):
-            data = to_numpy(array.data)
+    with streams.visit(x):
+        host = array if device_index(array) is None else gpu.cast_on_gpu.to_host(array)
+    if isinstance(host, PackedArray):
+        data = host.data
         for start in range(0, array.size, CHUNK_BYTES):
             count = min(CHUNK_BYTES, array.size - start)
             yield unpack_codes(data[kind.nbytes(start) : kind.nbytes(start + count)], kind.bits, count).view(kind.numpy)
         return
-    with streams.visit(x):
-        host = tensor_file.on_host(array)
     flat = host if kind.family == "string" else np.ascontiguousarray(host, dtype=kind.numpy)
     yield from slices(flat.reshape(-1), flat.itemsize)
 

@@ -217,8 +217,21 @@ def test_quantizing(library: Library, name: str) -> None:
     for to in ("FLOAT", "BFLOAT16"):
         for y in (q.dequantize(to), gpucast.dequantize(q, to)):
             assert_same(library.get(y, dtype(to)) if library.comes_back else elements(y), wanted.dequantize(to))
+    if library.comes_back:
+        for part, native in q.parts().items():
+            assert isinstance(native, PackedArray) or type(native) is type(library.new(x)), part
+    for part, native in vars(q.plain().get().native("test")).items():
+        if native is not None:
+            plain = getattr(wanted, part)
+            assert (native.shape, native.dtype, native.nbytes) == (plain.shape, plain.dtype, plain.nbytes)
+            assert bytes_of(native) == bytes_of(plain)
     if library.needs != "driver":
-        assert type(np.asarray(q)) is np.ndarray
+        assert type(np.asarray(q)) is np.ndarray and repr(q) == repr(wanted)
+
+
+def bytes_of(part: Any) -> bytes:
+    found: bytes = (part.data if isinstance(part, PackedArray) else part).tobytes()
+    return found
 
 
 def test_out(library: Library) -> None:

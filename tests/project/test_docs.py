@@ -157,6 +157,8 @@ def test_the_two_commands_are_real(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         assert all(Path(part).exists() for part in command if part.startswith(str(ROOT)))
     assert start.main([]) == 2 and start.main(["nonsense"]) == 2
+    # Warnings of pip are not the first thing that is read.
+    assert start._PIP.count("--quiet") == 2
 
 
 # ---- pages, comments and docstrings name modules and files that there are ----

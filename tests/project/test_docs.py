@@ -73,7 +73,11 @@ def param(page: Path) -> Any:
 
 
 @pytest.mark.parametrize("page", [*map(param, SNIPPETS)])
-def test_snippets(page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snippets(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Where pages save their files.
+    monkeypatch.chdir(tmp_path)
     for library in libraries(page):
         pytest.importorskip(library, reason=f"{library} is not installed")
     told: Any = contextlib.nullcontext()

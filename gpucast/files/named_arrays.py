@@ -149,7 +149,7 @@ def _parts(path: str, arrays: Any, texts: dict[str, str]) -> dict[str, Any]:
             split, texts[prefix + checked_name(name, path)] = composite.split(x)
         for ending, part in split.items():
             one = checked_name(name, path) + ending
-            if one in parts or (ending and one in arrays):
+            if one in parts:
                 raise FileError(f"{path}: the name {one!r} is that of an array and of a part of {name!r}; rename one")
             parts[one] = part
     return parts

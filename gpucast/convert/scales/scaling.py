@@ -181,8 +181,8 @@ def scaled_storage(
     accepted = ", ".join([*known, "none"])
     if scale is None:
         raise FileError(
-            f"{caller} from {tensor.dtype.name} to {dtype.name}: numbers of {dtype.bits} bits need scales, or most "
-            f"are lost; give --scale {accepted} (none: cast without scales)"
+            f"{caller} from {tensor.dtype.name} to {dtype.name}: numbers of so few bits usually need scales; "
+            f"give --scale {accepted} (none: a plain cast)"
         )
     format = format_of(scale, dtype)
     if format is None and scale in RECIPES:

@@ -16,7 +16,7 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index, register_cast
 from gpucast.casting import plans
-from gpucast.casting.fused_options import check_disjoint, resolve_fused, rule_of
+from gpucast.casting.fused_options import check_fused, resolve_fused, rule_of
 from gpucast.casting.plans import HITS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
@@ -317,7 +317,7 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
     ):
         return x
     if fused is not None:
-        check_disjoint(fused, source, target, caller)
+        check_fused(fused, source, target, caller)
     result = cast_operand(source, rule, place, target, caller, fused)
     # A cast of a type to itself ignores its seed, which the key of plans does not hold.
     if options.seed is None or rule.rounding == STOCHASTIC:

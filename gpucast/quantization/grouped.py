@@ -19,6 +19,7 @@ from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import check_written
+from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.creation import empty
 from gpucast.casting.fused_options import fused_rule, resolve_scale
@@ -297,16 +298,15 @@ class _Call:
     def _check_memory(self, parts: list[Any]) -> None:
         """ValueError for parts of `out` that cannot be written, or that share memory with others or what is read."""
         written = [
-            (f"out.{name}", part.data if isinstance(part, PackedArray) else part)
-            for name, part in zip(Grouped._fields, parts, strict=True)
-            if part is not None
+            Place(f"out.{name}", part) for name, part in zip(Grouped._fields, parts, strict=True) if part is not None
         ]
-        read = [("x", self.x), ("offsets", self.offsets)]
-        read += [] if isinstance(self.scale, float) else [("scale", self.scale)]
+        read = [Place("x", self.x), Place("offsets", self.offsets)]
+        read += [] if isinstance(self.scale, float) else [Place("scale", self.scale)]
         check_written(written, read, self.caller)
         if self.device is None:
             return
-        for name, part in written:
+        for place in written:
+            name, part = place.name, place.data
             alignment = _ALIGNMENT if name == "out.data" else part.itemsize
             if part.data.ptr % alignment:
                 raise ValueError(f"{self.caller}: the address of {name} is no multiple of {alignment} bytes")

@@ -14,7 +14,8 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import check_out, operand, share_memory
+from gpucast.arrays.operand import check_out, operand
+from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
@@ -317,9 +318,8 @@ def _checked_out(parts: Parts, to: DType, out: Any) -> Any:
     if device_index(array) != codes.device:
         there, here = devices.name(device_index(array)), devices.name(codes.device)
         raise ValueError(f"dequantize: out is on {there}; the result belongs on {here}")
-    for name, part in vars(parts).items():
-        if part is not None and share_memory(part.data if isinstance(part, PackedArray) else part, array):
-            raise ValueError(f"dequantize: out shares memory with {name}; expected separate memory")
+    read = [Place(name, part) for name, part in vars(parts).items() if part is not None]
+    check_disjoint([Place("out", array)], read, "dequantize")
     return array
 
 

@@ -16,7 +16,7 @@ from gpucast.arrays.chunks import CHUNK
 from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting.cast import cast
-from gpucast.casting.fused_options import check_disjoint, fused_rule, resolve_fused
+from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import is_number, rounded
 from gpucast.core.dtypes import dtype
@@ -152,7 +152,7 @@ class Ufunc:
             if out is not None:
                 target = check_out(replace(one, shape=shape, packed=packed), rule, out, device is not None, "ufunc")
             if fused is not None:
-                check_disjoint(fused, one, target, "ufunc")
+                check_fused(fused, one, target, "ufunc")
         if device is not None:
             devices.require("ufunc")
             return user_kernels.ufunc_on_gpu.apply(self._expression, inputs, shape, rule, target, fused, device).array

@@ -328,8 +328,13 @@ def _library(x: Any) -> Library | None:
 
 
 def of_library(name: str) -> ArrayAdapter:
-    """The adapter of a registered library, loaded or not. ImportError if the library is not installed."""
-    return next(library for library in _LIBRARIES if library.name == name).load()
+    """The adapter of a registered library, loaded or not. ImportError if the library is not installed, ValueError for
+    another name."""
+    for library in _LIBRARIES:
+        if library.name == name:
+            return library.load()
+    names = ", ".join(repr(library.name) for library in _LIBRARIES)
+    raise ValueError(f"library={name!r} is not known; expected one of {names}")
 
 
 def of_protocol(attribute: str) -> ArrayAdapter:

@@ -97,12 +97,11 @@ class Quantized:
         if library is None:
             library = next(filter(None, map(_library_of, self.parts().values())), None)
             object.__setattr__(self, "library", library)
+        adapter = None if library is None else _adapter_of(library, caller)
         for name, part in self.parts().items():
-            if library is None:
-                own = getattr(native, name)
-            else:
-                is_own = _library_of(part) == library
-                own = part if is_own else adapters.of_library(library).from_array(getattr(native, name))
+            own = getattr(native, name)
+            if adapter is not None:
+                own = part if _library_of(part) == library else adapter.from_array(own)
             if name == "global_scale" and math.prod(rows) == 1:
                 # That of a single row is that of the array.
                 own = own.reshape(())
@@ -326,6 +325,14 @@ def _checked_out(parts: Parts, to: DType, out: Any) -> Any:
 def _native(part: Any, caller: str, writing: bool) -> Any:
     adapter = adapters.find(part)
     return part if adapter is None else adapter.take(part, caller, writing)
+
+
+def _adapter_of(library: Any, caller: str) -> adapters.ArrayAdapter:
+    """The adapter of a library that arrays may be asked of. ValueError for an unknown one."""
+    try:
+        return adapters.of_library(library)
+    except ValueError as error:
+        raise ValueError(f"{caller}: {error}") from None
 
 
 def _library_of(part: Any) -> str | None:

@@ -77,7 +77,7 @@ class Quantized:
     def __post_init__(self) -> None:
         caller = "Quantized"
         object.__setattr__(self, "format", recipes.find(self.format, caller))
-        native = self.native(caller)
+        native = self._taken(caller)
         # First of all checks, because the next ones use the shape.
         _check_type(native.data, "data", self.format.element)
         shape = native.data.shape
@@ -115,7 +115,7 @@ class Quantized:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array that was quantized."""
-        adapter = adapters.find(self.data)
+        adapter = None if self.library is None else adapters.find(self.data)
         shape: tuple[int, ...] = self.data.shape if adapter is None else adapter.shape(self.data)
         return shape
 
@@ -154,6 +154,12 @@ class Quantized:
 
         `writing`: they will be changed; ValueError for parts that cannot be.
         """
+        if self.library is None:
+            return Parts(self.data, self.scales, self.zero_points, self.global_scale)
+        return self._taken(caller, writing)
+
+    def _taken(self, caller: str, writing: bool = False) -> Parts:
+        """As `native`, for parts that may be of any library."""
         found = {name: _native(part, caller, writing) for name, part in self.parts().items()}
         data = found.get("data")
         if self.format.element.packed and data is not self.data and isinstance(data, np.ndarray):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import doctest
 import importlib
 import re
@@ -216,3 +217,12 @@ def test_names_and_files_are_there() -> None:
         wrong += [f"{place}: {name}" for name in sorted(set(NAME.findall(text))) if not is_there(name)]
         wrong += [f"{place}: {file}" for file in sorted(set(FILE.findall(text))) if not (ROOT / file).exists()]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_columns_of_the_table_of_types_are_told() -> None:
+    """One line for each argument of `gpucast.DType`, in their order, with the value of a type."""
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| (\w[^|]*) \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
+    row = gpucast.dtype("FLOAT8E4M3FN")
+    columns = [str(getattr(row, one.name)) for one in dataclasses.fields(row) if one.init]
+    assert [value.strip("`") for name, _, value in lines if name != "Column"] == columns

@@ -64,7 +64,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
 
 
 def _verified(outcome: Outcome) -> str:
-    return f"verified: {outcome.verified:,} elements are what the reference gives"
+    return f"verified: {outcome.verified:,} elements are equal to those of the exact cast, bit for bit"
 
 
 def _sizes(before: int, after: int) -> str:

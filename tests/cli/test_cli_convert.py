@@ -252,3 +252,18 @@ def test_metadata_that_the_format_cannot_hold_is_named(folder: Path, capsys: pyt
     assert "metadata not kept, since the format of OUT has none: 'license'" in capsys.readouterr().out
     assert main(["convert", "x.safetensors", "y.safetensors", "--to", "FLOAT16"]) == 0
     assert "metadata" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_integers_below_one_byte_and_back(suffix: str, folder: Path) -> None:
+    """What gpucast's metadata describe is cast back without --include; indices and others' integers stay."""
+    x, ids = np.arange(-8, 8, dtype=np.float32).reshape(2, 8), np.arange(5, dtype=np.uint8)
+    gpucast.save(f"x{suffix}", {"x": x, "odd": x[:1, :3], "ids": ids})
+    for to in ("INT4", "INT2"):
+        options = ["--scale", "none", "--allow-loss", "--overwrite"]
+        assert main(["convert", f"x{suffix}", f"i{suffix}", "--to", to, *options]) == 0
+        assert main(["convert", f"i{suffix}", f"back{suffix}", "--to", "FLOAT", "--overwrite"]) == 0
+        back = gpucast.load(f"back{suffix}")
+        for name, one in (("x", x), ("odd", x[:1, :3])):
+            assert_same(back[name], gpucast.cast(gpucast.cast(one, to), "FLOAT"), gpucast.dtype("FLOAT"))
+        assert_same(back["ids"], ids, gpucast.dtype("UINT8"))

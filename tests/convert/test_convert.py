@@ -121,7 +121,7 @@ def test_patterns_choose(options: list[str], kinds: list[str], folder: Path) -> 
     assert [found[name].name for name in ("weight", "norm", "ids") if (found[name] is not None)] == kinds
 
 
-def test_few_bits_need_a_word_about_scales(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_bits_need_scales(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = {"w": np.ones(3, np.float32), "b": sample(dtype("FLOAT8E5M2"), (4,)), "n": np.ones(3, int)}
     files.save("in.safetensors", held)
     for to in ("FLOAT8E4M3FN", "INT8", "INT4", "FLOAT4E2M1"):

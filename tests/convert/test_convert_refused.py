@@ -301,7 +301,7 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
     ({}, f"in out {HALF} --exclude w*", "no tensor matches --exclude 'w*'"),
     ({}, f"in out {HALF} --rule w*=keep", "no tensor matches --rule 'w*=keep'"),
     ({}, f"in out {HALF} --exclude *", "leave none of its 2 tensors to cast"),
-    # Few bits need a word about scales.
+    # Few bits need scales.
     ({}, "in out --to INT4", "'a' from FLOAT to INT4"),
     ({}, "in out --to FLOAT16 --rule b=FLOAT8E5M2", "give --scale"),
     # Scales that a type or a format lacks.

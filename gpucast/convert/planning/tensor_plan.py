@@ -62,8 +62,7 @@ class Choice:
                 return rule.dtype
         if self.include:
             return self.to if _any(self.include, tensor.name) else None
-        floating = tensor.dtype is not None and tensor.dtype.is_float
-        return self.to if floating or alone else None
+        return self.to if alone or _holds_numbers(tensor) else None
 
     def excludes(self, name: str) -> bool:
         """Whether a pattern of `exclude` matches."""
@@ -94,6 +93,14 @@ class Choice:
         if self.include or self.exclude or self.rules:
             raise FileError(f"{path}: --include, --exclude and --rule leave none of its {len(names)} tensors to cast")
         raise FileError(f"{path}: none of its {len(names)} tensors is of a floating type; give --include")
+
+
+def _holds_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor is of a floating type, or of integers below one byte that only gpucast's metadata describe: as
+    it writes casts to them. Other integers may be indices, and codes of other programs have scales."""
+    if tensor.dtype is None or tensor.dtype.is_float:
+        return tensor.dtype is not None
+    return isinstance(tensor, StoredTensor) and tensor.family == "raw_data" and tensor.dtype.packed
 
 
 def _any(patterns: Iterable[str], name: str) -> bool:

@@ -17,8 +17,6 @@ from gpucast.files import FileError, Tensor
 from gpucast.files.tensor import LoadedTensor
 
 _FLOAT = dtype("FLOAT")
-#: The metadata entry of `gpucast.Quantized.save`.
-_SAVED = "gpucast.quantized"
 
 
 @dataclass
@@ -78,8 +76,6 @@ def scales_by_file(
             of_file[path].kept |= markers
         if comfyui.METADATA in file.metadata and all(of_file[path].styles.values()):
             raise FileError(f"{path}: its metadata tell of all scales; cast all its weights, or none")
-        if _SAVED in file.metadata and any(map(is_cast, file.tensors.values())):
-            raise FileError(f"{path}: is an array that gpucast.Quantized.save wrote; read it with Quantized.load")
     return of_file
 
 

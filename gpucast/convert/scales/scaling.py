@@ -181,7 +181,7 @@ def scaled_storage(
     accepted = ", ".join([*known, "none"])
     if scale is None:
         raise FileError(
-            f"{caller} from {tensor.dtype.name} to {dtype.name}: so few bits need a word about scales; "
+            f"{caller} from {tensor.dtype.name} to {dtype.name}: numbers of so few bits usually need scales; "
             f"give --scale {accepted} (none: a plain cast)"
         )
     format = format_of(scale, dtype)

@@ -45,6 +45,9 @@ _CHOICE = """\
 --exclude PATTERN ...  do not cast the tensors with these names (wildcards; may be repeated)
 --rule PATTERN=T ...  cast these tensors to another type, or keep them (PATTERN=keep); the first match counts
     (may be repeated)
+--keep PATTERN ...  beside codes that become numbers: keep these tensors as they are
+--drop PATTERN ...  leave these tensors out
+--as-weights PATTERN ...  beside codes: these tensors are plain numbers, whatever their names and types say
 """
 _SCALES = f"""\
 --scale {"|".join(scaling.SCALES)}  which elements share a scale; none: a plain cast without scales
@@ -169,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
             )
         scale, style = style, None
     detail: Detail = "all" if args.report is not None else "errors" if args.json else "counts"
-    choice = Choice(args.to, args.include, args.exclude, args.rule)
+    choice = Choice(args.to, args.include, args.exclude, args.rule, args.keep, args.drop, args.as_weights)
     request = Request(
         choice,
         arguments.attributes_of(args),

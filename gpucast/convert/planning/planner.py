@@ -19,8 +19,9 @@ from gpucast.convert.planning.plan import ConversionPlan, FilePlan, Identity
 from gpucast.convert.planning.sources import SUFFIX, Index, Source, SourceFile, find
 from gpucast.convert.planning.tensor_plan import Request, TensorPlan, TensorPlanner, into_model, scaled_storage
 from gpucast.convert.scales import comfyui, config_json, scale_styles, scaling
+from gpucast.convert.scales.companions import Fate
 from gpucast.convert.scales.detect import Catalogue
-from gpucast.convert.scales.per_file import FileScales, scales_by_file
+from gpucast.convert.scales.per_file import Decisions, FileScales, scales_by_file
 from gpucast.convert.scales.scale_styles import ENTRY, described_by
 from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
 from gpucast.files.onnx_model import Model
@@ -307,7 +308,12 @@ def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
         dtype = request.choice.target(tensor)
         return dtype is not None and not isinstance(scaled_storage(tensor, dtype, request, source.path), str)
 
-    return scales_by_file(catalogue, is_cast, request.choice.asked_for, request.choice.excludes)
+    choice = request.choice
+    carried: frozenset[Fate] = frozenset({"cache"} if request.style == "compressed-tensors" else ())
+    return scales_by_file(
+        catalogue,
+        Decisions(is_cast, choice.excludes, choice.keeps, choice.drops, choice.takes_for_weight, carried),
+    )
 
 
 def _check_unique(specs: Sequence[Spec], out: str) -> None:

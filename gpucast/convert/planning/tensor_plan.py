@@ -52,10 +52,14 @@ class Choice:
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     rules: Sequence[SelectionRule] = ()
+    #: What becomes of tensors beside codes: kept as they are, left out, or taken for plain numbers.
+    keep: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    as_weights: Sequence[str] = ()
 
     def target(self, tensor: Tensor, alone: bool = False) -> DType | None:
         """The type that a tensor is cast to; None if it is kept."""
-        if _any(self.exclude, tensor.name):
+        if _any((*self.exclude, *self.keep), tensor.name):
             return None
         for rule in self.rules:
             if fnmatch.fnmatchcase(tensor.name, rule.pattern):
@@ -69,6 +73,15 @@ class Choice:
         """Whether a pattern of `exclude` matches."""
         return _any(self.exclude, name)
 
+    def keeps(self, name: str) -> bool:
+        return _any(self.keep, name)
+
+    def drops(self, name: str) -> bool:
+        return _any(self.drop, name)
+
+    def takes_for_weight(self, name: str) -> bool:
+        return _any(self.as_weights, name)
+
     def asked_for(self, tensor: Tensor, alone: bool = False) -> bool:
         """Whether the tensor was chosen by name, or as the only one, and not just because it is floating."""
         if self.target(tensor, alone) is None:
@@ -81,7 +94,8 @@ class Choice:
         if not names:
             raise FileError(f"{path}: holds no tensors")
         options = [("--include", pattern, pattern) for pattern in self.include]
-        options += [("--exclude", pattern, pattern) for pattern in self.exclude]
+        for option in ("exclude", "keep", "drop", "as_weights"):
+            options += [(f"--{option.replace('_', '-')}", pattern, pattern) for pattern in getattr(self, option)]
         options += [("--rule", str(rule), rule.pattern) for rule in self.rules]
         for option, value, pattern in options:
             if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
@@ -259,7 +273,8 @@ class TensorPlanner:
         return self._stored
 
     def _target(self, tensor: Tensor) -> DType | None:
-        is_kept = tensor.name in self._scales.kept or (self._request.repack and not isinstance(tensor, Dequantized))
+        is_kept = tensor.name in self._scales.kept or tensor.name in self._scales.carried
+        is_kept |= self._request.repack and not isinstance(tensor, Dequantized)
         return None if is_kept else self._request.choice.target(tensor, self._alone)
 
     def _checked_target(self, tensor: Tensor, out: str) -> tuple[DType | None, str]:

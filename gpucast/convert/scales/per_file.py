@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpucast.convert.scales import comfyui
+from gpucast.convert.scales import comfyui, companions
+from gpucast.convert.scales.companions import Companion
 from gpucast.convert.scales.dequantized import Dequantized, DetectedTensor
 from gpucast.convert.scales.detect import Catalogue
-from gpucast.convert.scales.scale_styles import ENTRY, RECIPE
+from gpucast.convert.scales.scale_styles import ENTRY, RECIPE, STYLES
 from gpucast.core.dtypes import dtype
 from gpucast.files import FileError, Tensor
 from gpucast.files.tensor import LoadedTensor
@@ -29,6 +31,10 @@ class FileScales:
     detected: list[DetectedTensor] = field(default_factory=list)
     #: Names in this file that are kept as they are, and names that become part of a detected tensor.
     kept: set[str] = field(default_factory=set)
+    #: Names that are no part of codes, and are kept as they are.
+    carried: set[str] = field(default_factory=set)
+    #: Names that OUT does not have, with the reason for each.
+    left_out: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
     #: Keys of the metadata that are no longer true.
     metadata: set[str] = field(default_factory=set)
@@ -36,23 +42,34 @@ class FileScales:
     styles: dict[bool, set[str]] = field(default_factory=lambda: {True: set(), False: set()})
 
 
-def scales_by_file(
-    catalogue: Catalogue,
-    is_cast: Callable[[Tensor], bool],
-    is_asked_for: Callable[[Tensor], bool],
-    is_excluded: Callable[[str], bool],
-) -> dict[str, FileScales]:
-    """The codes and scales of each file, given which tensors of numbers are cast (`is_cast`).
+@dataclass(frozen=True)
+class Decisions:
+    """What a user's options say of tensors, and of names."""
+
+    #: Whether a tensor of numbers is cast.
+    is_cast: Callable[[Tensor], bool]
+    #: Whether a name is excluded, kept as it is, dropped, or said to be a weight.
+    excludes: Callable[[str], bool]
+    keeps: Callable[[str], bool]
+    drops: Callable[[str], bool]
+    is_weight: Callable[[str], bool]
+    #: Which scales that belong to no weight the written style carries on.
+    carried: frozenset[companions.Fate] = frozenset()
+
+
+def scales_by_file(catalogue: Catalogue, decide: Decisions) -> dict[str, FileScales]:
+    """The codes and scales of each file.
 
     If one part of a quantized tensor is excluded, all its parts are kept. FileError if a tensor that would be cast
-    cannot be read as numbers, and for scales that would be cast but belong to no known codes.
+    cannot be read as numbers, if what is said of it contradicts it, and for all that is not understood beside codes.
     """
     every = list(catalogue.detect())
     of_file = {path: FileScales() for path in catalogue.files}
+    cast_in: set[str] = set()
     for tensor in every:
         path = tensor.paths[tensor.name]
         numbers = _numbers(tensor, path)
-        cast = is_cast(numbers) and not any(map(is_excluded, tensor.paths))
+        cast = decide.is_cast(numbers) and not any(map(decide.excludes, tensor.paths))
         if cast and tensor.stored is None:
             raise FileError(f"{tensor.problem}; leave {numbers.name!r} as it is with --exclude")
         for name, where in tensor.paths.items():
@@ -60,14 +77,9 @@ def scales_by_file(
         if cast:
             of_file[path].detected.append(tensor)
             of_file[path].metadata |= {ENTRY + tensor.base, RECIPE, comfyui.METADATA}
+            cast_in.add(os.path.dirname(path))
         of_file[path].styles[cast].add(tensor.style)
-    for path, half, family in catalogue.unmatched_halves(every):
-        if not is_excluded(half.name):
-            raise FileError(
-                f"{path}: tensor {half.name!r} is half of a weight of {family}, and its other half is missing; leave "
-                "it as it is with --exclude"
-            )
-    _check_known(catalogue, every, is_cast, is_asked_for)
+    _check_beside(catalogue, every, cast_in, decide, of_file)
     for path, file in catalogue.files.items():
         markers = set(filter(comfyui.is_marker, file.tensors))
         if markers and "comfyui" in of_file[path].styles[True]:
@@ -78,33 +90,117 @@ def scales_by_file(
             of_file[path].kept |= markers
         if comfyui.METADATA in file.metadata and all(of_file[path].styles.values()):
             raise FileError(f"{path}: its metadata tell of all scales; cast all its weights, or none")
-        if _SAVED in file.metadata and any(map(is_cast, file.tensors.values())):
+        if _SAVED in file.metadata and any(map(decide.is_cast, file.tensors.values())):
             raise FileError(f"{path}: is an array that gpucast.Quantized.save wrote; read it with Quantized.load")
     return of_file
 
 
-def _check_known(
+def _check_beside(
     catalogue: Catalogue,
     every: Sequence[DetectedTensor],
-    is_cast: Callable[[Tensor], bool],
-    is_asked_for: Callable[[Tensor], bool],
+    cast_in: Container[str],
+    decide: Decisions,
+    of_file: Mapping[str, FileScales],
 ) -> None:
-    """FileError for tensors that would be cast but look like scales or codes of no detected tensor."""
-    for path, tensor in catalogue.unmatched_scales(every):
-        if tensor.dtype is not None and tensor.dtype.is_float and is_cast(tensor) and not is_asked_for(tensor):
-            raise FileError(
-                f"{path}: tensor {tensor.name!r} is named like a scale, and no codes belong to it that are known "
-                "here; keep it and its codes as they are with --exclude, or, if it is none, cast it by name with --rule"
-            )
-    for path, tensor, scale in catalogue.unmatched_codes(every):
-        # Integer codes are kept anyway, but they have no meaning without their scales.
-        lost = tensor if tensor.dtype is not None and tensor.dtype.is_float else scale
-        if is_cast(lost) and not is_asked_for(lost):
-            raise FileError(
-                f"{path}: tensor {tensor.name!r} is {tensor.kind}, and {scale.name!r} beside it may be its scales, "
-                f"in a form that is not known here: cast alone, either loses its meaning; keep both as they are with "
-                f"--exclude {tensor.name!r} --exclude {scale.name!r}"
-            )
+    """Decide about each tensor that is no part of codes. FileError for one that is not understood, and for a folder of
+    whose quantization the same is true."""
+    closed = _closed(catalogue, every)
+    modules = {(os.path.dirname(item.paths[item.name]), _module(item.base)) for item in every}
+    problems: list[tuple[bool, str]] = []
+    for path, tensor in catalogue.beside(every):
+        name, folder, scales = tensor.name, os.path.dirname(path), of_file[path]
+        if decide.drops(name):
+            scales.dropped.add(name)
+            scales.left_out[name] = "by --drop"
+        elif decide.keeps(name):
+            scales.carried.add(name)
+        if folder not in closed or any(given(name) for given in (decide.drops, decide.keeps, decide.excludes)):
+            continue
+        if decide.is_weight(name) or comfyui.is_marker(name):
+            continue
+        row = companions.companion(name)
+        if row is not None and row.fate in ("inputs", "cache"):
+            if folder in cast_in and row.fate not in decide.carried:
+                scales.dropped.add(name)
+                scales.left_out[name] = row.what
+            else:
+                scales.carried.add(name)
+        elif (folder in cast_in or decide.is_cast(tensor)) and (why := _unknown(tensor, row, folder, modules)):
+            problems.append((row is None or row.fate != "refused", f"{path}: tensor {name!r} {why}{_WAYS}"))
+    # What is known to be of another tool says most.
+    if problems:
+        raise FileError(min(problems, key=lambda problem: problem[0])[1])
+    _check_declared(catalogue, every, decide, of_file)
+
+
+#: What decides about a tensor that is not understood.
+_WAYS = "; say what becomes of it: --keep PATTERN (as it is), --drop PATTERN, or --as-weights PATTERN (plain numbers)"
+
+
+def _unknown(tensor: Tensor, row: Companion | None, folder: str, modules: Container[tuple[str, str]]) -> str:
+    """Why a tensor beside codes is not understood; "" if it is."""
+    name, dtype = tensor.name, tensor.dtype
+    if row is not None:
+        return (
+            f"is {row.what}"
+            if row.fate == "refused"
+            else f"is named like {row.what}, and no codes are known to go with it"
+        )
+    if dtype is None or dtype.family in ("int", "bool") or not dtype.is_float:
+        return "" if companions.is_count(name) else f"of {tensor.kind} beside codes is not known here"
+    if dtype.bits <= 8:
+        return f"is {tensor.kind}, which holds codes, and scales that go with it are not known"
+    inner = name.split(".")
+    within = next(
+        (module for end in range(1, len(inner)) if (folder, module := ".".join(inner[:end])) in modules), None
+    )
+    if within is not None and name != f"{within}.bias":
+        return f"is within {within!r}, which has codes, and is no part of them that is known here"
+    return "" if companions.is_weight(name) else "lies beside codes, and is no weight whose name is known here"
+
+
+def _module(base: str) -> str:
+    return base.removesuffix(".weight")
+
+
+def _closed(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> set[str]:
+    """The folders that show a sign of quantization. Where gpucast's own entries of the metadata are the only one, they
+    name all codes, and the rest are weights."""
+    found = {os.path.dirname(item.paths[item.name]) for item in every if item.style != STYLES[0]}
+    for path, tensor in catalogue.beside(every):
+        if companions.companion(tensor.name) is not None or (path.endswith(".safetensors") and _holds_codes(tensor)):
+            found.add(os.path.dirname(path))
+    signs = (comfyui.METADATA,)
+    found |= {
+        os.path.dirname(path) for path, file in catalogue.files.items() if any(sign in file.metadata for sign in signs)
+    }
+    return found | {os.path.dirname(path) for path in catalogue.files if catalogue.declared(path).sections}
+
+
+def _holds_codes(tensor: Tensor) -> bool:
+    """Whether a tensor is of a type that weights have as codes alone."""
+    dtype = tensor.dtype
+    if dtype is None or not tensor.size or dtype.bits > 8:
+        return False
+    return dtype.is_float or (dtype.family == "int" and len(tensor.shape) > 1)
+
+
+def _check_declared(
+    catalogue: Catalogue, every: Sequence[DetectedTensor], decide: Decisions, of_file: Mapping[str, FileScales]
+) -> None:
+    """FileError where what is said of quantization is not understood, or contradicts tensors that are cast."""
+    for path, file in catalogue.files.items():
+        declared = catalogue.declared(path)
+        if not declared.sections:
+            continue
+        plain = (tensor for name, tensor in file.tensors.items() if not decide.is_weight(name))
+        if of_file[path].detected or any(decide.is_cast(tensor) for tensor in plain):
+            if why := declared.unknown():
+                raise FileError(f"{why}; --as-weights '*' takes all tensors for plain numbers")
+        for tensor in of_file[path].detected:
+            assert tensor.stored is not None
+            if why := declared.problem(tensor.base, tensor.stored):
+                raise FileError(f"{why}; leave {tensor.base!r} as it is with --exclude")
 
 
 def _numbers(tensor: DetectedTensor, path: str) -> Tensor:

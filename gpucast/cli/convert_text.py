@@ -31,6 +31,14 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         why = f", for {reason}" if reason else ""
         more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
         lines.append(f"left alone{why}: {', '.join(names[:_NAMED])}{more}")
+    beside: dict[str, list[str]] = {}
+    for file in plan.files:
+        for part in file.sources:
+            for name, what in part.scales.left_out.items():
+                beside.setdefault(what, []).append(repr(name))
+    for what, names in beside.items():
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        lines.append(f"dropped, {what}: {_shown(', '.join(names[:_NAMED]))}{more}")
     copied = sum(file.tensors is None for file in plan.files)
     if copied:
         lines.append(f"copied as they are: {_count(copied, 'file')}")

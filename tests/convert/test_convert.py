@@ -125,12 +125,13 @@ def test_few_bits_need_a_word_about_scales(folder: Path, capsys: pytest.CaptureF
     held = {"w": np.ones(3, np.float32), "b": sample(dtype("FLOAT8E5M2"), (4,)), "n": np.ones(3, int)}
     files.save("in.safetensors", held)
     for to in ("FLOAT8E4M3FN", "INT8", "INT4", "FLOAT4E2M1"):
-        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", to)
+        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", to, "--as-weights", "*")
         assert "'w' from FLOAT to" in message and "none: a plain cast" in message
-        assert convert("in.safetensors", "out.safetensors", "--to", to, "--scale", "none", "--allow-loss") == 0
+        plain = ["--scale", "none", "--allow-loss", "--as-weights", "*"]
+        assert convert("in.safetensors", "out.safetensors", "--to", to, *plain) == 0
     # Integers, booleans, unchanged types and wider types need no --scale.
     for options in (["--to", "INT8", "--include", "n"], ["--to", "BOOL"], ["--to", "FLOAT8E5M2", "--include", "b"]):
-        assert convert("in.safetensors", "out.safetensors", *options) == 0
+        assert convert("in.safetensors", "out.safetensors", *options, "--as-weights", "*") == 0
 
 
 def test_a_dry_run_tells_and_does_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -123,6 +123,11 @@ def older_comfyui(prefix: str) -> tuple[Held, Held]:
     return held | {f"{prefix}scaled_fp8": np.empty(0, E4M3)}, wanted
 
 
+def said_by_compressed_tensors(**weights: Any) -> Any:
+    group = {"targets": ["Linear"], "weights": {"type": "int", "dynamic": False, **weights}}
+    return {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": group}}
+
+
 V4 = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
 #: Tensors and their numbers, and what config.json says of their quantization.
 READ: dict[str, tuple[tuple[Held, Held], Any]] = {
@@ -139,7 +144,7 @@ READ: dict[str, tuple[tuple[Held, Held], Any]] = {
     "blocks of 32x32": (blocks((256, 96), 32, 32), {}),
     "ragged blocks of 128x128": (blocks((200, 200), 128, 128), {}),
     **{
-        f"{shape} in blocks of {block}": (blocks(shape, *block), {"weight_block_size": block})
+        f"{shape} in blocks of {block}": (blocks(shape, *block), {"quant_method": "fp8", "weight_block_size": block})
         for shape, block in (
             ((100, 200), (64, 64)),
             ((100, 200), (1, 128)),
@@ -150,9 +155,12 @@ READ: dict[str, tuple[tuple[Held, Held], Any]] = {
             ((40, 30), (64, 64)),
         )
     },
-    "compressed-tensors, int-quantized": (int_quantized(), {"quant_method": "compressed-tensors"}),
-    "ModelOpt, NVFP4": (modelopt_nvfp4(), {"quant_method": "modelopt"}),
-    "experts": (experts(), {"weight_block_size": [128, 128]}),
+    "compressed-tensors, int-quantized": (
+        int_quantized(),
+        said_by_compressed_tensors(num_bits=8, symmetric=False, strategy="channel"),
+    ),
+    "ModelOpt, NVFP4": (modelopt_nvfp4(), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "experts": (experts(), {"quant_method": "fp8", "weight_block_size": [128, 128]}),
     "DeepSeek-V4": (deepseek_v4(), V4),
     "gpt-oss": (gpt_oss(), {"quant_method": "mxfp4"}),
     "transformers, exponents": (transformers_exponents(), {}),
@@ -168,7 +176,7 @@ BESIDE = {
     "layer_scale": np.ones(3, np.float32),
     "norm.scale": np.ones(4, np.float32),
     "norm.weight": np.ones(4, np.float32),
-    "ids": np.arange(8).reshape(4, 2),
+    "position_ids": np.arange(8).reshape(4, 2),
 }
 
 

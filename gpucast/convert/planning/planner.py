@@ -178,8 +178,8 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     elif request.shard_size is not None:
         written, indexes = _in_shards(kept, source, request.shard_size)
     dropped += [key for file in written for key in _lost_metadata(file)]
-    configs = model_config.texts(kept, request, bool(indexes), path)
-    written = [file for file in written if file.name not in configs and not model_config.is_stale(file, configs)]
+    configs, stale = model_config.texts(kept, request, bool(indexes), path)
+    written = [file for file in written if file.name not in configs and file.name not in stale]
     return ConversionPlan(
         path,
         target,
@@ -312,7 +312,9 @@ def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
     carried: frozenset[Fate] = frozenset({"cache"} if request.style == "compressed-tensors" else ())
     return scales_by_file(
         catalogue,
-        Decisions(is_cast, choice.excludes, choice.keeps, choice.drops, choice.takes_for_weight, carried),
+        Decisions(
+            is_cast, choice.asked_for, choice.excludes, choice.keeps, choice.drops, choice.takes_for_weight, carried
+        ),
     )
 
 

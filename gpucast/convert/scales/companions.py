@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Literal
 
 #: "part": of a weight, applied to its codes; alone it is an error. "inputs": a scale of what a layer is given; "cache":
-#: of a cache of keys and values. Both say nothing of weights: they are carried on where the written style has them, else
-#: dropped with a line. "refused": the numbers of the weights depend on it in a way that is not known here.
+#: of a cache of keys and values. Both say nothing of weights: they are carried on where the written style has them,
+#: else dropped with a line. "refused": the numbers of the weights depend on it in a way that is not known here.
 Fate = Literal["part", "inputs", "cache", "refused"]
 
 #: Columns: what becomes of it; what it is, and where such names come from; patterns of names. The first match counts.
@@ -61,8 +61,8 @@ refused | part of a weight by a form of ComfyUI that is not read here | *weight_
 refused | a scale of a weight by TensorRT-LLM, which is not read here | *.weights_scaling_factor* *.alpha
 refused | a scale of a weight that its quantizer keeps (ModelOpt before export) | *.weight_quantizer.*
 part | a scale, a zero point or a shape of a weight | *weight_scale *scale_weight *weight_scale_2 \
-    *weight_global_scale *weight_zero_point *.scales *.zero_points *.global_scale *weight_shape *_packed *_blocks *_scales \
-    *_proj_scale *_proj_scale_2 *_blocks.scales *comfy_quant *.w[123]_scale *.w13_scale *.w2_scale
+    *weight_global_scale *weight_zero_point *.scales *.zero_points *.global_scale *weight_shape *_packed *_blocks \
+    *_scales *_proj_scale *_proj_scale_2 *_blocks.scales *comfy_quant *.w[123]_scale *.w13_scale *.w2_scale
 """
 
 #: The last parts of the names of weights that are not quantized, in what vLLM, transformers, diffusers and ComfyUI load

@@ -70,7 +70,7 @@ class Section:
 
 
 #: Files of other tools that say how the weights beside them are quantized, and who writes them.
-_OTHERS = {
+OTHERS = {
     "hf_quant_config.json": "",
     "quantize_config.json": "gptq",
     "quant_config.json": "awq",
@@ -83,7 +83,7 @@ def sections(folder: str) -> list[Section]:
     """All that the files of a folder say of quantized weights, however deep in a config.json."""
     path = os.path.join(folder, NAME)
     found = list(_sections(document_of(path) if os.path.isfile(path) else None, path))
-    for name, method in _OTHERS.items():
+    for name, method in OTHERS.items():
         other = os.path.join(folder, name)
         if os.path.isfile(other) and not (name == "hf_quant_config.json" and found):
             held = document_of(other) or {}
@@ -114,7 +114,7 @@ def without_sections(document: dict[str, Any], others: Container[str] = ()) -> d
     return {
         key: without_sections(held, others) if isinstance(held, dict) else held
         for key, held in document.items()
-        if key not in others and key not in ENTRIES and not is_section(key, held)
+        if held is None or not (key in others or key in ENTRIES or is_section(key, held))
     }
 
 

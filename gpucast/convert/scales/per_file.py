@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -46,8 +47,9 @@ class FileScales:
 class Decisions:
     """What a user's options say of tensors, and of names."""
 
-    #: Whether a tensor of numbers is cast.
+    #: Whether a tensor of numbers is cast, and whether it is because its name was chosen.
     is_cast: Callable[[Tensor], bool]
+    is_asked_for: Callable[[Tensor], bool]
     #: Whether a name is excluded, kept as it is, dropped, or said to be a weight.
     excludes: Callable[[str], bool]
     keeps: Callable[[str], bool]
@@ -63,6 +65,9 @@ def scales_by_file(catalogue: Catalogue, decide: Decisions) -> dict[str, FileSca
     If one part of a quantized tensor is excluded, all its parts are kept. FileError if a tensor that would be cast
     cannot be read as numbers, if what is said of it contradicts it, and for all that is not understood beside codes.
     """
+    for path, file in catalogue.files.items():
+        if _SAVED in file.metadata and any(map(decide.is_cast, file.tensors.values())):
+            raise FileError(f"{path}: is an array that gpucast.Quantized.save wrote; read it with Quantized.load")
     every = list(catalogue.detect())
     of_file = {path: FileScales() for path in catalogue.files}
     cast_in: set[str] = set()
@@ -90,15 +95,13 @@ def scales_by_file(catalogue: Catalogue, decide: Decisions) -> dict[str, FileSca
             of_file[path].kept |= markers
         if comfyui.METADATA in file.metadata and all(of_file[path].styles.values()):
             raise FileError(f"{path}: its metadata tell of all scales; cast all its weights, or none")
-        if _SAVED in file.metadata and any(map(decide.is_cast, file.tensors.values())):
-            raise FileError(f"{path}: is an array that gpucast.Quantized.save wrote; read it with Quantized.load")
     return of_file
 
 
 def _check_beside(
     catalogue: Catalogue,
     every: Sequence[DetectedTensor],
-    cast_in: Container[str],
+    cast_in: AbstractSet[str],
     decide: Decisions,
     of_file: Mapping[str, FileScales],
 ) -> None:
@@ -107,14 +110,22 @@ def _check_beside(
     closed = _closed(catalogue, every)
     modules = {(os.path.dirname(item.paths[item.name]), _module(item.base)) for item in every}
     problems: list[tuple[bool, str]] = []
-    for path, tensor in catalogue.beside(every):
+    beside = [(path, tensor) for path, tensor in catalogue.beside(every) if not decide.excludes(tensor.name)]
+    # Where only some names were chosen, all others stay what they are.
+    at_work = {
+        os.path.dirname(path)
+        for path, tensor in beside
+        if os.path.dirname(path) in closed and decide.is_cast(tensor) and not decide.is_asked_for(tensor)
+    }
+    at_work |= cast_in
+    for path, tensor in beside:
         name, folder, scales = tensor.name, os.path.dirname(path), of_file[path]
         if decide.drops(name):
             scales.dropped.add(name)
             scales.left_out[name] = "by --drop"
         elif decide.keeps(name):
             scales.carried.add(name)
-        if folder not in closed or any(given(name) for given in (decide.drops, decide.keeps, decide.excludes)):
+        if folder not in closed or decide.drops(name) or decide.keeps(name):
             continue
         if decide.is_weight(name) or comfyui.is_marker(name):
             continue
@@ -125,12 +136,12 @@ def _check_beside(
                 scales.left_out[name] = row.what
             else:
                 scales.carried.add(name)
-        elif (folder in cast_in or decide.is_cast(tensor)) and (why := _unknown(tensor, row, folder, modules)):
+        elif (folder in at_work or decide.is_cast(tensor)) and (why := _unknown(tensor, row, folder, modules)):
             problems.append((row is None or row.fate != "refused", f"{path}: tensor {name!r} {why}{_WAYS}"))
+    _check_declared(catalogue, decide, at_work, of_file)
     # What is known to be of another tool says most.
     if problems:
         raise FileError(min(problems, key=lambda problem: problem[0])[1])
-    _check_declared(catalogue, every, decide, of_file)
 
 
 #: What decides about a tensor that is not understood.
@@ -186,17 +197,16 @@ def _holds_codes(tensor: Tensor) -> bool:
 
 
 def _check_declared(
-    catalogue: Catalogue, every: Sequence[DetectedTensor], decide: Decisions, of_file: Mapping[str, FileScales]
+    catalogue: Catalogue, decide: Decisions, at_work: Container[str], of_file: Mapping[str, FileScales]
 ) -> None:
     """FileError where what is said of quantization is not understood, or contradicts tensors that are cast."""
     for path, file in catalogue.files.items():
         declared = catalogue.declared(path)
         if not declared.sections:
             continue
-        plain = (tensor for name, tensor in file.tensors.items() if not decide.is_weight(name))
-        if of_file[path].detected or any(decide.is_cast(tensor) for tensor in plain):
-            if why := declared.unknown():
-                raise FileError(f"{why}; --as-weights '*' takes all tensors for plain numbers")
+        is_open = all(decide.is_weight(name) or decide.excludes(name) for name in file.tensors)
+        if not is_open and os.path.dirname(path) in at_work and (why := declared.unknown()):
+            raise FileError(f"{why}; --as-weights '*' takes all tensors for plain numbers")
         for tensor in of_file[path].detected:
             assert tensor.stored is not None
             if why := declared.problem(tensor.base, tensor.stored):

@@ -62,8 +62,11 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     types = dict.fromkeys(result.plan.dtype.name for result in results if result.plan.dtype is not None)
     files = "" if plan.single else f" of {_count(len({result.file.name for result in results}), 'file')}"
     losses = counts.words(lost, zeros=False) or "none lost"
+    same = sum(result.plan.kind == getattr(result.plan.dtype, "name", "") for result in results)
+    if same:
+        lines.append(f"of the type already: {_count(same, 'tensor')}")
     lines.append(
-        f"{plan.target}: {_count(len(results), 'tensor')}{files} cast to {', '.join(types) or 'nothing'}, "
+        f"{plan.target}: {_count(len(results) - same, 'tensor')}{files} cast to {', '.join(types) or 'nothing'}, "
         f"{lost.elements:,} elements, {_sizes(bytes_in, bytes_out)}; {losses}"
     )
     if outcome.waiting:

@@ -214,6 +214,7 @@ class TensorPlanner:
         self.tensors = read_as_numbers(self.tensors, scales, file.path)
         self._alone = alone and len(self.tensors) == 1
         self._fixed = file.model.inputs if file.model is not None else set()
+        self._no_weights = {} if file.model is None else {name: why for name, why in file.model.weights.items() if why}
         self._metadata = file.metadata
         self._stored: dict[str, Stored] | None = None
         #: Whether a tensor keeps all its values, where that has been found out.
@@ -275,7 +276,15 @@ class TensorPlanner:
     def _target(self, tensor: Tensor) -> DType | None:
         is_kept = tensor.name in self._scales.kept or tensor.name in self._scales.carried
         is_kept |= self._request.repack and not isinstance(tensor, Dequantized)
-        return None if is_kept else self._request.choice.target(tensor, self._alone)
+        choice = self._request.choice
+        is_kept |= self._why_no_weight(tensor) != ""
+        return None if is_kept else choice.target(tensor, self._alone)
+
+    def _why_no_weight(self, tensor: Tensor) -> str:
+        """Why a floating initializer of a model is not cast, unless its name was chosen."""
+        is_chosen = self._request.choice.asked_for(tensor) or self._request.choice.takes_for_weight(tensor.name)
+        is_float = tensor.dtype is not None and tensor.dtype.is_float
+        return "" if is_chosen or not is_float else self._no_weights.get(tensor.name, "")
 
     def _checked_target(self, tensor: Tensor, out: str) -> tuple[DType | None, str]:
         """The type to cast a tensor to, or None to keep it. The text is the reason for keeping a tensor that was
@@ -284,7 +293,7 @@ class TensorPlanner:
         choice = self._request.choice
         dtype = self._target(tensor)
         if dtype is None:
-            return None, ""
+            return None, self._why_no_weight(tensor)
         if into_model(out) and tensor.name in self._fixed and not choice.asked_for(tensor):
             return None, ""
         if tensor.dtype is None:
@@ -307,7 +316,15 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
     """As `scaling.scaled_storage`, with the options of the request."""
     asked_for = request.choice.asked_for(tensor)
     return scaling.scaled_storage(
-        tensor, dtype, request.scale, request.style, request.attributes, path, asked_for, request.scale_rule
+        tensor,
+        dtype,
+        request.scale,
+        request.style,
+        request.attributes,
+        path,
+        asked_for,
+        request.scale_rule,
+        request.repack,
     )
 
 

@@ -66,6 +66,8 @@ _MX = {
     "FLOAT6E3M2": "mxfp6e3m2",
     "FLOAT4E2M1": "mxfp4",
 }
+#: What two formats have in common that are stored alike.
+_FORM = ("element", "scale", "block", "zero_points", "global_scale")
 #: Elements of a piece that are compared when a sample is verified.
 _SAMPLE = 1 << 10
 #: Writes one tensor from flat pieces in order; returns the bytes written.
@@ -157,6 +159,17 @@ def default_rule(style: str, format: Format) -> ScaleRule:
     return "full_range" if format.element.family == "int" else format.rule
 
 
+def library_recipe(style: str, format: Format, source: DType) -> str | None:
+    """The recipe by which the library whose style it is finds the codes and scales of a format; None if there is none
+    for tensors of the type `source`."""
+    for name, recipe in RECIPES.items():
+        own = scale_styles.form(style, recipe.format)
+        alike = (getattr(own, part) == getattr(format, part) for part in _FORM)
+        if recipe.library == style and source.name in recipe.sources and all(alike):
+            return name
+    return None
+
+
 def scaled_storage(
     tensor: Tensor,
     dtype: DType,
@@ -166,12 +179,14 @@ def scaled_storage(
     path: str,
     asked_for: bool = True,
     rule: ScaleRule | None = None,
+    repack: bool = False,
 ) -> Stored | str | None:
     """How a tensor of the file `path` is stored when it is quantized to `dtype`.
 
     None if it gets a plain cast without scales; a text if it is kept, which says why. `scale` is one of `SCALES` or a
     recipe, or None if the option was not given; it is ignored for tensors that need no scales. `rule`: how the scales
-    are found; None: as the style's own tool does. FileError if options do not fit.
+    are found; None: as the style's own tool does, which then gives all codes and scales, if it has a recipe for them.
+    `repack`: codes come from others. FileError if options do not fit.
     """
     if not is_needed(tensor.dtype, dtype) or scale == "none":
         return None
@@ -190,6 +205,8 @@ def scaled_storage(
         raise FileError(f"{caller}: --style {scale} has codes of {element}, not of {dtype}; give --to {element}")
     if format is None:
         raise FileError(f"{caller}: --scale {scale} is not for {dtype.name}; expected {accepted}")
+    if rule is None and not repack and (own := library_recipe(style, format, tensor.dtype)) is not None:
+        scale, format = own, RECIPES[own].format
     rule = rule or default_rule(style, format)
     if rule != format.rule:
         try:

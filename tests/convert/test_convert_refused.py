@@ -61,7 +61,11 @@ SCALES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "of a wide weight": ({"l.weight": numbers(4, 4), "l.weight_scale": np.ones(1)}, "'l.weight_scale' is named like"),
     "wrong shape": ({"l.weight": F8, "l.weight_scale": np.ones((5, 1), np.float32)}, "have (5, 1); expected one scale"),
-    "transposed": ({"l.weight": F8, "l.weight_scale": np.ones((1, 8), np.float32)}, "have (1, 8); expected one scale"),
+    "columns of a square": (
+        {"l.weight": F8[:, :6], "l.weight_scale": np.ones((1, 6), np.float32)},
+        "have (1, 6); expected one scale",
+    ),
+    "transposed": ({"l.weight": F8, "l.weight_scale": np.ones((1, 6), np.float32)}, "have (1, 6); expected one scale"),
     "too wide": ({"l.weight": F8, "l.weight_scale": np.ones(1)}, "its scales 'l.weight_scale' are F64"),
     "two kinds": (
         {"l.weight": F8, "l.weight_scale": ROWS[0], "l.weight_scale_inv": ROWS[0]},
@@ -139,6 +143,14 @@ SCALES: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"ComfyUI without {part}": (without(NVFP4, part), "l.weight") for part in ("l.weight_scale", "l.weight_scale_2")
     },
+    "ComfyUI's MXFP8 without whole tiles": (
+        {
+            "l.weight": np.ones((6, 32), E4M3),
+            "l.weight_scale": np.full((6, 1), 130, np.uint8),
+            "l.comfy_quant": np.frombuffer(b'{"format": "mxfp8"}', np.uint8),
+        },
+        "expected UINT8 (128, 4)",
+    ),
     "ComfyUI without whole tiles": (NVFP4 | {"l.weight_scale": np.ones((16, 4), E4M3)}, "l.weight"),
     # ModelOpt 0.47, INT8_SMOOTHQUANT_CFG and INT4_AWQ_CFG.
     "ModelOpt with scaled inputs": (
@@ -185,7 +197,6 @@ def test_codes_are_never_cast_as_if_they_had_no_scales(case: str, capsys: pytest
         (I8, ROWS, {"format": "int8_tensorwise", "convrot": True}),
         (I8, ROWS, {"format": "int8_tensorwise", "params": {"convrot": True}}),
         (I8, ROWS[:, 0], {"format": "convrot_w4a4"}),
-        (np.ones((6, 32), np.int8).view(E4M3), np.full((6, 1), 130, np.uint8), {"format": "mxfp8"}),
         (F8, np.float32(2), {"format": "float8_e5m2"}),
         (F8, np.float32(2), ["float8_e4m3fn"]),
         # Of which little is shown.

@@ -116,6 +116,21 @@ def comfyui(codes: Any, scale: Any, **format: Any) -> tuple[Held, Held]:
     return held, {"m.l.weight": codes.astype(np.float32) * scale}
 
 
+def columns(*shape: int, name: str) -> tuple[Held, Held]:
+    codes, scales = numbers(*shape).astype(E4M3), numbers(*shape[:-2], 1, shape[-1], seed=1)
+    return {name: codes, f"{name}_scale": scales}, {name: (codes.astype(np.float64) * scales).astype(np.float32)}
+
+
+def comfyui_mxfp8() -> tuple[Held, Held]:
+    """Its scales are in whole tiles of 128 rows of 4, as cuBLAS reads them: "Scaling Factors Layout" of 1D blocks."""
+    codes, scales = numbers(160, 96).astype(E4M3), powers(160, 3)
+    tiles = np.zeros(2 * 512, np.uint8)
+    for (row, column), scale in np.ndenumerate(scales.view(np.uint8)):
+        tiles[row // 128 * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column] = scale
+    held = {"l.weight": codes, "l.weight_scale": tiles.reshape(256, 4), "l.comfy_quant": said(format="mxfp8")}
+    return held, {"l.weight": values(codes, scales, 32)}
+
+
 def older_comfyui(prefix: str) -> tuple[Held, Held]:
     """comfy/utils.py convert_old_quants."""
     held = {f"{prefix}{n}.{part}": x for n in "lm" for part, x in (("weight", F8), ("scale_weight", np.float32(2)))}
@@ -167,6 +182,9 @@ READ: dict[str, tuple[tuple[Held, Held], Any]] = {
     "ComfyUI, float8": (comfyui(F8, np.float32(2), format="float8_e4m3fn"), {}),
     "ComfyUI, int8": (comfyui(I8, np.float32(2), format="int8_tensorwise"), {}),
     "ComfyUI, int8 by rows": (comfyui(I8, ROWS, format="int8_tensorwise"), {}),
+    "columns": (columns(6, 8, name="l.weight"), {}),
+    "Llama 4": (columns(3, 260, 10, name="m.experts.gate_up_proj"), {"quant_method": "fbgemm_fp8"}),
+    "ComfyUI, MXFP8": (comfyui_mxfp8(), {}),
     "ComfyUI, older": (older_comfyui(""), {}),
     "ComfyUI, older, whole": (older_comfyui("model.diffusion_model."), {}),
 }

@@ -205,7 +205,12 @@ def scaled_storage(
         raise FileError(f"{caller}: --style {scale} has codes of {element}, not of {dtype}; give --to {element}")
     if format is None:
         raise FileError(f"{caller}: --scale {scale} is not for {dtype.name}; expected {accepted}")
-    if rule is None and not repack and scale not in RECIPES and (own := library_recipe(style, format, tensor.dtype)) is not None:
+    if (
+        rule is None
+        and not repack
+        and scale not in RECIPES
+        and (own := library_recipe(style, format, tensor.dtype)) is not None
+    ):
         scale, format = own, RECIPES[own].format
     rule = rule or default_rule(style, format)
     if rule != format.rule:

@@ -296,6 +296,7 @@ def mutant(kind: str, seed: int) -> Checkpoint:
         made.change = f"unknown {name}"
     elif how == "config":
         made.change = _changed(made.config, rng)
+        _of_other_blocks(made)
     else:
         name = rng.choice(companions)
         x = made.tensors.pop(name)
@@ -309,6 +310,19 @@ def mutant(kind: str, seed: int) -> Checkpoint:
             made.tensors.setdefault(f"{stem}.{other}", x)
             made.change += f" -> {other}"
     return made
+
+
+def _of_other_blocks(made: Checkpoint) -> None:
+    """Blocks of other lengths are others, where the scales are as many: then the numbers are those."""
+    section = made.config.get("quantization_config") or made.config["text_config"]["quantization_config"]
+    lengths = section.get("weight_block_size")
+    if not (isinstance(lengths, list) and len(lengths) == 2 and all(isinstance(n, int) and n > 0 for n in lengths)):
+        return
+    for name, x in list(made.tensors.items()):
+        scales = made.tensors.get(f"{name}_scale_inv")
+        if scales is not None and scales.shape == tuple(-(-n // m) for n, m in zip(x.shape, lengths, strict=True)):
+            wide = _wide(scales, *lengths)[: x.shape[0], : x.shape[1]]
+            made.numbers[name] = _number(x, wide)
 
 
 def _leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

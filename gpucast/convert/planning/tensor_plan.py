@@ -17,6 +17,7 @@ from gpucast.convert.scales.scaling import FusedGroup, Scaled
 from gpucast.convert.scales.stored import Stored
 from gpucast.convert.streaming.pieces import tensor_seed
 from gpucast.core.dtypes import DType
+from gpucast.core.dtypes.lookup import UNLIKE
 from gpucast.core.formats import ScaleRule
 from gpucast.core.fused_ops import Random, resolve_random
 from gpucast.core.rule import Options, resolve
@@ -91,6 +92,8 @@ class Choice:
 
     def check(self, names: Sequence[str], cast: bool, path: str, why: str) -> None:
         """FileError if a pattern matches no tensor, or if nothing is cast; `why` gives reasons, if any."""
+        if not names and path.lower().endswith(files.MODEL):
+            raise FileError(f"{path}: the model has no initializers, and no Constant that is a weight: nothing to cast")
         if not names:
             raise FileError(f"{path}: holds no tensors")
         options = [("--include", pattern, pattern) for pattern in self.include]
@@ -297,9 +300,13 @@ class TensorPlanner:
         if into_model(out) and tensor.name in self._fixed and not choice.asked_for(tensor):
             return None, ""
         if tensor.dtype is None:
+            # NumPy's void is what it saves for types that it lacks.
+            is_raw = not tensor.kind.lstrip("<>").startswith(("f", "c", "O"))
+            way = "give --from T if these are raw elements of a type T, or leave it out" if is_raw else "leave it out"
+            long = f" (longdouble: {UNLIKE['longdouble']})" if tensor.kind.endswith("f16") else ""
             raise FileError(
-                f"{self._path}: tensor {tensor.name!r} has type {tensor.kind}, which Cast does not take; "
-                "give --from T if these are raw elements of a type T, or leave it out with --exclude"
+                f"{self._path}: tensor {tensor.name!r} has type {tensor.kind}{long}, which Cast does not take; "
+                f"{way} with --exclude"
             )
         resolve(
             tensor.dtype, dtype, Options(**self._request.attributes, caller=f"{self._path}: tensor {tensor.name!r}")

@@ -54,7 +54,8 @@ refused | part of a weight by HQQ, AQLM, VPTQ, SpQR, QuIP, EXL2, EXL3 or HIGGS, 
     *.Wscale *.codebook_id *.q_weight *.q_scale *.q_scale_max *.q_groups *.trellis *.mcg *.mul1 *.tables *.tables2
 refused | part of a weight by Nunchaku, QServe or QQQ, which are not read here | *.wscales *.wtscale *.wcscales \
     *.wzeros *.s1_scales *.s2_scales *.s2_zeros *.s1_szeros *.s_group *.s_channel *.proj_down *.proj_up
-refused | an addition to a weight of low rank (SVDQuant, SDNQ) | *svdquant_lora_* *.svd_up *.svd_down
+refused | an addition to a weight of low rank (LoRA, SVDQuant, SDNQ) | *lora_[abAB]* *lora_up* *lora_down* \
+    *lora_magnitude* *.svd_up *.svd_down
 refused | part of a sparse weight (compressed-tensors) | *.compressed *.bitmask *.row_offsets *.weight_meta *.B_meta
 refused | part of a weight by a form of ComfyUI that is not read here | *weight_s_rel *weight_s_channel \
     *weight_codebook *weight_zeros *.weight_scale_cols

@@ -173,8 +173,9 @@ def _unknown_groups(entry: dict[str, Any]) -> str:
             return f"format {format!r} is not read here"
         if weights.get("dynamic") or weights.get("actorder") not in (None, False, "weight", "static"):
             return f"{name}: weights: dynamic or actorder {weights.get('actorder')!r} is not read here"
-        if not isinstance(group.get("targets", []), list):
-            return f"{name}: targets is no list"
+        targets = group.get("targets", [])
+        if not isinstance(targets, list) or not all(isinstance(one, str) for one in targets):
+            return f"{name}: targets is no list of names"
     return ""
 
 

@@ -19,7 +19,7 @@ _BEGINNINGS = (
     (b"\x89hdf\r\n", "is HDF5 (Keras), which is not read here; save its weights as .npz or .safetensors"),
 )
 #: What the files of PyTorch begin with, and .npz too.
-_ZIP, _PICKLE = b"pk\x03\x04", b"\x80\x02"
+_ZIP = b"pk\x03\x04"
 
 
 def check(file: BinaryIO, path: str, suffix: str) -> None:
@@ -27,7 +27,7 @@ def check(file: BinaryIO, path: str, suffix: str) -> None:
     begin = file.read(64).lstrip().lower()
     file.seek(0)
     found = next((what for beginning, what in _BEGINNINGS if begin.startswith(beginning)), None)
-    if found is None and suffix in (".safetensors", ".onnx") and begin.startswith((_ZIP, _PICKLE)):
+    if found is None and suffix in (".safetensors", ".onnx") and begin.startswith(_ZIP):
         found = "is a file of PyTorch, whatever its name says; save it with safetensors.torch.save_file"
     if found is not None:
         raise FileError(f"{path}: {found}")

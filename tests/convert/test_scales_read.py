@@ -226,7 +226,7 @@ def test_formats_in_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:
         assert not file.metadata
     assert_same(files.load("out.safetensors")["m.l.weight"], F8.astype(np.float32) * 2)
     message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT", "--exclude", "m.l.*")
-    assert "cast all its weights, or none" in message
+    assert "cast all its weights (--rule '*=T'), or none" in message
     files.save("in.safetensors", older_comfyui("")[0])
     assert "has the mark" in failure(
         capsys, "in.safetensors", "x.safetensors", "--to", "FLOAT", "--exclude", "m.weight"

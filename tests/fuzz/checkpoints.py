@@ -319,7 +319,7 @@ def _of_other_blocks(made: Checkpoint) -> None:
     if not (isinstance(lengths, list) and len(lengths) == 2 and all(isinstance(n, int) and n > 0 for n in lengths)):
         return
     for name, x in list(made.tensors.items()):
-        scales = made.tensors.get(f"{name}_scale_inv")
+        scales = made.tensors.get(f"{name}_scale_inv", made.tensors.get(f"{name.removesuffix('weight')}scale"))
         if scales is not None and scales.shape == tuple(-(-n // m) for n, m in zip(x.shape, lengths, strict=True)):
             wide = _wide(scales, *lengths)[: x.shape[0], : x.shape[1]]
             made.numbers[name] = _number(x, wide)

@@ -24,7 +24,7 @@ from gpucast.core.rule import Options, resolve
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 from gpucast.files.tensor import StoredTensor
 
-Detail = Literal["counts", "errors", "all"]
+Detail = Literal["errors", "all"]
 
 
 @dataclass(frozen=True)
@@ -154,8 +154,8 @@ class Request:
     attributes: Mapping[str, Any]
     scale: str | None = None
     source_dtype: DType | None = None
-    #: What is computed for each tensor: counts of losses, also the largest error, or everything that a report shows.
-    detail: Detail = "counts"
+    #: What is computed for each tensor: counts of losses and errors, or everything that a report shows.
+    detail: Detail = "errors"
     #: How scales are stored: one of `gpucast.convert.scales.scale_styles.STYLES`; None where nobody said.
     asked_style: str | None = None
     #: For stochastic rounding. Each tensor gets its own seed, derived from this one.

@@ -89,12 +89,14 @@ def scales_by_file(catalogue: Catalogue, decide: Decisions) -> dict[str, FileSca
         markers = set(filter(comfyui.is_marker, file.tensors))
         if markers and "comfyui" in of_file[path].styles[True]:
             if "comfyui" in of_file[path].styles[False]:
-                raise FileError(f"{path}: has the mark {min(markers)!r} for all scales; cast all its weights, or none")
+                raise FileError(
+                    f"{path}: has the mark {min(markers)!r} of all scales; cast all its weights (--rule '*=T'), or none"
+                )
             of_file[path].dropped |= markers
         else:
             of_file[path].kept |= markers
         if comfyui.METADATA in file.metadata and all(of_file[path].styles.values()):
-            raise FileError(f"{path}: its metadata tell of all scales; cast all its weights, or none")
+            raise FileError(f"{path}: its metadata tell of all scales; cast all its weights (--rule '*=T'), or none")
     return of_file
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from gpucast.convert.streaming.pieces import (
     sliced,
 )
 from gpucast.convert.streaming.prefetch import Prefetcher
-from gpucast.core.dtypes import DType, dtype
+from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.formats import FORMATS, SOURCES, Format, Parts, ScaleRule
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC
@@ -73,8 +74,9 @@ _SAMPLE = 1 << 10
 #: Writes one tensor from flat pieces in order; returns the bytes written.
 Write = Callable[[Spec, Iterable[Array]], int]
 #: Called for each piece with its counts of losses, and with the elements of it that were examined: before (flat), as
-#: they will be read back (scales applied), and their largest relative error.
-Observe = Callable[[CastReport, list[tuple[Array, Array, float]]], None]
+#: they will be read back (scales applied), and their largest relative error; and how many of its elements are NaN, and
+#: infinite.
+Observe = Callable[[CastReport, list[tuple[Array, Array, float]], tuple[int, int]], None]
 
 
 @dataclass
@@ -137,6 +139,13 @@ def formats(dtype: DType) -> dict[str, Format]:
     if dtype.name == "FLOAT4E2M1":
         by_scale["nvfp4"] = FORMATS["nvfp4"]
     return by_scale
+
+
+def all_formats() -> Iterator[tuple[str, str, Format]]:
+    """The types of codes, values of --scale, and formats that these stand for."""
+    for kind in DTYPES:
+        for scale, format in formats(kind).items():
+            yield kind.name, scale, format
 
 
 def format_of(scale: str, dtype: DType) -> Format | None:
@@ -265,33 +274,36 @@ class Scaled:
         """The tensors that replace it in the file, codes first."""
         return list(self.stored.specs.values())
 
-    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None, detailed: bool) -> None:
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None) -> None:
         """Write all of `specs` in their order, and call the observer once for each piece.
 
-        Unless `detailed`, the observer gets no values and no largest error. Memory use grows with the number of scales,
-        not with the number of elements.
+        Memory use grows with the number of scales, not with the number of elements.
         """
         stored, format, size = self.stored, self.stored.format, self.tensor.size
         engine = quantize_on_host.quantize if device in (None, "cpu") else on_device(str(device))
         quantize = self._quantizer(engine)
         scales: list[Parts] = []
 
-        def work(piece: tuple[int, Array]) -> tuple[Array, CastReport, list[tuple[Array, Array, float]], Parts]:
+        def work(piece: tuple[int, Array]) -> tuple[Array, CastReport, Any, Any, Parts]:
             start, x = piece
             parts = quantize(x, start)
-            chosen = runs_of_piece(size, start, x.size) if detailed else []
+            chosen = runs_of_piece(size, start, x.size)
             values, examined = x.reshape(-1), []
             if chosen:
                 restored = dequantized(parts, format).reshape(-1)
                 examined = [
                     (values[run], restored[run], counts.largest_error(values[run], restored[run])) for run in chosen
                 ]
-            return stored.pack(parts.data), counts.of_piece(x, parts, format), examined, replace(parts, data=None)
+            special = counts.special(x, dtype(x.dtype))
+            report = counts.of_piece(x, parts, format)
+            return stored.pack(parts.data), report, examined, special, replace(parts, data=None)
 
         def pieces() -> Iterator[Array]:
-            for packed, report, examined, parts in prefetcher.in_order(work, placed(matrices(self.tensor, stored.cut))):
+            for packed, report, examined, special, parts in prefetcher.in_order(
+                work, placed(matrices(self.tensor, stored.cut))
+            ):
                 scales.append(parts)
-                observe(report, examined)
+                observe(report, examined, special)
                 yield packed
 
         write(stored.specs["data"], stored.in_groups(pieces()))
@@ -308,10 +320,18 @@ class Scaled:
         among = None if self.group is None else self.group.extremes
         return Quantizer(self.tensor, self.stored.format, engine, self.random, among)
 
-    def verify(self, written: Mapping[str, Tensor], everything: bool, caller: str) -> int:
+    def verify(
+        self,
+        written: Mapping[str, Tensor],
+        everything: bool,
+        caller: str,
+        prefetcher: Prefetcher,
+        told: Callable[[int], object],
+    ) -> int:
         """Compare the written tensors (`written`, by name) with the reference; the number of compared elements.
 
-        Unless `everything`, only a sample of each piece is compared. FileError if anything differs.
+        Unless `everything`, only a sample of each piece is compared. `told` takes the elements that are done. FileError
+        if anything differs.
         """
         stored, format = self.stored, self.stored.format
         tensors = {part: written[spec.name] for part, spec in stored.specs.items()}
@@ -325,10 +345,11 @@ class Scaled:
         global_scale = tensors["global_scale"].read().reshape(-1) if "global_scale" in tensors else None
         stored_pieces = zip(stored.codes(tensors["data"]), sliced(format, stored.cut, loaded), strict=True)
         samples = _samples(stored, everything, whole_rows=self.random is not None)
-        compared = 0
-        for piece, (codes, parts) in zip(_chosen(self.tensor, stored, samples), stored_pieces, strict=True):
+
+        def work(given: tuple[tuple[int, _Sample, Array] | None, tuple[Array, Parts]]) -> tuple[int, int]:
+            piece, (codes, parts) = given
             if piece is None:
-                continue
+                return 0, codes.size
             start, chosen, x = piece
             wanted = quantize(x, start)
             same = _same(wanted.data, codes[chosen.rows, chosen.columns]) and all(
@@ -342,7 +363,14 @@ class Scaled:
                 same &= _same(known["global_scale"], global_scale)
             if not same:
                 raise FileError(f"{caller}: tensor {self.tensor.name!r} is not what the reference gives")
-            compared += wanted.data.size
+            return wanted.data.size, codes.size
+
+        compared = 0
+        pieces = zip(_chosen(self.tensor, stored, samples), stored_pieces, strict=True)
+        with closing(prefetcher.in_order(work, pieces)) as done:
+            for some, size in done:
+                compared += some
+                told(size)
         return compared
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "static" / "architecture.svg"
 #: What each folder is for, in few words.
 WORK = {
-    "core": "dtypes, rules, options,\nformats, text, errors",
+    "core": "dtypes, rules, options,\ntext, errors",
     "reference": "the exact, slow\nmeaning",
     "arrays": "PackedArray, operands,\nadapters",
     "codegen": "rules and shapes\nto CUDA text",
@@ -28,13 +28,13 @@ WORK = {
     "casting": "cast, cast_many,\nplans, reports",
     "files": "safetensors, npz,\nnpy, ONNX",
     "quantization": "blocks and\nscales",
-    "mixed": "loss scales,\npolicies",
-    "layers": "casts with a\ngradient",
-    "interop": "PyTorch, JAX, DLPack,\nONNX, Dask",
+    "mixed": "loss scales,\npolicies, layers",
+    "libraries": "PyTorch, JAX,\nDLPack, Dask",
+    "onnx": "models, onnxruntime,\nMDF",
+    "user_kernels": "ufunc, device functions,\nNumba, Triton",
     "parity": "kernels against\nthe reference",
     "convert": "whole models,\nconverted",
     "warmup": "kernels ahead\nof time",
-    "benchmark": "speed beside\nothers",
     "cli": "the gpucast\ncommand",
 }
 #: How the cast of an array on a device goes; to the last two only when its kernel is not loaded yet.
@@ -42,22 +42,27 @@ PATH = (("casting", "gpu"), ("gpu", "codegen"), ("gpu", "compile"))
 _INK, _FILL, _MARK = "#30363d", "#f6f8fa", "#0969da"
 
 
-def layers() -> list[list[str]]:
-    """The folders, row by row, from the one that imports nothing of ours on."""
+def layers() -> tuple[list[list[str]], list[list[str]]]:
+    """The folders of the caster and of its extensions, row by row, from the one that imports nothing of ours on."""
     tree = ast.parse((ROOT / "tests" / "test_imports.py").read_text(encoding="utf-8"))
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "LAYERS":
-            return [list(row) for row in ast.literal_eval(node.value)]
-    raise LookupError("tests/test_imports.py has no LAYERS")
+    found = {
+        node.targets[0].id: [list(row) for row in ast.literal_eval(node.value)]
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and node.targets[0].id in ("CASTER", "EXTENSIONS")
+    }
+    return found["CASTER"], found["EXTENSIONS"]
 
 
 def draw(path: Path = PICTURE) -> None:
     with mpl.rc_context({"svg.hashsalt": "gpucast", "svg.fonttype": "none", "font.family": "sans-serif"}):
-        _draw(layers(), path)
+        _draw(*layers(), path)
 
 
-def _draw(rows: list[list[str]], path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(9, 7.2))
+def _draw(caster: list[list[str]], extensions: list[list[str]], path: Path) -> None:
+    rows = [*caster, *extensions]
+    figure, axes = plt.subplots(figsize=(9, 7.8))
     middle: dict[str, tuple[float, float]] = {}
     for level, row in enumerate(rows):
         for place, name in enumerate(row):
@@ -75,6 +80,10 @@ def _draw(rows: list[list[str]], path: Path) -> None:
             "", (to_x, to_y + 0.4), (x, y - 0.4), zorder=0,
             arrowprops={"arrowstyle": "-|>", "color": _MARK, "lw": 1.6, "shrinkA": 0, "shrinkB": 0},
         )  # fmt: skip
+    border = len(caster) - 0.5
+    axes.axhline(border, color=_INK, lw=0.8, ls=(0, (4, 4)))
+    for side, words in ((0.12, "extensions"), (-0.24, "the caster")):
+        axes.text(-4.5, border + side, words, fontsize=8.5, color=_INK, style="italic")
     axes.set_xlim(-4.6, 4.6)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.axis("off")

@@ -138,7 +138,7 @@ def digits() -> str:
 
 
 def quantization_error() -> str:
-    """What `bench.peers.quantization` found: a row for every format, a mark for each kind of data."""
+    """The figures of docs/quantization_error.py: a row for every format, a mark for each kind of data."""
     found = json.loads((FOLDER.parent.parent / "bench" / "results" / "quantization-error.json").read_text("utf-8"))
     # Signed and unsigned integers with zero points give the same numbers: the unsigned ones stand for both.
     rows = {

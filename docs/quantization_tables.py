@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import partial
-from types import ModuleType
 from typing import Any
 
 import numpy as np
+import quantization_error
 from tables import markdown
 
 import gpucast
 from bench.host import quantize as host_quantize
-from bench.peers import loaders, recipes
-from bench.peers import quantization as quantization_peers
+from bench.peers import recipes
 from gpucast.quantization import FORMATS, RECIPES, Format
 
 
@@ -35,16 +33,13 @@ def formats() -> str:
 
 
 def errors() -> str:
-    """The committed figures."""
-    found = json.loads(quantization_peers.FORMATS_RESULT.read_text(encoding="utf-8"))
-    return quantization_peers.formats_table(found)
-
-
-def measured_with(bench: ModuleType) -> str:
-    """The committed figures of a benchmark of other tools, and their versions."""
-    figures = json.loads(bench.RESULT.read_text(encoding="utf-8"))
-    tools = ", ".join(f"{tool} {version}" for tool, version in figures["tools"].items())
-    return f"{bench.table(figures)}\n\nMeasured with {tools}."
+    """The committed figures: a row for every format."""
+    found = json.loads(quantization_error.RESULT.read_text(encoding="utf-8"))
+    lines = [
+        [f"`{name}`", f"{row['bits']:.4g}", *(f"{row['sqnr'][kind]:.1f}" for kind in quantization_error.DATA)]
+        for name, row in found["formats"].items()
+    ]
+    return markdown(["Format", "Bits", *quantization_error.DATA], lines)
 
 
 def host_speed() -> str:
@@ -135,7 +130,5 @@ TABLES: dict[str, Callable[..., str]] = {
     "recipes": recipe_counts,
     "recipe_matrix": recipe_matrix,
     "quantization_errors": errors,
-    "loaders": partial(measured_with, loaders),
-    "quantization_peers": partial(measured_with, quantization_peers),
     "quantization_host_speed": host_speed,
 }

@@ -11,7 +11,7 @@ import numpy as np
 
 import gpucast
 from gpucast.core.dtypes import DTYPES, DType, dtype, finfo
-from gpucast.interop import dlpack
+from gpucast.libraries import dlpack
 
 #: The types that PyTorch does not have at all.
 _NOT_IN_TORCH = ("STRING", "FLOAT6E2M3", "FLOAT6E3M2")

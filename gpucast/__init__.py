@@ -14,7 +14,7 @@ from gpucast.core.arithmetic import exact
 with exact():
     from gpucast import device as device
     from gpucast import dtypes as dtypes
-    from gpucast import layers, reference
+    from gpucast import reference
     from gpucast.arrays import adapters
     from gpucast.arrays.packed import PackedArray
     from gpucast.casting.cast import cast, cast_like
@@ -30,11 +30,11 @@ with exact():
     from gpucast.warmup.compile_ahead import warmup
 
 if TYPE_CHECKING:
-    from gpucast import mixed, quantization
-    from gpucast.casting.ufunc import ufunc
-    from gpucast.codegen.device_functions import device_function, device_functions
-    from gpucast.interop.dlpack import from_dlpack, to_dlpack
+    from gpucast import layers, mixed, quantization
+    from gpucast.libraries.dlpack import from_dlpack, to_dlpack
     from gpucast.quantization import Quantized, cast_grouped, dequantize, hadamard, quantize, quantize_grouped
+    from gpucast.user_kernels.device_functions import device_function, device_functions
+    from gpucast.user_kernels.ufunc import ufunc
 
 __all__ = [
     "DEFAULT_OPSET",
@@ -75,31 +75,31 @@ packages.publish(globals())
 
 
 def _torch() -> adapters.ArrayAdapter:
-    from gpucast.interop.torch import ADAPTER
+    from gpucast.libraries.torch import ADAPTER
 
     return ADAPTER
 
 
 def _jax() -> adapters.ArrayAdapter:
-    from gpucast.interop.jax import ADAPTER
+    from gpucast.libraries.jax import ADAPTER
 
     return ADAPTER
 
 
 def _dask() -> adapters.ArrayAdapter:
-    from gpucast.interop.dask import ADAPTER
+    from gpucast.libraries.dask import ADAPTER
 
     return ADAPTER
 
 
 def _dlpack() -> adapters.ArrayAdapter:
-    from gpucast.interop.dlpack import ADAPTER
+    from gpucast.libraries.dlpack import ADAPTER
 
     return ADAPTER
 
 
 def _cuda_array() -> adapters.ArrayAdapter:
-    from gpucast.interop.cuda_array import ADAPTER
+    from gpucast.libraries.cuda_array import ADAPTER
 
     return ADAPTER
 
@@ -128,9 +128,9 @@ _LATER = {
     **dict.fromkeys(
         ("Quantized", "cast_grouped", "dequantize", "hadamard", "quantize", "quantize_grouped"), "quantization"
     ),
-    **dict.fromkeys(("device_function", "device_functions"), "codegen.device_functions"),
-    **dict.fromkeys(("from_dlpack", "to_dlpack"), "interop.dlpack"),
-    "ufunc": "casting.ufunc",
+    **dict.fromkeys(("device_function", "device_functions"), "user_kernels.device_functions"),
+    **dict.fromkeys(("from_dlpack", "to_dlpack"), "libraries.dlpack"),
+    "ufunc": "user_kernels.ufunc",
 }
 
 # Hidden from type checkers: they would take any name for a public one.
@@ -139,7 +139,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> Any:
         """Import these names when they are first used, so that ``import gpucast`` stays quick."""
         with exact():
-            if name in ("mixed", "quantization"):
+            if name in ("layers", "mixed", "quantization"):
                 return importlib.import_module(f"gpucast.{name}")
             if name in _LATER:
                 # Kept, so that torch.compile meets a function of this module, and not this one.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hadamard transforms, alone and before an array is quantized, and the choice of the rule "4over6". Every result is that
-// of gpucast/reference/exact_hadamard.py and exact_quantize.py.
+// of gpucast/quantization/exact_hadamard.py and exact_quantize.py.
 //
 // A thread holds a fragment of the array: whole runs of the transform, and whole blocks that share a scale. So no
 // thread waits for another one, and the transformed numbers never leave the registers.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays to narrow codes with scales. Every result is that of gpucast/reference/exact_quantize.py. `F` is the format, a
+// Arrays to narrow codes with scales. Every result is that of gpucast/quantization/exact_quantize.py. `F` is the format, a
 // struct that gpucast/quantization/gpu/source.py writes; the array is in C order.
 //
 // Rows of short blocks are quantized in one pass, in which neighbouring threads share a block. All other blocks take

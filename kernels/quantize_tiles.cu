@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arrays to narrow codes with scales, in tiles: one read of an array gives codes by blocks along its rows, by blocks
 // down its columns, or both, in its own order and transposed. Every result is that of
-// gpucast/reference/exact_quantize.py.
+// gpucast/quantization/exact_quantize.py.
 //
 // A thread holds a patch of a tile in registers. Only statistics, scales and codes go through shared memory, codes as
 // bytes, so that each thread writes complete vectors of the result.

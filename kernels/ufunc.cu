@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An expression of several arrays, computed in FLOAT or DOUBLE and cast once. gpucast/codegen/ufunc_kernel.py puts this
+// An expression of several arrays, computed in FLOAT or DOUBLE and cast once. gpucast/user_kernels/ufunc_kernel.py puts this
 // after fused.cu, and adds a function of the expression and a kernel that calls what is below.
 namespace gpucast {
 
@@ -41,7 +41,7 @@ struct UfuncInput {
     Dims<ufunc_dims> dims;
 };
 
-// The last argument of a kernel; gpucast.codegen.ufunc_kernel.UfuncArguments has the same fields.
+// The last argument of a kernel; gpucast.user_kernels.ufunc_kernel.UfuncArguments has the same fields.
 template <u32 Inputs>
 struct UfuncArguments {
     FusedArguments given;

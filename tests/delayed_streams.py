@@ -14,7 +14,7 @@ from foreign_arrays import Interface
 from gpucast import PackedArray
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import dtype
-from gpucast.interop import dlpack
+from gpucast.libraries import dlpack
 
 _CUDA = 2
 #: The current streams of CuPy and torch, that of a library with `__cuda_array_interface__`, and of one with DLPack.

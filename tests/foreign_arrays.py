@@ -11,7 +11,7 @@ import pytest
 
 from gpucast import PackedArray
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.interop import dlpack
+from gpucast.libraries import dlpack
 
 NUMERIC = [row for row in DTYPES if row.family != "string"]
 #: JAX has no types of 6 bits.

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 import gpucast
-from gpucast.codegen.device_functions import WIDTHS, held_as
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule
 from gpucast.parity import host_build
 from gpucast.parity.cases import Case
+from gpucast.user_kernels.device_functions import WIDTHS, held_as
 
 #: The random words of the functions that take some.
 RANDOM = Random(seed=7, offset=2**33 + 1)

@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.interop.onnx import Cast, CastLike
+from gpucast.onnx.backend import Cast, CastLike
 
 ROWS = {dtype.name: dtype for dtype in DTYPES}
 

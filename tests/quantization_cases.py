@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import FORMATS, Format, Parts, find
-from gpucast.reference import exact_quantize
+from gpucast.quantization import exact_quantize
+from gpucast.quantization.formats import FORMATS, Format, Parts, find
 from host_driver import elements
 
 Array = npt.NDArray[Any]

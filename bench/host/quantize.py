@@ -28,8 +28,8 @@ from bench.revision import FOLDER, machine
 from bench.timing.times import quickest
 from gpucast import cast
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Parts
 from gpucast.quantization import FORMATS, Format, quantize_on_host
+from gpucast.quantization.formats import Parts
 
 Array = npt.NDArray[Any]
 

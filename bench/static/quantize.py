@@ -12,13 +12,11 @@ from bench.static.paths import full_tile, loops
 from bench.static.sass import Block
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import FORMATS, find
 from gpucast.core.rule import CastRule
+from gpucast.quantization.formats import FORMATS, find
 from gpucast.quantization.gpu.hadamard_source import HadamardSpec
 from gpucast.quantization.gpu.source import WARP, Kind, QuantizeSpec
-from gpucast.quantization.gpu.state_on_gpu import in_order
 from gpucast.quantization.gpu.tile_source import Run, TileSpec
-from gpucast.quantization.states.step import Step, dequantizing, quantizing
 
 #: Formats by the kernel that is checked: the single pass over rows, the first and the last pass over other blocks,
 #: dequantizing.
@@ -49,14 +47,10 @@ TILES = (
 )
 #: What is done before NVFP4 by rows of BFLOAT16: a transform of this length, or none but two scales that are tried.
 BEFORE = (("hadamard", "nvfp4", 16), ("hadamard", "nvfp4", 128), ("4over6", "nvfp4_4over6", 0))
-#: Those of 8-bit states of optimizers; the search for a code is beyond memory.
-STATES = (quantizing, dequantizing)
 #: The side of the tiles of columns with a scale each.
 _OF_COLUMNS = 64
 #: The share of a copy that a kernel is to reach, by its kind; what two passes are to reach together.
-GOALS: dict[str, float] = dict.fromkeys(
-    ("rows", "columns", "whole", "both", "squares", "down", "back", "dequantize_state"), 0.85
-)
+GOALS: dict[str, float] = dict.fromkeys(("rows", "columns", "whole", "both", "squares", "down", "back"), 0.85)
 TWO_PASSES = 0.50
 #: Kinds whose threads only read, in a loop.
 _READING = ("extremes", "columns")
@@ -67,9 +61,7 @@ def measure(arch: str) -> list[Checked]:
     rows = [_row(kind, name, source) for kind, formats in CHOSEN.items() for name in formats for source in SOURCES]
     # The machine code of both results at once for sm_100a has more paths than `bench.static.paths` follows.
     tiles = [_tile(*one) for one in TILES if one[0] != "both" or not arch.startswith("sm_10")]
-    # A byte, a FLOAT, and a scale for 256 of them.
-    states = [_state(step("torchao-dynamic8"), 5 + 4 / 256) for step in STATES]
-    return checked([*rows, *(_after(*one) for one in BEFORE), *states, *tiles], arch)
+    return checked([*rows, *(_after(*one) for one in BEFORE), *tiles], arch)
 
 
 def _asked(kind: str, name: str, source: KernelSource, moved: float, extra_bytes: int = 0) -> Asked:
@@ -94,10 +86,6 @@ def _row(kind: Kind, name: str, src: str) -> Asked:
     extra_bytes = format.scale.bits // 8 if kind == "rows" and block == source.elements else 0
     written = 0 if kind in _READING else pair[1].bits
     return _asked(kind, f"{src} {name}", source, (source.src_bits + written) / 8, extra_bytes)
-
-
-def _state(step: Step, moved: float) -> Asked:
-    return _asked(step.function, dict(step.books).popitem()[1], in_order(step).source(), moved)
 
 
 def _after(kind: str, name: str, length: int) -> Asked:

@@ -86,11 +86,6 @@ class ArrayAdapter(ABC):
         """Turn a native result into an array of the library of `like`. Default: return it as it is."""
         return y
 
-    def hadamard(self, x: Any, *arguments: Any) -> Any:
-        """`gpucast.quantization.hadamard_array.transformed` with a gradient; None where none is recorded. Default:
-        None."""
-        return None
-
     def shape(self, x: Any) -> tuple[int, ...]:
         """The shape of the elements of `x`. Default: as NumPy finds it."""
         return np.shape(x)
@@ -258,6 +253,8 @@ _PLAIN = frozenset({np.ndarray, list, tuple, int, float, bool, str, bytes, type(
 _OURS: tuple[type, ...] = (np.ndarray, np.generic)
 #: The functions that tell whether the compiler of a loaded library is at work.
 _COMPILING: dict[str, list[Callable[[], Any]]] = {}
+#: Functions of extensions for arrays of one library, by the names of both; each entry gives the function.
+_FUNCTIONS: dict[tuple[str, str], Callable[[], Callable[..., Any]]] = {}
 #: In the order of search. Libraries come before protocols, because their arrays may speak a protocol, too.
 _LIBRARIES: list[Library] = []
 _PROTOCOLS: list[Protocol] = []
@@ -282,6 +279,17 @@ def register_ours(kind: type, adapter: ArrayAdapter | None = None) -> None:
     _OURS = (*_OURS, kind)
     if adapter is not None:
         _KEPT[kind] = adapter
+
+
+def extend(library: str, name: str, load: Callable[[], Callable[..., Any]]) -> None:
+    """Add a function of an extension for the arrays of a library. `load` gives it, as `Load` gives an adapter."""
+    _FUNCTIONS[library, name] = load
+
+
+def function_of(x: Any, name: str) -> Callable[..., Any] | None:
+    """The function of that name which an extension has for the library of `x`, or None."""
+    load = _FUNCTIONS.get((library_of(x) or "", name))
+    return None if load is None else load()
 
 
 def find(x: Any) -> ArrayAdapter | None:

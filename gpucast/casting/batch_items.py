@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import adapters
-from gpucast.arrays.batch_item import BatchItem, Names, Place, check_disjoint
+from gpucast.arrays.batch_item import BatchItem, Names
 from gpucast.arrays.operand import Operand, check_out, operand
+from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.fused_options import resolve_amax, resolve_finite, resolve_scale, rule_of
 from gpucast.core.checks import as_double
@@ -29,9 +30,8 @@ def checked(
     dst: DType,
     options: Options,
     finite: Any,
-    name_of_amax: str = "amax",
 ) -> list[BatchItem]:
-    """The items of a call after all checks. `name_of_amax`: what errors call `options.amax`."""
+    """The items of a call after all checks."""
     random = resolve_random(options.rounding, options.seed, options.offset, options.caller)
     paths = names.paths()
     items = _items(given, outs, [f"{options.caller}: {names.parameter}{path}" for path in paths])
@@ -63,7 +63,7 @@ def checked(
             item.fused = own
         item.start = start
         start += item.source.size
-    written = {"finite": fused.finite, name_of_amax: fused.amax}
+    written = {"finite": fused.finite, "amax": fused.amax}
     _check_disjoint(items, paths, fused.scale, written, names.parameter, options.caller)
     return items
 
@@ -146,11 +146,11 @@ def _check_disjoint(
     caller: str,
 ) -> None:
     numbered = list(enumerate(zip(items, paths, strict=True)))
-    written = [Place(f"out{path}", i, item.target) for i, (item, path) in numbered if item.target is not None]
-    written += [Place(name, -1, operand(array)) for name, array in also_written.items() if array is not None]
+    written = [Place(f"out{path}", item.target.data, i) for i, (item, path) in numbered if item.target is not None]
+    written += [Place(name, array) for name, array in also_written.items() if array is not None]
     if not written:
         return
-    read = [Place(f"{parameter}{path}", i, item.source) for i, (item, path) in numbered]
+    read = [Place(f"{parameter}{path}", item.source.data, i) for i, (item, path) in numbered]
     if scale is not None and not isinstance(scale, float):
-        read.append(Place("scale", -2, operand(scale)))
+        read.append(Place("scale", scale))
     check_disjoint(written, read, caller)

@@ -19,9 +19,9 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, one_class
-from gpucast.arrays.batch_item import BatchItem, Launch, Table, disjoint, is_clear
+from gpucast.arrays.batch_item import BatchItem, Launch
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import share_memory
+from gpucast.arrays.overlap import Table, batch_is_apart, is_clear, share_memory
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting.fused_options import resolve_amax, resolve_finite, resolve_scale
 from gpucast.casting.plans import is_lasting
@@ -90,8 +90,7 @@ class BatchPlan:
     used: list[int] | None
     src_bytes: Table
     dst_bytes: Table
-    #: None where such a call was only checked so far.
-    launch: Launch | None
+    launch: Launch
 
 
 #: The most kinds of call.
@@ -128,19 +127,9 @@ def run(
         if plan.allocate is not None:
             outs = plan.allocate(given)
             to = _addresses(outs, plan)
-        assert to is not None and plan.launch is not None
+        assert to is not None
         plan.launch(src, to, fused)
     return outs
-
-
-def fits(given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any) -> bool:
-    """Tell whether a call like `run` with one scale, of whatever kind, passed all checks before, and passes them now.
-    Nothing is done. `options.amax`: None, or a checked array that shares no memory with another one."""
-    try:
-        alike, fused = _alike(given, outs, dst, options._replace(amax=None), finite)
-        return bool(alike) and _checked(given, outs, alike[0], fused._replace(amax=options.amax)) is not None
-    except Exception:  # The checked path tells what is wrong.
-        return False
 
 
 def _checked(
@@ -176,7 +165,7 @@ def _found(
     given: Sequence[Any], outs: Sequence[Any] | None, dst: DType, options: Options, finite: Any
 ) -> tuple[BatchPlan, FusedInputs] | None:
     alike, fused = _alike(given, outs, dst, options, finite)
-    return next(((plan, fused) for plan in alike if plan.scaling == fused.scaling and plan.launch is not None), None)
+    return next(((plan, fused) for plan in alike if plan.scaling == fused.scaling), None)
 
 
 def _alike(
@@ -200,27 +189,13 @@ def _alike(
     return alike, fused
 
 
-def describe(arrays: Sequence[Any]) -> Any:
-    """What a plan of another kernel compares: equal for arrays of equal types, shapes and layouts on one device. None
-    for arrays that no plan is for."""
-    try:
-        _register(arrays[0])
-        return _described(arrays)
-    except Exception:
-        return None
-
-
-def addresses(arrays: Sequence[Any]) -> Table:
-    """Where arrays that `describe` has described begin; 0 for tensors without memory."""
-    return np.asarray(_PLANNERS[type(arrays[0])].addresses(arrays), np.uint64)
-
-
 def _described(arrays: Sequence[Any]) -> Any:
     return _PLANNERS[type(arrays[0])].describe(arrays)
 
 
 def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> Table:
-    found = addresses(arrays)
+    # A tensor without memory is at 0.
+    found = np.asarray(_PLANNERS[type(arrays[0])].addresses(arrays), np.uint64)
     return found if plan.used is None else found[plan.used]
 
 
@@ -237,7 +212,7 @@ def _is_disjoint(src: Table, to: Table | None, plan: BatchPlan, fused: FusedInpu
     if to is None:
         return True
     end = to + plan.dst_bytes
-    return disjoint(to, end, src, src_end) and all(is_clear(_address(x), x.nbytes, to, end) for x in small)
+    return batch_is_apart(to, end, src, src_end) and all(is_clear(_address(x), x.nbytes, to, end) for x in small)
 
 
 def _address(x: Any) -> int:
@@ -250,11 +225,8 @@ def keep(
     dst: DType,
     options: Options,
     finite: Any,
-    *,
-    made: bool = True,
 ) -> None:
-    """Make the plan of a successful call, if it can have one. `made`: False for one that was only checked, which loads
-    no kernel."""
+    """Make the plan of a successful call, if it can have one."""
     given = [item.given for item in items]
     used = [i for i, item in enumerate(items) if item.source.size]
     first = items[0]
@@ -291,15 +263,11 @@ def keep(
         None if len(used) == len(items) else used,
         np.array([item.source.data.nbytes for item, _ in live], np.uint64),
         np.array([target.data.nbytes for _, target in live], np.uint64),
-        gpu.batch_on_gpu.prepare([item for item, _ in live], device) if made else None,
+        gpu.batch_on_gpu.prepare([item for item, _ in live], device),
     )
     if len(_PLANS) >= _KEPT:
         _PLANS.clear()
-    # A call that was checked, and then made, has one place.
-    others = [
-        old for old in _PLANS.get(key, ()) if old.launch is not None or (old.arrays, old.outs) != (arrays, described)
-    ]
-    _PLANS[key] = (plan, *others[: _PLANS_OF_KEY - 1])
+    _PLANS[key] = (plan, *_PLANS.get(key, ())[: _PLANS_OF_KEY - 1])
 
 
 def _register(x: Any) -> None:

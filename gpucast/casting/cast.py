@@ -16,7 +16,7 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index, register_cast
 from gpucast.casting import plans
-from gpucast.casting.fused_options import check_disjoint, resolve_fused, rule_of
+from gpucast.casting.fused_options import check_fused, resolve_fused, rule_of
 from gpucast.casting.plans import HITS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
@@ -128,7 +128,7 @@ def cast(
         A NumPy or CuPy array, with the ml_dtypes dtype for types that these libraries lack. A PackedArray, a scalar or
         a list, which becomes an array as in ``numpy.asarray``. Strings (object, ``<U``, ``S``, StringDType). A PyTorch
         tensor, a JAX array, a Dask array (it stays lazy) or any object with DLPack: the result is of the same library
-        (see `gpucast.interop.torch`, ``jax``, ``dask``, ``dlpack``). An object with only
+        (see `gpucast.libraries.torch`, ``jax``, ``dask``, ``dlpack``). An object with only
         ``__cuda_array_interface__`` gives a CuPy array.
     to
         Anything that `gpucast.dtype` takes: "FLOAT16", 10, ``np.float16``, ``ml_dtypes.float8_e4m3fn``, ...
@@ -317,7 +317,7 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
     ):
         return x
     if fused is not None:
-        check_disjoint(fused, source, target, caller)
+        check_fused(fused, source, target, caller)
     result = cast_operand(source, rule, place, target, caller, fused)
     # A cast of a type to itself ignores its seed, which the key of plans does not hold.
     if options.seed is None or rule.rounding == STOCHASTIC:
@@ -389,6 +389,14 @@ def cast_operand(
         return _moved(apply(source, rule, None, fused), device, source.packed, target)
     x = gpu.cast_on_gpu.to_host(source.array) if device is None else gpu.cast_on_gpu.to_device(source.array, device)
     return apply(operand(x, rule.src), rule, target)
+
+
+def times(x: Any, to: Any, options: Options) -> Any:
+    """The cast of a NumPy or CuPy array times ``options.scale``, a number of any sign, as gradients need it."""
+    src, dst = dtype(x.dtype), destination(to, options.caller)
+    target = None if options.out is None else operand(options.out, dst)
+    fused = FusedInputs(scale=options.scale)
+    return cast_operand(operand(x, src), rule_of(src, dst, options), None, target, options.caller, fused).array
 
 
 def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:

@@ -14,14 +14,13 @@ from gpucast.arrays import adapters, tree
 from gpucast.arrays.adapters import BatchAdapter, untraced
 from gpucast.arrays.batch_item import BatchItem, Names
 from gpucast.arrays.operand import Operand, operand
-from gpucast.arrays.packed import as_array, device_index
 from gpucast.arrays.tree import floating
 from gpucast.casting import batch_items, batch_plans, host_lists
 from gpucast.casting.cast import apply, cast_operand, cast_with
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import DEFAULT_OPSET, Options, OverflowKeyword, Rounding, RoundMode
-from gpucast.gpu import devices, streams
+from gpucast.gpu import streams
 
 
 def cast_many(
@@ -100,41 +99,6 @@ def cast_arrays(
     """`cast_many` of a list, under another name in errors; `names` are the names of its arrays."""
     dst = dtype(to, caller=f"{caller}: to=")
     return untraced(_cast_arrays, arrays, out, names, dst, Options(scale=scale, caller=caller), finite)
-
-
-def check_arrays(
-    arrays: list[Any], to: Any, names: Names, caller: str, *, scale: Any, finite: Any, out: Any, norm: Any
-) -> None:
-    """Raise the errors of `cast_arrays`, and write nothing, for a caller that reads or writes arrays before it.
-
-    `scale`: a number or an array like the one to come; None for any number. ValueError, too, for arrays on several
-    devices, and for a `norm` (None, or an array of one FLOAT) that shares memory with another array of the call.
-    """
-    dst = dtype(to, caller=f"{caller}: to=")
-    options = Options(scale=1.0 if scale is None else scale, amax=norm, caller=caller)
-    untraced(_check_arrays, arrays, out, names, dst, options, finite)
-
-
-@exact()
-def _check_arrays(
-    given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
-) -> None:
-    if batch_plans.fits(given, outs, dst, options, finite):
-        return
-    whos = [f"{options.caller}: {names.parameter}{path}" for path in names.paths()]
-    places = [device_index(as_array(x, who)) for x, who in zip(given, whos, strict=True)]
-    for place, who in zip(places, whos, strict=True):
-        if place != places[0]:
-            raise ValueError(
-                f"{who} is on {devices.name(place)}; the first array is on {devices.name(places[0])}; expected one "
-                "device for all"
-            )
-    items = batch_items.checked(given, outs, names, dst, options, finite, name_of_amax="norm")
-    if outs is not None:
-        # The next check is quick, whoever makes these casts.
-        for item in items:
-            item.fused = None if item.fused is None else item.fused._replace(amax=None)
-        batch_plans.keep(items, outs, dst, options._replace(amax=None), finite, made=False)
 
 
 def _cast_list_or_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, floating_only: bool) -> Any:

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     if os.path.exists(args.output) and not args.overwrite and args.output != os.devnull:
         raise FileError(f"{args.output}: exists already; give --overwrite to replace it, or another name")
     # onnx is optional: only this command needs the module.
-    from gpucast.interop.onnx import fold_casts
+    from gpucast.onnx.backend import fold_casts
 
     with open(args.input, "rb") as source:
         data = source.read()

@@ -14,10 +14,10 @@ from typing import Any
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.compile import compiler
-from gpucast.core.formats import find
 from gpucast.parity.cases import all_cases, all_pairs, shuffled
 from gpucast.parity.proof import block_codes, certificate, solvers
 from gpucast.parity.proof.certificate import Proof
+from gpucast.quantization.formats import find
 
 _DESCRIPTION = """\
 Prove that the kernels of pairs cast every input as specified: the PTX that NVRTC makes is executed on unknown inputs,

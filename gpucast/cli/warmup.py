@@ -27,7 +27,7 @@ _KERNELS = """\
 --amax  only casts with amax=
 --fused  also casts with scale=, with amax=, with both, and with stochastic rounding
 --many  also gpucast.cast_many, for trees of arrays of one type
---mixed  gpucast.mixed: loss scales for FLOAT, FLOAT16 and BFLOAT16, and select_tree; 8-bit states of optimizers;
+--mixed  gpucast.mixed: loss scales for FLOAT, FLOAT16 and BFLOAT16, and select_tree;
     without --pair and --types no casts
 --grouped  also cast_grouped and quantize_grouped
 --transposed  also casts of transposed arrays

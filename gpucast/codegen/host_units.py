@@ -41,6 +41,10 @@ _FLOAT, _DOUBLE = _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
 DIRECTED_SOURCES = (_DOUBLE, dtype("INT64"), dtype("UINT64"))
 
 
+#: The sources of the loops that quantize blocks.
+BLOCK_SOURCES = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")))
+
+
 @dataclass(frozen=True)
 class HostUnit:
     """A translation unit of C++17. It exports one table, GPUCAST_ENTRIES, of its functions by their names
@@ -53,9 +57,6 @@ class HostUnit:
 
 def units() -> Iterator[HostUnit]:
     """All units of the extension module."""
-    # Only a build needs the formats. `import gpucast` loads this module, and stays quick without them.
-    from gpucast.core.formats import SOURCES
-
     for src in _NUMERIC:
         rules = every_rule(src)
         usual = [rule for rule in rules if rule == resolve(src, rule.dst)]
@@ -68,7 +69,7 @@ def units() -> Iterator[HostUnit]:
         yield cast_unit(f"directed_{src.name}", directed_rules(src))
     for src in _COUNTED:
         yield counted_unit(f"counted_{src.name}", [rule for rule in every_rule(src) if is_counted(rule)])
-    for src in SOURCES:
+    for src in BLOCK_SOURCES:
         yield quantization_unit(src)
     yield _finished("fused", _COMPUTE, ["casts.hpp", "work.hpp", "fused.hpp"], [], ["cast_fused"])
     copies = [f"gpucast_copy_{bits}" for bits in ("bool", 2, 4, 6, 8, 16, 32, 64)]

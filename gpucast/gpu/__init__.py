@@ -17,12 +17,9 @@ if TYPE_CHECKING:
     from gpucast.gpu import cast_on_gpu as cast_on_gpu
     from gpucast.gpu import driver as driver
     from gpucast.gpu import fast_path as fast_path
-    from gpucast.gpu import ufunc_on_gpu as ufunc_on_gpu
     from gpucast.gpu import workspace as workspace
 else:
-    __getattr__ = packages.submodules(
-        __name__, "batch_on_gpu", "cast_on_gpu", "driver", "fast_path", "ufunc_on_gpu", "workspace"
-    )
+    __getattr__ = packages.submodules(__name__, "batch_on_gpu", "cast_on_gpu", "driver", "fast_path", "workspace")
 
 #: Called when another driver takes the place of the one in use: what was worked out with that one no longer holds.
 ON_NEW_DRIVER: list[Callable[[], None]] = []

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bridges to other libraries. Each is an optional dependency, imported only when its module is."""
+"""Other libraries, under their public names. Each is an optional dependency, imported only when its module is."""

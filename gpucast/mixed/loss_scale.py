@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,14 +23,12 @@ from gpucast.arrays.batch_item import Names
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.arrays.tree import all_floating, floating, is_floating
 from gpucast.casting.cast import cast
-from gpucast.casting.cast_many import cast_arrays, check_arrays
-from gpucast.casting.fused_options import resolve_amax, resolve_finite
+from gpucast.casting.cast_many import cast_arrays
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import count, is_real, rounded, state_with_keys
 from gpucast.core.dtypes import dtype
 from gpucast.gpu import devices, streams
 from gpucast.mixed import gpu
-from gpucast.mixed import norm as norms
 from gpucast.mixed.flag import checked_flag, flag_on, new_flag
 
 _FLOAT = dtype("FLOAT")
@@ -76,10 +73,8 @@ class LossScale:
         to: Any = "FLOAT",
         out: Any = None,
         finite: Any = None,
-        norm: Any = None,
-        clip: float | None = None,
     ) -> tuple[Any, Any]:
-        """Gradients divided by the scale, and whether all of them are finite. Each is read once, with clip= twice.
+        """Gradients divided by the scale, and whether all of them are finite. Each is read once.
 
         Parameters
         ----------
@@ -95,18 +90,6 @@ class LossScale:
         finite
             For gradients that come in several calls: an array of one BOOL or UINT8 element on their device, which is
             combined with the outcome by a logical and, and returned. None: a new BOOL array of shape ().
-        norm
-            An array of one FLOAT on the device of the gradients, which shares no memory with another array of the call.
-            It takes their 2-norm after the division and before `clip`. Equal gradients of equal shapes give equal bits
-            everywhere, because the order of the additions is fixed (`gpucast.mixed.sum_of_squares`). On a device, with
-            `out` and all arrays in C order, the gradients are read once for both; else once more.
-        clip
-            Multiply all results by clip / (norm + 1e-6) where that is below 1, as ``torch.nn.utils.clip_grad_norm_``
-            does with ``max_norm=clip``. The factor is found on the device, and rounded to FLOAT together with the
-            inverse of the scale. It comes from the norm in DOUBLE, so results are clipped, too, where `norm` is an
-            infinity because FLOAT does not hold it. Where DOUBLE does not hold the sum of the squares (of DOUBLEs from
-            about 1e154 on), and where a gradient is not finite, nothing is clipped. `finite` tells of the gradients'
-            elements alone.
 
         Returns
         -------
@@ -123,29 +106,13 @@ class LossScale:
             finite = new_flag(_device_of(first))
         else:
             checked_flag(finite, "unscale")
-        most = norms.checked_clip(clip, "unscale")
-        measures = norm is not None or clip is not None
-        if measures and not indices:
-            raise ValueError("unscale: grads has no arrays, and norm= and clip= are for arrays")
         if indices:
             # Most trees have no other leaves.
             chosen = leaves if len(indices) == len(leaves) else [leaves[i] for i in indices]
             names = Names("grads", lambda: trees.paths(structure, indices))
             outs = None if targets is None else [targets[i] for i in indices]
-            # One stream for the passes over arrays of all libraries.
-            kinds = {type(leaf): leaf for leaf in (*chosen, *(outs or ()))} if measures else {}
-            with streams.visit(first, norm, finite, *kinds.values()) if measures else nullcontext():
-                inverse, done, casts = self._factors(first)[1], False, None
-                if measures:
-                    device = _device_of(first)
-                    norm = None if norm is None else resolve_amax(norm, device, "unscale", name="norm")
-                    check_arrays(chosen, to, names, "unscale", scale=inverse, finite=finite, out=outs, norm=norm)
-                    if outs is not None and device is not None and most == math.inf and not dtype(to).packed:
-                        casts = gpu.norm_kernels.Casts(outs, dtype(to), resolve_finite(finite, device, "unscale"))
-                    inverse, done = norms.factor(self, chosen, inverse, most, norm, device, "unscale", casts)
-                results = chosen
-                if not done:
-                    results = cast_arrays(chosen, to, names, "unscale", scale=inverse, finite=finite, out=outs)
+            inverse = self._factors(first)[1]
+            results = cast_arrays(chosen, to, names, "unscale", scale=inverse, finite=finite, out=outs)
             if chosen is leaves:
                 leaves = results
             else:

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization: arrays as narrow codes with scales, in the formats of `gpucast.core.formats`.
+"""Quantization: arrays as narrow codes with scales, in the formats of `gpucast.quantization.formats`.
 
-The public functions are `gpucast.quantize` and `gpucast.dequantize`. `gpucast.reference.exact_quantize` defines every
-result.
+The public functions are `gpucast.quantize` and `gpucast.dequantize`. `gpucast.quantization.exact_quantize` defines
+every result.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpucast.arrays import adapters
 from gpucast.core import packages
-from gpucast.core.formats import FORMATS, Format
-from gpucast.core.steps import Steps
+from gpucast.quantization.formats import FORMATS, Format
 from gpucast.quantization.grouped import Grouped, cast_grouped, quantize_grouped
 from gpucast.quantization.hadamard_array import hadamard
 from gpucast.quantization.lossless import repack
 from gpucast.quantization.quantize_array import dequantize, quantize
 from gpucast.quantization.quantized import Quantized
 from gpucast.quantization.recipes import RECIPES, Recipe
-from gpucast.quantization.states.optimizer_state import dequantize_state, quantize_state
-from gpucast.quantization.states.optimizer_step import optimizer_step
+from gpucast.quantization.steps import Steps
 
 __all__ = [
     "FORMATS",
@@ -27,13 +31,19 @@ __all__ = [
     "Steps",
     "cast_grouped",
     "dequantize",
-    "dequantize_state",
     "hadamard",
-    "optimizer_step",
     "quantize",
     "quantize_grouped",
-    "quantize_state",
     "repack",
 ]
 
 packages.publish(globals())
+
+
+def _hadamard_of_tensors() -> Callable[..., Any]:
+    from gpucast.quantization.hadamard_torch import hadamard
+
+    return hadamard
+
+
+adapters.extend("torch", "hadamard", _hadamard_of_tensors)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.core.formats import Format, ScaleLayout, ScaleOrder
+from gpucast.quantization.formats import Format, ScaleLayout, ScaleOrder
 
 Triple = tuple[int, int, int]
 _COLS = 4

@@ -11,12 +11,12 @@ import numpy as np
 
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Hadamard, Parts, ScaleLayout, ScaleOrder
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import resolve
-from gpucast.host import cast_on_host, hadamard_on_host
-from gpucast.quantization import gpu, quantize_on_host, swizzle
+from gpucast.host import cast_on_host
+from gpucast.quantization import gpu, hadamard_on_host, quantize_on_host, swizzle
 from gpucast.quantization.block_grid import BlockGrid, size
+from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout, ScaleOrder
 
 _FLOAT = dtype("FLOAT")
 #: The most elements, padding included, whose scales one kernel writes in an order: its threads have 32-bit numbers.

@@ -19,18 +19,19 @@ from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import check_written
+from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.creation import empty
 from gpucast.casting.fused_options import fused_rule, resolve_scale
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import LENGTHS, SCALE_LAYOUTS, Format, ScaleLayout
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices, streams
 from gpucast.quantization import block_grid, grouped_on_host, recipes
 from gpucast.quantization import gpu as on_device
+from gpucast.quantization.formats import LENGTHS, SCALE_LAYOUTS, Format, ScaleLayout
 from gpucast.quantization.option_checks import resolve_random
 from gpucast.quantization.quantized import source_dtype
 
@@ -296,16 +297,15 @@ class _Call:
     def _check_memory(self, parts: list[Any]) -> None:
         """ValueError for parts of `out` that cannot be written, or that share memory with others or what is read."""
         written = [
-            (f"out.{name}", part.data if isinstance(part, PackedArray) else part)
-            for name, part in zip(Grouped._fields, parts, strict=True)
-            if part is not None
+            Place(f"out.{name}", part) for name, part in zip(Grouped._fields, parts, strict=True) if part is not None
         ]
-        read = [("x", self.x), ("offsets", self.offsets)]
-        read += [] if isinstance(self.scale, float) else [("scale", self.scale)]
+        read = [Place("x", self.x), Place("offsets", self.offsets)]
+        read += [] if isinstance(self.scale, float) else [Place("scale", self.scale)]
         check_written(written, read, self.caller)
         if self.device is None:
             return
-        for name, part in written:
+        for place in written:
+            name, part = place.name, place.data
             alignment = _ALIGNMENT if name == "out.data" else part.itemsize
             if part.data.ptr % alignment:
                 raise ValueError(f"{self.caller}: the address of {name} is no multiple of {alignment} bytes")

@@ -10,10 +10,10 @@ import numpy as np
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType
-from gpucast.core.formats import Format
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC
 from gpucast.quantization import quantize_on_host, swizzle
+from gpucast.quantization.formats import Format
 
 
 def fill(

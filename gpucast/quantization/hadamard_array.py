@@ -7,7 +7,8 @@ from typing import Any
 
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
-from gpucast.arrays.operand import check_out, operand, share_memory
+from gpucast.arrays.operand import check_out, operand
+from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
@@ -36,7 +37,7 @@ def hadamard(
 
     It spreads what a few large numbers hold over their run. Two operands of a product that are transformed alike along
     the axis over which the product sums have the same product as before, but for rounding.
-    `gpucast.reference.exact_hadamard` defines every step.
+    `gpucast.quantization.exact_hadamard` defines every step.
 
     Parameters
     ----------
@@ -69,8 +70,8 @@ def hadamard(
     ValueError
         For another length, an axis that is no multiple of it, other signs, or an `out` that does not fit.
     """
-    adapter = adapters.find(x)
-    y = None if adapter is None else adapter.hadamard(x, length, axis, (signs, seed), inverse, to, out)
+    with_gradient = adapters.function_of(x, "hadamard")
+    y = None if with_gradient is None else with_gradient(x, length, axis, (signs, seed), inverse, to, out)
     return untraced(transformed, x, length, axis, (signs, seed), inverse, to, out) if y is None else y
 
 
@@ -113,6 +114,5 @@ def _checked_out(x: Any, to: DType, out: Any) -> Any:
     if device_index(array) != device:
         there, here = devices.name(device_index(array)), devices.name(device)
         raise ValueError(f"{_CALLER}: out is on {there}; the result belongs on {here}")
-    if share_memory(x, array):
-        raise ValueError(f"{_CALLER}: out shares memory with x; expected separate memory")
+    check_disjoint([Place("out", array)], [Place("x", x)], _CALLER)
     return array

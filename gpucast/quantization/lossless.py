@@ -16,9 +16,9 @@ from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import is_real, rounded
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import Format
 from gpucast.quantization import recipes
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.formats import Format
 from gpucast.quantization.quantized import Quantized, checked_axis
 
 Array = npt.NDArray[Any]

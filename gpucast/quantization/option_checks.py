@@ -10,10 +10,10 @@ import numpy as np
 from gpucast.arrays.packed import device_index
 from gpucast.core import fused_ops
 from gpucast.core.checks import integer
-from gpucast.core.formats import LENGTHS, Format, Hadamard
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC
-from gpucast.reference.exact_hadamard import negative_signs
+from gpucast.quantization.exact_hadamard import negative_signs
+from gpucast.quantization.formats import LENGTHS, Format, Hadamard
 
 
 def resolve_hadamard(length: Any, signs: Any, seed: Any, caller: str) -> Hadamard:

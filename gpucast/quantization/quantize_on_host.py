@@ -18,14 +18,14 @@ import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, Options, resolve
-from gpucast.core.steps import Node, evaluate, parse
-from gpucast.host import block_loops, cast_on_host, loops
+from gpucast.host import cast_on_host, loops
 from gpucast.host.extension import MODULE, say_slow
+from gpucast.quantization import block_loops, exact_quantize
 from gpucast.quantization.block_grid import BlockGrid
-from gpucast.reference import exact_quantize
+from gpucast.quantization.formats import Format, Parts
+from gpucast.quantization.steps import Node, evaluate, parse
 
 Array = npt.NDArray[Any]
 
@@ -39,7 +39,7 @@ _COUNTS = 32
 
 @exact()
 def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None) -> Parts:
-    """As `gpucast.reference.exact_quantize.quantize`. Extra memory grows with the number of blocks only, but an
+    """As `gpucast.quantization.exact_quantize.quantize`. Extra memory grows with the number of blocks only, but an
     array that is not in C order is copied."""
     if MODULE is None:
         say_slow()
@@ -349,7 +349,7 @@ def _integers(format: Format) -> block_loops.Integers:
 
 @exact()
 def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Array:
-    """As `gpucast.reference.exact_quantize.dequantize`, to the floating type `to`."""
+    """As `gpucast.quantization.exact_quantize.dequantize`, to the floating type `to`."""
     if MODULE is None:
         say_slow()
         return exact_quantize.dequantize(parts, format, to, axis=axis)

@@ -14,17 +14,18 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import check_out, operand, share_memory
+from gpucast.arrays.operand import check_out, operand
+from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
-from gpucast.core.formats import SCALE_LAYOUTS, SOURCES, Format, Hadamard, Parts, ScaleLayout
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
+from gpucast.quantization.formats import SCALE_LAYOUTS, SOURCES, Format, Hadamard, Parts, ScaleLayout
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
 
 _FLOAT = dtype("FLOAT")
@@ -279,9 +280,7 @@ def _checked_out(q: Quantized, to: DType, out: Any) -> Any:
     if device_index(array) != device:
         there, here = devices.name(device_index(array)), devices.name(device)
         raise ValueError(f"dequantize: out is on {there}; the result belongs on {here}")
-    for name, part in q.parts().items():
-        if share_memory(part.data if isinstance(part, PackedArray) else part, array):
-            raise ValueError(f"dequantize: out shares memory with {name}; expected separate memory")
+    check_disjoint([Place("out", array)], [Place(name, part) for name, part in q.parts().items()], "dequantize")
     return array
 
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format
-from gpucast.core.steps import Steps
 from gpucast.files import FileError, TensorFile, file_limits
 from gpucast.files import save as save_tensors
+from gpucast.quantization.formats import Format
+from gpucast.quantization.steps import Steps
 
 _ENTRY = "gpucast.quantized"
 _SUFFIX = ".safetensors"

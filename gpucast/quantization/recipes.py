@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
-from gpucast.core import formats
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import ROW, Format
-from gpucast.core.steps import Steps
+from gpucast.quantization import formats
+from gpucast.quantization.formats import ROW, Format
+from gpucast.quantization.steps import Steps
 
 __all__ = ["RECIPES", "Recipe", "find"]
 
@@ -203,7 +203,7 @@ RECIPES = _rows(_TABLE)
 
 
 def find(asked: Any, caller: str) -> Format:
-    """As `gpucast.core.formats.find`, also for recipes. ValueError with the nearest names for an unknown one."""
+    """As `formats.find`, also for recipes. ValueError with the nearest names for an unknown one."""
     if not isinstance(asked, str):
         return formats.find(asked, caller)
     name = asked.lower()

@@ -29,9 +29,9 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import checked_shape
-from gpucast.core.formats import ScaleOrder
 from gpucast.quantization import gpu
 from gpucast.quantization.block_grid import padded, size
+from gpucast.quantization.formats import ScaleOrder
 
 _ROWS, _COLS = 128, 4
 LAYOUTS: tuple[ScaleOrder, ...] = get_args(ScaleOrder)

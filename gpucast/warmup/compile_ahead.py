@@ -86,7 +86,7 @@ def warmup(
     `many`: also `gpucast.cast_many` of trees of one type. With `scale` or `fused`, also with a scale, as the loss
     scales of `gpucast.mixed` use it.
     `mixed`: loss scales with losses and gradients of FLOAT, FLOAT16 or BFLOAT16 that are unscaled to FLOAT, in trees of
-    one type, `select_tree`, and 8-bit states of optimizers.
+    one type, and `select_tree`.
     `grouped`: also `gpucast.cast_grouped` of the pairs that it takes, and `gpucast.quantize_grouped` of the formats.
     `row_scaled`: also formats with a global scale for each row.
     `quantize`: one or several formats of `gpucast.quantize`: FLOAT, FLOAT16 and BFLOAT16 along the last axis, plain,

@@ -13,24 +13,20 @@ from gpucast.codegen.cast_kernel import KernelSource, Shape
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import LENGTHS, SOURCES, Format, ScaleLayout
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
-from gpucast.mixed.gpu.norm_kernels import FinishSpec, NormSpec
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.formats import LENGTHS, SOURCES, Format, ScaleLayout
 from gpucast.quantization.gpu.grouped_on_gpu import GroupedSpec
 from gpucast.quantization.gpu.hadamard_source import HadamardSpec, takes
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
 from gpucast.quantization.gpu.source import WARP, QuantizeSpec, finishing
-from gpucast.quantization.gpu.state_on_gpu import in_order
 from gpucast.quantization.gpu.tile_source import TileSpec
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
 from gpucast.quantization.grouped import check_grouped
 from gpucast.quantization.option_checks import check_format, resolve_hadamard
 from gpucast.quantization.recipes import find
-from gpucast.quantization.states.codebooks import NAMES
-from gpucast.quantization.states.step import dequantizing, quantizing
 
 _FLOAT = dtype("FLOAT")
 #: The types of a loss scale, of its state and of a step's flag, which are copied to and on devices.
@@ -207,7 +203,7 @@ def _of_one_scale(
 
 
 def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchSource]]:
-    """Kernels of loss scales for losses and gradients of these types, of `select_tree`, and of 8-bit states.
+    """Kernels of loss scales for losses and gradients of these types, and of `select_tree`.
 
     Without the kernels that copy arrays that are not contiguous.
     """
@@ -220,15 +216,9 @@ def of_mixed(rows: Iterable[DType]) -> Iterator[KernelSpec[KernelSource | BatchS
             yield CastSpec(unscale, shape, ops=gradients)
         for argument_bytes in ARGUMENT_BYTES:
             yield BatchSpec((CastSpec(unscale, ops=gradients),), argument_bytes)
-            for kind in (CastSpec(CastRule(src, _FLOAT)), CastSpec(unscale, ops=gradients)):
-                yield NormSpec((kind,), argument_bytes)
-    yield FinishSpec()
     for src in _STATE:
         yield CastSpec(CastRule(src, src))
     yield AdjustSpec()
     yield RescaleSpec()
     for argument_bytes in ARGUMENT_BYTES:
         yield SelectSpec(argument_bytes)
-    for book in NAMES:
-        yield in_order(quantizing(book))
-        yield in_order(dequantizing(book))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Blocks that share a scale: their extremes, the codes of quotients, and the numbers that codes stand for.
-// gpucast/host/block_loops.py describes the structs.
+// gpucast/quantization/block_loops.py describes the structs.
 namespace gpucast {
 
 typedef int i32;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hadamard transforms of adjacent runs of numbers (gpucast/reference/exact_hadamard.py). The result is FLOAT.
+// Hadamard transforms of adjacent runs of numbers (gpucast/quantization/exact_hadamard.py). The result is FLOAT.
 namespace gpucast {
 
-// gpucast/host/block_loops.py describes it.
+// gpucast/quantization/block_loops.py describes it.
 struct Transform {
     u32 negative[4];
     float factor;

@@ -21,7 +21,7 @@ from gpucast.arrays.adapters import ArrayAdapter, find
 from gpucast.arrays.packed import as_array
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.gpu import streams
-from gpucast.interop import cuda_array, dlpack
+from gpucast.libraries import cuda_array, dlpack
 from host_driver import HostDriver, download, upload
 
 BUILTIN = [row for row in DTYPES if row.family != "string" and row.numpy.isbuiltin == 1]

@@ -16,7 +16,7 @@ from gpucast.casting import host_lists
 from host_driver import HostDriver, download, installed, upload
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-from gpucast.interop.torch import tensors as adapted  # noqa: E402
+from gpucast.libraries.torch import tensors as adapted  # noqa: E402
 
 pytestmark = pytest.mark.peers
 

@@ -21,7 +21,7 @@ import gpucast
 from gpucast.cli import info, main
 from gpucast.compile import cache, nvidia
 from gpucast.core.dtypes import DTYPES
-from gpucast.interop.onnx import fold_casts
+from gpucast.onnx.backend import fold_casts
 
 ROOT = Path(__file__).parents[2]
 

@@ -37,5 +37,5 @@ def test_every_kind_is_a_value() -> None:
         assert (copy.source().name, copy.source().text) == (spec.source().name, spec.source().text)
         with pytest.raises(dataclasses.FrozenInstanceError):
             spec.rule = None  # type: ignore[attr-defined]
-    of_mixed = {"AdjustSpec", "RescaleSpec", "SelectSpec", "NormSpec", "FinishSpec", "StepSpec"}
+    of_mixed = {"AdjustSpec", "RescaleSpec", "SelectSpec"}
     assert kinds == {"CastSpec", "BatchSpec", "QuantizeSpec", "TileSpec", "HadamardSpec", "GroupedSpec"} | of_mixed

@@ -23,14 +23,8 @@ from gpucast.codegen.cast_kernel import KernelSource, join, kernel_source, prelu
 from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import CastRule
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
-from gpucast.mixed.gpu.norm_kernels import FinishSpec, NormSpec
 from gpucast.parity.cases import NUMERIC, rules
-from gpucast.quantization import optimizer_step
-from gpucast.quantization.gpu.state_on_gpu import in_order
-from gpucast.quantization.states.codebooks import NAMES
-from gpucast.quantization.states.step import dequantizing, quantizing
 from nvrtc_wheels import INSTALLED, load
 
 #: What `Compiler.architecture` gives for the devices that casts are made for, and the plain forms of the variants.
@@ -76,7 +70,7 @@ def compiled(major: int, sources: Iterable[KernelSource], arch: str) -> dict[str
 
 
 def others() -> Iterator[KernelSource | BatchSource]:
-    """Kernels of fused casts, of many casts, of mixed precision, and of states of optimizers."""
+    """Kernels of fused casts, of many casts, and of mixed precision."""
     yield from SOURCES[::9]
     for names, to, ops in (
         (("FLOAT8E4M3FN", "INT4", "FLOAT"), "FLOAT16", FusedOps()),
@@ -88,20 +82,6 @@ def others() -> Iterator[KernelSource | BatchSource]:
     yield AdjustSpec().source()
     yield RescaleSpec().source()
     yield SelectSpec(ARGUMENT_BYTES[0]).source()
-    yield NormSpec(
-        tuple(CastSpec(CastRule(dtype(name), dtype("FLOAT"))) for name in ("BFLOAT16", "DOUBLE")), 4096
-    ).source()
-    scaled = fused_rule(dtype("FLOAT16"), dtype("FLOAT"), scaled=True)
-    yield NormSpec((CastSpec(scaled, ops=FusedOps("narrow", finite=True)),), 4096).source()
-    yield FinishSpec().source()
-    for step in (quantizing, dequantizing):
-        yield in_order(step("torchao-dynamic8")).source()
-    adam = optimizer_step(
-        "m = m + 0.1 * (g - m)\nv = v + 0.1 * (g * g - v)\np = p - m / sqrt(v)",
-        **dict(zip("mv", NAMES, strict=True)),
-        p="FLOAT",
-    )
-    yield in_order(adam._step).source()
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90", "sm_100a"])

@@ -30,12 +30,12 @@ from gpucast.casting.cast_report import result_report
 from gpucast.core import checks
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.core.formats import FORMATS, Format, find
 from gpucast.core.rule import resolve
 from gpucast.host import text_on_host
 from gpucast.parity.cases import NUMERIC, cases
+from gpucast.quantization import exact_quantize
+from gpucast.quantization.formats import FORMATS, Format, find
 from gpucast.quantization.gpu import source
-from gpucast.reference import exact_quantize
 from hard_codes import hard_codes
 from processor_modes import ALL, DEFAULT, Modes, current, everywhere, under
 
@@ -334,7 +334,7 @@ from gpucast import mixed, reference
 from gpucast.casting import cast_report
 from gpucast.host import text_on_host
 from gpucast.quantization.gpu import source
-from gpucast.reference import exact_quantize
+from gpucast.quantization import exact_quantize
 with processor_modes.under(processor_modes.DEFAULT):
     import test_arithmetic as tests
 found = {function.__name__: repr(tests.image(function())) for function in tests.RESULTS}

@@ -17,8 +17,8 @@ from fused_cases import product
 from fuzz import strategies
 from gpucast import layers, mixed, reference
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.core.formats import FORMATS
-from gpucast.reference import exact_quantize
+from gpucast.quantization import exact_quantize
+from gpucast.quantization.formats import FORMATS
 from processor_modes import sometimes
 
 Array = np.ndarray[Any, Any]

@@ -49,7 +49,7 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[DelayedDriver]:
 def with_torch(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor is taken for one on device 0."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from gpucast.interop.torch import plain, tensors
+    from gpucast.libraries.torch import plain, tensors
 
     monkeypatch.setattr(tensors, "device_of", lambda x, caller: 0)
     monkeypatch.setattr(tensors, "stream", lambda device: TORCH)

@@ -14,7 +14,6 @@ from delayed_driver import DelayedDriver
 from delayed_streams import CUPY, TORCH, Streams
 from fake_cuda import Cuda
 from gpucast.gpu.driver import CupyDriver
-from gpucast.quantization import dequantize_state, optimizer_step, quantize_state
 from gpucast.warmup import compile_ahead
 
 X = np.linspace(-3, 5, 256, dtype=np.float32).reshape(4, 64)
@@ -75,34 +74,6 @@ def test_both_results_with_given_scales(late: DelayedDriver) -> None:
 
         wanted = gpucast.quantize(Y, format, transpose="both", scale=np.float32([0.25]))
         assert replayed(late, CUPY, "cupy", call) == [part for q in wanted for part in bytes_of(q)]
-
-
-def test_states_of_optimizers(late: DelayedDriver) -> None:
-    codes, scales = state = quantize_state(Streams(late).new("cupy", X))
-    y = Streams(late).new("cupy", np.zeros_like(X))
-
-    step, z = optimizer_step("z = z + m * x", z="FLOAT"), Streams(late).new("cupy", np.zeros_like(X))
-
-    def call(x: Any) -> Any:
-        quantize_state(x, out=state)
-        dequantize_state(codes, scales, out=y)
-        step(z=z, m=y, x=x)
-        return *state, y, z
-
-    wanted = quantize_state(Y)
-    back = dequantize_state(*wanted)
-    found = replayed(late, CUPY, "cupy", call)
-    # The first call had X.
-    parts = *wanted, back, dequantize_state(*quantize_state(X)) * X + back * Y
-    assert found == [part.tobytes() for part in parts]
-    with late.capture_of(CUPY):
-        for refused, words in (
-            (lambda: quantize_state(y), "memory cannot be allocated then; pass out="),
-            (lambda: dequantize_state(codes, scales), "memory cannot be allocated then; pass out="),
-            (lambda: dequantize_state(codes.T, scales, out=y.reshape(64, 4)), "codes is not in C order"),
-        ):
-            with pytest.raises(RuntimeError, match=f"a CUDA graph is being captured, and {words}"):
-                refused()
 
 
 def test_a_first_call_that_would_allocate(late: DelayedDriver) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """On a real GPU: streams, graphs, sizes, other libraries. (tests/parity/test_matrix.py runs all calls on one, too;
-the siblings of these tests without a GPU are in tests/gpu/test_streams.py, test_capture.py and tests/interop.)"""
+the siblings of these tests without a GPU are in tests/gpu/test_streams.py, test_capture.py and tests/libraries.)"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from fake_cuda import Cuda
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from gpucast.gpu.driver import CupyDriver  # noqa: E402
-from gpucast.interop.torch import plain, tensors  # noqa: E402
+from gpucast.libraries.torch import plain, tensors  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
@@ -82,7 +82,7 @@ def test_plans_of_tensors(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.ones(5, 60)
     gpucast.cast(x, "FLOAT16")
     slow = []
-    adapter = type(gpucast.interop.torch.ADAPTER)
+    adapter = type(gpucast.libraries.torch.ADAPTER)
     cast = adapter._cast
     monkeypatch.setattr(adapter, "_cast", lambda self, *arguments: slow.append(1) or cast(self, *arguments))
     for given in (x, x[2:], torch.ones(7)):

@@ -18,7 +18,7 @@ from delayed_streams import CUPY, INTERFACE, LENDER, TORCH, Streams
 from gpucast import PackedArray, mixed
 from gpucast.core.dtypes import dtype
 from gpucast.gpu import driver
-from gpucast.quantization import Quantized, dequantize_state, quantize_state
+from gpucast.quantization import Quantized
 
 ORDERS = tuple(itertools.permutations((CUPY, TORCH, INTERFACE, LENDER)))
 X = np.linspace(-3, 5, 256, dtype=np.float32).reshape(4, 64)
@@ -85,12 +85,6 @@ def _there_and_back(streams: Streams, library: str, format: str, **keywords: Any
     return q.dequantize(), q.get()
 
 
-def _state(streams: Streams, library: str) -> Any:
-    codes, scales = quantize_state(streams.new(library, X))
-    # One part is another owner's.
-    return codes, scales, dequantize_state(streams.new(library, np.arange(256, dtype=np.uint8)), scales)
-
-
 def _saved(streams: Streams, library: str, folder: Path) -> Any:
     gpucast.files.save(str(folder / "x.npy"), {"x": streams.new(library, X)})
     return gpucast.files.load(str(folder / "x.npy"))["x"]
@@ -128,7 +122,6 @@ CALLS: dict[str, Call] = {
     ),
     "one scale": lambda streams, library: _quantized(streams, library, "float8e4m3fn_tensor"),
     "there and back": lambda streams, library: _there_and_back(streams, library, "int8_64"),
-    "state": _state,
     "swizzled and back": lambda streams, library: _there_and_back(streams, library, "mxfp8e5m2", scale_layout="128x4"),
 }
 #: Those that take arrays of NumPy, CuPy, PyTorch and JAX alone.

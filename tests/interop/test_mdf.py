@@ -20,7 +20,7 @@ from modeci_mdf.execution_engine import EvaluableGraph  # noqa: E402
 from modeci_mdf.mdf import Edge, Function, Graph, InputPort, Model, Node, OutputPort  # noqa: E402
 from modeci_mdf.utils import load_mdf  # noqa: E402
 
-from gpucast.interop import mdf  # noqa: E402
+from gpucast.onnx import mdf  # noqa: E402
 
 STOCK = onnx_ops.cast, onnx_ops.get_onnx_schema
 #: What the stock package casts to.

@@ -17,12 +17,12 @@ from onnx.reference import ReferenceEvaluator
 
 import exact
 import gpucast
-import gpucast.interop.onnx as interop
+import gpucast.onnx.backend as interop
 from codes import codes_of
 from gpucast.core import rule
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, Options
-from gpucast.interop.onnx import Backend, Cast, CastLike
+from gpucast.onnx.backend import Backend, Cast, CastLike
 from onnx_models import ROWS, cast_like_model, cast_model, make_model, run_operator, zeros
 
 FLOAT, FLOAT16, BOOL, FNUZ, INT4 = (ROWS[name] for name in ("FLOAT", "FLOAT16", "BOOL", "FLOAT8E4M3FNUZ", "INT4"))

@@ -15,7 +15,7 @@ from onnx.reference import ReferenceEvaluator
 import gpucast
 from codes import assert_same
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.interop.onnx import Cast, CastLike, fold_casts
+from gpucast.onnx.backend import Cast, CastLike, fold_casts
 from onnx_models import ROWS
 from tensors import sample
 

@@ -15,7 +15,7 @@ import gpucast
 from codes import assert_same
 from gpucast import PackedArray
 from gpucast.core.dtypes import DType, dtype
-from gpucast.interop import ort
+from gpucast.onnx import ort
 from gpucast.parity.cases import NUMERIC
 from host_driver import upload
 from tensors import sample

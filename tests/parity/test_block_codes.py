@@ -10,12 +10,12 @@ import pytest
 
 from gpucast.cli import main
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import FORMATS
 from gpucast.parity.proof import block_codes, certificate
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.block_codes import BlockProof
 from gpucast.parity.proof.prover import Prover
 from gpucast.parity.proof.ptx import read
+from gpucast.quantization.formats import FORMATS
 
 pytest.importorskip("bitwuzla")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of Hadamard transforms, 4over6, groups, norms and states, executed from their PTX on some numbers.
+"""Kernels of Hadamard transforms, 4over6 and groups, executed from their PTX on some numbers.
 
 No solver knows these kernels. The machine that proofs use runs their PTX here on known numbers, and the results are
 those of the reference and of the host.
@@ -25,11 +25,8 @@ from gpucast.parity.proof.evaluation import evaluate
 from gpucast.parity.proof.machine import Fault, Machine, Memory
 from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.terms import Term, const
-from gpucast.quantization import cast_grouped, dequantize_state, optimizer_step, quantize_grouped, quantize_state
-from gpucast.quantization.gpu import state_on_gpu
-from gpucast.quantization.states.codebooks import NAMES
-from gpucast.quantization.states.step import quantizing
-from host_driver import ARRAYS, HostDriver, device_array, elements, installed, upload
+from gpucast.quantization import cast_grouped, quantize_grouped
+from host_driver import ARRAYS, HostDriver, elements, installed, upload
 
 Array = np.ndarray[Any, Any]
 ARCHS = ("sm_90", "sm_100a")
@@ -152,15 +149,6 @@ def grouped(x: Any, function: Callable[..., Any], *arguments: Any, **keywords: A
     return [part for part in found if part is not None]
 
 
-def stepped(x: Any) -> list[Any]:
-    """A state and a copy after a step."""
-    state = tuple(beside(x, part) for part in quantize_state(numbers(2, 256, "FLOAT")))
-    step = optimizer_step("m = m + 0.1 * (x - m)\nw = m / sqrt(x)", m=NAMES[0], w="FLOAT16")
-    w = beside(x, np.zeros(x.shape, np.float16))
-    step(m=state, w=w, x=x)
-    return [*state, w]
-
-
 #: Calls, the shape and type of their array.
 CALLS: dict[str, tuple[Callable[[Any], list[Any]], tuple[int, int], str]] = {
     "hadamard": (lambda x: quantized(x, "nvfp4", **SIGNED, scale=beside(x, SCALES[:1])), (3, 96), "BFLOAT16"),
@@ -181,10 +169,6 @@ CALLS: dict[str, tuple[Callable[[Any], list[Any]], tuple[int, int], str]] = {
     ),
     "mxfp8": (lambda x: quantized(x, "mxfp8e4m3"), (3, 96), "BFLOAT16"),
     "int8_64": (lambda x: quantized(x, "int8_64"), (2, 64), "FLOAT"),
-    "state": (lambda x: list(quantize_state(x, NAMES[0])), (3, 256), "FLOAT"),
-    "unsigned state": (lambda x: list(quantize_state(x, NAMES[1])), (3, 256), "FLOAT"),
-    "state and back": (lambda x: [dequantize_state(*quantize_state(x))], (3, 256), "FLOAT"),
-    "step": (stepped, (2, 256), "FLOAT"),
 }  # fmt: skip
 
 
@@ -201,26 +185,6 @@ def test_calls(name: str, arch: str) -> None:
     assert driver.launched
     for one, other in zip(found, wanted, strict=True):
         assert elements(one).tobytes() == elements(other).tobytes()
-
-
-@pytest.mark.parametrize("clip", [None, 0.5])
-@pytest.mark.parametrize("arch", ARCHS)
-def test_the_norm(arch: str, clip: float | None, exhaustive: bool) -> None:
-    """Without `clip` one kernel makes the sums and the casts; with it the sums come first."""
-    if (arch == "sm_90") == (clip is None) and not exhaustive:
-        pytest.skip("long: run with --exhaustive")
-    grads, norm = [numbers(3, 70), numbers(1, 13)][: 1 if clip is None else 2], np.zeros(1, np.float32)
-    wanted, _ = gpucast.mixed.StaticLossScale(8.0).unscale(grads, norm=norm, clip=clip)
-    with installed(PtxDriver(arch)) as driver:
-        found, there = [upload(np.zeros_like(one)) for one in wanted], upload(np.zeros(1, np.float32))
-        flag = upload(np.ones((), bool))
-        gpucast.mixed.StaticLossScale(8.0).unscale(
-            [upload(one) for one in grads], out=found, finite=flag, norm=there, clip=clip
-        )
-        assert len(driver.launched) == (2 if clip is None else 3)
-    assert [elements(one).tobytes() for one in (*found, there)] == [one.tobytes() for one in (*wanted, norm)]
-    assert elements(flag)
-    assert norm[0] == np.float32(np.sqrt(sum(np.square(one.astype(float)).sum() for one in grads)) / 8)
 
 
 _SHUFFLE = r"shfl.sync.bfly.b32 \1, 31, -1;"
@@ -251,10 +215,4 @@ def test_shuffles_of_parts_of_a_warp_are_faults(monkeypatch: pytest.MonkeyPatch,
 
     monkeypatch.setattr(certificate, "ptx", altered)
     with installed(PtxDriver("sm_90")), pytest.raises(Fault, match=words):
-        quantize_state(upload(numbers(1, 256, "FLOAT")))
-
-
-def test_writes_behind_an_array_are_faults() -> None:
-    arrays = {"x": upload(numbers(1, 256, "FLOAT")), "y": device_array((100,), np.uint8)}
-    with installed(PtxDriver("sm_90")), pytest.raises(Fault, match="outside of the array"):
-        state_on_gpu.run(quantizing(NAMES[0]), arrays, {"y": device_array((1,), np.float32)}, (1, 256), 0)
+        gpucast.quantize(upload(numbers(1, 256)), "float8e4m3fn_tensor")

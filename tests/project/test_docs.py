@@ -102,7 +102,7 @@ def check_claims(names: dict[str, Any], text: str) -> None:
 
 def test_the_layers_are_those_that_the_tests_enforce() -> None:
     page = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\| (\d) \| `(\w+)` \| \S", page, re.MULTILINE)
+    listed = re.findall(r"^\| (\d+) \| `(\w+)` \| \S", page, re.MULTILINE)
     assert listed == [(str(number), folder) for number, row in enumerate(LAYERS, 1) for folder in row]
 
 

@@ -57,7 +57,7 @@ def outcome(code: str, names: dict[str, Any]) -> str:
     except Exception as error:  # Each library has kinds of its own.
         return f"{type(error).__name__}: refused"
     if hasattr(x, "detach"):
-        x = importlib.import_module("gpucast.interop.torch").take(x.detach(), "switching")
+        x = importlib.import_module("gpucast.libraries.torch").take(x.detach(), "switching")
     flat = np.asarray(x.get() if isinstance(x, PackedArray) else x).reshape(-1)
     if flat.dtype.kind in "OUT":
         return ", ".join(map(repr, flat.tolist()))

@@ -12,10 +12,9 @@ import pytest
 
 import gpucast
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import LENGTHS, Format, Hadamard, find
 from gpucast.core.fused_ops import Random
-from gpucast.quantization import quantize
-from gpucast.reference import exact_hadamard, exact_quantize
+from gpucast.quantization import exact_hadamard, exact_quantize, quantize
+from gpucast.quantization.formats import LENGTHS, Format, Hadamard, find
 from gpucast.reference.exact_cast import random_words
 from host_driver import HostDriver, elements, installed, rehearsed, upload
 from quantization_cases import compare, same

@@ -15,11 +15,9 @@ import pytest
 
 import host_driver
 from gpucast import PackedArray
-from gpucast.core.formats import SOURCES, Format, Parts
-from gpucast.host import block_loops
 from gpucast.parity import host_build
-from gpucast.quantization import Quantized, quantize
-from gpucast.reference import exact_quantize
+from gpucast.quantization import Quantized, block_loops, exact_quantize, quantize
+from gpucast.quantization.formats import SOURCES, Format, Parts
 from host_driver import DEVICES, HostDriver, elements, installed, on_gpu, rehearsed, upload
 from quantization_cases import ALL, LENGTH, Array, beside_midpoints, compare, matrix, same
 

@@ -11,10 +11,9 @@ import pytest
 
 import gpucast
 from gpucast import PackedArray
-from gpucast.core.formats import SOURCES, Format
-from gpucast.quantization import Quantized, quantize, swizzle
+from gpucast.quantization import Quantized, exact_quantize, quantize, swizzle
+from gpucast.quantization.formats import SOURCES, Format
 from gpucast.quantization.gpu import quantize_on_gpu
-from gpucast.reference import exact_quantize
 from host_driver import HostDriver, device_array, download, elements, installed, rehearsed, upload
 from quantization_cases import ALL, LENGTH, Array, compare, matrix, same
 

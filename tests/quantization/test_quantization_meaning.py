@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import FORMATS, Format
 from gpucast.quantization import quantize_on_host
+from gpucast.quantization.formats import FORMATS, Format
 from quantization_cases import matrix, same
 
 FLOAT = dtype("FLOAT")

@@ -18,7 +18,7 @@ from gpucast.core.dtypes import dtype
 from gpucast.files import FileError
 from gpucast.files import save as save_tensors
 from gpucast.gpu import driver
-from gpucast.interop.dlpack import take as taken
+from gpucast.libraries.dlpack import take as taken
 from gpucast.quantization import FORMATS, Format, Quantized, dequantize, quantize, swizzle
 from quantization_cases import same
 

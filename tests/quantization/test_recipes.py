@@ -16,8 +16,7 @@ import gpucast
 from bench.peers import recipe_packages, recipes
 from bench.peers.recipe_models import models
 from gpucast.cli.main import main
-from gpucast.quantization import RECIPES, Format, Quantized, Steps
-from gpucast.reference import exact_quantize
+from gpucast.quantization import RECIPES, Format, Quantized, Steps, exact_quantize
 from tests import host_driver
 
 MODELS = models()

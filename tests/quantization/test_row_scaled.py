@@ -12,10 +12,9 @@ import pytest
 
 import gpucast
 from gpucast.core.rule import CastRule
-from gpucast.quantization import Quantized, recipes
+from gpucast.quantization import Quantized, exact_hadamard, exact_quantize, recipes
 from gpucast.quantization.gpu.hadamard_source import HadamardSpec
 from gpucast.quantization.gpu.source import QuantizeSpec
-from gpucast.reference import exact_hadamard, exact_quantize
 from host_driver import HostDriver, elements, installed, upload
 from quantization_cases import compare, same
 
@@ -101,7 +100,7 @@ def test_devices_have_the_references_bits(driver: HostDriver) -> None:
     compare(gpucast.quantize(upload(x), te, amax=amax), exact_quantize.quantize(x, te, amax=SCALES), "te-nvfp4")
     compare(gpucast.quantize(upload(x), FOUR, amax=amax), exact_quantize.quantize(x, FOUR, amax=SCALES), "4over6")
     q = gpucast.quantize(upload(x), "nvfp4", scale=SCALES, hadamard=16, signs=[1] * 16)
-    y = exact_hadamard.transform(x, gpucast.core.formats.Hadamard(16))
+    y = exact_hadamard.transform(x, gpucast.quantization.formats.Hadamard(16))
     compare(q, exact_quantize.quantize(y, NVFP4, scale=SCALES), "hadamard")
     # A transposed result, whose rows are columns; ragged blocks; numbers at random.
     turned = upload(np.ascontiguousarray(x.T))

@@ -14,14 +14,14 @@ from bench.host import quantize as bench
 from bench.static.budget import verdict
 from bench.static.kernels import Code, compiled, facts
 from bench.static.paths import full_tile, marked
-from bench.static.quantize import BEFORE, CHOSEN, SOURCES, STATES, TILES, measure, two_passes, verdict_of_passes
+from bench.static.quantize import BEFORE, CHOSEN, SOURCES, TILES, measure, two_passes, verdict_of_passes
 from gpucast import cast, dtype
 from gpucast.codegen.cast_kernel import KernelSource, join
 from gpucast.compile import compiler
-from gpucast.core.formats import ROW, Format
-from gpucast.core.formats import SOURCES as EVERY_SOURCE
 from gpucast.core.rule import CastRule
 from gpucast.quantization import FORMATS, quantize_on_host, recipes
+from gpucast.quantization.formats import ROW, Format
+from gpucast.quantization.formats import SOURCES as EVERY_SOURCE
 from gpucast.quantization.gpu.source import QuantizeSpec
 from gpucast.warmup import kinds
 from quantization_cases import Array
@@ -29,7 +29,7 @@ from quantization_cases import Array
 
 def test_every_chosen_kernel_reaches_its_goal() -> None:
     found = measure("sm_90")
-    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values())) + sum(map(len, (BEFORE, STATES, TILES)))
+    assert len(found) == len(SOURCES) * sum(map(len, CHOSEN.values())) + sum(map(len, (BEFORE, TILES)))
     assert verdict(found) == verdict_of_passes(found) == []
     assert set(two_passes(found)) == {f"{src} {name}" for src in SOURCES for name in CHOSEN["extremes"]}
     # What is over, spills or is known in vain is told.

@@ -20,11 +20,11 @@ from gpucast.convert.streaming.pieces import axis, dequantized
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import PrintableError
-from gpucast.core.formats import Format, Parts
 from gpucast.files.tensor import Array
 from gpucast.host.files import CastStats, look
 from gpucast.quantization import quantize_on_host
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.formats import Format, Parts
 
 #: The share of a tensor's non-zero values that may be lost unless --allow-loss is given.
 LIMIT = 0.01

@@ -13,9 +13,9 @@ from typing import Any
 
 from gpucast.convert.scales.stored import Packing, Stored
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import FORMATS
 from gpucast.files import Spec, Tensor, file_limits
 from gpucast.quantization import block_grid
+from gpucast.quantization.formats import FORMATS
 
 #: The last part of the tensor's name (X.comfy_quant describes X.weight), and the key of the metadata entry.
 LAYER, METADATA = "comfy_quant", "_quantization_metadata"

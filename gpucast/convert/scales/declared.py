@@ -121,6 +121,9 @@ class Declared:
         """Why what is said of a weight contradicts its tensors; "" if nothing does."""
         module = base.removesuffix(".weight")
         for section in self.sections:
+            if _unknown(section.entry):
+                # `unknown` tells.
+                continue
             if (name := _match(_ignored(section.entry), module)) is not None:
                 return f"{section.where} says that {name!r} is not quantized, and {base!r} has scales"
             try:

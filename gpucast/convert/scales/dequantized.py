@@ -14,9 +14,9 @@ from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.convert.scales.stored import Stored
 from gpucast.convert.streaming.pieces import dequantized, regroup, sliced
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import Parts
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
+from gpucast.quantization.formats import Parts
 
 _DOUBLE, _FLOAT = dtype("DOUBLE"), dtype("FLOAT")
 #: Elements of a matrix that are transposed at a time, about.

@@ -13,9 +13,9 @@ from gpucast.convert.scales import comfyui
 from gpucast.convert.scales.scale_styles import ENTRY, stored
 from gpucast.convert.scales.stored import Packing, Stored, words
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Block, Format, ScaleRule
 from gpucast.files import Spec, Tensor
 from gpucast.quantization import quantized_files
+from gpucast.quantization.formats import Block, Format, ScaleRule
 
 #: The blocks that are tried first, in this order, with scales of any type.
 _UNSPLIT: tuple[Block, ...] = ("tensor", "axis")

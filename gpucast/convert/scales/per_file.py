@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -144,6 +144,20 @@ def _check_beside(
     # What is known to be of another tool says most.
     if problems:
         raise FileError(min(problems, key=lambda problem: problem[0])[1])
+
+
+def described(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> Iterator[tuple[str, Tensor, str, str]]:
+    """Each tensor that is no part of codes, with its path, what it is, and why it is not understood ("" if it is)."""
+    closed = _closed(catalogue, every)
+    modules = {(os.path.dirname(item.paths[item.name]), _module(item.base)) for item in every}
+    for path, tensor in catalogue.beside(every):
+        row, folder = companions.companion(tensor.name), os.path.dirname(path)
+        if folder not in closed or comfyui.is_marker(tensor.name):
+            yield path, tensor, "", ""
+        elif row is not None and row.fate in ("inputs", "cache"):
+            yield path, tensor, row.what, ""
+        else:
+            yield path, tensor, "", _unknown(tensor, row, folder, modules)
 
 
 #: What decides about a tensor that is not understood.

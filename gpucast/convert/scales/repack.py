@@ -24,10 +24,10 @@ from gpucast.convert.scales.stored import Stored
 from gpucast.convert.streaming.pieces import dequantized, matrices, regroup, shaped, sliced
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import Format, Parts
 from gpucast.files import Tensor
 from gpucast.files.tensor import Array, FileError
 from gpucast.quantization import lossless
+from gpucast.quantization.formats import Format, Parts
 
 _FLOAT, _E8M0, _DOUBLE = dtype("FLOAT"), dtype("FLOAT8E8M0"), dtype("DOUBLE")
 #: At most this many scales are looked at to find out whether they are powers of two.

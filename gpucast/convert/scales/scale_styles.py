@@ -31,9 +31,9 @@ from typing import Any
 from gpucast.convert.scales import comfyui
 from gpucast.convert.scales.stored import Packing, Stored, words
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import ROW, SOURCES, Format
 from gpucast.files.tensor import Linear, Spec
 from gpucast.quantization import quantized_files
+from gpucast.quantization.formats import ROW, SOURCES, Format
 
 #: The values of --style; the first is the default.
 STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui", "qdq")

@@ -33,12 +33,12 @@ from gpucast.convert.streaming.pieces import (
 )
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.formats import FORMATS, SOURCES, Format, Parts, ScaleRule
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import Array, Spec, Tensor
 from gpucast.quantization import RECIPES, quantize_on_host, recipes
+from gpucast.quantization.formats import FORMATS, SOURCES, Format, Parts, ScaleRule
 
 #: Weights that loaders join into one layer, for which NVFP4 has a single global scale.
 #:

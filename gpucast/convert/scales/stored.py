@@ -13,9 +13,9 @@ import numpy as np
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.convert.streaming.pieces import Cut, grouped, shaped
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Parts
 from gpucast.files.tensor import Array, Spec, Tensor
 from gpucast.quantization import swizzle
+from gpucast.quantization.formats import Format, Parts
 from gpucast.reference import cast
 
 #: "plain": one code per element; "bytes": two 4-bit codes per UINT8, the first in the low half; "swapped bytes": in the

@@ -18,12 +18,11 @@ import numpy as np
 
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import SOURCES, Format, Parts
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import STOCHASTIC
 from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
-from gpucast.quantization import quantize_array, quantize_on_host
-from gpucast.reference import exact_quantize
+from gpucast.quantization import exact_quantize, quantize_array, quantize_on_host
+from gpucast.quantization.formats import SOURCES, Format, Parts
 
 #: Called as `gpucast.quantization.quantize_on_host.quantize`: (x, format, *, axis, scale, random).
 Engine = Callable[..., Parts]

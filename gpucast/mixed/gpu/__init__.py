@@ -9,6 +9,5 @@ from gpucast.core import packages
 
 if TYPE_CHECKING:
     from gpucast.mixed.gpu import kernels as kernels
-    from gpucast.mixed.gpu import norm_kernels as norm_kernels
 else:
-    __getattr__ = packages.submodules(__name__, "kernels", "norm_kernels")
+    __getattr__ = packages.submodules(__name__, "kernels")

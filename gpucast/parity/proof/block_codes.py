@@ -15,7 +15,6 @@ from typing import Any
 
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format
 from gpucast.core.rule import CastRule, resolve
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.certificate import digest, ptx
@@ -26,6 +25,7 @@ from gpucast.parity.proof.ptx import read
 from gpucast.parity.proof.specification import specification
 from gpucast.parity.proof.terms import TWICE, Term, const
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu.source import QuantizeArguments, QuantizeSpec
 
 _DOUBLE = dtype("DOUBLE")

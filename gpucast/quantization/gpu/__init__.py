@@ -11,9 +11,6 @@ if TYPE_CHECKING:
     from gpucast.quantization.gpu import grouped_on_gpu as grouped_on_gpu
     from gpucast.quantization.gpu import hadamard_on_gpu as hadamard_on_gpu
     from gpucast.quantization.gpu import quantize_on_gpu as quantize_on_gpu
-    from gpucast.quantization.gpu import state_on_gpu as state_on_gpu
     from gpucast.quantization.gpu import tiles as tiles
 else:
-    __getattr__ = packages.submodules(
-        __name__, "grouped_on_gpu", "hadamard_on_gpu", "quantize_on_gpu", "state_on_gpu", "tiles"
-    )
+    __getattr__ = packages.submodules(__name__, "grouped_on_gpu", "hadamard_on_gpu", "quantize_on_gpu", "tiles")

@@ -14,9 +14,9 @@ from gpucast.codegen.cast_kernel import KernelSource, kernel_file, options, stru
 from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import Format
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
+from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import FILES, columns_of, divide_by, format_struct
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from gpucast.arrays.packed import device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, Hadamard, Parts, ScaleLayout
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
+from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout
 from gpucast.quantization.gpu import memory, quantize_on_gpu
 from gpucast.quantization.gpu.hadamard_source import HadamardArguments, HadamardResult, HadamardSpec, takes
 from gpucast.quantization.gpu.source import VECTOR, WARP, QuantizeArguments, QuantizeSpec, stats_bytes

@@ -14,8 +14,8 @@ from gpucast.codegen.cast_kernel import THREADS, KernelSource, kernel_file, opti
 from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import LENGTHS, Format, Hadamard, ScaleLayout
 from gpucast.core.rule import CastRule, resolve
+from gpucast.quantization.formats import LENGTHS, Format, Hadamard, ScaleLayout
 from gpucast.quantization.gpu.source import FILES, boolean, columns_of, format_struct
 
 #: "rows" quantizes along rows, "tiles" along rows, down columns to the transposed result, or both in one read. "top"

@@ -16,13 +16,12 @@ from typing import Any
 
 from gpucast.arrays.packed import device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import FORMATS, LENGTHS, Format, Parts, ScaleLayout, ScaleOrder
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
-from gpucast.core.steps import Steps
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.block_grid import BlockGrid, in_layout
+from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts, ScaleLayout, ScaleOrder
 from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import (
     VECTOR,
@@ -35,6 +34,7 @@ from gpucast.quantization.gpu.source import (
 )
 from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
+from gpucast.quantization.steps import Steps
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 #: The number of threads that keeps a device busy, and the elements that make a thread worth starting.

@@ -19,11 +19,11 @@ from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import SCALE_LAYOUTS, Format, ScaleLayout, ScaleOrder
 from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
-from gpucast.core.steps import Steps
 from gpucast.quantization.block_grid import BlockGrid, padded
+from gpucast.quantization.formats import SCALE_LAYOUTS, Format, ScaleLayout, ScaleOrder
 from gpucast.quantization.gpu.step_source import step_functions
+from gpucast.quantization.steps import Steps
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
 #: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from gpucast.core.dtypes import DType
-from gpucast.core.formats import Format
-from gpucast.core.steps import Node, constants, evaluate, parse
+from gpucast.quantization.formats import Format
+from gpucast.quantization.steps import Node, constants, evaluate, parse
 
 _CALLS = {"+": "ptx::add_rn", "*": "ptx::mul_rn", "/": "ptx::div_rn", "min": "smaller", "max": "larger"}
 _X, _F, _A = Node("x"), Node("f"), Node("a")

@@ -14,8 +14,8 @@ from gpucast.codegen.cast_kernel import KernelSource, kernel_file, structs
 from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.formats import Format, ScaleLayout
 from gpucast.core.rule import CastRule
+from gpucast.quantization.formats import Format, ScaleLayout
 from gpucast.quantization.gpu.source import FILES, columns_of, format_struct
 
 #: Which elements of the array that is read share a scale: a run along its rows or down its columns, a square, or all.

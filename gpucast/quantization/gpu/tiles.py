@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucast.core.dtypes import DType
-from gpucast.core.formats import LENGTHS, Format, ScaleLayout
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import driver
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.formats import LENGTHS, Format, ScaleLayout
 from gpucast.quantization.gpu.tile_source import Run, TileArguments, TileResult, TileSpec
 
 #: The number of tiles that may be mostly empty; of more tiles, at least one part in 16 must be elements.

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.core import formats
 from gpucast.core.arithmetic import exact
 from gpucast.core.fused_ops import Random
-from gpucast.quantization import recipes
+from gpucast.quantization import formats, recipes
+from gpucast.quantization.exact_quantize import quantize
 from gpucast.reference.exact_cast import random_words
-from gpucast.reference.exact_quantize import quantize
 
 Array = npt.NDArray[Any]
 

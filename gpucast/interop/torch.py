@@ -1,0 +1,12 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch, under its public name; it is `gpucast.libraries.torch`, and the layers as modules."""
+
+from gpucast.core import packages
+from gpucast.libraries.torch import ADAPTER, take
+from gpucast.mixed.torch_modules import Cast, CastLike
+from gpucast.quantization import hadamard_torch
+
+# `hadamard_torch` registers the operator ``torch.ops.gpucast.hadamard``.
+__all__ = ["ADAPTER", "Cast", "CastLike", "hadamard_torch", "take"]
+
+packages.publish(globals())

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The adapter of tensors: `gpucast.cast` as custom ops, and the needs of `gpucast.cast_many`."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction, Lent, compiler
+from gpucast.arrays.packed import PackedArray
+from gpucast.core.dtypes import DType
+from gpucast.core.fused_ops import resolve_random
+from gpucast.core.rule import CAST_VERSIONS, Options, destination
+from gpucast.gpu import devices, streams
+from gpucast.libraries.torch import op, plain, tensor_batches, tensors
+from gpucast.libraries.torch.op import cast_op, cast_out_op
+from gpucast.libraries.torch.tensors import DEFAULTS, named
+
+
+class TorchAdapter(BatchAdapter):
+    """Tensors of PyTorch."""
+
+    take = staticmethod(tensors.take)
+    check_scale = staticmethod(tensors.check_scale)
+    check_into = staticmethod(tensors.check_into)
+    from_packed = staticmethod(tensors.from_packed)
+    untraced = staticmethod(tensor_batches.untraced)
+    attach = staticmethod(tensor_batches.attach)
+
+    def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
+        y = plain.cast(x, to, options)
+        return self._cast(cast, x, to, options) if y is None else y
+
+    def _cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options, slope: float | None = None) -> Any:
+        """The cast by an op. `slope`: the coefficient of a layer, see `op.fused_cast`."""
+        attributes: tuple[Any, ...] = options[: len(DEFAULTS)]
+        device, out, copy, caller = options.device, options.out, options.copy, options.caller
+        dst = destination(to, caller)
+        src = tensors.dtype_of(x, caller)
+        tensors.check_gradient(x, dst, caller)
+        is_tensor = tensors.has_tensors(dst) and (out is None or isinstance(out, torch.Tensor))
+        if not is_tensor and compiler() is not None:
+            # Only tensors are part of a graph.
+            return self.untraced(self.cast, cast, x, to, options)
+        if dst.family == "string":
+            with streams.visit(x, out):
+                return cast(tensors.take(x, caller), dst, options)
+        if not isinstance(copy, (bool, np.bool_)):
+            raise TypeError(f"{caller}: copy={copy!r} must be True or False")
+        if options.versions is CAST_VERSIONS and all(map(operator.is_, attributes, DEFAULTS.values())):
+            attributes = ()
+        else:
+            tensors.check_attributes(src, dst, attributes, options.versions, caller)
+            saturate, round_mode, opset, rounding, overflow = attributes
+            # Custom ops take only Python's own types.
+            attributes = bool(saturate), round_mode, int(opset), rounding, overflow
+        target = x.device if device is None else _target_device(x, device, caller)
+        random = resolve_random(options.rounding, options.seed, options.offset, caller)
+        is_fused = random is not None or options.scale is not None or options.amax is not None or slope is not None
+        if is_fused or tensors.transformed():
+            return op.fused_cast(x, dst, attributes, random, options, target, slope)
+        if out is not None:
+            return _cast_into(x if target == x.device else x.to(target), dst, attributes, out, caller)
+        shape = tensors.shape_of(x)
+        tensors.check_pairs(shape, dst, caller)
+        if target != x.device and not 0 < dst.bits < src.bits:
+            x = x.to(target)
+        if not copy and src is dst and target == x.device and not (src.packed or src.family == "bool"):
+            return x
+        y = cast_op(x, dst.name, *attributes)
+        if target != x.device:
+            y = y.to(target)
+        return tensors.as_result(y, shape, dst, caller)
+
+    def cast_layer(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options, coefficient: float) -> Any:
+        if x.requires_grad or tensors.transformed() or torch.compiler.is_compiling():
+            return self._cast(cast, x, to, options, coefficient)
+        return cast(x, to, options)
+
+    def cast_times(self, times: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
+        caller = options.caller
+        src, dst = tensors.dtype_of(x, caller), destination(to, caller)
+        tensors.check_attributes(src, dst, options[: len(DEFAULTS)], options.versions, caller)
+        return op.times(x, dst, options)
+
+    def shape(self, x: torch.Tensor) -> tuple[int, ...]:
+        return tuple(tensors.shape_of(x))
+
+    def from_array(self, x: Any) -> Any:
+        return tensors.from_array(x)
+
+    def stream(self, device: int) -> int:
+        return tensors.stream(device)
+
+    def lent(self, x: torch.Tensor) -> Lent | None:
+        try:
+            index = tensors.device_of(x, "")
+            tensors.address(x)
+        except (TypeError, RuntimeError):  # `take` tells what is wrong.
+            return None
+        return None if index is None else Lent(index, tensors.stream(index))
+
+    def is_transforming(self, x: torch.Tensor) -> bool:
+        return tensors.transformed()
+
+    def empty_like(self, x: torch.Tensor, dst: DType, caller: str) -> tuple[Any, Any]:
+        shape = tensors.shape_of(x)
+        tensors.check_pairs(shape, dst, caller)
+        y = tensors.new(x, dst.name)
+        array = tensors.take(y, caller, writing=True)
+        if tensors.has_tensors(dst):
+            return y, array
+        return tensors.as_result(y, shape, dst, caller), PackedArray(array, dst, tuple(shape))
+
+    def planner(self, kind: type) -> BatchPlanner | None:
+        # A subclass may redefine any method.
+        return _PLANNER if kind in (torch.Tensor, torch.nn.Parameter) else None
+
+
+_PLANNER = tensor_batches.TensorPlanner()
+
+
+def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:
+    """The device of the result."""
+    target = devices.parse(device, caller)
+    if target is None:
+        return x.device
+    return torch.device("cpu") if target == "cpu" else torch.device("cuda", devices.index(target, caller))
+
+
+def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, caller: str) -> Any:
+    tensors.check_out(x, dst, out, caller)
+    if isinstance(out, PackedArray):
+        tensors.fill(x, out, dst, named(attributes), False, caller=caller)
+    else:
+        cast_out_op(x, out, dst.name, *attributes)
+    return out
+
+
+ADAPTER = TorchAdapter()

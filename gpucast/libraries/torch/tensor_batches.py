@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of `gpucast.cast_many` for tensors: plans, gradients, and calls outside of compiled graphs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpucast.arrays.adapters import BatchPlanner, one_class
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting import host_lists
+from gpucast.casting.cast_many import cast_many
+from gpucast.core.dtypes import DType
+from gpucast.core.fused_ops import FusedInputs
+from gpucast.host.extension import MODULE
+from gpucast.libraries.torch import tensors
+
+#: Calls a function that torch.compile does not trace, but runs between two graphs.
+untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
+
+
+class _BatchCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+    """Makes existing results differentiable functions of the tensors that they were cast from."""
+
+    @staticmethod
+    def forward(ctx: Any, results: list[torch.Tensor], scale: Any, *sources: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.kinds, ctx.scale = [x.dtype for x in sources], None if isinstance(scale, torch.Tensor) else scale
+        if ctx.scale is not scale:
+            # Saved, so that the backward pass fails if it was changed in the meantime.
+            ctx.save_for_backward(scale)
+        ctx.set_materialize_grads(False)
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *dy: torch.Tensor | None) -> tuple[Any, ...]:
+        (scale,) = ctx.saved_tensors or (ctx.scale,)
+        dx: list[Any] = [None] * len(dy)
+        for kind in set(ctx.kinds):
+            places = [i for i, one in enumerate(dy) if one is not None and ctx.kinds[i] is kind]
+            gradients = cast_many([dy[i] for i in places], kind, scale=scale)
+            for i, gradient in zip(places, gradients, strict=True):
+                dx[i] = gradient
+        return None, None, *dx
+
+
+#: Of tensors with strides alone: others have no shape, or no address.
+_describe = attrgetter("dtype", "shape", "device")
+_requires_grad = attrgetter("requires_grad")
+
+
+def _are_plain(arrays: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors take no part in differentiation and hold plain memory."""
+    if tensors.is_watched() or (torch.is_grad_enabled() and any(map(_requires_grad, arrays))):
+        return False
+    return not any(map(torch.Tensor.is_neg, arrays))
+
+
+def _on_host(
+    plans: dict[Any, Any], given: list[Any], outs: list[Any] | None, dst: DType, fused: FusedInputs
+) -> Sequence[Any] | None:
+    """`gpucast.casting.host_lists.Run` of tensors."""
+    kind = tensors.TORCH_DTYPES.get(dst)
+    if kind is None or dst.packed or torch.compiler.is_compiling() or not _are_host_tensors(given):
+        return None
+    if outs is not None:
+        if not _are_host_tensors(outs) or any(out.dtype is not kind for out in outs):
+            return None
+        if any(out.shape != x.shape for x, out in zip(given, outs, strict=True)):
+            return None
+        try:
+            for out in outs:
+                tensors.check_writable(out, "cast_many")
+        except ValueError:  # The checked path says which one.
+            return None
+    empty_like = partial(torch.empty_like, dtype=kind)
+    results: list[Any] | None = MODULE.cast_each(
+        plans, given, outs, fused.scale, fused.finite, tensors.VIEW, empty_like
+    )
+    if outs is not None and results is not None:
+        for out in outs:
+            tensors.written(out)
+    return results
+
+
+def _are_host_tensors(arrays: Sequence[torch.Tensor]) -> bool:
+    if not all(type(x) is torch.Tensor for x in arrays) or not _are_plain(arrays):
+        return False
+    # The module knows a tensor without memory by its address, which is the offset.
+    return all(not x.storage_offset() or tensors.has_memory(x) for x in arrays)
+
+
+if MODULE is not None and tensors.VIEW:
+    host_lists.RUNS[torch.Tensor] = _on_host
+
+
+class TensorPlanner(BatchPlanner):
+    """Tensors that take no part in differentiation."""
+
+    def describe(self, arrays: Sequence[torch.Tensor]) -> Any:
+        if not _are_plain(arrays):
+            raise TypeError("a tensor requires grad or is a negated view, or a transform or a mode is active")
+        one_class(arrays)
+        if not all(map(torch.Tensor.is_contiguous, arrays)):
+            raise TypeError("a tensor is not contiguous")
+        return list(map(_describe, arrays))
+
+    def addresses(self, arrays: Sequence[torch.Tensor]) -> Any:
+        if any(map(torch.Tensor.storage_offset, arrays)):
+            # Of memory that was given back the address is not 0.
+            return [x.data_ptr() if tensors.has_memory(x) else 0 for x in arrays]
+        return list(map(torch.Tensor.data_ptr, arrays))
+
+    def allocator(
+        self, arrays: Sequence[torch.Tensor], dst: DType
+    ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
+        empty_like = partial(torch.empty_like, dtype=tensors.TORCH_DTYPES[dst])
+        return lambda arrays: list(map(empty_like, arrays))
+
+    def stream(self, device: int) -> int:
+        return tensors.stream(device)
+
+    def written(self, outs: Sequence[torch.Tensor]) -> None:
+        """ValueError before any of them counts as written."""
+        for out in outs:
+            tensors.check_writable(out, "cast_many")
+        for out in outs:
+            tensors.written(out)
+
+
+def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
+    """The results of `gpucast.cast_many`, made differentiable where a floating source requires a gradient.
+
+    The gradients are those of `gpucast.cast`, all cast in one launch.
+    """
+    places = [
+        i
+        for i, (x, y) in enumerate(zip(sources, results, strict=True))
+        if x.requires_grad and isinstance(y, torch.Tensor) and y.dtype.is_floating_point
+    ]
+    for x, y in zip(sources, results, strict=True):
+        if isinstance(y, PackedArray):
+            tensors.check_gradient(x, y.dtype, "cast_many")
+    attached = list(results)
+    if places and torch.is_grad_enabled():
+        if scale is not None and math.prod(np.shape(scale)) != 1:
+            raise ValueError("cast_many: a scale for each array is not differentiable; pass detached tensors")
+        differentiable = _BatchCast.apply([results[i] for i in places], scale, *[sources[i] for i in places])
+        for i, y in zip(places, differentiable, strict=True):
+            attached[i] = y
+    return attached

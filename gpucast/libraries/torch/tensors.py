@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors: their memory as NumPy and CuPy arrays, their types, shapes and streams, and which may be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
+from gpucast.arrays.unowned import view_at
+from gpucast.casting.cast import cast
+from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET, Options, resolve
+from gpucast.gpu import streams
+from gpucast.libraries import dlpack
+
+#: torch's dtypes with one element per item; types below one byte take a byte each.
+TORCH_DTYPES: dict[DType, Any] = {
+    kind: getattr(torch, kind.numpy_name) for kind in DTYPES if hasattr(torch, kind.numpy_name)
+}
+#: For each of them the torch dtype of its codes; and the inverse of TORCH_DTYPES.
+_CODES: dict[DType, Any] = {kind: getattr(torch, kind.code_numpy.name) for kind in TORCH_DTYPES}
+BY_TORCH: dict[Any, DType] = {torch_dtype: kind for kind, torch_dtype in TORCH_DTYPES.items()}
+#: torch's dtype with two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch without it.
+PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
+PAIRED = dtype("FLOAT4E2M1")
+#: The addresses of the functions by which compiled code looks at tensors, and finds the current stream; 0 for a torch
+#: that does not offer them.
+VIEW, STREAM = dlpack.functions(torch.Tensor)
+DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "rounding": None, "overflow": None}
+
+
+def take(x: torch.Tensor, caller: str, writing: bool = False) -> Any:
+    """An array over a tensor's memory: NumPy, CuPy or, for float4 pairs, a PackedArray."""
+    src, device = dtype_of(x, caller), device_of(x, caller)
+    if writing:
+        check_writable(x, caller)
+        written(x)
+    elif x.requires_grad:
+        x = x.detach()
+    if x.is_neg():
+        x = x.resolve_neg()
+    if x.dtype is not PAIRS:
+        return _view(x, src, device, caller)
+    codes = _view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device, caller)
+    return PackedArray(codes, src, tuple(shape_of(x)))
+
+
+def written(x: torch.Tensor) -> None:
+    """Tell autograd that a tensor was changed, so that values it saved are invalid."""
+    if not x.is_inference():
+        torch.autograd.graph.increment_version(x)
+
+
+def check_writable(out: torch.Tensor, caller: str) -> None:
+    if out.requires_grad:
+        raise ValueError(f"{caller}: out requires grad; expected a tensor that does not, such as out.detach()")
+    # torch.compile does not support is_neg.
+    negated = not torch.compiler.is_compiling() and out.is_neg()
+    if negated or (out.dtype is PAIRS and not out.is_contiguous()):
+        raise ValueError(f"{caller}: out is a negated view, or pairs that are not contiguous; expected plain memory")
+
+
+def _view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
+    try:
+        begin = address(x)
+        if device is None:
+            return x.view(_CODES[src]).numpy().view(src.numpy)
+    except RuntimeError as error:
+        raise TypeError(
+            f"{caller}: x is a {type(x).__name__} without memory of its own, as within a transform of torch.func, "
+            "while torch traces a graph, or after its storage was resized to 0; expected one with elements to read"
+        ) from error
+    strides = tuple(stride * x.element_size() for stride in x.stride())
+    return view_at(begin, tuple(x.shape), strides, src, device, x)
+
+
+def address(x: torch.Tensor) -> int:
+    """The address of a tensor. RuntimeError for one that has elements but no memory: torch would give a NumPy array of
+    other memory."""
+    # data_ptr of a fake tensor would warn.
+    fake = type(x) is not torch.Tensor and x.untyped_storage().device.type == "meta"
+    if x.numel() and (fake or not has_memory(x)):
+        raise RuntimeError("it has no memory")
+    return 0 if fake else int(x.data_ptr())
+
+
+def has_memory(x: torch.Tensor) -> bool:
+    """Whether the elements of a strided tensor are in memory. Tensors of zeros that torch keeps as such have none, nor
+    have those whose storage was given back: of both the address is the offset in the storage."""
+    return bool(x.data_ptr() != x.storage_offset() * x.element_size())
+
+
+def dtype_of(x: torch.Tensor, caller: str) -> DType:
+    """The dtype of a tensor. TypeError for tensors that are not plain strided memory with numbers."""
+    # torch.compile does not support layout in a backward function; the operator itself looks again.
+    if x.is_nested or not (torch.compiler.is_compiling() or x.layout is torch.strided):
+        layout = "nested" if x.is_nested else str(x.layout).removeprefix("torch.")
+        raise TypeError(
+            f"{caller}: x has the layout {layout}; expected a strided tensor: cast x.values() or x.to_dense()"
+        )
+    if x.is_quantized:
+        raise TypeError(f"{caller}: x is quantized; cast x.int_repr() or x.dequantize()")
+    return BY_TORCH.get(x.dtype) or dtype(x.dtype, caller=f"{caller}: x.dtype=")
+
+
+def device_of(x: torch.Tensor, caller: str) -> int | None:
+    """The index of the CUDA device that holds a tensor; None for the host."""
+    if x.is_cpu:
+        return None
+    if x.is_cuda:
+        return int(x.device.index)
+    where = "is a meta tensor, which has no elements" if x.is_meta else f"is on {x.device}"
+    raise TypeError(f"{caller}: x {where}; expected a tensor on 'cpu' or 'cuda'")
+
+
+def stream(device: int) -> int:
+    """torch's current stream of a CUDA device."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+_transforms: Any = getattr(torch._C, "_are_functorch_transforms_active", bool)
+_forward_ad: Any = torch.autograd.forward_ad
+#: Functions whose results are true while a mode, a tracer or a transform of torch wants to see the operations.
+WATCHING: tuple[Callable[[], Any], ...] = (
+    torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack, torch._C._get_tracing_state, _transforms,
+)  # fmt: skip
+#: Forward mode's level is among these names, -1 or missing where it is off.
+FORWARD_NAMES: dict[str, Any] = vars(_forward_ad)
+
+
+def transformed() -> bool:
+    """Whether a transform of ``torch.func`` or forward mode is active, and no graph is being compiled.
+
+    They do not differentiate custom ops, and forward mode does not even report it.
+    """
+    return not torch.compiler.is_compiling() and (_transforms() or getattr(_forward_ad, "_current_level", -1) >= 0)
+
+
+def is_watched() -> bool:
+    """Whether a transform or a mode of torch wants to see the operations."""
+    return any(function() for function in WATCHING) or FORWARD_NAMES.get("_current_level", -1) >= 0
+
+
+def check_pairs(shape: Any, dst: DType, caller: str) -> None:
+    if dst is PAIRED and PAIRS is not None and (not shape or shape[-1] % 2):
+        raise ValueError(
+            f"{caller}: x has shape {tuple(shape)}; torch has FLOAT4E2M1 in pairs along the last axis, whose "
+            "length must be even: pad it, or cast an array of NumPy or CuPy"
+        )
+
+
+def has_tensors(dst: DType) -> bool:
+    """Whether casts to a type are tensors: of its elements, or of pairs of them."""
+    return PAIRS is not None if dst is PAIRED else not dst.packed and dst.family != "string"
+
+
+def as_result(y: torch.Tensor, shape: Any, dst: DType, caller: str) -> Any:
+    """The result of an op in the form that the caller gets: as it is, or as a PackedArray over its bytes."""
+    return y if has_tensors(dst) else LibraryPackedArray(take(y, caller), dst, tuple(shape), "torch")
+
+
+def check_gradient(x: torch.Tensor, dst: DType, caller: str) -> None:
+    """ValueError if a tensor requires a gradient and is cast to a float type that torch lacks."""
+    if dst.is_float and not has_tensors(dst) and x.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{caller}: x requires grad, and {dst.name} becomes a PackedArray, through which torch passes no gradient; "
+            "pass x.detach(), and where the gradient is needed take it from the layer "
+            f"gpucast.layers.Cast({dst.name!r}): forward(x.detach()), then backward(dy)"
+        )
+
+
+def check_batched(to: str) -> None:
+    """TypeError for a type whose results torch.vmap cannot split into batches."""
+    if not has_tensors(dtype(to, caller="cast: to=")):
+        raise TypeError(f"cast: torch.vmap cannot batch a cast to {to}, whose elements share bytes")
+
+
+def from_array(x: Any) -> Any:
+    """Wrap memory: as a tensor, as a PackedArray that goes back to tensors, or text as it is."""
+    if isinstance(x, PackedArray):
+        if x.dtype is PAIRED and PAIRS is not None and x.shape and x.shape[-1] % 2 == 0:
+            return from_packed(x)
+        return LibraryPackedArray(x.data, x.dtype, x.shape, "torch")
+    kind = dtype(x.dtype)
+    if kind not in TORCH_DTYPES:
+        return x
+    codes = x.view(kind.code_numpy)
+    y = torch.from_numpy(codes) if isinstance(codes, np.ndarray) else torch.utils.dlpack.from_dlpack(codes)
+    return y.view(TORCH_DTYPES[kind])
+
+
+def check_attributes(
+    src: DType, dst: DType, attributes: tuple[Any, ...], versions: tuple[int, ...], caller: str
+) -> None:
+    resolve(src, dst, Options(**named(attributes), versions=versions, caller=caller))
+
+
+def named(attributes: tuple[Any, ...]) -> dict[str, Any]:
+    """The attributes of an op as keywords of a cast. torch omits trailing arguments that have their default."""
+    return dict(zip(DEFAULTS, attributes, strict=False))
+
+
+def check_scale(scale: torch.Tensor, caller: str) -> None:
+    """ValueError for a scale that requires a gradient."""
+    if scale.requires_grad:
+        raise ValueError(f"{caller}: scale requires grad, and is not differentiable; pass scale.detach()")
+
+
+def check_into(x: torch.Tensor, caller: str) -> None:
+    """ValueError for a tensor that requires a gradient, when its cast is written to an `out`."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise ValueError(f"{caller}: x requires grad, and out= is not differentiable; pass x.detach(), or no out")
+
+
+def check_out(x: torch.Tensor, dst: DType, out: Any, caller: str) -> None:
+    check_into(x, caller)
+    if isinstance(out, PackedArray):
+        return
+    if not isinstance(out, torch.Tensor):
+        wanted = "a PackedArray" if dst.packed and dst is not PAIRED else "a tensor"
+        shape = tuple(shape_of(x))
+        raise TypeError(f"{caller}: out is {type(out).__name__}; expected {wanted} of {dst.name} and shape {shape}")
+    check_writable(out, caller)
+    if out.device != x.device:
+        raise ValueError(f"{caller}: out is on {out.device}; the result belongs on {x.device}")
+
+
+def from_packed(x: PackedArray) -> torch.Tensor:
+    """See `PackedArray.to_torch`."""
+    kind = x.dtype
+    if not x.shape or x.shape[-1] * kind.bits % 8:
+        raise ValueError(
+            f"PackedArray: a tensor of bytes needs a last axis of whole bytes; {kind.name} of shape {x.shape} has not"
+        )
+    if isinstance(x.data, np.ndarray):
+        # torch has no read-only tensors.
+        y = torch.from_numpy(x.data if x.data.flags.writeable else x.data.copy())
+    else:
+        y = torch.utils.dlpack.from_dlpack(x.data)
+    y = y.reshape(*x.shape[:-1], x.shape[-1] * kind.bits // 8)
+    return y.view(PAIRS) if kind is PAIRED and PAIRS is not None else y
+
+
+def shape_of(x: torch.Tensor) -> Any:
+    """The shape of the elements."""
+    if x.dtype is not PAIRS:
+        return x.shape
+    return (*x.shape[:-1], 2 * x.shape[-1]) if x.ndim else (2,)
+
+
+def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
+    """A new tensor for a result: in order "K" for whole-byte types, pairs, or the flat bytes of a packed type."""
+    src, dst = dtype_of(x, "cast"), dtype(to, caller="cast: to=")
+    if attributes:
+        check_attributes(src, dst, attributes, CAST_VERSIONS, "cast")
+    if dst.family == "string":
+        raise TypeError("cast: torch has no STRING; gpucast.cast gives a NumPy array")
+    if dst is PAIRED and PAIRS is not None:
+        shape = shape_of(x)
+        check_pairs(shape, dst, "cast")
+        return x.new_empty((*shape[:-1], shape[-1] // 2), dtype=PAIRS)
+    if dst.packed:
+        return x.new_empty(dst.nbytes(x.numel() * (2 if x.dtype is PAIRS else 1)), dtype=torch.uint8)
+    if dst not in TORCH_DTYPES:
+        raise TypeError(f"cast: this torch ({torch.__version__}) has no {dst.numpy_name}")
+    if x.dtype is PAIRS:
+        return x.new_empty(shape_of(x), dtype=TORCH_DTYPES[dst])
+    return torch.empty_like(x, dtype=TORCH_DTYPES[dst])
+
+
+def fill(
+    x: torch.Tensor,
+    y: torch.Tensor | PackedArray,
+    dst: DType,
+    keywords: dict[str, Any],
+    bytes_only: bool,
+    function: Callable[..., Any] = cast,
+    caller: str = "cast",
+) -> None:
+    """Cast a tensor into memory, by a function like `gpucast.cast`; `bytes_only`: `y` is the bytes of a packed type."""
+    with streams.visit(x, y, keywords.get("scale"), keywords.get("amax")):
+        array = take(x, caller)
+        out = y if isinstance(y, PackedArray) else take(y, caller, writing=True)
+        if bytes_only:
+            out = PackedArray(out, dst, array.shape)
+        if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):
+            function(array, dst, **keywords, out=out)
+            return
+        if out.dtype is not dst:
+            raise TypeError(f"{caller}: out has dtype {out.dtype}; expected {dst}")
+        if out.shape != array.shape:
+            raise ValueError(f"{caller}: out has shape {out.shape}; expected {array.shape}")
+        if device_index(out) is not None:
+            raise ValueError(f"{caller}: out is on cuda:{device_index(out)}; the result belongs on the host")
+        # On the host `cast` returns one element per byte, so the result has to be packed.
+        out.data[...] = PackedArray.pack(function(array, dst, **keywords)).data

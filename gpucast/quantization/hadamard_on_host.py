@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hadamard transforms of NumPy arrays: by the extension module, or by the reference where that is missing."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast.core.arithmetic import exact
+from gpucast.core.dtypes import dtype
+from gpucast.host.extension import MODULE, say_slow
+from gpucast.quantization import block_loops, exact_hadamard
+from gpucast.quantization.formats import Hadamard
+
+Array = npt.NDArray[Any]
+
+
+@exact()
+def transform(x: Array, hadamard: Hadamard, *, axis: int = -1, inverse: bool = False) -> Array:
+    """As `gpucast.quantization.exact_hadamard.transform`."""
+    if MODULE is None:
+        say_slow()
+        return exact_hadamard.transform(x, hadamard, axis=axis, inverse=inverse)
+    runs = np.require(np.moveaxis(x, axis, -1), x.dtype.newbyteorder("="), ["C", "A"])
+    made = np.empty(runs.shape, np.float32)
+    n = hadamard.length
+    grid = block_loops.Grid((1, 1, x.size), (1, 1, n), (1, 1, x.size // n))
+    how = block_loops.Transform((ctypes.c_uint32 * 4)(*hadamard.words), hadamard.factor, inverse)
+    block_loops.each_run(block_loops.find(f"hadamard_{dtype(x.dtype).name}"), runs, made, grid, made, how)
+    return np.ascontiguousarray(np.moveaxis(made, -1, axis))

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts in kernels that users write: expressions, device functions, Numba and Triton.
+
+The module for devices is loaded at the first device array, as those of `gpucast.gpu` are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpucast.core import packages
+
+if TYPE_CHECKING:
+    from gpucast.user_kernels import ufunc_on_gpu as ufunc_on_gpu
+else:
+    __getattr__ = packages.submodules(__name__, "ufunc_on_gpu")

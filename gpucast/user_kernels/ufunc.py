@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of several arrays that end in one cast: on a device one kernel, on the host NumPy and the host's casts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucast import user_kernels
+from gpucast.arrays import adapters
+from gpucast.arrays.chunks import CHUNK
+from gpucast.arrays.operand import Operand, check_out, operand
+from gpucast.arrays.packed import PackedArray, as_array
+from gpucast.casting.cast import cast
+from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
+from gpucast.core.arithmetic import exact
+from gpucast.core.checks import is_number, rounded
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, Rounding, RoundMode, destination
+from gpucast.gpu import devices
+from gpucast.user_kernels.expression import COMPUTE, parse
+
+_KEYWORDS = ("out", "scale", "amax", "seed", "offset")
+
+
+def ufunc(
+    expression: str,
+    out: Any,
+    *,
+    compute: Any = "FLOAT",
+    saturate: bool = True,
+    round_mode: RoundMode = "up",
+    opset: int = DEFAULT_OPSET,
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
+) -> Ufunc:
+    """A function of arrays of any types: an expression, computed in `compute`, then cast once to the type `out`.
+
+    Example: a residual, scaled to float8, in one pass over memory::
+
+        f = gpucast.ufunc("a * b + c", out="FLOAT8E4M3FN")
+        y = f(a, b, c, scale=0.5, amax=amax)
+
+    Every input is cast to `compute`, FLOAT or DOUBLE. Each operation is rounded to nearest by itself (a product and a
+    sum are not fused), and the value is cast as `cast` does, by the same attributes. So the bits are the same on every
+    machine. A NaN that the expression gives is positive.
+
+    An expression has names, numbers, ``+ - * /``, comparisons, ``and``, ``or``, ``not``, ``a if b else c``, and the
+    functions ``abs``, ``sqrt``, ``minimum``, ``maximum`` and ``where``, with the meaning of NumPy. (Of equal numbers
+    `minimum` and `maximum` give the second.) Functions that processors round differently, such as ``exp``, are not
+    among them.
+
+    The result is a `Ufunc`. TypeError for an unknown type; ValueError for another expression, illegal attributes and
+    STRING.
+    """
+    return Ufunc(expression, out, compute, Options(saturate, round_mode, opset, rounding, overflow, caller="ufunc"))
+
+
+class Ufunc:
+    """What `ufunc` returns: ``f(*arrays, out=None, scale=None, amax=None, seed=None, offset=0)``.
+
+    Arrays stand for the names of the expression, in the order in which these first appear (`names`), or by name. They
+    are of any type but STRING, and broadcast as in NumPy; numbers, and arrays of shape () of NumPy's own types, are
+    rounded once to `compute`. Other arrays lie in one place: the host, or one device. The keywords are those of
+    `cast`, for the value of the expression: `amax` and random rounding see it as an array of the result's shape.
+
+    The result has the library of the first array that is not NumPy's, and is C-contiguous. As in `cast`, types below
+    one byte take one byte per element on the host, unless an input is a PackedArray, and are a PackedArray on a device.
+    There are no gradients.
+    """
+
+    @exact()
+    def __init__(self, expression: Any, out: Any, compute: Any, options: Options) -> None:
+        self._expression = parse(expression, options.caller)
+        self._compute = dtype(compute, caller="ufunc: compute=")
+        self._dtype = destination(out, "ufunc")
+        self._options = options
+        #: The names of the arrays, in order.
+        self.names = self._expression.names
+        if self._compute not in COMPUTE:
+            raise ValueError(f"ufunc: compute={self._compute.name} is not FLOAT or DOUBLE")
+        if self._dtype.family == "string":
+            raise ValueError("ufunc: out=STRING is not a type of numbers; cast the result of another type")
+        taken = sorted({*self.names} & {*_KEYWORDS})
+        if taken:
+            raise ValueError(f"ufunc: expression={expression!r} names {taken[0]!r}, which is a keyword of the function")
+        # Illegal attributes are found now.
+        fused_rule(self._compute, self._dtype, options._replace(seed=None), scaled=False)
+
+    def __repr__(self) -> str:
+        return f"gpucast.ufunc({self._expression.text!r}, out={self._dtype.name!r}, compute={self._compute.name!r})"
+
+    def __call__(
+        self,
+        /,
+        *arrays: Any,
+        out: Any = None,
+        scale: Any = None,
+        amax: Any = None,
+        seed: int | None = None,
+        offset: int = 0,
+        **named: Any,
+    ) -> Any:
+        given = dict(zip(self.names, arrays, strict=False))
+        if len(arrays) > len(self.names) or given.keys() & named.keys() or {*given, *named} != {*self.names}:
+            got = ", ".join([f"{len(arrays)} arrays", *named])
+            raise TypeError(f"ufunc: got {got}; expected one for each of {', '.join(self.names)}")
+        options = self._options._replace(seed=seed, offset=offset, scale=scale, amax=amax, out=out)
+        given |= named
+        return adapters.untraced(self._call, [given[name] for name in self.names], options)
+
+    @exact()
+    def _call(self, given: Sequence[Any], options: Options) -> Any:
+        for x, name in zip(given, self.names, strict=True):
+            if getattr(x, "requires_grad", False) is True:
+                raise ValueError(f"ufunc: {name} requires a gradient, and there is none; pass {name}.detach()")
+        home = next((x for x in given if adapters.find(x) is not None), None)
+        arrays = [x for x in given if not is_number(x)]
+        first, *others = [home, *arrays] if home is not None else arrays or [None]
+        with adapters.visit(first, *others, options.out, options.scale, options.amax):
+            y = self._evaluate(given, options)
+            adapter = None if home is None else adapters.find(home)
+            if options.out is not None or adapter is None:
+                return y if options.out is None else options.out
+            return adapter.from_array(adapter.give_back(y, home, "ufunc"))
+
+    def _evaluate(self, given: Sequence[Any], options: Options) -> Any:
+        inputs = [self._input(x, name) for x, name in zip(given, self.names, strict=True)]
+        operands = [one for one in inputs if isinstance(one, Operand)] or [operand(np.zeros(()))]
+        places = {one.device for one in operands}
+        if len(places) > 1:
+            raise ValueError(f"ufunc: arrays lie on {' and '.join(map(devices.name, places))}; expected one place")
+        try:
+            shape = np.broadcast_shapes(*(one.shape for one in operands))
+        except ValueError:
+            shapes = ", ".join(f"{name} {one.shape}" for name, one in zip(self.names, inputs, strict=True)
+                               if isinstance(one, Operand))  # fmt: skip
+            raise ValueError(f"ufunc: shapes do not broadcast: {shapes}") from None
+        device = operands[0].device
+        rule = fused_rule(self._compute, self._dtype, options, scaled=options.scale is not None)
+        fused = resolve_fused(options, rule, device)
+        target, out = None, options.out
+        if out is not None:
+            adapter = adapters.find(out)
+            out = out if adapter is None else adapter.take(out, "ufunc: out", writing=True)
+        packed = any(one.packed for one in operands)
+        for one in operands:
+            if out is not None:
+                target = check_out(replace(one, shape=shape, packed=packed), rule, out, device is not None, "ufunc")
+            if fused is not None:
+                check_fused(fused, one, target, "ufunc")
+        if device is not None:
+            devices.require("ufunc")
+            return user_kernels.ufunc_on_gpu.apply(self._expression, inputs, shape, rule, target, fused, device).array
+        # A scale that lies in the result, or in `amax`, is read once.
+        options = options._replace(scale=None if fused is None else fused.scale)
+        result = self._on_host(inputs, shape, target, options)
+        if not (packed and self._dtype.packed):
+            return result
+        whole = PackedArray.pack(result)
+        if target is None:
+            return whole
+        target.data[...] = whole.data
+        return target.array
+
+    def _input(self, x: Any, name: str) -> Operand | float:
+        """An array, or a number of the compute type."""
+        if is_number(x):
+            return rounded(x, self._compute.numpy.type)
+        one = operand(as_array(x, f"ufunc: {name}"))
+        if one.dtype.family == "string":
+            raise TypeError(f"ufunc: {name} has dtype STRING; expected numbers")
+        return one
+
+    def _on_host(
+        self, inputs: Sequence[Operand | float], shape: tuple[int, ...], target: Operand | None, options: Options
+    ) -> Any:
+        kind = self._dtype
+        result = np.empty(shape, kind.numpy) if target is None or target.packed else target.data
+        codes = [self._codes(one) for one in inputs]
+        attributes: dict[str, Any] = {name: getattr(options, name) for name in ATTRIBUTES}
+        attributes |= {"scale": options.scale, "amax": options.amax, "seed": options.seed}
+        flags: Any = ["external_loop", "buffered", "zerosize_ok"]
+        op_flags: Any = [*[["readonly"]] * len(codes), ["writeonly"]]
+        with np.nditer(
+            [*(code for code, _ in codes), _as_codes(result, kind.code_numpy)], flags, op_flags,
+            op_dtypes=[*(code.dtype.newbyteorder("=") for code, _ in codes), kind.code_numpy],
+            itershape=shape, order="C", casting="equiv", buffersize=CHUNK,
+        ) as chunks:  # fmt: skip
+            begin = options.offset
+            for *parts, written in chunks:
+                if not written.size:
+                    continue
+                values = [
+                    cast(part.view(numpy), self._compute, copy=False)
+                    for part, (_, numpy) in zip(parts, codes, strict=True)
+                ]
+                value = self._expression.evaluate(values, self._compute.numpy)
+                cast(value, kind, out=written.view(kind.numpy), offset=begin, **attributes)
+                begin += written.size if options.seed is not None else 0
+        return result
+
+    def _codes(self, one: Operand | float) -> tuple[npt.NDArray[Any], np.dtype[Any]]:
+        """An input as codes, which NumPy's iterator takes of any type, and the dtype that they are of."""
+        if isinstance(one, Operand):
+            array = one.array.get() if isinstance(one.array, PackedArray) else one.data
+            return _as_codes(array, one.dtype.code_numpy), one.dtype.numpy
+        number = np.full((), one, self._compute.numpy)
+        return _as_codes(number, self._compute.code_numpy), self._compute.numpy
+
+
+def _as_codes(x: npt.NDArray[Any], code: np.dtype[Any]) -> npt.NDArray[Any]:
+    return x.view(code if x.dtype.isnative else code.newbyteorder())

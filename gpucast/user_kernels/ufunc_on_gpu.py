@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Expressions of several arrays on one device, cast once, in one launch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gpucast.arrays.operand import Operand, operand
+from gpucast.codegen.strides import Dims, collapse
+from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.rule import CastRule
+from gpucast.gpu import cast_on_gpu, driver
+from gpucast.user_kernels.expression import Expression
+from gpucast.user_kernels.ufunc_kernel import MAX_INPUTS, UfuncArguments, UfuncInput, UfuncSpec, Walk
+
+#: In bits.
+_Strides = tuple[int, ...]
+
+
+def apply(
+    expression: Expression,
+    inputs: Sequence[Operand | float],
+    shape: tuple[int, ...],
+    rule: CastRule,
+    target: Operand | None,
+    fused: FusedInputs | None,
+    device: int,
+) -> Operand:
+    """Evaluate on the current stream of a device into `target`, or a new array.
+
+    Inputs are arrays on that device, or numbers of the compute type. ValueError for more inputs or dimensions than the
+    arguments of a kernel hold; else as for `gpucast.gpu.cast_on_gpu.apply`.
+    """
+    if len(inputs) > MAX_INPUTS:
+        raise ValueError(f"ufunc: {len(inputs)} inputs; a kernel takes {MAX_INPUTS}")
+    with driver.driver().on(device):
+        if target is None:
+            cast_on_gpu.check_allocation()
+            target = operand(cast_on_gpu.new(shape, rule.dst), rule.dst)
+        n = math.prod(shape)
+        if n:
+            out = _strides(target, shape)
+            ops, given = cast_on_gpu.fused_kernel(fused or FusedInputs(), None)
+            kinds, arguments = zip(*(input_of(one, shape, out, rule) for one in inputs), strict=True)
+            walk: Walk = "dense" if _is_dense(shape, out, rule.dst.bits) else "strided"
+            kernel = driver.kernel(UfuncSpec(expression, rule, ops, kinds, walk), device)
+            kernel(0, target.address, n, UfuncArguments(given, arguments))
+    return target
+
+
+def input_of(
+    one: Operand | float, shape: tuple[int, ...], out: _Strides, rule: CastRule
+) -> tuple[UfuncInput, tuple[int, float, Dims]]:
+    """How a kernel reads an input, and its arguments for it."""
+    if isinstance(one, float):
+        return UfuncInput(rule.src, rule.src.bits, "number"), (0, one, collapse(shape, (0,) * len(shape), out))
+    bits = one.dtype.bits if one.packed else 8 * one.itemsize
+    strides = _strides(one, shape)
+    walk: Walk = "dense" if _is_dense(shape, strides, bits) else "strided"
+    return UfuncInput(one.dtype, bits, walk), (one.address, 0.0, collapse(shape, strides, out))
+
+
+def _strides(x: Operand, shape: tuple[int, ...]) -> _Strides:
+    """Those of an array broadcast to a shape."""
+    if x.strides is None:
+        strides = [x.dtype.bits * math.prod(x.shape[axis + 1 :]) for axis in range(len(x.shape))]
+    else:
+        strides = [8 * stride for stride in x.strides]
+    repeated = [0 if length == 1 else stride for length, stride in zip(x.shape, strides, strict=True)]
+    return (0,) * (len(shape) - len(repeated)) + tuple(repeated)
+
+
+def _is_dense(shape: tuple[int, ...], strides: _Strides, bits: int) -> bool:
+    return collapse(shape, strides, strides).src in ((), (bits,))

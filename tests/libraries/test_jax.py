@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX arrays through `gpucast.cast`, on JAX's CPU backend; what a GPU adds is DLPack (see test_dlpack)."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from codes import assert_same, values
+from foreign_arrays import HELD_BY_JAX as HELD
+from foreign_arrays import wide  # noqa: F401
+from gpucast import PackedArray, mixed
+from gpucast.core.dtypes import DType, dtype
+from host_driver import HostDriver, download, installed
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+import jax.numpy as jnp  # noqa: E402
+
+from gpucast.arrays.packed import as_array  # noqa: E402
+from gpucast.libraries import dlpack  # noqa: E402
+from gpucast.libraries import jax as gpucast_jax  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("wide")
+
+
+@pytest.mark.parametrize("row", [row for row in HELD if not row.packed], ids=str)
+def test_nothing_is_copied_where_nothing_has_to_be(row: DType, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = jnp.asarray(values(row, (64,)))
+    assert as_array(x, "test").ctypes.data == x.unsafe_buffer_pointer()
+    rooms = []
+    allocate = gpucast_jax._aligned
+    monkeypatch.setattr(gpucast_jax, "_aligned", lambda *arguments: rooms.append(allocate(*arguments)) or rooms[-1])
+    y = gpucast.cast(x, row)
+    assert y.unsafe_buffer_pointer() == rooms[0].ctypes.data
+    assert row.family == "bool" or gpucast.cast(x, row, copy=False) is x
+
+
+def test_jax_types_name_types() -> None:
+    for row in HELD:
+        name = "bool_" if row.family == "bool" else row.numpy_name
+        kind = getattr(jnp, name)
+        assert gpucast.dtype(kind) is row and gpucast.dtype(jnp.dtype(kind)) is row
+        assert gpucast.cast_like(jnp.ones(3), jnp.zeros(0, kind)).dtype == row.numpy
+    with pytest.raises(TypeError, match="is complex"):
+        gpucast.dtype(jnp.complex64)
+
+
+def test_lent_memory_outlives_the_array() -> None:
+    taken = as_array(jnp.arange(1000, dtype=jnp.float32) * 2, "test")
+    gc.collect()
+    for _ in range(20):
+        jnp.zeros(1000, jnp.float32).block_until_ready()
+    assert taken[-1] == 1998
+
+
+def test_sixty_four_bits_need_jaxs_consent() -> None:
+    x = jnp.ones(3, jnp.float32)
+    jax.config.update("jax_enable_x64", False)
+    for to in ("DOUBLE", "INT64", "UINT64"):
+        with pytest.raises(TypeError, match=rf"cast: to={to} needs jax\.config\.update\('jax_enable_x64', True\)"):
+            gpucast.cast(x, to)
+    assert gpucast.cast(x, "INT32").dtype == jnp.int32
+    out = np.zeros(3)
+    assert gpucast.cast(x, "DOUBLE", out=out) is out and out.tolist() == [1, 1, 1]
+
+
+def test_what_needs_values_is_refused_within_jit() -> None:
+    x = jnp.asarray([0.5, 1e9, -3], jnp.float32)
+    for call in (lambda x: gpucast.cast_report(x, "FLOAT16"), lambda x: gpucast.quantize(x, "mxfp4")):
+        with pytest.raises(TypeError, match=r"x is being traced by JAX and has no values; .*jax\.pure_callback"):
+            jax.jit(call)(x)
+
+    def through_callback(x: Any) -> Any:
+        kind = jax.ShapeDtypeStruct(x.shape, jnp.float8_e4m3fn)
+        return jax.pure_callback(lambda x: gpucast.cast(np.asarray(x), "FLOAT8E4M3FN"), kind, x)
+
+    wanted = gpucast.reference.cast(np.asarray(x), "FLOAT8E4M3FN")
+    assert_same(np.asarray(jax.jit(through_callback)(x)), wanted)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (lambda x: x.astype(complex), TypeError, r"x\.dtype='complex128' is complex"),
+        (lambda x: jax.random.key(0), TypeError, r"x\.dtype=key<fry> is not a type that Cast takes"),
+    ],
+)
+def test_arrays_that_cast_does_not_take(make: Any, error: type[Exception], match: str) -> None:
+    for call in (gpucast.cast, gpucast.cast_report):
+        with pytest.raises(error, match=match):
+            call(make(jnp.ones(3)), "FLOAT16")
+
+
+def test_spread_arrays_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Spread:
+        dtype = np.dtype(np.float32)
+
+        def devices(self) -> set[str]:
+            return {"one", "two"}
+
+    with pytest.raises(ValueError, match="x is spread over 2 devices; expected an array on one"):
+        gpucast_jax.take(Spread(), "cast")
+
+
+def test_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX memory on the host in the place of a GPU's; the way back is stood in for, as it needs JAX's GPU backend."""
+    driver = HostDriver()
+    with installed(driver):
+        monkeypatch.setattr(gpucast_jax, "_is_on_cpu", lambda x: False)
+        monkeypatch.setattr(dlpack, "_ON_HOST", ())
+        monkeypatch.setattr(dlpack, "_ON_DEVICE", (1,))
+        given: list[Any] = []
+        monkeypatch.setattr(jax.dlpack, "from_dlpack", lambda exported: given.append(exported) or "an array of JAX")
+        # JAX's CPU backend takes no stream.
+        lend = dlpack._import
+        monkeypatch.setattr(
+            dlpack, "_import", lambda x, device, caller, writing, _: lend(x, device, caller, writing, {})
+        )
+        x = values(dtype("FLOAT"), (4, 6))
+        assert gpucast.cast(jnp.asarray(x), "FLOAT8E5M2") == "an array of JAX"
+        assert_same(download(given[0]._codes.view(dtype("FLOAT8E5M2").numpy)), gpucast.reference.cast(x, "FLOAT8E5M2"))
+        assert driver.waits == [(None, 0)]
+        packed = gpucast.cast(jnp.asarray(x), "INT4")
+        assert isinstance(packed, PackedArray) and packed.device.id == 0
+        with pytest.raises(TypeError, match="JAX does not lend the memory of int4 on a GPU; cast x.astype"):
+            gpucast.cast(jnp.zeros(3, jnp.int4), "FLOAT")
+
+
+# ---- within transforms of JAX: the bits of a call outside, and the gradient ----
+
+#: Of each kind of floats one: to compile takes long.
+FLOATS = [dtype(name) for name in ("FLOAT", "BFLOAT16", "FLOAT8E4M3FN", "FLOAT8E8M0", "FLOAT4E2M1")]
+
+
+@pytest.mark.parametrize("src", HELD, ids=str)
+def test_within_jit_bits_are_those_of_a_call_outside(src: DType) -> None:
+    x = values(src, (4, 6))
+    # Half of the pairs: to compile takes long.
+    chosen = HELD[HELD.index(src) % 2 :: 2]
+    ys = jax.jit(lambda x: [gpucast.cast(x, dst) for dst in chosen])(jnp.asarray(x))
+    for y, dst in zip(ys, chosen, strict=True):
+        assert isinstance(y, jax.Array)
+        assert_same(np.asarray(y), gpucast.reference.cast(x, dst))
+
+
+def test_the_scale_may_be_traced() -> None:
+    x, scale = values(dtype("FLOAT"), (5,)), np.float32(0.375)
+    wanted = gpucast.cast(x, "FLOAT16", scale=scale)
+    assert_same(np.asarray(jax.jit(lambda x, s: gpucast.cast(x, "FLOAT16", scale=s))(x, scale)), wanted)
+    assert_same(np.asarray(jax.jit(lambda s: gpucast.cast(jnp.asarray(x), "FLOAT16", scale=s))(scale)), wanted)
+    scales = np.array([0.375, 2.0], np.float32)
+    both = jax.vmap(lambda s: gpucast.cast(jnp.asarray(x), "FLOAT16", scale=s))(jnp.asarray(scales))
+    assert_same(np.asarray(both), np.stack([wanted, gpucast.cast(x, "FLOAT16", scale=scales[1])]))
+
+
+@pytest.mark.parametrize("inside", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("src", FLOATS, ids=str)
+def test_the_gradient_is_the_cast_back(src: DType, inside: Callable[..., Any]) -> None:
+    x, scale = values(src, (3, 4)), 0.625
+    # To compile takes long.
+    for dst in FLOATS if inside is not jax.jit or src is FLOATS[0] else FLOATS[:1]:
+        dy = values(dst, (3, 4), seed=2)
+        for keywords in ({}, {"scale": scale}):
+
+            def pulled(x: Any, dy: Any, keywords: Any = keywords, dst: DType = dst) -> Any:
+                y, pull = jax.vjp(lambda x: gpucast.cast(x, dst, **keywords), x)
+                return y, pull(dy)[0]
+
+            y, dx = inside(pulled)(jnp.asarray(x), jnp.asarray(dy))
+            assert_same(np.asarray(y), gpucast.cast(x, dst, **keywords))
+            assert_same(np.asarray(dx), gpucast.cast(dy, src, **keywords))
+
+
+def test_integers_and_scales_have_no_gradient() -> None:
+    x = jnp.asarray([1.5, -2.5], jnp.float32)
+    through = jax.grad(lambda x: gpucast.cast(gpucast.cast(x, "INT8"), "FLOAT").sum())
+    assert through(x).tolist() == jax.jit(through)(x).tolist() == [0, 0]
+    of_scale = jax.grad(lambda s: gpucast.cast(x, "FLOAT16", scale=s).astype(jnp.float32).sum())
+    assert float(of_scale(jnp.float32(2))) == float(jax.jit(of_scale)(jnp.float32(2))) == 0
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda x: gpucast.cast(x, "FLOAT16"), (x,), (x,))
+
+
+def test_trees_and_policies() -> None:
+    tree = {"w": jnp.asarray([0.1, 1e9], jnp.float32), "n": jnp.arange(3)}
+    policy = mixed.get_policy("p=f32,c=bf16,o=f32")
+    inside = jax.jit(policy.cast_to_compute)(tree)
+    assert inside["w"].dtype == jnp.bfloat16 and inside["n"].dtype == tree["n"].dtype
+    assert_same(np.asarray(inside["w"]), np.asarray(policy.cast_to_compute(tree)["w"]))
+    many = jax.jit(lambda tree: gpucast.cast_many(tree, "FLOAT8E5M2", rounding="stochastic", seed=1))(tree)
+    for name, wanted in gpucast.cast_many(tree, "FLOAT8E5M2", rounding="stochastic", seed=1).items():
+        assert_same(np.asarray(many[name]), np.asarray(wanted))
+    like = jax.jit(gpucast.cast_like)(tree["w"], jnp.zeros(0, jnp.float16))
+    assert like.dtype == jnp.float16
+
+
+@pytest.mark.parametrize(
+    ("to", "keywords", "error", "message"),
+    [
+        ("FLOAT6E2M3", {}, TypeError, "cast: to=FLOAT6E2M3 is no type of JAX"),
+        ("STRING", {}, TypeError, "cast: to=STRING is no type of JAX"),
+        ("FLOAT16", {"device": "cpu"}, ValueError, "cast: device= cannot be used within a transform of JAX"),
+        ("FLOAT16", {"amax": np.zeros(1, np.float32)}, ValueError, "cast: amax= cannot be used within a transform"),
+        ("FLOAT16", {"out": np.zeros(3, np.float16)}, ValueError, "cast: out= cannot be used within a transform"),
+        ("INT8", {"rounding": "neerest"}, ValueError, "cast: rounding='neerest'"),
+        ("FLOAT16", {"scale": -1.0}, ValueError, "cast: scale=-1.0 must be finite"),
+        ("FLOAT16", {"rounding": "stochastic"}, ValueError, "seed"),
+    ],
+)
+def test_what_is_wrong_is_said_when_the_function_is_traced(
+    to: str, keywords: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        jax.eval_shape(lambda x: gpucast.cast(x, to, **keywords), jnp.ones(3, jnp.float32))
+
+
+def test_sixty_four_bits_need_jaxs_consent_within_jit_too() -> None:
+    jax.config.update("jax_enable_x64", False)
+    with pytest.raises(TypeError, match=r"cast: to=INT64 needs jax\.config\.update"):
+        jax.jit(lambda x: gpucast.cast(x, "INT64"))(jnp.ones(3, jnp.float32))
+
+
+def test_flags_of_gradients_need_values() -> None:
+    with pytest.raises(ValueError, match="finite= cannot be told within a transform of torch.func or JAX"):
+        jax.jit(lambda x: gpucast.cast_many([x], "FLOAT16", finite=np.ones(1, bool)))(jnp.ones(3, jnp.float32))
+    with pytest.raises(TypeError, match="unscale: x is being traced by JAX and has no values"):
+        jax.jit(lambda g: mixed.StaticLossScale(2.0).unscale(g)[0])(jnp.ones(3, jnp.float32))

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of casts between floating types in PyTorch: straight through, for every width, or a clear refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from codes import values
+from foreign_arrays import tensor
+from gpucast import PackedArray, layers
+from gpucast.core.dtypes import DTYPES, DType, dtype
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from gpucast.libraries import torch as gpucast_torch  # noqa: E402
+
+pytestmark = pytest.mark.peers
+
+#: The floating types that are tensors, FLOAT4E2M1 among them, and those that are none.
+FLOATS = [row for row in DTYPES if row.is_float and row.bits != 6]
+PACKED = [row for row in DTYPES if row.bits == 6]
+
+
+def codes(y: Any) -> bytes:
+    y = y.detach()
+    if y.dtype is torch.float4_e2m1fn_x2:
+        # Not every torch copies pairs.
+        y = y.view(torch.uint8)
+    return y.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def codes_of(x: np.ndarray) -> bytes:
+    return PackedArray.pack(x).tobytes() if dtype(x.dtype).packed else x.tobytes()
+
+
+@pytest.mark.parametrize("scale", [None, 0.625, torch.tensor(0.625)], ids=["plain", "number", "array"])
+@pytest.mark.parametrize("src", FLOATS, ids=str)
+def test_the_gradient_of_every_pair_is_the_cast_back(src: DType, scale: Any) -> None:
+    for dst in FLOATS:
+        x, dy = tensor(values(src, (3, 4))).requires_grad_(), values(dst, (3, 4), seed=1)
+        y = gpucast.cast(x, dst, scale=scale)
+        assert y.requires_grad
+        (dx,) = torch.autograd.grad(y, x, tensor(dy))
+        assert codes(dx) == codes_of(gpucast.cast(dy, src, scale=None if scale is None else 0.625))
+        _, pull = torch.func.vjp(lambda x, dst=dst: gpucast.cast(x, dst, scale=scale), x.detach())
+        assert codes(pull(tensor(dy))[0]) == codes(dx)
+
+
+@pytest.mark.parametrize("to", ["FLOAT4E2M1", "FLOAT8E4M3FN", "FLOAT8E8M0"])
+def test_a_step_through_a_narrow_type(to: str) -> None:
+    """Clamped elements too, in every mode of torch."""
+
+    def narrow(w: Any) -> Any:
+        return gpucast.cast(gpucast.cast(w, to), "FLOAT")
+
+    def loss(w: Any) -> Any:
+        return (narrow(w) * 2).sum()
+
+    w = torch.tensor([[1e9, 0.3], [-7.0, 0.0]])
+    leaf = w.clone().requires_grad_()
+    loss(leaf).backward()
+    wanted = torch.full_like(w, 2.0)
+    assert torch.equal(leaf.grad, wanted)
+    assert torch.equal(torch.func.grad(loss)(w), wanted)
+    assert torch.equal(torch.vmap(torch.func.grad(loss))(w), wanted)
+    assert torch.equal(torch.vmap(torch.func.grad(loss), in_dims=1, out_dims=1)(w), wanted)
+    assert torch.equal(torch.vmap(narrow)(w), narrow(w))
+
+
+def test_pairs_in_a_batch() -> None:
+    x = torch.from_numpy(values(dtype("FLOAT"), (3, 4, 6)))
+    for along in range(2):
+        y = torch.vmap(lambda x: gpucast.cast(x, "FLOAT4E2M1"), in_dims=along, out_dims=along)(x)
+        assert codes(y) == codes(gpucast.cast(x, "FLOAT4E2M1"))
+        back = torch.vmap(lambda y: gpucast.cast(y, "FLOAT"), in_dims=along, out_dims=along)(y)
+        assert torch.equal(back, gpucast.cast(y, "FLOAT"))
+    with pytest.raises(ValueError, match=r"x has shape \(\); torch has FLOAT4E2M1 in pairs"):
+        torch.vmap(lambda x: gpucast.cast(x, "FLOAT4E2M1"))(x[0, 0])
+
+
+@pytest.mark.parametrize("to", PACKED, ids=str)
+@pytest.mark.parametrize(
+    "call",
+    [
+        gpucast.cast,
+        lambda x, to: gpucast.cast(x, to, scale=2.0),
+        lambda x, to: gpucast.cast_like(x, PackedArray(np.zeros(3, np.uint8), to, (4,))),
+        lambda x, to: gpucast.cast_many([x], to),
+        lambda x, to: layers.Cast(to).forward(x),
+        lambda x, to: gpucast_torch.Cast(to)(x),
+    ],
+    ids=["cast", "scaled", "cast_like", "cast_many", "layer", "module"],
+)
+def test_what_can_carry_no_gradient_is_refused(call: Callable[..., Any], to: DType) -> None:
+    x = torch.ones(4, requires_grad=True)
+    message = rf"x requires grad, and {to.name} becomes a PackedArray.*; pass x\.detach\(\), .*gpucast\.layers\.Cast"
+    with pytest.raises(ValueError, match=message):
+        call(x, to)
+    # Where nothing is lost it is cast.
+    call(x.detach(), to)
+    with torch.no_grad():
+        call(x, to)
+
+
+def test_integers_have_none() -> None:
+    x = torch.ones(4, requires_grad=True)
+    for to in ("INT8", "INT4", "BOOL", "STRING"):
+        y = gpucast.cast(x, to)
+        assert not getattr(y, "requires_grad", False)
+        assert not getattr(layers.Cast(to).forward(x), "requires_grad", False)
+        with pytest.raises(TypeError, match=f"^layers.Cast.backward: y was {to}, which has no gradient"):
+            layer = layers.Cast(to)
+            layer.forward(x)
+            layer.backward(torch.ones(4))
+
+
+@pytest.mark.parametrize("coefficient", [1, 0.5, -0.375])
+@pytest.mark.parametrize("to", ["FLOAT4E2M1", "FLOAT8E5M2", "DOUBLE"])
+def test_layers_differentiate_with_their_coefficient(to: str, coefficient: float) -> None:
+    """The layer, its module, CastLike; by autograd, by torch.func and by the layer's own `backward`."""
+    x = torch.tensor([[1e9, 0.5], [-2.0, 0.0]])
+    like = gpucast.cast(x, to)
+    wanted = torch.full_like(x, 2 * coefficient)
+    for layer in (
+        layers.Cast(to, lda_coeff=coefficient).forward,
+        gpucast_torch.Cast(to, lda_coeff=coefficient),
+        lambda x: layers.CastLike(lda_coeff=coefficient).forward(x, like),
+        lambda x: gpucast_torch.CastLike(lda_coeff=coefficient)(x, like),
+    ):
+
+        def loss(x: Any, layer: Any = layer) -> Any:
+            return (gpucast.cast(layer(x), "FLOAT") * 2).sum()
+
+        leaf = x.clone().requires_grad_()
+        loss(leaf).backward()
+        assert torch.equal(leaf.grad, wanted)
+        assert torch.equal(torch.func.grad(loss)(x), wanted)
+        assert torch.equal(torch.vmap(torch.func.grad(loss))(x), wanted)
+        assert codes(layer(x)) == codes(like)
+    layer = layers.Cast(to, lda_coeff=coefficient)
+    layer.forward(x)
+    assert torch.equal(layer.backward(torch.full_like(x, 2.0)), wanted)
+
+
+def test_layers_have_gradients_of_gradients() -> None:
+    layer = gpucast_torch.Cast("FLOAT16", lda_coeff=-0.5)
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    (dx,) = torch.autograd.grad((gpucast.cast(layer(x), "DOUBLE") ** 2).sum(), x, create_graph=True)
+    (ddx,) = torch.autograd.grad(dx.sum(), x)
+    assert dx.tolist() == [-1.0] * 3 and ddx.tolist() == [0.5] * 3
+
+
+def test_the_gradient_of_a_transform_is_the_transform_back() -> None:
+    rng = np.random.default_rng(1)
+    x, dy = (torch.from_numpy(rng.integers(-64, 64, (3, 32, 5)).astype(np.float32)) for _ in range(2))
+    for how in ({"axis": 1, "seed": 9}, {"axis": -2, "signs": [1, -1] * 8, "inverse": True}):
+        back = gpucast.hadamard(dy, 16, **(how | {"inverse": "inverse" not in how}))
+        leaf = x.clone().requires_grad_()
+        y = gpucast.hadamard(leaf, 16, **how)
+        (dx,) = torch.autograd.grad(y, leaf, dy, create_graph=True)
+        # Integers over 16 numbers: nothing is rounded, so both sides are equal.
+        assert torch.equal(dx, back) and (y * dy).double().sum() == (x * dx).double().sum()
+        assert torch.equal(torch.func.grad(lambda t, how=how: (gpucast.hadamard(t, 16, **how) * dy).sum())(x), back)
+        # A batch along an axis of its own; and the gradient of the gradient.
+        batched = torch.func.vmap(lambda t: gpucast.hadamard(t, 16, axis=0, seed=9))(x)
+        assert torch.equal(batched, gpucast.hadamard(x, 16, axis=1, seed=9))
+        target = torch.zeros_like(dy, requires_grad=True)
+        (dx,) = torch.autograd.grad(gpucast.hadamard(leaf, 16, **how), leaf, target, create_graph=True)
+        assert torch.equal(torch.autograd.grad(dx, target, x)[0], gpucast.hadamard(x, 16, **how))
+    half = x.half().requires_grad_()
+    assert torch.autograd.grad(gpucast.hadamard(half, 16, axis=1).sum(), half)[0].dtype is torch.float16
+    with pytest.raises(ValueError, match="hadamard: x requires grad, and out= is not differentiable"):
+        gpucast.hadamard(half, 16, axis=1, out=torch.empty_like(x))
+    with pytest.raises(ValueError, match="of 12 numbers"):
+        gpucast.hadamard(half, 12, axis=1)
+
+
+def test_a_transform_within_vmap_has_the_axes_of_one_example() -> None:
+    x = torch.arange(16.0 * 3 * 32).reshape(16, 3, 32)
+    for axis, place in ((0, 0), (-2, 0), (1, 2), (-1, 2)):
+        batched = torch.func.vmap(lambda t, axis=axis: gpucast.hadamard(t, 16, axis=axis), in_dims=1, out_dims=1)
+        assert torch.equal(batched(x), gpucast.hadamard(x, 16, axis=place))
+    for axis in (-3, 2):
+        with pytest.raises(ValueError, match=rf"axis={axis} is out of bounds for shape \(3, 32\)"):
+            torch.func.vmap(lambda t, axis=axis: gpucast.hadamard(t, 16, axis=axis))(x)

@@ -88,12 +88,15 @@ _INTEGERS = """
 class Companion:
     fate: Fate
     what: str
+    #: Shell wildcards, and the same as one pattern.
+    names: tuple[str, ...]
     pattern: re.Pattern[str]
 
 
 def _parsed() -> list[Companion]:
     rows = (line.split(" | ") for line in _TABLE.replace("\\\n", " ").strip().splitlines())
-    return [Companion(fate, what, _pattern(names.split())) for fate, what, names in rows]  # type: ignore[arg-type]
+    parsed = ((fate, what, tuple(names.split())) for fate, what, names in rows)
+    return [Companion(fate, what, names, _pattern(names)) for fate, what, names in parsed]  # type: ignore[arg-type]
 
 
 def _pattern(patterns: Iterable[str]) -> re.Pattern[str]:

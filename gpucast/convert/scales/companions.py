@@ -19,8 +19,8 @@ from typing import Literal
 Fate = Literal["part", "inputs", "cache", "refused"]
 
 #: Columns: what becomes of it; what it is, and where such names come from; patterns of names. The first match counts.
+#: After a "~" names are such as plain models have, too: they mean this only beside other signs of quantization.
 _TABLE = """
-part | scales (DeepSeek-V3, transformers fp8) | *_scale_inv
 cache | a scale of the cache (Ascend modelslim) | *.fa_[qkv].scale *.fa_[qkv].offset *.kv_cache_scale *.kv_cache_offset
 inputs | a scale of inputs (vLLM, SGLang, compressed-tensors, ModelOpt) | *input_scale *input_scale_inv \
     *input_global_scale *input_zero_point *act_scale *act_scales *activation_scale *activation_scales \
@@ -29,41 +29,46 @@ inputs | a scale of inputs (ComfyUI) | *scale_input
 inputs | a scale of inputs (TensorRT-LLM) | *.activation_scaling_factor
 inputs | largest inputs that were seen (ModelOpt, TransformerEngine) | *.input_quantizer._amax \
     *.output_quantizer._amax *.amax_history* *.scale_fwd *.scale_bwd
-cache | a scale of the cache (vLLM maybe_remap_kv_scale_name, ModelOpt, compressed-tensors) | *.[kvq]_scale \
+~cache | a scale of the cache (vLLM maybe_remap_kv_scale_name, ModelOpt, compressed-tensors) | *.[kvq]_scale \
     *.kv_scale *.[kv]_proj.output_scale *.qkv_proj.output_scale *.prob_scale *.[kv]_zero_point *.[kv]_cache_scale \
     *.[kv]_global_scale
 inputs | a scale of outputs (compressed-tensors, Quark) | *output_scale *output_zero_point *output_global_scale
 cache | a scale of the cache (TensorRT-LLM, ModelOpt) | *.kv_cache_scaling_factor *.kv_cache_rcp_scaling_factor \
     *.[kvq]_bmm_quantizer._amax
-refused | an order of groups (GPTQ act_order, compressed-tensors actorder=group) | *g_idx *.perm *.invperm *.q_perm \
-    *.q_invperm *.in_perm
+refused | an order of groups (GPTQ act_order, compressed-tensors actorder=group) | *g_idx *.q_perm *.q_invperm
+~refused | an order of groups or columns (VPTQ, SpQR) | *.perm *.invperm *.in_perm
 refused | inputs are multiplied by it (ModelOpt AWQ and SmoothQuant, TensorRT-LLM) | *pre_quant_scale \
     *prequant_scaling_factor *smooth_scale *smooth_factor *smooth_factor_orig *smoother *.smooth_quant_scale
-refused | part of a rotation (compressed-tensors transforms, fp_quant, EXL3, QuIP) | *_hadamard_matrix *hadamard* \
-    *.R[1-4]* *_weight_input.* *_weight_output.* *.u_input.* *.v_output.* *rotation* *.suh *.svh *.su *.sv *.SU *.SV
+~refused | part of a rotation (compressed-tensors transforms, fp_quant, EXL3, QuIP) | *hadamard* *.R[1-4]* \
+    *_weight_input.* *_weight_output.* *.u_input.* *.v_output.* *rotation* *.suh *.svh *.su *.sv *.SU *.SV
 refused | part of a weight in another form (Ascend modelslim; a bias may be folded into it) | *.deq_scale \
     *.quant_bias *.input_offset *.weight_offset *.weight_scale_second *.weight_offset_second *.scale_bias
 refused | part of a weight by GPTQ, AWQ or EETQ, which are not read here | *qweight *qzeros *weight_scales
 refused | part of a weight by bitsandbytes, which is not read here | *.absmax *.quant_map *.nested_absmax \
     *.nested_quant_map *.quant_state.* *.SCB *.weight_format
-refused | part of a weight by MLX (affine), which is not read here | *.biases
+~refused | part of a weight by MLX (affine), which is not read here | *.biases
 refused | part of a weight by optimum-quanto or torchao, which are not read here | *._data *._scale *._shift \
     *_qdata *._weight_scale *._weight_zero_point *._weight_*
 refused | part of a weight by HQQ, AQLM, VPTQ, SpQR, QuIP, EXL2, EXL3 or HIGGS, which are not read here | *.W_q \
-    *.codebooks *.codes *.centroids *.res_centroids *.indices *.res_indices *.outlier_* *.dense_weights *.Qidxs* \
-    *.Wscale *.codebook_id *.q_weight *.q_scale *.q_scale_max *.q_groups *.trellis *.mcg *.mul1 *.tables *.tables2
+    *.codebooks *.res_centroids *.res_indices *.dense_weights *.Qidxs* *.Wscale *.codebook_id *.q_weight \
+    *.q_scale_max *.q_groups *.trellis
+~refused | part of a weight by AQLM, VPTQ, SpQR, EXL3 or HIGGS, which are not read here | *.codes *.centroids \
+    *.indices *.outlier_* *.mcg *.mul1 *.tables *.tables2
 refused | part of a weight by Nunchaku, QServe or QQQ, which are not read here | *.wscales *.wtscale *.wcscales \
-    *.wzeros *.s1_scales *.s2_scales *.s2_zeros *.s1_szeros *.s_group *.s_channel *.proj_down *.proj_up
-refused | an addition to a weight of low rank (LoRA, SVDQuant, SDNQ) | *lora_[abAB]* *lora_up* *lora_down* \
-    *lora_magnitude* *.svd_up *.svd_down
-refused | part of a sparse weight (compressed-tensors) | *.compressed *.bitmask *.row_offsets *.weight_meta *.B_meta
+    *.wzeros *.s1_scales *.s2_scales *.s2_zeros *.s1_szeros *.s_group *.s_channel
+~refused | an addition to a weight of low rank (LoRA, SVDQuant, SDNQ) | *lora_[abAB]* *lora_up* *lora_down* \
+    *lora_magnitude* *.svd_up *.svd_down *.proj_down *.proj_up
+~refused | part of a sparse weight (compressed-tensors) | *.compressed *.bitmask *.row_offsets *.weight_meta *.B_meta
 refused | part of a weight by a form of ComfyUI that is not read here | *weight_s_rel *weight_s_channel \
     *weight_codebook *weight_zeros *.weight_scale_cols
-refused | a scale of a weight by TensorRT-LLM, which is not read here | *.weights_scaling_factor* *.alpha
+refused | a scale of a weight by TensorRT-LLM, which is not read here | *.weights_scaling_factor*
+~refused | a factor of a weight by TensorRT-LLM, which is not read here | *.alpha
 refused | a scale of a weight that its quantizer keeps (ModelOpt before export) | *.weight_quantizer.*
+part | scales (DeepSeek-V3, transformers fp8) | *_scale_inv
 part | a scale, a zero point or a shape of a weight | *weight_scale *scale_weight *weight_scale_2 \
-    *weight_global_scale *weight_zero_point *.scales *.zero_points *.global_scale *weight_shape *_packed *_blocks \
-    *_scales *_proj_scale *_proj_scale_2 *_blocks.scales *comfy_quant *.w[123]_scale *.w13_scale *.w2_scale
+    *weight_global_scale *weight_zero_point *.scales *.zero_points *.global_scale *weight_shape *weight_packed \
+    *_proj_scale *_proj_scale_2 *comfy_quant *.w[123]_scale *.w13_scale *.w2_scale
+~part | codes or scales (gpt-oss) | *_packed *_blocks *_scales
 """
 
 #: The last parts of the names of weights that are not quantized, in what vLLM, transformers, diffusers and ComfyUI load
@@ -87,6 +92,8 @@ _INTEGERS = """
 @dataclass(frozen=True)
 class Companion:
     fate: Fate
+    #: Whether the name alone says that a checkpoint is quantized.
+    is_sign: bool
     what: str
     #: Shell wildcards, and the same as one pattern.
     names: tuple[str, ...]
@@ -96,7 +103,10 @@ class Companion:
 def _parsed() -> list[Companion]:
     rows = (line.split(" | ") for line in _TABLE.replace("\\\n", " ").strip().splitlines())
     parsed = ((fate, what, tuple(names.split())) for fate, what, names in rows)
-    return [Companion(fate, what, names, _pattern(names)) for fate, what, names in parsed]  # type: ignore[arg-type]
+    return [
+        Companion(fate.lstrip("~"), fate[0] != "~", what, names, _pattern(names))  # type: ignore[arg-type]
+        for fate, what, names in parsed
+    ]
 
 
 def _pattern(patterns: Iterable[str]) -> re.Pattern[str]:

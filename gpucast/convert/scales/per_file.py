@@ -195,7 +195,8 @@ def _closed(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> set[str]:
     name all codes, and the rest are weights."""
     found = {os.path.dirname(item.paths[item.name]) for item in every if item.style != STYLES[0]}
     for path, tensor in catalogue.beside(every):
-        if companions.companion(tensor.name) is not None or (path.endswith(".safetensors") and _holds_codes(tensor)):
+        row = companions.companion(tensor.name)
+        if (row is not None and row.is_sign) or (path.endswith(".safetensors") and _holds_codes(tensor)):
             found.add(os.path.dirname(path))
     signs = (comfyui.METADATA,)
     found |= {
@@ -207,7 +208,7 @@ def _closed(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> set[str]:
 def _holds_codes(tensor: Tensor) -> bool:
     """Whether a tensor is of a type that weights have as codes alone."""
     dtype = tensor.dtype
-    if dtype is None or not tensor.size or dtype.bits > 8:
+    if dtype is None or not tensor.size or dtype.bits > 8 or companions.is_count(tensor.name):
         return False
     return dtype.is_float or (dtype.family == "int" and len(tensor.shape) > 1)
 

@@ -130,6 +130,28 @@ def test_a_plain_checkpoint_is_open() -> None:
     assert files.load("out/model.safetensors").keys() == held.keys()
 
 
+@pytest.mark.parametrize(
+    "entry", [("quantization_config", '{"bits": 4}'), ("modelspec.quantization", "nf4"), ("tensor_names", '["l"]')]
+)
+def test_metadata_of_a_file_may_say_it(entry: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("in.safetensors", {"l.inner": ROWS}, dict([entry]))
+    assert "tensor 'l.inner' lies beside codes" in failure(
+        capsys, "in.safetensors", "out.safetensors", "--to", "BFLOAT16"
+    )
+    for name, text in (("format", "pt"), ("quantization", "none")):
+        files.save("in.safetensors", {"l.inner": ROWS}, {name: text})
+        assert convert("in.safetensors", "out.safetensors", "--to", "BFLOAT16") == 0
+
+
+def test_codes_are_plain_numbers_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    model(F8, quantization_config=BLOCKS | {"quant_method": "special"})
+    assert "--as-weights '*' takes all tensors for plain numbers" in failure(capsys, "in", "out", "--to", "FLOAT")
+    assert convert("in", "out", "--to", "FLOAT", "--as-weights", "*") == 0
+    found = files.load("out/model.safetensors")
+    assert_same(found["l.weight"], F8["l.weight"].astype(np.float32))
+    assert found.keys() == F8.keys() and Path("out/config.json").read_text().strip() == "{}"
+
+
 # ---- codes without their scales ----
 
 

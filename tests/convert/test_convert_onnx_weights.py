@@ -182,6 +182,13 @@ def test_codes_and_scales_stay_whole(capsys: pytest.CaptureFixture[str]) -> None
     assert "DequantizeLinear takes codes and scales, which stay whole" in said
 
 
+def test_initializers_are_not_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    model([node("MatMul", "x w")], w=W)
+    assert "--drop is for tensors of checkpoints" in failure(
+        capsys, "in.onnx", "out.onnx", "--to", "FLOAT16", "--drop", "w"
+    )
+
+
 def test_a_name_that_is_chosen_is_cast_all_the_same() -> None:
     model([node("MatMul", "x w", "h"), node("Mul", "h c")], w=W, c=ONE)
     assert half() == {"w": "FLOAT16", "c": "FLOAT"}

@@ -148,6 +148,10 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
         raise FileError(f"{path}: --style {request.style} is a way to store scales; give --scale")
     if source.merged and request.style in scale_styles.CONFIGURED:
         raise FileError(f"{target}: --style {request.style} needs a config.json beside the weights; name a folder")
+    if request.choice.drop and any(into_model(item.path) for item in source.items):
+        raise FileError(
+            f"{path}: --drop is for tensors of checkpoints; the graph of a model needs all its initializers"
+        )
     # Taken before the files are read, so that any later change is noticed.
     known = {item.path: Identity.of(item.path) for item in source.items}
     scales = file_scales(source, request)

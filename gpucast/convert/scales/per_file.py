@@ -68,7 +68,7 @@ def scales_by_file(catalogue: Catalogue, decide: Decisions) -> dict[str, FileSca
     for path, file in catalogue.files.items():
         if _SAVED in file.metadata and any(map(decide.is_cast, file.tensors.values())):
             raise FileError(f"{path}: is an array that gpucast.Quantized.save wrote; read it with Quantized.load")
-    every = list(catalogue.detect())
+    every = [tensor for tensor in catalogue.detect() if not decide.is_weight(tensor.name)]
     of_file = {path: FileScales() for path in catalogue.files}
     cast_in: set[str] = set()
     for tensor in every:
@@ -198,11 +198,23 @@ def _closed(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> set[str]:
         row = companions.companion(tensor.name)
         if (row is not None and row.is_sign) or (path.endswith(".safetensors") and _holds_codes(tensor)):
             found.add(os.path.dirname(path))
-    signs = (comfyui.METADATA,)
     found |= {
-        os.path.dirname(path) for path, file in catalogue.files.items() if any(sign in file.metadata for sign in signs)
+        os.path.dirname(path)
+        for path, file in catalogue.files.items()
+        if any(_is_sign(*entry) for entry in file.metadata.items())
     }
     return found | {os.path.dirname(path) for path in catalogue.files if catalogue.declared(path).sections}
+
+
+def _is_sign(key: str, text: str) -> bool:
+    """Whether an entry of the metadata of a file says that it is quantized, by another than gpucast. torchao lists its
+    tensors."""
+    says = (
+        "quant" in key.lower()
+        and not key.startswith("gpucast")
+        and text.lower() not in ("", "none", "null", "{}", "false")
+    )
+    return says or key == "tensor_names"
 
 
 def _holds_codes(tensor: Tensor) -> bool:

@@ -90,15 +90,17 @@ def _quality(results: list[Result]) -> str:
         else dataclasses.replace(result.statistics.report, underflowed=0)
         for result in results
     ]
-    lost = [counts.words(sum(reports, CastReport()), zeros=False)]
+    report = sum(reports, CastReport())
+    said = [counts.words(report, zeros=False)]
+    # Those that were such before are no losses, but they are told.
     for name, what in (("nan", "NaN"), ("infinite", "infinite")):
-        if number := sum(getattr(result.statistics, name) for result in results):
-            lost.append(f"{number:,} results are {what}")
-    worst = "; no error" if results else ""
+        number = sum(getattr(result.statistics, name) for result in results)
+        if number != getattr(report, name):
+            said.append(f"{_count(number, 'result')} {'is' if number == 1 else 'are'} {what}")
     if ratios:
         ratio, name = min(ratios)
-        worst = f"; SQNR {ratio:.1f} dB" + (f" at worst, of {_shown(name)!r}" if len(results) > 1 else "")
-    return "; ".join([worst, *filter(None, lost)])
+        said.insert(0, f"SQNR {ratio:.1f} dB" + (f" at worst, of {_shown(name)!r}" if len(results) > 1 else ""))
+    return "".join(f"; {text}" for text in filter(None, said)) or ("; no error" if results else "")
 
 
 def _verified(outcome: Outcome) -> str:

@@ -59,13 +59,15 @@ REFUSED = (
     *(f"{LAYER}.{last}" for last in ("lora_A.weight", "weight_foo", "scale", "norm.weight", "weight2")),
     # Elsewhere a weight needs a weight's name.
     "model.layers.0.foo", "secret_scales", "model.layers.0.mlp.weight_scale",
+    # Named like scales of inputs and caches, but of no layer with codes, or of more than a number: they may be weights.
+    "model.altup.input_scale", "model.layers.0.mlp.act_scale", "model.layers.0.self_attn.q_scale",
 )  # fmt: skip
 #: Names of scales that say nothing of weights.
 BESIDE = (
     *(f"{LAYER}.{last}" for last in ("input_scale", "activation_scale", "act_scale", "input_zero_point")),
     *(f"{LAYER}.{last}" for last in ("input_global_scale", "scale_input", "output_scale")),
     *(f"{LAYER}.{last}" for last in ("activation_scaling_factor", "input_quantizer._amax")),
-    *("model.layers.0.mlp.experts.w13_input_scale", "model.layers.0.mlp.experts.gate_up_proj_input_scale"),
+    *("model.layers.0.self_attn.qkv_input_scale", "model.layers.0.self_attn.gate_up_proj_input_scale"),
     *(f"model.layers.0.self_attn.{last}" for last in ("k_scale", "v_scale", "kv_scale", "q_scale", "attn.k_scale")),
     *(f"model.layers.0.self_attn.{last}" for last in ("k_proj.k_scale", "v_proj.output_scale", "qkv_proj.k_scale")),
     *(f"model.layers.0.self_attn.{last}" for last in ("kv_cache_scaling_factor", "fa_k.scale", "prob_scale")),

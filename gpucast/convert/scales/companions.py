@@ -32,7 +32,8 @@ inputs | largest inputs that were seen (ModelOpt, TransformerEngine) | *.input_q
 ~cache | a scale of the cache (vLLM maybe_remap_kv_scale_name, ModelOpt, compressed-tensors) | *.[kvq]_scale \
     *.kv_scale *.[kv]_proj.output_scale *.qkv_proj.output_scale *.prob_scale *.[kv]_zero_point *.[kv]_cache_scale \
     *.[kv]_global_scale
-inputs | a scale of outputs (compressed-tensors, Quark) | *output_scale *output_zero_point *output_global_scale
+inputs | a scale of outputs (compressed-tensors, Quark) | *.output_scale *.output_zero_point \
+    *.output_global_scale
 cache | a scale of the cache (TensorRT-LLM, ModelOpt) | *.kv_cache_scaling_factor *.kv_cache_rcp_scaling_factor \
     *.[kvq]_bmm_quantizer._amax
 refused | an order of groups (GPTQ act_order, compressed-tensors actorder=group) | *g_idx *.q_perm *.q_invperm
@@ -75,7 +76,7 @@ part | a scale, a zero point or a shape of a weight | *weight_scale *scale_weigh
 #: of published models. Patterns match the whole name.
 _WEIGHTS = """
 weight *.weight bias *.bias *norm norm* *norm.scale *norm.gamma *norm.beta *layernorm* *_norm *.norm.* *.gamma *.beta
-*_bias *.b1 *.b2 *embeddings *embedding *embed *_embeds *.pos_emb *_token *_tokens *latents *.query *.queries
+*_bias *.b1 *.b2 *embed* *.pos_emb *_token *_tokens *latents *.query *.queries
 *.A_log *.D *.dt_bias *.sinks *.attn_sink *.ape *.hc_*_fn *.hc_*_base *.hc_*_scale *.hc_head_fn *.hc_head_base
 *.running_mean *.running_var *.weight_g *.weight_v *.original0 *.original1 *logit_scale *layer_scale *_scale_shift_table
 *scale_shift_table *.modulation *.lambda_* *inv_freq *freqs_* *.rope.freqs *.layer_scalar *.router_scale

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
@@ -109,8 +109,7 @@ def _check_beside(
 ) -> None:
     """Decide about each tensor that is no part of codes. FileError for one that is not understood, and for a folder of
     whose quantization the same is true."""
-    closed = _closed(catalogue, every)
-    modules = {(os.path.dirname(item.paths[item.name]), _module(item.base)) for item in every}
+    closed, modules = _closed(catalogue, every), _modules(every)
     problems: list[tuple[bool, str]] = []
     beside = [(path, tensor) for path, tensor in catalogue.beside(every) if not decide.excludes(tensor.name)]
     # Where only some names were chosen, all others stay what they are.
@@ -132,7 +131,7 @@ def _check_beside(
         if decide.is_weight(name) or comfyui.is_marker(name):
             continue
         row = companions.companion(name)
-        if row is not None and row.fate in ("inputs", "cache"):
+        if row is not None and _is_no_part(tensor, row, folder, modules):
             if folder in cast_in and row.fate not in decide.carried:
                 scales.dropped.add(name)
                 scales.left_out[name] = row.what
@@ -148,13 +147,12 @@ def _check_beside(
 
 def described(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> Iterator[tuple[str, Tensor, str, str]]:
     """Each tensor that is no part of codes, with its path, what it is, and why it is not understood ("" if it is)."""
-    closed = _closed(catalogue, every)
-    modules = {(os.path.dirname(item.paths[item.name]), _module(item.base)) for item in every}
+    closed, modules = _closed(catalogue, every), _modules(every)
     for path, tensor in catalogue.beside(every):
         row, folder = companions.companion(tensor.name), os.path.dirname(path)
         if folder not in closed or comfyui.is_marker(tensor.name):
             yield path, tensor, "", ""
-        elif row is not None and row.fate in ("inputs", "cache"):
+        elif row is not None and _is_no_part(tensor, row, folder, modules):
             yield path, tensor, row.what, ""
         else:
             yield path, tensor, "", _unknown(tensor, row, folder, modules)
@@ -164,7 +162,15 @@ def described(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> Iterator
 _WAYS = "; say what becomes of it: --keep PATTERN (as it is), --drop PATTERN, or --as-weights PATTERN (plain numbers)"
 
 
-def _unknown(tensor: Tensor, row: Companion | None, folder: str, modules: Container[tuple[str, str]]) -> str:
+def _is_no_part(tensor: Tensor, row: Companion, folder: str, modules: Mapping[tuple[str, str], int]) -> bool:
+    """Whether a tensor is a scale that says nothing of weights: of the inputs of a layer with codes, or of a cache,
+    which has one number. Others with such names may be weights."""
+    if row.fate == "inputs":
+        return (folder, tensor.name.replace("_quantizer._amax", "").rpartition(".")[0]) in modules
+    return row.fate == "cache" and tensor.size == 1
+
+
+def _unknown(tensor: Tensor, row: Companion | None, folder: str, modules: Mapping[tuple[str, str], int]) -> str:
     """Why a tensor beside codes is not understood; "" if it is."""
     name, dtype = tensor.name, tensor.dtype
     if row is not None:
@@ -179,15 +185,22 @@ def _unknown(tensor: Tensor, row: Companion | None, folder: str, modules: Contai
         return f"is {tensor.kind}, which holds codes, and scales that go with it are not known"
     inner = name.split(".")
     within = next(
-        (module for end in range(1, len(inner)) if (folder, module := ".".join(inner[:end])) in modules), None
+        (module for end in range(1, len(inner)) if modules.get((folder, module := ".".join(inner[:end]))) == 0), None
     )
     if within is not None and name != f"{within}.bias":
         return f"is within {within!r}, which has codes, and is no part of them that is known here"
     return "" if companions.is_weight(name) else "lies beside codes, and is no weight whose name is known here"
 
 
-def _module(base: str) -> str:
-    return base.removesuffix(".weight")
+def _modules(every: Iterable[DetectedTensor]) -> dict[tuple[str, str], int]:
+    """The modules that have codes (0), and those around them: by how many levels."""
+    found: dict[tuple[str, str], int] = {}
+    for item in every:
+        folder, module = os.path.dirname(item.paths[item.name]), item.base.removesuffix(".weight")
+        for level in range(3):
+            found[folder, module] = min(level, found.get((folder, module), level))
+            module = module.rpartition(".")[0]
+    return found
 
 
 def _closed(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> set[str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import numpy as np
 
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule
 from gpucast.files.tensor import Array
 from gpucast.reference import exact_cast
 

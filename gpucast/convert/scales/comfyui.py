@@ -94,7 +94,7 @@ def _mxfp8(name: str, shape: tuple[int, int]) -> dict[str, Spec]:
     rows, columns = shape
     return {
         "data": Spec(name, dtype("FLOAT8E4M3FN"), (rows, columns)),
-        "scales": Spec(f"{name}_scale", dtype("UINT8"), block_grid.padded(rows, columns // 32)),
+        "scales": Spec(f"{name}_scale", dtype("UINT8"), order("128x4").padded(rows, columns // 32, 1)),
     }
 
 

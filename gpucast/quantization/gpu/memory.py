@@ -12,7 +12,7 @@ from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import device_index
 from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.core.dtypes import dtype
-from gpucast.core.formats import Parts
+from gpucast.quantization.formats import Parts
 from gpucast.core.rule import resolve
 from gpucast.gpu import cast_on_gpu
 from gpucast.gpu.workspace import Workspace

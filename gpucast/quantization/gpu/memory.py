@@ -12,10 +12,10 @@ from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import device_index
 from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.core.dtypes import dtype
-from gpucast.quantization.formats import Parts
 from gpucast.core.rule import resolve
 from gpucast.gpu import cast_on_gpu
 from gpucast.gpu.workspace import Workspace
+from gpucast.quantization.formats import Parts
 
 
 def given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:

@@ -213,12 +213,12 @@ GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, i64 begin, i64 
             if (of_four < of_six) scale = four, codes = other;
         }
         const i64 place = (begin + first) / Block;
-        if constexpr (u32(F::order) == linear) {
+        if constexpr (is_same<typename F::order, Linear>) {
             reinterpret_cast<ScaleCode*>(result.scales)[place] = ScaleCode(scale.code);
         } else {
             // Longer arrays have linear scales, so that 32 bits suffice.
             const u32 across = u32(columns / Block), row = u32(place) / across, along = u32(place) - row * across;
-            store_scale<F::scale::bits / 8>(result.scales, F::order, row, along, result.rows, across, scale.code, F::padding);
+            store_scale<F::scale::bits / 8>(result.scales, typename F::order(), row, along, result.rows, across, scale.code, F::padding);
         }
         if constexpr (F::zero_points) result.zero_points[place] = u8(scale.zero_point);
         if constexpr (Scales::chooses && !F::stochastic) {
@@ -300,7 +300,7 @@ GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const Hadamar
 #pragma unroll
     for (u32 i = 0; i < Length; ++i) {
         const float number = ptx::as_float(x[i]);
-        const DstWord code = DstWord(cast_code<Float, Dst>(number == number ? x[i] : 0x7fc00000u, Rule()));
+        const DstWord code = cast_code<Float, Dst>(DstWord(number == number ? x[i] : 0x7fc00000u), Rule());
         if constexpr (strided) {
             store_element<Dst::bits>(to, code);
             to += inner * i64(Dst::bits / 8);

@@ -81,11 +81,11 @@ struct TileKernel {
     }
     GPUCAST_INLINE void store(const TileResult& result, i64 i, const ScalePlace& place, const Scale& scale) const {
         if (G::whole_columns || (G::given && !scale.is_nan)) return;
-        if constexpr (u32(F::order) == linear) {
+        if constexpr (is_same<typename F::order, Linear>) {
             reinterpret_cast<ScaleCode*>(result.scales)[i] = ScaleCode(scale.code);
         } else {
             store_scale<F::scale::bits / 8>(
-                result.scales, F::order, place.row, place.column, matrices * place.rows, place.columns, scale.code, F::padding);
+                result.scales, typename F::order(), place.row, place.column, matrices * place.rows, place.columns, scale.code, F::padding);
         }
         if constexpr (F::zero_points) result.zero_points[i] = u8(scale.zero_point);
     }

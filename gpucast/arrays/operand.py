@@ -4,15 +4,14 @@ shape of the result, and no memory shared with the source."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.overlap import Place, bounds_meet, check_disjoint, footprint, footprints_overlap, shares_within
 from gpucast.arrays.packed import PackedArray, device_index, unmasked
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule
@@ -106,106 +105,23 @@ def check_out(source: Operand, rule: CastRule, out: Any, remote: bool, caller: s
         raise ValueError(f"{caller}: out is read-only")
     if shares_within(y.shape, y.strides, y.itemsize):
         raise ValueError(f"{caller}: elements of out share memory; expected one place for each")
-    if (source.device is None) == (target.device is None) and _bounds_meet(x, y):
-        x, y = _footprint(x), _footprint(y)
-        if _overlap(x, y) and not _same_layout(x, y):
+    if (source.device is None) == (target.device is None) and bounds_meet(x, y):
+        x, y = footprint(x), footprint(y)
+        if footprints_overlap(x, y) and not _same_layout(x, y):
             raise ValueError(
                 f"{caller}: out overlaps x; expected separate memory, or exactly x's own elements of equal size"
             )
     return target
 
 
-# The arrays below are those of NumPy, or of CuPy, that hold the bytes: `Operand.data`.
-
-
-def disjoint(x: Any, out: Any) -> bool:
-    """True where bounds alone tell that no element of `out` (CuPy arrays both) shares memory with another or with x."""
-    return not (shares_within(out.shape, out.strides, out.itemsize) or _bounds_meet(x, out))
-
-
-@lru_cache(maxsize=1024)
-def shares_within(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether elements of one array may share memory.
-
-    False if each stride, from the shortest to the longest, steps over everything that shorter ones reach."""
-    reached, empty = itemsize, 0 in shape
-    for stride, length in sorted((abs(s), n) for s, n in zip(strides, shape, strict=True) if n != 1):
-        if stride < reached and not empty:
-            return True
-        reached += stride * (length - 1)
-    return False
-
-
-def _bounds_meet(x: Any, out: Any) -> bool:
-    """Whether the bytes from the first to the last one of two arrays have any in common."""
-    if isinstance(x, np.ndarray):
-        return np.may_share_memory(x, out)
-    (x_begin, x_end), (begin, end) = (bounds(array.shape, array.strides, array.itemsize) for array in (x, out))
-    distance = out.data.ptr - x.data.ptr
-    return bool(x_begin < distance + end and distance + begin < x_end)
-
-
-def share_memory(x: Any, other: Any) -> bool:
-    """Whether two arrays in one place have memory in common; True too where that would take long to find out."""
-    return _bounds_meet(x, other) and _overlap(_footprint(x), _footprint(other))
-
-
-def check_written(
-    written: Sequence[tuple[str, Any]],
-    read: Iterable[tuple[str, Any]],
-    caller: str,
-    common: Container[str] = (),
-) -> None:
-    """ValueError for arrays, with their names, that cannot be written whole and separately.
-
-    `read`: arrays that are read. `common`: names that may occur twice, for the same array.
-    """
-    read = list(read)
-    for name, part in written:
-        if not part.flags.c_contiguous:
-            raise ValueError(f"{caller}: {name} is not contiguous; expected C order")
-        if isinstance(part, np.ndarray) and not part.flags.writeable:
-            raise ValueError(f"{caller}: {name} is read-only")
-        for other, x in read:
-            if share_memory(part, x):
-                raise ValueError(f"{caller}: {name} shares memory with {other}; expected separate memory")
-    for (one, a), (other, b) in itertools.combinations(written, 2):
-        is_common = a is b and one == other and one in common
-        if not is_common and share_memory(a, b):
-            raise ValueError(f"{caller}: {one} shares memory with {other}; expected separate memory")
-
-
-@lru_cache(maxsize=1024)
-def bounds(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, int]:
-    """Bytes from the address of an array to its first byte (0 or less), and to the one behind its last."""
-    if 0 in shape:
-        return 0, 0
-    steps = [stride * (length - 1) for stride, length in zip(strides, shape, strict=True)]
-    return sum(step for step in steps if step < 0), sum(step for step in steps if step > 0) + itemsize
-
-
-def _footprint(x: Any) -> np.ndarray[Any, Any]:
-    """A NumPy array over the same addresses, never to be read: NumPy's overlap check looks at addresses alone."""
-    if isinstance(x, np.ndarray):
-        return x
-
-    class Interface:
-        __array_interface__: ClassVar[dict[str, Any]] = {
-            "version": 3,
-            "typestr": f"|V{x.dtype.itemsize}",
-            "shape": x.shape,
-            "strides": x.strides,
-            "data": (x.data.ptr, True),
-        }
-
-    return np.asarray(Interface())
-
-
-def _overlap(x: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> bool:
-    try:
-        return np.shares_memory(x, out, max_work=100_000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
+def check_written(written: Sequence[Place], read: Sequence[Place], caller: str) -> None:
+    """ValueError for arrays that cannot be written whole, and separately from each other and from `read`."""
+    for place in written:
+        if not place.data.flags.c_contiguous:
+            raise ValueError(f"{caller}: {place.name} is not contiguous; expected C order")
+        if isinstance(place.data, np.ndarray) and not place.data.flags.writeable:
+            raise ValueError(f"{caller}: {place.name} is read-only")
+    check_disjoint(written, read, caller)
 
 
 def _same_layout(x: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> bool:

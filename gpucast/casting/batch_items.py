@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import adapters
-from gpucast.arrays.batch_item import BatchItem, Names, Place, check_disjoint
+from gpucast.arrays.batch_item import BatchItem, Names
 from gpucast.arrays.operand import Operand, check_out, operand
+from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.fused_options import resolve_amax, resolve_finite, resolve_scale, rule_of
 from gpucast.core.checks import as_double
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs, resolve_random
-from gpucast.core.rule import STOCHASTIC, CastRule, Options
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices
 
 _NOTHING = FusedInputs()
@@ -145,11 +147,11 @@ def _check_disjoint(
     caller: str,
 ) -> None:
     numbered = list(enumerate(zip(items, paths, strict=True)))
-    written = [Place(f"out{path}", i, item.target) for i, (item, path) in numbered if item.target is not None]
-    written += [Place(name, -1, operand(array)) for name, array in also_written.items() if array is not None]
+    written = [Place(f"out{path}", item.target.data, i) for i, (item, path) in numbered if item.target is not None]
+    written += [Place(name, array) for name, array in also_written.items() if array is not None]
     if not written:
         return
-    read = [Place(f"{parameter}{path}", i, item.source) for i, (item, path) in numbered]
+    read = [Place(f"{parameter}{path}", item.source.data, i) for i, (item, path) in numbered]
     if scale is not None and not isinstance(scale, float):
-        read.append(Place("scale", -2, operand(scale)))
+        read.append(Place("scale", scale))
     check_disjoint(written, read, caller)

@@ -13,13 +13,15 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import Operand, share_memory
+from gpucast.arrays.operand import Operand
+from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import device_index, unmasked
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs, resolve_random
-from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.gpu import devices
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
@@ -98,21 +100,17 @@ def resolve_finite(finite: Any, device: int | None, caller: str) -> Any:
     return array
 
 
-def check_disjoint(fused: FusedInputs, source: Operand, target: Operand | None, caller: str) -> None:
+def check_fused(fused: FusedInputs, source: Operand, target: Operand | None, caller: str) -> None:
     """ValueError if amax or the target shares memory with an array that is read."""
     scale, amax = None if isinstance(fused.scale, float) else fused.scale, fused.amax
     if scale is None and amax is None:
         return
-    # A target on the other side is not written by the cast, but by a copy of its result.
+    # A target on the other side is written by a copy of the result. `check_out` compares it with x.
     out = None if target is None or target.device != source.device else target.data
-    for one, a, other, b in (
-        ("amax", amax, "x", source.data),
-        ("amax", amax, "scale", scale),
-        ("amax", amax, "out", out),
-        ("scale", scale, "out", out),
-    ):
-        if a is not None and b is not None and share_memory(a, b):
-            raise ValueError(f"{caller}: {one} shares memory with {other}; expected separate memory")
+    written = [Place(name, array, item) for name, array, item in (("amax", amax, None), ("out", out, 0))
+               if array is not None]  # fmt: skip
+    read = [Place("x", source.data, 0), *([] if scale is None else [Place("scale", scale)])]
+    check_disjoint(written, read, caller)
 
 
 def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writing: bool, count: int = 1) -> Any:

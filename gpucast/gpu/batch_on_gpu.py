@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.batch_item import BatchItem, Launch, Table
+from gpucast.arrays.batch_item import BatchItem, Launch
 from gpucast.arrays.operand import Operand
+from gpucast.arrays.overlap import Table
 from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, BatchSource, BatchSpec, sorted_kinds
 from gpucast.codegen.cast_kernel import ALIGNED
 from gpucast.codegen.fused_kernel import FusedOps

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import Operand, disjoint
+from gpucast.arrays.operand import Operand
+from gpucast.arrays.overlap import are_apart
 from gpucast.arrays.packed import PackedArray
 from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.fused_ops import Scaling, resolve_random, scaling_of
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
@@ -83,7 +85,7 @@ def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Kernel]) ->
         if not n:
             return out
         if not flat:
-            if given and not disjoint(src, dst):
+            if given and not are_apart(src, dst):
                 return None
             shape, dims, n = cast_on_gpu.strided_layout(
                 x.shape,

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import adapters, tree
-from gpucast.arrays.batch_item import Place, check_disjoint
 from gpucast.arrays.operand import check_out, operand
+from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import device_index
 from gpucast.arrays.tree import dtype_of
 from gpucast.casting.cast import cast
@@ -108,13 +108,13 @@ def _equal(x: Any, y: Any) -> bool:
 
 def _check_disjoint(flag: Any, trees_of_leaves: list[list[Any]], paths: list[str]) -> None:
     """ValueError where an array of `out` shares memory with another, or with another leaf of `new` or `old`."""
-    read: list[Place] = [Place("finite", -1, operand(flag))]
+    read: list[Place] = [Place("finite", flag)]
     written: list[Place] = []
     for name, leaves in zip(("new", "old", "out"), trees_of_leaves, strict=True):
         items = written if name == "out" else read
         items += [
-            Place(name + path, i, operand(leaf, kind))
+            Place(name + path, leaf, i)
             for i, (leaf, path) in enumerate(zip(leaves, paths, strict=True))
-            if (kind := dtype_of(leaf)) is not None
+            if dtype_of(leaf) is not None
         ]
     check_disjoint(written, read, _CALLER)

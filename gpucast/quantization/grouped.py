@@ -19,6 +19,7 @@ from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import check_written
+from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.creation import empty
 from gpucast.casting.fused_options import fused_rule, resolve_scale
@@ -31,15 +32,16 @@ from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices, streams
 from gpucast.quantization import block_grid, grouped_on_host, recipes
 from gpucast.quantization import gpu as on_device
-from gpucast.quantization.formats import LENGTHS, SCALE_LAYOUTS, Format, ScaleLayout
+from gpucast.quantization.formats import LENGTHS, Format
 from gpucast.quantization.option_checks import resolve_random
 from gpucast.quantization.quantized import source_dtype
+from gpucast.quantization.scale_orders import SCALE_LAYOUTS, SCALE_ORDERS, ScaleLayout, order
 
 #: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
 _MOST_GROUPS = 1024
 #: The kernels count columns in 32 bits, up to the elements of a block of threads behind the last.
 _MOST_COLUMNS = (1 << 32) - (1 << 13)
-_LAYOUTS = ("linear", "128x4", "mn_major")
+_LAYOUTS = tuple(row.name for row in SCALE_ORDERS if row.groups)
 
 
 class Grouped(NamedTuple):
@@ -156,11 +158,12 @@ def _quantize_grouped(
     recipes.check_source(asked, format, call.src, caller)
     if isinstance(call.scale, np.ndarray) and not (np.isfinite(call.scale) & (call.scale > 0)).all():
         raise ValueError(f"{caller}: scale= must be finite and above 0 as FLOAT")
-    wanted = {"128x4": 128, "mn_major": 4}.get(scale_layout, 1)
-    if scale_layout not in _LAYOUTS or (scale_layout == "128x4" and format.scale.bits != 8) or format.scale.bits == 16:
+    itemsize = format.scale.bits // 8
+    if scale_layout not in _LAYOUTS or itemsize == 2 or itemsize not in order(scale_layout).itemsizes:
         raise ValueError(f"{caller}: scale_layout={scale_layout!r} must be one of {_LAYOUTS} that {format} has")
-    if call.pad % wanted:
-        raise ValueError(f"{caller}: scale_layout={scale_layout!r} needs a pad of whole {wanted}, not {call.pad}")
+    if call.pad % order(scale_layout).height:
+        height = order(scale_layout).height
+        raise ValueError(f"{caller}: scale_layout={scale_layout!r} needs a pad of whole {height}, not {call.pad}")
     shape: tuple[int, ...] = call.result_rows, call.columns // format.block[-1]
     shape = block_grid.in_layout(shape, scale_layout, format.scale.bits // 8)
     return call.run(
@@ -296,12 +299,10 @@ class _Call:
     def _check_memory(self, parts: list[Any]) -> None:
         """ValueError for parts of `out` that cannot be written, or that share memory with others or what is read."""
         written = [
-            (f"out.{name}", part.data if isinstance(part, PackedArray) else part)
-            for name, part in zip(Grouped._fields, parts, strict=True)
-            if part is not None
+            Place(f"out.{name}", part) for name, part in zip(Grouped._fields, parts, strict=True) if part is not None
         ]
-        read = [("x", self.x), ("offsets", self.offsets)]
-        read += [] if isinstance(self.scale, float) else [("scale", self.scale)]
+        read = [Place("x", self.x), Place("offsets", self.offsets)]
+        read += [] if isinstance(self.scale, float) else [Place("scale", self.scale)]
         check_written(written, read, self.caller)
 
     def _on_device(self, parts: list[Any], rule: CastRule, format: Format | None, layout: str) -> None:

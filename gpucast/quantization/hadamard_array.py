@@ -7,7 +7,8 @@ from typing import Any
 
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
-from gpucast.arrays.operand import check_out, operand, share_memory
+from gpucast.arrays.operand import check_out, operand
+from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
@@ -113,6 +114,5 @@ def _checked_out(x: Any, to: DType, out: Any) -> Any:
     if device_index(array) != device:
         there, here = devices.name(device_index(array)), devices.name(device)
         raise ValueError(f"{_CALLER}: out is on {there}; the result belongs on {here}")
-    if share_memory(x, array):
-        raise ValueError(f"{_CALLER}: out shares memory with x; expected separate memory")
+    check_disjoint([Place("out", array)], [Place("x", x)], _CALLER)
     return array

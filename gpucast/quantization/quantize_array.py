@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
@@ -15,15 +14,17 @@ from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import check_written
+from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, recipes
-from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout
+from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard, resolve_random
 from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
+from gpucast.quantization.scale_orders import ScaleLayout
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -383,15 +384,18 @@ def checked_outs(
         for name, got, expected in pairs:
             if got != expected:
                 raise ValueError(f"quantize: out has {name} {got}; expected {expected}")
-    written = [(f"out.{name}", part) for q in outs for name, part in _arrays(q)]
+    written = [Place(f"out.{name}", part) for q in outs for name, part in q.parts().items()]
     # Those on a device. The place of the scales themselves only stays as it is.
     scales = [scale for *_, scale in result_specs if device_index(scale) is not None]
-    given = [("scale", scale) for scale in scales if not any(_same(scale, part) for _, part in written)]
-    read = [("x", x), *given, *([] if amax is None else [("amax", amax)])]
+    given = [Place("scale", scale) for scale in scales if not any(_same(scale, place.data) for place in written)]
+    read = [Place("x", x), *given, *([] if amax is None else [Place("amax", amax)])]
     # The plain and the transposed result have the same global scale, and the same only one.
-    single = outs[0].format.block == "tensor"
-    common = {name for name, _ in written if name == "out.global_scale" or (single and name != "out.data")}
-    check_written(written, read, _CALLER, common)
+    common = ["out.global_scale"]
+    if outs[0].format.block == "tensor":
+        common += ["out.scales", "out.zero_points"]
+    # One array for both counts once.
+    once = {(place.name, id(place.array) if place.name in common else i): place for i, place in enumerate(written)}
+    check_written(list(once.values()), read, _CALLER)
     return outs
 
 
@@ -399,11 +403,6 @@ def _same(scale: Any, part: Any) -> bool:
     """Whether an array on a device is the part of a result, whole and in its order."""
     one, other = ((a.data.ptr, a.shape, a.dtype, a.flags.c_contiguous) for a in (scale, part))
     return one == other
-
-
-def _arrays(q: Quantized) -> Iterator[tuple[str, Any]]:
-    for name, part in q.parts().items():
-        yield name, part.data if isinstance(part, PackedArray) else part
 
 
 def _named(out: Any) -> str:

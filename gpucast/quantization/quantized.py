@@ -14,7 +14,8 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import check_out, operand, share_memory
+from gpucast.arrays.operand import check_out, operand
+from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
@@ -24,8 +25,9 @@ from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantized_files, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
-from gpucast.quantization.formats import SCALE_LAYOUTS, SOURCES, Format, Hadamard, Parts, ScaleLayout
+from gpucast.quantization.formats import SOURCES, Format, Hadamard, Parts
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
+from gpucast.quantization.scale_orders import SCALE_LAYOUTS, ScaleLayout, order
 
 _FLOAT = dtype("FLOAT")
 #: What to write for the methods of other libraries' arrays.
@@ -279,9 +281,7 @@ def _checked_out(q: Quantized, to: DType, out: Any) -> Any:
     if device_index(array) != device:
         there, here = devices.name(device_index(array)), devices.name(device)
         raise ValueError(f"dequantize: out is on {there}; the result belongs on {here}")
-    for name, part in q.parts().items():
-        if share_memory(part.data if isinstance(part, PackedArray) else part, array):
-            raise ValueError(f"dequantize: out shares memory with {name}; expected separate memory")
+    check_disjoint([Place("out", array)], [Place(name, part) for name, part in q.parts().items()], "dequantize")
     return array
 
 
@@ -317,6 +317,10 @@ def checked_axis(axis: Any, shape: tuple[int, ...], format: Format, caller: str)
     return place
 
 
+#: In words.
+_SIZES = {1: "one byte", 2: "two bytes", 4: "four bytes"}
+
+
 def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format, caller: str) -> None:
     """ValueError for an unknown layout, or one that the scales of such an array cannot have."""
     if layout not in SCALE_LAYOUTS:
@@ -324,11 +328,12 @@ def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format,
     if layout == "linear":
         return
     asked = f"{caller}: scale_layout={layout!r}"
-    if layout == "mn_major":
-        if format.scale.bits == 16 or isinstance(format.block, str) or len(shape) != 2:
-            raise ValueError(f"{asked} is for blocks of matrices with scales of one or four bytes, not for {format}")
-    elif format.scale.bits != 8 or isinstance(format.block, str) or format.min_ndim != 1:
-        raise ValueError(f"{asked} is for one-dimensional blocks with scales of one byte, not for {format}")
+    known = order(layout)
+    misshapen = len(shape) != 2 if known.matrices else format.min_ndim != 1
+    if misshapen or format.scale.bits // 8 not in known.itemsizes or isinstance(format.block, str):
+        sizes = " or ".join(_SIZES[size] for size in known.itemsizes)
+        blocks = "blocks of matrices" if known.matrices else "one-dimensional blocks"
+        raise ValueError(f"{asked} is for {blocks} with scales of {sizes}, not for {format}")
     if axis != len(shape) - 1:
         raise ValueError(f"{asked} needs blocks along the last axis; axis={axis} of shape {shape}")
     if shape[axis] % format.block[-1]:

@@ -241,7 +241,7 @@ def test_select_tree_on_the_host() -> None:
     ):
         select_tree(True, new, old, out=out)
     new["n"] = [1]
-    with pytest.raises(ValueError, match=r"out\['[vw]'\] overlaps new\['[vw]'\]; expected separate memory"):
+    with pytest.raises(ValueError, match=r"out\['[vw]'\] shares memory with new\['[vw]'\]; expected separate memory"):
         select_tree(
             True, {"v": old["w"], "w": new["w"]}, {"v": old["w"], "w": old["w"]}, out={"v": new["w"], "w": old["w"]}
         )

@@ -20,11 +20,12 @@ from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
-from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout
+from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.gpu import memory, quantize_on_gpu
 from gpucast.quantization.gpu.hadamard_source import HadamardArguments, HadamardResult, HadamardSpec, takes
 from gpucast.quantization.gpu.source import WARP, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tiles import ResultSpec
+from gpucast.quantization.scale_orders import ScaleLayout
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 

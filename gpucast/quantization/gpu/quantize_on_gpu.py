@@ -22,7 +22,7 @@ from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.block_grid import BlockGrid, in_layout
-from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts, ScaleLayout, ScaleOrder
+from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts
 from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import (
     WARP,
@@ -34,6 +34,7 @@ from gpucast.quantization.gpu.source import (
 )
 from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
+from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder
 from gpucast.quantization.steps import Steps
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")

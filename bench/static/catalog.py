@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from gpucast.codegen.spec import KernelSpec
 from gpucast.compile import compiler, nvrtc, nvrtc_search
 from gpucast.compile.nvrtc import Compiled, Nvrtc
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.quantization import formats
 from gpucast.quantization.formats import FORMATS, LENGTHS, SOURCES
 from gpucast.quantization.recipes import RECIPES

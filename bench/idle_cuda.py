@@ -36,16 +36,17 @@ class Config(ctypes.Structure):
 
 _LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Config), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 _CURRENT = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int))
+_LOAD = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 #: ``launch(function, blocks, threads, stream, arguments)``, which returns a CUresult.
 Launch = Callable[[int, int, int, int, int], int]
 
 
-def _functions(launch: Launch, current: Callable[[], int]) -> dict[str, Any]:
+def _functions(launch: Launch, current: Callable[[], int], load: Callable[[int], int]) -> dict[str, Any]:
     """Functions of C in place of those of the driver, by their names."""
-    if launch is nothing and current is int:
+    if launch is nothing and current is int and load is nothing:
         # It takes nothing, does nothing, and returns 0.
         idle = ctypes.CDLL(None).fegetround
-        return {"cuLaunchKernelEx": idle, "cuCtxGetDevice": idle}
+        return {"cuLaunchKernelEx": idle, "cuCtxGetDevice": idle, "cuFuncLoad": idle}
 
     def called(config: Any, function: int | None, arguments: int, extra: Any) -> int:
         one = config.contents
@@ -55,7 +56,7 @@ def _functions(launch: Launch, current: Callable[[], int]) -> dict[str, Any]:
         device[0] = current()
         return 0
 
-    return {"cuLaunchKernelEx": _LAUNCH(called), "cuCtxGetDevice": _CURRENT(asked)}
+    return {"cuLaunchKernelEx": _LAUNCH(called), "cuCtxGetDevice": _CURRENT(asked), "cuFuncLoad": _LOAD(load)}
 
 
 def array(shape: tuple[int, ...], dtype: Any, device: int = 0) -> Any:
@@ -77,6 +78,8 @@ def idle(
     set_device: Callable[[int], Any] = nothing,
     allocate: Callable[[int], Any] | None = None,
     compile_for: Callable[[str, str, tuple[int, int]], bytes] = lambda text, name, capability: b"",
+    load: Callable[[int], Any] = nothing,
+    module_function: Callable[[int, str], int] = nothing,
 ) -> Iterator[launch.CupyDriver]:
     """Casts use a new `CupyDriver` that calls these functions instead of CUDA's; they are as quick as possible.
 
@@ -91,7 +94,7 @@ def idle(
         if status:
             raise driver.CUDADriverError(status)
 
-    functions = _functions(launch_kernel, current)
+    functions = _functions(launch_kernel, current, load)
     null = SimpleNamespace(ptr=0)
     room = array((1 << 16,), np.uint8).data
     with contextlib.ExitStack() as stack:
@@ -100,7 +103,7 @@ def idle(
             (driver, "launchKernel", nothing if launch_kernel is nothing else by_cupy),
             (driver, "CUDADriverError", lambda status: RuntimeError(f"CUresult {status}")),
             (driver, "moduleLoadData", nothing),
-            (driver, "moduleGetFunction", nothing),
+            (driver, "moduleGetFunction", module_function),
             (runtime, "getDevice", current),
             (runtime, "setDevice", set_device),
             (runtime, "streamIsCapturing", capturing),

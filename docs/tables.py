@@ -11,6 +11,8 @@ import numpy as np
 
 import gpucast
 from gpucast.core.dtypes import DTYPES, DType, dtype, finfo
+from gpucast.core.rounding import OF_FLOATS, ROUNDING_MODES
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.libraries import dlpack
 
 #: The types that PyTorch does not have at all.
@@ -223,6 +225,75 @@ def _is(x: float, y: float) -> bool:
     return (math.isnan(x) and math.isnan(y)) or (x == y and math.copysign(1, x) == math.copysign(1, y))
 
 
+# ---- keywords ----
+
+#: The numeric destinations, by what one word says of several of them.
+_FAMILIES: dict[str, Callable[[DType], bool]] = {
+    "integers": lambda row: row.family == "int",
+    "FLOAT, DOUBLE": lambda row: row.family == "float" and row.bits > 16,
+    "FLOAT16, BFLOAT16": lambda row: row.family == "float" and row.bits == 16,
+    "FLOAT8E5M2": lambda row: row.family == "float" and row.saturate_applies and row.has_inf,
+    "the other float8": lambda row: row.family == "float" and row.saturate_applies and not row.has_inf,
+    "float6, FLOAT4E2M1": lambda row: row.family == "float" and not row.has_nan,
+    "FLOAT8E8M0": lambda row: row.family == "e8m0",
+    "BOOL": lambda row: row.family == "bool",
+}
+_OVERFLOW = {
+    "wrap": "the low bits",
+    "infinity": "infinity",
+    "nan": "NaN",
+    "saturate": "the nearest number",
+}
+
+
+def rounding() -> str:
+    """The rounding modes, a row for each word."""
+    rows = []
+    for mode in ROUNDING_MODES:
+        floats = {0: "", 16: "of 16 bits or fewer", 64: "yes"}[mode.floats]
+        integers = "default" if mode.word == "truncate" else "yes" if mode.integers else ""
+        if mode.name == OF_FLOATS:
+            floats = "default"
+        rows.append([f'`"{mode.word}"`', mode.name, integers, floats, mode.text])
+    return markdown(["`rounding`", "IEEE 754", "integers", "floats", "a number that is not exact goes"], rows)
+
+
+def keywords() -> str:
+    """What each keyword does for each kind of destination, tried."""
+    rows = []
+    for name, belongs in _FAMILIES.items():
+        found = {tuple(_keywords(row)) for row in DTYPES if belongs(row)}
+        if len(found) != 1:
+            raise AssertionError(f"the types of one row differ: {name}: {found}")
+        rows.append([name, *found.pop()])
+    return markdown(["To", "`rounding=None`", "`overflow`", "`saturate=False`", "`round_mode`"], rows)
+
+
+def _keywords(dst: DType) -> list[str]:
+    src = dtype("DOUBLE") if dst.name != "DOUBLE" else dtype("FLOAT")
+
+    def rule(**given: Any) -> CastRule | None:
+        try:
+            return resolve(src, dst, Options(**given))
+        except ValueError:
+            return None
+
+    usual = rule()
+    assert usual is not None
+    rounds = next((mode.word for mode in ROUNDING_MODES if rule(rounding=mode.word) == usual), None)
+    overs = [f'`"{word}"`: {_OVERFLOW[word]}' for word in ("wrap", "saturate") if rule(overflow=word)]
+    if dst.family != "bool":
+        overs.insert(0, f"None: {_OVERFLOW[usual.overflow]}")
+    without, down = rule(saturate=False), rule(round_mode="down")
+    assert without is not None and down is not None
+    return [
+        f'`"{rounds}"`' if rounds else "`rounding` is refused",
+        "; ".join(overs) or "refused",
+        _OVERFLOW[without.overflow] if without != usual else "ignored",
+        "up, down, nearest" if down != usual else "ignored",
+    ]
+
+
 # ---- single casts ----
 
 
@@ -290,6 +361,8 @@ TABLES: dict[str, Callable[..., str]] = {
     "names": names,
     "limits": limits,
     "values": values,
+    "rounding": rounding,
+    "keywords": keywords,
     "float8": float8,
     "overflow": overflow,
     "e8m0": e8m0,

@@ -14,54 +14,17 @@
 
 namespace gpucast {
 
-// Codes in the lanes of a word, which are bytes (types of 8 bits or fewer) or halves (of 16).
-template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
-GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
-    constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
-    constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
-    if constexpr (has_next_bias<Src, Dst>(rule)) {
-        return next_bias_lanes<Src, Dst>(codes);
-    } else if constexpr (N == 4 && has_upper_halves<Src, Dst>() && !has_instruction<Dst>(rule)) {
-        return upper_halves_lanes<Src, Dst>(codes, rule);
-    } else if constexpr (by_float && has_power_conversion<Dst>(rule) && !has_integer_power<Src, Dst>(rule)) {
-        return power_lanes<Src>(codes, rule);
-    } else if constexpr (by_float && (is_small<Dst>() || (is_upper_half<Dst>() && has_packing<Dst>(rule)))) {
-        return small_lanes<Src, Dst>(codes, rule);
-    } else {
-        u32 part[N];
-#pragma unroll
-        for (u32 i = 0; i < N; ++i) {
-            if constexpr (is_upper_half<Dst>() && by_float) {
-                part[i] = upper_half<Src, Dst>(codes[i], rule);
-            } else {
-                part[i] = u32(Cast<Src, Dst>::low_bits(codes[i], rule));
-            }
-        }
-        if constexpr (is_upper_half<Dst>() && by_float) return high_lanes<16>(part);
-        const u32 lanes = low_lanes<lane>(part);
-        return Dst::bits < lane ? lanes & repeated<lane>(u32(Dst::mask)) : lanes;
-    }
-}
-
 // ---- a tile ----
-
-// Whether an integer's low bits are the result.
-template <typename Src, typename Dst, typename Rule>
-GPUCAST_CONSTANT bool keeps_low_bits(Rule) {
-    return is_same<Src, Dst>
-           || ((Src::is_int || Src::is_bool) && Dst::is_int && Rule::overflow() == Overflow::wrap && u32(Dst::bits) <= u32(Src::bits));
-}
 
 // A converter casts the elements that a thread has read: `one` element, or a `tile` into another tile, which is zero
 // before. Both take the row-major index of the (first) element in its array. A converter with `observes` set computes
 // statistics of the source, and gets zeros in place of elements before and behind the array. `fill` fills the look-up
 // table in shared memory, of `shared_bytes`.
 
-// Casts by arithmetic, a group of elements at a time.
+// Casts by arithmetic, in the first way of `TileWays` that takes the pair.
 template <typename Src, typename Dst, u32 SrcBits, typename Rule>
 struct Arithmetic {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
-    enum : bool { same_bits = SrcBits == Dst::bits && !Src::is_bool && keeps_low_bits<Src, Dst>(Rule()) };
     enum : u32 { shared_bytes = 0 };
     enum : bool { observes = false, stochastic = false };
 
@@ -71,176 +34,7 @@ struct Arithmetic {
 
     template <u32 Elements, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out, i64) const {
-        if constexpr (same_bits) {
-#pragma unroll
-            for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = in.word[i];
-        } else if constexpr (SrcBits == 8 && Dst::bits < 8 && keeps_low_bits<Src, Dst>(Rule())) {
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) {
-                u32 lanes = in.word[i / 4];
-                if constexpr (Src::is_bool) lanes = nonzero_lanes(lanes);
-                put_lanes<Dst::bits, 4>(out, i, lanes & repeated<8>(u32(Dst::mask)));
-            }
-        } else if constexpr (SrcBits == 8 && Src::is_bool && has_bool_codes<Dst>()) {
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) put_lanes<Dst::bits, 4>(out, i, bool_codes<Src, Dst>(in.word[i / 4], Rule()));
-        } else if constexpr (SrcBits == 8 && Src::is_float && Dst::bits == 2 && Elements % 16 == 0 && has_integer_lanes<Src, Dst>(Rule())) {
-#pragma unroll
-            for (u32 i = 0; i < Elements / 4; i += 4) {
-                out.word[i / 4] = ptx::prmt(two_bit_integers<Src>(in.word[i], in.word[i + 1]),
-                                            two_bit_integers<Src>(in.word[i + 2], in.word[i + 3]), 0x7632);
-            }
-        } else if constexpr (SrcBits == 8 && has_integer_lanes<Src, Dst>(Rule())) {
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) put_lanes<Dst::bits, 4>(out, i, integer_lanes<Src, Dst>(in.word[i / 4]));
-        } else if constexpr (SrcBits == 8 && Src::bits == 8 && Dst::is_bool) {
-#pragma unroll
-            for (u32 i = 0; i < Tile<DstBytes>::words; ++i) out.word[i] = bool_lanes<Src>(in.word[i]);
-        } else if constexpr (SrcBits == 4 && Src::is_int && Dst::is_int && Dst::bits == 8 && Rule::overflow() == Overflow::wrap) {
-#pragma unroll
-            for (u32 i = 0; i < Elements / 4; i += 2) bytes_of_nibbles<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);
-        } else if constexpr (GPUCAST_ARCH >= 1000 && SrcBits == 4 && (Src::is_int || is_float4<Src>()) && Dst::is_int && Dst::bits == 2
-                             && Elements % 16 == 0 && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate) {
-#pragma unroll
-            for (u32 i = 0; i < Elements / 16; ++i) {
-                out.word[i] = ptx::prmt(low_bits_of_nibbles<Src>(in.word[2 * i]), low_bits_of_nibbles<Src>(in.word[2 * i + 1]), 0x7531);
-            }
-        } else if constexpr (SrcBits == 6 && Elements % 16 == 0 && has_planes<Src, Dst>()) {
-#pragma unroll
-            for (u32 i = 0; i < Elements / 16; ++i) cast_planes<Src, Dst>(in.word + 3 * i, out.word + Dst::bits / 2 * i, Rule());
-        } else if constexpr (SrcBits == 4 && !is_same<Src, Dst> && (Dst::bits < 8 || has_nibble_codes<Src, Dst>())) {
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 8) {
-                u32 low, high;
-                look_up_nibbles<Src, Dst>(in.word[i / 8], low, high, Rule());
-                put_lanes<Dst::bits, 4>(out, i, low);
-                put_lanes<Dst::bits, 4>(out, i + 4, high);
-            }
-        } else if constexpr (SrcBits == 4 && Src::is_int && has_nibble_halves<Dst>()) {
-#pragma unroll
-            for (u32 i = 0; i < Elements / 2; i += 4) halves_of_nibbles<Src, Dst>(in.word[i / 4], out.word + i);
-        } else if constexpr (is_directed<Rule>()) {
-            // The fast paths below round to nearest.
-#pragma unroll
-            for (u32 i = 0; i < Elements; ++i) put<Dst::bits>(out, i, cast_code<Src, Dst>(get<SrcBits, Word>(in, i), Rule()));
-        } else if constexpr (SrcBits == 8 && Src::is_int && Src::bits == 8 && is_float16<Dst>()) {
-#pragma unroll
-            for (u32 i = 0; i < Elements / 2; i += 2) halves_of_bytes<Src>(in.word[i / 2], out.word[i], out.word[i + 1]);
-        } else if constexpr (SrcBits == 8 && Src::bits == 8 && has_unpacking<Src, Dst>(Rule())) {
-            const u32 words = Dst::bits / 8;
-            u32 nan = 0, found[Elements / 4][words];
-#pragma unroll
-            for (u32 i = 0; i < Elements / 4; ++i) {
-                unpack<Src, Dst>(in.word[i], found[i]);
-                nan |= float8_nan_bits<Src>(in.word[i]);
-            }
-            if ((nan & repeated<8>(0x80)) != 0) {
-                ptx::mark_rare();
-#pragma unroll
-                for (u32 i = 0; i < Elements / 4; ++i) finish_unpacked<Src, Dst>(in.word[i], found[i]);
-            }
-#pragma unroll
-            for (u32 i = 0; i < Elements / 4 * words; ++i) out.word[i] = found[i / words][i % words];
-        } else if constexpr (SrcBits == 4 && is_float4<Src>() && has_conversion<Src>() && has_unpacking<Src, Dst>(Rule())) {
-            u32 halves[4];
-#pragma unroll
-            for (u32 i = 0; i < Elements / 2; ++i) {
-                if (i % 4 == 0) ptx::cvt_f16x8_e2m1(in.word[i / 4], halves);
-                if constexpr (is_float16<Dst>()) {
-                    out.word[i] = halves[i % 4];
-                } else {
-                    float low, high;
-                    ptx::cvt_f32_f16x2(halves[i % 4], low, high);
-                    put<Dst::bits>(out, 2 * i, ptx::bits(low) >> (32 - Dst::bits));
-                    put<Dst::bits>(out, 2 * i + 1, ptx::bits(high) >> (32 - Dst::bits));
-                }
-            }
-        } else if constexpr (SrcBits <= 6 && has_unpacking<Src, Dst>(Rule())) {
-            const u32 words = Dst::bits / 8;
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) {
-                u32 found[words];
-                unpack<Src, Dst>(four_codes<SrcBits>(in, i), found);
-#pragma unroll
-                for (u32 j = 0; j < words; ++j) out.word[i / 4 * words + j] = found[j];
-            }
-        } else if constexpr (SrcBits == 8 && Elements % 8 == 0 && has_float8_halves<Src, Dst>()) {
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 8) {
-                out.word[i / 8] = float4_of_float8<Src>(in.word[i / 4], in.word[i / 4 + 1]);
-            }
-        } else if constexpr (Src::is_e8m0 && Elements % 8 == 0 && is_float4<Dst>() && has_conversion<Dst>()) {
-#pragma unroll
-            for (u32 i = 0; i < Elements / 8; ++i) out.word[i] = float4_of_powers(in.word[2 * i], in.word[2 * i + 1]);
-        } else if constexpr (is_float4<Dst>() && has_conversion<Dst>() && has_float32<Src>() && SrcBits >= 8) {
-            const u32 count = Elements < 8 ? Elements : 8;
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += count) {
-                Word codes[count];
-                float some[count], x[8] = {};
-#pragma unroll
-                for (u32 j = 0; j < count; ++j) codes[j] = get<SrcBits, Word>(in, i + j);
-                floats_without_nan<Src>(codes, some);
-#pragma unroll
-                for (u32 j = 0; j < count; ++j) x[j] = some[j];
-                put<4 * count>(out, i / count, ptx::cvt_e2m1x8(x));
-            }
-        } else if constexpr (has_packing<Dst>(Rule()) && Dst::bits == 16 && has_float32<Src>() && Src::has_nan && !is_same<Src, Dst>) {
-            // One test for all of the tile, because NaN is rare.
-            Word codes[Elements / 2][2];
-            u32 nan = 0;
-#pragma unroll
-            for (u32 i = 0; i < Elements / 2; ++i) {
-                codes[i][0] = get<SrcBits, Word>(in, 2 * i);
-                codes[i][1] = get<SrcBits, Word>(in, 2 * i + 1);
-                out.word[i] = packed_lanes<Src, Dst>(codes[i]);
-                nan |= nan_bits<Dst>(out.word[i]);
-            }
-            if ((nan & repeated<16>(0x8000)) != 0) {
-                ptx::mark_rare();
-#pragma unroll
-                for (u32 i = 0; i < Elements / 2; ++i) out.word[i] = finished_lanes<Src, Dst>(out.word[i], codes[i]);
-            }
-        } else if constexpr (GPUCAST_ARCH >= 1000 && SrcBits == 16 && Dst::has_nan && has_halves<Src, Dst>() && !has_instruction<Dst>(Rule())) {
-            // Infinities and NaN times zero are NaN.
-            u32 nan = 0;
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) {
-                nan = halves_fma<Src>(in.word[i / 2 + 1], 0, halves_fma<Src>(in.word[i / 2], 0, nan));
-                put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst, false>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
-            }
-            if ((nan & repeated<16>(0x7fff)) != 0) {
-                ptx::mark_rare();
-                out = {};
-#pragma unroll
-                for (u32 i = 0; i < Elements; i += 4) {
-                    put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
-                }
-            }
-        } else if constexpr (SrcBits == 16 && has_halves<Src, Dst>() && !has_instruction<Dst>(Rule())) {
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) {
-                put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
-            }
-        } else if constexpr (has_integer_halves<Src, Dst>() && !has_instruction<Dst>(Rule()) && !has_next_bias<Src, Dst>(Rule())) {
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) {
-                put_lanes<Dst::bits, 4>(out, i, integer_halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
-            }
-        } else {
-            const u32 count = Group<Dst::bits, Elements>::elements;
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += count) {
-                Word codes[count];
-#pragma unroll
-                for (u32 j = 0; j < count; ++j) codes[j] = get<SrcBits, Word>(in, i + j);
-                if constexpr (Dst::bits > 16) {
-                    put<Dst::bits>(out, i, cast_code<Src, Dst>(codes[0], Rule()));
-                } else {
-                    put_lanes<Dst::bits, count>(out, i, cast_lanes<Src, Dst>(codes, Rule()));
-                }
-            }
-        }
+        TileWays::template tile<Src, Dst, SrcBits, Elements, Rule>(in, out);
     }
 };
 

@@ -215,6 +215,7 @@ GPUCAST_INLINE void dequantize_rows(const u8* src, u8* dst, i64 n, const Quantiz
 template <typename F, typename Dst, typename Float, typename Double, typename Index, bool single, u32 Elements, u32 Threads>
 GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef typename F::element DType;
+    typedef typename WordOf<Dst::bits == 64>::type Word;
     const u32 in_bytes = Elements * DType::bits / 8, out_bytes = Elements * Dst::bits / 8;
     const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Elements;
     if (begin >= n) return;
@@ -223,14 +224,20 @@ GPUCAST_INLINE void dequantize_elements(const u8* src, u8* dst, i64 n, const Qua
     const u8* from = src + begin * i64(DType::bits) / 8;
     u8* to = dst + begin * i64(Dst::bits / 8);
     BlockCursor<Index, single> cursor(given, begin, n);
-    if (last == Elements && cursor.left() >= Elements && (address(from) & (Tile<in_bytes>::piece - 1)) == 0
-        && (address(to) & (Tile<out_bytes>::piece - 1)) == 0) {
+    if (last == Elements && cursor.left() >= Elements) {
         const Multiplier<F, Dst, Float, Double> multiplier(load_scale<F>(given.scales, given.zero_points, cursor.block), global);
         Tile<in_bytes> in;
         Tile<out_bytes> out = {};
-        load_aligned(from, in);
+        if ((address(from) & (Tile<in_bytes>::piece - 1)) == 0) load_aligned(from, in);
+        else load_part(from, 0, 0, 8 * in_bytes, in);
         if (multiplier.template tile<Elements>(in, out)) {
-            store_aligned(to, out);
+            if ((address(to) & (Tile<out_bytes>::piece - 1)) == 0) {
+                store_aligned(to, out);
+                return;
+            }
+            // Such as views into one buffer of all parameters.
+#pragma unroll
+            for (u32 i = 0; i < Elements; ++i) store_element<Dst::bits>(to + i * (Dst::bits / 8), get<Dst::bits, Word>(out, i));
             return;
         }
     }

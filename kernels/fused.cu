@@ -30,7 +30,7 @@ struct FusedDims {
 enum class Scaling { none, narrow, wide };
 
 // The rule of casts to FLOAT or DOUBLE as a compute type.
-typedef CastRule<Overflow::infinity, false, Rounding::truncate, RoundMode::up> ToWide;
+typedef CastRule<Overflow::infinity, false, Rounding::ties_to_even, RoundMode::up> ToWide;
 
 // Whether FLOAT has every value of the type.
 template <typename DType>
@@ -107,7 +107,7 @@ struct Fused {
     enum : bool {
         observes = has_amax || has_finite,
         stochastic = Rule::rounding() == Rounding::stochastic,
-        by_float = scaling == Scaling::narrow && !stochastic && !is_directed<Rule>() && fits_float32<Src>() && takes_float32<Dst>()
+        by_float = scaling == Scaling::narrow && !stochastic && !rounds_by_rule<Dst, Rule>() && fits_float32<Src>() && takes_float32<Dst>()
     };
     const FusedArguments& given;
     double scale;

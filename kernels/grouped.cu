@@ -184,7 +184,7 @@ struct QuantizeGroups {
             if (threadIdx.x % lanes == 0) {
                 const u32 code = place[i].is_padding ? 0 : scale.code;
                 store_scale<bytes>(
-                    given.scales, given.layout, place[i].row, place[i].column / Block, given.result_rows, given.columns / Block, code);
+                    given.scales, ScaleOrder{given.layout}, place[i].row, place[i].column / Block, given.result_rows, given.columns / Block, code);
             }
             Tile<Elements * DType::bits / 8> out = {};
             if (!place[i].is_padding) {

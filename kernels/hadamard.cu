@@ -109,10 +109,11 @@ struct Fragment {
     // The rows of a column of a tile in shared memory.
     template <typename Memory>
     GPUCAST_INLINE void take_column(Memory& shared, u32 row, u32 column, const u32 (&signs)[128]) {
+        typedef typename CodeOf<Src::bits>::type Code;
         SrcTile in = {};
 #pragma unroll
         for (u32 i = 0; i < Size; ++i) {
-            put<Src::bits>(in, i, load_element<Src::bits, typename V::Word>(shared.at(row + i, column)));
+            put<Src::bits>(in, i, typename V::Word(*reinterpret_cast<const Code*>(shared.at(row + i, column))));
         }
         take(in, signs);
     }
@@ -211,12 +212,12 @@ GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, i64 begin, i64 
             if (of_four < of_six) scale = four, codes = other;
         }
         const i64 place = (begin + first) / Block;
-        if constexpr (u32(F::order) == linear) {
+        if constexpr (is_same<typename F::order, Linear>) {
             reinterpret_cast<ScaleCode*>(result.scales)[place] = ScaleCode(scale.code);
         } else {
             // Longer arrays have linear scales, so that 32 bits suffice.
             const u32 across = u32(columns / Block), row = u32(place) / across, along = u32(place) - row * across;
-            store_scale<F::scale::bits / 8>(result.scales, F::order, row, along, result.rows, across, scale.code, F::padding);
+            store_scale<F::scale::bits / 8>(result.scales, typename F::order(), row, along, result.rows, across, scale.code, F::padding);
         }
         if constexpr (F::zero_points) result.zero_points[place] = u8(scale.zero_point);
         if constexpr (Scales::chooses && !F::stochastic) {
@@ -294,7 +295,7 @@ GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const Hadamar
 #pragma unroll
     for (u32 i = 0; i < Length; ++i) {
         const float number = ptx::as_float(x[i]);
-        const DstWord code = DstWord(cast_code<Float, Dst>(number == number ? x[i] : 0x7fc00000u, Rule()));
+        const DstWord code = cast_code<Float, Dst>(DstWord(number == number ? x[i] : 0x7fc00000u), Rule());
         if constexpr (strided) store_element<Dst::bits>(to + i * inner * i64(Dst::bits / 8), code);
         else put<Dst::bits>(out, i, code);
     }
@@ -332,7 +333,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, const HadamardArgumen
         if (row >= rows || column >= columns) continue;
         Tile<16> vector;
         load_aligned(from + row * given.columns * bytes + column * bytes, vector);
-        store_aligned(shared.at(row, column), vector);
+        store_words(shared.at(row, column), vector.word);
     }
     GPUCAST_BARRIER();
     if constexpr (G::same != 0) {
@@ -342,7 +343,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, const HadamardArgumen
             const u32 row = k / across, column = k % across * G::same;
             if (row >= rows || column >= columns) continue;
             Tile<G::same * bytes> in;
-            load_aligned(shared.at(row, column), in);
+            load_words(shared.at(row, column), in.word);
             Fragment<Src, Float, Double, G::same_run, G::same> fragment;
             fragment.take(in, given.signs);
             const i64 begin = (matrix * given.rows + first_row + row) * given.columns + first_column + column;

@@ -2,11 +2,6 @@
 // Elements of 2, 4, 6, 8, 16, 32 or 64 bits to and from memory. Nothing here knows what the bits mean.
 //
 // An array is one little-endian stream of bits, as ONNX raw_data has it: element i begins at bit i * Bits.
-#ifndef GPUCAST_CHECK_ALIGNED
-// The host build counts the misaligned accesses that a GPU would fault on.
-#define GPUCAST_CHECK_ALIGNED(pointer, bytes)
-#endif
-
 namespace gpucast {
 
 GPUCAST_INLINE u64 address(const void* pointer) { return reinterpret_cast<u64>(pointer); }
@@ -55,9 +50,9 @@ struct Tile {
     u32 word[words];
 };
 
+// In global memory.
 template <u32 Bytes>
 GPUCAST_INLINE void load_aligned(const u8* from, Tile<Bytes>& tile) {
-    GPUCAST_CHECK_ALIGNED(from, Tile<Bytes>::piece);
     if constexpr (Bytes == 1) {
         tile.word[0] = *from;
     } else if constexpr (Bytes == 2) {
@@ -99,7 +94,6 @@ GPUCAST_INLINE void load_shifted(const u8* from, u32 bit, Tile<Bytes>& tile) {
         }
     } else {
         const u32* words = reinterpret_cast<const u32*>(from - skew);
-        GPUCAST_CHECK_ALIGNED(words, 4);
         u32 low = words[0];
 #pragma unroll
         for (u32 i = 0; i < Tile<Bytes>::words; ++i) {
@@ -112,7 +106,6 @@ GPUCAST_INLINE void load_shifted(const u8* from, u32 bit, Tile<Bytes>& tile) {
 
 template <u32 Bytes>
 GPUCAST_INLINE void store_aligned(u8* to, const Tile<Bytes>& tile) {
-    GPUCAST_CHECK_ALIGNED(to, Tile<Bytes>::piece);
     if constexpr (Bytes == 1) {
         *to = u8(tile.word[0]);
     } else if constexpr (Bytes == 2) {
@@ -133,11 +126,37 @@ GPUCAST_INLINE void store_aligned(u8* to, const Tile<Bytes>& tile) {
     }
 }
 
-// The same in the widest accesses of all, for tiles of which two are a sector apart or more.
+// Words in shared memory, at a multiple of the largest vector that divides them. Plain accesses, because the inline PTX of
+// the functions around is for global memory alone, and the compiler sees by itself which memory it is.
+template <u32 Count>
+struct alignas(Count % 4 == 0 ? 16 : Count % 2 == 0 ? 8 : 4) WordVector {
+    enum : u32 { words = Count % 4 == 0 ? 4 : Count % 2 == 0 ? 2 : 1 };
+    u32 word[words];
+};
+template <u32 Count>
+GPUCAST_INLINE void load_words(const u8* from, u32 (&words)[Count]) {
+#pragma unroll
+    for (u32 i = 0; i < Count; i += WordVector<Count>::words) {
+        const WordVector<Count> vector = *reinterpret_cast<const WordVector<Count>*>(from + 4 * i);
+#pragma unroll
+        for (u32 j = 0; j < u32(WordVector<Count>::words); ++j) words[i + j] = vector.word[j];
+    }
+}
+template <u32 Count>
+GPUCAST_INLINE void store_words(u8* to, const u32 (&words)[Count]) {
+#pragma unroll
+    for (u32 i = 0; i < Count; i += WordVector<Count>::words) {
+        WordVector<Count> vector;
+#pragma unroll
+        for (u32 j = 0; j < u32(WordVector<Count>::words); ++j) vector.word[j] = words[i + j];
+        *reinterpret_cast<WordVector<Count>*>(to + 4 * i) = vector;
+    }
+}
+
+// Tiles of global memory in the widest accesses of all, for tiles of which two are a sector apart or more.
 template <u32 Bytes>
 GPUCAST_INLINE void load_wide(const u8* from, Tile<Bytes>& tile) {
     if constexpr (u32(Tile<Bytes>::wide) == 32) {
-        GPUCAST_CHECK_ALIGNED(from, 32);
 #pragma unroll
         for (u32 i = 0; i < Bytes / 4; i += 8) ptx::ld_wide(from + 4 * i, tile.word + i);
     } else {
@@ -147,7 +166,6 @@ GPUCAST_INLINE void load_wide(const u8* from, Tile<Bytes>& tile) {
 template <u32 Bytes>
 GPUCAST_INLINE void store_wide(u8* to, const Tile<Bytes>& tile) {
     if constexpr (u32(Tile<Bytes>::wide) == 32) {
-        GPUCAST_CHECK_ALIGNED(to, 32);
 #pragma unroll
         for (u32 i = 0; i < Bytes / 4; i += 8) ptx::st_wide(to + 4 * i, tile.word + i);
     } else {

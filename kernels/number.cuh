@@ -56,7 +56,8 @@ struct E8M0Family {};
 // parameter `Rule` and reads the options that matter to it. They are functions, because constants of class scope would
 // stay in the compiled module as variables.
 enum class Overflow { wrap, saturate, infinity, nan };
-enum class Rounding { truncate, nearest_even, stochastic, toward_zero, upward, downward, odd };
+// By the names of gpucast/core/rounding.py, which are those of IEEE 754.
+enum class Rounding { ties_to_even, ties_to_away, toward_zero, toward_positive, toward_negative, to_odd, stochastic };
 enum class RoundMode { up, down, nearest };
 template <Overflow on_overflow, bool infinity_becomes_nan, Rounding of_fractions, RoundMode of_powers>
 struct CastRule {
@@ -64,7 +65,7 @@ struct CastRule {
     static GPUCAST_CONSTANT Overflow overflow() { return on_overflow; }
     // Whether an infinity becomes NaN, although other numbers out of range become something else.
     static GPUCAST_CONSTANT bool infinity_is_nan() { return infinity_becomes_nan; }
-    // How a number is rounded to an integer; from `stochastic` on: how it is rounded to a float.
+    // How a number is rounded to an integer or a float.
     static GPUCAST_CONSTANT Rounding rounding() { return of_fractions; }
     // Which power of two FLOAT8E8M0 takes.
     static GPUCAST_CONSTANT RoundMode round_mode() { return of_powers; }
@@ -119,22 +120,16 @@ GPUCAST_CONSTANT Number<Word> normalised(bool negative, Word significand, int ex
     return {Kind::finite, negative, significand << zeros, significand == 0 ? exponent_of_zero : exponent - zeros};
 }
 
-// Whether a rule rounds to a float in a direction, which a number's nearest neighbour does not tell.
-template <typename Rule>
-GPUCAST_CONSTANT bool is_directed() {
-    return Rule::rounding() > Rounding::stochastic;
+// Whether only the rule itself rounds to a float as the mode says: fast paths round to nearest even, or at random.
+template <typename Dst, typename Rule>
+GPUCAST_CONSTANT bool rounds_by_rule() {
+    return Dst::is_float && Rule::rounding() != Rounding::ties_to_even && Rule::rounding() != Rounding::stochastic;
 }
 
-// significand / 2^drop in the rule's direction; drop is 1 or more, and the significand has its top bit set or is zero.
-template <typename Rule, typename Word>
-GPUCAST_CONSTANT Word round_directed(Word significand, int drop, bool negative) {
-    const int bits = Width<Word>::bits;
-    const Word kept = drop > bits ? 0 : significand >> 1 >> (drop - 1);
-    const bool inexact = drop > bits ? significand != 0 : Word(significand << (bits - drop)) != 0;
-    if constexpr (Rule::rounding() == Rounding::odd) return kept | Word(inexact);
-    if constexpr (Rule::rounding() == Rounding::upward) return kept + Word(inexact && !negative);
-    if constexpr (Rule::rounding() == Rounding::downward) return kept + Word(inexact && negative);
-    return kept;
+// Whether a mode asks for a neighbour other than the nearest one: then there is none beyond the largest number, but for the
+// direction away from zero.
+GPUCAST_CONSTANT bool is_directed(Rounding mode) {
+    return mode != Rounding::ties_to_even && mode != Rounding::ties_to_away && mode != Rounding::stochastic;
 }
 
 // significand / 2^drop to the nearest integer, ties to even; drop is 1 or more.
@@ -148,6 +143,31 @@ GPUCAST_CONSTANT Word round_nearest_even(Word significand, int drop) {
     const Word rest = significand << (bits - drop);
     // An odd number is rounded up from the tie on, an even one only above it.
     return kept + Word((rest | (kept & 1)) > Word(1) << (bits - 1));
+}
+
+// significand / 2^drop to an integer in a mode that tells neighbours apart by no random number; drop is 1 or more, and the
+// significand has its top bit set or is zero.
+template <Rounding mode, typename Word>
+GPUCAST_CONSTANT Word rounded(Word significand, int drop, bool negative) {
+    const int bits = Width<Word>::bits;
+    [[maybe_unused]] const Word kept = drop > bits ? 0 : significand >> 1 >> (drop - 1);
+    [[maybe_unused]] const bool inexact = drop > bits ? significand != 0 : Word(significand << (bits - drop)) != 0;
+    // The bit behind the last one that is kept.
+    [[maybe_unused]] const Word half = drop > bits ? 0 : significand >> (drop - 1) & 1;
+    if constexpr (mode == Rounding::ties_to_even) {
+        return round_nearest_even(significand, drop);
+    } else if constexpr (mode == Rounding::ties_to_away) {
+        return kept + half;
+    } else if constexpr (mode == Rounding::toward_positive) {
+        return kept + Word(inexact && !negative);
+    } else if constexpr (mode == Rounding::toward_negative) {
+        return kept + Word(inexact && negative);
+    } else if constexpr (mode == Rounding::to_odd) {
+        return kept | Word(inexact);
+    } else {
+        static_assert(mode == Rounding::toward_zero, "a mode without a rule");
+        return kept;
+    }
 }
 
 template <typename DType, typename Word>

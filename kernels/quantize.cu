@@ -217,11 +217,12 @@ GPUCAST_INLINE void find_scales(const QuantizeArguments& given) {
     if (block >= count || threadIdx.x % 32 != 0 || (keep && !stats.has_nonfinite())) return;
     const float global = global_value<F>(given.global_scale, block, given.blocks.grid_columns);
     const Scale scale = scale_of<F, Float, Double>(stats, global);
-    if constexpr (u32(F::order) == linear) {
+    if constexpr (is_same<typename F::order, Linear>) {
         store_element<F::scale::bits>(given.scales + block * (F::scale::bits / 8), scale.code);
     } else {
         const i64 columns = given.blocks.grid_columns, row = block / columns;
-        store_scale<F::scale::bits / 8>(given.scales, F::order, row, block - row * columns, count / columns, columns, scale.code, F::padding);
+        store_scale<F::scale::bits / 8>(
+            given.scales, typename F::order(), row, block - row * columns, count / columns, columns, scale.code, F::padding);
     }
     if constexpr (F::zero_points) given.zero_points[block] = u8(scale.zero_point);
 }
@@ -262,7 +263,7 @@ GPUCAST_INLINE void finish_scales(u8* dst, i64 n) {
     if (i >= n) return;
     const float found = reinterpret_cast<const float*>(dst)[i];
     if constexpr (global) store_element<32>(dst + 4 * i, ptx::bits(F::step_global(found)));
-    else if (u32(F::order) != linear && ptx::bits(found) == u32(F::padding)) store_element<32>(dst + 4 * i, 0u);
+    else if (!is_same<typename F::order, Linear> && ptx::bits(found) == u32(F::padding)) store_element<32>(dst + 4 * i, 0u);
     else if (found == found) store_element<32>(dst + 4 * i, ptx::bits(F::step_scale(found, 1)));
 }
 
@@ -329,9 +330,10 @@ template <typename F>
 GPUCAST_INLINE Scale load_scale(const u8* scales, const u8* zero_points, i64 block, const Blocks* blocks = nullptr) {
     typedef typename F::scale DType;
     i64 place = block;
-    if constexpr (u32(F::order) != linear) {
-        const i64 columns = blocks->grid_columns, row = block / columns, rows = padded_rows(F::order, blocks->count() / columns);
-        place = scale_place<DType::bits / 8>(F::order, row, block - row * columns, rows, columns);
+    typedef typename F::order Order;
+    if constexpr (!is_same<Order, Linear>) {
+        const i64 columns = blocks->grid_columns, row = block / columns, rows = padded_rows(Order(), blocks->count() / columns);
+        place = Order::template place<DType::bits / 8>(row, block - row * columns, rows, columns);
     }
     const u32 code = load_element<DType::bits, u32>(scales + place * (DType::bits / 8));
     int zero = 0;
@@ -384,12 +386,12 @@ template <typename F, typename Src, typename Float, typename Double, u32 Element
 GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef Value<Src, Float, Double> V;
     typedef typename F::element DType;
+    typedef typename F::order Order;
     const u32 lanes = Block / Elements, bytes = F::scale::bits / 8;
     const u32 thread = blockIdx.x * Threads + threadIdx.x, all = u32(given.blocks.columns);
     const u32 group = divided<u32>(thread, all, given.columns), along = thread - group * all, column = along / lanes;
-    const bool tall = u32(F::order) == order_128x4;
-    const i64 rows = given.blocks.grid_rows, columns = given.blocks.grid_columns, apart = tall ? 32 : 1;
-    const i64 first = tall ? group / 32 * (32 * lines) + group % 32 : group * lines;
+    const i64 rows = given.blocks.grid_rows, columns = given.blocks.grid_columns, apart = Order::apart;
+    const i64 first = group / u32(Order::apart) * (Order::apart * lines) + group % u32(Order::apart);
     // How far a row is below the last one.
     const i64 turn = apart * columns * Block;
     const bool inside = i64(thread) * (lines * Elements) < n, stores = threadIdx.x % lanes == 0 && inside;
@@ -399,7 +401,7 @@ GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const 
     const i64 below = rows - first;
     int left = column >= u32(columns) || below < 0 ? 0 : below < 128 ? int(below) : 128;
     float global = F::row_scaled ? 1 : global_value<F>(given.global_scale);
-    u8* to = given.scales + scale_place<bytes>(F::order, first, column, padded_rows(F::order, rows), columns) * bytes;
+    u8* to = given.scales + Order::template place<bytes>(first, column, padded_rows(Order(), rows), columns) * bytes;
     src += begin * i64(Src::bits / 8);
     dst += begin * i64(DType::bits) / 8;
     // The code of scales that are no powers of two is long.
@@ -429,7 +431,7 @@ GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const 
         src += turn * i64(Src::bits / 8);
         dst += turn * i64(DType::bits) / 8;
         begin += turn;
-        to += 4;
+        to += scale_word;
         left -= int(apart);
     }
 }
@@ -437,14 +439,14 @@ GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const 
 // ---- scales alone ----
 
 // Scales of `Bytes` to an order, or with `back` from it; padding is zero. A thread for each, padding included.
-template <u32 order, u32 Bytes, bool back, u32 Threads>
+template <typename Order, u32 Bytes, bool back, u32 Threads>
 GPUCAST_INLINE void move_scales(const u8* src, u8* dst, i64 n, const Blocks& blocks) {
-    const i64 i = i64(blockIdx.x) * Threads + threadIdx.x, rows = padded_rows(order, blocks.grid_rows);
+    const i64 i = i64(blockIdx.x) * Threads + threadIdx.x, rows = padded_rows(Order(), blocks.grid_rows);
     if (i >= n) return;
     const i64 across = n / rows, row = i / across, column = i - row * across;
     const bool here = row < blocks.grid_rows && column < blocks.grid_columns;
     const i64 plain = (row * blocks.grid_columns + column) * Bytes;
-    const i64 place = scale_place<Bytes>(order, row, column, rows, blocks.grid_columns) * Bytes;
+    const i64 place = Order::template place<Bytes>(row, column, rows, blocks.grid_columns) * Bytes;
     if constexpr (!back) store_element<8 * Bytes>(dst + place, here ? load_element<8 * Bytes, u32>(src + plain) : 0);
     else if (here) store_element<8 * Bytes>(dst + plain, load_element<8 * Bytes, u32>(src + place));
 }

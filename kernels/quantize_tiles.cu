@@ -81,11 +81,11 @@ struct TileKernel {
     }
     GPUCAST_INLINE void store(const TileResult& result, i64 i, const ScalePlace& place, const Scale& scale) const {
         if (G::whole_columns || (G::given && !scale.is_nan)) return;
-        if constexpr (u32(F::order) == linear) {
+        if constexpr (is_same<typename F::order, Linear>) {
             reinterpret_cast<ScaleCode*>(result.scales)[i] = ScaleCode(scale.code);
         } else {
             store_scale<F::scale::bits / 8>(
-                result.scales, F::order, place.row, place.column, matrices * place.rows, place.columns, scale.code, F::padding);
+                result.scales, typename F::order(), place.row, place.column, matrices * place.rows, place.columns, scale.code, F::padding);
         }
         if constexpr (F::zero_points) result.zero_points[i] = u8(scale.zero_point);
     }
@@ -173,17 +173,6 @@ struct TileKernel {
     // In vectors of 16 rows of a column, permuted so that neighbouring threads write to different banks.
     GPUCAST_INLINE u8* at_swapped(u32 r, u32 c) const {
         return shared.held.codes.swapped + ((c * (G::tile_rows / unit) + r / unit) ^ (c / G::columns & 7)) * unit + r % unit;
-    }
-
-    template <u32 Count>
-    GPUCAST_INLINE static void store_words(u8* to, const u32 (&words)[Count]) {
-        struct alignas(Count * 4) Vector {
-            u32 word[Count];
-        };
-        Vector vector;
-#pragma unroll
-        for (u32 i = 0; i < Count; ++i) vector.word[i] = words[i];
-        *reinterpret_cast<Vector*>(to) = vector;
     }
 
     // The codes of a patch, as words of four rows each of a column.
@@ -337,14 +326,12 @@ struct TileKernel {
     // Vector number u of the codes of a tile whose lines have `Length` elements.
     template <bool swapped, u32 Length>
     GPUCAST_INLINE Tile<unit * DType::bits / 8> packed(u32 u) const {
-        struct alignas(16) Vector {
-            u32 word[4];
-        };
         const u32 line = u / (Length / unit), first = u % (Length / unit) * unit;
-        const Vector codes = *reinterpret_cast<const Vector*>(swapped ? at_swapped(first, line) : at_same(line, first));
+        u32 codes[unit / 4];
+        load_words(swapped ? at_swapped(first, line) : at_same(line, first), codes);
         Tile<unit * DType::bits / 8> out = {};
 #pragma unroll
-        for (u32 i = 0; i < 4; ++i) put_lanes<DType::bits, 4>(out, 4 * i, codes.word[i]);
+        for (u32 i = 0; i < 4; ++i) put_lanes<DType::bits, 4>(out, 4 * i, codes[i]);
         return out;
     }
 

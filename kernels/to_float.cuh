@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any number to a floating type of any layout: one rounding, to nearest with ties to even, or in a direction.
+// Any number to a floating type of any layout: one rounding.
 namespace gpucast {
 
 template <typename DType, typename Word>
@@ -56,13 +56,11 @@ GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule rule, FloatFamily) {
     const int below = field < 1 ? 1 - field : 0;
     const int drop = Width<Word>::bits - 1 - int(DType::mantissa_bits) + below;
     Word code = Word(above) << DType::mantissa_bits;
-    if constexpr (is_directed<Rule>()) {
-        code += round_directed<Rule>(x.significand, drop, x.negative);
-        // Beyond the largest number lies only the direction away from zero.
-        const bool away = Rule::rounding() == (x.negative ? Rounding::downward : Rounding::upward);
+    constexpr Rounding mode = Rule::rounding();
+    code += rounded<mode>(x.significand, drop, x.negative);
+    if constexpr (is_directed(mode)) {
+        const bool away = mode == (x.negative ? Rounding::toward_negative : Rounding::toward_positive);
         if (!away && code > Word(DType::max_code)) code = Word(DType::max_code);
-    } else {
-        code += round_nearest_even(x.significand, drop);
     }
     return finish_float<DType>(code, x, rule);
 }
@@ -560,7 +558,7 @@ GPUCAST_INLINE u32 float4_of_powers(u32 first, u32 second) {
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool has_next_bias(Rule) {
     if constexpr (!Src::is_int || Src::bits < 16 || !is_float8_like<Dst>()) return false;
-    else return GPUCAST_ARCH >= 1000 && !Dst::has_negative_zero && Rule::overflow() == Overflow::saturate && !is_directed<Rule>();
+    else return GPUCAST_ARCH >= 1000 && !Dst::has_negative_zero && Rule::overflow() == Overflow::saturate && !rounds_by_rule<Dst, Rule>();
 }
 
 // Integers to the bytes of a word. An integer that is not zero is at least 1, a normal number of both types, and so the next
@@ -659,8 +657,7 @@ GPUCAST_INLINE u64 to_double(Word code) {
 
 template <typename Src, typename Dst, typename Word, typename Rule, typename Family>
 GPUCAST_INLINE Word convert(Word code, Rule rule, Family family, FloatFamily destination) {
-    if constexpr (is_directed<Rule>()) {
-        // The fast paths round to nearest.
+    if constexpr (rounds_by_rule<Dst, Rule>()) {
         return encode<Dst>(decode<Src>(code, family), rule, destination);
     } else if constexpr (has_float32<Src>() && is_small<Dst>()) {
         return small_lanes<Src, Dst>({code}, rule);

@@ -10,10 +10,10 @@ GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule, IntFamily) {
     Word magnitude = 0;
     if (drop <= 0) {
         magnitude = drop > -bits ? x.significand << -drop : 0;
-    } else if constexpr (Rule::rounding() == Rounding::nearest_even) {
-        magnitude = round_nearest_even(x.significand, drop);
-    } else {
+    } else if constexpr (Rule::rounding() == Rounding::toward_zero) {
         magnitude = drop < bits ? x.significand >> drop : 0;
+    } else {
+        magnitude = rounded<Rule::rounding()>(x.significand, drop, x.negative);
     }
     // Two's complement, cut to the bits of the destination.
     Word code = (x.negative ? 0 - magnitude : magnitude) & Word(DType::mask);
@@ -72,16 +72,41 @@ GPUCAST_INLINE u64 truncated(double x) {
     return ptx::shr(significand, 1075 - field) | ptx::shl(significand, field - 1075);
 }
 
+// A number whose integer part is what the rule rounds to. For ties away from zero that is a bit less than a half further
+// from zero: the sum rounds up from a tie on, and never from below it.
+template <typename Rule>
+GPUCAST_INLINE float without_ties(float x) {
+    if constexpr (Rule::rounding() == Rounding::toward_zero) {
+        return x;
+    } else if constexpr (Rule::rounding() == Rounding::ties_to_even) {
+        return ptx::cvt_rni_f32(x);
+    } else {
+        static_assert(Rule::rounding() == Rounding::ties_to_away, "a mode without a rule");
+        return ptx::add_rn(x, ptx::as_float((ptx::bits(x) & 0x80000000) | 0x3effffff));
+    }
+}
+template <typename Rule>
+GPUCAST_INLINE double without_ties(double x) {
+    if constexpr (Rule::rounding() == Rounding::toward_zero) {
+        return x;
+    } else if constexpr (Rule::rounding() == Rounding::ties_to_even) {
+        return ptx::cvt_rni_f64(x);
+    } else {
+        static_assert(Rule::rounding() == Rounding::ties_to_away, "a mode without a rule");
+        return ptx::add_rn(x, ptx::as_double((ptx::bits(x) & (u64(1) << 63)) | 0x3fdfffffffffffff));
+    }
+}
+
 template <typename Src, typename Dst, typename Word, typename Rule>
 GPUCAST_INLINE Word wrapped(Word code, Rule) {
     static_assert(Rule::overflow() == Overflow::wrap, "the low bits");
     if constexpr (Src::bits == 64) {
         const double value = ptx::as_double(code);
-        const u64 magnitude = truncated(Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f64(value) : value);
+        const u64 magnitude = truncated(without_ties<Rule>(value));
         return i64(code) < 0 ? 0 - magnitude : magnitude;
     } else {
         const float value = as_float32<Src>(code);
-        const float x = Rule::rounding() == Rounding::nearest_even ? ptx::cvt_rni_f32(value) : value;
+        const float x = without_ties<Rule>(value);
         const bool negative = int(ptx::bits(x)) < 0;
         if constexpr (GPUCAST_ARCH >= 1000 && Src::bits == 16 && Src::mantissa_bits == 10 && Dst::bits <= 16) {
             // Below 2^16. The low bits of that, of NaN in its place, and of -2^31 are 0.
@@ -134,7 +159,7 @@ GPUCAST_INLINE void halves_of_float8(u32 codes, u32 (&halves)[2]) {
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool has_integer_lanes(Rule) {
     if constexpr (!Dst::is_int || Dst::bits > 4 || Src::bits != 8) return false;
-    else return GPUCAST_ARCH >= 1000 && (Src::is_e8m0 || is_float8_like<Src>()) && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate;
+    else return GPUCAST_ARCH >= 1000 && (Src::is_e8m0 || is_float8_like<Src>()) && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::toward_zero;
 }
 
 // Four codes to integers in the low bits of halves. Numbers from 128 on are multiples of 16, and so is NaN: they are 128.
@@ -187,7 +212,7 @@ GPUCAST_INLINE u32 two_bit_integers(u32 first, u32 second) {
 // The low bits of the integer part of a power of two.
 template <typename Src, typename Dst, typename Word, typename Rule>
 GPUCAST_INLINE Word convert(Word code, Rule rule, E8M0Family source, IntFamily destination) {
-    if constexpr (GPUCAST_ARCH >= 1000 && Dst::bits == 64 && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate) {
+    if constexpr (GPUCAST_ARCH >= 1000 && Dst::bits == 64 && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::toward_zero) {
         const u32 place = u32(code & Word(Src::mask)) - Src::bias;
         return u64(ptx::shl(1u, place - 32)) << 32 | ptx::shl(1u, place);
     } else {
@@ -199,7 +224,7 @@ GPUCAST_INLINE Word convert(Word code, Rule rule, E8M0Family source, IntFamily d
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool is_short(Rule) {
     if constexpr (!Src::is_float || !Dst::is_int || Dst::bits != 64) return false;
-    else return GPUCAST_ARCH >= 1000 && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::truncate
+    else return GPUCAST_ARCH >= 1000 && Rule::overflow() == Overflow::wrap && Rule::rounding() == Rounding::toward_zero
         && int(Src::max_code >> Src::mantissa_bits) - int(Src::bias) < 31;
 }
 template <typename Src>
@@ -212,8 +237,9 @@ GPUCAST_INLINE u64 short_integer(float x) {
 template <typename Src, typename Dst, typename Word, typename Rule>
 GPUCAST_INLINE u32 clamped(Word code, Rule) {
     static_assert(Rule::overflow() == Overflow::saturate, "the nearest integer of the range");
-    const float x = as_float32<Src>(code);
-    const bool nearest = Rule::rounding() == Rounding::nearest_even;
+    const bool nearest = Rule::rounding() == Rounding::ties_to_even;
+    float x = as_float32<Src>(code);
+    if constexpr (!nearest) x = without_ties<Rule>(x);
     if constexpr (Dst::sign_code == 0) {
         const u32 value = nearest ? ptx::cvt_rni_u32(x) : ptx::cvt_rzi_u32(x);
         return value < u32(Dst::max_code) ? value : u32(Dst::max_code);

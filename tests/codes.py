@@ -7,8 +7,9 @@ import numpy as np
 
 import gpucast
 from gpucast.core.dtypes import DType
+from gpucast.core.rounding import BY_RULE
 from gpucast.core.rule import CastRule
-from gpucast.parity.cases import NUMERIC, directed_cases
+from gpucast.parity.cases import NUMERIC, by_rule_cases
 
 # A new format of a known kind is one entry of the dtype table: these exist in tests only. NumPy and ml_dtypes lack the
 # last one, which is of an opset to come.
@@ -39,11 +40,15 @@ def every_code(dtype: DType) -> np.ndarray:
     return np.arange(2 if dtype.family == "bool" else 1 << dtype.bits, dtype=dtype.code_numpy)
 
 
-def directed(src: DType, dst: DType, exhaustive: bool) -> list[CastRule]:
-    """The rules that round in a direction, all of which share one path; of these one for each overflow, each pair
-    another."""
-    every = [case.rule for case in directed_cases(src, dst)]
-    return every if exhaustive else every[(NUMERIC.index(src) + NUMERIC.index(dst)) % 4 :: 4]
+def by_rule(src: DType, dst: DType, exhaustive: bool) -> list[CastRule]:
+    """The rules that round neither to nearest even nor at random, all of which share one path; of these one for each
+    overflow, each pair another."""
+    every = [case.rule for case in by_rule_cases(src, dst)]
+    return (
+        every
+        if exhaustive
+        else every[(NUMERIC.index(src) + NUMERIC.index(dst)) % len(BY_RULE["float"]) :: len(BY_RULE["float"])]
+    )
 
 
 def random_codes(dtype: DType, shape: int | tuple[int, ...], seed: int | np.random.Generator = 0) -> np.ndarray:

@@ -93,7 +93,11 @@ def to_int(x: ExactNumber, rule: CastRule) -> int:
         value = x.memo.get(rule.rounding)
         if value is None:
             # Python's round takes ties to even.
-            value = round(x.magnitude) if rule.rounding == "nearest_even" else math.floor(x.magnitude)
+            value = {
+                "ties_to_even": round,
+                "ties_to_away": lambda number: math.floor(number + Fraction(1, 2)),
+                "toward_zero": math.floor,
+            }[rule.rounding](x.magnitude)
             x.memo[rule.rounding] = value
         value = -value if x.negative else value
         if rule.overflow == "saturate":
@@ -140,14 +144,15 @@ def e8m0_exponent(magnitude: Fraction, mode: str) -> int:
     return k + 127
 
 
-def round_magnitude(magnitude: Fraction, dtype: DType) -> int:
-    """The nearest value as a code, ties to even, with no upper limit on the exponent."""
+def round_magnitude(magnitude: Fraction, dtype: DType, away: bool = False) -> int:
+    """The nearest value as a code, ties to even, or `away` from zero, with no upper limit on the exponent."""
     if magnitude == 0:
         return 0
     lowest = 1 - dtype.bias
     exponent = max(floor_log2(magnitude), lowest)
-    steps = round(magnitude / Fraction(2) ** (exponent - dtype.mantissa_bits))
-    return ((exponent - lowest) << dtype.mantissa_bits) + steps
+    steps = magnitude / Fraction(2) ** (exponent - dtype.mantissa_bits)
+    whole = math.floor(steps + Fraction(1, 2)) if away else round(steps)
+    return ((exponent - lowest) << dtype.mantissa_bits) + whole
 
 
 def round_directed(x: ExactNumber, dtype: DType, rounding: str, largest: int) -> int:
@@ -157,9 +162,9 @@ def round_directed(x: ExactNumber, dtype: DType, rounding: str, largest: int) ->
     lowest = 1 - dtype.bias
     exponent = max(floor_log2(x.magnitude), lowest)
     steps = x.magnitude / Fraction(2) ** (exponent - dtype.mantissa_bits)
-    away = rounding == ("downward" if x.negative else "upward")
+    away = rounding == ("toward_negative" if x.negative else "toward_positive")
     whole = math.ceil(steps) if away else math.floor(steps)
-    if rounding == "odd" and whole != steps and whole % 2 == 0:
+    if rounding == "to_odd" and whole != steps and whole % 2 == 0:
         whole += 1
     code = ((exponent - lowest) << dtype.mantissa_bits) + whole
     return code if away else min(code, largest)
@@ -194,7 +199,9 @@ def to_float(x: ExactNumber, rule: CastRule, word: int | None = None) -> int:
         code = largest + 1
     elif word is not None:
         code = round_at_random(x.magnitude, dtype, word)
-    elif rule.rounding != "truncate":
+    elif rule.rounding == "ties_to_away":
+        code = round_magnitude(x.magnitude, dtype, away=True)
+    elif rule.rounding != "ties_to_even":
         code = round_directed(x, dtype, rule.rounding, largest)
     else:
         cached = x.memo.get(dtype)

@@ -15,7 +15,8 @@ import numpy as np
 import gpucast
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule
 from gpucast.parity import host_build
 from gpucast.parity.cases import Case
 from gpucast.user_kernels.device_functions import WIDTHS, held_as

@@ -14,7 +14,8 @@ from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC, CastRule, Options
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options
 from gpucast.reference import exact_cast
 from host_driver import HostDriver, installed
 

@@ -19,7 +19,8 @@ from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.cast_kernel import KernelSource, kernel_source
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.core.dtypes import dtype
-from gpucast.core.rule import STOCHASTIC, Options, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import Options, resolve
 
 PAIRS = (
     ("INT8", "UINT8"), ("FLOAT", "FLOAT16"), ("FLOAT16", "FLOAT"), ("FLOAT", "FLOAT8E4M3FN"),

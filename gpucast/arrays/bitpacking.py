@@ -30,6 +30,14 @@ def to_numpy(array: Any) -> Any:
     return array if isinstance(array, np.ndarray) else array.get()
 
 
+def codes_of(x: Any, code: np.dtype[Any]) -> Any:
+    """The elements of an array as their codes, of the unsigned type `code`, over the same memory and in its byte order.
+
+    A plain ``x.view(code)`` would read the bytes of an array of the other byte order as other numbers.
+    """
+    return x.view(code if x.dtype.isnative else code.newbyteorder())
+
+
 def group_of(bits: int) -> tuple[int, int]:
     """The smallest whole group of codes: its number of codes and its number of bytes."""
     step = math.gcd(bits, 8)

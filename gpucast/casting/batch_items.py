@@ -17,7 +17,8 @@ from gpucast.casting.fused_options import resolve_amax, resolve_finite, resolve_
 from gpucast.core.checks import as_double
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs, resolve_random
-from gpucast.core.rule import STOCHASTIC, CastRule, Options
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices
 
 _NOTHING = FusedInputs()

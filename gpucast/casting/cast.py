@@ -21,15 +21,14 @@ from gpucast.casting.plans import HITS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import (
     CAST_VERSIONS,
     CASTLIKE_VERSIONS,
     DEFAULT_OPSET,
-    STOCHASTIC,
     CastRule,
     Options,
     OverflowKeyword,
-    Rounding,
     RoundMode,
     destination,
     resolve,
@@ -140,14 +139,14 @@ def cast(
     opset
         1 to 28: follow the newest Cast version up to this opset, with its types, attributes and rules.
     rounding
-        To integers: "truncate" (the default) or "nearest_even". To floats: None (to nearest, ties to even),
-        "toward_zero", "upward", "downward", or "odd" (if it is not exact, to the neighbour whose last bit is 1). To
-        floats of 16 bits or fewer also "stochastic": up or down at random, so that the mean is the number. This needs
-        a `seed`.
+        To integers: "truncate" or "toward_zero" (the default), "nearest_even" or "nearest_away" (ties away from zero).
+        To floats: "nearest_even" (the default), "nearest_away", "toward_zero", "upward", "downward", or "odd" (if it is
+        not exact, to the neighbour whose last bit is 1). To floats of 16 bits or fewer also "stochastic": up or down at
+        random, so that the mean is the number. This needs a `seed`.
     overflow
         To integers: "wrap" (the default, keeps the low bits) or "saturate". To FLOAT16, BFLOAT16, FLOAT and DOUBLE:
-        None (infinity) or "saturate" (the largest finite value, also for infinities). A cast of a type to itself
-        keeps infinities.
+        None (infinity) or "saturate" (the largest finite value, also for infinities). To smaller floats "saturate" is
+        what they do unless `saturate` is False, and stronger than that. A cast of a type to itself keeps infinities.
     seed, offset
         For "stochastic", each from 0 to 2^64 - 1. Equal seeds give equal bits everywhere. The next cast continues with
         ``offset + x.size``. Element i in row-major order takes word ``(offset + i) % 4`` of block ``(offset + i) // 4``

@@ -19,7 +19,8 @@ from gpucast.casting import batch_items, batch_plans, host_lists
 from gpucast.casting.cast import apply, cast_operand, cast_with
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import DEFAULT_OPSET, Options, OverflowKeyword, Rounding, RoundMode
+from gpucast.core.rounding import Rounding
+from gpucast.core.rule import DEFAULT_OPSET, Options, OverflowKeyword, RoundMode
 from gpucast.gpu import streams
 
 

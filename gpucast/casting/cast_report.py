@@ -10,24 +10,17 @@ import numpy.typing as npt
 
 from gpucast import gpu
 from gpucast.arrays.adapters import untraced
+from gpucast.arrays.bitpacking import codes_of
 from gpucast.arrays.chunks import elements, spans
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import (
-    DEFAULT_OPSET,
-    DIRECTED,
-    STOCHASTIC,
-    CastRule,
-    Options,
-    OverflowKeyword,
-    Rounding,
-    RoundMode,
-    resolve,
-)
+from gpucast.core.rounding import STOCHASTIC, Rounding, mode_of
+from gpucast.core.rule import DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.gpu import devices, streams
 from gpucast.host import cast_on_host, text_on_host
+from gpucast.reference.rounding import to_whole
 
 Array = npt.NDArray[Any]
 
@@ -128,7 +121,7 @@ def _by_code(x: Array, rule: CastRule) -> CastReport:
     row = rule.src
     counts = np.zeros(1 << max(8, row.bits), np.int64)
     for chunk in elements(x, _CAST):
-        counts += np.bincount(chunk.view(row.code_numpy.newbyteorder(chunk.dtype.byteorder)), minlength=counts.size)
+        counts += np.bincount(codes_of(chunk, row.code_numpy), minlength=counts.size)
     found = np.flatnonzero(counts)
     codes = found.astype(row.code_numpy).view(row.numpy)
     return _compare(codes, rule, row, weights=counts[found])
@@ -158,7 +151,7 @@ def _compare_within(x: Array, after: Array, rule: CastRule, beyond: list[Array])
     if integers:
         return CastReport(size, kept)
     if dst.family == "int":
-        after = np.rint(before) if rule.rounding == "nearest_even" else np.trunc(before)
+        after = _whole(before, rule)
     error = relative(np.abs(_difference(x, before, after, None, src, dst)), np.abs(before))
     error[outside] = 0.0
     return CastReport(size, kept, underflowed=kept - nonzero(after), max_relative_error=float(error.max()))
@@ -186,7 +179,8 @@ def _compare(x: Array, rule: CastRule, src: DType, y: Array | None = None, weigh
     outside = _outside(x, before, src, rule)
     difference = _difference(x, before, after, outside, src, dst)
     # In a direction that does not lead away from zero, the largest number is the last.
-    overflow = "saturate" if rule.rounding in DIRECTED else rule.overflow
+    ends = dst.family == "float" and mode_of(rule.rounding).ties is None and rule.rounding != STOCHASTIC
+    overflow = "saturate" if ends else rule.overflow
     return count(before, after, outside, overflow=overflow, difference=difference, weights=weights)
 
 
@@ -198,16 +192,24 @@ def _outside(x: Array, before: Array, src: DType, rule: CastRule) -> Array:
     if dst.family == "int":
         if src.bits == 64 and not src.is_float:
             return np.asarray((x > dst.max) | (x < dst.min))
-        whole = np.rint(before) if rule.rounding == "nearest_even" else np.trunc(before)
+        whole = _whole(before, rule)
         return np.asarray((whole >= float(int(dst.max) + 1)) | (whole < float(dst.min)))
     if dst.family == "e8m0":
         return np.asarray((before != 0) & ((before < dst.min) | (before > dst.max)))
-    if rule.rounding in DIRECTED:
+    ties = "even" if rule.rounding == STOCHASTIC else mode_of(rule.rounding).ties
+    if ties is None:
         return np.abs(before) > float(dst.max)
-    # The midpoint to where the next value would be; a tie stays with an even last code.
+    # The midpoint to where the next value would be; a tie stays with an even last code, or goes away from zero.
     step = float(dst.max) - float(dst.value(dst.max_code - 1))
     limit = float(dst.max) + step / 2
-    return np.abs(before) >= limit if dst.max_code % 2 else np.abs(before) > limit
+    stays = ties == "even" and dst.max_code % 2 == 0
+    return np.abs(before) > limit if stays else np.abs(before) >= limit
+
+
+def _whole(numbers: Array, rule: CastRule) -> Array:
+    """The integers that numbers are rounded to; infinities and NaN stay."""
+    with np.errstate(invalid="ignore"):
+        return np.copysign(to_whole(np.abs(numbers), rule.rounding), numbers)
 
 
 def _difference(x: Array, before: Array, after: Array, outside: Array | None, src: DType, dst: DType) -> Array:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand
@@ -19,7 +20,8 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs, resolve_random
-from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.gpu import devices
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
@@ -140,7 +142,7 @@ def _check_place(name: str, array: Any, device: int | None, caller: str) -> None
     index = device_index(array)
     if index != device:
         raise ValueError(f"{caller}: {name} is on {devices.name(index)}; x is on {devices.name(device)}")
-    if device is not None and array.data.ptr % array.itemsize:
+    if device is not None and not gpu.cast_on_gpu.is_aligned(array):
         raise ValueError(f"{caller}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.arrays.bitpacking import codes_of
 from gpucast.core.dtypes import DType
 
 Array = npt.NDArray[Any]
@@ -112,5 +113,5 @@ def relative(error: Array, size: Array) -> Array:
 def magnitudes(x: Array, row: DType) -> Array:
     """The codes of floats without their signs: they order as the magnitudes do, infinity and NaN above all numbers; the
     NaN of the FNUZ types alone is 0."""
-    codes = x.view(row.code_numpy)
+    codes = codes_of(x, row.code_numpy)
     return np.asarray(codes & codes.dtype.type(row.code_mask & ~row.sign_code))

@@ -14,7 +14,8 @@ from typing import Any, BinaryIO, TypeVar
 
 from gpucast.core import dtypes
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, DIRECTED, ROUND_MODES, ROUNDINGS, STOCHASTIC
+from gpucast.core.rounding import ROUNDING_MODES, STOCHASTIC
+from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, ROUND_MODES
 from gpucast.files.atomic import replacing
 
 T = TypeVar("T")
@@ -47,12 +48,17 @@ def add_options(parser: Any, rows: str, kinds: Mapping[str, Callable[[str], Any]
         parser.add_argument(name, help=" ".join(help.split()), **more)
 
 
+def _words(family: str) -> str:
+    words = [mode.word for mode in ROUNDING_MODES if getattr(mode, family) and mode.word != STOCHASTIC]
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
 _ATTRIBUTES = f"""\
 --round-mode {"|".join(ROUND_MODES)} = up  rounding to FLOAT8E8M0 (default: %(default)s)
 --opset OPSET = {DEFAULT_OPSET}  follow the ONNX Cast of this opset (default: %(default)s)
---rounding {"|".join((*ROUNDINGS, *DIRECTED, STOCHASTIC))}  integers: truncate (default) or nearest_even.
-    Floats: to nearest (default), toward_zero, upward, downward or odd; of 16 bits or fewer also stochastic
---overflow saturate|wrap  out of range in integers (default: wrap) and wide floats
+--rounding {"|".join(mode.word for mode in ROUNDING_MODES)}  integers: {_words("integers")} (default: truncate).
+    Floats: {_words("floats")} (default: nearest_even); of 16 bits or fewer also stochastic
+--overflow saturate|wrap  out of range: the nearest number of the type; low bits (integers' default)
 """
 
 

@@ -21,7 +21,7 @@ from gpucast.convert.running.work import UnfinishedWork
 from gpucast.convert.scales import scale_styles, scaling
 from gpucast.core.dtypes import DType
 from gpucast.core.errors import printable, printable_lines
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError
 from gpucast.files.atomic import check_target, within
 from gpucast.quantization import RECIPES, recipes

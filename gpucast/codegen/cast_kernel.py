@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, resolve
 
 Shape = Literal["contiguous", "strided", "transposed"]
 SHAPES: tuple[Shape, ...] = ("contiguous", "strided", "transposed")
@@ -32,6 +33,7 @@ FILES = (
     "layout.cuh",
     "table.cuh",
     "bit_planes.cuh",
+    "ways.cuh",
     "cast.cu",
 )
 
@@ -192,7 +194,7 @@ def without_table(rule: CastRule, src_bits: int) -> str:
     src, dst = rule.src, rule.dst
     if src.is_float and src_bits == 6 and dst.bits < 8:
         return "GPUCAST_ARCH >= 1000"
-    if rule.rounding in DIRECTED:
+    if rule.rounds_by_rule:
         return ""
     if _is_computed(rule):
         return "GPUCAST_ARCH >= 1000"
@@ -211,7 +213,7 @@ def _is_computed(rule: CastRule) -> bool:
         return dst.family in ("float", "e8m0") and dst.bits <= 8
     if (src.family, src.bits) == ("int", 4):
         return dst.family == "float" and dst.bits == 8
-    truncates = dst.family == "int" and rule.overflow == "wrap" and rule.rounding == "truncate"
+    truncates = dst.family == "int" and rule.overflow == "wrap" and rule.rounding == "toward_zero"
     shifts = src.family == "e8m0" and dst.bits in (2, 4, 64)
     return truncates and (shifts or ((src.bits, src.mantissa_bits) in ((8, 2), (8, 3)) and dst.bits < 8))
 

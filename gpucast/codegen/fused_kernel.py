@@ -23,7 +23,8 @@ from gpucast.codegen.cast_kernel import (
 from gpucast.codegen.strides import Dims
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Scaling
-from gpucast.core.rule import STOCHASTIC, CastRule, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, resolve
 
 #: The further files of fused kernels, in this order after those that every kernel needs.
 FILES = ("philox.cuh", "stochastic.cuh", "fused.cu")

@@ -14,13 +14,11 @@ from functools import lru_cache
 
 from gpucast.codegen.cast_kernel import FILES, join, kernel_file, options, structs
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.rounding import BY_RULE, OF_FLOATS, ROUNDING_MODES, STOCHASTIC
 from gpucast.core.rule import (
     DEFAULT_OPSET,
-    DIRECTED,
     ROUND_MODE_SINCE,
     ROUND_MODES,
-    ROUNDINGS,
-    STOCHASTIC,
     CastRule,
     Options,
     has_stochastic,
@@ -35,10 +33,11 @@ _PTX = "instructions.cuh"
 _RANDOM = ("philox.cuh", "stochastic.cuh")
 _NUMERIC = tuple(kind for kind in DTYPES if kind.family != "string")
 _COUNTED = tuple(map(dtype, ("FLOAT", "BFLOAT16", "FLOAT16")))
+_INTEGER_WORDS = tuple(mode.word for mode in ROUNDING_MODES if mode.integers)
 #: That the loops name.
 _FLOAT, _DOUBLE = _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
-#: The sources that have loops for directed rounding. Numbers of other types go through DOUBLE, which holds them all.
-DIRECTED_SOURCES = (_DOUBLE, dtype("INT64"), dtype("UINT64"))
+#: The sources that have loops for the modes of `BY_RULE`. Other numbers go through DOUBLE, which holds them all.
+BY_RULE_SOURCES = (_DOUBLE, dtype("INT64"), dtype("UINT64"))
 
 
 #: The sources of the loops that quantize blocks.
@@ -65,8 +64,8 @@ def units() -> Iterator[HostUnit]:
         yield stochastic_unit(
             f"stochastic_{src.name}", [replace(rule, rounding=STOCHASTIC) for rule in rules if has_stochastic(rule.dst)]
         )
-    for src in DIRECTED_SOURCES:
-        yield cast_unit(f"directed_{src.name}", directed_rules(src))
+    for src in BY_RULE_SOURCES:
+        yield cast_unit(f"rounded_{src.name}", rules_by_rule(src))
     for src in _COUNTED:
         yield counted_unit(f"counted_{src.name}", [rule for rule in every_rule(src) if is_counted(rule)])
     for src in BLOCK_SOURCES:
@@ -79,11 +78,12 @@ def units() -> Iterator[HostUnit]:
 
 @lru_cache(maxsize=32)
 def every_rule(src: DType) -> tuple[CastRule, ...]:
-    """Every rule from a type to another, except random rounding."""
+    """Every rule from a type to another that fast paths know: to floats only those that round to nearest even."""
     found = dict.fromkeys(resolve(src, dst) for dst in _NUMERIC)
     # The last opset by whose rules infinity becomes NaN, and the newest.
     opsets = (ROUND_MODE_SINCE - 1, DEFAULT_OPSET)
-    choices = itertools.product(_NUMERIC, (True, False), ROUND_MODES, opsets, (None, *ROUNDINGS), (None, "saturate"))
+    words = (None, *_INTEGER_WORDS)
+    choices = itertools.product(_NUMERIC, (True, False), ROUND_MODES, opsets, words, (None, "saturate"))
     for dst, saturate, round_mode, opset, rounding, overflow in choices:
         try:
             rule = resolve(src, dst, Options(saturate, round_mode, opset, rounding, overflow))
@@ -91,19 +91,23 @@ def every_rule(src: DType) -> tuple[CastRule, ...]:
             # These do not go together.
             continue
         found[rule] = None
-    return tuple(rule for rule in found if rule.src is not rule.dst)
+    return tuple(rule for rule in found if rule.src is not rule.dst and not rule.rounds_by_rule)
 
 
-def directed_rules(src: DType) -> list[CastRule]:
-    """Every rule from a type that rounds in a direction."""
-    floats = [rule for rule in every_rule(src) if rule.dst.family == "float"]
-    asked = [replace(rule, rounding=rounding) for rule in floats for rounding in DIRECTED]
-    return [rule for rule in asked if not holds(rule.dst, src)]
+def rules_by_rule(src: DType) -> list[CastRule]:
+    """Every rule from a type that fast paths do not know."""
+    asked = [
+        replace(rule, rounding=name)
+        for rule in every_rule(src)
+        for name in BY_RULE.get(rule.dst.family, ())
+        if not holds(rule.dst, src)
+    ]
+    return list(dict.fromkeys(asked))
 
 
 def is_counted(rule: CastRule) -> bool:
     """Tell whether a rule has a cast that counts: from the types of checkpoints to any other float."""
-    is_plain = rule.src is not rule.dst and rule.rounding not in (STOCHASTIC, *DIRECTED)
+    is_plain = rule.src is not rule.dst and rule.rounding == OF_FLOATS
     return is_plain and rule.src in _COUNTED and rule.dst.family == "float" and rule.dst.bits <= 32
 
 

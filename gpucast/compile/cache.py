@@ -59,7 +59,8 @@ def read_folder(kind: str) -> str:
 
 def problem(folder: str) -> str:
     """Why some or all of the files in a cache folder are not used; "" where all are used."""
-    return trusted_files.problem(os.path.join(folder, KERNELS))
+    path = os.path.join(folder, KERNELS)
+    return (trusted_files.problem(folder) if _is_shared(os.path.dirname(folder)) else "") or trusted_files.problem(path)
 
 
 def _is_shared(folder: str) -> bool:
@@ -136,7 +137,7 @@ class Cache:
         if self.limit <= 0:
             return
         try:
-            folder = Folder(self.folder, 0o755)
+            folder = _opened(self.folder, 0o755)
             folder.write(key + _SUFFIX, value + _checksum(key, value), 0o644)
             self._make_room(folder, key + _SUFFIX, len(value))
         except OSError as error:
@@ -147,7 +148,7 @@ class Cache:
     def usage(self) -> tuple[int, int]:
         """The number of entries in the folder, and their bytes."""
         try:
-            files = Folder(self.folder).files()
+            files = _opened(self.folder).files()
         except OSError:
             return 0, 0
         sizes = [status.st_size for name, status in files.items() if name.endswith(_SUFFIX)]
@@ -156,7 +157,7 @@ class Cache:
     def _read(self, where: str, key: str) -> bytes | None:
         name = key + _SUFFIX
         try:
-            folder = Folder(where)
+            folder = _opened(where)
             data = folder.read(name)
         except OSError:
             return None
@@ -188,6 +189,15 @@ class Cache:
                 with contextlib.suppress(OSError):
                     folder.remove(name)
                 total -= status.st_size
+
+
+def _opened(path: str, mode: int | None = None) -> Folder:
+    """A folder of files. Its own folder is checked as well where that lies in one of all users: another user may have
+    made it there, and then exchange what is in it."""
+    user = os.path.dirname(path)
+    if _is_shared(os.path.dirname(user)):
+        Folder(user, mode)
+    return Folder(path, mode)
 
 
 def _ours(name: str) -> bool:

@@ -51,6 +51,11 @@ def is_real(value: Any) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
 
 
+def cut(text: str, most: int = 100) -> str:
+    """A text of the caller's as a message repeats it: with quotes, and the beginning only where it is long."""
+    return repr(text) if len(text) <= most else f"{text[:most]!r}... ({len(text)} characters)"
+
+
 def is_number(value: Any) -> bool:
     """Tell whether an object is one number: real, true or false, or such a NumPy array of shape ()."""
     if isinstance(value, np.ndarray):

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import dtype
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 
 _LIMIT = 2**64
 #: The number that values are multiplied with: "none", one that FLOAT holds ("narrow"), or any DOUBLE ("wide").

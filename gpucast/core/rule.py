@@ -14,6 +14,16 @@ import numpy as np
 
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.rounding import (
+    BY_RULE,
+    OF_FLOATS,
+    OF_INTEGERS,
+    STOCHASTIC,
+    RoundingName,
+    name_of,
+    word_of,
+    words_of,
+)
 
 #: The opsets in which a new version of each operator appeared. In 6 `to` became a number; all others brought types.
 CAST_VERSIONS = tuple(sorted({6, *(row.opset for row in DTYPES if row.opset is not None)}))
@@ -24,17 +34,11 @@ DEFAULT_OPSET = CAST_VERSIONS[-1]
 SATURATE_SINCE = 19
 ROUND_MODE_SINCE = 24
 RoundMode = Literal["up", "down", "nearest"]
-Rounding = Literal["truncate", "nearest_even", "stochastic", "toward_zero", "upward", "downward", "odd"]
 #: The treatment of a number out of the destination's range.
 Overflow = Literal["wrap", "saturate", "infinity", "nan"]
 #: The `overflow` keyword. (The meaning of None depends on the destination.)
 OverflowKeyword = Literal["wrap", "saturate"]
 ROUND_MODES: tuple[RoundMode, ...] = ("up", "down", "nearest")
-#: Values of the `rounding` keyword: for integers, and for the floats of 16 bits or fewer.
-ROUNDINGS: tuple[Rounding, ...] = ("truncate", "nearest_even")
-STOCHASTIC: Rounding = "stochastic"
-#: For floats: to the neighbour in a direction, or to the one whose last bit is 1.
-DIRECTED: tuple[Rounding, ...] = ("toward_zero", "upward", "downward", "odd")
 
 
 class Options(NamedTuple):
@@ -79,9 +83,8 @@ class CastRule:
       have a NaN (float8, FLOAT8E8M0) "saturate", or else "infinity" where the type has one and "nan" where not; to the
       types with neither (float4, float6) "saturate". To BOOL and STRING it has no meaning and is "wrap".
     - `infinity_is_nan`: with overflow "saturate" a source infinity gives NaN (FNUZ types, opsets 19 to 23).
-    - `rounding`: to integers "truncate" or "nearest_even"; to floats one of `DIRECTED`, and to those of 16 bits or
-      fewer "stochastic". By default a destination rounds as its family does, and so does every cast that rounds
-      nothing; then it is "truncate".
+    - `rounding`: a name of `gpucast.core.rounding`. A cast that rounds nothing has its family's: "toward_zero" to
+      integers, else "ties_to_even".
     - `round_mode`: to FLOAT8E8M0 only.
     """
 
@@ -89,8 +92,14 @@ class CastRule:
     dst: DType
     overflow: Overflow = "wrap"
     infinity_is_nan: bool = False
-    rounding: Rounding = "truncate"
+    rounding: RoundingName = OF_FLOATS
     round_mode: RoundMode = "up"
+
+    @property
+    def rounds_by_rule(self) -> bool:
+        """Whether only the rule itself can round as it says: fast paths know rounding to nearest even, and to integers
+        toward zero."""
+        return self.rounding in BY_RULE.get(self.dst.family, ())
 
     @property
     def function(self) -> str:
@@ -100,7 +109,7 @@ class CastRule:
         parts = ["gpucast", self.src.numpy_name.replace("_", ""), "to", self.dst.numpy_name.replace("_", "")]
         for chosen, usual in (
             (self.overflow, default.overflow),
-            (self.rounding, default.rounding),
+            (word_of(self.rounding), word_of(default.rounding)),
             (self.round_mode, default.round_mode),
         ):
             if chosen != usual:
@@ -132,7 +141,6 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
     other value that is illegal, newer than the version, or meaningless for the destination.
     """
     saturate, round_mode, opset, overflow = options.saturate, options.round_mode, options.opset, options.overflow
-    rounding: Any = options.rounding
     caller = options.caller
     version = newest_version(opset, options.versions, caller)
     for role, row in (("source", src), ("to", dst)):
@@ -152,22 +160,23 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
         raise ValueError(
             f"{caller}: round_mode={round_mode!r} needs opset {ROUND_MODE_SINCE}; opset={opset} has version {version}"
         )
-    _check_choice(caller, "rounding", rounding, _roundings(src, dst), src, dst)
-    _check_choice(caller, "overflow", overflow, _overflows(src, dst), src, dst)
+    if options.rounding is not None:
+        _check_choice(caller, "rounding", options.rounding, _roundings(src, dst), src, dst)
+    if overflow is not None:
+        _check_choice(caller, "overflow", overflow, _overflows(src, dst), src, dst)
 
-    if src is dst:
+    if src is dst or dst.family in ("bool", "string"):
         return CastRule(src, dst)
+    rounding = OF_INTEGERS if dst.family == "int" else OF_FLOATS
+    if options.rounding is not None and (options.rounding == STOCHASTIC or not holds(dst, src)):
+        rounding = name_of(options.rounding)
     if dst.family == "int":
-        return CastRule(src, dst, overflow=overflow or "wrap", rounding=rounding or "truncate")
-    if dst.family in ("bool", "string"):
-        return CastRule(src, dst)
-    if rounding is None or (rounding in DIRECTED and holds(dst, src)):
-        rounding = "truncate"
+        return CastRule(src, dst, overflow=overflow or "wrap", rounding=rounding)
     if not dst.has_nan:
         return CastRule(src, dst, overflow="saturate", rounding=rounding)
     if not dst.saturate_applies:
         return CastRule(src, dst, overflow=overflow or "infinity", rounding=rounding)
-    if not saturate:
+    if not saturate and overflow is None:
         without: Overflow = "infinity" if dst.has_inf else "nan"
         return CastRule(src, dst, overflow=without, rounding=rounding, round_mode=_mode(dst, round_mode))
     return CastRule(
@@ -190,7 +199,10 @@ def has_stochastic(dst: DType) -> bool:
 
 
 def holds(dst: DType, src: DType) -> bool:
-    """Tell whether a float type has every finite number of another numeric type."""
+    """Tell whether a cast rounds nothing: a float type has every finite number of another numeric type, or both are
+    integers (or text, of which integers are exact)."""
+    if dst.family == "int":
+        return not src.is_float
     if src.family in ("bool", "int"):
         return src.bits - src.sign_bits <= dst.mantissa_bits + 1 and max(src.max, -src.min) <= dst.max
     if src.family == "string":
@@ -200,27 +212,21 @@ def holds(dst: DType, src: DType) -> bool:
     return src.mantissa_bits <= dst.mantissa_bits and lowest[0] >= lowest[1] and src.max <= dst.max
 
 
-def _roundings(src: DType, dst: DType) -> tuple[Rounding, ...]:
+def _roundings(src: DType, dst: DType) -> tuple[str, ...]:
     """The values of the `rounding` keyword that have a meaning for a pair."""
-    if dst.family == "int":
-        return ROUNDINGS if src.family != "string" else ()
-    if dst.family != "float":
-        return ()
-    return DIRECTED if src.family == "string" or not has_stochastic(dst) else (*DIRECTED, STOCHASTIC)
+    if src.family != "string":
+        return words_of(dst)
+    return tuple(word for word in words_of(dst) if dst.is_float and word != STOCHASTIC)
 
 
 def _overflows(src: DType, dst: DType) -> tuple[Overflow, ...]:
     """The values of the `overflow` keyword that have a meaning for a pair."""
     if dst.family == "int":
         return ("wrap", "saturate") if src.family != "string" else ()
-    if dst.has_nan and not dst.saturate_applies:
-        return ("saturate",)
-    return ()
+    return ("saturate",) if dst.is_float else ()
 
 
 def _check_choice(caller: str, name: str, value: Any, legal: tuple[str, ...], src: DType, dst: DType) -> None:
-    if value is None:
-        return
     if isinstance(value, str) and value in legal:
         return
     expected = " or ".join(["None", *map(repr, legal)])
@@ -228,5 +234,4 @@ def _check_choice(caller: str, name: str, value: Any, legal: tuple[str, ...], sr
         raise ValueError(
             f"{caller}: {name}={value!r} does not apply to text; expected {expected} from STRING to {dst.name}"
         )
-    instead = ", and saturate=True or False" if name == "overflow" and dst.saturate_applies else ""
-    raise ValueError(f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}{instead}")
+    raise ValueError(f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}")

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gpucast.arrays.bitpacking import pack_codes
+from gpucast.arrays.bitpacking import codes_of, pack_codes
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files.tensor import Array, FileError, checked_lengths
 
@@ -46,5 +46,5 @@ def encoded(onnx_type: DType, chunk: Array) -> Array:
     """Flat elements as raw_data: packed codes, or little-endian elements."""
     if onnx_type.packed:
         return np.asarray(pack_codes(np.ascontiguousarray(chunk).view(np.uint8), onnx_type.bits))
-    codes = chunk.view(onnx_type.code_numpy).astype(onnx_type.code_numpy.newbyteorder("<"), copy=False)
+    codes = codes_of(chunk, onnx_type.code_numpy).astype(onnx_type.code_numpy.newbyteorder("<"), copy=False)
     return np.ascontiguousarray(codes).view(np.uint8)

@@ -75,6 +75,14 @@ def is_contiguous(x: Any) -> bool:
     return isinstance(x, PackedArray) or bool(x._c_contiguous)
 
 
+def is_aligned(x: Any, alignment: int = 0) -> bool:
+    """Whether an array on a device begins at a multiple of so many bytes; 0: of those of an element, which are the
+    least that a kernel accesses at a time unless it says otherwise. Every kernel's arrays are judged here."""
+    if not alignment:
+        alignment = 1 if isinstance(x, PackedArray) else x.itemsize
+    return address(x) % alignment == 0
+
+
 def address(x: Any) -> int:
     """`Operand.address` of an array on a device, for callers that need nothing else of it."""
     return int((x.data if isinstance(x, PackedArray) else x).data.ptr)

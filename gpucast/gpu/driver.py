@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from ctypes import addressof, c_int64, c_uint32, c_uint64, c_void_p, create_string_buffer
+from ctypes import CFUNCTYPE, addressof, c_int, c_int64, c_uint32, c_uint64, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -269,7 +269,23 @@ class CupyDriver:
         runtime.setDevice(device)
         image = compiler.compile_for(source.text, source.name, self._capability(device))
         # Kept for the life of the process: a plan may be used at any time, also while Python shuts down.
-        return int(driver.moduleGetFunction(driver.moduleLoadData(image), source.name))
+        function = int(driver.moduleGetFunction(driver.moduleLoadData(image), source.name))
+        self._load(function)
+        return function
+
+    @staticmethod
+    def _load(function: int) -> None:
+        """Load a function now. CUDA would do so at its first launch, where a graph may be captured."""
+        from cupy_backends.cuda.api import driver
+
+        address = nvidia.function("cuFuncLoad")
+        if not address:
+            # Drivers before CUDA 12.4 load it to answer a question.
+            driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_NUM_REGS, function)
+            return
+        status = CFUNCTYPE(c_int, c_void_p)(address)(function)
+        if status:
+            raise driver.CUDADriverError(status)
 
     @cached_property
     def argument_bytes(self) -> int:

@@ -21,7 +21,8 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
 from gpucast.codegen.spec import CastSpec
 from gpucast.core.fused_ops import Scaling, resolve_random, scaling_of
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
@@ -131,7 +132,7 @@ def fused(source: Operand, rule: CastRule) -> Callable[[Any, Any, Any, Any, Any,
             and value.dtype is kind
             and value.size == 1
             and value.data.device_id == device
-            and not value.data.ptr % kind.itemsize
+            and cast_on_gpu.is_aligned(value)
         )
 
     def run(x: Any, out: Any, seed: Any, offset: Any, scale: Any, amax: Any) -> Any:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the extension module `gpucast._host`: ``python -m gpucast.host.build [--levels native|all|x86-64-v3,...]``.
+"""Builds the extension module `gpucast._host`: ``python -m gpucast.host.build [--levels native|all|x86-64-v3,...]
+[--sanitize address,undefined]``.
 
 Objects are kept, by the digests of their texts, in ``build/host`` of the checkout (``GPUCAST_BUILD_DIR`` names another
 folder), so that only what has changed is compiled again.
@@ -37,13 +38,14 @@ LEVELS = {
 _MACHINE = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
 
 #: Loops are vectorized, some as an `omp simd` says. Each operation is rounded by itself, whatever options $CXX holds.
-#: Nobody reads floating-point exceptions or errno, so both sides of a choice may be computed. The compiler of ziglang
-#: enables sanitizers by default.
+#: Nobody reads floating-point exceptions or errno, so both sides of a choice may be computed.
 _FLAGS = (
     "-std=c++17", "-O3", "-fno-fast-math", "-ffp-contract=off", "-fno-trapping-math", "-fno-math-errno",
-    "-fopenmp-simd", "-fno-exceptions", "-fno-rtti", "-fno-sanitize=all", "-fvisibility=hidden", "-fPIC", "-Wall",
+    "-fopenmp-simd", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden", "-fPIC", "-Wall",
     "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-function",
 )  # fmt: skip
+#: The compiler of ziglang enables sanitizers by default.
+_UNSANITIZED = ("-fno-sanitize=all",)
 #: Epilogues of loops that are not vectorized themselves halve the time to compile.
 _GCC_FLAGS = ("--param", "vect-epilogues-nomask=0", "-Wno-psabi")
 _CLANG_FLAGS = (
@@ -71,8 +73,13 @@ class _Job:
     options: tuple[str, ...]
 
 
-def build(target: Path, levels: Sequence[str], tell: Callable[[str], None] = print) -> None:
-    """Build the module as the file `target`, with loops for these levels. BuildError where that fails."""
+def build(
+    target: Path, levels: Sequence[str], tell: Callable[[str], None] = print, sanitizers: Sequence[str] = ()
+) -> None:
+    """Build the module as the file `target`, with loops for these levels. BuildError where that fails.
+
+    `sanitizers` are names of the compiler's, such as "address": the process ends where one of them finds something.
+    """
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         raise BuildError("free-threaded Pythons have no stable interface for extension modules")
     if _MACHINE not in LEVELS:
@@ -89,19 +96,29 @@ def build(target: Path, levels: Sequence[str], tell: Callable[[str], None] = pri
     is_zig = any("zig" in word for word in compiler)
     option = "-mcpu={}" if is_zig else "-march={}"
     jobs = _jobs(list(units()), levels, option)
-    command = [*compiler, *_FLAGS, *own]
+    checks = _sanitizing(sanitizers)
+    command = [*compiler, *_FLAGS, *own, *checks]
     tell(f"gpucast: building the host's loops for {', '.join(levels)} with {version}")
     objects = _compiled(jobs, command, version, folder, tell)
     made = folder / f"{os.getpid()}.so"
     # Nothing here is of C++'s own library, which Zig would compile first, for minutes.
     linker = [*compiler[:-1], "cc"] if is_zig and compiler[-1] == "c++" else compiler
-    link = [*linker, "-shared", "-fPIC", "-fno-sanitize=all", "-Wl,-s", "-o", str(made), *objects]
+    # Sanitizers name the lines of the text, which are among the symbols.
+    link = [*linker, "-shared", "-fPIC", *checks, *(() if sanitizers else ("-Wl,-s",)), "-o", str(made), *objects]
     try:
         _run(link)
         os.replace(shutil.copy(made, target.with_suffix(".new")), target)
     finally:
         made.unlink(missing_ok=True)
     tell(f"gpucast: {target.name} has {target.stat().st_size / 2**20:.1f} MiB")
+
+
+def _sanitizing(sanitizers: Sequence[str]) -> tuple[str, ...]:
+    """The compiler's options for sanitizers, behind those of `_FLAGS`."""
+    if not sanitizers:
+        return _UNSANITIZED
+    # With all of the optimizer's work the checks would take minutes to compile.
+    return ("-O1", "-g1", f"-fsanitize={','.join(sanitizers)}", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
 
 def native_levels() -> list[str]:
@@ -218,7 +235,7 @@ def _numpy_headers() -> str:
     return str(numpy.get_include())
 
 
-def build_or_say_why(levels: str = "") -> bool:
+def build_or_say_why(levels: str = "", sanitizers: Sequence[str] = ()) -> bool:
     """Build the module where Python looks for it. Where that fails, say why, here and later in `gpucast info`, and
     return False."""
     levels = levels or os.environ.get("GPUCAST_HOST_LEVELS") or "native"
@@ -230,7 +247,7 @@ def build_or_say_why(levels: str = "") -> bool:
     try:
         if is_left_out:
             raise BuildError("it was installed with GPUCAST_NO_HOST=1")
-        build(_TARGET, _chosen(levels))
+        build(_TARGET, _chosen(levels), sanitizers=sanitizers)
         return True
     except BuildError as error:
         _TARGET.unlink(missing_ok=True)
@@ -253,7 +270,15 @@ def _chosen(levels: str) -> list[str]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m gpucast.host.build", description="Build gpucast._host.")
     parser.add_argument("--levels", default="", help="native (the default), all, or names such as x86-64-v3")
-    return 0 if build_or_say_why(parser.parse_args(argv).levels) else 1
+    parser.add_argument(
+        "--sanitize",
+        default="",
+        metavar="NAMES",
+        help="with these sanitizers of the compiler, such as address,undefined; their library has to be loaded before "
+        "Python: LD_PRELOAD=$(g++ -print-file-name=libasan.so)",
+    )
+    given = parser.parse_args(argv)
+    return 0 if build_or_say_why(given.levels, tuple(filter(None, given.sanitize.split(",")))) else 1
 
 
 if __name__ == "__main__":

@@ -7,10 +7,11 @@ import ctypes
 from dataclasses import replace
 from functools import lru_cache
 
-from gpucast.codegen.host_units import DIRECTED_SOURCES
+from gpucast.codegen.host_units import BY_RULE_SOURCES
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import FusedInputs, Scaling
-from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, has_stochastic, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, has_stochastic, resolve
 from gpucast.host.extension import MODULE
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
@@ -80,8 +81,8 @@ def fused(rule: CastRule, scaled: bool) -> bytes:
 
 
 def _is_product(rule: CastRule) -> bool:
-    """Whether a cast rounds in a direction for which its source has no loop: then its DOUBLEs are rounded, times 1."""
-    return rule.rounding in DIRECTED and rule.src not in DIRECTED_SOURCES
+    """Whether a cast rounds by a rule for which its source has no loop: then its DOUBLEs are rounded, times 1."""
+    return rule.rounds_by_rule and rule.src not in BY_RULE_SOURCES
 
 
 def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
@@ -107,16 +108,16 @@ def _template(rule: CastRule, scaling: Scaling, amax: bool, finite: bool) -> byt
     """The work of a fused cast, without its numbers."""
     if scaling == "none" and not amax and not finite:
         return bytes(Work(_AT_RANDOM, function_of(rule)))
-    src, is_random, is_directed = rule.src, rule.rounding == STOCHASTIC, rule.rounding in DIRECTED
+    src, is_random, by_rule = rule.src, rule.rounding == STOCHASTIC, rule.rounds_by_rule
     product, last = _NONE, rule
     if scaling != "none":
         # Short floats take products that are rounded to odd; there infinity and numbers beyond FLOAT's are the same.
-        is_odd = has_stochastic(rule.dst) and not (is_random or is_directed or rule.infinity_is_nan)
+        is_odd = has_stochastic(rule.dst) and not (is_random or by_rule or rule.infinity_is_nan)
         product, last = (_ODD_FLOATS, replace(rule, src=_FLOAT)) if is_odd else (_DOUBLES, replace(rule, src=_DOUBLE))
     is_exact = src is _FLOAT or src.bits <= 16
     floats, doubles = _unless_same(resolve(src, _FLOAT)), 0 if is_exact else _unless_same(resolve(src, _DOUBLE))
     cast = _unless_same(last) if scaling != "none" else function_of(last)
-    if is_exact and scaling == "narrow" and rule.dst is _FLOAT and rule.overflow == "infinity" and not is_directed:
+    if is_exact and scaling == "narrow" and rule.dst is _FLOAT and rule.overflow == "infinity" and not by_rule:
         # The product of two FLOATs is rounded once.
         product, cast = _FLOATS, 0
     return bytes(

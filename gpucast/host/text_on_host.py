@@ -25,7 +25,7 @@ from gpucast.arrays.chunks import spans
 from gpucast.arrays.operand import Operand, operand
 from gpucast.core import arithmetic, dtypes, packages, strings
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import DIRECTED, CastRule
+from gpucast.core.rule import CastRule
 from gpucast.host.cast_on_host import into
 from gpucast.reference.exact_cast import from_strings
 
@@ -121,7 +121,7 @@ def _read_strings(texts: list[str], first: int, rule: CastRule) -> list[str]:
 
 def _read_floats(texts: list[str], first: int, rule: CastRule) -> Array:
     dst = rule.dst
-    if rule.rounding in DIRECTED:
+    if rule.rounds_by_rule:
         return from_strings(np.array(texts, object), rule, first)
     numbers = _doubles(texts, first)
     if dst.numpy == np.float64:

@@ -20,7 +20,7 @@ import numpy as np
 from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import ArrayAdapter, Lent
-from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.bitpacking import codes_of, namespace
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import DTYPES, DType, dtype
@@ -68,7 +68,8 @@ def to_dlpack(x: Any) -> Export:
     """An object with ``__dlpack__`` over an array of NumPy or CuPy of any whole-byte type, or FLOAT4E2M1 as a
     PackedArray: ``torch.from_dlpack(gpucast.to_dlpack(y))``, ``jax.dlpack.from_dlpack(gpucast.to_dlpack(y))``.
 
-    TypeError for anything else; BufferError for a type that DLPack does not have, or that libraries do not take.
+    TypeError for anything else; BufferError for a type that DLPack does not have, or that libraries do not take, and
+    for an array whose byte order is not this machine's.
     """
     if not isinstance(x, PackedArray) and namespace(x) is None:
         raise TypeError(f"to_dlpack: {type(x).__name__} is no array of NumPy or CuPy, and no PackedArray")
@@ -335,7 +336,12 @@ class Export:
         else:
             if self._code is None or self._dtype.packed:
                 raise BufferError(f"dlpack: {self._dtype.name} cannot be exported")
-            self._codes = array.view(self._dtype.code_numpy)
+            if not array.dtype.isnative and array.dtype.itemsize > 1:
+                raise BufferError(
+                    f"dlpack: x.dtype={array.dtype.str!r} has a byte order that DLPack cannot tell; expected this "
+                    "machine's: x.astype(x.dtype.newbyteorder('='))"
+                )
+            self._codes = codes_of(array, self._dtype.code_numpy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         kind, index = self._codes.__dlpack_device__()

@@ -21,7 +21,8 @@ from gpucast.casting.fused_options import fused_rule, resolve_scale, rule_of
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Scaling, resolve_random
-from gpucast.core.rule import STOCHASTIC, Options
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import Options
 from gpucast.libraries import jax_ffi
 
 

@@ -13,13 +13,11 @@ from typing import Any
 
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.fused_ops import Random, resolve_random
+from gpucast.core.rounding import BY_RULE, STOCHASTIC, word_of, words_of
 from gpucast.core.rule import (
     DEFAULT_OPSET,
-    DIRECTED,
     ROUND_MODE_SINCE,
     ROUND_MODES,
-    ROUNDINGS,
-    STOCHASTIC,
     CastRule,
     Options,
     first_opset,
@@ -66,7 +64,7 @@ def cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
 
 @functools.cache
 def _cases(src: DType, dst: DType, opsets: tuple[int, ...]) -> tuple[Case, ...]:
-    roundings = (None, *ROUNDINGS) if dst.family == "int" else (None,)
+    roundings = (None, *words_of(dst)) if dst.family == "int" else (None,)
     wide_float = dst.family == "float" and dst.bits >= 16
     overflows = (None, "wrap", "saturate") if dst.family == "int" else (None, "saturate") if wide_float else (None,)
     defaults = {"saturate": True, "round_mode": "up", "rounding": None, "overflow": None, "opset": DEFAULT_OPSET}
@@ -92,12 +90,15 @@ def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> 
     ]
 
 
-def directed_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
-    """The cases of a pair that round to a float in a direction; none where there is nothing to round."""
+def by_rule_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
+    """The cases of a pair that round to a float neither to nearest even nor at random; none where there is nothing to
+    round."""
     if dst.family != "float" or holds(dst, src):
         return []
-    every = itertools.product(cases(src, dst, opsets), DIRECTED)
-    return [Case(replace(one.rule, rounding=way), (*one.attributes, ("rounding", way))) for one, way in every]
+    every = itertools.product(cases(src, dst, opsets), BY_RULE["float"])
+    return [
+        Case(replace(one.rule, rounding=name), (*one.attributes, ("rounding", word_of(name)))) for one, name in every
+    ]
 
 
 def rules(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[CastRule]:
@@ -113,7 +114,7 @@ def all_cases(pairs: Iterable[Pair], defaults_only: bool = False) -> list[Case]:
     """The cases of some pairs: one for every rule, or only those of the default attributes."""
     if defaults_only:
         return [cases(*pair)[0] for pair in pairs]
-    return [case for pair in pairs for case in (*cases(*pair), *directed_cases(*pair), *stochastic_cases(*pair))]
+    return [case for pair in pairs for case in (*cases(*pair), *by_rule_cases(*pair), *stochastic_cases(*pair))]
 
 
 def shuffled(chosen: Sequence[Case], seed: int) -> list[Case]:

@@ -27,6 +27,8 @@ from gpucast.core.rule import CastRule
 
 #: The kernels of one translation unit, and the compilers that run at a time.
 _UNIT, _PROCESSES = 40, 2
+#: The compiler's option that has it check accesses.
+_CHECKS = "-fsanitize=alignment,bounds"
 
 #: How threads and barriers become loops. A block's threads run one after the other: all of them up to the first
 #: barrier, then all anew up to the second, and so on. So a kernel writes each place in shared memory between the same
@@ -35,10 +37,7 @@ _THREADS = """
 namespace {
 unsigned phase, passed;
 bool at_barrier;
-unsigned long long misaligned;
-void check_aligned(const void* pointer, unsigned bytes) { misaligned += (unsigned long long)pointer % bytes != 0; }
 }
-#define GPUCAST_CHECK_ALIGNED(pointer, bytes) check_aligned(pointer, bytes)
 #define GPUCAST_OVERLAY struct
 #define GPUCAST_BARRIER() if (passed++ == phase) { at_barrier = true; return; }
 // Before the barrier each thread leaves what it has found, for the turns of a loop at places of their own.
@@ -50,10 +49,37 @@ void check_aligned(const void* pointer, unsigned bytes) { misaligned += (unsigne
     for (unsigned i = threadIdx.x / LANES * LANES, end = i + LANES; i < end; ++i) STATS.merge(stats_of_turn[i]);
 """
 
-#: One launch; the result is the number of misaligned accesses, on which a GPU would have stopped.
+#: The accesses at which a GPU stops, or reads and writes elsewhere, are counted. Instructions for global memory take no
+#: address of shared memory, which is a section of its own here, nor of a thread's memory, the stack. The compiler
+#: instruments all others (`flags`); the functions that it calls are here, so that no library is needed.
+_FAULTS = """
+namespace {
+struct { unsigned long long misaligned, outside, elsewhere; } faults;
+const char* stack_end;
+}
+extern "C" {
+#define HIDDEN __attribute__((visibility("hidden")))
+extern const char __start_gpucast_shared[] __attribute__((weak)) HIDDEN;
+extern const char __stop_gpucast_shared[] __attribute__((weak)) HIDDEN;
+HIDDEN void __ubsan_handle_type_mismatch_v1(void*, unsigned long) { ++faults.misaligned; }
+HIDDEN void __ubsan_handle_out_of_bounds(void*, unsigned long) { ++faults.outside; }
+}
+namespace {
+void check_global(const void* pointer, unsigned bytes) {
+    const char *at = (const char*)pointer, *stack = (const char*)__builtin_frame_address(0);
+    faults.misaligned += (unsigned long long)pointer % bytes != 0;
+    faults.elsewhere += (at >= __start_gpucast_shared && at < __stop_gpucast_shared) || (at >= stack && at < stack_end);
+}
+}
+#define GPUCAST_CHECK_GLOBAL(pointer, bytes) check_global(pointer, bytes)
+#define GPUCAST_SHARED static __attribute__((section("gpucast_shared")))
+"""
+
+#: One launch; the result is `faults`.
 _LAUNCH = """
-extern "C" unsigned long long launch_{name}({parameters}, unsigned first_block, unsigned blocks) {{
-    misaligned = 0;
+extern "C" const void* launch_{name}({parameters}, unsigned first_block, unsigned blocks) {{
+    faults = {{}};
+    stack_end = (const char*)__builtin_frame_address(0);
     for (blockIdx.x = first_block; blockIdx.x < blocks; ++blockIdx.x) {{
         at_barrier = true;
         for (phase = 0; at_barrier; ++phase) {{
@@ -64,7 +90,7 @@ extern "C" unsigned long long launch_{name}({parameters}, unsigned first_block, 
             }}
         }}
     }}
-    return misaligned;
+    return &faults;
 }}
 """
 _PARAMETERS = "const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n"
@@ -84,7 +110,9 @@ def flags(optimize: bool = True, sanitize: bool = False) -> list[str]:
     if sanitize:
         return [*chosen, "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     # By default ziglang's compiler enables sanitizers, and builds their library first, which takes minutes.
-    return [*chosen, "-fno-sanitize=all"]
+    chosen.append("-fno-sanitize=all")
+    # Kernels that are built for speed take the same ways, and run for minutes.
+    return chosen if optimize else [*chosen, _CHECKS]
 
 
 @dataclass(frozen=True)
@@ -100,6 +128,25 @@ class Arguments:
     more: bytes | None = None
 
 
+class _Faults(ctypes.Structure):
+    """``faults`` of `_FAULTS`."""
+
+    _fields_ = (
+        ("misaligned", ctypes.c_ulonglong), ("outside", ctypes.c_ulonglong), ("elsewhere", ctypes.c_ulonglong),
+    )  # fmt: skip
+
+    def check(self, name: str, where: str = "") -> None:
+        """RuntimeError where there are any."""
+        counts = {
+            "misaligned accesses": self.misaligned,
+            "indices outside of an array": self.outside,
+            "accesses of global memory to a block's or a thread's memory": self.elsewhere,
+        }
+        found = [f"{count} {kind}" for kind, count in counts.items() if count]
+        if found:
+            raise RuntimeError(f"{name}: {', '.join(found)}{where}")
+
+
 class HostKernels:
     """Compiled kernels, found by name, or by the rule, shape and packing of their source."""
 
@@ -108,7 +155,7 @@ class HostKernels:
         self._names: dict[tuple[CastRule, Shape, bool], str] = {}
         for source, library in zip(sources, libraries, strict=True):
             function = library[f"launch_{source.name}"]
-            function.restype = ctypes.c_ulonglong
+            function.restype = ctypes.POINTER(_Faults)
             self._kernels[source.name] = (source, function)
             self._names[source.rule, source.shape, source.unpacked] = source.name
 
@@ -129,18 +176,17 @@ class HostKernels:
         """Launch a kernel by name, because a rule may have several fused kernels: `blocks` of its blocks (None: all)
         from `first_block` on.
 
-        RuntimeError for a misaligned access, at which a GPU would stop.
+        RuntimeError for an access at which a GPU would stop.
         """
         source, function = self._kernels[name]
         src, dst, n = arguments.src, arguments.dst, arguments.n
         end = source.blocks(n, dst) if blocks is None else first_block + blocks
         more = () if arguments.more is None else (arguments.more,)
-        misaligned = function(
+        faults = function(
             ctypes.c_void_p(src), ctypes.c_uint(arguments.src_bit), ctypes.c_void_p(dst), ctypes.c_longlong(n), *more,
             ctypes.c_uint(first_block), ctypes.c_uint(end),
         )  # fmt: skip
-        if misaligned:
-            raise RuntimeError(f"{source.name}: {misaligned} misaligned accesses (src={src:#x}, dst={dst:#x}, n={n})")
+        faults.contents.check(source.name, f" (src={src:#x}, dst={dst:#x}, n={n})")
 
 
 def build(
@@ -178,13 +224,12 @@ def build_batch(source: BatchSource) -> Callable[[int, np.ndarray[Any, Any]], No
     with tempfile.TemporaryDirectory(prefix="gpucast-hostbuild-", ignore_cleanup_errors=True) as folder:
         library = ctypes.CDLL(str(_compile([*compiler(), *flags(optimize=False)], text, Path(folder) / "many")))
     function = library[f"launch_{source.name}"]
-    function.restype = ctypes.c_ulonglong
+    function.restype = ctypes.POINTER(_Faults)
 
     def launch(blocks: int, table: np.ndarray[Any, Any]) -> None:
         assert table.dtype == source.table and table.ndim == 0
-        misaligned = function(ctypes.c_void_p(table.ctypes.data), ctypes.c_uint(0), ctypes.c_uint(blocks))
-        if misaligned:
-            raise RuntimeError(f"{source.name}: {misaligned} misaligned accesses")
+        faults = function(ctypes.c_void_p(table.ctypes.data), ctypes.c_uint(0), ctypes.c_uint(blocks))
+        faults.contents.check(source.name)
 
     return launch
 
@@ -199,7 +244,7 @@ def unit_text(sources: Sequence[KernelSource], arch: int = 90) -> str:
 @lru_cache
 def shim(arch: int = 90) -> str:
     """The text to put before kernels, or a device function, to compile them as host code."""
-    return f"{_THREADS}#define GPUCAST_ARCH {10 * arch}\n{host_section()}"
+    return f"{_THREADS}{_FAULTS}#define GPUCAST_ARCH {10 * arch}\n{host_section()}"
 
 
 def _launcher(source: KernelSource) -> str:
@@ -210,10 +255,15 @@ def _launcher(source: KernelSource) -> str:
 
 
 def _compile(command: list[str], text: str, path: Path) -> Path:
-    written, library = path.with_suffix(".cpp"), path.with_suffix(".so")
+    written, unlinked, library = (path.with_suffix(suffix) for suffix in (".cpp", ".o", ".so"))
     written.write_text(text, encoding="utf-8")
-    run = [*command, "-o", str(library), str(written)]
-    result = subprocess.run(run, capture_output=True, text=True, errors="replace", check=False)
+    _run([*(option for option in command if option != "-shared"), "-c", "-o", str(unlinked), str(written)])
+    # Linked without `_CHECKS`, for which a compiler would add a library.
+    _run([*(option for option in command if option != _CHECKS), "-o", str(library), str(unlinked)])
+    return library
+
+
+def _run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if result.returncode:
         raise RuntimeError(f"hostbuild: {' '.join(command)} failed:\n{result.stderr[-4000:]}")
-    return library

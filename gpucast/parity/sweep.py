@@ -16,7 +16,8 @@ from collections.abc import Callable
 import numpy as np
 
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC, CastRule
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule
 from gpucast.parity.backends import Array, CastBackend
 from gpucast.parity.cases import Case
 from gpucast.parity.compare import BLOCK, CaseResult, Mismatch, mismatch, run_threads, wanted_codes
@@ -120,7 +121,7 @@ def intervals(rule: CastRule, seed: int = 0) -> Codes:
 
 def has_stairs(rule: CastRule) -> bool:
     """True if results go up by equal steps within a binade: numbers are truncated and wrap, or stay as they are."""
-    truncates = rule.dst.family == "int" and rule.overflow == "wrap" and rule.rounding == "truncate"
+    truncates = rule.dst.family == "int" and rule.overflow == "wrap" and rule.rounding == "toward_zero"
     return rule.src.bits in (16, 32) and rule.src is not rule.dst and (truncates or rule.dst.name == "DOUBLE")
 
 

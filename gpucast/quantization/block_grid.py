@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.quantization.formats import Format, ScaleLayout, ScaleOrder
+from gpucast.quantization.formats import Format
+from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder, order
 
 Triple = tuple[int, int, int]
-_COLS = 4
 
 
 @dataclass(frozen=True)
@@ -74,16 +74,9 @@ class BlockGrid:
         return np.asarray(np.ravel_multi_index(blocks, self.counts))
 
 
-def padded(rows: int, cols: int, layout: ScaleOrder = "128x4", itemsize: int = 1) -> tuple[int, int]:
-    """The shape of the padded matrix."""
-    height = {"128x4": 128, "8x4": 8, "mn_major": 4}[layout]
-    width = _COLS // itemsize
-    return -(-rows // height) * height, -(-cols // width) * width
-
-
 def size(shape: tuple[int, ...], layout: ScaleOrder = "128x4", itemsize: int = 1) -> int:
     """The number of scales, padding included, for scales of this shape; all dimensions but the last are rows."""
-    return math.prod(padded(math.prod(shape[:-1]), shape[-1], layout, itemsize))
+    return math.prod(order(layout).padded(math.prod(shape[:-1]), shape[-1], itemsize))
 
 
 def in_layout(shape: tuple[int, ...], layout: ScaleLayout, itemsize: int) -> tuple[int, ...]:

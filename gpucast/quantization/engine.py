@@ -16,7 +16,8 @@ from gpucast.core.rule import resolve
 from gpucast.host import cast_on_host
 from gpucast.quantization import gpu, hadamard_on_host, quantize_on_host, swizzle
 from gpucast.quantization.block_grid import BlockGrid, size
-from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout, ScaleOrder
+from gpucast.quantization.formats import Format, Hadamard, Parts
+from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder
 
 _FLOAT = dtype("FLOAT")
 #: The most elements, padding included, whose scales one kernel writes in an order: its threads have 32-bit numbers.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.quantization.steps import Steps
 
 __all__ = [
-    "FORMATS", "LENGTHS", "ROW", "SCALE_LAYOUTS", "SOURCES", "Format", "Hadamard", "Parts", "ScaleLayout", "ScaleOrder",
-    "ScaleRule", "find",
+    "FORMATS", "LENGTHS", "ROW", "SOURCES", "Format", "Hadamard", "Parts", "ScaleRule", "find",
 ]  # fmt: skip
 
 #: How the scale of a block comes from its largest magnitude: "amax" (divided by the largest element), "full_range" (by
@@ -35,12 +34,6 @@ ROW = (1 << 31) - 1
 #: Which elements share a scale: all ("tensor"), those of one index of the axis ("axis"), or blocks of these lengths,
 #: the last one along the axis.
 Block = Literal["tensor", "axis"] | tuple[int, ...]
-
-#: The orders of scales besides "linear": `gpucast.quantization.swizzle`.
-ScaleOrder = Literal["128x4", "8x4", "mn_major"]
-ScaleLayout = Literal["linear", ScaleOrder]
-#: Each at its number in kernels/scale_orders.cuh.
-SCALE_LAYOUTS: tuple[ScaleLayout, ...] = ("linear", *get_args(ScaleOrder))
 
 _FLOAT, _BFLOAT16, _E8M0, _E4M3 = map(dtype, ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "FLOAT8E4M3FN"))
 #: The types of the arrays that can be quantized.

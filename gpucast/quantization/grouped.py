@@ -23,6 +23,7 @@ from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.creation import empty
 from gpucast.casting.fused_options import fused_rule, resolve_scale
+from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype
@@ -31,17 +32,16 @@ from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices, streams
 from gpucast.quantization import block_grid, grouped_on_host, recipes
 from gpucast.quantization import gpu as on_device
-from gpucast.quantization.formats import LENGTHS, SCALE_LAYOUTS, Format, ScaleLayout
+from gpucast.quantization.formats import LENGTHS, Format
 from gpucast.quantization.option_checks import check_constant, resolve_random
 from gpucast.quantization.quantized import source_dtype
+from gpucast.quantization.scale_orders import SCALE_LAYOUTS, SCALE_ORDERS, ScaleLayout, order
 
 #: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
 _MOST_GROUPS = 1024
 #: The kernels count columns in 32 bits, up to the elements of a block of threads behind the last.
 _MOST_COLUMNS = (1 << 32) - (1 << 13)
-_LAYOUTS = ("linear", "128x4", "mn_major")
-#: What the addresses of numbers and codes on a device are multiples of: the kernels access 16 bytes at a time.
-_ALIGNMENT = 16
+_LAYOUTS = tuple(row.name for row in SCALE_ORDERS if row.groups)
 
 
 class Grouped(NamedTuple):
@@ -93,7 +93,8 @@ def quantize_grouped(
     rounding, seed, offset
         As for `gpucast.quantize`. Numbers have the random words of their places in x, whatever the groups are.
     out
-        The result of an earlier, equal call, which is written and returned: a CUDA graph can capture the call.
+        The result of an earlier, equal call, which is written and returned: a CUDA graph can capture the call, unless
+        the codes (or x) are not at a multiple of 16 bytes, for which the call needs memory.
 
     The offsets are checked where they are. From the first group on whose end is below its begin or beyond the rows, all
     groups count as empty, and `Grouped.valid` is the number of groups before it; nothing outside of x is read.
@@ -157,11 +158,12 @@ def _quantize_grouped(
     recipes.check_source(asked, format, call.src, caller)
     if isinstance(call.scale, np.ndarray) and not (np.isfinite(call.scale) & (call.scale > 0)).all():
         raise ValueError(f"{caller}: scale= must be finite and above 0 as FLOAT")
-    wanted = {"128x4": 128, "mn_major": 4}.get(scale_layout, 1)
-    if scale_layout not in _LAYOUTS or (scale_layout == "128x4" and format.scale.bits != 8) or format.scale.bits == 16:
+    itemsize = format.scale.bits // 8
+    if scale_layout not in _LAYOUTS or itemsize == 2 or itemsize not in order(scale_layout).itemsizes:
         raise ValueError(f"{caller}: scale_layout={scale_layout!r} must be one of {_LAYOUTS} that {format} has")
-    if call.pad % wanted:
-        raise ValueError(f"{caller}: scale_layout={scale_layout!r} needs a pad of whole {wanted}, not {call.pad}")
+    if call.pad % order(scale_layout).height:
+        height = order(scale_layout).height
+        raise ValueError(f"{caller}: scale_layout={scale_layout!r} needs a pad of whole {height}, not {call.pad}")
     shape: tuple[int, ...] = call.result_rows, call.columns // format.block[-1]
     shape = block_grid.in_layout(shape, scale_layout, format.scale.bits // 8)
     return call.run(
@@ -257,13 +259,13 @@ class _Call:
             ]
             if out is not None:
                 self._check_memory(parts)
-            data, of_blocks, ends, valid = parts
             if self.device is None:
-                result = data, of_blocks, ends, valid
                 how = self.scale, self.pad, layout, self.random
+                data, of_blocks, ends, valid = parts
+                result = data, of_blocks, ends, valid
                 grouped_on_host.fill(result, self.x, self.offsets, element, format, *how)
             else:
-                self._on_device(data, of_blocks, ends, valid, rule, format, layout)
+                self._on_device(parts, rule, format, layout)
             if out is not None:
                 return out
             if self.library is not None:
@@ -303,27 +305,24 @@ class _Call:
         read = [Place("x", self.x), Place("offsets", self.offsets)]
         read += [] if isinstance(self.scale, float) else [Place("scale", self.scale)]
         check_written(written, read, self.caller)
-        if self.device is None:
-            return
-        for place in written:
-            name, part = place.name, place.data
-            alignment = _ALIGNMENT if name == "out.data" else part.itemsize
-            if part.data.ptr % alignment:
-                raise ValueError(f"{self.caller}: the address of {name} is no multiple of {alignment} bytes")
 
-    def _on_device(
-        self, data: Any, scales: Any, ends: Any, valid: Any, rule: CastRule, format: Format | None, layout: str
-    ) -> None:
+    def _on_device(self, parts: list[Any], rule: CastRule, format: Format | None, layout: str) -> None:
         kernels = on_device.grouped_on_gpu
         assert self.device is not None
         with gpu.driver.driver().on(self.device):
-            x = kernels.dense("x", self.x, self.caller, _ALIGNMENT)
+            x = kernels.dense("x", self.x, self.caller, VECTOR)
             offsets, scale = kernels.dense("offsets", self.offsets, self.caller), self.scale
             if not isinstance(scale, float):
                 scale = kernels.dense("scale", scale, self.caller)
-        arguments = kernels.GroupedArguments(
-            offsets, scale, scales, ends, valid, self.rows, self.columns, self.result_rows, self.pad,
-            SCALE_LAYOUTS.index(layout), *(self.random or (0, 0)),
-        )  # fmt: skip
-        spec = kernels.GroupedSpec(rule, format, self.random is not None)
-        kernels.run(spec, x, data, arguments, self.device)
+            wanted = {name: part for name, part in zip(Grouped._fields, parts, strict=True) if part is not None}
+            written = {
+                name: kernels.target(f"out.{name}", part, self.caller, VECTOR if name == "data" else 0)
+                for name, part in wanted.items()
+            }
+            arguments = kernels.GroupedArguments(
+                offsets, scale, written.get("scales"), written["offsets"], written["valid"], self.rows, self.columns,
+                self.result_rows, self.pad, SCALE_LAYOUTS.index(layout), *(self.random or (0, 0)),
+            )  # fmt: skip
+            spec = kernels.GroupedSpec(rule, format, self.random is not None)
+            kernels.run(spec, x, written["data"], arguments, self.device)
+            kernels.hand_over(written, wanted)

@@ -12,7 +12,7 @@ from gpucast.arrays.packed import device_index
 from gpucast.core import fused_ops
 from gpucast.core.checks import integer
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.quantization.exact_hadamard import negative_signs
 from gpucast.quantization.formats import LENGTHS, Format, Hadamard
 

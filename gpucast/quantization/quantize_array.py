@@ -21,7 +21,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, recipes
-from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout
+from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.option_checks import (
     check_constant,
     check_format,
@@ -30,6 +30,7 @@ from gpucast.quantization.option_checks import (
     resolve_random,
 )
 from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
+from gpucast.quantization.scale_orders import ScaleLayout
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -125,8 +126,8 @@ def quantize(
         Where to quantize: "cpu", "cuda" or "cuda:N". None: where x is.
     out
         A `Quantized` of an earlier, equal call, which is written and returned. With transpose="both" a tuple of two. On
-        a device it also keeps the call's other memory. From the second call on nothing is allocated, so a CUDA graph
-        can capture it.
+        a device it also keeps the call's other memory, among it a copy of codes that are not at a multiple of 16 bytes.
+        From the second call on nothing is allocated, so a CUDA graph can capture it.
 
     Returns
     -------

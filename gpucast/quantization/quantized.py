@@ -25,8 +25,9 @@ from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
-from gpucast.quantization.formats import SCALE_LAYOUTS, SOURCES, Format, Hadamard, Parts, ScaleLayout
+from gpucast.quantization.formats import SOURCES, Format, Hadamard, Parts
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
+from gpucast.quantization.scale_orders import SCALE_LAYOUTS, ScaleLayout, order
 
 _FLOAT = dtype("FLOAT")
 #: What to write for the methods of other libraries' arrays.
@@ -378,6 +379,10 @@ def checked_axis(axis: Any, shape: tuple[int, ...], format: Format, caller: str)
     return place
 
 
+#: In words.
+_SIZES = {1: "one byte", 2: "two bytes", 4: "four bytes"}
+
+
 def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format, caller: str) -> None:
     """ValueError for an unknown layout, or one that the scales of such an array cannot have."""
     if layout not in SCALE_LAYOUTS:
@@ -385,11 +390,12 @@ def check_layout(layout: Any, shape: tuple[int, ...], axis: int, format: Format,
     if layout == "linear":
         return
     asked = f"{caller}: scale_layout={layout!r}"
-    if layout == "mn_major":
-        if format.scale.bits == 16 or isinstance(format.block, str) or len(shape) != 2:
-            raise ValueError(f"{asked} is for blocks of matrices with scales of one or four bytes, not for {format}")
-    elif format.scale.bits != 8 or isinstance(format.block, str) or format.min_ndim != 1:
-        raise ValueError(f"{asked} is for one-dimensional blocks with scales of one byte, not for {format}")
+    known = order(layout)
+    misshapen = len(shape) != 2 if known.matrices else format.min_ndim != 1
+    if misshapen or format.scale.bits // 8 not in known.itemsizes or isinstance(format.block, str):
+        sizes = " or ".join(_SIZES[size] for size in known.itemsizes)
+        blocks = "blocks of matrices" if known.matrices else "one-dimensional blocks"
+        raise ValueError(f"{asked} is for {blocks} with scales of {sizes}, not for {format}")
     if axis != len(shape) - 1:
         raise ValueError(f"{asked} needs blocks along the last axis; axis={axis} of shape {shape}")
     if shape[axis] % format.block[-1]:

@@ -30,18 +30,10 @@ import numpy as np
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import checked_shape
 from gpucast.quantization import gpu
-from gpucast.quantization.block_grid import padded, size
-from gpucast.quantization.formats import ScaleOrder
+from gpucast.quantization.block_grid import size
+from gpucast.quantization.scale_orders import WORD, ScaleOrder, order
 
-_ROWS, _COLS = 128, 4
 LAYOUTS: tuple[ScaleOrder, ...] = get_args(ScaleOrder)
-
-
-def offset(row: int, col: int, cols: int) -> int:
-    """The index of the scale (row, col) of a matrix with `cols` columns."""
-    tiles = padded(1, cols)[1] // _COLS
-    tile = row // _ROWS * tiles + col // _COLS
-    return tile * _ROWS * _COLS + row % 32 * 16 + row % _ROWS // 32 * 4 + col % _COLS
 
 
 def swizzle(scales: Any, *, layout: ScaleOrder = "128x4", out: Any = None) -> Any:
@@ -55,14 +47,13 @@ def swizzle(scales: Any, *, layout: ScaleOrder = "128x4", out: Any = None) -> An
     if namespace(scales) is not np:
         count = size(scales.shape, layout, scales.dtype.itemsize)
         return gpu.quantize_on_gpu.swizzle(scales, scales.shape, count, layout, out=out)
-    rows, cols = _matrix(scales.shape)
+    row, (rows, cols) = order(layout), _matrix(scales.shape)
     code = np.dtype(f"u{scales.dtype.itemsize}")
     padded_scales = np.ascontiguousarray(scales).view(code).reshape(rows, cols)
-    if (whole := padded(rows, cols, layout, code.itemsize)) != (rows, cols):
+    if (whole := row.padded(rows, cols, code.itemsize)) != (rows, cols):
         padded_scales = np.pad(padded_scales, [(0, more - n) for more, n in zip(whole, (rows, cols), strict=True)])
     words = padded_scales.view(np.uint32)
-    split, order = _tiles(words.shape, layout)
-    tiles = np.ascontiguousarray(words.reshape(split).transpose(order))
+    tiles = np.ascontiguousarray(words.reshape(row.tiles(*words.shape)).transpose(row.axes))
     return _in(out, tiles.reshape(-1).view(scales.dtype))
 
 
@@ -82,23 +73,14 @@ def unswizzle(scales: Any, shape: tuple[int, ...], *, layout: ScaleOrder = "128x
         )
     if namespace(scales) is not np:
         return gpu.quantize_on_gpu.swizzle(scales, shape, scales.size, layout, back=True, out=out)
-    rows, cols = _matrix(shape)
+    row, (rows, cols) = order(layout), _matrix(shape)
     code = np.dtype(f"u{scales.dtype.itemsize}")
-    whole = padded(rows, cols, layout, code.itemsize)
-    split, order = _tiles((whole[0], whole[1] * code.itemsize // 4), layout)
-    tiles = np.ascontiguousarray(scales).view(np.uint32).reshape([split[axis] for axis in order])
-    words = np.ascontiguousarray(tiles.transpose(np.argsort(order)))
+    whole = row.padded(rows, cols, code.itemsize)
+    split = row.tiles(whole[0], whole[1] * code.itemsize // WORD)
+    tiles = np.ascontiguousarray(scales).view(np.uint32).reshape([split[axis] for axis in row.axes])
+    words = np.ascontiguousarray(tiles.transpose(np.argsort(row.axes)))
     padded_scales = words.view(code).reshape(whole)
     return _in(out, np.ascontiguousarray(padded_scales[:rows, :cols]).view(scales.dtype).reshape(shape))
-
-
-def _tiles(whole: tuple[int, ...], layout: ScaleOrder) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """How the padded matrix of words of 4 bytes, which stay together, is split into more dimensions, and their order in
-    memory."""
-    rows, words = whole
-    if layout == "128x4":
-        return (rows // _ROWS, 4, 32, words), (0, 3, 2, 1)
-    return ((rows // 8, 8, words), (0, 2, 1)) if layout == "8x4" else (whole, (1, 0))
 
 
 def _in(out: Any, found: Any) -> Any:
@@ -113,8 +95,9 @@ def _check(scales: Any, caller: str, layout: ScaleOrder) -> None:
         raise TypeError(f"{caller}: scales is of type {type(scales).__name__}; expected a NumPy or CuPy array")
     if not isinstance(layout, str) or layout not in LAYOUTS:
         raise ValueError(f"{caller}: layout={layout!r} is no order of scales; expected one of {', '.join(LAYOUTS)}")
-    if scales.dtype.itemsize != 1 and (layout != "mn_major" or scales.dtype.itemsize != 4):
-        raise TypeError(f"{caller}: scales has dtype {scales.dtype}; expected one of one byte")
+    if scales.dtype.itemsize not in order(layout).itemsizes:
+        sizes = " or ".join(map(str, order(layout).itemsizes))
+        raise TypeError(f"{caller}: scales has dtype {scales.dtype}; the order {layout!r} takes items of {sizes} bytes")
 
 
 def _matrix(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -21,28 +21,15 @@ from gpucast.core import strings
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random, resolve_random
-from gpucast.core.rule import (
-    DEFAULT_OPSET,
-    DIRECTED,
-    STOCHASTIC,
-    CastRule,
-    Options,
-    OverflowKeyword,
-    Rounding,
-    RoundMode,
-    resolve,
-)
+from gpucast.core.rounding import STOCHASTIC, Rounding
+from gpucast.core.rule import DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.reference.rounding import (
     POWERS,
-    below_fraction,
-    below_in_table,
-    below_step,
-    directed,
     floor_log2,
-    nearest_fraction,
-    nearest_in_table,
-    nearest_step,
+    fractions_to_codes,
     random_in_table,
+    to_codes,
+    to_whole,
 )
 
 Array = npt.NDArray[Any]
@@ -166,7 +153,7 @@ def _to_int(x: Numbers, rule: CastRule) -> Array:
     magnitude = np.where(x.infinite, 0, x.magnitude)
     huge = x.infinite
     if magnitude.dtype == np.float64:
-        magnitude = np.rint(magnitude) if rule.rounding == "nearest_even" else np.trunc(magnitude)
+        magnitude = to_whole(magnitude, rule.rounding)
         huge = huge | (magnitude >= 2.0**64)
         magnitude = np.fmod(magnitude, 2.0**64).astype(np.uint64)
     code = np.where(x.negative, ~magnitude + np.uint64(1), magnitude)
@@ -204,11 +191,8 @@ def _to_float(x: Numbers, rule: CastRule, words: Array | None) -> Array:
     if rule.rounding == STOCHASTIC:
         assert words is not None and words.dtype == np.uint32 and words.size == finite.size
         code = random_in_table(finite, words.reshape(-1), dst)
-    elif rule.rounding in DIRECTED:
-        below = below_in_table(finite, dst) if dst.bits <= 16 else below_step(finite, dst)
-        code = directed(*below, x.negative, dst, rule.rounding)
     else:
-        code = nearest_in_table(finite, dst) if dst.bits <= 16 else nearest_step(finite, dst)
+        code = to_codes(finite, x.negative, dst, rule.rounding)
     return _finish_float(code, x.negative, x.nan, x.infinite, rule)
 
 
@@ -306,13 +290,7 @@ def from_strings(x: Array, rule: CastRule, first: int = 0) -> Array:
         stand_ins = np.array([_between_powers(number.magnitude) for number in numbers], dtype=np.float64)
         stand_ins[infinite] = np.inf
         return _to_array(_to_e8m0(Numbers(stand_ins, negative, nan), rule), dst)
-    if rule.rounding in DIRECTED:
-        pairs = [below_fraction(number.magnitude, dst) for number in numbers]
-        below = np.array([code for code, _ in pairs], dtype=np.uint64)
-        inexact = np.array([rest != 0 for _, rest in pairs], dtype=bool)
-        codes = directed(below, inexact, negative, dst, rule.rounding)
-    else:
-        codes = np.array([nearest_fraction(number.magnitude, dst) for number in numbers], dtype=np.uint64)
+    codes = fractions_to_codes([number.magnitude for number in numbers], negative, dst, rule.rounding)
     return _to_array(_finish_float(codes, negative, nan, infinite, rule), dst)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How `gpucast.reference` rounds magnitudes to a floating type.
+"""How `gpucast.reference` rounds magnitudes: each rounding mode by its name, to integers and to a floating type.
 
 A magnitude (a uint64 for integers, else a float64 or a fraction) is rounded to a code as if exponents had no upper
 limit: codes continue beyond the largest one, and the caller handles what is out of range.
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
-from gpucast.core.rule import Rounding
+from gpucast.core.rounding import RoundingName
 
 Array = npt.NDArray[Any]
 
@@ -25,8 +25,39 @@ Array = npt.NDArray[Any]
 POWERS = np.left_shift(np.uint64(1), np.arange(64, dtype=np.uint64))
 
 
-def nearest_in_table(magnitude: Array, dst: DType) -> Array:
-    """Round to a type of 16 bits or fewer: to the nearer of two neighbours, ties to the even code."""
+def to_whole(magnitude: Array, rounding: RoundingName) -> Array:
+    """Round float64 magnitudes to whole numbers."""
+    whole = np.floor(magnitude)
+    if rounding == "toward_zero":
+        return np.asarray(whole)
+    rest = magnitude - whole
+    up = {"ties_to_even": (rest > 0.5) | ((rest == 0.5) & (np.fmod(whole, 2) == 1)), "ties_to_away": rest >= 0.5}
+    return np.asarray(whole + up[rounding])
+
+
+def to_codes(magnitude: Array, negative: Array, dst: DType, rounding: RoundingName) -> Array:
+    """Round to a floating type, in any mode but at random."""
+    narrow = dst.bits <= 16
+    if rounding in ("ties_to_even", "ties_to_away"):
+        return (_nearest_in_table if narrow else _nearest_step)(magnitude, dst, rounding)
+    below, inexact = _below_in_table(magnitude, dst) if narrow else _below_step(magnitude, dst)
+    return _directed(below, inexact, negative, dst, rounding)
+
+
+def fractions_to_codes(magnitudes: list[Fraction], negative: Array, dst: DType, rounding: RoundingName) -> Array:
+    """The same for fractions."""
+    pairs = [_below_fraction(magnitude, dst) for magnitude in magnitudes]
+    below = np.array([code for code, _ in pairs], dtype=np.uint64)
+    half = Fraction(1, 2)
+    if rounding == "ties_to_even":
+        return below + np.array([rest > half or (rest == half and code % 2 == 1) for code, rest in pairs], np.uint64)
+    if rounding == "ties_to_away":
+        return below + np.array([rest >= half for _, rest in pairs], np.uint64)
+    return _directed(below, np.array([rest != 0 for _, rest in pairs], bool), negative, dst, rounding)
+
+
+def _nearest_in_table(magnitude: Array, dst: DType, rounding: RoundingName) -> Array:
+    """To a type of 16 bits or fewer: to the nearer of two neighbours."""
     middle, floor, whole = _midpoints(dst)
     points = floor if magnitude.dtype == np.uint64 else middle
     # The code is the count of midpoints below the number; for an integer, of those whose integer part is below it.
@@ -35,17 +66,18 @@ def nearest_in_table(magnitude: Array, dst: DType) -> Array:
     tie = (points[at] == magnitude) & (code < len(points))
     if magnitude.dtype == np.uint64:
         tie &= whole[at]
-    return np.asarray(code + (tie & (code % 2 == 1)), dtype=np.uint64)
+    up = tie if rounding == "ties_to_away" else tie & (code % 2 == 1)
+    return np.asarray(code + up, dtype=np.uint64)
 
 
-def nearest_step(magnitude: Array, dst: DType) -> Array:
-    """Round to FLOAT or DOUBLE: to a whole number of ULPs, ties to even."""
+def _nearest_step(magnitude: Array, dst: DType, rounding: RoundingName) -> Array:
+    """To FLOAT or DOUBLE: to a whole number of ULPs."""
     code, rest, half = _steps(magnitude, dst)
-    up = (rest > half) | ((rest == half) & (code % np.uint64(2) == 1))
-    return np.asarray(code + up.astype(np.uint64))
+    up = rest == half if rounding == "ties_to_away" else (rest == half) & (code % np.uint64(2) == 1)
+    return np.asarray(code + ((rest > half) | up).astype(np.uint64))
 
 
-def below_step(magnitude: Array, dst: DType) -> tuple[Array, Array]:
+def _below_step(magnitude: Array, dst: DType) -> tuple[Array, Array]:
     """The code of the value of FLOAT or DOUBLE at or below a magnitude, and whether the value is below."""
     code, rest, _ = _steps(magnitude, dst)
     return code, rest != 0
@@ -76,20 +108,21 @@ def _steps(magnitude: Array, dst: DType) -> tuple[Array, Array, Any]:
     return np.asarray(np.where(magnitude == 0, np.uint64(0), code)), rest, half
 
 
-def directed(below: Array, inexact: Array, negative: Array, dst: DType, rounding: Rounding) -> Array:
+def _directed(below: Array, inexact: Array, negative: Array, dst: DType, rounding: RoundingName) -> Array:
     """From the codes at or below magnitudes to those in a direction. Only away from zero is there one beyond the
     largest; in every other direction the largest is the last."""
-    if rounding == "odd":
+    if rounding == "to_odd":
         code = below | inexact.astype(np.uint64)
     else:
-        away = {"toward_zero": np.zeros_like(negative), "upward": ~negative, "downward": negative}[rounding]
+        every = {"toward_zero": np.zeros_like(negative), "toward_positive": ~negative, "toward_negative": negative}
+        away = every[rounding]
         code = below + (inexact & away).astype(np.uint64)
         if away.any():
             return np.asarray(np.where(away, code, np.minimum(code, np.uint64(dst.max_code))))
     return np.asarray(np.minimum(code, np.uint64(dst.max_code)))
 
 
-def below_in_table(magnitude: Array, dst: DType) -> tuple[Array, Array]:
+def _below_in_table(magnitude: Array, dst: DType) -> tuple[Array, Array]:
     """The code of the value at or below a magnitude, in a type of 16 bits or fewer, and whether the value is below."""
     values, integers = _table_of_values(dst)
     if magnitude.dtype == np.float64:
@@ -124,13 +157,7 @@ def random_in_table(magnitude: Array, words: Array, dst: DType) -> Array:
     return np.asarray(at.astype(np.uint64) + (fraction + words >> np.uint64(32)))
 
 
-def nearest_fraction(magnitude: Fraction, dst: DType) -> int:
-    """As `nearest_step`, for a fraction, which Python's `round` rounds to the nearest integer, ties to even."""
-    code, rest = below_fraction(magnitude, dst)
-    return code + round(code % 2 + rest) - code % 2
-
-
-def below_fraction(magnitude: Fraction, dst: DType) -> tuple[int, Fraction]:
+def _below_fraction(magnitude: Fraction, dst: DType) -> tuple[int, Fraction]:
     """The code of the value at or below a fraction, and the rest in ULPs."""
     if magnitude == 0:
         return 0, magnitude

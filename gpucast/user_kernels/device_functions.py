@@ -10,17 +10,8 @@ from typing import Any
 from gpucast.codegen.cast_kernel import host_section, join, kernel_file, options, structs
 from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import (
-    ATTRIBUTES,
-    DEFAULT_OPSET,
-    STOCHASTIC,
-    CastRule,
-    Options,
-    OverflowKeyword,
-    Rounding,
-    RoundMode,
-    resolve,
-)
+from gpucast.core.rounding import STOCHASTIC, Rounding
+from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
 
 #: How many values a function takes, by the end of its name.
 WIDTHS = {"": 1, "_x2": 2, "_x4": 4}

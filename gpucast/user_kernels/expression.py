@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucast.core.checks import cut
 from gpucast.core.dtypes import dtype
 
 #: The types in which expressions are computed.
@@ -85,17 +86,17 @@ def parse(text: Any, caller: str) -> Expression:
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{caller}: expression={text!r} is not an expression of Python: {error}") from None
+        raise ValueError(f"{caller}: expression={cut(text)} is not an expression of Python: {error}") from None
     names: dict[str, int] = {}
     try:
         root = _node(tree, names)
     except _Refused as refused:
-        raise ValueError(f"{caller}: expression={text!r} has {refused}; expected {_ALLOWED}") from None
+        raise ValueError(f"{caller}: expression={cut(text)} has {refused}; expected {_ALLOWED}") from None
     except RecursionError:
-        raise ValueError(f"{caller}: expression={text!r} is nested too deeply") from None
+        raise ValueError(f"{caller}: expression={cut(text)} is nested too deeply") from None
     if root.operation in _CONDITIONS or not names:
         what = "true or false" if names else "a number alone"
-        raise ValueError(f"{caller}: expression={text!r} is {what}; expected a number for every element")
+        raise ValueError(f"{caller}: expression={cut(text)} is {what}; expected a number for every element")
     return Expression(text, tuple(names), root)
 
 
@@ -128,16 +129,23 @@ def _node(tree: ast.expr, names: dict[str, int]) -> Node:
     if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and not tree.keywords:
         if _CALLED.get(tree.func.id) == len(tree.args):
             return _operation(tree.func.id, tree.args, names)
-    raise _Refused(repr(ast.unparse(tree)))
+    try:
+        raise _Refused(cut(ast.unparse(tree)))
+    except (ValueError, RecursionError):
+        # An integer that Python does not write, or a part that is too deep for it.
+        raise _Refused(f"a part of another kind ({type(tree).__name__})") from None
 
 
 def _number(value: float) -> float:
     try:
         number = float(value)
     except OverflowError:
-        raise _Refused(f"the number {value}, which DOUBLE does not hold") from None
+        number = math.inf
     if number != value or math.isinf(number):
-        raise _Refused(f"the number {value}, which DOUBLE does not hold")
+        # Python itself does not write integers of thousands of digits.
+        is_long = isinstance(value, int) and value.bit_length() > 256
+        shown = f"an integer of {int(value).bit_length()} bits" if is_long else f"the number {value}"
+        raise _Refused(f"{shown}, which DOUBLE does not hold")
     return number
 
 

@@ -12,18 +12,22 @@ import numpy.typing as npt
 
 from gpucast import user_kernels
 from gpucast.arrays import adapters
+from gpucast.arrays.bitpacking import codes_of
 from gpucast.arrays.chunks import CHUNK
 from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting.cast import cast
 from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import is_number, rounded
+from gpucast.core.checks import cut, is_number, rounded
 from gpucast.core.dtypes import dtype
-from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, Rounding, RoundMode, destination
+from gpucast.core.rounding import Rounding
+from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, RoundMode, destination
 from gpucast.gpu import devices
 from gpucast.user_kernels.expression import COMPUTE, parse
 
+#: To which arrays can be broadcast by NumPy.
+_MOST_DIMENSIONS = 32
 _KEYWORDS = ("out", "scale", "amax", "seed", "offset")
 
 
@@ -87,7 +91,9 @@ class Ufunc:
             raise ValueError("ufunc: out=STRING is not a type of numbers; cast the result of another type")
         taken = sorted({*self.names} & {*_KEYWORDS})
         if taken:
-            raise ValueError(f"ufunc: expression={expression!r} names {taken[0]!r}, which is a keyword of the function")
+            raise ValueError(
+                f"ufunc: expression={cut(expression)} names {taken[0]!r}, which is a keyword of the function"
+            )
         # Illegal attributes are found now.
         fused_rule(self._compute, self._dtype, options._replace(seed=None), scaled=False)
 
@@ -174,6 +180,8 @@ class Ufunc:
         one = operand(as_array(x, f"ufunc: {name}"))
         if one.dtype.family == "string":
             raise TypeError(f"ufunc: {name} has dtype STRING; expected numbers")
+        if len(one.shape) > _MOST_DIMENSIONS:
+            raise ValueError(f"ufunc: {name} has {len(one.shape)} dimensions; expected at most {_MOST_DIMENSIONS}")
         return one
 
     def _on_host(
@@ -187,7 +195,7 @@ class Ufunc:
         flags: Any = ["external_loop", "buffered", "zerosize_ok"]
         op_flags: Any = [*[["readonly"]] * len(codes), ["writeonly"]]
         with np.nditer(
-            [*(code for code, _ in codes), _as_codes(result, kind.code_numpy)], flags, op_flags,
+            [*(code for code, _ in codes), codes_of(result, kind.code_numpy)], flags, op_flags,
             op_dtypes=[*(code.dtype.newbyteorder("=") for code, _ in codes), kind.code_numpy],
             itershape=shape, order="C", casting="equiv", buffersize=CHUNK,
         ) as chunks:  # fmt: skip
@@ -208,10 +216,6 @@ class Ufunc:
         """An input as codes, which NumPy's iterator takes of any type, and the dtype that they are of."""
         if isinstance(one, Operand):
             array = one.array.get() if isinstance(one.array, PackedArray) else one.data
-            return _as_codes(array, one.dtype.code_numpy), one.dtype.numpy
+            return codes_of(array, one.dtype.code_numpy), one.dtype.numpy
         number = np.full((), one, self._compute.numpy)
-        return _as_codes(number, self._compute.code_numpy), self._compute.numpy
-
-
-def _as_codes(x: npt.NDArray[Any], code: np.dtype[Any]) -> npt.NDArray[Any]:
-    return x.view(code if x.dtype.isnative else code.newbyteorder())
+        return codes_of(number, self._compute.code_numpy), self._compute.numpy

@@ -15,7 +15,8 @@ from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import Scaling
-from gpucast.core.rule import ATTRIBUTES, STOCHASTIC, Options, has_stochastic
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import ATTRIBUTES, Options, has_stochastic
 from gpucast.gpu import devices
 
 if TYPE_CHECKING:

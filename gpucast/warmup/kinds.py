@@ -14,10 +14,11 @@ from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.codegen.spec import CastSpec, KernelSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.mixed.gpu.kernels import AdjustSpec, RescaleSpec, SelectSpec
 from gpucast.quantization.block_grid import BlockGrid
-from gpucast.quantization.formats import LENGTHS, SOURCES, Format, ScaleLayout
+from gpucast.quantization.formats import LENGTHS, SOURCES, Format
 from gpucast.quantization.gpu.grouped_on_gpu import GroupedSpec
 from gpucast.quantization.gpu.hadamard_source import HadamardSpec, takes
 from gpucast.quantization.gpu.quantize_on_gpu import swizzle_spec
@@ -27,6 +28,7 @@ from gpucast.quantization.gpu.tiles import ResultSpec, plan
 from gpucast.quantization.grouped import check_grouped
 from gpucast.quantization.option_checks import check_format, resolve_hadamard
 from gpucast.quantization.recipes import find
+from gpucast.quantization.scale_orders import ScaleLayout
 
 _FLOAT = dtype("FLOAT")
 #: The types of a loss scale, of its state and of a step's flag, which are copied to and on devices.

@@ -163,7 +163,7 @@ struct Integers {
 };
 
 // As arithmetic rounds to a type: too large numbers become infinite.
-typedef CastRule<Overflow::infinity, false, Rounding::truncate, RoundMode::up> ToSource;
+typedef CastRule<Overflow::infinity, false, Rounding::ties_to_even, RoundMode::up> ToSource;
 
 template <typename Src>
 GPUCAST_INLINE float rounded(float q) {

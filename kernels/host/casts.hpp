@@ -91,14 +91,6 @@ GPUCAST_CONSTANT bool wraps() {
     else return has_float32<Src>() && Rule::overflow() == Overflow::wrap;
 }
 
-// A number whose integer part is what the rule rounds to.
-template <typename Rule, typename Real>
-GPUCAST_INLINE Real without_ties(Real number) {
-    if constexpr (Rule::rounding() != Rounding::nearest_even) return number;
-    else if constexpr (sizeof number == sizeof(float)) return ptx::cvt_rni_f32(number);
-    else return ptx::cvt_rni_f64(number);
-}
-
 // The low bits of the integer part of a number, rounded or not; those above the destination's are arbitrary. In C++ a
 // number out of range has no conversion, so choices replace it first, where `low_bits` does not: they are vector
 // instructions, branches are not.
@@ -201,7 +193,7 @@ GPUCAST_INLINE u16 upper_half_of(float number) {
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE Stored<Dst> cast_element(Stored<Src> code) {
     typedef WordFor<Src, Dst> Word;
-    if constexpr (is_directed<Rule>()) {
+    if constexpr (rounds_by_rule<Dst, Rule>()) {
         return Stored<Dst>(cast_code<Src, Dst>(Word(code), Rule()));
     } else if constexpr (Src::is_bool) {
         // A choice is a vector instruction where the conversion of a comparison is none.
@@ -353,7 +345,7 @@ static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ 
         if constexpr (Dst::is_int && sizeof(*src) == sizeof(*dst)) asm("" : "+r"(none));
 #pragma omp simd simdlen(32 / (sizeof(*src) < sizeof(*dst) ? sizeof(*src) : sizeof(*dst)))
         for (u64 i = 0; i < n; ++i) dst[i] = cast_element<Src, Dst, Rule>(src[i]) | none;
-    } else if constexpr (has_instructions<Dst>() && has_float32<Src>() && !is_directed<Rule>()) {
+    } else if constexpr (has_instructions<Dst>() && has_float32<Src>() && !rounds_by_rule<Dst, Rule>()) {
         round_halves<Src, Dst, Rule>(src, dst, n);
     } else {
         cast_directly<Src, Dst, Rule>(src, dst, n);

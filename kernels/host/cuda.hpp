@@ -6,7 +6,10 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __shared__ static
+#ifndef GPUCAST_SHARED
+#define GPUCAST_SHARED static
+#endif
+#define __shared__ GPUCAST_SHARED
 #define GPUCAST_GRID_CONSTANT(TYPE) const TYPE&
 #define __clz(word) ((word) == 0 ? 32 : __builtin_clz((unsigned)(word)))
 #define __clzll(word) ((word) == 0 ? 64 : __builtin_clzll((unsigned long long)(word)))

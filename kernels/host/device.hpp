@@ -227,10 +227,6 @@ inline bool has_same_shape(PyObject* x, PyObject* y) {
     return found;
 }
 
-inline bool are_apart(u64 one, u64 one_bytes, u64 other, u64 other_bytes) {
-    return one + one_bytes <= other || other + other_bytes <= one;
-}
-
 // The cast of an array of CuPy into another: None, nothing done, where only the function of Python can tell what is right.
 inline PyObject* run_cupy(Plan* plan, PyObject* x, PyObject* out) {
     if (!plan->kernels || !plan->src || Py_TYPE(out) != Py_TYPE(x)) return nothing();
@@ -238,10 +234,12 @@ inline PyObject* run_cupy(Plan* plan, PyObject* x, PyObject* out) {
     if (!a.look_at(x) || !b.look_at(out) || a.size != b.size || !a.size || a.device != b.device) return nothing();
     PyObject* dtype = PyObject_GetAttr(out, dtype_name);
     if (!dtype) PyErr_Clear();
+    const bool fits = dtype && PyArray_DescrCheck(dtype) && number_of(reinterpret_cast<PyArray_Descr*>(dtype)) == plan->dst_number;
     Py_XDECREF(dtype);
-    if (dtype != reinterpret_cast<PyObject*>(plan->dst)) return nothing();
+    if (!fits) return nothing();
     if (!(a.dimensions == 1 && b.dimensions == 1) && !has_same_shape(x, out)) return nothing();
-    if (!are_apart(a.data, a.size * itemsize_of(plan->src), b.data, b.size * itemsize_of(plan->dst))) return nothing();
+    Extent read = {a.data, a.data + a.size * itemsize_of(plan->src)}, written = {b.data, b.data + b.size * itemsize_of(plan->dst)};
+    if (!are_disjoint(&written, 1, &read, 1)) return nothing();
     Kernel* kernel = kernel_of(plan, a.device);
     if (!kernel) return nothing();
     void* stream;

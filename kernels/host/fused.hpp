@@ -78,7 +78,7 @@ GPUCAST_INLINE void multiply(const void* from, void* to, u64 n, Product kind, do
 // where these are not null. The random words begin in the block `first`, behind `skip` of its words.
 inline void run_fused(const Fused& with, const void* from, void* to, u64 n, u64 first, u64 skip, u32* largest, u8* finite) {
     // A multiple of the four words of a random block.
-    enum : u64 { together = 2048 };
+    enum : u64 { together = 512 };
     alignas(64) u32 own_floats[together];
     alignas(64) u64 own_doubles[together], own_products[together];
     const bool is_multiplied = with.product != Product::none, is_looked_at = is_multiplied || finite;

@@ -50,7 +50,7 @@ struct Job {
         }
     }
 
-    // goes_on(n): whether to take another part after one of n steps. If not, nobody does.
+    // goes_on(n): whether to take another part after one of n steps. False where it ended this.
     template <typename GoesOn>
     bool take_parts(int thread, const GoesOn& goes_on) {
         for (int i = 0; i < lanes; ++i) {
@@ -58,13 +58,15 @@ struct Job {
             for (u64 begin = lane.next.fetch_add(part); begin < lane.end; begin = lane.next.fetch_add(part)) {
                 const u64 end = lane.end - begin < part ? lane.end : begin + part;
                 run(context, begin, end);
-                if (!goes_on(end - begin)) {
-                    for (int other = 0; other < lanes; ++other) each[other].next = each[other].end;
-                    return false;
-                }
+                if (!goes_on(end - begin)) return false;
             }
         }
         return true;
+    }
+
+    // Nobody takes another part.
+    void drop_parts() {
+        for (int i = 0; i < lanes; ++i) each[i].next = each[i].end;
     }
 };
 
@@ -132,9 +134,10 @@ inline void* help(void* thread) {
         if (job) {
             ++job->busy;
             pthread_mutex_unlock(&helpers.lock);
-            job->take_parts(int(reinterpret_cast<Address>(thread)), [](u64) { return true; });
+            // A fork waits for one part only: the caller takes those that are left.
+            job->take_parts(int(reinterpret_cast<Address>(thread)), [](u64) { return !helpers.is_ending; });
             pthread_mutex_lock(&helpers.lock);
-            // All its parts are taken: nobody else begins with it.
+            // All its parts are taken, or all helpers end: nobody else begins with it.
             if (helpers.job == job) helpers.job = nullptr, helpers.wanted = 0;
             if (--job->busy == 0) pthread_cond_signal(&helpers.is_left);
         }
@@ -214,6 +217,7 @@ inline bool run_job(Job* job, const GoesOn& goes_on) {
     pthread_mutex_unlock(&helpers.lock);
     const bool is_done = job->take_parts(0, goes_on);
     if (!is_helped) return is_done;
+    if (!is_done) job->drop_parts();
     watch([&] { return !job->busy; });
     pthread_mutex_lock(&helpers.lock);
     if (helpers.job == job) helpers.job = nullptr, helpers.wanted = 0;

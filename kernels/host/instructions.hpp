@@ -51,6 +51,7 @@ GPUCAST_INSTRUCTION float neg(float a) { return as_float(bits(a) ^ 0x80000000); 
 GPUCAST_INSTRUCTION float min(float a, float b) { return a < b ? a : b; }
 GPUCAST_INSTRUCTION float max(float a, float b) { return a > b ? a : b; }
 GPUCAST_INSTRUCTION float add_rn(float a, float b) { return a + b; }
+GPUCAST_INSTRUCTION double add_rn(double a, double b) { return a + b; }
 // `b` is a power of two, so that the product is exact, unless it is too small to matter.
 #if defined(__FMA__) || defined(__aarch64__)
 GPUCAST_INSTRUCTION float fma_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }

@@ -1,22 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Casts of many arrays of the host in one call: those of NumPy, and tensors.
 #pragma once
-#include <stdlib.h>
-
 #include "tensors.hpp"
 
 namespace gpucast {
 
+// A cast of a list: all that is known of its arrays is read before anything is cast, because others may reshape them then.
 struct Item {
     PyObject *x, *y;
     Plan* plan;
-    // Of tensors.
-    Plain src, dst;
     u64 size;
     Extent reads, writes;
+    // The bytes in use of a Walk; null where both sides are flat.
+    void* walk;
 };
-
-inline PyArrayObject* array_of(PyObject* x) { return reinterpret_cast<PyArrayObject*>(x); }
 
 // The items of a call, and the references that it holds: lists may change while other code of Python's runs.
 struct Items {
@@ -25,6 +22,8 @@ struct Items {
         for (Py_ssize_t i = 0; first && i < count; ++i) {
             Py_XDECREF(first[i].x);
             Py_XDECREF(first[i].y);
+            Py_XDECREF(reinterpret_cast<PyObject*>(first[i].plan));
+            PyMem_Free(first[i].walk);
         }
         PyMem_Free(first);
     }
@@ -34,42 +33,27 @@ struct Items {
     Item* const first;
 };
 
-inline Extent extent(const Plain& plain, PyArray_Descr* dtype) {
-    return {plain.data, plain.data + plain.size * itemsize_of(dtype)};
+// Reads all of an item that its cast needs; false, without an exception, where only the checked path can tell what is right.
+// is_new: y was made for x.
+inline bool read_arrays(Item* item, bool is_new) {
+    PyArrayObject *x = array_of(item->x), *y = array_of(item->y);
+    if (number_of(PyArray_DESCR(x)) != item->plan->src_number || number_of(PyArray_DESCR(y)) != item->plan->dst_number) return false;
+    if (!is_same_shape(x, y) || !(is_new || is_sound(y))) return false;
+    item->size = size_of(x), item->reads = extent(x), item->writes = extent(y);
+    if (is_flat(x) && is_flat(y)) return true;
+    Walk walk;
+    set_walk(&walk, x, y, item->plan->work.is_ordered());
+    simplify(&walk);
+    item->walk = PyMem_Malloc(walk.used_bytes());
+    if (item->walk) memcpy(item->walk, &walk, walk.used_bytes());
+    return item->walk != nullptr;
 }
 
-// Whether the source of an item can be read; then what it reads.
-inline bool take_source(Item* item, View* view) {
-    if (view) {
-        if (!is_plain(item->x, view, itemsize_of(item->plan->src), &item->src)) return false;
-        item->size = item->src.size, item->reads = extent(item->src, item->plan->src);
-        return true;
-    }
-    item->size = size_of(array_of(item->x)), item->reads = extent(array_of(item->x));
+inline bool read_tensors(Item* item, View* view) {
+    Plain src, dst;
+    if (!are_plain(item->plan, item->x, item->y, view, &src, &dst) || src.device_type != on_host) return false;
+    item->size = src.size, item->reads = extent(src, item->plan->src), item->writes = extent(dst, item->plan->dst);
     return true;
-}
-
-// Whether the result of an item can be written; then what it writes. is_given: by the caller, who has looked at dtypes and
-// shapes of tensors.
-inline bool take_target(Item* item, View* view, bool is_given) {
-    if (view) {
-        if (!is_plain(item->y, view, itemsize_of(item->plan->dst), &item->dst) || item->dst.size != item->size) return false;
-        item->writes = extent(item->dst, item->plan->dst);
-        return true;
-    }
-    if (is_given) {
-        if (!PyArray_CheckExact(item->y)) return false;
-        PyArrayObject* out = array_of(item->y);
-        if (PyArray_DESCR(out) != item->plan->dst || !is_same_shape(array_of(item->x), out) || !is_sound(out)) return false;
-    }
-    item->writes = extent(array_of(item->y));
-    return true;
-}
-
-// Extents by where they begin.
-inline int compare_extents(const void* one, const void* other) {
-    const Extent *a = static_cast<const Extent*>(one), *b = static_cast<const Extent*>(other);
-    return a->begin < b->begin ? -1 : a->begin > b->begin;
 }
 
 // Whether nothing that is written shares memory with anything else.
@@ -77,23 +61,13 @@ inline bool are_disjoint(const Items& items, const Extent* finite) {
     const size_t n = size_t(items.count);
     Extent *written = static_cast<Extent*>(PyMem_Malloc(2 * (n + 1) * sizeof(Extent))), *read = written + n + 1;
     if (!written) return false;
-    size_t writes = 0, reads = 0;
+    size_t count = 0;
     for (size_t i = 0; i < n; ++i) {
         const Item& item = items.first[i];
-        if (!item.size) continue;
-        read[reads++] = item.reads;
-        if (item.y) written[writes++] = item.writes;
+        if (item.size) read[count] = item.reads, written[count++] = item.writes;
     }
-    if (finite) written[writes++] = *finite;
-    qsort(written, writes, sizeof *written, compare_extents);
-    qsort(read, reads, sizeof *read, compare_extents);
-    bool found = true;
-    for (size_t i = 1; found && i < writes; ++i) found = written[i - 1].end <= written[i].begin;
-    // What is read may overlap; what is written does not, so that each end is at or behind the one before.
-    for (size_t i = 0, j = 0; found && i < reads; ++i) {
-        while (j < writes && written[j].end <= read[i].begin) ++j;
-        found = j == writes || read[i].end <= written[j].begin;
-    }
+    if (finite) written[count] = *finite;
+    const bool found = are_disjoint(written, count + (finite != nullptr), read, count);
     PyMem_Free(written);
     return found;
 }
@@ -111,27 +85,28 @@ inline Plan* find_plan(PyObject* plans, PyObject* x, PyObject** last_dtype, Plan
     return *last;
 }
 
-inline Work work_of(const Item& item, const double* scale) {
-    Work work = item.plan->work;
-    if (scale) work.fused.scale = *scale;
-    return work;
-}
-
 // False after an exception.
-inline bool run_arrays(const Items& items, const double* scale, Found* found) {
-    for (Py_ssize_t i = 0; i < items.count; ++i) {
-        const Item& item = items.first[i];
-        const Work& own = item.plan->work;
-        if (!cast_arrays(array_of(item.x), array_of(item.y), scale ? work_of(item, scale) : own, found)) return false;
+inline bool run(const Item& item, const Work& work, Found* found, Unlocked* unlocked) {
+    if (!item.walk) {
+        u8 *src = reinterpret_cast<u8*>(item.reads.begin), *dst = reinterpret_cast<u8*>(item.writes.begin);
+        const u32 src_bytes = u32(itemsize_of(item.plan->src)), dst_bytes = u32(itemsize_of(item.plan->dst));
+        return !item.size || walk_flat(src, src_bytes, dst, dst_bytes, item.size, work, found, unlocked);
     }
-    return true;
+    Walk walk;
+    memcpy(&walk, item.walk, offsetof(Walk, loops));
+    memcpy(&walk, item.walk, walk.used_bytes());
+    return run_walk(walk, work, found, unlocked);
 }
 
-inline bool run_tensors(const Items& items, u64 size, const double* scale, Found* found) {
+inline bool run(const Items& items, const double* scale, Found* found) {
+    u64 size = 0;
+    for (Py_ssize_t i = 0; i < items.count; ++i) size += items.first[i].size;
     Unlocked unlocked(size);
     for (Py_ssize_t i = 0; i < items.count; ++i) {
         const Item& item = items.first[i];
-        if (!run_plain(item.plan, work_of(item, scale), item.src, item.dst, found, &unlocked)) return false;
+        Work scaled;
+        if (scale) scaled = item.plan->work, scaled.fused.scale = *scale;
+        if (!run(item, scale ? scaled : item.plan->work, found, &unlocked)) return false;
     }
     return true;
 }
@@ -148,51 +123,54 @@ inline PyObject* cast_each(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     if (!PyDict_Check(plans) || !PyList_CheckExact(arrays) || !(outs == Py_None || PyList_CheckExact(outs))) return nothing();
     Items items(PyList_Size(arrays));
     if (!items.first) return PyErr_NoMemory();
-    if (outs != Py_None && PyList_Size(outs) != items.count) return nothing();
+    const bool is_new = outs == Py_None;
+    if (!is_new && PyList_Size(outs) != items.count) return nothing();
     PyObject* last_dtype = nullptr;
     Plan* last = nullptr;
-    u64 size = 0;
     for (Py_ssize_t i = 0; i < items.count; ++i) {
         Item& item = items.first[i];
+        Plain plain;
         item.x = Py_XNewRef(PyList_GetItem(arrays, i));
         if (!item.x) return nullptr;
         if (!view && !PyArray_CheckExact(item.x)) return nothing();
-        item.plan = find_plan(plans, item.x, &last_dtype, &last);
+        Plan* plan = find_plan(plans, item.x, &last_dtype, &last);
         if (PyErr_Occurred()) return nullptr;
-        if (!item.plan) return nothing();
-        if (!take_source(&item, view)) return nothing();
-        size += item.size;
-        if (outs == Py_None) continue;
+        if (!plan || (view && !is_plain(item.x, view, itemsize_of(plan->src), &plain))) return nothing();
+        item.plan = reinterpret_cast<Plan*>(Py_NewRef(reinterpret_cast<PyObject*>(plan)));
+        if (is_new) continue;
         item.y = Py_XNewRef(PyList_GetItem(outs, i));
         if (!item.y) return nullptr;
-        if (!take_target(&item, view, true)) return nothing();
+        if (!view && !PyArray_CheckExact(item.y)) return nothing();
+    }
+    double factor = 0;
+    if (scale != Py_None) {
+        factor = PyFloat_AsDouble(scale);
+        if (PyErr_Occurred()) return nullptr;
+    }
+    for (Py_ssize_t i = 0; is_new && i < items.count; ++i) {
+        Item& item = items.first[i];
+        item.y = view ? PyObject_CallFunctionObjArgs(empty_like, item.x, nullptr)
+                      : new_array(array_of(item.x), item.plan->dst);
+        if (!item.y) return nullptr;
+    }
+    // From here on no code of others runs before all is read.
+    for (Py_ssize_t i = 0; i < items.count; ++i) {
+        Item& item = items.first[i];
+        if (!(view ? read_tensors(&item, view) : read_arrays(&item, is_new))) return nothing();
+        if (view && is_new) ask_for_large_pages(reinterpret_cast<u8*>(item.writes.begin), item.writes.end - item.writes.begin);
     }
     u8* flag = nullptr;
     if (finite != Py_None) {
         if (!PyArray_CheckExact(finite) || PyArray_NBYTES(array_of(finite)) != 1) return nothing();
         flag = static_cast<u8*>(PyArray_DATA(array_of(finite)));
     }
-    const Extent flags = {flag, flag + 1};
-    if ((outs != Py_None || flag) && !are_disjoint(items, flag ? &flags : nullptr)) return nothing();
-    double factor = 0;
-    if (scale != Py_None) {
-        factor = PyFloat_AsDouble(scale);
-        if (PyErr_Occurred()) return nullptr;
-    }
-    for (Py_ssize_t i = 0; outs == Py_None && i < items.count; ++i) {
-        Item& item = items.first[i];
-        item.y = view ? PyObject_CallFunctionObjArgs(empty_like, item.x, nullptr)
-                      : new_array(array_of(item.x), item.plan->dst);
-        if (!item.y) return nullptr;
-        if (!take_target(&item, view, false)) return nothing();
-        if (view) ask_for_large_pages(item.dst.data, item.dst.size * itemsize_of(item.plan->dst));
-    }
+    const Extent flags = extent(flag, 1);
+    if ((!is_new || flag) && !are_disjoint(items, flag ? &flags : nullptr)) return nothing();
     Found found;
-    const bool done = view ? run_tensors(items, size, scale == Py_None ? nullptr : &factor, &found)
-                           : run_arrays(items, scale == Py_None ? nullptr : &factor, &found);
+    const bool done = run(items, scale == Py_None ? nullptr : &factor, &found);
     if (flag && !found.finite) *flag = 0;
     if (!done) return nullptr;
-    if (outs != Py_None) return Py_NewRef(outs);
+    if (!is_new) return Py_NewRef(outs);
     PyObject* results = PyList_New(items.count);
     for (Py_ssize_t i = 0; results && i < items.count; ++i) PyList_SetItem(results, i, Py_NewRef(items.first[i].y));
     return results;

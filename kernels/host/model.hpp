@@ -4,6 +4,10 @@
 #include <cfenv>
 #include <cmath>
 #include <cstring>
+// The host build of single kernels counts accesses at which a GPU stops: of global memory elsewhere, or misaligned.
+#ifndef GPUCAST_CHECK_GLOBAL
+#define GPUCAST_CHECK_GLOBAL(pointer, bytes)
+#endif
 
 namespace gpucast {
 namespace ptx {
@@ -26,25 +30,31 @@ inline unsigned long long shr(unsigned long long a, unsigned b) { return b < 64 
 inline unsigned long long mul_wide(unsigned a, unsigned b) { return (unsigned long long)a * b; }
 
 inline void ld(const unsigned char* from, unsigned& a, unsigned& b) {
+    GPUCAST_CHECK_GLOBAL(from, 8);
     std::memcpy(&a, from, 4);
     std::memcpy(&b, from + 4, 4);
 }
 inline void ld(const unsigned char* from, unsigned& a, unsigned& b, unsigned& c, unsigned& d) {
+    GPUCAST_CHECK_GLOBAL(from, 16);
     ld(from, a, b);
     ld(from + 8, c, d);
 }
 inline void st(unsigned char* to, unsigned a, unsigned b) {
+    GPUCAST_CHECK_GLOBAL(to, 8);
     std::memcpy(to, &a, 4);
     std::memcpy(to + 4, &b, 4);
 }
 inline void st(unsigned char* to, unsigned a, unsigned b, unsigned c, unsigned d) {
+    GPUCAST_CHECK_GLOBAL(to, 16);
     st(to, a, b);
     st(to + 8, c, d);
 }
 inline void ld_wide(const unsigned char* from, unsigned* d) {
+    GPUCAST_CHECK_GLOBAL(from, 32);
     for (int i = 0; i < 8; i += 2) ld(from + 4 * i, d[i], d[i + 1]);
 }
 inline void st_wide(unsigned char* to, const unsigned* d) {
+    GPUCAST_CHECK_GLOBAL(to, 32);
     for (int i = 0; i < 8; i += 2) st(to + 4 * i, d[i], d[i + 1]);
 }
 inline unsigned ld_bytes(const unsigned char* from, unsigned i, unsigned begin, unsigned count) {
@@ -60,7 +70,10 @@ inline void st_bytes(unsigned char* to, unsigned bytes, unsigned i, unsigned beg
     }
 }
 
-inline void red_max(int* to, int a) { *to = a > *to ? a : *to; }
+inline void red_max(int* to, int a) {
+    GPUCAST_CHECK_GLOBAL(to, 4);
+    *to = a > *to ? a : *to;
+}
 
 inline unsigned bits(float a) {
     unsigned d;

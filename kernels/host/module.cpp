@@ -56,7 +56,7 @@ static PyObject* cast(PyObject*, PyObject* arguments) {
     }
     Work work;
     memcpy(&work, PyBytes_AsString(given), sizeof work);
-    PyArrayObject *x = reinterpret_cast<PyArrayObject*>(from), *out = reinterpret_cast<PyArrayObject*>(to);
+    PyArrayObject *x = array_of(from), *out = array_of(to);
     Found found;
     bool done;
     if (!src_bits && !dst_bits) {
@@ -83,7 +83,8 @@ static PyObject* cast(PyObject*, PyObject* arguments) {
             PyErr_SetString(PyExc_ValueError, "cast: the arrays have other sizes");
             return nullptr;
         }
-        done = run_walk(walk, work, &found);
+        Unlocked unlocked(size);
+        done = run_walk(walk, work, &found, &unlocked);
     }
     return done ? Py_BuildValue("(Ii)", found.largest, int(found.finite)) : nullptr;
 }
@@ -165,7 +166,7 @@ static bool prepare(PyObject* module) {
     kernel_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&kernel_spec));
     dtype_name = PyUnicode_InternFromString("dtype");
     zero = PyLong_FromLong(0);
-    if (!plan_type || !kernel_type || !prepare_memory() || !take_names() || !take_tensor_names() || !dtype_name || !zero || !forget_plans()) return false;
+    if (!plan_type || !kernel_type || !prepare_memory() || !find_main_thread() || !take_names() || !take_tensor_names() || !dtype_name || !zero || !forget_plans()) return false;
     return add(module, "INTERFACE", PyLong_FromLong(interface)) && add(module, "LEVEL", PyUnicode_FromString(level->name)) &&
            add(module, "THREADS", PyLong_FromLong(helpers.threads)) &&
            add(module, "LEVELS", built_levels()) && add(module, "WORK_BYTES", PyLong_FromSize_t(sizeof(Work))) &&

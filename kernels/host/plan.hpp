@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Plans: what a call that looks like an earlier one has to do. gpucast/casting/plans.py makes them.
 #pragma once
-#include "memory.hpp"
-#include "walk.hpp"
+#include "arrays.hpp"
 
 namespace gpucast {
 
@@ -15,6 +14,8 @@ struct Plan {
     // plan with seed, offset, scale and amax.
     PyObject* run;
     PyArray_Descr *src, *dst;
+    // Of these, by which equal ones are known.
+    int src_number, dst_number;
     Work work;
     // Of a fused plan: the same by a scale that FLOAT has.
     Work by_float;
@@ -25,98 +26,6 @@ struct Plan {
 static PyTypeObject* plan_type;
 // The text "dtype", and Python's integer 0.
 static PyObject *dtype_name, *zero;
-
-inline u64 itemsize_of(PyArray_Descr* dtype) { return u64(PyDataType_ELSIZE(dtype)); }
-
-// The number of elements. PyArray_SIZE is a call, which takes as long as the cast of an element.
-inline u64 size_of(PyArrayObject* x) {
-    u64 size = 1;
-    for (int i = 0; i < PyArray_NDIM(x); ++i) size *= u64(PyArray_DIM(x, i));
-    return size;
-}
-
-inline bool is_row_major(PyArrayObject* x) {
-    return (PyArray_FLAGS(x) & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED)) == (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
-}
-
-inline bool is_same_shape(PyArrayObject* x, PyArrayObject* y) {
-    const int count = PyArray_NDIM(x);
-    return PyArray_NDIM(y) == count && memcmp(PyArray_DIMS(x), PyArray_DIMS(y), count * sizeof(npy_intp)) == 0;
-}
-
-struct Extent {
-    const u8 *begin, *end;
-
-    bool meets(const Extent& other) const { return begin < other.end && other.begin < end; }
-};
-
-// The bytes from the first to the last one of an array.
-inline Extent extent(PyArrayObject* x) {
-    const u8 *begin = static_cast<const u8*>(PyArray_DATA(x)), *end = begin;
-    if (size_of(x) == 0) return {begin, begin};
-    for (int i = 0; i < PyArray_NDIM(x); ++i) {
-        const npy_intp reach = PyArray_STRIDE(x, i) * (PyArray_DIM(x, i) - 1);
-        (reach < 0 ? begin : end) += reach;
-    }
-    return {begin, end + PyArray_ITEMSIZE(x)};
-}
-
-// Whether an array can take results: each element has a place of its own, as far as its strides tell.
-inline bool is_sound(PyArrayObject* out) {
-    if (!PyArray_ISWRITEABLE(out)) return false;
-    if (PyArray_IS_C_CONTIGUOUS(out)) return true;
-    npy_intp strides[max_dimensions], lengths[max_dimensions];
-    int count = 0;
-    for (int i = 0; i < PyArray_NDIM(out); ++i) {
-        const npy_intp stride = magnitude(PyArray_STRIDE(out, i)), length = PyArray_DIM(out, i);
-        if (length == 1) continue;
-        int at = count++;
-        for (; at && strides[at - 1] > stride; --at) strides[at] = strides[at - 1], lengths[at] = lengths[at - 1];
-        strides[at] = stride, lengths[at] = length;
-    }
-    // From the shortest stride to the longest: each steps over all that the shorter ones reach.
-    npy_intp reached = PyArray_ITEMSIZE(out);
-    for (int i = 0; i < count; ++i) {
-        if (strides[i] < reached) return false;
-        reached += strides[i] * (lengths[i] - 1);
-    }
-    return true;
-}
-
-inline bool is_target(PyArrayObject* out, PyArrayObject* x, PyArray_Descr* dtype) {
-    return PyArray_DESCR(out) == dtype && is_same_shape(x, out) && is_sound(out) && !extent(out).meets(extent(x));
-}
-
-inline Side side_of(PyArrayObject* x) {
-    return {static_cast<u8*>(PyArray_DATA(x)), u32(PyArray_ITEMSIZE(x)), 0, PyArray_ISBYTESWAPPED(x) != 0};
-}
-
-inline void set_loops(Walk* walk, PyArrayObject* x, PyArrayObject* out) {
-    walk->count = PyArray_NDIM(x);
-    for (int i = 0; i < walk->count; ++i) walk->loops[i] = {PyArray_DIM(x, i), PyArray_STRIDE(x, i), PyArray_STRIDE(out, i)};
-}
-
-// Casts x into out, which has its shape and shares no memory with it. False after an exception.
-inline bool cast_arrays(PyArrayObject* x, PyArrayObject* out, const Work& work, Found* found) {
-    const u64 size = size_of(x);
-    if (size <= lasting && is_row_major(x) && is_row_major(out) && !PyArray_ISBYTESWAPPED(x) && !PyArray_ISBYTESWAPPED(out)) {
-        if (size) work.run(PyArray_DATA(x), PyArray_DATA(out), size, 0, found);
-        return true;
-    }
-    Walk walk;
-    walk.src = side_of(x), walk.dst = side_of(out), walk.size = size, walk.is_ordered = work.is_ordered();
-    set_loops(&walk, x, out);
-    return run_walk(walk, work, found);
-}
-
-inline PyObject* new_array(PyArrayObject* like, PyArray_Descr* dtype) {
-    const LargeMemory own(size_of(like) * itemsize_of(dtype));
-    Py_INCREF(dtype);
-    if (PyArray_IS_C_CONTIGUOUS(like)) {
-        return PyArray_NewFromDescr(&PyArray_Type, dtype, PyArray_NDIM(like), PyArray_DIMS(like), nullptr, nullptr, 0, nullptr);
-    }
-    return PyArray_NewLikeArray(like, NPY_KEEPORDER, dtype, 0);
-}
 
 inline PyObject* nothing() { Py_RETURN_NONE; }
 
@@ -160,7 +69,7 @@ inline bool is_float(u64 bits) {
 }
 
 // What a call of a fused plan does; false, without an exception, where only the checked path can tell.
-inline bool take_fused(const Plan* plan, const FusedKeywords& given, PyArrayObject* x, Work* work) {
+inline bool take_fused(const Plan* plan, const FusedKeywords& given, Work* work) {
     u64 scale = 0;
     if (given.scale != Py_None && !read_scale(given.scale, &scale)) return false;
     *work = is_float(scale) ? plan->by_float : plan->work;
@@ -170,7 +79,7 @@ inline bool take_fused(const Plan* plan, const FusedKeywords& given, PyArrayObje
         if (!PyArray_CheckExact(given.amax)) return false;
         PyArrayObject* amax = reinterpret_cast<PyArrayObject*>(given.amax);
         if (PyArray_TYPE(amax) != NPY_FLOAT || PyArray_ISBYTESWAPPED(amax) || size_of(amax) != 1) return false;
-        if (!PyArray_ISWRITEABLE(amax) || extent(amax).meets(extent(x))) return false;
+        if (!PyArray_ISWRITEABLE(amax)) return false;
     }
     if (!work->is_ordered()) return given.seed == Py_None && given.offset == zero;
     if (!PyLong_CheckExact(given.seed) || !PyLong_CheckExact(given.offset)) return false;
@@ -183,33 +92,48 @@ inline bool take_fused(const Plan* plan, const FusedKeywords& given, PyArrayObje
 }
 
 // Keeps the larger code, as an integer with a sign; any NaN that was found is the positive one.
-inline void keep_largest(PyArrayObject* amax, u32 found) {
+inline void keep_largest(void* amax, u32 found) {
     int before, now = int(found > 0x7f800000 ? 0x7fc00000 : found);
-    memcpy(&before, PyArray_DATA(amax), sizeof before);
-    if (now > before) memcpy(PyArray_DATA(amax), &now, sizeof now);
+    memcpy(&before, amax, sizeof before);
+    if (now > before) memcpy(amax, &now, sizeof now);
+}
+
+// Whether `out` can take the cast of x, which has its shape, and `amax`, or null, what is found: all are disjoint.
+inline bool are_targets(PyArrayObject* out, bool is_new, PyArrayObject* amax, PyArrayObject* x) {
+    Extent written[2], read = extent(x);
+    size_t writes = 0;
+    if (!is_new) {
+        if (!is_sound(out)) return false;
+        written[writes] = extent(out);
+        writes += size_of(out) != 0;
+    }
+    if (amax) written[writes++] = extent(amax);
+    return are_disjoint(written, writes, &read, size_of(x) != 0);
 }
 
 // The cast of an array by a plan of NumPy's: None, nothing done, where only the checked path can tell what is right.
 // fused: null for a plain cast.
 inline PyObject* run_numpy(Plan* plan, PyObject* given, PyObject* out, const FusedKeywords* fused) {
     if (!PyArray_CheckExact(given)) return nothing();
-    PyArrayObject* x = reinterpret_cast<PyArrayObject*>(given);
-    if (PyArray_DESCR(x) != plan->src) return nothing();
+    PyArrayObject *x = array_of(given), *amax = nullptr;
+    if (number_of(PyArray_DESCR(x)) != plan->src_number) return nothing();
     Work own;
-    if (fused && !take_fused(plan, *fused, x, &own)) return nothing();
-    PyArrayObject* amax = fused && own.wants_largest ? reinterpret_cast<PyArrayObject*>(fused->amax) : nullptr;
-    if (out == Py_None) {
-        out = new_array(x, plan->dst);
-        if (!out) return nullptr;
-    } else if (PyArray_CheckExact(out) && is_target(reinterpret_cast<PyArrayObject*>(out), x, plan->dst) &&
-               !(amax && extent(amax).meets(extent(reinterpret_cast<PyArrayObject*>(out))))) {
-        Py_INCREF(out);
-    } else {
+    if (fused && !take_fused(plan, *fused, &own)) return nothing();
+    if (fused && own.wants_largest) amax = array_of(fused->amax);
+    const bool is_new = out == Py_None;
+    if (!is_new && !(PyArray_CheckExact(out) && number_of(PyArray_DESCR(array_of(out))) == plan->dst_number)) return nothing();
+    out = is_new ? new_array(x, plan->dst) : Py_NewRef(out);
+    if (!out) return nullptr;
+    // A new array may have run others' code, which reshaped x.
+    const bool is_place = is_same_shape(x, array_of(out)) && ((is_new && !amax) || are_targets(array_of(out), is_new, amax, x));
+    if (!is_place) {
+        Py_DECREF(out);
         return nothing();
     }
     Found found;
-    if (cast_arrays(x, reinterpret_cast<PyArrayObject*>(out), fused ? own : plan->work, &found)) {
-        if (amax && size_of(x)) keep_largest(amax, found.largest);
+    void* const largest = amax && size_of(x) ? PyArray_DATA(amax) : nullptr;
+    if (cast_arrays(x, array_of(out), fused ? own : plan->work, &found)) {
+        if (largest) keep_largest(largest, found.largest);
         return out;
     }
     Py_DECREF(out);
@@ -235,9 +159,11 @@ inline PyObject* new_plan(PyObject*, PyObject* arguments) {
     int changes;
     if (!PyArg_ParseTuple(arguments, "OpOOOOO", &rule, &changes, &run, &src, &dst, &work, &kernels)) return nullptr;
     Work found[2] = {};
-    const bool has_dtypes = PyArray_DescrCheck(src) && PyArray_DescrCheck(dst);
+    const int src_number = PyArray_DescrCheck(src) ? number_of(reinterpret_cast<PyArray_Descr*>(src)) : 0;
+    const int dst_number = PyArray_DescrCheck(dst) ? number_of(reinterpret_cast<PyArray_Descr*>(dst)) : 0;
+    const bool has_dtypes = src_number && dst_number;
     if (!has_dtypes && !(run != Py_None && src == Py_None && dst == Py_None)) {
-        PyErr_SetString(PyExc_TypeError, "plan: src and dst must be dtypes");
+        PyErr_SetString(PyExc_TypeError, "plan: src and dst must be native dtypes of numbers");
         return nullptr;
     }
     if (kernels != Py_None && !PyDict_CheckExact(kernels)) {
@@ -262,6 +188,7 @@ inline PyObject* new_plan(PyObject*, PyObject* arguments) {
     if (has_dtypes) {
         plan->src = reinterpret_cast<PyArray_Descr*>(Py_NewRef(src));
         plan->dst = reinterpret_cast<PyArray_Descr*>(Py_NewRef(dst));
+        plan->src_number = src_number, plan->dst_number = dst_number;
     }
     if (kernels != Py_None) plan->kernels = Py_NewRef(kernels);
     plan->work = found[0], plan->by_float = found[1];

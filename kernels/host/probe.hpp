@@ -17,9 +17,16 @@ static PyObject *keyword_names[arguments_of_hit], *keyword_defaults[arguments_of
 // What a plan depends on. The keywords are those from `saturate` to `overflow`.
 enum : int { keywords = of_overflow - of_saturate + 1 };
 
+// A dtype of NumPy by its number, which is 0 for all else: that counts by its identity.
+struct Name {
+    PyObject* object;
+    int number;
+};
+
 struct Key {
     PyTypeObject* kind;
-    PyObject *dtype, *to, *keyword[keywords];
+    Name dtype, to;
+    PyObject* keyword[keywords];
     // Whether the call fuses anything with the cast, and then whether there is a scale.
     bool is_fused, is_scaled;
 };
@@ -40,9 +47,13 @@ inline bool is_same(PyObject* one, PyObject* other) {
     return PyUnicode_CheckExact(one) && PyUnicode_CheckExact(other) && PyUnicode_Compare(one, other) == 0;
 }
 
+inline bool is_same(const Name& one, const Name& other) {
+    return one.number == other.number && (one.number || is_same(one.object, other.object));
+}
+
 inline bool is_same(const Key& one, const Key& other) {
-    if (one.kind != other.kind || one.dtype != other.dtype || one.is_fused != other.is_fused) return false;
-    if (one.is_scaled != other.is_scaled || !is_same(one.to, other.to)) return false;
+    if (one.kind != other.kind || one.is_fused != other.is_fused || one.is_scaled != other.is_scaled) return false;
+    if (!is_same(one.dtype, other.dtype) || !is_same(one.to, other.to)) return false;
     for (int i = 0; i < keywords; ++i) {
         if (!is_same(one.keyword[i], other.keyword[i])) return false;
     }
@@ -50,23 +61,37 @@ inline bool is_same(const Key& one, const Key& other) {
 }
 
 // The hash of a text is kept in it; that of other objects may be computed by Python.
+inline size_t hash_of(const Name& name) {
+    if (name.number) return size_t(name.number);
+    return PyUnicode_CheckExact(name.object) ? size_t(PyObject_Hash(name.object)) : reinterpret_cast<size_t>(name.object) >> 4;
+}
+
 inline size_t hash_of(const Key& key) {
-    const size_t to = PyUnicode_CheckExact(key.to) ? size_t(PyObject_Hash(key.to)) : reinterpret_cast<size_t>(key.to) >> 4;
-    const size_t mixed = (reinterpret_cast<size_t>(key.dtype) >> 4) * 31 + to * 17 + (reinterpret_cast<size_t>(key.kind) >> 4);
+    const size_t mixed = hash_of(key.dtype) * 31 + hash_of(key.to) * 17 + (reinterpret_cast<size_t>(key.kind) >> 4);
     return (mixed * 0x9E3779B97F4A7C15u) >> 20;
 }
 
 // The dtype of x, with a reference of its own; null, without an exception, for what has none.
 inline PyObject* dtype_of(PyObject* x) {
-    if (PyArray_CheckExact(x)) return Py_NewRef(reinterpret_cast<PyObject*>(PyArray_DESCR(reinterpret_cast<PyArrayObject*>(x))));
+    if (PyArray_CheckExact(x)) return Py_NewRef(reinterpret_cast<PyObject*>(PyArray_DESCR(array_of(x))));
     PyObject* dtype = PyObject_GetAttr(x, dtype_name);
     if (!dtype) PyErr_Clear();
     return dtype;
 }
 
+inline Name name_of(PyObject* object) {
+    const bool is_dtype = !PyUnicode_CheckExact(object) && PyArray_DescrCheck(object);
+    return {object, is_dtype ? number_of(reinterpret_cast<PyArray_Descr*>(object)) : 0};
+}
+
+// Whether no plan is for a name: each dtype of NumPy that has no number may be another object at every call.
+inline bool is_passing(const Name& name) { return !name.number && PyArray_DescrCheck(name.object); }
+
 inline Key key_of(PyObject* const* arguments, PyObject* dtype) {
     Key key;
-    key.kind = Py_TYPE(arguments[of_x]), key.dtype = dtype, key.to = arguments[of_to];
+    PyObject* x = arguments[of_x];
+    key.kind = Py_TYPE(x), key.to = name_of(arguments[of_to]);
+    key.dtype = PyArray_CheckExact(x) ? Name{dtype, number_of(PyArray_DESCR(array_of(x)))} : name_of(dtype);
     for (int i = 0; i < keywords; ++i) key.keyword[i] = arguments[of_saturate + i];
     key.is_scaled = arguments[of_scale] != Py_None;
     key.is_fused = key.is_scaled || arguments[of_seed] != Py_None || arguments[of_amax] != Py_None;
@@ -93,8 +118,8 @@ inline bool forget_plans() {
         if (!old[i].plan) continue;
         const Key& key = old[i].key;
         Py_DECREF(reinterpret_cast<PyObject*>(key.kind));
-        Py_DECREF(key.dtype);
-        Py_DECREF(key.to);
+        Py_DECREF(key.dtype.object);
+        Py_DECREF(key.to.object);
         for (int j = 0; j < keywords; ++j) Py_DECREF(key.keyword[j]);
         Py_DECREF(reinterpret_cast<PyObject*>(old[i].plan));
     }
@@ -206,6 +231,10 @@ inline PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     PyObject* dtype = dtype_of(arguments[of_x]);
     if (!dtype) return nothing();
     const Key key = key_of(arguments, dtype);
+    if (is_passing(key.dtype) || is_passing(key.to)) {
+        Py_DECREF(dtype);
+        return nothing();
+    }
     const size_t hash = hash_of(key);
     Slot* slot = find_slot(key, hash);
     if (slot->plan) {
@@ -216,7 +245,7 @@ inline PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
         return nothing();
     }
     Py_INCREF(reinterpret_cast<PyObject*>(key.kind));
-    Py_INCREF(key.to);
+    Py_INCREF(key.to.object);
     for (int i = 0; i < keywords; ++i) Py_INCREF(key.keyword[i]);
     *slot = {hash, key, reinterpret_cast<Plan*>(Py_NewRef(plan))};
     ++kept;

@@ -30,6 +30,8 @@ struct Plain {
     int device_type, device;
 };
 
+inline Extent extent(const Plain& plain, PyArray_Descr* dtype) { return extent(plain.data, plain.size * itemsize_of(dtype)); }
+
 inline bool is_aligned(const void* data, u64 itemsize) { return reinterpret_cast<Address>(data) % itemsize == 0; }
 
 // The fields of a tensor; false, without an exception, for what has none.
@@ -60,17 +62,6 @@ inline bool is_plain(PyObject* x, View* view, u64 itemsize, Plain* plain) {
     return look_at(x, view, &tensor) && tensor.device_type == on_host && is_row_major(tensor, itemsize, plain);
 }
 
-// The same, for a new tensor that takes the cast of x.
-inline bool is_plain_like(PyObject* out, View* view, u64 itemsize, const Plain& x, Plain* plain) {
-    Tensor tensor;
-    return look_at(out, view, &tensor) && is_row_major(tensor, itemsize, plain) && plain->size == x.size &&
-           plain->device_type == x.device_type && plain->device == x.device;
-}
-
-inline bool run_plain(const Plan* plan, const Work& work, Plain x, Plain y, Found* found, Unlocked* unlocked) {
-    return walk_flat(x.data, u32(itemsize_of(plan->src)), y.data, u32(itemsize_of(plan->dst)), x.size, work, found, unlocked);
-}
-
 inline Plan* plan_of(PyObject* given) {
     if (Py_TYPE(given) == plan_type) return reinterpret_cast<Plan*>(given);
     PyErr_SetString(PyExc_TypeError, "expected a plan");
@@ -86,12 +77,12 @@ Function* function_at(PyObject* address) {
 // shape and share no memory.
 inline bool are_plain(Plan* plan, PyObject* x, PyObject* out, View* view, Plain* src, Plain* dst) {
     Tensor from, to;
-    if (!look_at(x, view, &from) || !look_at(out, view, &to) || from.dimensions != to.dimensions) return false;
-    if (memcmp(from.shape, to.shape, u64(from.dimensions) * sizeof *from.shape) != 0) return false;
+    if (!look_at(x, view, &from) || !look_at(out, view, &to)) return false;
+    if (!is_same_shape(from.dimensions, from.shape, to.dimensions, to.shape)) return false;
     if (!is_row_major(from, itemsize_of(plan->src), src) || !is_row_major(to, itemsize_of(plan->dst), dst)) return false;
-    return src->device_type == dst->device_type && src->device == dst->device &&
-           are_apart(reinterpret_cast<u64>(src->data), src->size * itemsize_of(plan->src), reinterpret_cast<u64>(dst->data),
-                     dst->size * itemsize_of(plan->dst));
+    if (src->device_type != dst->device_type || src->device != dst->device) return false;
+    Extent read = extent(*src, plan->src), written = extent(*dst, plan->dst);
+    return are_disjoint(&written, 1, &read, 1);
 }
 
 // Launches the cast on the library's current stream. False after an exception.
@@ -190,8 +181,11 @@ inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t c
     const bool is_new = out == Py_None;
     out = is_new ? PyObject_CallFunctionObjArgs(arguments[2], x, nullptr) : Py_NewRef(out);
     PyObject* result = nullptr;
-    const bool is_place = out && (is_new ? is_plain_like(out, view, itemsize_of(plan->dst), src, &dst)
-                                         : are_plain(plan, x, out, view, &src, &dst) && is_simple(out, dst, itemsize_of(plan->dst)));
+    const int device_type = src.device_type, device = src.device;
+    const bool is_fit = out && (is_new || (look_at(out, view, &tensor) && is_row_major(tensor, itemsize_of(plan->dst), &dst) &&
+                                           is_simple(out, dst, itemsize_of(plan->dst))));
+    // Both are looked at after all code of others, which may have given them other memory.
+    const bool is_place = is_fit && are_plain(plan, x, out, view, &src, &dst) && src.device_type == device_type && src.device == device;
     if (out && !is_place) {
         result = nothing();
     } else if (out && kernel) {
@@ -202,7 +196,8 @@ inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t c
             Found found;
             Unlocked unlocked(src.size);
             if (is_new) ask_for_large_pages(dst.data, dst.size * itemsize_of(plan->dst));
-            is_done = run_plain(plan, plan->work, src, dst, &found, &unlocked);
+            is_done = walk_flat(src.data, u32(itemsize_of(plan->src)), dst.data, u32(itemsize_of(plan->dst)), src.size,
+                                plan->work, &found, &unlocked);
         }
         // References are counted with Python's lock held.
         if (is_done) result = Py_NewRef(out);

@@ -31,7 +31,8 @@ from gpucast.casting.fused_options import fused_rule
 from gpucast.codegen.cast_kernel import KernelSource, kernel_source
 from gpucast.codegen.fused_kernel import FusedOps, fused_source
 from gpucast.compile import compiler
-from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.parity.cases import NUMERIC, rules
 
 DEFAULTS = [resolve(src, dst) for src in NUMERIC for dst in NUMERIC]

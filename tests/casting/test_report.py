@@ -34,6 +34,11 @@ NAN, INF = np.nan, np.inf
         ([-1, 0, 2.0**-130, 3], "FLOAT8E8M0", {}, CastReport(4, 3, 2, max_relative_error=7.0)),
         ([1e9, -1e9], "FLOAT16", {"rounding": "toward_zero"}, CastReport(2, 2, 2, max_relative_error=1 - 65504e-9)),
         ([1e9, -1e9], "FLOAT16", {"rounding": "upward"}, CastReport(2, 2, 1, 0, 1, max_relative_error=1 - 65504e-9)),
+        # Of nearest values the tie beyond the largest number is out of range only where ties go away from zero.
+        ([464, -464], "FLOAT8E4M3FN", {}, CastReport(2, 2, max_relative_error=16 / 464)),
+        ([464, -463], "FLOAT8E4M3FN", {"rounding": "nearest_away"}, CastReport(2, 2, 1, max_relative_error=16 / 464)),
+        ([7.5, 6.5, -8.5], "INT4", {"rounding": "nearest_even"}, CastReport(3, 3, 0, 1, max_relative_error=15.5 / 7.5)),
+        ([7.5, 7.4, -8.5], "INT4", {"rounding": "nearest_away"}, CastReport(3, 3, 0, 2, max_relative_error=15.5 / 7.5)),
         ([INF, NAN, 0], "DOUBLE", {}, CastReport(3, 2)),
         ([5, 0], "BOOL", {}, CastReport(2, 1)),
         ([5, 0], "STRING", {}, CastReport(2, 1)),

@@ -67,6 +67,8 @@ COUNTS: list[tuple[str, str, list[int], float]] = [
     ("300 1 0.5 inf", "INT8", [0, 2, 0, 0, 0, 1], 1),
     ("300 1", "INT8 --overflow saturate", [1, 0, 0, 0, 0, 0], 173 / 300),
     ("2.5", "INT8 --rounding nearest_even", [0, 0, 0, 0, 0, 0], 0.5 / 2.5),
+    ("2.5", "INT8 --rounding nearest_away", [0, 0, 0, 0, 0, 0], 0.5 / 2.5),
+    ("464", "FLOAT8E4M3FN --rounding nearest_away", [1, 0, 0, 0, 0, 0], 16 / 464),
     ("3", "FLOAT8E8M0 --round-mode down", [0, 0, 0, 0, 0, 0], 1 / 3),
     ("1e39 -inf", "FLOAT", [0, 0, 1, 0, 0, 0], 0),
     ("1.5 nan", "INT8", [0, 0, 0, 0, 1, 0], 0.5 / 1.5),

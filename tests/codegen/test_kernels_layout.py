@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import re
@@ -15,7 +16,8 @@ from codes import random_codes
 from gpucast.codegen.cast_kernel import kernel_source, square_side
 from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import DIRECTED, resolve
+from gpucast.core.rounding import BY_RULE
+from gpucast.core.rule import resolve
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, all_cases, rules
 from gpucast.parity.host_build import Arguments, HostKernels
@@ -83,7 +85,7 @@ def test_planes_of_bits() -> None:
     pairs = [(src, dst) for src, dst in itertools.product(sources, targets) if src != dst]
     chosen = sorted({case.rule for case in all_cases(pairs) if case.random is None}, key=str)[::3]
     assert {rule.overflow for rule in chosen} == {"wrap", "saturate"}
-    assert {rule.rounding for rule in chosen} > set(DIRECTED)
+    assert {rule.rounding for rule in chosen} > set(BY_RULE["float"])
     kernels = host_build.build(chosen, optimize=False, arch=100)
     for rule in chosen:
         block = kernel_source(rule).block
@@ -295,3 +297,26 @@ def test_a_misaligned_access_is_noticed() -> None:
     kernels.run(rule, Arguments(codes.ctypes.data, out.ctypes.data, 63))
     with pytest.raises(RuntimeError, match="gpucast_int8_to_int16: [0-9]+ misaligned accesses"):
         kernels.run(rule, Arguments(codes.ctypes.data + 1, out.ctypes.data, 63))
+
+
+#: What a GPU stops at or takes for other memory, and the words of the host build for it.
+_PLANTED = {
+    "*reinterpret_cast<volatile gpucast::u32*>(dst + 1) = 0;": "[0-9]+ misaligned accesses",
+    "gpucast::ptx::st(dst + 4, 0, 0);": "[0-9]+ misaligned accesses",
+    "gpucast::u32 a, b; gpucast::ptx::ld(reinterpret_cast<gpucast::u8*>(shared), a, b);": "accesses of global memory",
+    "alignas(8) gpucast::u8 own[8]; gpucast::ptx::st(own, 0, 0);": "accesses of global memory to a block's or a thr",
+    "shared[threadIdx.x + 1] = 0;": "1 indices outside of an array",
+    "gpucast::ptx::st(dst, 0, 0); shared[threadIdx.x] = 0;": "",
+}
+
+
+@pytest.mark.parametrize("line", _PLANTED)
+def test_the_host_build_stops_where_a_gpu_does(line: str) -> None:
+    source = kernel_source(resolve(dtype("INT8"), dtype("INT8")))
+    head = f'extern "C" __global__ void {source.name}(const gpucast::u8*, gpucast::u32, gpucast::u8* dst, gpucast::i64)'
+    text = f"{head} {{ __shared__ gpucast::u32 shared[{source.threads}]; (void)dst, (void)shared; {line} }}"
+    kernels = host_build.build([replace(source, kernel=text)], optimize=False)
+    memory = np.zeros(4, np.uint64)
+    words = _PLANTED[line]
+    with pytest.raises(RuntimeError, match=words) if words else contextlib.nullcontext():
+        kernels.launch(source.name, Arguments(0, memory.ctypes.data, 1))

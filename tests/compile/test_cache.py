@@ -231,3 +231,17 @@ def test_the_umask_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
 
 def _refuse(*_: object) -> None:
     raise FileNotFoundError
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="the system does not tell owners")
+def test_the_users_folder_in_a_shared_one_is_checked(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    folder = shared / "7"
+    kernels = folder / cache.KERNELS
+    cache.Cache(str(kernels)).put("key", b"value")
+    assert cache.Cache(str(kernels)).get("key") == b"value" and not cache.problem(str(folder))
+    folder.chmod(0o777)
+    assert cache.Cache(str(kernels)).get("key") is None
+    assert "can be written by others" in cache.problem(str(folder))

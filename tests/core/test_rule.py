@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+import re
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 import exact
+from gpucast.codegen.cast_kernel import kernel_file
 from gpucast.core.dtypes import DTYPES, dtype
+from gpucast.core.rounding import ROUNDING_MODES, Rounding, RoundingName, name_of, word_of
 from gpucast.core.rule import (
     CAST_VERSIONS,
     CASTLIKE_VERSIONS,
@@ -84,8 +87,8 @@ def test_the_rules_themselves() -> None:
         FLOAT, E8M0, overflow="nan", round_mode="nearest"
     )
     int8 = dtype("INT8")
-    assert resolve(FLOAT, int8) == CastRule(FLOAT, int8, overflow="wrap", rounding="truncate")
-    assert resolve(FLOAT, int8, Options(overflow="saturate", rounding="nearest_even")).rounding == "nearest_even"
+    assert resolve(FLOAT, int8) == CastRule(FLOAT, int8, overflow="wrap", rounding="toward_zero")
+    assert resolve(FLOAT, int8, Options(overflow="saturate", rounding="nearest_even")).rounding == "ties_to_even"
     assert resolve(FLOAT, dtype("FLOAT16")).overflow == "infinity"
     assert resolve(FLOAT, dtype("FLOAT16"), Options(overflow="saturate")).overflow == "saturate"
     # The same type is a copy, whatever else was asked.
@@ -96,7 +99,7 @@ def test_the_rules_themselves() -> None:
 def test_a_type_that_holds_all_numbers_rounds_none() -> None:
     for src, dst in itertools.product(DTYPES, [row for row in DTYPES if row.family == "float"]):
         rule = resolve(src, dst, Options(rounding="odd"))
-        assert (rule.rounding == "odd") == (src is not dst and not holds(dst, src))
+        assert (rule.rounding == "to_odd") == (src is not dst and not holds(dst, src))
         if src.family not in ("bool", "string") and src.bits <= 16:
             every = [exact.decode(src, code).magnitude for code in range(0, 1 << src.bits, 1 if src.bits <= 8 else 331)]
             same = [exact.decode(dst, exact.round_magnitude(one, dst)).magnitude for one in every]
@@ -118,14 +121,17 @@ def test_a_type_that_holds_all_numbers_rounds_none() -> None:
         ("FLOAT", {"rounding": "truncate"}, ValueError, "rounding='truncate' does not apply to FLOAT; expected None"),
         ("BOOL", {"rounding": "nearest_even"}, ValueError, "does not apply to BOOL"),
         ("INT8", {"rounding": "upward"}, ValueError, "does not apply to INT8"),
+        ("BOOL", {"rounding": "truncate"}, ValueError, "does not apply to BOOL; expected None$"),
+        ("BOOL", {"overflow": "saturate"}, ValueError, "does not apply to BOOL; expected None$"),
         ("FLOAT8E8M0", {"rounding": "odd"}, ValueError, "does not apply to FLOAT8E8M0; expected None"),
-        ("DOUBLE", {"rounding": "stochastic"}, ValueError, "expected None or 'toward_zero' or 'upward'"),
-        ("INT8", {"rounding": "stochastic"}, ValueError, "expected None or 'truncate' or 'nearest_even'"),
+        ("FLOAT8E8M0", {"rounding": "nearest_even"}, ValueError, "does not apply to FLOAT8E8M0; expected None"),
+        ("FLOAT8E8M0", {"overflow": "wrap"}, ValueError, "does not apply to FLOAT8E8M0; expected None or 'saturate'"),
+        ("DOUBLE", {"rounding": "stochastic"}, ValueError, "expected None or 'nearest_even' or 'nearest_away' or"),
+        ("INT8", {"rounding": "stochastic"}, ValueError, "expected None or 'nearest_even' or 'nearest_away' or"),
         ("INT8", {"overflow": "infinity"}, ValueError, "expected None or 'wrap' or 'saturate'"),
         ("FLOAT", {"overflow": "wrap"}, ValueError, "does not apply to FLOAT; expected None or 'saturate'"),
-        ("FLOAT8E5M2", {"overflow": "saturate"}, ValueError, "FLOAT8E5M2; expected None, and saturate=True or False"),
-        ("FLOAT4E2M1", {"overflow": "saturate"}, ValueError, "does not apply"),
-        ("FLOAT8E8M0", {"overflow": "saturate"}, ValueError, "does not apply"),
+        ("FLOAT8E5M2", {"overflow": "infinity"}, ValueError, "FLOAT8E5M2; expected None or 'saturate'"),
+        ("FLOAT4E2M1", {"overflow": "wrap"}, ValueError, "does not apply"),
         ("STRING", {"overflow": "saturate"}, ValueError, "does not apply"),
         ("INT8", {"overflow": 1}, ValueError, "overflow=1 does not apply"),
     ],
@@ -135,9 +141,48 @@ def test_illegal_attributes(dst: str, attributes: dict[str, Any], error: type[Ex
         resolve(FLOAT, dtype(dst), Options(**attributes))
 
 
+def test_rows_and_words_agree() -> None:
+    """The rows of rounding modes, the types that editors know, and the enumeration of the kernels."""
+    assert {mode.word for mode in ROUNDING_MODES} == set(get_args(Rounding))
+    assert {mode.name for mode in ROUNDING_MODES} == set(get_args(RoundingName))
+    every = re.search(r"enum class Rounding \{ (.*) \};", kernel_file("number.cuh"))
+    assert every is not None and every[1].split(", ") == list(dict.fromkeys(mode.name for mode in ROUNDING_MODES))
+    for mode in ROUNDING_MODES:
+        assert (mode.ties is not None) == mode.name.startswith("ties_to_")
+        assert name_of(mode.word) == mode.name == name_of(word_of(mode.name))
+
+
+def test_keywords_that_name_the_default_change_nothing() -> None:
+    for src, dst in itertools.product(NUMERIC, NUMERIC):
+        usual = resolve(src, dst)
+        if dst.family == "int":
+            assert resolve(src, dst, Options(rounding="truncate")) == usual
+            assert resolve(src, dst, Options(rounding="toward_zero", overflow="wrap")) == usual
+            # An integer has no fraction to round.
+            assert (resolve(src, dst, Options(rounding="nearest_away")) == usual) == (not src.is_float or src is dst)
+        elif dst.family == "float":
+            assert resolve(src, dst, Options(rounding="nearest_even")) == usual
+        if dst.is_float and dst.bits <= 8:
+            clamped = Options(saturate=False, overflow="saturate")
+            assert resolve(src, dst, Options(overflow="saturate")) == resolve(src, dst, clamped) == usual
+
+
+def test_one_set_of_keywords_serves_all_destinations() -> None:
+    """All numeric types but BOOL take the same ones; FLOAT8E8M0 rounds as `round_mode` says."""
+    for src, dst in itertools.product(NUMERIC, NUMERIC):
+        for rounding in ("nearest_even", "nearest_away", "toward_zero"):
+            options = Options(rounding=rounding, overflow="saturate")
+            if dst.family in ("bool", "e8m0"):
+                with pytest.raises(ValueError, match="does not apply"):
+                    resolve(src, dst, options)
+            elif src is not dst:
+                assert resolve(src, dst, options).overflow == "saturate"
+
+
 def test_rounding_and_overflow_do_not_apply_to_integer_text() -> None:
     text = dtype("STRING")
-    for attributes in ({"rounding": "truncate"}, {"overflow": "saturate"}):
+    for attributes in ({"rounding": "truncate"}, {"rounding": "nearest_away"}, {"overflow": "saturate"}):
         with pytest.raises(ValueError, match="does not apply to text"):
             resolve(text, dtype("INT8"), Options(**attributes))  # type: ignore[arg-type]
     assert resolve(text, dtype("FLOAT16"), Options(overflow="saturate")).overflow == "saturate"
+    assert resolve(text, dtype("FLOAT16"), Options(rounding="nearest_away")).rounding == "ties_to_away"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from codes import random_codes
 from gpucast.core.dtypes import DTYPES, DType
+from gpucast.core.rounding import ROUNDING_MODES
 
 Array = np.ndarray[Any, Any]
 
@@ -95,7 +96,7 @@ ATTRIBUTES = st.fixed_dictionaries(
         "saturate": st.booleans(),
         "round_mode": st.sampled_from(["up", "down", "nearest"]),
         "opset": st.integers(1, 28),
-        "rounding": st.sampled_from([None, "truncate", "nearest_even", "stochastic", "toward_zero", "odd"]),
+        "rounding": st.sampled_from([None, *(mode.word for mode in ROUNDING_MODES)]),
         "overflow": st.sampled_from([None, "wrap", "saturate"]),
         "seed": st.none() | st.integers(0, 2**64 - 1),
         "offset": st.integers(0, 2**64 - 1),

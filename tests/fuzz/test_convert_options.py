@@ -37,7 +37,7 @@ _OPTIONS = st.lists(
         st.tuples(st.just("--rule"), st.builds("{}={}".format, _PATTERNS, _NAMES | st.just("keep"))),
         st.tuples(st.just("--scale"), st.sampled_from([*SCALES, "junk"])),
         st.tuples(st.just("--style"), st.sampled_from([*STYLES, "junk"])),
-        st.tuples(st.just("--rounding"), st.sampled_from(["truncate", "nearest_even", "stochastic", "junk"])),
+        st.tuples(st.just("--rounding"), st.sampled_from(["truncate", "nearest_away", "stochastic", "junk"])),
         st.tuples(st.just("--overflow"), st.sampled_from(["wrap", "saturate", "junk"])),
         st.tuples(st.just("--round-mode"), st.sampled_from(["up", "down", "nearest", "junk"])),
         st.tuples(st.sampled_from(["--seed", "--opset"]), _NUMBERS),

@@ -21,11 +21,12 @@ def test_graphs() -> None:
     import cupy
 
     host = np.random.default_rng(0).standard_normal((64, 50, 9)).astype(np.float32)
-    x = cupy.asarray(host)
-    out = cupy.empty(x.shape, cupy.float16)
-    gpucast.cast(x, "FLOAT16", out=out)
-    out[...] = 0
+    # All of it on one stream, which does not wait for the default one.
     with cupy.cuda.Stream(non_blocking=True) as stream:
+        x = cupy.asarray(host)
+        out = cupy.empty(x.shape, cupy.float16)
+        gpucast.cast(x, "FLOAT16", out=out)
+        out[...] = 0
         stream.begin_capture()
         gpucast.cast(x, "FLOAT16", out=out)
         graph = stream.end_capture()

@@ -19,6 +19,7 @@ import gpucast
 from bench import idle_cuda
 from fake_cuda import Cuda, arrays
 from gpucast.codegen.cast_kernel import kernel_source
+from gpucast.compile import nvidia
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver
@@ -121,6 +122,26 @@ def test_no_block_is_without_work(cuda: Cuda) -> None:
         for count, more in ((n, 0), (n - source.block, -1)):
             gpucast.cast(x[first:][:count], "FLOAT16", out=out[first:][:count])
             assert cuda.launches[-1].blocks == blocks + more
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["cuFuncLoad", "before CUDA 12.4"])
+def test_a_kernel_is_loaded_before_its_first_launch(monkeypatch: pytest.MonkeyPatch, older: bool) -> None:
+    """CUDA loads functions late, and a launch that loads cannot be captured."""
+    from cupy_backends.cuda.api import driver as of_cupy
+
+    done: list[Any] = []
+    calls = dict(launch_kernel=lambda *_: done.append("launch") or 0, module_function=lambda *_: 77)
+    with idle_cuda.idle(load=lambda function: done.append(function) or 0, **calls):
+        if older:
+            found = nvidia.function
+            monkeypatch.setattr(nvidia, "function", lambda name: 0 if name == "cuFuncLoad" else found(name))
+            monkeypatch.setattr(of_cupy, "funcGetAttribute", lambda *given: done.append(given))
+        x, out = arrays()
+        gpucast.cast(x, "FLOAT16", out=out)
+    assert done == [(of_cupy.CU_FUNC_ATTRIBUTE_NUM_REGS, 77) if older else 77, "launch"]
+    monkeypatch.undo()
+    with idle_cuda.idle(load=lambda function: 2, **calls), pytest.raises(RuntimeError, match="CUresult 2"):
+        gpucast.cast(x, "FLOAT16", out=out)
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])

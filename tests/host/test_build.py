@@ -40,7 +40,15 @@ def test_every_compiler_builds_a_unit_without_a_warning(compiler: str, level: st
                     f"unsigned long long n) {{ {rule.function}(a, b, n); }}\n")  # fmt: skip
     name = level.replace("-", "_") if compiler == "zig" else level
     option = f"-mcpu={name}" if compiler == "zig" else f"-march={name}"
-    flags = [*build._FLAGS, *own, option, "-Dgpucast=gpucast_t", "-DGPUCAST_ENTRIES=entries_t", "-shared"]
+    flags = [
+        *build._FLAGS,
+        *own,
+        *build._UNSANITIZED,
+        option,
+        "-Dgpucast=gpucast_t",
+        "-DGPUCAST_ENTRIES=entries_t",
+        "-shared",
+    ]
     subprocess.run([*COMPILERS[compiler], *flags, "-o", str(made), str(text)], check=True)
     if level not in LEVELS[LEVELS.index(*build.native_levels()) :]:
         return

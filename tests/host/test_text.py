@@ -19,7 +19,8 @@ from codes import every_code, random_codes
 from gpucast.arrays.chunks import CHUNK
 from gpucast.core import strings
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import DIRECTED, CastRule, Options, resolve
+from gpucast.core.rounding import BY_RULE, word_of
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.host import text_on_host
 from gpucast.parity.cases import NUMERIC, SMALL, rules
 from gpucast.reference import exact_cast
@@ -211,8 +212,8 @@ def test_one_rounding(dst: DType, way: Way) -> None:
     every |= {"INF": exact.ExactNumber("infinite", False), "nan": exact.ExactNumber("nan", False)}
     every |= {f"-{text}": exact.ExactNumber(one.kind, True, one.magnitude) for text, one in every.items()}
     texts = objects(list(every))
-    directed = [resolve(STRING, dst, Options(rounding=one)) for one in DIRECTED] if dst.family == "float" else []
-    for rule in (*rules(STRING, dst), *directed):
+    asked = [word_of(name) for name in BY_RULE["float"]] if dst.family == "float" else []
+    for rule in (*rules(STRING, dst), *(resolve(STRING, dst, Options(rounding=word)) for word in asked)):
         wanted = [exact.cast(number, rule) for number in every.values()]
         for text, got, right in zip(every, way(texts, rule).view(dst.code_numpy).tolist(), wanted, strict=True):
             assert got == right, (rule, text[:60], hex(got), hex(right))

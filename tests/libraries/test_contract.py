@@ -151,6 +151,8 @@ KEYWORDS: list[tuple[str, dict[str, Any]]] = [
     ("FLOAT8E5M2", {"rounding": "stochastic", "seed": 2**64 - 1, "offset": 5}),
     ("FLOAT4E2M1", {"scale": 0.1, "rounding": "stochastic", "seed": 0}),
     ("FLOAT8E4M3FN", {"rounding": "upward"}),
+    ("FLOAT16", {"rounding": "nearest_away"}),
+    ("INT4", {"rounding": "nearest_away", "overflow": "saturate"}),
     # JAX would make a FLOAT of the scale.
     ("FLOAT", {"scale": 0.1}),
 ]

@@ -302,3 +302,10 @@ def test_what_dlpack_does_not_take() -> None:
         gpucast.to_dlpack([1, 2])
     with pytest.raises(BufferError, match="INT4 cannot be exported"):
         gpucast.to_dlpack(values("INT4", 4))
+
+
+def test_the_other_byte_order_is_not_exported_as_native() -> None:
+    for kind in ("f4", "i2", "f8"):
+        x = np.array([1, 2], np.dtype(kind).newbyteorder())
+        with pytest.raises(BufferError, match="byte order"):
+            gpucast.to_dlpack(x)

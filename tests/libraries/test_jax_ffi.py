@@ -48,6 +48,7 @@ CAST = jax_ffi.ProgramCast(resolve(dtype("FLOAT"), dtype("FLOAT16")))
         ("FLOAT4E2M1", {"scale": np.float32(3)}),
         ("BFLOAT16", {"rounding": "stochastic", "seed": 7}),
         ("FLOAT16", {"rounding": "upward"}),
+        ("INT4", {"rounding": "nearest_away"}),
     ],
 )
 def test_no_cast_calls_python(to: str, keywords: dict[str, Any]) -> None:

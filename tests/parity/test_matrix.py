@@ -16,7 +16,7 @@ import pytest
 
 import exact
 import gpucast
-from codes import EXTRA, HOST_LOOPS, assert_codes, assert_same, codes_of, directed, every_code, random_codes
+from codes import EXTRA, HOST_LOOPS, assert_codes, assert_same, by_rule, codes_of, every_code, random_codes
 from fused_cases import CASES, RANDOM, in_use, largest, oracle
 from gpucast import PackedArray
 from gpucast.casting import plans
@@ -60,7 +60,7 @@ def test_reference_and_host(src: DType, exhaustive: bool) -> None:
     for dst in NUMERIC:
         codes = judged(src, dst, exhaustive)
         decoded = [exact.decode(src, code) for code in codes.tolist()] if src.bits > 16 and src is not dst else None
-        for rule in (*rules(src, dst), *directed(src, dst, exhaustive)):
+        for rule in (*rules(src, dst), *by_rule(src, dst, exhaustive)):
             every = exact.cast_codes(codes, rule) if decoded is None else [exact.cast(one, rule) for one in decoded]
             model = np.array(every, dtype=dst.code_numpy)
             for name, found in (("reference", by_reference(codes, rule)), ("host", by_host(codes, rule))):
@@ -86,7 +86,7 @@ def test_host_and_kernels(src: DType, exhaustive: bool) -> None:
     built: dict[int, dict[CastRule, host_build.HostKernels]] = {}
     for arch, has in ARCHITECTURES.items():
         group = [rule for dst in NUMERIC if has(src, dst) for rule in rules(src, dst)]
-        group += [rule for dst in NUMERIC if arch == 90 for rule in directed(src, dst, exhaustive)]
+        group += [rule for dst in NUMERIC if arch == 90 for rule in by_rule(src, dst, exhaustive)]
         built[arch] = dict.fromkeys(group, host_build.build(group, optimize=exhaustive, arch=arch))
     for rule in built[90]:
         codes = compared(src, rule.dst, exhaustive)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codes import directed
+from codes import by_rule
 from endings import HANGS
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import Random
@@ -47,7 +47,7 @@ def destinations(src: DType, exhaustive: bool) -> tuple[DType, ...]:
 def test_it_is_the_reference_for_every_code_of_16_bits_or_fewer(src: DType, exhaustive: bool) -> None:
     codes = np.arange(1 << src.bits, dtype=src.code_numpy)
     for dst in destinations(src, exhaustive):
-        for rule in (*rules(src, dst), *directed(src, dst, exhaustive)):
+        for rule in (*rules(src, dst), *by_rule(src, dst, exhaustive)):
             t.forget()
             np.testing.assert_array_equal(specified(rule, codes), wanted_codes(rule, codes), err_msg=str(rule))
 
@@ -56,7 +56,7 @@ def test_it_is_the_reference_for_every_code_of_16_bits_or_fewer(src: DType, exha
 def test_it_is_the_reference_for_hard_values_of_wide_sources(src: DType, exhaustive: bool) -> None:
     for dst in NUMERIC:
         codes = hard_codes(src, dst, 1200)
-        for rule in (*rules(src, dst), *directed(src, dst, exhaustive)):
+        for rule in (*rules(src, dst), *by_rule(src, dst, exhaustive)):
             t.forget()
             found = specified(rule, codes).astype(np.uint64)
             np.testing.assert_array_equal(found, wanted_codes(rule, codes), err_msg=str(rule))

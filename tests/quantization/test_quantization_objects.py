@@ -228,9 +228,15 @@ def test_dlpack() -> None:
 
 def test_offsets_of_the_tile() -> None:
     """The figures of cuBLAS' documentation: the first scales of rows 0, 32, 64, 96 lie in 16 bytes, then row 1."""
-    assert [swizzle.offset(row, 0, 4) for row in (0, 32, 64, 96, 1, 127, 128)] == [0, 4, 8, 12, 16, 508, 512]
-    assert [swizzle.offset(0, col, 8) for col in (0, 1, 3, 4, 7)] == [0, 1, 3, 512, 515]
-    assert swizzle.offset(128, 0, 8) == 1024
+
+    def offset(row: int, col: int, columns: int) -> int:
+        scales = np.zeros((129, columns), np.uint8)
+        scales[row, col] = 1
+        return int(swizzle.swizzle(scales).argmax())
+
+    assert [offset(row, 0, 4) for row in (0, 32, 64, 96, 1, 127, 128)] == [0, 4, 8, 12, 16, 508, 512]
+    assert [offset(0, col, 8) for col in (0, 1, 3, 4, 7)] == [0, 1, 3, 512, 515]
+    assert offset(128, 0, 8) == 1024
 
 
 def test_swizzled_results() -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,3 +89,24 @@ def test_what_is_refused() -> None:
         with pytest.raises(error, match=match):
             gpucast.dequantize(q, out=y)
     assert codes(q) == before
+
+
+@pytest.mark.parametrize("name", [*FORMATS, "nvfp4_4over6"])
+def test_odd_addresses_in_a_capture(name: str) -> None:
+    """The workspace of the first call has the memory that the second one needs."""
+    made = gpucast.quantize(X, name)
+    with installed(HostDriver()) as driver:
+        parts = {}
+        for of, part in made.parts().items():
+            held = part.data if isinstance(part, gpucast.PackedArray) else part
+            there = upload(held, offset=held.itemsize)
+            parts[of] = gpucast.PackedArray(there, part.dtype, part.shape) if held is not part else there
+        q, x, y = replace(made, **parts), upload(X), upload(np.zeros_like(X), offset=4)
+        for capture in (False, True):
+            driver.capture, before = capture, len(driver.launched)
+            assert gpucast.quantize(x, name, out=q) is q
+            assert gpucast.dequantize(q, out=y) is y
+            assert len(driver.launched) > before + 1
+        driver.capture = False
+        assert codes(q.get()) == codes(made)
+        assert np.array_equal(download(y), made.dequantize())

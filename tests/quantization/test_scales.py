@@ -48,7 +48,9 @@ def test_128x4_is_the_order_of_cublas(shape: tuple[int, ...]) -> None:
     flat = swizzle.swizzle(scales)
     matrix = scales.reshape(-1, shape[-1]) if scales.size else np.zeros((0, 0), np.uint8)
     for row, col in np.ndindex(*matrix.shape):
-        assert flat[swizzle.offset(row, col, shape[-1])] == matrix[row, col]
+        tile = row // 128 * -(-shape[-1] // 4) + col // 4
+        # cuBLAS documentation, "1D Block Scaling Factors Layout".
+        assert flat[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + col % 4] == matrix[row, col]
     assert flat.shape == (swizzle.size(shape),) and np.count_nonzero(flat) == matrix.size
     assert np.array_equal(swizzle.unswizzle(flat, shape), scales)
 

@@ -45,6 +45,8 @@ ITEMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("BOOL", "FLOAT8E8M0", {}),
     ("FLOAT", "INT8", {"rounding": "nearest_even", "overflow": "saturate"}),
     ("FLOAT", "FLOAT8E4M3FN", {"rounding": "upward"}),
+    ("FLOAT", "FLOAT16", {"rounding": "nearest_away"}),
+    ("DOUBLE", "INT4", {"rounding": "nearest_away"}),
     ("BFLOAT16", "FLOAT8E5M2", {"rounding": "stochastic"}),
     ("FLOAT", "FLOAT4E2M1", {"rounding": "stochastic"}),
 )

@@ -181,3 +181,12 @@ def test_wrong_calls() -> None:
         gpucast.ufunc("a", "FLOAT16", compute="FLOAT16")
     with pytest.raises(ValueError, match="out=STRING"):
         gpucast.ufunc("a", "STRING")
+
+
+def test_errors_of_long_expressions_are_short() -> None:
+    for text in ("a + 0x" + "f" * 4000, "a + b(" + "9" * 4000 + ")", "+".join(["a"] * 9000), "a $ " + "b" * 4000):
+        with pytest.raises(ValueError, match="ufunc: expression=.*characters") as caught:
+            gpucast.ufunc(text, out="FLOAT16")
+        assert len(str(caught.value)) < 600
+    with pytest.raises(ValueError, match="ufunc: a has 33 dimensions; expected at most 32"):
+        gpucast.ufunc("a + 1", out="FLOAT16")(np.zeros((1,) * 33))

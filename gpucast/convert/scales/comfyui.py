@@ -14,8 +14,8 @@ from typing import Any
 from gpucast.convert.scales.stored import Stored
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import Spec, Tensor, file_limits
-from gpucast.quantization import block_grid
 from gpucast.quantization.formats import FORMATS
+from gpucast.quantization.scale_orders import order
 
 #: The last part of the tensor's name (X.comfy_quant describes X.weight), and the key of the metadata entry.
 LAYER, METADATA = "comfy_quant", "_quantization_metadata"
@@ -85,7 +85,7 @@ def nvfp4(name: str, shape: tuple[int, int]) -> dict[str, Spec]:
     rows, columns = shape
     return {
         "data": Spec(name, dtype("UINT8"), (rows, columns // 2)),
-        "scales": Spec(f"{name}_scale", dtype("FLOAT8E4M3FN"), block_grid.padded(rows, columns // 16)),
+        "scales": Spec(f"{name}_scale", dtype("FLOAT8E4M3FN"), order("128x4").padded(rows, columns // 16, 1)),
         "global_scale": Spec(f"{name}_scale_2", dtype("FLOAT"), ()),
     }
 

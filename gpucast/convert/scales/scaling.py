@@ -33,7 +33,7 @@ from gpucast.convert.streaming.pieces import (
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import Array, Spec, Tensor
 from gpucast.quantization import RECIPES, quantize_on_host, recipes

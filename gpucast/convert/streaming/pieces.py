@@ -19,7 +19,7 @@ import numpy as np
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import Random
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
 from gpucast.quantization import exact_quantize, quantize_array, quantize_on_host
 from gpucast.quantization.formats import SOURCES, Format, Parts

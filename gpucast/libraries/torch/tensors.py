@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpucast.arrays.bitpacking import codes_of
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.cast import cast
@@ -188,7 +189,7 @@ def from_array(x: Any) -> Any:
     kind = dtype(x.dtype)
     if kind not in TORCH_DTYPES:
         return x
-    codes = x.view(kind.code_numpy)
+    codes = codes_of(x, kind.code_numpy)
     y = torch.from_numpy(codes) if isinstance(codes, np.ndarray) else torch.utils.dlpack.from_dlpack(codes)
     return y.view(TORCH_DTYPES[kind])
 

@@ -119,13 +119,21 @@ def encode(x: Array, form: Format, mode: str) -> Array:
     lowest = 2 - bias - digits
     step = np.where(finite == 0, lowest, np.maximum(np.frexp(finite)[1] - digits, lowest))
     whole = np.ldexp(np.abs(finite), -step)
-    whole = {"rn": np.rint, "rz": np.floor, "rp": np.ceil}[mode](whole)
+    roundings: dict[str, Callable[[Array], Array]] = {
+        "rn": np.rint, "ra": _nearest_away, "rz": np.floor, "rp": np.ceil,
+    }  # fmt: skip
+    whole = roundings[mode](whole)
     # Steps of the format: a binade more is 2^(digits - 1) codes more, so that a carry goes where it belongs.
     code = ((step + bias + digits - 2).astype(np.int64) << (digits - 1)) + whole.astype(np.int64)
     most = infinity(form) - (mode == "rz")
     code = np.where(np.isinf(x), infinity(form), np.minimum(code, most))
     code = np.where(np.isnan(x), (1 << (bits - 1)) - 1, code | np.signbit(x).astype(np.int64) << (bits - 1))
     return code.astype(np.uint64)
+
+
+def _nearest_away(x: Array) -> Array:
+    below = np.floor(x)
+    return np.asarray(below + (x - below >= 0.5))
 
 
 def _to_odd(x: Array, rest: Array) -> Array:
@@ -182,6 +190,8 @@ def _from_int(term: Term, a: Array) -> Array:
             known = np.minimum(near, 2.0**63).astype(np.uint64) + np.maximum(near - 2.0**63, 0.0).astype(np.uint64)
             over = (near == 2.0**64) | (known > size)
             passed = over if mode == "rz" else ~over & (known < size)
+            if mode == "ra":
+                passed &= 2 * (size - known) == np.spacing(near).astype(np.uint64)
             near = np.where(passed, np.nextafter(near, 0.0 if mode == "rz" else np.inf), near)
         return encode(np.where(negative, -near, near), form, mode)
     wide = np.where(size >> np.uint64(53) == 0, size.astype(np.float64), _to_odd(far, (low != 0).astype(np.float64)))

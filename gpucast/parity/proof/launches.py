@@ -14,7 +14,7 @@ from gpucast.codegen.batch_kernel import BatchSource, source_of
 from gpucast.codegen.cast_kernel import KernelSource, square_side
 from gpucast.codegen.fused_kernel import FusedArguments, FusedOps
 from gpucast.codegen.strides import Dims, squares
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.parity.cases import RANDOM
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.machine import Fault, Machine, Memory, Unknown

@@ -34,18 +34,18 @@ def first(src: DType, bound: Fraction, above: bool) -> int:
 
 
 @lru_cache(maxsize=256)
-def midpoints(src: DType, dst: DType) -> tuple[int, ...]:
-    """The lowest magnitudes that round to nearest even to code 1, 2, ..., and to the first code that is too large."""
+def midpoints(src: DType, dst: DType, away: bool = False) -> tuple[int, ...]:
+    """The lowest magnitudes that round to nearest to code 1, 2, ..., and to the first code that is too large: ties to
+    the even code, or `away` from zero."""
     values = [Fraction(dst.value(code)) for code in range(dst.max_code + 1)]
     values.append(2 * values[-1] - values[-2])
-    return tuple(
-        first(src, (values[code - 1] + values[code]) / 2, above=code % 2 == 1) for code in range(1, len(values))
-    )
+    codes = range(1, len(values))
+    return tuple(first(src, (values[code - 1] + values[code]) / 2, code % 2 == 1 and not away) for code in codes)
 
 
-def nearest(size: Term, src: DType, dst: DType, over: int, width: int) -> Term:
-    """Round a magnitude to the nearest code of `width` bits, ties to even. Overflow gives `over`."""
-    return search(size, midpoints(src, dst), [*range(dst.max_code + 1), over], width)
+def nearest(size: Term, src: DType, dst: DType, over: int, width: int, away: bool = False) -> Term:
+    """Round a magnitude to the nearest code of `width` bits, ties even or `away` from zero. Overflow gives `over`."""
+    return search(size, midpoints(src, dst, away), [*range(dst.max_code + 1), over], width)
 
 
 @lru_cache(maxsize=256)
@@ -80,5 +80,6 @@ def rounded(number: Fraction, dst: DType, mode: str) -> int:
     lowest = 1 - dst.bias - dst.mantissa_bits
     step = max(exponent - dst.mantissa_bits, lowest)
     steps = number / Fraction(2) ** step
-    whole = round(steps) if mode == "rn" else math.floor(steps) if mode == "rz" else math.ceil(steps)
+    half = Fraction(1, 2)
+    whole = {"rn": round(steps), "ra": math.floor(steps + half), "rz": math.floor(steps), "rp": math.ceil(steps)}[mode]
     return min(((step - lowest) << dst.mantissa_bits) + whole, dst.inf_code - (mode == "rz"))

@@ -13,7 +13,7 @@ import numpy as np
 from gpucast.codegen.batch_kernel import BatchSource
 from gpucast.codegen.cast_kernel import KernelSource
 from gpucast.codegen.fused_kernel import FusedArguments
-from gpucast.core.rule import STOCHASTIC
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.evaluation import Array, evaluate
 from gpucast.parity.proof.launches import AMAX, FINITE, WIDE, Launch, Part, cell, element, is_cell, run, run_many, seed

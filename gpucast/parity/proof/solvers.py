@@ -9,7 +9,7 @@ from importlib import metadata
 from gpucast.parity.proof.terms import Format, Term, in_order, variables
 
 SOLVER = "bitwuzla"
-_MODES = {"rn": "RNE", "rz": "RTZ", "rp": "RTP"}
+_MODES = {"rn": "RNE", "ra": "RNA", "rz": "RTZ", "rp": "RTP"}
 _NAMES = {
     "and": "bvand", "or": "bvor", "xor": "bvxor", "not": "bvnot", "add": "bvadd", "sub": "bvsub", "mul": "bvmul",
     "udiv": "bvudiv", "shl": "bvshl", "lshr": "bvlshr", "ashr": "bvashr",

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import DIRECTED, STOCHASTIC, CastRule, resolve
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, resolve
 from gpucast.parity.proof import terms as t
 from gpucast.parity.proof.nearest import nearest, neighbours, powers, rounded, value
 from gpucast.parity.proof.terms import SINGLE, TWICE, Format, Term, const, part
@@ -144,10 +145,12 @@ def _to_int(x: Number, rule: CastRule) -> Term:
         left = _at_most(exponent, dst.bits + 1, width)
         right = _at_most(t.negate(exponent), significand.width + 1, width)
         whole = t.shift("lshr", wide, right)
-        if rule.rounding == "nearest_even":
+        if rule.rounding != "toward_zero":
             rest = t.sub(wide, t.shift("shl", whole, right))
             half = t.shift("lshr", t.shift("shl", const(1, width), right), const(1, width))
-            tie = t.bitwise("and", t.eq(rest, half), part(whole, 0, 1))
+            tie = t.eq(rest, half)
+            if rule.rounding == "ties_to_even":
+                tie = t.bitwise("and", tie, part(whole, 0, 1))
             whole = t.add(whole, t.zext(t.bitwise("or", t.ult(half, rest), tie), width))
         wide = t.ite(part(exponent, 15, 1), whole, t.shift("shl", wide, left))
     code = part(t.ite(x.negative, t.negate(wide), wide), 0, dst.bits)
@@ -187,13 +190,13 @@ def _to_float(x: Number, rule: CastRule, word: Term | None) -> Term:
     if rule.rounding == STOCHASTIC:
         assert word is not None
         size = _at_random(x, dst, word)
-    elif rule.rounding in DIRECTED:
+    elif rule.rounding not in ("ties_to_even", "ties_to_away"):
         size = _directed(x, rule)
         past = past if dst.bits <= 8 else const(dst.inf_code, dst.bits)
     elif dst.bits <= 8:
-        size = nearest(x.size, x.src, dst, 1 << width, dst.bits)
+        size = nearest(x.size, x.src, dst, 1 << width, dst.bits, rule.rounding == "ties_to_away")
     else:
-        size = t.zext(_ieee(x, dst, "rn"), dst.bits)
+        size = t.zext(_ieee(x, dst, "rn" if rule.rounding == "ties_to_even" else "ra"), dst.bits)
         past = const(dst.inf_code, dst.bits)
     too_large = t.bitwise("or", t.invert(t.ult(size, past)), x.infinite)
     sign = x.negative
@@ -220,12 +223,13 @@ def _directed(x: Number, rule: CastRule) -> Term:
         below, above = neighbours(x.size, x.src, dst, 1 << (dst.bits - 1), dst.bits)
     else:
         below, above = (t.zext(_ieee(x, dst, mode), dst.bits) for mode in ("rz", "rp"))
-    if rule.rounding == "odd":
+    if rule.rounding == "to_odd":
         # Beyond the largest number there is none, whatever its last bit.
         inside = t.invert(t.eq(below, const(dst.max_code, dst.bits)))
         return t.bitwise("or", below, t.zext(t.conj(inside, t.invert(t.eq(below, above))), dst.bits))
-    away = {"toward_zero": const(0, 1), "upward": t.invert(x.negative), "downward": x.negative}[rule.rounding]
-    return t.ite(away, above, below)
+    positive = t.invert(x.negative)
+    away = {"toward_zero": const(0, 1), "toward_positive": positive, "toward_negative": x.negative}
+    return t.ite(away[rule.rounding], above, below)
 
 
 def _ieee(x: Number, dst: DType, mode: str) -> Term:

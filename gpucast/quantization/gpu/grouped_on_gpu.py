@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.packed import PackedArray
 from gpucast.codegen.cast_kernel import KernelSource, kernel_file, options, structs
 from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
@@ -110,6 +110,14 @@ class GroupedArguments:
 
 def dense(name: str, x: Any, caller: str, alignment: int = 0) -> Any:
     """The array, or a copy on the current device, in C order and at a multiple of `alignment`, or of its items."""
+    made = target(name, x, caller, alignment)
+    if made is not x:
+        memory.copy(x, made)
+    return made
+
+
+def target(name: str, x: Any, caller: str, alignment: int = 0) -> Any:
+    """The array, or a new one on the current device in place of one that `dense` copies."""
     if memory.is_dense(x, alignment):
         return x
     if driver.driver().capturing():
@@ -117,15 +125,19 @@ def dense(name: str, x: Any, caller: str, alignment: int = 0) -> Any:
             f"{caller}: a CUDA graph is being captured, and {name} is not in C order at an aligned address; "
             "memory for a copy cannot be allocated then"
         )
-    made = cast_on_gpu.new(x.shape, dtype(x.dtype))
-    memory.copy(x, made)
-    return made
+    return cast_on_gpu.new(x.shape, dtype(x.dtype))
+
+
+def hand_over(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Copy results that `target` has moved."""
+    for name, part in wanted.items():
+        if written[name] is not part:
+            memory.copy(written[name], part)
 
 
 def run(spec: GroupedSpec, x: Any, data: Any, arguments: GroupedArguments, device: int) -> None:
     """Launch it on the current stream of the device. `data`: the codes, in C order."""
     with driver.driver().on(device):
-        to = data.data if isinstance(data, PackedArray) else data
         # A result without rows still has ends.
         n = max(arguments.result_rows * arguments.columns, 1)
-        driver.kernel(spec, device)(x.data.ptr, to.data.ptr, n, arguments)
+        driver.kernel(spec, device)(x.data.ptr, memory.address(data), n, arguments)

@@ -14,16 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.arrays.packed import device_index
+from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
-from gpucast.quantization.formats import Format, Hadamard, Parts, ScaleLayout
+from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.gpu import memory, quantize_on_gpu
 from gpucast.quantization.gpu.hadamard_source import HadamardArguments, HadamardResult, HadamardSpec, takes
-from gpucast.quantization.gpu.source import VECTOR, WARP, QuantizeArguments, QuantizeSpec, stats_bytes
+from gpucast.quantization.gpu.source import WARP, QuantizeArguments, QuantizeSpec, stats_bytes
 from gpucast.quantization.gpu.tiles import ResultSpec
+from gpucast.quantization.scale_orders import ScaleLayout
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 
@@ -49,7 +51,7 @@ def transform(
             workspace.check_capture()
             made = out = cast_on_gpu.new(x.shape, to)
         else:
-            made = out if memory.is_dense(out) else workspace.array("transformed", x.shape, to)
+            made = out if cast_on_gpu.is_contiguous(out) else workspace.array("transformed", x.shape, to)
         _transform(x, made, hadamard, axis, device, inverse=inverse)
         if made is not out:
             memory.copy(made, out)
@@ -82,10 +84,14 @@ def quantize(
         if all(side.in_tiles for side in sides) and any(side.spec.swapped for side in sides):
             for side in sides:
                 side.find_global_scale(amax, workspace)
-            if _run_tiles(x, src, format, sides, device, random):
-                return wanted
-        for side in sides:
-            side.run(amax, random, workspace)
+            done = _run_tiles(x, src, format, sides, device, random)
+        else:
+            done = False
+        if not done:
+            for side in sides:
+                side.run(amax, random, workspace)
+        for target, result in zip(targets or [], wanted, strict=False):
+            memory.hand_over(result, target)
     return wanted
 
 
@@ -120,7 +126,7 @@ class _Side:
         assert isinstance(self.format.block, tuple)
         given = self.spec.scale is not None and not self.format.global_scale
         whole = self.x.shape[self.axis] % max(self.length, self.format.block[-1]) == 0
-        return whole and not given and memory.address(self.x) % VECTOR == 0
+        return whole and not given and cast_on_gpu.is_aligned(self.x, VECTOR)
 
     @property
     def in_tiles(self) -> bool:
@@ -150,7 +156,7 @@ class _Side:
         runs, inner = self.x.size // how.length, math.prod(self.x.shape[self.axis + 1 :])
         threads = min(-(-max(runs, 1) // WARP) * WARP, quantize_on_gpu.BUSY_THREADS)
         stats = workspace.array("transformed top", (threads // WARP * stats_bytes(_FLOAT),), _BYTE)
-        strided = inner != 1 or memory.address(self.x) % VECTOR != 0
+        strided = inner != 1 or not cast_on_gpu.is_aligned(self.x, VECTOR)
         arguments = HadamardArguments(stats=memory.address(stats), runs=runs, inner=inner, transform=how)
         spec = HadamardSpec(CastRule(self.src, _FLOAT), "top", how.length, strided=strided)
         driver.kernel(spec, self.device)(memory.address(self.x), memory.address(stats), threads, arguments)
@@ -232,7 +238,7 @@ def _transform(x: Any, y: Any, hadamard: Hadamard, axis: int, device: int, *, in
     if not x.size:
         return
     inner = math.prod(x.shape[axis + 1 :])
-    strided = inner != 1 or any(memory.address(one) % VECTOR for one in (x, y))
+    strided = inner != 1 or not all(cast_on_gpu.is_aligned(one, VECTOR) for one in (x, y))
     rule = CastRule(dtype(x.dtype), dtype(y.dtype))
     spec = HadamardSpec(rule, "transform", hadamard.length, inverse=inverse, strided=strided)
     arguments = HadamardArguments(inner=inner, transform=hadamard)

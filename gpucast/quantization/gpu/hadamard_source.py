@@ -15,8 +15,9 @@ from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule, resolve
-from gpucast.quantization.formats import LENGTHS, Format, Hadamard, ScaleLayout
+from gpucast.quantization.formats import LENGTHS, Format, Hadamard
 from gpucast.quantization.gpu.source import FILES, boolean, columns_of, format_struct
+from gpucast.quantization.scale_orders import ScaleLayout
 
 #: "rows" quantizes along rows, "tiles" along rows, down columns to the transposed result, or both in one read. "top"
 #: finds the largest magnitude of the transformed numbers, "transform" writes them.

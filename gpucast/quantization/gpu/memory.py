@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gpucast.arrays.operand import operand
-from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.arrays.packed import device_index
+from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import cast_on_gpu
 from gpucast.gpu.workspace import Workspace
+from gpucast.quantization.formats import Parts
 
 
 def given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:
@@ -30,8 +33,8 @@ def given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:
 
 
 def is_dense(x: Any, alignment: int = 0) -> bool:
-    """Whether an array is in C order, and aligned to its element size, or to so many bytes."""
-    return isinstance(x, PackedArray) or bool(x.flags.c_contiguous and address(x) % (alignment or x.itemsize) == 0)
+    """Whether an array is in C order, and `cast_on_gpu.is_aligned`."""
+    return cast_on_gpu.is_contiguous(x) and cast_on_gpu.is_aligned(x, alignment)
 
 
 def dense(x: Any, workspace: Workspace, name: str) -> Any:
@@ -43,6 +46,26 @@ def dense(x: Any, workspace: Workspace, name: str) -> Any:
     return made
 
 
+def targets(parts: Parts, workspace: Workspace, name: str) -> Parts:
+    """The parts of a result that is to be written, all in C order; in place of those at addresses that kernels do not
+    take, memory of the workspace: `hand_over` copies what is written there."""
+    given = {of: part for of, part in vars(parts).items() if part is not None}
+    made = {
+        of: workspace.array(f"{name}: {of}", part.shape, dtype(part.dtype))
+        for of, part in given.items()
+        if not cast_on_gpu.is_aligned(part, VECTOR if of == "data" else 0)
+    }
+    return replace(parts, **made) if made else parts
+
+
+def hand_over(written: Parts, wanted: Parts) -> None:
+    """Copy the parts of a result that were written elsewhere."""
+    for name, target in vars(wanted).items():
+        part = getattr(written, name)
+        if target is not None and target is not part:
+            copy(part, target)
+
+
 def copy(x: Any, target: Any) -> None:
     """Copy an array's elements to another one of its shape."""
     source, to = operand(x), operand(target)
@@ -51,6 +74,4 @@ def copy(x: Any, target: Any) -> None:
 
 def address(x: Any) -> int:
     """The address of an array's first byte; 0 for None."""
-    if x is None:
-        return 0
-    return int((x.data if isinstance(x, PackedArray) else x).data.ptr)
+    return 0 if x is None else cast_on_gpu.address(x)

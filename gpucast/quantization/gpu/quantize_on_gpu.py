@@ -15,16 +15,16 @@ from dataclasses import replace
 from typing import Any
 
 from gpucast.arrays.packed import device_index
+from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
 from gpucast.quantization.block_grid import BlockGrid, in_layout
-from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts, ScaleLayout, ScaleOrder
+from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts
 from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import (
-    VECTOR,
     WARP,
     Kind,
     QuantizeArguments,
@@ -34,13 +34,12 @@ from gpucast.quantization.gpu.source import (
 )
 from gpucast.quantization.gpu.tile_source import TileResult
 from gpucast.quantization.gpu.tiles import ResultSpec, plan
+from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder
 from gpucast.quantization.steps import Steps
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 #: The number of threads that keeps a device busy, and the elements that make a thread worth starting.
 BUSY_THREADS, _ELEMENTS = 1 << 17, 16
-#: The alignment in bytes that kernels of the kind "rows" need for their vector loads.
-_ALIGNMENT = 16
 #: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
 _LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "top", "elements")
 #: The kinds of kernels that read the global scale.
@@ -95,10 +94,7 @@ def quantize(
             _finish(format, format.steps, src, results, device, layout)
         for target, result in zip(targets or [], results, strict=False):
             # Results share their scale, and the global one.
-            for name in ("scales", "zero_points", "global_scale"):
-                wanted, found = getattr(target, name), getattr(result, name)
-                if wanted is not None and wanted is not found:
-                    memory.copy(found, wanted)
+            memory.hand_over(result, target)
         return results
 
 
@@ -111,8 +107,8 @@ def prepare(
     amax: Any = None,
     layout: ScaleLayout = "linear",
 ) -> tuple[Any, Sequence[ResultSpec], list[Parts]]:
-    """An array in C order with the elements of x, or of its transpose; the results in terms of it; the parts to fill.
-    A given global scale or `amax` has one number, or one of each row.
+    """An array in C order with the elements of x, or of its transpose; the results in terms of it; the parts to fill,
+    which `memory.hand_over` gives to the targets. A given global scale or `amax` has one number, or one of each row.
 
     RuntimeError in the capture of a CUDA graph if memory is neither given nor in the workspace.
     """
@@ -121,7 +117,9 @@ def prepare(
     if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
         x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
     x = memory.dense(x, workspace, "x")
-    return x, result_specs, list(targets or [_new_parts(x.shape, format, one, amax, layout) for one in result_specs])
+    if targets is None:
+        return x, result_specs, [_new_parts(x.shape, format, one, amax, layout) for one in result_specs]
+    return x, result_specs, [memory.targets(one, workspace, f"result {i}") for i, one in enumerate(targets)]
 
 
 def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec, amax: Any, layout: ScaleLayout) -> Parts:
@@ -257,14 +255,15 @@ def dequantize(
             workspace.check_capture()
             dense = out = cast_on_gpu.new(shape, to)
         else:
-            dense = out if memory.is_dense(out) else workspace.array("result", shape, to)
+            # Rows of whole blocks are written in vectors; the kernel of all others writes to any address.
+            dense = out if cast_on_gpu.is_contiguous(out) else workspace.array("result", shape, to)
         if out.size:
             blocks = BlockGrid.of(format, shape, axis)
             arguments = QuantizeArguments(
                 blocks, *map(memory.address, (parts.scales, parts.zero_points, parts.global_scale))
             )
             rule, row_scaled = CastRule(format.element, to), is_row_scaled(parts)
-            if _in_rows(blocks, parts.data):
+            if _in_rows(blocks, parts.data, dense):
                 spec = QuantizeSpec(rule, format, "back", block=blocks.lengths[2], row_scaled=row_scaled)
             else:
                 single, large = format.block == "tensor", out.size > _LARGE
@@ -338,7 +337,7 @@ class _ArrayQuantizer:
         teams = blocks.size * lanes
         side_by_side = VECTOR // self.x.itemsize
         in_vectors = blocks.counts[2] == blocks.shape[2] and blocks.shape[2] % side_by_side == 0
-        if lanes == 1 and blocks.splits_outer and in_vectors and memory.address(self.x) % VECTOR == 0:
+        if lanes == 1 and blocks.splits_outer and in_vectors and cast_on_gpu.is_aligned(self.x, VECTOR):
             kind, teams = "columns", teams // side_by_side
         parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-BUSY_THREADS // teams)))
         # A multiple of the elements that the lanes read together.
@@ -367,12 +366,12 @@ class _ArrayQuantizer:
         kernel(memory.address(self.x), memory.address(dst), n, arguments)
 
 
-def _in_rows(blocks: BlockGrid, x: Any) -> bool:
-    """Whether rows consist of whole blocks of a length in LENGTHS, and x is aligned for vector loads."""
+def _in_rows(blocks: BlockGrid, *arrays: Any) -> bool:
+    """Whether rows consist of whole blocks of a length in LENGTHS, and the arrays are aligned for vectors."""
     return (
         blocks.splits_outer
         and blocks.lengths[1] == 1
         and blocks.lengths[2] in LENGTHS
         and blocks.shape[2] % blocks.lengths[2] == 0
-        and memory.address(x) % _ALIGNMENT == 0
+        and all(cast_on_gpu.is_aligned(x, VECTOR) for x in arrays)
     )

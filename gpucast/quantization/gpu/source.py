@@ -19,15 +19,17 @@ from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.rule import STOCHASTIC, CastRule, Options, resolve
-from gpucast.quantization.block_grid import BlockGrid, padded
-from gpucast.quantization.formats import SCALE_LAYOUTS, Format, ScaleLayout, ScaleOrder
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, Options, resolve
+from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu.step_source import step_functions
+from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder, order
 from gpucast.quantization.steps import Steps
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
 #: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which
-#: vectors of `VECTOR` bytes have side by side. "top" and "global" compute the global scale, "globals" those of rows
+#: vectors of 16 bytes have side by side. "top" and "global" compute the global scale, "globals" those of rows
 #: from the largest magnitude of each. "back" dequantizes. "swizzle" and "unswizzle" reorder scales. "finish" and
 #: "finish_global" end what formats with steps began.
 Kind = Literal[
@@ -50,8 +52,6 @@ FILES = ("scale_orders.cuh", "quotients.cuh", "scales.cuh", "divisor.cuh", "quan
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Threads that work on a block together in the kinds that compute statistics.
 WARP = 32
-#: The bytes that a thread of the kind "columns" loads at a time.
-VECTOR = 16
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         by_column = f"{index}, {two_sided}, {finite}"
         extremes = f"{by_column}, {self.lanes}"
         place, of_blocks = f"{index}, {boolean(self.single)}, {elements}", f"{elements}, {self.block}"
-        rows, moved = "quantize_rows", f"{SCALE_LAYOUTS.index(self.layout)}, {other.bits // 8}"
+        rows, moved = "quantize_rows", f"{order(self.layout).struct}, {other.bits // 8}"
         if self.layout != "linear":
             rows, of_blocks = f"{rows}_in_order", f"{of_blocks}, {self.lines}"
         back_by = f"elements<{own}, {other.name}, {both}, {place}"
@@ -137,7 +137,7 @@ class QuantizeSpec(KernelSpec[KernelSource]):
         """For the kind "rows" with scales in an order: the blocks, with a padded row's threads in place of columns, and
         the elements of all threads."""
         _, rows, columns = blocks.counts
-        whole_rows, whole_columns = padded(rows, columns, layout, self.format.scale.bits // 8)
+        whole_rows, whole_columns = order(layout).padded(rows, columns, self.format.scale.bits // 8)
         elements = self._elements(self.rule.src)
         threads = whole_columns * self.block // elements
         return replace(blocks, shape=(1, rows, threads)), whole_rows * threads * elements
@@ -209,7 +209,8 @@ def format_struct(
         f"enum : bool {{ global_scale = {format.global_scale:d}, row_scaled = {row_scaled:d} }};",
         f"enum : bool {{ stochastic = {stochastic:d} }};",
         f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
-        f"enum : u32 {{ order = {SCALE_LAYOUTS.index(layout)}, padding = {padding:#x} }};",
+        f"typedef {order(layout).struct} order;",
+        f"enum : u32 {{ padding = {padding:#x} }};",
         f"enum : int {{ lowest = {lowest}, largest = {largest} }};",
         f"enum : int {{ exponent = {_exponent(format)} }};",
         f"enum : u32 {{ carry = {_carry(format):#x} }};",

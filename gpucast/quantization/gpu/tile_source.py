@@ -15,8 +15,9 @@ from gpucast.codegen.fused_kernel import fused_prelude
 from gpucast.codegen.spec import KernelSpec
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule
-from gpucast.quantization.formats import Format, ScaleLayout
+from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu.source import FILES, columns_of, format_struct
+from gpucast.quantization.scale_orders import ScaleLayout
 
 #: Which elements of the array that is read share a scale: a run along its rows or down its columns, a square, or all.
 #: "nothing": this result is not requested.

@@ -13,8 +13,9 @@ from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import driver
 from gpucast.quantization.block_grid import BlockGrid
-from gpucast.quantization.formats import LENGTHS, Format, ScaleLayout
+from gpucast.quantization.formats import LENGTHS, Format
 from gpucast.quantization.gpu.tile_source import Run, TileArguments, TileResult, TileSpec
+from gpucast.quantization.scale_orders import ScaleLayout
 
 #: The number of tiles that may be mostly empty; of more tiles, at least one part in 16 must be elements.
 _FEW, _WASTE = 256, 16

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public calls that run on a device, by family, for arrays at any place: the host, or any address of a device.
+
+Each call takes its arrays from a `Place`, those for its results among them. The same call on the host gives the bits
+that are wanted.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+import gpucast
+from gpucast import PackedArray, mixed
+from gpucast.core.dtypes import dtype
+from gpucast.quantization import Quantized, swizzle
+
+Array = npt.NDArray[Any]
+
+ROWS, COLUMNS = 32, 256
+X: Array = np.random.default_rng(11).standard_normal((ROWS, COLUMNS)).astype(np.float32)
+X[3] = 0
+#: Where groups of rows end.
+ENDS: Array = np.array([7, 7, 20, 29], np.int32)
+
+
+class Place(Protocol):
+    """Where the arrays of a call are."""
+
+    @property
+    def on_device(self) -> bool:
+        """Whether it is a device."""
+
+    def __call__(self, name: str, x: Array, *, whole: bool = False) -> Any:
+        """A copy of a host array there. `whole`: numbers that are taken at multiples of their size alone."""
+
+
+@dataclass(frozen=True)
+class DeviceCall:
+    """A call with a name; ``run(place)`` returns its results, however they are nested."""
+
+    family: str
+    name: str
+    run: Callable[[Place], Any]
+
+
+def _like(place: Place, name: str, result: Any) -> Any:
+    """Memory like that of a result on the host, with other bits."""
+    if isinstance(result, Quantized):
+        parts = {part: _like(place, f"{name}.{part}", array) for part, array in result.parts().items()}
+        return replace(result, **parts)
+    if isinstance(result, PackedArray):
+        return PackedArray(_like(place, name, result.data), result.dtype, result.shape)
+    if isinstance(result, tuple):
+        names = getattr(result, "_fields", range(len(result)))
+        made: list[Any] = [
+            None if one is None else _like(place, f"{name}.{of}", one) for of, one in zip(names, result, strict=True)
+        ]
+        return type(result)(*made) if hasattr(result, "_fields") else tuple(made)
+    if dtype(result.dtype).packed:
+        return _like(place, name, PackedArray.pack(result))
+    return place(name, np.full(result.nbytes, 0x5A, np.uint8).view(result.dtype).reshape(result.shape))
+
+
+def _empty(place: Place, name: str, to: str, shape: tuple[int, ...] = X.shape) -> Any:
+    x = np.empty(shape, dtype(to).numpy)
+    there = _like(place, name, x)
+    # On the host casts of arrays to types below one byte are arrays of NumPy.
+    return there if place.on_device else x
+
+
+def _placed(place: Place, name: str, x: Any) -> Any:
+    """A host array, a PackedArray or a `Quantized` at a place."""
+    if isinstance(x, Quantized):
+        return replace(x, **{part: _placed(place, f"{name}.{part}", array) for part, array in x.parts().items()})
+    if isinstance(x, PackedArray):
+        return PackedArray(place(name, x.data), x.dtype, x.shape)
+    return place(name, x)
+
+
+# ---- casts ----
+
+_PAIRS = (
+    ("FLOAT", "FLOAT16"), ("FLOAT", "FLOAT8E4M3FN"), ("FLOAT16", "FLOAT"), ("BFLOAT16", "FLOAT8E5M2"),
+    ("FLOAT", "INT4"), ("INT4", "FLOAT16"), ("FLOAT8E4M3FN", "BFLOAT16"), ("FLOAT6E2M3", "FLOAT"),
+    ("DOUBLE", "FLOAT6E3M2"), ("INT2", "INT64"), ("FLOAT", "DOUBLE"), ("FLOAT", "FLOAT"), ("INT8", "BOOL"),
+)  # fmt: skip
+_LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "whole": lambda x: x,
+    "strided": lambda x: x[:, ::2],
+    "transposed": lambda x: x.T,
+}
+
+
+def _source(src: str) -> Any:
+    """X as a type: a PackedArray for types below one byte."""
+    codes = gpucast.reference.cast(X, src)
+    return PackedArray.pack(codes) if dtype(src).packed else codes
+
+
+def _plain(place: Place, src: str, dst: str, layout: str) -> Any:
+    x = _LAYOUTS[layout](_placed(place, "x", _source(src)))
+    return gpucast.cast(x, dst, out=_empty(place, "out", dst, x.shape)), gpucast.cast(x, dst)
+
+
+def _fused(place: Place, dst: str, scale: Any = None, measures: bool = False, rounding: Any = None) -> Any:
+    amax = place("amax", np.zeros((), np.float32), whole=True) if measures else None
+    given = place("scale", scale, whole=True) if isinstance(scale, np.ndarray) else scale
+    seed, out = 5 if rounding else None, _empty(place, "out", dst)
+    return gpucast.cast(place("x", X), dst, scale=given, amax=amax, rounding=rounding, seed=seed, out=out), amax
+
+
+def _report(place: Place) -> str:
+    return repr(gpucast.cast_report(place("x", X), "FLOAT8E4M3FN"))
+
+
+def _cast_calls() -> Iterator[DeviceCall]:
+    for (src, dst), layout in itertools.product(_PAIRS, _LAYOUTS):
+        if layout == "whole" or not dtype(src).packed:
+            yield DeviceCall("cast", f"{src} to {dst}, {layout}", partial(_plain, src=src, dst=dst, layout=layout))
+    for dst in ("FLOAT8E4M3FN", "FLOAT16", "FLOAT4E2M1"):
+        for scale in (None, 0.5, np.array(0.5, np.float32), np.array(3, np.float64)):
+            call = partial(_fused, dst=dst, scale=scale, measures=True)
+            yield DeviceCall("cast", f"FLOAT to {dst}, scale {getattr(scale, 'dtype', scale)}, amax", call)
+        yield DeviceCall("cast", f"FLOAT to {dst}, at random", partial(_fused, dst=dst, rounding="stochastic"))
+    yield DeviceCall("cast", "report", _report)
+
+
+def _many(place: Place, dst: str, given: bool, measured: bool) -> Any:
+    kinds = ("FLOAT", "BFLOAT16", "FLOAT8E5M2")
+    arrays = [place(f"x{i}", gpucast.reference.cast(X[i:], kind)) for i, kind in enumerate(kinds)]
+    out = [_empty(place, f"out{i}", dst, X[i:].shape) for i in range(len(kinds))]
+    scale = place("scale", np.array([0.5, 2, 3], np.float32), whole=True) if given else None
+    amax = place("amax", np.zeros(3, np.float32), whole=True) if measured else None
+    return gpucast.cast_many(arrays, dst, out=out, scale=scale, amax=amax), amax
+
+
+def _computed(place: Place, dst: str) -> Any:
+    amax, half = place("amax", np.zeros((), np.float32), whole=True), place("b", gpucast.reference.cast(X, "FLOAT16"))
+    f, out = gpucast.ufunc("a * b + c", dst), _empty(place, "out", dst)
+    return f(place("a", X), half, place("c", X[0]), amax=amax, out=out), amax
+
+
+def _many_calls() -> Iterator[DeviceCall]:
+    for dst, given, measured in itertools.product(("FLOAT16", "FLOAT8E4M3FN", "INT4"), (False, True), (False, True)):
+        name = f"to {dst}{', scales' * given}{', amax' * measured}"
+        yield DeviceCall("cast_many", name, partial(_many, dst=dst, given=given, measured=measured))
+    for dst in ("FLOAT8E4M3FN", "INT4", "DOUBLE"):
+        yield DeviceCall("cast_many", f"ufunc to {dst}", partial(_computed, dst=dst))
+
+
+# ---- quantization ----
+
+#: Formats by the ways through the kernels, with keywords.
+_QUANTIZED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("mxfp8e4m3", {}), ("mxfp8e5m2", {"scale_layout": "128x4"}), ("mxfp4", {}), ("mxfp6e2m3", {}), ("nvfp4", {}),
+    ("nvfp4", {"scale_layout": "128x4"}), ("nvfp4", {"scale_layout": "8x4"}), ("float8e4m3fn_1x128", {}),
+    ("float8e4m3fn_1x128", {"scale_layout": "mn_major"}), ("float8e5m2_128x128", {}), ("float8e4m3fn_tensor", {}),
+    ("float8e4m3fn_axis", {}), ("int8_axis", {}), ("int8_axis", {"axis": 0}), ("int8_64", {}), ("int4_32", {}),
+    ("int4_zp_32", {}), ("uint8_zp_axis", {}), ("uint4_zp_64", {"axis": 0}), ("int2_128", {}),
+    ("mxfp8e4m3", {"axis": 0}), ("int4_32", {"axis": 0}), ("nvfp4_16x16", {}),
+    ("mxfp8e4m3", {"rounding": "stochastic", "seed": 3}), ("deepgemm", {}), ("te-float8-current", {}),
+    ("torchao-nvfp4", {}), ("vllm-fp8-token", {}), ("compressed-tensors-int4-128", {}),
+)  # fmt: skip
+_TRANSPOSED = (
+    "mxfp8e4m3", "mxfp4", "nvfp4", "float8e4m3fn_1x128", "float8e5m2_128x128", "float8e4m3fn_tensor", "int8_64",
+)  # fmt: skip
+
+
+def _words(more: dict[str, Any]) -> str:
+    return "".join(f", {name} {value}" for name, value in more.items())
+
+
+def _quantized(place: Place, x: Array, format: str, more: dict[str, Any], given: dict[str, Any]) -> Any:
+    made = gpucast.quantize(x, format, **more, **given)
+    keywords = {**more, **{name: place(name, array) for name, array in given.items()}}
+    out, there = _like(place, "out", made), place("x", x)
+    return gpucast.quantize(there, format, out=out, **keywords), gpucast.quantize(there, format, **keywords)
+
+
+def _quantizing(
+    family: str, src: str, format: str, more: dict[str, Any], given: dict[str, Any] | None = None
+) -> DeviceCall:
+    """A call with `out`, and one without. `given`: arrays by keyword."""
+    name = f"{src} to {format}{_words(more)}{''.join(f', given {name}' for name in given or ())}"
+    x = gpucast.reference.cast(X, src)
+    return DeviceCall(family, name, partial(_quantized, x=x, format=format, more=more, given=given or {}))
+
+
+def _quantize_calls() -> Iterator[DeviceCall]:
+    for (format, more), src in itertools.product(_QUANTIZED, ("FLOAT", "BFLOAT16")):
+        yield _quantizing("quantize", src, format, more)
+    yield _quantizing("quantize", "DOUBLE", "mxfp8e4m3", {})
+    for format, transpose in itertools.product(_TRANSPOSED, (True, "both")):
+        yield _quantizing("quantize", "FLOAT", format, {"transpose": transpose})
+    one, of_rows = np.array([0.01], np.float32), np.full(ROWS, 0.01, np.float32)
+    given: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("nvfp4", {"scale": one}), ("nvfp4", {"amax": one * 400}), ("nvfp4", {"scale": of_rows}),
+        ("nvfp4", {"amax": of_rows * 400}), ("float8e4m3fn_tensor", {"scale": one}),
+        ("int8_axis", {"scale": np.full(COLUMNS, 0.03, np.float32)}),
+        ("float8e4m3fn_1x128", {"scale": np.full((ROWS, 2), 0.01, np.float32)}),
+    )  # fmt: skip
+    for format, arrays in given:
+        yield _quantizing("quantize", "FLOAT", format, {}, arrays)
+
+
+def _back(place: Place, q: Quantized, to: str, length: int | None = None) -> Any:
+    there, out = _placed(place, "q", q), _empty(place, "out", to, q.shape)
+    return gpucast.dequantize(there, to, hadamard=length, out=out), gpucast.dequantize(there, to, hadamard=length)
+
+
+def _swizzled(place: Place, scales: Array, layout: Any) -> Any:
+    other = swizzle.swizzle(scales, layout=layout)
+    out, back = _like(place, "out", other), _like(place, "back", scales)
+    return (
+        swizzle.swizzle(place("scales", scales), layout=layout, out=out),
+        swizzle.unswizzle(place("other", other), scales.shape, layout=layout, out=back),
+    )
+
+
+def _dequantize_calls() -> Iterator[DeviceCall]:
+    for format, more in _QUANTIZED:
+        if "rounding" in more:
+            continue
+        q = gpucast.quantize(X, format, **more)
+        for to in ("FLOAT", "BFLOAT16", "DOUBLE") if format in ("mxfp8e4m3", "nvfp4") else ("FLOAT",):
+            yield DeviceCall("dequantize", f"{format} to {to}{_words(more)}", partial(_back, q=q, to=to))
+    rows = gpucast.quantize(X, "nvfp4", scale=np.full(ROWS, 0.01, np.float32))
+    yield DeviceCall("dequantize", "nvfp4 by rows", partial(_back, q=rows, to="FLOAT"))
+    turned = gpucast.quantize(X, "mxfp8e4m3", hadamard=32)
+    for to in ("FLOAT", "FLOAT16"):
+        yield DeviceCall("dequantize", f"transformed back to {to}", partial(_back, q=turned, to=to, length=32))
+    scales = gpucast.quantize(X, "mxfp4").scales
+    for layout in ("128x4", "8x4", "mn_major"):
+        yield DeviceCall("dequantize", f"swizzle {layout}", partial(_swizzled, scales=scales, layout=layout))
+
+
+def _transformed(place: Place, length: int, src: str, to: str, axis: int, inverse: bool) -> Any:
+    x, out = place("x", gpucast.reference.cast(X, src)), _empty(place, "out", to)
+    return gpucast.hadamard(x, length, axis=axis, to=to, inverse=inverse, seed=2, out=out)
+
+
+def _hadamard_calls() -> Iterator[DeviceCall]:
+    for length, src, to, axis, inverse in (
+        (16, "FLOAT", "FLOAT", -1, False), (32, "BFLOAT16", "FLOAT", 0, False), (64, "FLOAT16", "FLOAT16", -1, True),
+        (128, "FLOAT", "BFLOAT16", -1, False), (16, "DOUBLE", "DOUBLE", 0, True),
+        (16, "BFLOAT16", "BFLOAT16", -1, False),
+    ):  # fmt: skip
+        yield DeviceCall(
+            "hadamard",
+            f"{length} of {src} to {to}, axis {axis}{', inverse' * inverse}",
+            partial(_transformed, length=length, src=src, to=to, axis=axis, inverse=inverse),
+        )
+    for format, transpose, length in itertools.product(
+        ("nvfp4", "mxfp8e4m3", "int4_32"), (False, True, "both"), (16, 32)
+    ):
+        keywords = {"transpose": transpose, "hadamard": length, "seed": 2}
+        yield _quantizing("hadamard", "BFLOAT16" if length == 16 else "FLOAT", format, keywords)
+    yield _quantizing("hadamard", "BFLOAT16", "nvfp4", {"transpose": "both", "hadamard": (None, 16)})
+    yield _quantizing("hadamard", "FLOAT", "mxfp8e4m3", {"hadamard": 32, "axis": 0})
+    yield _quantizing("hadamard", "BFLOAT16", "nvfp4", {"hadamard": 16, "scale_layout": "128x4"})
+
+
+def _four_over_six_calls() -> Iterator[DeviceCall]:
+    for src, transpose in itertools.product(("FLOAT", "BFLOAT16", "DOUBLE"), (False, True, "both")):
+        yield _quantizing("4over6", src, "nvfp4_4over6", {"transpose": transpose})
+    yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {"scale_layout": "128x4"})
+    yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {"hadamard": 16, "transpose": "both"})
+    of_rows: dict[str, Any] = {"scale": np.full(ROWS, 0.01, np.float32)}
+    yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {}, of_rows)
+
+
+def _quantized_groups(place: Place, src: str, format: str, more: dict[str, Any], scale: Array | None) -> Any:
+    x = gpucast.reference.cast(X, src)
+    given: dict[str, Any] = {} if scale is None else {"scale": scale}
+    made = gpucast.quantize_grouped(x, ENDS, format, **more, **given)
+    ends, out, there = place("offsets", ENDS), _like(place, "out", made), place("x", x)
+    given = {name: place(name, array) for name, array in given.items()}
+    return (
+        gpucast.quantize_grouped(there, ends, format, out=out, **more, **given),
+        gpucast.quantize_grouped(there, ends, format, **more, **given),
+    )
+
+
+def _cast_groups(place: Place, src: str, to: str, pad: int) -> Any:
+    x, ends, each = gpucast.reference.cast(X, src), ENDS.astype(np.int64), np.arange(1, 5, dtype=np.float32)
+    out = _like(place, "out", gpucast.cast_grouped(x, ends, to, scale=each, pad=pad))
+    there = place("x", x), place("offsets", ends)
+    return gpucast.cast_grouped(*there, to, scale=place("scale", each), pad=pad, out=out)
+
+
+def _grouped_calls() -> Iterator[DeviceCall]:
+    each = np.arange(1, 5, dtype=np.float32) / 100
+    of_formats: tuple[tuple[str, str, dict[str, Any], Array | None], ...] = (
+        ("BFLOAT16", "mxfp8e4m3", {}, None), ("FLOAT", "mxfp8e4m3", {"scale_layout": "128x4"}, None),
+        ("BFLOAT16", "nvfp4", {"scale_layout": "128x4"}, each), ("FLOAT", "float8e4m3fn_1x128", {"pad": 4}, None),
+        ("FLOAT", "float8e4m3fn_1x128", {"pad": 4, "scale_layout": "mn_major"}, None),
+        ("FLOAT16", "mxfp4", {"pad": 16}, None), ("FLOAT", "nvfp4", {"pad": 1}, each[:1]),
+        ("BFLOAT16", "mxfp8e4m3", {"rounding": "stochastic", "seed": 1}, None),
+    )  # fmt: skip
+    for src, format, more, scale in of_formats:
+        name = f"{src} to {format}{_words(more)}{', scale' * (scale is not None)}"
+        call = partial(_quantized_groups, src=src, format=format, more=more, scale=scale)
+        yield DeviceCall("grouped", name, call)
+    for src, to, pad in (("FLOAT", "FLOAT8E4M3FN", 16), ("BFLOAT16", "FLOAT16", 1), ("FLOAT", "FLOAT4E2M1", 1)):
+        yield DeviceCall("grouped", f"cast {src} to {to}", partial(_cast_groups, src=src, to=to, pad=pad))
+
+
+# ---- steps of a training ----
+
+
+def _unscaled(place: Place, bad: bool) -> Any:
+    scale = mixed.DynamicLossScale(8.0, period=1)
+    grads = [gpucast.reference.cast(X, "FLOAT16"), gpucast.reference.cast(X[1:], "BFLOAT16")]
+    if bad:
+        grads[1][0, 0] = np.inf
+    out = [_empty(place, f"out{i}", "FLOAT", one.shape) for i, one in enumerate(grads)]
+    finite, there = place("finite", np.array(True)), [place(f"x{i}", one) for i, one in enumerate(grads)]
+    scale.unscale(there, out=out, finite=finite)
+    scale.adjust(finite)
+    return out, finite, scale.loss_scale, scale.counter
+
+
+def _selected(place: Place, chosen: bool, kind: str) -> Any:
+    codes = [gpucast.reference.cast(x, kind) for x in (X, -X)]
+    arrays = [PackedArray.pack(one) if dtype(kind).packed else one for one in codes]
+    new, old = (_placed(place, name, one) for name, one in zip(("new", "old"), arrays, strict=True))
+    return mixed.select_tree(place("finite", np.array(chosen)), [new], [old], out=[_like(place, "out", arrays[0])])
+
+
+def _delayed(place: Place, dst: str) -> Any:
+    scaling = mixed.DelayedScaling(dst, tensors=2, history=2)
+    out, x, y = [_empty(place, f"out{i}", dst) for i in range(2)], place("x", X), place("y", X * 3)
+    for _ in range(2):
+        scaling.cast(x, 1, out=out[1])
+        scaling.cast_many([x, y], out=out)
+        scaling.update()
+    return out, scaling.scale, scaling.inverse, scaling.amax
+
+
+def _mixed_calls() -> Iterator[DeviceCall]:
+    for flag in (False, True):
+        yield DeviceCall("mixed", f"unscale{', not finite' * flag}", partial(_unscaled, bad=flag))
+        for kind in ("FLOAT", "BFLOAT16", "INT4"):
+            yield DeviceCall("mixed", f"select {kind}, {flag}", partial(_selected, chosen=flag, kind=kind))
+    for dst in ("FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT16"):
+        yield DeviceCall("mixed", f"delayed scales, {dst}", partial(_delayed, dst=dst))
+
+
+#: In the order in which a first run tries them.
+FAMILIES: dict[str, Callable[[], Iterator[DeviceCall]]] = {
+    "quantize": _quantize_calls,
+    "dequantize": _dequantize_calls,
+    "grouped": _grouped_calls,
+    "hadamard": _hadamard_calls,
+    "4over6": _four_over_six_calls,
+    "mixed": _mixed_calls,
+    "cast": _cast_calls,
+    "cast_many": _many_calls,
+}

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Casts beside other work of the interpreter: arrays that are reshaped meanwhile, threads that end, forks, the lock,
+and dtypes that pickle made. Each in a process of its own, because what is wrong there ends the process."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import sys
+
+import numpy as np
+import pytest
+from test_fallback import run
+
+import gpucast
+from gpucast.casting import plans
+from gpucast.host.extension import MODULE
+
+pytestmark = [
+    pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here"),
+    pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="sets a timer, and forks"),
+]
+
+PRELUDE = """
+import os, signal, sys, threading, time, warnings
+import numpy as np
+import gpucast
+"""
+RESHAPED = """
+small = np.zeros(1 << 16, np.float32)
+big = np.ones((1 << 12, 1 << 12), np.float32).T
+gpucast.cast_many([big[:1], small[:1]], "FLOAT16")
+signal.signal(signal.SIGALRM, lambda *_: setattr(small, "shape", (2,) * 16))
+outs = [np.empty(big.shape, "f2"), np.empty(1 << 16, "f2")]
+wanted = [np.ones(big.shape, "f2"), np.zeros(1 << 16, "f2")]
+for given in (None, outs):
+    # At any time, now and then while item 0 is cast.
+    for delay in (0.001, 0.003, 0.01, 0.02, 0.1, 0.1):
+        small.shape = (1 << 16,)
+        threading.Timer(delay, lambda: setattr(small, "shape", (2,) * 16)).start()
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        found = gpucast.cast_many([big, small], "FLOAT16", out=given)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert all(np.array_equal(a.reshape(b.shape), b) for a, b in zip(found, wanted, strict=True))
+print("done")
+"""
+#: The thread is deep in its stack, which the system takes when the thread ends; the process lives on for a while.
+EXIT = """
+threading.stack_size(64 << 20)
+x = np.ones((1 << 11) * (1 << 14), np.float32).reshape(1 << 11, 1 << 14)
+out = np.empty(x.shape[::-1], np.uint8)
+gpucast.cast(x[:100], "UINT8")
+def deep(n):
+    if n: list(map(deep, [n - 1]))
+    while True: gpucast.cast(x.T[::2], "UINT8", out=out[::2])
+class Last:
+    def __del__(self, now=time.perf_counter):
+        end = now() + 0.15
+        while now() < end: pass
+sys.modules["last"] = Last()
+threading.Thread(target=deep, args=(40,), daemon=True).start()
+time.sleep(0.1)
+"""
+FORK = """
+warnings.filterwarnings("ignore", "This process .*is multi-threaded", DeprecationWarning)
+x = np.ones((1 << 13, 1 << 14), np.float32)
+out = np.zeros(x.shape[::-1], np.float16)
+gpucast.cast(x[:300], "FLOAT16")
+is_over = threading.Event()
+def work():
+    gpucast.cast(x.T, "FLOAT16", out=out)
+    is_over.set()
+thread = threading.Thread(target=work)
+thread.start()
+time.sleep(0.01)
+child = os.fork()
+if not child: os._exit(0)
+assert not is_over.is_set(), "the fork waited for the whole cast"
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+thread.join()
+assert (out == 1).all()
+print("done")
+"""
+LOCK = """
+# Who asks for the lock waits for so long, because the other thread never gives it away.
+sys.setswitchinterval(0.2)
+x, out = np.ones(1 << 27, np.int8), np.empty(1 << 27, np.uint8)
+is_over = False
+def busy():
+    while not is_over: pass
+def timed():
+    start = time.perf_counter()
+    gpucast.cast(x, "UINT8", out=out)
+    took.append(time.perf_counter() - start)
+took = []
+timed()
+thread = threading.Thread(target=busy)
+thread.start()
+timed()
+is_over = True
+thread.join()
+# Once at the end, and a few looks for signals where the machine is slow; not once for each of 32 parts.
+assert took[1] < 2 + 8 * took[0], took
+print("done")
+"""
+STACK = """
+threading.stack_size(1 << 16)
+x = np.ones((400, 500))
+def work():
+    gpucast.cast(x[:, ::2], "BFLOAT16", scale=0.3, seed=3, rounding="stochastic")
+    gpucast.cast(x.T, "FLOAT8E4M3FN", scale=0.3, amax=np.zeros((), "f4"))
+    print("done")
+work()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+
+
+def test_arrays_reshaped_while_a_list_is_cast() -> None:
+    assert run(PRELUDE + RESHAPED, GPUCAST_HOST_THREADS="1") == ["done"]
+
+
+def test_daemon_threads_in_a_cast_at_exit() -> None:
+    for _ in range(5):
+        assert run(PRELUDE + EXIT, GPUCAST_HOST_THREADS="4") == [""]
+
+
+def test_a_fork_waits_for_a_part_of_a_cast_only() -> None:
+    assert run(PRELUDE + FORK, GPUCAST_HOST_THREADS="4") == ["done"]
+
+
+def test_a_cast_does_not_ask_for_the_lock_in_between() -> None:
+    assert run(PRELUDE + LOCK, GPUCAST_HOST_THREADS="1") == ["done"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have other least stacks")
+def test_a_small_stack() -> None:
+    assert run(PRELUDE + STACK) == ["done", "done"]
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float8_e4m3fn", "longlong"])
+def test_arrays_that_pickle_made_share_plans(kind: str) -> None:
+    x = np.ones(3, gpucast.dtype(kind).numpy if kind != "longlong" else np.longlong)
+    gpucast.cast(x, "FLOAT16")
+    before = plans.count()
+    for _ in range(20):
+        copied = pickle.loads(pickle.dumps(x))
+        assert plans.hit(copied, "FLOAT16", {}) is not None
+        gpucast.cast(x, pickle.loads(pickle.dumps(np.dtype(np.float64))))
+        gpucast.cast(x.astype(x.dtype.newbyteorder()), "FLOAT16")
+    assert plans.count() <= before + 1

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpucast import gpu
 from gpucast.arrays.packed import PackedArray, device_index
-from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors
+from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors, strangers
 from gpucast.files.atomic import open_regular, replacing
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, Writer
 
@@ -40,6 +40,7 @@ class TensorFile:
         self.model: onnx_model.Model | None = None
         self.metadata: dict[str, str] = {}
         try:
+            strangers.check(self._file, path, os.path.splitext(path)[1].lower())
             self.tensors: list[Tensor]
             if module is onnx_model:
                 self.model = onnx_model.Model(self._file, path)

@@ -98,6 +98,21 @@ def test_the_summary_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
+def test_the_summary_line_tells_errors_and_what_is_no_number(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def line(**arrays: Any) -> str:
+        files.save("in.safetensors", {name: np.asarray(x, np.float32) for name, x in arrays.items()})
+        argv = ["in.safetensors", "out.safetensors", "--to", "BFLOAT16", "--overwrite", "--allow-loss"]
+        assert main(["convert", *argv]) == 0
+        return capsys.readouterr().out.strip().rpartition("bytes; ")[2]
+
+    # 1 + 2^-9 loses 2^-9: 10 log10((1 + 2^-9)^2 * 2^18) dB.
+    assert line(w=[1 + 2**-9]) == "SQNR 54.2 dB"
+    assert line(w=[1 + 2**-9], v=[1 + 2**-8]) == "SQNR 48.2 dB at worst, of 'v'"
+    assert line(w=[1, 2]) == "no error"
+    assert line(w=[np.nan, np.inf, -np.inf, 1]) == "1 result is NaN; 2 results are infinite"
+    assert line(w=[3.4e38, np.nan]) == "1 became infinite; 1 result is NaN"
+
+
 def test_bytes_that_are_left_alone_are_not_touched(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd: dict[str, Any] = {
         "c": np.arange(3) * 1j,
@@ -228,7 +243,8 @@ def test_the_bar_counts_every_byte(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     @contextlib.contextmanager
     def bar(total: int, wanted: bool, stage: Any) -> Iterator[Any]:
-        assert (total, wanted) == (3 * 4 + 5 * 8 + 2, True)
+        # Once when they are cast, and once when they are verified.
+        assert (total, wanted) == (2 * (3 * 4 + 5 * 8 + 2), True)
 
         def advance(count: int) -> None:
             done.append(count)
@@ -242,7 +258,7 @@ def test_the_bar_counts_every_byte(folder: Path, monkeypatch: pytest.MonkeyPatch
         done.clear()
         stages.clear()
         assert main(["convert", "x.npz", out, "--to", "FLOAT8E5M2", "--scale", "none", "--verify"]) == 0
-        assert sum(done) == 3 * 4 + 5 * 8 + 2
+        assert sum(done) == 2 * (3 * 4 + 5 * 8 + 2)
         assert list(dict.fromkeys(stages)) == ["casting", "writing to the disk", "verifying", "publishing"]
 
 

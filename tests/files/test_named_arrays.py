@@ -164,7 +164,7 @@ def test_what_was_lost_by_numpy_says_how_to_give_it_back(tmp_path: Path) -> None
         np.save(tmp_path / "x.npy", X.astype(kind))
         x = np.load(tmp_path / "x.npy")
         for call in (gpucast.cast, gpucast.cast_report):
-            with pytest.raises(TypeError, match=r"is not a dtype: .*x\.view\(ml_dtypes\..*gpucast\.load"):
+            with pytest.raises(TypeError, match=r"is not a dtype: .*x\.view\(ml_dtypes\..*gpucast\.save"):
                 call(x, "FLOAT")
         assert np.array_equal(gpucast.cast(x.view(kind), "FLOAT"), X.astype(kind).astype(np.float32))
         with pytest.raises(files.FileError, match=r"has type <?\|?V\d, .*x\.view\(ml_dtypes\."):

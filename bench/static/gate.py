@@ -56,8 +56,7 @@ class Counts(NamedTuple):
     """What a report says of an architecture."""
 
     kernels: int
-    #: Kernels with generic addresses of shared memory, and with local memory, whose bytes are `local`; programs with
-    #: warnings.
+    #: Kernels with generic addresses of shared memory, with local memory, its bytes together, and with warnings.
     generic: int
     spilling: int
     local: int

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpucast import files
-from gpucast.convert.scales import scale_styles, scaling
+from gpucast.convert.scales import companions, scale_styles, scaling
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.per_file import FileScales, read_as_numbers
 from gpucast.convert.scales.repack import Repacked, Rescaled, keeps_values
@@ -113,11 +113,9 @@ class Choice:
 
 
 def _holds_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor is of a floating type, or of integers below one byte that only gpucast's metadata describe: as
-    it writes casts to them. Other integers may be indices, and codes of other programs have scales."""
-    if tensor.dtype is None or tensor.dtype.is_float:
-        return tensor.dtype is not None
-    return isinstance(tensor, StoredTensor) and tensor.family == "raw_data" and tensor.dtype.packed
+    """Whether a tensor is of a floating type, or a plain cast of gpucast. Other integers may be indices, and codes of
+    other programs have scales."""
+    return tensor.dtype is not None and (tensor.dtype.is_float or companions.is_plain_cast(tensor))
 
 
 def _any(patterns: Iterable[str], name: str) -> bool:

@@ -13,6 +13,9 @@ from fnmatch import translate
 from functools import lru_cache
 from typing import Literal
 
+from gpucast.files import Tensor
+from gpucast.files.tensor import StoredTensor
+
 #: "part": of a weight, applied to its codes; alone it is an error. "inputs": a scale of what a layer is given; "cache":
 #: of a cache of keys and values. Both say nothing of weights: they are carried on where the written style has them,
 #: else dropped with a line. "refused": the numbers of the weights depend on it in a way that is not known here.
@@ -128,6 +131,12 @@ def companion(name: str) -> Companion | None:
 def is_weight(name: str) -> bool:
     """Whether a tensor of wide floats is a weight by its name."""
     return _WEIGHT.match(name) is not None
+
+
+def is_plain_cast(tensor: Tensor) -> bool:
+    """Whether a tensor has integers below one byte that only gpucast's metadata describe: as it writes plain casts."""
+    packed = tensor.dtype is not None and tensor.dtype.packed
+    return packed and isinstance(tensor, StoredTensor) and tensor.family == "raw_data"
 
 
 def is_count(name: str) -> bool:

@@ -230,7 +230,7 @@ def _holds_codes(tensor: Tensor) -> bool:
     dtype = tensor.dtype
     if dtype is None or not tensor.size or dtype.bits > 8 or companions.is_count(tensor.name):
         return False
-    return dtype.is_float or (dtype.family == "int" and len(tensor.shape) > 1)
+    return dtype.is_float or (dtype.family == "int" and len(tensor.shape) > 1 and not companions.is_plain_cast(tensor))
 
 
 def _check_declared(

@@ -70,7 +70,7 @@ def is_foreign(kind: type) -> bool:
 
 #: Types of NumPy that no type here is, though their names are near.
 _LONG = "ONNX has no wider type than DOUBLE; cast it to float64 first"
-_VOID = "numpy.load gives it for types that NumPy lacks; x.view(ml_dtypes.{}) says which, and gpucast.load knows it"
+_VOID = "numpy.load gives it for types that NumPy lacks; x.view(ml_dtypes.{}) says which, and gpucast.save keeps it"
 UNLIKE = {
     **dict.fromkeys(("longdouble", "float128", "float96", "longfloat"), _LONG),
     **dict.fromkeys(("clongdouble", "complex256", "complex192"), _LONG),

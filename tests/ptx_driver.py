@@ -7,8 +7,10 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from gpucast.compile import compiler
 from host_driver import ARRAYS, HostDriver
-from tests.proof import certificate
 from tests.proof.ptx import Kernel, read
 from tests.proof.simt import Block
 
@@ -25,9 +27,12 @@ class PtxDriver(HostDriver):
     def __init__(self, arch: str, change: Callable[[str, str], str] | None = None) -> None:
         super().__init__(1, int(arch.strip("sm_a")))
         self.ptx_arch, self.change = arch, change
+        #: What kernels of one array were launched for, together.
+        self.elements = 0
 
     def load(self, source: Any) -> Any:
         def run(src: int, dst: int, n: int, more: Any) -> None:
+            self.elements += n
             first = [struct.pack("<Q", src), bytes(4), struct.pack("<Q", dst), struct.pack("<q", n)]
             self._run(source, first + ([] if more is None else [more.to_bytes()]), source.blocks(n, dst))
 
@@ -36,14 +41,22 @@ class PtxDriver(HostDriver):
     def load_many(self, source: Any) -> Any:
         return lambda blocks, table: self._run(source, [table.tobytes()], blocks)
 
+    def launch(self, text: str, name: str, threads: int, arguments: Sequence[Any], blocks: int) -> None:
+        """Launch any kernel; arguments are addresses and numbers of NumPy."""
+        given = [struct.pack("<Q", one) if isinstance(one, int) else np.asarray(one).tobytes() for one in arguments]
+        self.launched.append((name, self.streams[0]))
+        Block(self._kernel(text, name), threads, given, list(ARRAYS)).run(blocks)
+
     def _run(self, source: Any, arguments: Sequence[bytes], blocks: int) -> None:
-        key = source.text, self.ptx_arch
-        if self.change is not None or key not in _READ:
-            text = certificate.ptx(source, self.ptx_arch)
-            kernel = read(text if self.change is None else self.change(source.name, text))
-            if self.change is None:
-                _READ[key] = kernel
-        else:
-            kernel = _READ[key]
         self.launched.append((source.name, self.streams[0]))
-        Block(kernel, source.threads, arguments, list(ARRAYS)).run(blocks)
+        Block(self._kernel(source.text, source.name), source.threads, arguments, list(ARRAYS)).run(blocks)
+
+    def _kernel(self, text: str, name: str) -> Kernel:
+        found = _READ.get((text, self.ptx_arch)) if self.change is None else None
+        if found is None:
+            compiled = compiler.compile(text, name, self.ptx_arch.replace("sm_", "compute_"))
+            ptx = compiled.code.rstrip(b"\0").decode()
+            found = read(ptx if self.change is None else self.change(name, ptx))
+            if self.change is None:
+                _READ[text, self.ptx_arch] = found
+        return found

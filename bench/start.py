@@ -27,7 +27,8 @@ JOBS = {
         ["-m", "pytest", "-n", "auto", "--dist", "worksteal", "--rootdir", str(ROOT), str(ROOT / "tests")],
     ),
 }
-_PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+#: Of pip its errors alone: its warnings would be the first thing that a newcomer reads.
+_PIP = ("-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check")
 #: The extras for a machine without a driver: the tests run CuPy on host memory and compile every kernel.
 WITHOUT_DRIVER = {"demo": [], "test": ["cuda12"]}
 

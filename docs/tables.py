@@ -357,7 +357,22 @@ def e8m0() -> str:
 
 
 #: What a page can ask for.
+def companions() -> str:
+    """The tensors beside codes that are known."""
+    from gpucast.convert.scales.companions import COMPANIONS
+
+    fates = {
+        "part": "applied to its codes; alone an error",
+        "inputs": "dropped with a line",
+        "cache": "carried on, or dropped with a line",
+        "refused": "an error",
+    }
+    rows = ([one.what, " ".join(f"`{name}`" for name in one.names), fates[one.fate]] for one in COMPANIONS)
+    return markdown(["What it is", "Names", "What becomes of it"], rows)
+
+
 TABLES: dict[str, Callable[..., str]] = {
+    "companions": companions,
     "names": names,
     "limits": limits,
     "values": values,

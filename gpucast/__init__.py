@@ -15,7 +15,7 @@ with exact():
     from gpucast import device as device
     from gpucast import dtypes as dtypes
     from gpucast import reference
-    from gpucast.arrays import adapters
+    from gpucast.arrays import adapters, composites
     from gpucast.arrays.packed import PackedArray
     from gpucast.casting.cast import cast, cast_like
     from gpucast.casting.cast_many import cast_many
@@ -31,6 +31,7 @@ with exact():
 
 if TYPE_CHECKING:
     from gpucast import layers, mixed, quantization
+    from gpucast.files.named_arrays import load, save
     from gpucast.libraries.dlpack import from_dlpack, to_dlpack
     from gpucast.quantization import Quantized, cast_grouped, dequantize, hadamard, quantize, quantize_grouped
     from gpucast.user_kernels.device_functions import device_function, device_functions
@@ -61,11 +62,13 @@ __all__ = [
     "hadamard",
     "iinfo",
     "layers",
+    "load",
     "mixed",
     "quantization",
     "quantize",
     "quantize_grouped",
     "reference",
+    "save",
     "to_dlpack",
     "ufunc",
     "warmup",
@@ -118,6 +121,16 @@ adapters.register(
 )
 
 
+def _quantized() -> composites.Composite:
+    from gpucast.quantization.quantized_files import COMPOSITE
+
+    return COMPOSITE
+
+
+# The objects of several arrays that files hold.
+composites.register(composites.Kind("gpucast.quantized.", "gpucast.quantization.quantized", "Quantized", _quantized))
+
+
 def __dir__() -> list[str]:
     """The names that are for users."""
     return [*__all__, "__version__"]
@@ -129,6 +142,7 @@ _LATER = {
         ("Quantized", "cast_grouped", "dequantize", "hadamard", "quantize", "quantize_grouped"), "quantization"
     ),
     **dict.fromkeys(("device_function", "device_functions"), "user_kernels.device_functions"),
+    **dict.fromkeys(("load", "save"), "files.named_arrays"),
     **dict.fromkeys(("from_dlpack", "to_dlpack"), "libraries.dlpack"),
     "ufunc": "user_kernels.ufunc",
 }

@@ -227,9 +227,10 @@ struct CastGroups {
 
 }  // namespace gpucast
 
-// A macro, because the name of a kernel is that of its work. The last argument is one of the structs above.
-#define GPUCAST_GROUPED(NAME, ELEMENTS, ...)                                                                           \
-    extern "C" __global__ void __launch_bounds__(gpucast::group_threads, 3)                                            \
+// A macro, because the name of a kernel is that of its work. RESIDENT: blocks of an SM at a time, whose registers must
+// suffice. The last argument is one of the structs above.
+#define GPUCAST_GROUPED(NAME, RESIDENT, ELEMENTS, ...)                                                                 \
+    extern "C" __global__ void __launch_bounds__(gpucast::group_threads, RESIDENT)                                     \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64,                                     \
              const __grid_constant__ gpucast::GroupedArguments given) {                                                \
         using namespace gpucast;                                                                                       \

@@ -188,6 +188,8 @@ GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, i64 begin, i64 
     // Codes of so many elements are whole words.
     const u32 size = sizeof(fragment.x) * 8 / Held::bits, some = 16;
     const float global = global_value<F>(result.global_scale, begin, columns);
+    float factor = 0;
+    if constexpr (Scales::chooses) factor = reciprocal_of(global);
 #pragma unroll
     for (u32 first = 0; first < size; first += Block) {
         const auto block = fragment.template part<Block>(first);
@@ -198,7 +200,6 @@ GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, i64 begin, i64 
         if constexpr (Scales::chooses) {
             typedef typename Scales::Six Six;
             typedef typename Scales::Four Four;
-            const float factor = reciprocal_of(global);
             float y[Block];
 #pragma unroll
             for (u32 i = 0; i < Block; ++i) {
@@ -287,7 +288,11 @@ GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const Hadamar
 #pragma unroll
     for (u32 i = 0; i < Length; ++i) {
         Word code = get<Src::bits, Word>(in, i);
-        if constexpr (strided) code = load_element<Src::bits, Word>(from + i * inner * i64(Src::bits / 8));
+        if constexpr (strided) {
+            // One address at a time: registers for all of them are more than there are.
+            code = load_element<Src::bits, Word>(from);
+            from += inner * i64(Src::bits / 8);
+        }
         x[i] = narrow_bits<V>(V::of(code));
     }
     transform<Length, Length, inverse>(x, given.signs);
@@ -296,8 +301,12 @@ GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const Hadamar
     for (u32 i = 0; i < Length; ++i) {
         const float number = ptx::as_float(x[i]);
         const DstWord code = cast_code<Float, Dst>(DstWord(number == number ? x[i] : 0x7fc00000u), Rule());
-        if constexpr (strided) store_element<Dst::bits>(to + i * inner * i64(Dst::bits / 8), code);
-        else put<Dst::bits>(out, i, code);
+        if constexpr (strided) {
+            store_element<Dst::bits>(to, code);
+            to += inner * i64(Dst::bits / 8);
+        } else {
+            put<Dst::bits>(out, i, code);
+        }
     }
     if constexpr (!strided) store_aligned(to, out);
 }

@@ -123,9 +123,11 @@ struct TileKernel {
             const u32 c = to_same ? k % G::tile_columns : k / Shape::runs_down;
             const u32 b = to_same ? k / G::tile_columns : k % Shape::runs_down;
             Stats stats = {0, 0};
+            if constexpr (!G::whole_columns) {
 #pragma unroll
-            for (u32 i = 0; i < u32(G::whole_columns ? 0 : G::block / G::rows); ++i) {
-                shared.held.stats.in_columns.merge_into(stats, (b * (G::block / G::rows) + i) * G::tile_columns + c);
+                for (u32 i = 0; i < u32(G::block / G::rows); ++i) {
+                    shared.held.stats.in_columns.merge_into(stats, (b * (G::block / G::rows) + i) * G::tile_columns + c);
+                }
             }
             const i64 at_column = first_column + c, at = G::whole_columns ? 0 : first_row / G::block + b;
             const i64 place = to_same ? (matrix * grid + at) * given.columns + at_column : (matrix * given.columns + at_column) * grid + at;

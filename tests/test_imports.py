@@ -72,6 +72,7 @@ INSIDE = {
     ("parity.self_test", "parity.backends"): "slow to import, and of use only where casts can run on a GPU",
     ("parity.self_test", "parity.cases"): "the same",
     ("parity.self_test", "parity.compare"): "the same",
+    ("gpucast", "quantization.quantized_files"): "the table of objects in files: loaded when a file has one",
     ("gpucast", "libraries.cuda_array"): "the table of other libraries: loaded when an array of theirs has come",
     ("gpucast", "libraries.dask"): "the same",
     ("gpucast", "libraries.dlpack"): "the same",
@@ -225,3 +226,21 @@ def test_import_brings_no_optional_package() -> None:
     )
     assert "gpucast" in loaded
     assert set(heavy.split()).isdisjoint(loaded)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("dask", "dask"), ("jax", "jax"), ("mdf", "modeci_mdf"), ("numba", "numba"), ("onnx", "onnx"),
+        ("ort", "onnxruntime"), ("torch", "torch"), ("triton", "triton"),
+    ],
+)  # fmt: skip
+def test_a_public_module_without_its_package_says_what_to_install(name: str, package: str) -> None:
+    assert {path.stem for path in (PACKAGE / "interop").glob("[a-z]*.py")} == {
+        "dask", "jax", "mdf", "numba", "onnx", "ort", "torch", "triton",
+    }  # fmt: skip
+    said = python(
+        f"import sys; sys.modules[{package!r}] = None\n"
+        f"try: import gpucast.interop.{name}\nexcept ImportError as error: print(error)"
+    )
+    assert said.startswith(f"gpucast.interop.{name} needs ") and "pip install " in said

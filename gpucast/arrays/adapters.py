@@ -96,6 +96,10 @@ class ArrayAdapter(ABC):
     def check_into(self, x: Any, caller: str) -> None:  # noqa: B027 (a default)
         """Raise a ValueError for an `x` that must not be cast into an `out`. Default: accept all."""
 
+    def check_constant(self, x: Any, caller: str, instead: str) -> None:  # noqa: B027 (a default)
+        """Raise a ValueError, which ends in `instead`, for an `x` whose gradient a call would lose. Default: accept
+        all."""
+
     # ---- streams ----
 
     def lent(self, x: Any) -> Lent | None:
@@ -324,8 +328,13 @@ def _library(x: Any) -> Library | None:
 
 
 def of_library(name: str) -> ArrayAdapter:
-    """The adapter of a registered library, loaded or not. ImportError if the library is not installed."""
-    return next(library for library in _LIBRARIES if library.name == name).load()
+    """The adapter of a registered library, loaded or not. ImportError if the library is not installed, ValueError for
+    another name."""
+    for library in _LIBRARIES:
+        if library.name == name:
+            return library.load()
+    names = ", ".join(repr(library.name) for library in _LIBRARIES)
+    raise ValueError(f"library={name!r} is not known; expected one of {names}")
 
 
 def of_protocol(attribute: str) -> ArrayAdapter:

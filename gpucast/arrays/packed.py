@@ -83,7 +83,7 @@ def as_array(x: Any, caller: str) -> Any:
     """`x` as an array that casts take: a PackedArray or CuPy array as it is, arrays of other libraries over their own
     memory, all else as a plain NumPy array."""
     # As most calls have it: what follows takes longer than a small cast.
-    if type(x) is np.ndarray and x.dtype.kind != "O":
+    if type(x) is np.ndarray and x.dtype.kind != "O" and x.dtype.names is None:
         return x
     unmasked(x, f"{caller}: x")
     if isinstance(x, PackedArray) or namespace(x) not in (None, np):
@@ -98,7 +98,19 @@ def as_array(x: Any, caller: str) -> Any:
         # NumPy may convert the elements of a list to one type.
         with exact():
             array = np.asarray(x)
+    if array.dtype.names is not None:
+        return _of_field(array, caller)
     return _numbers(x, array, caller) if array.dtype == object else array
+
+
+def _of_field(x: npt.NDArray[Any], caller: str) -> npt.NDArray[Any]:
+    """An array as NumPy reads it from a file of gpucast's, whose only field holds codes, in its own type."""
+    kind = dtype(x.dtype, caller=f"{caller}: x.dtype=")
+    if kind.numpy.names is not None:
+        return x
+    (name,) = x.dtype.names or ()
+    codes: npt.NDArray[Any] = x[name].astype(kind.code_numpy, copy=False)
+    return codes.view(kind.numpy)
 
 
 @exact()

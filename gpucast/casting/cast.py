@@ -285,7 +285,7 @@ def _checked_array(x: Any, to: Any, options: Options) -> Any:
 def _cast_array(x: Any, to: Any, options: Options) -> Any:
     caller, out = options.caller, options.out
     # What is an array of NumPy's numbers stays as it is.
-    if type(x) is not np.ndarray or x.dtype.kind == "O":
+    if type(x) is not np.ndarray or x.dtype.kind == "O" or x.dtype.names is not None:
         array = as_array(x, caller)
         if array is not x:
             return cast_with(array, to, options)

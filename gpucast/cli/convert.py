@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import json
 import os
@@ -45,6 +46,9 @@ _CHOICE = """\
 --exclude PATTERN ...  do not cast the tensors with these names (wildcards; may be repeated)
 --rule PATTERN=T ...  cast these tensors to another type, or keep them (PATTERN=keep); the first match counts
     (may be repeated)
+--keep PATTERN ...  beside codes that become numbers: keep these tensors as they are
+--drop PATTERN ...  leave these tensors out
+--as-weights PATTERN ...  beside codes: these tensors are plain numbers, whatever their names and types say
 """
 _SCALES = f"""\
 --scale {"|".join(scaling.SCALES)}  which elements share a scale; none: a plain cast without scales
@@ -144,7 +148,18 @@ def _rule(text: str) -> SelectionRule:
 
 
 def _style(text: str) -> str:
-    return text if text in scale_styles.STYLES else recipes.find_recipe(text, "").name
+    if text in scale_styles.STYLES:
+        return text
+    if text in RECIPES:
+        return recipes.find_recipe(text, "").name
+    near = difflib.get_close_matches(text.lower().replace("_", "-"), scale_styles.STYLES, 1, 0.7)
+    if near:
+        raise ValueError(f"{text!r} is no style; did you mean {near[0]!r}?")
+    scales = {format.name: f"--to {kind} --scale {scale}" for kind, scale, format in scaling.all_formats()}
+    scales |= dict.fromkeys(("fp8", "float8", "int4", "int8", "fp4"), "--to and --scale")
+    if option := scales.get(text.lower()) or (text in scaling.SCALES and f"--scale {text}"):
+        raise ValueError(f"{text!r} is a format, not a style: give it with {option}.")
+    return recipes.find_recipe(text, "").name
 
 
 def _seed(text: str) -> int:
@@ -168,8 +183,8 @@ def run(args: argparse.Namespace) -> int:
                 f"--style {style} is a recipe, which finds codes and scales: leave --scale and --repack out"
             )
         scale, style = style, None
-    detail: Detail = "all" if args.report is not None else "errors" if args.json else "counts"
-    choice = Choice(args.to, args.include, args.exclude, args.rule)
+    detail: Detail = "all" if args.report is not None else "errors"
+    choice = Choice(args.to, args.include, args.exclude, args.rule, args.keep, args.drop, args.as_weights)
     request = Request(
         choice,
         arguments.attributes_of(args),
@@ -197,7 +212,7 @@ def run(args: argparse.Namespace) -> int:
     outcome = Outcome(plan)
     try:
         wanted = not (args.quiet or args.no_progress)
-        with progress_bar(options.bytes_of(plan), wanted, stage=lambda: outcome.stage) as advance:
+        with progress_bar(options.work_of(plan), wanted, stage=lambda: outcome.stage) as advance:
             if args.scheduler is None:
                 convert.run(plan, options, outcome, advance)
             else:

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from gpucast.casting.loss_counts import CastReport
 from gpucast.cli.dtypes import columns
 from gpucast.convert import ConversionPlan, Outcome
 from gpucast.convert.losses import counts
 from gpucast.convert.reporting import outcome_json
+from gpucast.convert.running.outcome import Result
+from gpucast.convert.scales import scaling
 from gpucast.core.errors import printable
 
 #: At most this many names of tensors are printed for each reason.
@@ -19,7 +23,7 @@ _EXACT = 10_000
 def outcome_text(outcome: Outcome, has_share: bool) -> str:
     plan, results = outcome.plan, outcome.results
     if outcome.was_written:
-        verified = f"; {_verified(outcome)}" if outcome.verified else ""
+        verified = f"; {_verified(outcome)}" if outcome.verified else "; its bytes were not read: --verify does that"
         return f"{plan.target}: was written by another run of the same conversion{verified}"
     if not has_share and outcome.waiting:
         return f"{plan.target}: this share has nothing to do; others have {_count(outcome.waiting, 'file')}"
@@ -31,6 +35,14 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         why = f", for {reason}" if reason else ""
         more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
         lines.append(f"left alone{why}: {', '.join(names[:_NAMED])}{more}")
+    beside: dict[str, list[str]] = {}
+    for file in plan.files:
+        for part in file.sources:
+            for name, what in part.scales.left_out.items():
+                beside.setdefault(what, []).append(repr(name))
+    for what, names in beside.items():
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        lines.append(f"dropped, {what}: {_shown(', '.join(names[:_NAMED]))}{more}")
     copied = sum(file.tensors is None for file in plan.files)
     if copied:
         lines.append(f"copied as they are: {_count(copied, 'file')}")
@@ -53,18 +65,46 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     bytes_in, bytes_out = sum(r.plan.bytes_in for r in results), sum(r.bytes_out for r in results)
     types = dict.fromkeys(result.plan.dtype.name for result in results if result.plan.dtype is not None)
     files = "" if plan.single else f" of {_count(len({result.file.name for result in results}), 'file')}"
-    losses = counts.words(lost, zeros=False) or "none lost"
+    same = sum(result.plan.kind == getattr(result.plan.dtype, "name", "") for result in results)
+    if same:
+        lines.append(f"of the type already: {_count(same, 'tensor')}")
     lines.append(
-        f"{plan.target}: {_count(len(results), 'tensor')}{files} cast to {', '.join(types) or 'nothing'}, "
-        f"{lost.elements:,} elements, {_sizes(bytes_in, bytes_out)}; {losses}"
+        f"{plan.target}: {_count(len(results) - same, 'tensor')}{files} cast to {', '.join(types) or 'nothing'}, "
+        f"{lost.elements:,} elements, {_sizes(bytes_in, bytes_out)}{_quality(results)}"
     )
     if outcome.waiting:
         lines.append(f"not written yet: other shares have {_count(outcome.waiting, 'file')} to finish")
     return "\n".join(lines)
 
 
+def _quality(results: list[Result]) -> str:
+    """The signal to noise ratio of the worst tensor, and what is no number or out of range."""
+    ratios = [
+        (ratio, result.plan.name)
+        for result in results
+        if (errors := result.statistics.errors) is not None and (ratio := errors.sqnr_db) is not None
+    ]
+    reports = [
+        scaling.unexpected(result.statistics.report)
+        if len(result.plan.names) > 1
+        else dataclasses.replace(result.statistics.report, underflowed=0)
+        for result in results
+    ]
+    report = sum(reports, CastReport())
+    said = [counts.words(report, zeros=False)]
+    # Those that were such before are no losses, but they are told.
+    for name, what in (("nan", "NaN"), ("infinite", "infinite")):
+        number = sum(getattr(result.statistics, name) for result in results)
+        if number != getattr(report, name):
+            said.append(f"{_count(number, 'result')} {'is' if number == 1 else 'are'} {what}")
+    if ratios:
+        ratio, name = min(ratios)
+        said.insert(0, f"SQNR {ratio:.1f} dB" + (f" at worst, of {_shown(name)!r}" if len(results) > 1 else ""))
+    return "".join(f"; {text}" for text in filter(None, said)) or ("; no error" if results else "")
+
+
 def _verified(outcome: Outcome) -> str:
-    return f"verified: {outcome.verified:,} elements are what the reference gives"
+    return f"verified: {outcome.verified:,} elements are equal to those of the exact cast, bit for bit"
 
 
 def _sizes(before: int, after: int) -> str:

@@ -7,34 +7,30 @@ import argparse
 import contextlib
 import json
 import math
-import os
 from typing import Any
 
 from gpucast.cli import arguments
 from gpucast.cli.dtypes import columns
 from gpucast.cli.progress import progress_bar
 from gpucast.convert.difference import side
-from gpucast.convert.difference.explain import Explanation, Original, explanations
 from gpucast.convert.difference.numbers import Count, Difference, compared
-from gpucast.convert.reporting import html_page
-from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.core.errors import printable
-from gpucast.files.atomic import within
 
 _DESCRIPTION = """\
 Compare the tensors of two files, indexes or folders by value. Each side may be
-plain, or codes with scales in a style that `convert` reads. If one side is not
-quantized, or with --original, the command also finds the recipe (`gpucast
-recipes`) of the quantized side: it tries all recipes on some rows. The exit
-code is 0 if all numbers are equal, and 1 if some differ."""
+plain, or codes with scales in a style that `convert` reads. SQNR is the ratio
+of A's numbers to the difference, in dB. The exit code is 0 if all numbers are
+equal, and 1 if some differ."""
 
 _OPTIONS = """\
---original C  the checkpoint that A and B were made from; finds the recipe of both
 --all  also list the tensors that are equal
---html FILE  also write a page of tensors and channels, the worst first
---json  print a JSON object
+--json  print a JSON object, which says more of each tensor
 --no-progress  draw no progress bar
 """
+#: Characters of a name that the table shows, so that it fits 100 columns.
+_NAME = 34
+#: ... and of a form.
+_KIND = 14
 
 
 def add(commands: Any) -> None:
@@ -51,37 +47,20 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for path in filter(None, (args.a, args.b, args.original)):
-        if args.html is not None and os.path.lexists(args.html) and within(path, args.html):
-            raise ValueError(f"--html {args.html}: is read by the comparison; choose another name")
     with contextlib.ExitStack() as stack:
-        # First, so that a path that cannot be written stops the work before it begins.
-        file = stack.enter_context(arguments.created(args.html))
         a, b = (stack.enter_context(side.opened(path)) for path in (args.a, args.b))
-        origin = stack.enter_context(side.opened(args.original)) if args.original else None
         shared = [name for name in a.tensors if name in b.tensors]
         total = sum(part.tensors[name].nbytes for part in (a, b) for name in shared)
-        rows = []
         with progress_bar(total, not args.no_progress) as advance:
-            for name in shared:
-                one, other = a.tensors[name], b.tensors[name]
-                found = compared(name, one, other, advance)
-                first = origin.tensors.get(name) if origin is not None else None
-                known = None if first is None else Original(first)
-                of_a, of_b = explanations(one, known or Original(other)), explanations(other, known or Original(one))
-                rows.append((found, of_a, of_b))
+            rows = [compared(name, a.tensors[name], b.tensors[name], advance) for name in shared]
         missing = {
             path: sorted(part.tensors.keys() - other.tensors.keys())
             for path, part, other in ((args.a, a, b), (args.b, b, a))
         }
         problems = [printable(text) for part in (a, b) for text in part.problems.values()]
-        differ = sum(not found.is_equal for found, _, _ in rows)
-        document = {
-            "tensors": [_object(*row) for row in rows], "differ": differ, "only_in": missing, "problems": problems,
-        }  # fmt: skip
-        if file is not None:
-            file.write(_page(args, rows, document).encode())
+    differ = sum(not found.is_equal for found in rows)
     if args.json:
+        document = {"tensors": list(map(_object, rows)), "differ": differ, "only_in": missing, "problems": problems}
         print(json.dumps(document, indent=1))
     else:
         _print(rows, args.all)
@@ -90,56 +69,42 @@ def run(args: argparse.Namespace) -> int:
                 print(f"only in {printable(path)}: {len(names):,} tensors, such as {printable(names[0])!r}")
         for text in problems:
             print(f"not compared: {text}")
-        if not args.original and any(
-            all(isinstance(part.tensors[name], Dequantized) for part in (a, b)) for name in shared
-        ):
-            print("both sides are quantized: --original C, which they were made from, finds their recipes")
         print(f"{differ:,} of {len(rows):,} tensors differ")
     return int(bool(differ or problems or any(missing.values())))
 
 
-_Row = tuple[Difference, list[Explanation], list[Explanation]]
-
-
-def _print(rows: list[_Row], everything: bool) -> None:
-    lines = [["tensor", "A", "B", "numbers differ", "codes", "scales", "ULPs", "relative error", "worst row", "recipe"]]
-    for found, of_a, of_b in rows:
-        if found.is_equal and not everything and not (of_a or of_b):
+def _print(rows: list[Difference], everything: bool) -> None:
+    lines = [["tensor", "A", "B", "differ", "codes", "largest", "SQNR dB"]]
+    for found in rows:
+        if found.is_equal and not everything:
             continue
-        worst = f"{found.worst[0][0]}: {found.worst[0][1]:.2g}" if found.worst else ""
-        ulps = next((str(c.ulps) for c in (found.codes, found.values) if c is not None and c.ulps is not None), "")
-        lines.append([
-            printable(found.name), *found.kinds, found.problem or _share(found.values), _share(found.codes),
-            _share(found.scales), ulps, f"{found.relative_error:.3g}" if not found.problem else "", worst,
-            "; ".join(f"{which}: {_best(one)}" for which, one in (("A", of_a), ("B", of_b)) if one),
-        ])  # fmt: skip
+        kinds = [_short(kind, _KIND) for kind in found.kinds]
+        cells = [found.problem, "", "", ""]
+        if not found.problem:
+            ratio = found.sqnr_db
+            cells = [
+                _share(found.values),
+                _share(found.codes),
+                f"{found.largest:.3g}",
+                "" if ratio is None else f"{ratio:.1f}",
+            ]
+        lines.append([_short(printable(found.name), _NAME), *kinds, *cells])
     if len(lines) > 1:
         print(columns(lines))
+
+
+def _short(text: str, most: int) -> str:
+    """The text, or its end, which tells names of one layer apart."""
+    return text if len(text) <= most else f"..{text[2 - most :]}"
 
 
 def _share(count: Count | None) -> str:
     if count is None:
         return ""
-    return f"{count.differ:,} ({count.differ / count.of:.2%})" if count.differ else "0"
+    return f"{count.differ / count.of:.2%}" if count.differ else "0"
 
 
-def _best(found: list[Explanation]) -> str:
-    exact = [one.recipe for one in found if one.is_exact]
-    if exact:
-        return " or ".join(exact)
-    return f"nearest {found[0].recipe} ({found[0].codes:,} of {found[0].of:,} codes, {found[0].scales:,} scales)"
-
-
-def _page(args: argparse.Namespace, rows: list[_Row], document: dict[str, Any]) -> str:
-    worst = sorted(rows, key=lambda row: (not row[0].problem, -row[0].relative_error, -row[0].values.differ))
-    data = {
-        "a": args.a, "b": args.b, "original": args.original, "compared": len(rows), **html_page.made(), **document,
-        "tensors": [_object(*row) for row in worst[: html_page.MOST]],
-    }  # fmt: skip
-    return html_page.page("Difference of two checkpoints", "difference.js", data)
-
-
-def _object(found: Difference, of_a: list[Explanation], of_b: list[Explanation]) -> dict[str, Any]:
+def _object(found: Difference) -> dict[str, Any]:
     counts = {name: getattr(found, name) for name in ("values", "codes", "scales")}
     return {
         "name": found.name,
@@ -147,8 +112,13 @@ def _object(found: Difference, of_a: list[Explanation], of_b: list[Explanation])
         "shape": found.shape,
         **{name: None if count is None else vars(count) for name, count in counts.items()},
         # JSON has no infinity.
-        "relative_error": found.relative_error if math.isfinite(found.relative_error) else None,
-        "worst": [(row, error if math.isfinite(error) else None) for row, error in found.worst],
+        "relative_error": _finite(found.relative_error),
+        "sqnr_db": found.sqnr_db,
+        "largest": _finite(found.largest),
+        "worst": [(row, _finite(error)) for row, error in found.worst],
         "problem": found.problem,
-        "recipes": {which: [vars(one) for one in some] for which, some in (("a", of_a), ("b", of_b))},
     }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None

@@ -118,17 +118,41 @@ def _add_recipes(commands: Any) -> None:
         "FLOAT, tiny the smallest normal number of the array's type. held: whether the recipe was compared with the "
         "library (package), its reference of kernels (reference), or its formula alone (formula).",
     )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="print these alone, in full: part of a name or a library"
+    )
     parser.add_argument("--json", action="store_true", help="print a JSON list")
     parser.set_defaults(run=run_recipes)
 
 
 def run_recipes(args: argparse.Namespace) -> int:
     rows = [describe_recipe(recipe) for recipe in RECIPES.values()]
+    for name in args.names:
+        if not any(_is_named(row, name) for row in rows):
+            raise ValueError(f"no recipe has {name!r} in its name or library; libraries: {_libraries(rows)}")
+    if args.names:
+        rows = [row for row in rows if any(_is_named(row, name) for name in args.names)]
     if args.json:
         print(json.dumps(rows, indent=1))
+    elif args.names:
+        print("\n\n".join(_in_full(row) for row in rows))
     else:
         print(columns([list(_OF_RECIPES), *([row[key] for key in _OF_RECIPES] for row in rows)]))
     return 0
+
+
+def _is_named(row: Mapping[str, Any], name: str) -> bool:
+    return name.lower() in row["recipe"].lower() or name.lower() in row["library"].lower()
+
+
+def _libraries(rows: list[dict[str, Any]]) -> str:
+    return ", ".join(dict.fromkeys(row["library"] for row in rows))
+
+
+def _in_full(row: Mapping[str, Any]) -> str:
+    """One recipe, a line for each column."""
+    texts = {key: ", ".join(value) if isinstance(value, list) else value for key, value in row.items()}
+    return columns([[key, text] for key, text in texts.items() if text])
 
 
 def describe_recipe(recipe: Recipe) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
-from gpucast.cli import bench, convert, diff, dtypes, fold, info, kernel, parity, warmup
+from gpucast.cli import bench, convert, diff, dtypes, fold, info, inspect, kernel, parity, warmup
 from gpucast.core import interruption
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DTYPES
@@ -78,7 +78,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--version", action="version", version=f"gpucast {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in (bench, convert, diff, dtypes, fold, info, kernel, parity, warmup):
+    for module in (bench, convert, diff, dtypes, fold, info, inspect, kernel, parity, warmup):
         module.add(commands)
     args, unknown = parser.parse_known_args(argv)
     if args.command is None:

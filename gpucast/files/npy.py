@@ -58,7 +58,7 @@ def header_of(onnx_type: DType, shape: tuple[int, ...], width: int = 0) -> bytes
     elif is_builtin(onnx_type):
         descr = onnx_type.numpy.newbyteorder("<").str
     else:
-        descr = [(onnx_type.numpy_name, onnx_type.code_numpy.newbyteorder("<").str)]
+        descr = onnx_type.numpy_field.newbyteorder("<").descr
     buffer = io.BytesIO()
     fields: dict[str, Any] = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(buffer, fields)
@@ -149,8 +149,8 @@ def _named(descr: object) -> tuple[DType, np.dtype[Any]] | None:
         return None
     if onnx_type.family == "string" or onnx_type.packed or is_builtin(onnx_type):
         return None
-    code = onnx_type.code_numpy.newbyteorder("<")
-    return (onnx_type, code) if descr[0] == (onnx_type.numpy_name, code.str) else None
+    field = onnx_type.numpy_field.newbyteorder("<")
+    return (onnx_type, field[0]) if descr == field.descr else None
 
 
 def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:

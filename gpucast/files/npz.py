@@ -2,7 +2,8 @@
 """The .npz format: a ZIP archive of .npy files, read and written member by member.
 
 Types below one byte are stored as ONNX raw_data in UINT8 arrays, which `numpy.load` can read. The member
-``__gpucast__`` (JSON text) then gives their types and shapes: {"weights": {"dtype": "INT4", "shape": [3, 5]}}.
+``__gpucast__`` (JSON text) then gives their types and shapes: {"weights": {"dtype": "INT4", "shape": [3, 5]}}. It also
+has the metadata, texts by name, as "__metadata__".
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from gpucast.files import file_limits, npy, raw_data
 from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_name
 from gpucast.files.tensor import Writer as TensorWriter
 
-_METADATA = "__gpucast__"
+_METADATA, _TEXTS = "__gpucast__", "__metadata__"
 #: The compression methods that NumPy writes, and their largest possible compression ratios.
 _RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: file_limits.DEFLATED}
 
@@ -41,14 +42,14 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
         if tensor.name in tensors:
             raise FileError(f"{path}: has two tensors of the name {tensor.name!r}")
         tensors[tensor.name] = tensor
-    types = tensors.pop(_METADATA, None)
-    for name, entry in _metadata(types, path).items():
+    types, texts = _metadata(tensors.pop(_METADATA, None), path)
+    for name, entry in types.items():
         stored = tensors.get(name)
         if stored is None or stored.kind != "|u1" or stored.fortran:
             raise FileError(f"{path}: {_METADATA} describes {name!r}, which is no U8 tensor of the file")
         kind, shape = raw_data.described(entry.get("dtype"), entry.get("shape"), stored.nbytes, path, name)
         tensors[name] = replace(stored, dtype=kind, shape=shape, element=None, family="raw_data")
-    return list(tensors.values()), {}
+    return list(tensors.values()), texts
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, held: int, path: str) -> StoredTensor:
@@ -108,9 +109,10 @@ def _damage(path: str) -> Iterator[None]:
         raise FileError(f"{path}: the .npz archive cannot be read: {error}") from None
 
 
-def _metadata(tensor: StoredTensor | None, path: str) -> dict[str, dict[str, Any]]:
+def _metadata(tensor: StoredTensor | None, path: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The types and shapes of tensors, by name, and the texts."""
     if tensor is None:
-        return {}
+        return {}, {}
     wrong = FileError(f"{path}: the member {_METADATA!r} is not the text that gpucast writes")
     if tensor.dtype is not dtype("STRING") or tensor.shape != () or tensor.nbytes > file_limits.HEADER:
         raise wrong
@@ -118,9 +120,12 @@ def _metadata(tensor: StoredTensor | None, path: str) -> dict[str, dict[str, Any
         types = file_limits.parsed_json(str(tensor.read()[()]))
     except ValueError:
         raise wrong from None
-    if not isinstance(types, dict) or not all(isinstance(entry, dict) for entry in types.values()):
+    texts = types.pop(_TEXTS, {}) if isinstance(types, dict) else None
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
         raise wrong
-    return types
+    if not all(isinstance(entry, dict) for entry in types.values()):
+        raise wrong
+    return types, texts
 
 
 class Writer(TensorWriter):
@@ -128,11 +133,11 @@ class Writer(TensorWriter):
 
     def __init__(self, file: BinaryIO, path: str, plan: Sequence[Spec], metadata: Mapping[str, str]) -> None:
         for spec in plan:
-            if spec.name == _METADATA:
-                raise FileError(f"{path}: the name {_METADATA!r} is reserved in .npz files")
+            if spec.name in (_METADATA, _TEXTS):
+                raise FileError(f"{path}: the name {spec.name!r} is reserved in .npz files")
         self._archive = zipfile.ZipFile(file, "w")
         self._path = path
-        self._types: dict[str, dict[str, Any]] = {}
+        self._described: dict[str, Any] = {_TEXTS: dict(metadata)} if metadata else {}
 
     def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
         onnx_type = spec.dtype
@@ -141,7 +146,7 @@ class Writer(TensorWriter):
             if not onnx_type.packed:
                 return npy.write(member, spec, chunks, self._path)
             member.write(npy.header_of(dtype("UINT8"), (onnx_type.nbytes(spec.size),)))
-            self._types[spec.name] = {"dtype": onnx_type.name, "shape": spec.shape}
+            self._described[spec.name] = {"dtype": onnx_type.name, "shape": spec.shape}
             return raw_data.write(member, onnx_type, chunks)
 
     def copy(self, spec: Spec) -> int:
@@ -149,8 +154,8 @@ class Writer(TensorWriter):
             return npy.copy(member, spec)
 
     def finish(self) -> None:
-        if self._types:
-            text = np.array([json.dumps(self._types)])
+        if self._described:
+            text = np.array([json.dumps(self._described)])
             with self._open(_METADATA) as member:
                 npy.write(member, Spec(_METADATA, dtype("STRING"), ()), [text], self._path)
         self._archive.close()

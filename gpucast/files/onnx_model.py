@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from gpucast.core.places import close_quietly
-from gpucast.files import file_limits, onnx_graph, onnx_pb, raw_data
+from gpucast.files import file_limits, onnx_graph, onnx_pb, onnx_weights, raw_data
 from gpucast.files.atomic import inside, open_regular
 from gpucast.files.tensor import (
     Array,
@@ -55,6 +55,9 @@ class Model:
         self._sizes: dict[str, int] = {}
         #: Initializers that a caller may replace: their types are part of the model's interface.
         self.inputs = {value.name for value in self.proto.graph.input}
+        #: For each initializer why it is no weight; "" if it is.
+        self.weights = onnx_weights.of_model(self.proto)
+        onnx_weights.move_constants(self.proto, self.weights)
         self.tensors: list[Tensor] = []
         seen: set[str] = set()
         for proto in self.proto.graph.initializer:

@@ -16,6 +16,7 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.core.dtypes import DType
+from gpucast.core.dtypes.lookup import UNLIKE
 from gpucast.core.errors import PrintableError
 from gpucast.files import file_limits
 
@@ -182,7 +183,8 @@ class StoredTensor(Tensor):
 
     def read(self) -> Array:
         if self.dtype is None:
-            raise FileError(f"{self.path}: tensor {self.name!r} has type {self.kind}, which Cast does not take")
+            more = "" if self.element is None else f": {UNLIKE[name]}" if (name := self.element.name) in UNLIKE else ""
+            raise FileError(f"{self.path}: tensor {self.name!r} has type {self.kind}, which Cast does not take{more}")
         flat = next(self._in_file_order((self.size + 4) * self.itemsize), None)
         if flat is None:
             return np.empty(self.shape, dtype=self.element if self.dtype.family == "string" else self.dtype.numpy)

@@ -13,12 +13,10 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from gpucast import gpu
-from gpucast.arrays.packed import PackedArray, as_array, device_index
-from gpucast.core.dtypes import dtype
-from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors
+from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors, strangers
 from gpucast.files.atomic import open_regular, replacing
-from gpucast.files.tensor import Array, FileError, LoadedTensor, Spec, StoredTensor, Tensor, Writer, checked_name
-from gpucast.gpu import streams
+from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, Writer
 
 _MODULES: dict[str, Any] = {".npy": npy, ".npz": npz, ".pb": onnx_pb, ".safetensors": safetensors}
 #: The formats that tensors can be saved in.
@@ -42,6 +40,7 @@ class TensorFile:
         self.model: onnx_model.Model | None = None
         self.metadata: dict[str, str] = {}
         try:
+            strangers.check(self._file, path, os.path.splitext(path)[1].lower())
             self.tensors: list[Tensor]
             if module is onnx_model:
                 self.model = onnx_model.Model(self._file, path)
@@ -110,30 +109,10 @@ def kept(tensor: Tensor, path: str) -> Spec:
 
 
 def load(path: str) -> dict[str, Array]:
-    """All tensors of a file by name. Types that NumPy lacks are ml_dtypes arrays, never packed."""
+    """All tensors of a file by name, as they are stored: types that NumPy lacks are ml_dtypes arrays, never packed, and
+    codes and scales are apart. `gpucast.load` gives what was saved."""
     with TensorFile(path) as file:
         return {tensor.name: tensor.read() for tensor in file.tensors}
-
-
-def save(path: str, tensors: Mapping[str, Any], metadata: Mapping[str, str] | None = None) -> None:
-    """Write arrays by name. Accepts all arrays that `gpucast.cast` accepts, of the host or a device."""
-    loaded = {checked_name(name, path): _loaded(name, x) for name, x in tensors.items()}
-    plan = [kept(tensor, path) for tensor in loaded.values()]
-    with create(path, plan, metadata) as writer:
-        for spec in plan:
-            writer.write(spec, loaded[spec.name].chunks())
-
-
-def _loaded(name: str, x: Any) -> LoadedTensor:
-    with streams.visit(x):
-        array = on_host(as_array(x, f"save: tensor {name!r}"))
-    onnx_type = dtype(array.dtype, caller=f"save: tensor {name!r}: ")
-    native = (
-        array
-        if onnx_type.family == "string"
-        else np.ascontiguousarray(array, dtype=onnx_type.numpy).reshape(array.shape)
-    )
-    return LoadedTensor(name, onnx_type, array.shape, onnx_type.name, array.nbytes, native)
 
 
 def on_host(x: Any) -> Array:

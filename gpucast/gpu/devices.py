@@ -48,7 +48,7 @@ def require(caller: str) -> None:
     """DeviceUnavailable, with the reason and the remedy, unless casts can run on a GPU here."""
     problem = unavailable()
     if problem is not None:
-        raise DeviceUnavailable(f"{caller}: no cast on a GPU: {problem[0]}; {problem[1]}")
+        raise DeviceUnavailable(f"{caller}: no GPU can be used here: {problem[0]}; {problem[1]}")
 
 
 def index(device: str, caller: str) -> int:

@@ -140,7 +140,7 @@ class CupyDriver:
     def unavailable(self) -> tuple[str, str] | None:
         found = nvidia.find()
         if found is None:
-            return "there is no NVIDIA driver", "run on the host"
+            return "there is no NVIDIA driver", "install it, or use the CPU (device='cpu')"
         if found.problem:
             return found.problem, "run nvidia-smi"
         try:

@@ -90,7 +90,10 @@ def _aligned(shape: tuple[int, ...], dst: DType) -> np.ndarray[Any, Any]:
 
 def _to_jax(y: Any, like: Any) -> Any:
     """A result as a JAX array if JAX has its type, on the device of `like` where that is a CPU; None: the first one."""
-    if isinstance(y, PackedArray) or y.dtype == object:
+    if isinstance(y, PackedArray):
+        # What JAX packs on a device it does not take.
+        return y if y.dtype.bits == 6 or device_index(y) is not None else _to_jax(y.get(), like)
+    if y.dtype == object:
         return y
     if not isinstance(y, np.ndarray):
         return jax.dlpack.from_dlpack(dlpack.Export(y))

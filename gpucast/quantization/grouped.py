@@ -33,7 +33,7 @@ from gpucast.gpu import devices, streams
 from gpucast.quantization import block_grid, grouped_on_host, recipes
 from gpucast.quantization import gpu as on_device
 from gpucast.quantization.formats import LENGTHS, Format
-from gpucast.quantization.option_checks import resolve_random
+from gpucast.quantization.option_checks import check_constant, resolve_random
 from gpucast.quantization.quantized import source_dtype
 from gpucast.quantization.scale_orders import SCALE_LAYOUTS, SCALE_ORDERS, ScaleLayout, order
 
@@ -195,6 +195,7 @@ class _Call:
         self.random = random
         self.caller, self.given, self.library = caller, (x, offsets, scale), adapters.library_of(x)
         self.x, self.offsets = as_array(x, caller), as_array(offsets, f"{caller}: offsets")
+        check_constant(x, caller)
         self.device = device_index(self.x)
         if isinstance(self.x, PackedArray) or self.x.ndim != 2:
             raise ValueError(f"{caller}: x has shape {tuple(self.x.shape)}; expected a matrix, not packed")

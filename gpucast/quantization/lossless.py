@@ -53,6 +53,7 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
     """
     if not isinstance(q, Quantized):
         raise TypeError(f"{_CALLER}: q is {type(q).__name__}; expected a Quantized")
+    library, q = q.library, q.plain()
     target = recipes.find(format, _CALLER)
     if device_index(q.data) is not None:
         raise TypeError(f"{_CALLER}: q is on a device; q.get() is a copy on the host")
@@ -60,7 +61,7 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
         raise ValueError(f"{_CALLER}: q has a global scale for each row; expected one for all")
     check_formats(q.format, target)
     axis = checked_axis(q.axis if axis is None else axis, q.shape, target, _CALLER)
-    values = np.asarray(q.dequantize("DOUBLE") if q.library is None else q.__array__(np.float64))
+    values = q.dequantize("DOUBLE")
     own = None if q.global_scale is None else float(q.global_scale)
     if global_scale is not None:
         own = _checked(global_scale)
@@ -80,7 +81,7 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
         global_scale=np.asarray(g, np.float32) if target.global_scale else None,
         dtype=q.dtype,
         axis=axis,
-        library=q.library,
+        library=library,
     )
 
 

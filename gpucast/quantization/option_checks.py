@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of what a call says of a Hadamard transform, and of random rounding."""
+"""Checks of arguments that several functions share: gradients, a Hadamard transform, random rounding."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucast.arrays import adapters
 from gpucast.arrays.packed import device_index
 from gpucast.core import fused_ops
 from gpucast.core.checks import integer
@@ -26,6 +27,17 @@ def resolve_hadamard(length: Any, signs: Any, seed: Any, caller: str) -> Hadamar
     if signs is None:
         return Hadamard(n, 0 if seed is None else _of_seed(seed, caller) & (1 << n) - 1)
     return Hadamard(n, _given(signs, n, caller))
+
+
+def check_constant(x: Any, caller: str) -> None:
+    """ValueError for an array through whose parts its library would record no gradient, though one is asked for."""
+    adapter = adapters.find(x)
+    if adapter is not None:
+        instead = (
+            "codes with scales pass no gradient on; pass x.detach(), or work within torch.no_grad(), and write the "
+            "backward pass in a torch.autograd.Function"
+        )
+        adapter.check_constant(x, caller, instead)
 
 
 def check_runs(hadamard: Hadamard, shape: tuple[int, ...], axis: int, caller: str) -> None:

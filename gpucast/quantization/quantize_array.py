@@ -13,7 +13,7 @@ from gpucast import gpu
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import check_written
+from gpucast.arrays.operand import check_written, operand
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
@@ -22,7 +22,13 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.gpu import devices, streams
 from gpucast.quantization import engine, quantize_on_host, recipes
 from gpucast.quantization.formats import Format, Hadamard, Parts
-from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard, resolve_random
+from gpucast.quantization.option_checks import (
+    check_constant,
+    check_format,
+    check_runs,
+    resolve_hadamard,
+    resolve_random,
+)
 from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
 from gpucast.quantization.scale_orders import ScaleLayout
 
@@ -173,7 +179,7 @@ class _QuantizeOptions:
 @exact()
 def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     outs = request.out if isinstance(request.out, (tuple, list)) else [request.out]
-    owned = [streams.Owned(q.data, q.library) for q in outs if isinstance(q, Quantized)]
+    owned = [q.owned for q in outs if isinstance(q, Quantized)]
     with streams.visit(x, request.scale, request.amax, *owned, device=request.device):
         return _quantize_array(x, format, request)
 
@@ -182,6 +188,7 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
     asked, format = format, recipes.find(format, _CALLER)
     array = as_array(x, _CALLER)
+    check_constant(x, _CALLER)
     if isinstance(array, PackedArray):
         raise TypeError(f"{_CALLER}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
     src = source_dtype(array.dtype, f"{_CALLER}: x.dtype=")
@@ -214,8 +221,8 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
             scale = _scale(scale, format, format.scales_shape(shape, on), rows, array)
         result_specs.append((swapped, on, scale))
     if request.out is not None:
-        outs = checked_outs(request.out, array, format, src, result_specs, scale_layout, amax)
-        workspace, targets = outs[0].workspace(_CALLER), [Parts(**q.parts()) for q in outs]
+        outs, targets = checked_outs(request.out, array, format, src, result_specs, scale_layout, amax)
+        workspace = outs[0].workspace(_CALLER)
         engine.quantize(array, format, result_specs, random, targets, workspace, amax, hadamards, scale_layout)
         return request.out
     made = engine.quantize(array, format, result_specs, random, amax=amax, hadamards=hadamards, layout=scale_layout)
@@ -363,14 +370,16 @@ def checked_outs(
     result_specs: list[tuple[bool, int, Any]],
     scale_layout: str,
     amax: Any,
-) -> list[Quantized]:
-    """The `out` of a call as a list. TypeError or ValueError where it cannot take the results of the array `x`."""
+) -> tuple[list[Quantized], list[Parts]]:
+    """The `out` of a call as a list, and the native parts. TypeError or ValueError where it cannot take the results of
+    the array `x`."""
     of_rows = result_specs[0][2] if amax is None else amax
     outs = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(outs) != len(result_specs) or not all(isinstance(q, Quantized) for q in outs):
         wanted = "a Quantized" if len(result_specs) == 1 else "a tuple of two Quantized"
         raise TypeError(f"quantize: out is {_named(out)}; expected {wanted}")
-    for q, (swapped, axis, _) in zip(outs, result_specs, strict=True):
+    parts = [q.native(_CALLER, writing=True) for q in outs]
+    for q, native, (swapped, axis, _) in zip(outs, parts, result_specs, strict=True):
         shape = (*x.shape[:-2], x.shape[-1], x.shape[-2]) if swapped else x.shape
         pairs: tuple[tuple[str, Any, Any], ...] = (
             ("format", q.format, format),
@@ -378,13 +387,15 @@ def checked_outs(
             ("axis", q.axis, axis),
             ("scale_layout", q.scale_layout, scale_layout),
             ("dtype", q.dtype, src),
-            ("device", devices.name(device_index(q.data)), devices.name(device_index(x))),
-            ("global scales of shape", np.shape(q.global_scale), np.shape(of_rows) if format.global_scale else ()),
+            ("device", devices.name(device_index(native.data)), devices.name(device_index(x))),
+            ("global scales of shape", np.shape(native.global_scale), np.shape(of_rows) if format.global_scale else ()),
         )
         for name, got, expected in pairs:
             if got != expected:
                 raise ValueError(f"quantize: out has {name} {got}; expected {expected}")
-    written = [Place(f"out.{name}", part) for q in outs for name, part in q.parts().items()]
+    written = [
+        Place(f"out.{name}", part) for native in parts for name, part in vars(native).items() if part is not None
+    ]
     # Those on a device. The place of the scales themselves only stays as it is.
     scales = [scale for *_, scale in result_specs if device_index(scale) is not None]
     given = [Place("scale", scale) for scale in scales if not any(_same(scale, place.data) for place in written)]
@@ -393,10 +404,13 @@ def checked_outs(
     common = ["out.global_scale"]
     if outs[0].format.block == "tensor":
         common += ["out.scales", "out.zero_points"]
-    # One array for both counts once.
-    once = {(place.name, id(place.array) if place.name in common else i): place for i, place in enumerate(written)}
+    # One array for both counts once, though each result may have an object of its own over it.
+    once = {
+        (place.name, operand(place.array).address if place.name in common else i): place
+        for i, place in enumerate(written)
+    }
     check_written(list(once.values()), read, _CALLER)
-    return outs
+    return outs, parts
 
 
 def _same(scale: Any, part: Any) -> bool:

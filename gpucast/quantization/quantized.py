@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -16,14 +16,14 @@ from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import check_out, operand
 from gpucast.arrays.overlap import Place, check_disjoint
-from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
-from gpucast.quantization import engine, quantized_files, recipes, swizzle
+from gpucast.quantization import engine, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
 from gpucast.quantization.formats import SOURCES, Format, Hadamard, Parts
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
@@ -48,11 +48,15 @@ class Quantized:
     Code i stands for ``(data[i] - zero_points[b]) * scales[b] * global_scale``, where b is its block. On the host
     ``numpy.asarray(q)`` is ``q.dequantize()``.
 
+    The parts are arrays of the library whose array was quantized: tensors of PyTorch, arrays of JAX, CuPy or NumPy, in
+    the types that this library has. Codes below one byte are a `PackedArray`, except FLOAT4E2M1 in PyTorch (pairs along
+    the last axis, where its length is even), and what JAX has for them on the host.
+
     ``Quantized(data, scales, "mxfp4")`` makes one of existing parts and checks them: TypeError for wrong types,
     ValueError for wrong shapes.
     """
 
-    #: The codes: an array of `shape` of the format's element type, or a PackedArray of a type below one byte.
+    #: The codes: an array of `shape` of the format's element type.
     data: Any
     #: FLOAT, FLOAT8E4M3FN or FLOAT8E8M0: of `Format.scales_shape`, or flat in another order.
     scales: Any
@@ -67,32 +71,42 @@ class Quantized:
     #: The axis along which blocks run, or whose indices have one scale each. Not negative (0 for shape ()).
     axis: int = -1
     scale_layout: ScaleLayout = "linear"
-    #: The library whose array was quantized, and whose arrays `dequantize` gives; None: NumPy or CuPy.
+    #: The library of the parts, and of the arrays that `dequantize` gives: "torch", "jax", or None for NumPy and CuPy.
+    #: By default that of the parts; parts of NumPy and CuPy become arrays of a library that is named.
     library: str | None = None
 
     def __post_init__(self) -> None:
         caller = "Quantized"
         object.__setattr__(self, "format", recipes.find(self.format, caller))
+        native = self._taken(caller)
         # First of all checks, because the next ones use the shape.
-        _check_type(self.data, "data", self.format.element)
+        _check_type(native.data, "data", self.format.element)
+        shape = native.data.shape
         object.__setattr__(self, "dtype", source_dtype(self.dtype, f"{caller}: dtype="))
-        object.__setattr__(self, "axis", checked_axis(self.axis, self.shape, self.format, caller))
-        check_layout(self.scale_layout, self.shape, self.axis, self.format, caller)
-        shape = self.scales_shape
-        _check(
-            self.scales, "scales", self.format.scale, in_layout(shape, self.scale_layout, self.format.scale.bits // 8)
-        )
-        _check(self.zero_points, "zero_points", self.format.zero_point, shape)
-        rows = self.format.rows_shape(self.shape, self.axis)
-        _check(self.global_scale, "global_scale", _FLOAT if self.format.global_scale else None, (), rows)
-        if self.global_scale is not None and math.prod(rows) == 1:
-            # That of a single row is that of the array.
-            object.__setattr__(self, "global_scale", self.global_scale.reshape(()))
-        devices_of_parts = {device_index(part) for part in self.parts().values()}
-        if len(devices_of_parts) > 1:
-            raise ValueError(
-                f"{caller}: the parts are on different devices: {', '.join(map(devices.name, devices_of_parts))}"
-            )
+        object.__setattr__(self, "axis", checked_axis(self.axis, shape, self.format, caller))
+        check_layout(self.scale_layout, shape, self.axis, self.format, caller)
+        blocks = self.format.scales_shape(shape, self.axis)
+        of_layout = in_layout(blocks, self.scale_layout, self.format.scale.bits // 8)
+        _check(native.scales, "scales", self.format.scale, of_layout)
+        _check(native.zero_points, "zero_points", self.format.zero_point, blocks)
+        rows = self.format.rows_shape(shape, self.axis)
+        _check(native.global_scale, "global_scale", _FLOAT if self.format.global_scale else None, (), rows)
+        places = {device_index(part) for part in vars(native).values() if part is not None}
+        if len(places) > 1:
+            raise ValueError(f"{caller}: the parts are on different devices: {', '.join(map(devices.name, places))}")
+        library = self.library
+        if library is None:
+            library = next(filter(None, map(_library_of, self.parts().values())), None)
+            object.__setattr__(self, "library", library)
+        adapter = None if library is None else _adapter_of(library, caller)
+        for name, part in self.parts().items():
+            own = getattr(native, name)
+            if adapter is not None:
+                own = part if _library_of(part) == library else adapter.from_array(own)
+            if name == "global_scale" and math.prod(rows) == 1:
+                # That of a single row is that of the array.
+                own = own.reshape(())
+            object.__setattr__(self, name, own)
 
     @property
     def codes(self) -> Any:
@@ -102,7 +116,8 @@ class Quantized:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array that was quantized."""
-        shape: tuple[int, ...] = self.data.shape
+        adapter = None if self.library is None else adapters.find(self.data)
+        shape: tuple[int, ...] = self.data.shape if adapter is None else adapter.shape(self.data)
         return shape
 
     @property
@@ -121,18 +136,46 @@ class Quantized:
     @property
     def nbytes(self) -> int:
         """Bytes of all parts."""
-        return sum(int(part.nbytes) for part in self.parts().values())
+        return sum(int(part.nbytes) for part in vars(self.native("nbytes")).values() if part is not None)
 
     @property
     def device(self) -> Any:
         """The device of the parts: "cpu", or the CuPy device."""
-        data = self.data.data if isinstance(self.data, PackedArray) else self.data
+        data = self.native("device").data
+        data = data.data if isinstance(data, PackedArray) else data
         return "cpu" if isinstance(data, np.ndarray) else data.device
 
     def parts(self) -> dict[str, Any]:
         """The arrays by name: data, scales, and zero_points and global_scale if they exist."""
         named = {name: getattr(self, name) for name in ("data", "scales", "zero_points", "global_scale")}
         return {name: part for name, part in named.items() if part is not None}
+
+    def native(self, caller: str, writing: bool = False) -> Parts:
+        """The parts as NumPy and CuPy have them, over the same memory; codes below one byte as a PackedArray.
+
+        `writing`: they will be changed; ValueError for parts that cannot be.
+        """
+        if self.library is None:
+            return Parts(self.data, self.scales, self.zero_points, self.global_scale)
+        return self._taken(caller, writing)
+
+    def _taken(self, caller: str, writing: bool = False) -> Parts:
+        """As `native`, for parts that may be of any library."""
+        found = {name: _native(part, caller, writing) for name, part in self.parts().items()}
+        data = found.get("data")
+        if self.format.element.packed and data is not self.data and isinstance(data, np.ndarray):
+            # As a library that packs them lends them: one byte for each.
+            found["data"] = PackedArray.pack(data)
+        return Parts(**{"data": None, "scales": None, **found})
+
+    def plain(self) -> Quantized:
+        """The same parts as arrays of NumPy or CuPy, as which `dequantize` then gives the numbers too."""
+        return replace(self, **vars(self.native("plain")), library=None)
+
+    @property
+    def owned(self) -> Any:
+        """The memory and its owner, for `gpucast.gpu.streams.visit`."""
+        return streams.Owned(self.data, self.library) if adapters.find(self.data) is None else self.data
 
     def dlpack(self, part: str) -> Any:
         """A part for other libraries' ``from_dlpack``, without a copy: ``torch.from_dlpack(q.dlpack("data"))``.
@@ -143,30 +186,37 @@ class Quantized:
         parts = self.parts()
         if part not in parts:
             raise ValueError(f"dlpack: part={part!r} is none of {', '.join(parts)}")
-        return adapters.of_protocol("__dlpack__").export(parts[part], self.library)
+        return adapters.of_protocol("__dlpack__").export(getattr(self.native("dlpack"), part), self.library)
 
     def linear_scales(self) -> Any:
         """The scales in the layout "linear"."""
-        if self.scale_layout == "linear":
-            return self.scales
-        with self._visit():
-            return swizzle.unswizzle(self.scales, self.scales_shape, layout=self.scale_layout)
+        return self.with_layout("linear").scales
 
     def with_layout(self, scale_layout: ScaleLayout) -> Quantized:
         """A copy with the scales in another layout. ValueError if these scales cannot have it."""
         check_layout(scale_layout, self.shape, self.axis, self.format, "with_layout")
+        if scale_layout == self.scale_layout:
+            return self
         with self._visit():
-            scales = self.linear_scales()
+            scales = self._linear(self.native("with_layout").scales)
             if scale_layout != "linear":
                 scales = swizzle.swizzle(scales, layout=scale_layout)
-        return replace(self, scales=scales, scale_layout=scale_layout)
+            return replace(self, scales=scales, scale_layout=scale_layout)
+
+    def _linear(self, scales: Any, out: Any = None) -> Any:
+        """Native scales, which have the layout of this, in the layout "linear"."""
+        if self.scale_layout == "linear":
+            return scales
+        return swizzle.unswizzle(scales, self.scales_shape, layout=self.scale_layout, out=out)
 
     def get(self) -> Quantized:
         """A copy on the host; q itself if it is there."""
-        if device_index(self.data) is None:
+        native = self.native("get")
+        if device_index(native.data) is None:
             return self
         with self._visit():
-            return replace(self, **{name: gpu.cast_on_gpu.to_host(part) for name, part in self.parts().items()})
+            parts = {name: gpu.cast_on_gpu.to_host(part) for name, part in vars(native).items() if part is not None}
+            return replace(self, **parts)
 
     def dequantize(
         self,
@@ -182,42 +232,29 @@ class Quantized:
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
-        device = device_index(self.data)
+        device = device_index(self.native(caller).data)
         if device is None:
             return None
         if self not in _WORKSPACES:
             _WORKSPACES[self] = gpu.workspace.Workspace(caller, device)
         return _WORKSPACES[self]
 
-    def linear_parts(self, workspace: Any = None) -> Parts:
-        """The parts, with memory of a workspace in place of scales that are not linear."""
-        scales = self.scales
-        if self.scale_layout != "linear":
-            shape, kind = self.scales_shape, self.format.scale
-            scales = np.empty(shape, kind.numpy) if workspace is None else workspace.array("scales", shape, kind)
-        return Parts(self.data, scales, self.zero_points, self.global_scale)
-
     def _visit(self) -> AbstractContextManager[None]:
         """Work within runs where the parts are, on the stream of their library."""
-        return streams.visit(streams.Owned(self.data, self.library))
+        return streams.visit(self.owned)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if device_index(self.data) is not None:
+        if device_index(self.native("Quantized").data) is not None:
             raise TypeError("Quantized: NumPy takes no array from a device by itself; use .get()")
         if copy is False:
             raise ValueError("Quantized: dequantizing copies; numpy.asarray(q, copy=False) is not possible")
-        numbers: np.ndarray[Any, Any] = replace(self, library=None).dequantize(_FLOAT if dtype is None else dtype)
+        numbers: np.ndarray[Any, Any] = self.plain().dequantize(_FLOAT if dtype is None else dtype)
         return numbers
 
-    def save(self, path: str) -> None:
-        """Write a .safetensors file atomically; ``gpucast.files.FileError`` for another suffix."""
-        entry = quantized_files.entry(self.format, self.axis, self.scale_layout, self.dtype)
-        quantized_files.save(path, self.get().parts(), entry)
-
-    @classmethod
-    def load(cls, path: str) -> Quantized:
-        """Read what `save` wrote; ``gpucast.files.FileError`` (a ValueError) for any other file."""
-        return quantized_files.load(path, cls)
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Libraries do not pickle all of their types.
+        plain = self.plain()
+        return Quantized, (*(getattr(plain, one.name) for one in fields(plain) if one.name != "library"), self.library)
 
     @exact()
     def __str__(self) -> str:
@@ -225,7 +262,9 @@ class Quantized:
 
     @exact()
     def __repr__(self) -> str:
-        values = "".join(f",\n  {name}={_shown(part, f'  {name}=')}" for name, part in self.get().parts().items())
+        values = "".join(
+            f",\n  {name}={_shown(part, f'  {name}=')}" for name, part in self.get().plain().parts().items()
+        )
         return f"{self._head()}{values})"
 
     if not TYPE_CHECKING:
@@ -245,18 +284,22 @@ class Quantized:
 @exact()
 def _dequantized(q: Quantized, to: DType, transform: tuple[Any, Any, Any], out: Any) -> Any:
     how = _transform(q, *transform)
-    with streams.visit(streams.Owned(q.data, q.library), out):
+    with streams.visit(q.owned, out):
+        native = q.native("dequantize")
         if out is None:
-            parts = Parts(q.data, q.linear_scales(), q.zero_points, q.global_scale)
+            parts = replace(native, scales=q._linear(native.scales))
             numbers = engine.dequantize(parts, q.format, to, q.axis, hadamard=how)
-        else:
-            workspace = q.workspace("dequantize")
-            parts = q.linear_parts(workspace)
-            if q.scale_layout != "linear":
-                swizzle.unswizzle(q.scales, q.scales_shape, layout=q.scale_layout, out=parts.scales)
-            engine.dequantize(parts, q.format, to, q.axis, _checked_out(q, to, out), workspace, how)
-            return out
-        return numbers if q.library is None else adapters.of_library(q.library).from_array(numbers)
+            return numbers if q.library is None else adapters.of_library(q.library).from_array(numbers)
+        target = _checked_out(native, to, out)
+        workspace, scales = q.workspace("dequantize"), native.scales
+        if q.scale_layout != "linear":
+            shape, kind = q.scales_shape, q.format.scale
+            # Memory that a captured graph may write again.
+            linear = np.empty(shape, kind.numpy) if workspace is None else workspace.array("scales", shape, kind)
+            q._linear(scales, out=linear)
+            scales = linear
+        engine.dequantize(replace(native, scales=scales), q.format, to, q.axis, target, workspace, how)
+        return out
 
 
 def _transform(q: Quantized, length: Any, signs: Any, seed: Any) -> Hadamard | None:
@@ -272,17 +315,36 @@ def _transform(q: Quantized, length: Any, signs: Any, seed: Any) -> Hadamard | N
     return how
 
 
-def _checked_out(q: Quantized, to: DType, out: Any) -> Any:
-    """The native array over an `out` that can take q's numbers. TypeError or ValueError for one that cannot."""
+def _checked_out(parts: Parts, to: DType, out: Any) -> Any:
+    """The native array over an `out` that can take the numbers. TypeError or ValueError for one that cannot."""
     adapter = adapters.find(out)
     array = out if adapter is None else adapter.take(out, "dequantize", writing=True)
-    device = device_index(q.data)
-    check_out(operand(q.data), resolve(q.format.element, to), array, device is not None, "dequantize")
-    if device_index(array) != device:
-        there, here = devices.name(device_index(array)), devices.name(device)
+    codes = operand(parts.data)
+    check_out(codes, resolve(codes.dtype, to), array, codes.device is not None, "dequantize")
+    if device_index(array) != codes.device:
+        there, here = devices.name(device_index(array)), devices.name(codes.device)
         raise ValueError(f"dequantize: out is on {there}; the result belongs on {here}")
-    check_disjoint([Place("out", array)], [Place(name, part) for name, part in q.parts().items()], "dequantize")
+    read = [Place(name, part) for name, part in vars(parts).items() if part is not None]
+    check_disjoint([Place("out", array)], read, "dequantize")
     return array
+
+
+def _native(part: Any, caller: str, writing: bool) -> Any:
+    adapter = adapters.find(part)
+    return part if adapter is None else adapter.take(part, caller, writing)
+
+
+def _adapter_of(library: Any, caller: str) -> adapters.ArrayAdapter:
+    """The adapter of a library that arrays may be asked of. ValueError for an unknown one."""
+    try:
+        return adapters.of_library(library)
+    except ValueError as error:
+        raise ValueError(f"{caller}: {error}") from None
+
+
+def _library_of(part: Any) -> str | None:
+    """The name of the library whose array, or stands for whose array, a part is."""
+    return part.library if isinstance(part, LibraryPackedArray) else adapters.library_of(part)
 
 
 def _shown(part: Any, prefix: str) -> str:

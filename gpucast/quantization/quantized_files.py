@@ -1,35 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantized arrays in .safetensors files.
+"""Quantized arrays in files.
 
-The parts are the tensors data, scales, zero_points and global_scale, as `gpucast.files` stores their types; the
-metadata entry "gpucast.quantized" is a JSON object of the format's columns, the axis, the scale layout and the original
-type. A file is read through the checks of `gpucast.files` and of `Quantized`: nothing in it is trusted or executed.
+The codes are the tensor NAME, the other parts NAME.scales, NAME.zero_points and NAME.global_scale, as `gpucast.files`
+stores their types; the metadata entry "gpucast.quantized.NAME" is a JSON object of the format's columns, the axis, the
+scale layout and the original type. `gpucast convert` writes the same. A file is read through the checks of
+`gpucast.files` and of `Quantized`: nothing in it is trusted or executed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from gpucast.arrays.packed import PackedArray
+from gpucast.arrays.composites import Composite
 from gpucast.core.dtypes import DType, dtype
-from gpucast.files import FileError, TensorFile, file_limits
-from gpucast.files import save as save_tensors
+from gpucast.files import FileError, file_limits
 from gpucast.quantization.formats import Format
+from gpucast.quantization.quantized import Quantized
 from gpucast.quantization.steps import Steps
 
-_ENTRY = "gpucast.quantized"
-_SUFFIX = ".safetensors"
+#: The key of an entry is this and the name of the codes.
+PREFIX = "gpucast.quantized."
 _VERSION = 1
-_Made = TypeVar("_Made")
-
-
-def save(path: str | os.PathLike[str], parts: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Write arrays on the host with the metadata of `entry`, atomically. FileError for another suffix."""
-    save_tensors(_checked(path), parts, {_ENTRY: json.dumps(metadata)})
 
 
 def entry(format: Format, axis: int, scale_layout: str, kind: DType) -> dict[str, Any]:
@@ -50,14 +44,14 @@ def entry(format: Format, axis: int, scale_layout: str, kind: DType) -> dict[str
     }
 
 
-def parse_entry(text: str, path: str, name: str = _ENTRY) -> tuple[Format, dict[str, Any]]:
+def parse_entry(text: str, caller: str, name: str = PREFIX) -> tuple[Format, dict[str, Any]]:
     """The format of a metadata entry, and its axis, scale_layout and dtype, unchecked. FileError for a bad entry."""
     try:
         entry = file_limits.parsed_json(text)
     except ValueError:
         entry = None
     if not isinstance(entry, dict) or entry.get("version") != _VERSION:
-        raise FileError(f"{path}: the metadata {name!r} is not what this version of gpucast writes")
+        raise FileError(f"{caller}: the metadata {name!r} is not what this version of gpucast writes")
     try:
         block = entry["block"]
         format = Format(
@@ -72,41 +66,27 @@ def parse_entry(text: str, path: str, name: str = _ENTRY) -> tuple[Format, dict[
         )
         return format, {key: entry[key] for key in ("axis", "scale_layout", "dtype")}
     except KeyError as error:
-        raise FileError(f"{path}: {error.args[0]!r} is missing") from None
+        raise FileError(f"{caller}: {error.args[0]!r} is missing") from None
     except (TypeError, ValueError) as error:
-        raise FileError(f"{path}: {error}") from None
+        raise FileError(f"{caller}: {error}") from None
 
 
-def load(path: str | os.PathLike[str], make: Callable[..., _Made]) -> _Made:
-    """Read a file that `save` wrote, and `make` a `Quantized` of it.
+class QuantizedInFiles(Composite):
+    """`Quantized` in files."""
 
-    FileError for any other file, OSError for one that cannot be read.
-    """
-    name = _checked(path)
-    with TensorFile(name) as file:
-        if _ENTRY not in file.metadata:
-            raise FileError(f"{name}: holds no quantized array: the metadata has no {_ENTRY!r}")
-        format, kept = parse_entry(file.metadata[_ENTRY], name)
-        tensors = {tensor.name: tensor for tensor in file.tensors}
-        unknown = tensors.keys() - {"data", "scales", "zero_points", "global_scale"}
-        if unknown:
-            raise FileError(f"{name}: {sorted(unknown)[0]!r} is no part of a quantized array")
-        parts = {part: _packed(tensor.read()) for part, tensor in tensors.items()}
-    for part in ("data", "scales"):
-        if part not in parts:
-            raise FileError(f"{name}: {part!r} is missing")
-    try:
-        return make(parts.pop("data"), parts.pop("scales"), format, **parts, **kept)
-    except (TypeError, ValueError) as error:
-        raise FileError(f"{name}: {error}") from None
+    def split(self, x: Quantized) -> tuple[dict[str, Any], str]:
+        parts = {"" if name == "data" else f".{name}": part for name, part in x.parts().items()}
+        return parts, json.dumps(entry(x.format, x.axis, x.scale_layout, x.dtype))
+
+    def endings(self, text: str, caller: str) -> tuple[str, ...]:
+        format, _ = parse_entry(text, caller)
+        more = {".zero_points": format.zero_points, ".global_scale": format.global_scale}
+        return "", ".scales", *(ending for ending, has in more.items() if has)
+
+    def join(self, parts: Mapping[str, Any], text: str, library: str | None, caller: str) -> Quantized:
+        format, kept = parse_entry(text, caller)
+        named = {ending[1:] or "data": part for ending, part in parts.items()}
+        return Quantized(**named, format=format, library=library, **kept)
 
 
-def _checked(path: str | os.PathLike[str]) -> str:
-    name = os.fspath(path)
-    if os.path.splitext(name)[1].lower() != _SUFFIX:
-        raise FileError(f"{name}: a quantized array is kept in a {_SUFFIX} file")
-    return name
-
-
-def _packed(array: Any) -> Any:
-    return PackedArray.pack(array) if dtype(array.dtype).packed else array
+COMPOSITE = QuantizedInFiles()

@@ -30,8 +30,12 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numba import cuda, types
-from numba.core import config
+
+try:
+    from numba import cuda, types
+    from numba.core import config
+except ImportError as error:
+    raise ImportError(f"gpucast.interop.numba needs Numba ({error}): pip install numba-cuda") from error
 
 from gpucast.casting.cast import cast as cast_array
 from gpucast.core.dtypes import dtype

@@ -22,8 +22,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import triton
-import triton.language as tl
+try:
+    import triton
+    import triton.language as tl
+except ImportError as error:
+    raise ImportError(f"gpucast.interop.triton needs Triton ({error}): pip install triton") from error
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import Options, resolve

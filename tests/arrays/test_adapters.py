@@ -225,5 +225,5 @@ def test_numpy_takes_packed_arrays_of_the_host_only(driver: HostDriver) -> None:
 
 
 def test_an_interface_without_a_gpu() -> None:
-    with pytest.raises(gpucast.DeviceUnavailable, match="cast: no cast on a GPU"):
+    with pytest.raises(gpucast.DeviceUnavailable, match="cast: no GPU can be used here"):
         gpucast.cast(Interface(np.ones(3, np.float32)), "INT8")

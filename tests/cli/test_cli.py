@@ -22,6 +22,7 @@ from gpucast.cli import info, main
 from gpucast.compile import cache, nvidia
 from gpucast.core.dtypes import DTYPES
 from gpucast.onnx.backend import fold_casts
+from gpucast.quantization import RECIPES
 
 ROOT = Path(__file__).parents[2]
 
@@ -122,6 +123,26 @@ def test_the_table_of_types(capsys: pytest.CaptureFixture[str]) -> None:
         assert line.split()[0] == row.name
         assert cells.startswith(f"| {row.name} | {row.number or ''} | ")
     assert "2^-127" in next(line for line in plain if line.startswith("FLOAT8E8M0"))
+
+
+def test_recipes_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert len(table) == 1 + len(RECIPES)
+    assert main(["recipes", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["recipe"] for row in rows] == list(RECIPES)
+    assert main(["recipes", "DeepGEMM", "te-nvfp4", "--json"]) == 0
+    some = json.loads(capsys.readouterr().out)
+    wanted = [row for row in rows if "deepgemm" in row["library"].lower() or "te-nvfp4" in row["recipe"]]
+    assert some == wanted and 0 < len(some) < len(rows)
+    assert main(["recipes", "te-nvfp4"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("recipe        te-nvfp4\nlibrary       TransformerEngine\n")
+    assert max(map(len, printed.splitlines())) <= 100 and "\nsources       FLOAT" in printed
+    assert main(["recipes", "deepgemm", "nobody"]) == 1
+    out, error = capsys.readouterr()
+    assert not out and error.startswith("gpucast recipes: no recipe has 'nobody' in its name or library; libraries: ")
 
 
 def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -98,6 +98,21 @@ def test_the_summary_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
+def test_the_summary_line_tells_errors_and_what_is_no_number(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def line(**arrays: Any) -> str:
+        files.save("in.safetensors", {name: np.asarray(x, np.float32) for name, x in arrays.items()})
+        argv = ["in.safetensors", "out.safetensors", "--to", "BFLOAT16", "--overwrite", "--allow-loss"]
+        assert main(["convert", *argv]) == 0
+        return capsys.readouterr().out.strip().rpartition("bytes; ")[2]
+
+    # 1 + 2^-9 loses 2^-9: 10 log10((1 + 2^-9)^2 * 2^18) dB.
+    assert line(w=[1 + 2**-9]) == "SQNR 54.2 dB"
+    assert line(w=[1 + 2**-9], v=[1 + 2**-8]) == "SQNR 48.2 dB at worst, of 'v'"
+    assert line(w=[1, 2]) == "no error"
+    assert line(w=[np.nan, np.inf, -np.inf, 1]) == "1 result is NaN; 2 results are infinite"
+    assert line(w=[3.4e38, np.nan]) == "1 became infinite; 1 result is NaN"
+
+
 def test_bytes_that_are_left_alone_are_not_touched(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     odd: dict[str, Any] = {
         "c": np.arange(3) * 1j,
@@ -228,7 +243,8 @@ def test_the_bar_counts_every_byte(folder: Path, monkeypatch: pytest.MonkeyPatch
 
     @contextlib.contextmanager
     def bar(total: int, wanted: bool, stage: Any) -> Iterator[Any]:
-        assert (total, wanted) == (3 * 4 + 5 * 8 + 2, True)
+        # Once when they are cast, and once when they are verified.
+        assert (total, wanted) == (2 * (3 * 4 + 5 * 8 + 2), True)
 
         def advance(count: int) -> None:
             done.append(count)
@@ -242,7 +258,7 @@ def test_the_bar_counts_every_byte(folder: Path, monkeypatch: pytest.MonkeyPatch
         done.clear()
         stages.clear()
         assert main(["convert", "x.npz", out, "--to", "FLOAT8E5M2", "--scale", "none", "--verify"]) == 0
-        assert sum(done) == 3 * 4 + 5 * 8 + 2
+        assert sum(done) == 2 * (3 * 4 + 5 * 8 + 2)
         assert list(dict.fromkeys(stages)) == ["casting", "writing to the disk", "verifying", "publishing"]
 
 
@@ -252,3 +268,18 @@ def test_metadata_that_the_format_cannot_hold_is_named(folder: Path, capsys: pyt
     assert "metadata not kept, since the format of OUT has none: 'license'" in capsys.readouterr().out
     assert main(["convert", "x.safetensors", "y.safetensors", "--to", "FLOAT16"]) == 0
     assert "metadata" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
+def test_integers_below_one_byte_and_back(suffix: str, folder: Path) -> None:
+    """What gpucast's metadata describe is cast back without --include; indices and others' integers stay."""
+    x, ids = np.arange(-8, 8, dtype=np.float32).reshape(2, 8), np.arange(5, dtype=np.uint8)
+    gpucast.save(f"x{suffix}", {"x": x, "odd": x[:1, :3], "ids": ids})
+    for to in ("INT4", "INT2"):
+        options = ["--scale", "none", "--allow-loss", "--overwrite"]
+        assert main(["convert", f"x{suffix}", f"i{suffix}", "--to", to, *options]) == 0
+        assert main(["convert", f"i{suffix}", f"back{suffix}", "--to", "FLOAT", "--overwrite"]) == 0
+        back = gpucast.load(f"back{suffix}")
+        for name, one in (("x", x), ("odd", x[:1, :3])):
+            assert_same(back[name], gpucast.cast(gpucast.cast(one, to), "FLOAT"), gpucast.dtype("FLOAT"))
+        assert_same(back["ids"], ids, gpucast.dtype("UINT8"))

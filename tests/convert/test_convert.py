@@ -121,16 +121,17 @@ def test_patterns_choose(options: list[str], kinds: list[str], folder: Path) -> 
     assert [found[name].name for name in ("weight", "norm", "ids") if (found[name] is not None)] == kinds
 
 
-def test_few_bits_need_a_word_about_scales(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_few_bits_need_scales(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = {"w": np.ones(3, np.float32), "b": sample(dtype("FLOAT8E5M2"), (4,)), "n": np.ones(3, int)}
     files.save("in.safetensors", held)
     for to in ("FLOAT8E4M3FN", "INT8", "INT4", "FLOAT4E2M1"):
-        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", to)
+        message = failure(capsys, "in.safetensors", "out.safetensors", "--to", to, "--as-weights", "*")
         assert "'w' from FLOAT to" in message and "none: a plain cast" in message
-        assert convert("in.safetensors", "out.safetensors", "--to", to, "--scale", "none", "--allow-loss") == 0
+        plain = ["--scale", "none", "--allow-loss", "--as-weights", "*"]
+        assert convert("in.safetensors", "out.safetensors", "--to", to, *plain) == 0
     # Integers, booleans, unchanged types and wider types need no --scale.
     for options in (["--to", "INT8", "--include", "n"], ["--to", "BOOL"], ["--to", "FLOAT8E5M2", "--include", "b"]):
-        assert convert("in.safetensors", "out.safetensors", *options) == 0
+        assert convert("in.safetensors", "out.safetensors", *options, "--as-weights", "*") == 0
 
 
 def test_a_dry_run_tells_and_does_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,7 +209,10 @@ def test_shares_divide_the_work(
     assert set(load_folder(folder / "out")) == set(every)
     # A later process finds that everything is done, and does not change the report.
     assert main(["convert", *common, "--shard", "1/4"]) == 0
-    assert capsys.readouterr().out == "out: was written by another run of the same conversion\n"
+    assert (
+        capsys.readouterr().out
+        == "out: was written by another run of the same conversion; its bytes were not read: --verify does that\n"
+    )
     assert len(json.loads((folder / "report.json").read_text())["tensors"]) == 8
     assert convert("in", "out", "--to", "FLOAT16", "--shard", "1/4") == 1
     assert leftovers(folder, "in", "report.json") == ["out"]

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpucast
 from codes import assert_same
 from conversions import convert, header, model, numbers, save
 from gpucast import convert as conversion
@@ -163,6 +164,47 @@ def test_compressed_tensors_reads_mx_as_gpucast_does(to: str) -> None:
     found = compressor.decompress(stored, scheme)["weight"].to(torch.float32).numpy()
     # Codes of 8 bits are multiplied in BFLOAT16 there, which holds them.
     assert_same(found, files.load("back/model.safetensors")["l.weight"])
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("to", "scale"),
+    [
+        ("INT4", "block"),
+        ("INT8", "per-channel"),
+        ("FLOAT8E4M3FN", "per-tensor"),
+        ("FLOAT8E4M3FN", "per-channel"),
+        ("FLOAT8E4M3FN", "block"),
+        ("FLOAT8E4M3FN", "mx"),
+        ("FLOAT4E2M1", "mx"),
+    ],
+)
+def test_the_codes_are_those_that_compressed_tensors_gives(to: str, scale: str, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("compressed_tensors")
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+    from safetensors.torch import load_file
+
+    x = torch.from_numpy(numbers(256, 384)).to(getattr(torch, kind))
+    model({"l.weight": gpucast.cast(numbers(256, 384), "FLOAT" if kind == "float32" else "BFLOAT16")})
+    assert convert("in", "out", "--to", to, "--scale", scale, "--style", "compressed-tensors", "--verify") == 0
+    config = json.loads(Path("out/config.json").read_text())["quantization_config"]
+    scheme = QuantizationScheme.model_validate(config["config_groups"]["group_0"])
+    rows, columns = {"per-tensor": (256, 384), "per-channel": (1, 384), "mx": (1, 32)}.get(scale, (1, 128))
+    rows = 128 if (to, scale) == ("FLOAT8E4M3FN", "block") else rows
+    blocks = x.reshape(256 // rows, rows, 384 // columns, columns)
+    scales, zero = calculate_qparams(blocks.amin((1, 3)), blocks.amax((1, 3)), scheme.weights)
+    scales, zero = (part.reshape(1) if scale == "per-tensor" else part for part in (scales, zero))
+    state = {"weight": x, "weight_scale": scales, "weight_zero_point": zero}
+    compressor = BaseCompressor.get_value_from_registry(config["format"])
+    wanted = compressor.compress(state, scheme)
+    for name, found in load_file("out/model.safetensors").items():
+        own = wanted[name.removeprefix("l.")]
+        assert torch.equal(found.view(torch.uint8), own.to(found.dtype).view(torch.uint8)), name
 
 
 # ---- the config.json of a converted model ----

@@ -57,11 +57,15 @@ def blocks(shape: tuple[int, int], *grid: int) -> dict[str, Any]:
 SCALES: dict[str, tuple[dict[str, Any], str]] = {
     "without its weight": (
         {"l.weight_scale_inv": np.ones((1, 1), np.float32)},
-        "'l.weight_scale_inv' is named like a scale",
+        "'l.weight_scale_inv' is named like scales",
     ),
     "of a wide weight": ({"l.weight": numbers(4, 4), "l.weight_scale": np.ones(1)}, "'l.weight_scale' is named like"),
     "wrong shape": ({"l.weight": F8, "l.weight_scale": np.ones((5, 1), np.float32)}, "have (5, 1); expected one scale"),
-    "transposed": ({"l.weight": F8, "l.weight_scale": np.ones((1, 8), np.float32)}, "have (1, 8); expected one scale"),
+    "columns of a square": (
+        {"l.weight": F8[:, :6], "l.weight_scale": np.ones((1, 6), np.float32)},
+        "have (1, 6); expected one scale",
+    ),
+    "transposed": ({"l.weight": F8, "l.weight_scale": np.ones((1, 6), np.float32)}, "have (1, 6); expected one scale"),
     "too wide": ({"l.weight": F8, "l.weight_scale": np.ones(1)}, "its scales 'l.weight_scale' are F64"),
     "two kinds": (
         {"l.weight": F8, "l.weight_scale": ROWS[0], "l.weight_scale_inv": ROWS[0]},
@@ -105,15 +109,15 @@ SCALES: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "another name beside it": (
         {"l.weight": F8, "l.scale": np.ones((1, 1), np.float32)},
-        "tensor 'l.weight' is F8_E4M3, and 'l.scale' beside it may be its scales",
+        "tensor 'l.scale' lies beside codes, and is no weight",
     ),
     "another name within it": (
         {"l.weight": F8, "l.weight.my_scaling": np.ones((1, 1), np.float32)},
-        "'l.weight.my_scaling' beside it may be its scales",
+        "tensor 'l.weight.my_scaling' lies beside codes",
     ),
     "GPTQ": (
         {"l.qweight": np.ones((4, 4), np.int32), "l.scales": np.ones((4, 4), np.float16)},
-        "'l.scales' is named like",
+        "tensor 'l.qweight' is part of a weight by GPTQ, AWQ",
     ),
     "blocks of DeepSeek-V4, too many": (
         {"l.weight": DENSE, "l.scale": np.full((3, 3), 130, np.uint8).view(E8M0)},
@@ -139,6 +143,14 @@ SCALES: dict[str, tuple[dict[str, Any], str]] = {
     **{
         f"ComfyUI without {part}": (without(NVFP4, part), "l.weight") for part in ("l.weight_scale", "l.weight_scale_2")
     },
+    "ComfyUI's MXFP8 without whole tiles": (
+        {
+            "l.weight": np.ones((6, 32), E4M3),
+            "l.weight_scale": np.full((6, 1), 130, np.uint8),
+            "l.comfy_quant": np.frombuffer(b'{"format": "mxfp8"}', np.uint8),
+        },
+        "expected UINT8 (128, 4)",
+    ),
     "ComfyUI without whole tiles": (NVFP4 | {"l.weight_scale": np.ones((16, 4), E4M3)}, "l.weight"),
     # ModelOpt 0.47, INT8_SMOOTHQUANT_CFG and INT4_AWQ_CFG.
     "ModelOpt with scaled inputs": (
@@ -146,11 +158,17 @@ SCALES: dict[str, tuple[dict[str, Any], str]] = {
         "is for inputs times 'l.pre_quant_scale'",
     ),
     # torchao 0.18, flatten_tensor_state_dict; optimum-quanto 0.2.7.
-    "torchao": ({"l._weight_qdata": F8, "l._weight_scale": ROWS}, "'l._weight_scale' is named like a scale"),
-    "quanto": ({"l.weight._data": I8, "l.weight._scale": ROWS}, "'l.weight._scale' is named like a scale"),
+    "torchao": (
+        {"l._weight_qdata": F8, "l._weight_scale": ROWS},
+        "'l._weight_scale' is part of a weight by optimum-quanto or torchao",
+    ),
+    "quanto": (
+        {"l.weight._data": I8, "l.weight._scale": ROWS},
+        "'l.weight._scale' is part of a weight by optimum-quanto or torchao",
+    ),
     "ComfyUI's asym_w4a8_int8": (
         {"l.weight": I8, "l.weight_s_rel": F8, "l.weight_s_channel": np.ones(6, np.float32)},
-        "is named like a scale",
+        "is part of a weight by a form of ComfyUI",
     ),
 }
 
@@ -179,7 +197,6 @@ def test_codes_are_never_cast_as_if_they_had_no_scales(case: str, capsys: pytest
         (I8, ROWS, {"format": "int8_tensorwise", "convrot": True}),
         (I8, ROWS, {"format": "int8_tensorwise", "params": {"convrot": True}}),
         (I8, ROWS[:, 0], {"format": "convrot_w4a4"}),
-        (np.ones((6, 32), np.int8).view(E4M3), np.full((6, 1), 130, np.uint8), {"format": "mxfp8"}),
         (F8, np.float32(2), {"format": "float8_e5m2"}),
         (F8, np.float32(2), ["float8_e4m3fn"]),
         # Of which little is shown.
@@ -228,7 +245,7 @@ BLOCKED = {
 def block_sizes(size: Any) -> dict[str, Any]:
     """A model in blocks of 64x64, and what its config.json says of that."""
     held = {"l.weight": numbers(128, 128).astype(E4M3), "l.weight_scale_inv": np.ones((2, 2), np.float32)}
-    config = json.dumps({"quantization_config": {"weight_block_size": size}})
+    config = json.dumps({"quantization_config": {"quant_method": "fp8", "weight_block_size": size}})
     return {INDEX: GONE, "in/b.safetensors": GONE, FIRST: held, "in/config.json": config}
 
 
@@ -301,7 +318,7 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
     ({}, f"in out {HALF} --exclude w*", "no tensor matches --exclude 'w*'"),
     ({}, f"in out {HALF} --rule w*=keep", "no tensor matches --rule 'w*=keep'"),
     ({}, f"in out {HALF} --exclude *", "leave none of its 2 tensors to cast"),
-    # Few bits need a word about scales.
+    # Few bits need scales.
     ({}, "in out --to INT4", "'a' from FLOAT to INT4"),
     ({}, "in out --to FLOAT16 --rule b=FLOAT8E5M2", "give --scale"),
     # Scales that a type or a format lacks.
@@ -312,12 +329,12 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
     *(({}, f"{FIRST} out{end} --to INT8 --scale block", ".safetensors files alone") for end in (".npz", ".npy", ".pb")),
     (
         {FIRST: X | {"x.scales": ROWS}, INDEX: GONE},
-        "in out --to INT8 --scale block --include x",
+        "in out --to INT8 --scale block --include x --as-weights *",
         "two tensors would have the name 'x.scales'",
     ),
     (
         {FIRST: X, "in/b.safetensors": {"x.scales": ROWS}, INDEX: TWO},
-        "in out --to INT8 --scale block --include x",
+        "in out --to INT8 --scale block --include x --as-weights *",
         "two tensors would have the name 'x.scales', in 'a.safetensors' and 'b.safetensors'",
     ),
     ({}, "in out --to FLOAT4E2M1 --scale nvfp4 --scale-rule up", "expected 'amax'"),
@@ -356,7 +373,7 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
                 INDEX: GONE,
             },
             f"in out {BLOCKS} --style {style}",
-            "says that weights are quantized (special), and 'm.w_codes' (UINT8)",
+            "weights are quantized by 'special', which is not read here",
         )
         for style in ("gpucast", "deepseek", "compressed-tensors")
     ),
@@ -367,7 +384,7 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
     (block_sizes([128, 32]), "in out --to FLOAT", "for each block of 128x32 (config.json)"),
     ({"in/config.json": "["} | block_sizes(None) | {"in/config.json": "["}, "in out --to FLOAT", "no JSON object"),
     (
-        {FIRST: {"l.weight": F8, "m": ROWS}, "in/b.safetensors": {"l.weight_scale": ROWS * np.inf}, INDEX: GONE},
+        {FIRST: {"l.weight": F8, "m.weight": ROWS}, "in/b.safetensors": {"l.weight_scale": ROWS * np.inf}, INDEX: GONE},
         "in out --to BFLOAT16 --dry-run",
         "in/b.safetensors: 6 of the 6 scales 'l.weight_scale' are infinite or NaN",
     ),

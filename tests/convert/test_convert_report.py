@@ -342,36 +342,3 @@ def test_many_tensors_fold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "Shown are the 50 worst tensors of 60" in found.text and "60 tensors, the first 50" in found.text
     assert "60tensors left alone (960\u00a0B)" in found.text
     assert sum(tag == "details" and "open" not in attributes for tag, attributes in found.tags) == 2
-
-
-def test_a_difference_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    x = np.random.default_rng(2).normal(size=(64, 256)).astype(np.float32)
-    q = gpucast.quantize(x, "deepgemm")
-    files.save(str(tmp_path / "a.safetensors"), {"<b>.weight": x, "same": x, "one": x})
-    quantized = {"<b>.weight": q.data, "<b>.weight_scale_inv": q.scales, "same": x, "one": x[:2]}
-    files.save(str(tmp_path / "b.safetensors"), quantized)
-    paths = [str(tmp_path / f"{name}.safetensors") for name in "ab"]
-    assert main(["diff", *paths, "--html", str(tmp_path / "page.html"), "--json", "--no-progress"]) == 1
-    report = json.loads(capsys.readouterr().out)
-    found = drawn((tmp_path / "page.html").read_text("utf-8"))
-    rows = [row for row in found.rows if row]
-    assert [row[0] for row in rows[:3]] == ["oneshapes (64, 256) and (2, 256)", "<b>.weight", "same"]
-    recipes = " or ".join(
-        one["recipe"] for one in report["tensors"][0]["recipes"]["b"] if one["codes"] == one["scales"] == 0
-    )
-    assert recipes.startswith("deepgemm") and rows[1][7:] == [
-        f"{report['tensors'][0]['relative_error']:.3g}",
-        "–",
-        recipes,
-    ]
-    worst = report["tensors"][0]["worst"]
-    assert [row[:3] for row in rows[3:]] == [["<b>.weight", str(at), f"{error:.3g}"] for at, error in worst]
-    assert found.count("path", **{"class": "bar"}) == 3 and "2of 3 tensors differ" in found.text
-
-
-def test_a_page_that_cannot_be_written_stops_the_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a").touch()
-    assert main(["diff", str(tmp_path / "a"), "b", "--html", str(tmp_path / "a")]) == 1
-    assert "is read by the comparison" in capsys.readouterr().err
-    assert main(["diff", "a", "b", "--html", "nowhere/page.html"]) == 1
-    assert "nowhere/page.html" in capsys.readouterr().err

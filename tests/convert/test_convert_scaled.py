@@ -200,7 +200,7 @@ def styled(style: str, to: str, scale: str, rows: int, **config: Any) -> tuple[d
 
 def test_deepseek() -> None:
     # README_WEIGHTS.md of DeepSeek-V3: names, types, shapes and the entry of config.json.
-    found, written = styled("deepseek", "FLOAT8E4M3FN", "block", 256, quantization_config={"quant_method": "old"})
+    found, written = styled("deepseek", "FLOAT8E4M3FN", "block", 256, quantization_config={"quant_method": "fp8"})
     assert found == {"l.weight": ("F8_E4M3", [256, 256]), "l.weight_scale_inv": ("F32", [2, 2])}
     assert written == {
         "quantization_config": {

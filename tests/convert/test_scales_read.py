@@ -116,11 +116,31 @@ def comfyui(codes: Any, scale: Any, **format: Any) -> tuple[Held, Held]:
     return held, {"m.l.weight": codes.astype(np.float32) * scale}
 
 
+def columns(*shape: int, name: str) -> tuple[Held, Held]:
+    codes, scales = numbers(*shape).astype(E4M3), numbers(*shape[:-2], 1, shape[-1], seed=1)
+    return {name: codes, f"{name}_scale": scales}, {name: (codes.astype(np.float64) * scales).astype(np.float32)}
+
+
+def comfyui_mxfp8() -> tuple[Held, Held]:
+    """Its scales are in whole tiles of 128 rows of 4, as cuBLAS reads them: "Scaling Factors Layout" of 1D blocks."""
+    codes, scales = numbers(160, 96).astype(E4M3), powers(160, 3)
+    tiles = np.zeros(2 * 512, np.uint8)
+    for (row, column), scale in np.ndenumerate(scales.view(np.uint8)):
+        tiles[row // 128 * 512 + row % 32 * 16 + row % 128 // 32 * 4 + column] = scale
+    held = {"l.weight": codes, "l.weight_scale": tiles.reshape(256, 4), "l.comfy_quant": said(format="mxfp8")}
+    return held, {"l.weight": values(codes, scales, 32)}
+
+
 def older_comfyui(prefix: str) -> tuple[Held, Held]:
     """comfy/utils.py convert_old_quants."""
     held = {f"{prefix}{n}.{part}": x for n in "lm" for part, x in (("weight", F8), ("scale_weight", np.float32(2)))}
     wanted = {f"{prefix}{n}.weight": F8.astype(np.float32) * 2 for n in "lm"}
     return held | {f"{prefix}scaled_fp8": np.empty(0, E4M3)}, wanted
+
+
+def said_by_compressed_tensors(**weights: Any) -> Any:
+    group = {"targets": ["Linear"], "weights": {"type": "int", "dynamic": False, **weights}}
+    return {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": group}}
 
 
 V4 = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
@@ -139,7 +159,7 @@ READ: dict[str, tuple[tuple[Held, Held], Any]] = {
     "blocks of 32x32": (blocks((256, 96), 32, 32), {}),
     "ragged blocks of 128x128": (blocks((200, 200), 128, 128), {}),
     **{
-        f"{shape} in blocks of {block}": (blocks(shape, *block), {"weight_block_size": block})
+        f"{shape} in blocks of {block}": (blocks(shape, *block), {"quant_method": "fp8", "weight_block_size": block})
         for shape, block in (
             ((100, 200), (64, 64)),
             ((100, 200), (1, 128)),
@@ -150,15 +170,21 @@ READ: dict[str, tuple[tuple[Held, Held], Any]] = {
             ((40, 30), (64, 64)),
         )
     },
-    "compressed-tensors, int-quantized": (int_quantized(), {"quant_method": "compressed-tensors"}),
-    "ModelOpt, NVFP4": (modelopt_nvfp4(), {"quant_method": "modelopt"}),
-    "experts": (experts(), {"weight_block_size": [128, 128]}),
+    "compressed-tensors, int-quantized": (
+        int_quantized(),
+        said_by_compressed_tensors(num_bits=8, symmetric=False, strategy="channel"),
+    ),
+    "ModelOpt, NVFP4": (modelopt_nvfp4(), {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "experts": (experts(), {"quant_method": "fp8", "weight_block_size": [128, 128]}),
     "DeepSeek-V4": (deepseek_v4(), V4),
     "gpt-oss": (gpt_oss(), {"quant_method": "mxfp4"}),
     "transformers, exponents": (transformers_exponents(), {}),
     "ComfyUI, float8": (comfyui(F8, np.float32(2), format="float8_e4m3fn"), {}),
     "ComfyUI, int8": (comfyui(I8, np.float32(2), format="int8_tensorwise"), {}),
     "ComfyUI, int8 by rows": (comfyui(I8, ROWS, format="int8_tensorwise"), {}),
+    "columns": (columns(6, 8, name="l.weight"), {}),
+    "Llama 4": (columns(3, 260, 10, name="m.experts.gate_up_proj"), {"quant_method": "fbgemm_fp8"}),
+    "ComfyUI, MXFP8": (comfyui_mxfp8(), {}),
     "ComfyUI, older": (older_comfyui(""), {}),
     "ComfyUI, older, whole": (older_comfyui("model.diffusion_model."), {}),
 }
@@ -168,7 +194,7 @@ BESIDE = {
     "layer_scale": np.ones(3, np.float32),
     "norm.scale": np.ones(4, np.float32),
     "norm.weight": np.ones(4, np.float32),
-    "ids": np.arange(8).reshape(4, 2),
+    "position_ids": np.arange(8).reshape(4, 2),
 }
 
 
@@ -200,7 +226,7 @@ def test_formats_in_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:
         assert not file.metadata
     assert_same(files.load("out.safetensors")["m.l.weight"], F8.astype(np.float32) * 2)
     message = failure(capsys, "in.safetensors", "out.safetensors", "--to", "FLOAT", "--exclude", "m.l.*")
-    assert "cast all its weights, or none" in message
+    assert "cast all its weights (--rule '*=T'), or none" in message
     files.save("in.safetensors", older_comfyui("")[0])
     assert "has the mark" in failure(
         capsys, "in.safetensors", "x.safetensors", "--to", "FLOAT", "--exclude", "m.weight"
@@ -290,8 +316,11 @@ def test_our_own_style_damaged(capsys: pytest.CaptureFixture[str]) -> None:
     assert "has shape ()" in said(scalar, {**entry, "block": "axis", "axis": 0})
     empty = {"w": held["w"][:, :0], "w.scales": np.ones((4, 0), np.float32)}
     assert "has shape (4, 0)" in said(empty, entry)
-    gpucast.quantize(numbers(4, 256), "int8_128").save("saved.safetensors")
-    assert "Quantized.load" in failure(capsys, "saved.safetensors", "out.safetensors", "--to", "FLOAT")
+    # What gpucast.save writes is in this style.
+    q = gpucast.quantize(numbers(4, 256), "int8_128")
+    gpucast.save("saved.safetensors", {"w": q})
+    assert convert("saved.safetensors", "out.safetensors", "--to", "FLOAT") == 0
+    assert_same(files.load("out.safetensors")["w"], q.dequantize())
     # Metadata of a missing tensor is ignored.
     files.save("bad.safetensors", {"v": numbers(2, 2)}, {key: json.dumps(entry)})
     assert convert("bad.safetensors", "out.safetensors", "--to", "FLOAT16") == 0

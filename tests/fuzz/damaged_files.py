@@ -92,7 +92,7 @@ class Batch:
     def _read(self, path: Path) -> None:
         if path.name.startswith("quantized"):
             with contextlib.suppress(files.FileError):
-                gpucast.Quantized.load(str(path)).dequantize()
+                gpucast.load(path)["q"].dequantize()
         try:
             tensors = files.load(str(path))
             with files.TensorFile(str(path)) as file:

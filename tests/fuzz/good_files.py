@@ -71,7 +71,7 @@ def _pb() -> None:
 def _safetensors() -> None:
     files.save("several.safetensors", _several(), {"format": "pt"})
     weight = gpucast.quantize(np.outer(jobs.X, jobs.X[:64]), "float8e4m3fn_axis", axis=0)
-    gpucast.quantize(jobs.X.reshape(2, 100), "int4_zp_32").save("quantized.safetensors")
+    gpucast.save("quantized.safetensors", {"q": gpucast.quantize(jobs.X.reshape(2, 100), "int4_zp_32")})
     files.save("scaled.safetensors", {"l.weight": weight.data, "l.weight_scale": weight.scales})
 
 

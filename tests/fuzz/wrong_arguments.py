@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import decimal
 import fractions
 import inspect
+import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +57,19 @@ def _backward(dy: Any) -> Any:
     made = layers.Cast("FLOAT16")
     made.forward(x())
     return made.backward(dy)
+
+
+_FOLDER = tempfile.mkdtemp()
+atexit.register(shutil.rmtree, _FOLDER)
+
+
+def _file() -> str:
+    return os.path.join(_FOLDER, "x.safetensors")
+
+
+def _saved() -> str:
+    gpucast.save(_file(), {"a": x(), "q": quantized()})
+    return _file()
 
 
 _LIKE = {"like": np.zeros(1, np.float16)}
@@ -102,6 +119,11 @@ CALLS: dict[str, Call] = {
         gpucast.Quantized,
         lambda: {name: getattr(quantized(), name) for name in gpucast.Quantized.__dataclass_fields__},
     ),
+    "save": Call(
+        gpucast.save, lambda: {"path": _file(), "arrays": {"a": x(), "b": packed()}, "metadata": {"a": "b"}}, (OSError,)
+    ),
+    "save one": Call(lambda array: gpucast.save(_file(), {"a": array}), lambda: {"array": x()}),
+    "load": Call(gpucast.load, lambda: {"path": _saved(), "library": "numpy", "device": "cpu"}, (OSError,)),
     "Cast": Call(layers.Cast, lambda: {"to": "FLOAT16"}),
     "forward": Call(lambda x: layers.Cast("FLOAT16").forward(x), lambda: {"x": x()}),
     "backward": Call(_backward, lambda: {"dy": x()}),

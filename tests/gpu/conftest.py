@@ -13,6 +13,7 @@ from delayed_streams import TORCH
 from gpucast import PackedArray
 from gpucast.arrays import packed
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
+from gpucast.arrays.packed import LibraryPackedArray
 from gpucast.arrays.unowned import view_at
 from gpucast.casting import host_lists
 from gpucast.core.dtypes import dtype
@@ -64,10 +65,14 @@ def with_torch(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
         return y
 
     def there(x: Any) -> Any:
-        if isinstance(x, (PackedArray, np.ndarray)):
-            return from_array(x)
+        if isinstance(x, PackedArray) and not isinstance(x.data, np.ndarray):
+            y = from_array(PackedArray(on_host(x.data), x.dtype, x.shape))
+            return LibraryPackedArray(x.data, x.dtype, x.shape, "torch") if isinstance(y, PackedArray) else y
+        return from_array(x if isinstance(x, (PackedArray, np.ndarray)) else on_host(x))
+
+    def on_host(x: Any) -> np.ndarray:
         # By DLPack it would be on the device.
-        return torch.from_numpy(view_at(x.data.ptr, x.shape, None, dtype(x.dtype), None, x))
+        return view_at(x.data.ptr, x.shape, None, dtype(x.dtype), None, x)
 
     monkeypatch.setattr(tensors, "new", kept)
     monkeypatch.setattr(tensors, "from_array", there)

@@ -76,6 +76,20 @@ def test_both_results_with_given_scales(late: DelayedDriver) -> None:
         assert replayed(late, CUPY, "cupy", call) == [part for q in wanted for part in bytes_of(q)]
 
 
+@pytest.mark.peers
+def test_both_results_as_tensors(late: DelayedDriver, with_torch: None) -> None:
+    """They have one global scale, or one scale, which two tensors hold."""
+    for format in ("nvfp4", "float8e4m3fn_tensor"):
+        both = gpucast.quantize(Streams(late).new("torch", X), format, transpose="both")
+
+        def call(x: Any, both: Any = both, format: str = format) -> Any:
+            assert gpucast.quantize(x, format, transpose="both", out=both) is both
+            return [part for q in both for part in q.parts().values()]
+
+        wanted = gpucast.quantize(Y, format, transpose="both")
+        assert replayed(late, TORCH, "torch", call) == [part for q in wanted for part in bytes_of(q)]
+
+
 def test_a_first_call_that_would_allocate(late: DelayedDriver) -> None:
     x = Streams(late).new("cupy", X)
     q = gpucast.quantize(x, "int8_axis")

@@ -86,8 +86,11 @@ def _there_and_back(streams: Streams, library: str, format: str, **keywords: Any
 
 
 def _saved(streams: Streams, library: str, folder: Path) -> Any:
-    gpucast.files.save(str(folder / "x.npy"), {"x": streams.new(library, X)})
-    return gpucast.files.load(str(folder / "x.npy"))["x"]
+    x = streams.new(library, X)
+    held = {"x": x, "packed": gpucast.cast(x, "INT4"), "q": gpucast.quantize(x, "nvfp4")}
+    gpucast.save(folder / "x.safetensors", held)
+    back = gpucast.load(folder / "x.safetensors")
+    return back["x"], back["packed"].get(), str(back["q"]), *(part for part in back["q"].parts().values())
 
 
 def _selected(streams: Streams, library: str) -> Any:
@@ -185,7 +188,7 @@ def test_files(late: DelayedDriver, request: pytest.FixtureRequest, tmp_path: Pa
     if library == "torch":
         request.getfixturevalue("with_torch")
     check(late, lambda streams, library: _saved(streams, library, tmp_path), library)
-    assert gpucast.files.load(str(tmp_path / "x.npy"))["x"].tobytes() == X.tobytes()
+    assert gpucast.load(tmp_path / "x.safetensors")["x"].tobytes() == X.tobytes()
 
 
 def test_without_a_gpu_calls_say_why(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

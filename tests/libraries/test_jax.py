@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -230,3 +231,24 @@ def test_flags_of_gradients_need_values() -> None:
         jax.jit(lambda x: gpucast.cast_many([x], "FLOAT16", finite=np.ones(1, bool)))(jnp.ones(3, jnp.float32))
     with pytest.raises(TypeError, match="unscale: x is being traced by JAX and has no values"):
         jax.jit(lambda g: mixed.StaticLossScale(2.0).unscale(g)[0])(jnp.ones(3, jnp.float32))
+
+
+@pytest.mark.parametrize("name", ["mxfp8e4m3", "nvfp4", "int4_zp_32", "uint2_zp_64", "mxfp6e2m3"])
+def test_parts_of_a_quantized_array_are_of_jax(name: str) -> None:
+    x = np.random.default_rng(4).standard_normal((6, 128)).astype(np.float32)
+    q, wanted = gpucast.quantize(jnp.asarray(x), name), gpucast.quantize(x, name)
+    assert q.library == "jax" and q.format == wanted.format and repr(q) == repr(wanted)
+    for part, found in q.parts().items():
+        plain = getattr(wanted, part)
+        if plain.dtype in (dtype("FLOAT6E2M3"),):
+            assert isinstance(found, PackedArray) and found.data.tobytes() == plain.data.tobytes()
+        else:
+            assert isinstance(found, jax.Array)
+            plain = plain.get() if isinstance(plain, PackedArray) else plain
+            assert found.dtype == plain.dtype and np.asarray(found).tobytes() == plain.tobytes()
+    for again in (q, q.get(), pickle.loads(pickle.dumps(q)), gpucast.Quantized(**q.parts(), format=name)):
+        y = again.dequantize()
+        assert isinstance(y, jax.Array) and np.array_equal(np.asarray(y), wanted.dequantize())
+    with pytest.raises(ValueError, match="^quantize: out is a JAX array, which cannot be written"):
+        gpucast.quantize(x, name, out=q)
+    assert gpucast.quantize(jnp.asarray(x), name, out=wanted) is wanted

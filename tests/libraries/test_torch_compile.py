@@ -21,7 +21,7 @@ from gpucast import layers, mixed
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from gpucast.libraries import torch as gpucast_torch  # noqa: E402
+from gpucast.interop import torch as gpucast_torch  # noqa: E402
 
 pytestmark = pytest.mark.peers
 

@@ -17,7 +17,7 @@ from gpucast.core.dtypes import DTYPES, DType, dtype
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from gpucast.libraries import torch as gpucast_torch  # noqa: E402
+from gpucast.interop import torch as gpucast_torch  # noqa: E402
 
 pytestmark = pytest.mark.peers
 

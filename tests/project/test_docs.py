@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import doctest
 import importlib
 import re
@@ -73,7 +74,11 @@ def param(page: Path) -> Any:
 
 
 @pytest.mark.parametrize("page", [*map(param, SNIPPETS)])
-def test_snippets(page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snippets(
+    page: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Where pages save their files.
+    monkeypatch.chdir(tmp_path)
     for library in libraries(page):
         pytest.importorskip(library, reason=f"{library} is not installed")
     told: Any = contextlib.nullcontext()
@@ -157,6 +162,8 @@ def test_the_two_commands_are_real(monkeypatch: pytest.MonkeyPatch) -> None:
         assert f"\n{extra} = [" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
         assert all(Path(part).exists() for part in command if part.startswith(str(ROOT)))
     assert start.main([]) == 2 and start.main(["nonsense"]) == 2
+    # Warnings of pip are not the first thing that is read.
+    assert start._PIP.count("--quiet") == 2
 
 
 # ---- pages, comments and docstrings name modules and files that there are ----
@@ -210,3 +217,12 @@ def test_names_and_files_are_there() -> None:
         wrong += [f"{place}: {name}" for name in sorted(set(NAME.findall(text))) if not is_there(name)]
         wrong += [f"{place}: {file}" for file in sorted(set(FILE.findall(text))) if not (ROOT / file).exists()]
     assert not wrong, "\n".join(wrong)
+
+
+def test_the_columns_of_the_table_of_types_are_told() -> None:
+    """One line for each argument of `gpucast.DType`, in their order, with the value of a type."""
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\| (\w[^|]*) \| ([^|]*) \| ([^|]*) \|$", text, re.MULTILINE)
+    row = gpucast.dtype("FLOAT8E4M3FN")
+    columns = [str(getattr(row, one.name)) for one in dataclasses.fields(row) if one.init]
+    assert [value.strip("`") for name, _, value in lines if name != "Column"] == columns

@@ -12,7 +12,7 @@ import pytest
 
 import gpucast
 from gpucast.core.rule import CastRule
-from gpucast.quantization import Quantized, exact_hadamard, exact_quantize, recipes
+from gpucast.quantization import exact_hadamard, exact_quantize, recipes
 from gpucast.quantization.gpu.hadamard_source import HadamardSpec
 from gpucast.quantization.gpu.source import QuantizeSpec
 from host_driver import HostDriver, elements, installed, upload
@@ -179,8 +179,8 @@ def test_scales_of_a_result_are_written_in_place_only(driver: HostDriver) -> Non
 
 def test_files_and_layouts_keep_the_scales(tmp_path: Any) -> None:
     q = gpucast.quantize(numbers(64), "nvfp4", scale=SCALES, scale_layout="128x4")
-    q.save(str(tmp_path / "q.safetensors"))
-    again = Quantized.load(str(tmp_path / "q.safetensors"))
+    gpucast.save(tmp_path / "q.safetensors", {"q": q})
+    again = gpucast.load(tmp_path / "q.safetensors")["q"]
     assert same(again.global_scale, SCALES) and same(again.dequantize(), q.with_layout("linear").dequantize())
     with pytest.raises(ValueError, match="repack: q has a global scale for each row"):
         gpucast.quantization.repack(q.with_layout("linear"), "float8e4m3fn_1x128")

@@ -57,9 +57,18 @@ class Difference:
     scales: Count | None = None
     #: The root of the square of the difference over that of the first tensor's numbers; where both are finite.
     relative_error: float = 0.0
+    #: The largest difference of two numbers; infinite where one alone is no finite number.
+    largest: float = 0.0
     #: The rows of the first axis with the largest relative errors, and these.
     worst: tuple[tuple[int, float], ...] = ()
     problem: str = ""
+
+    @property
+    def sqnr_db(self) -> float | None:
+        """The ratio of the first tensor's numbers to the difference, in decibels; None where it is not finite."""
+        if not 0 < self.relative_error < math.inf:
+            return None
+        return -20 * math.log10(self.relative_error)
 
     @property
     def is_equal(self) -> bool:
@@ -86,6 +95,9 @@ def compared(name: str, a: Tensor, b: Tensor, advance: Callable[[int], object]) 
                 close = known & unequal & (np.minimum(np.abs(x), np.abs(y)) >= 2.0**53)
                 gap[close] = [p - q for p, q in _integers(one[close], other[close])]
             error = np.where(unequal, np.square(gap), 0)
+            found.largest = max(found.largest, float(np.abs(gap[unequal]).max(initial=0.0)))
+            if (unequal & ~known).any():
+                found.largest = math.inf
             power = np.square(np.where(known, x, 0))
         row = np.arange(start, start + x.size) // columns
         for totals, part in ((errors, error), (powers, power)):

@@ -123,6 +123,26 @@ def _holds(dst: DType, src: DType) -> bool:
     return specials and digits and dst.max >= src.max and dst.value(1) <= src.value(1)
 
 
+def special(y: Array, dst: DType) -> tuple[int, int]:
+    """How many elements of a type are NaN, and how many infinite."""
+    if not dst.is_float or dst.family == "string" or not (dst.has_nan or dst.has_inf):
+        return 0, 0
+    flat = y.reshape(-1)
+    found = (
+        None
+        if "fnuz" in dst.specials or dst.bits > 32
+        else look(flat.view(dst.code_numpy), dst.code_mask & ~dst.sign_code)
+    )
+    if found is not None and found[0] <= dst.max_code:
+        return 0, 0
+    nan = infinite = 0
+    for part in spans(flat.size, _BLOCK):
+        values = cast(flat[part], "DOUBLE")
+        if not np.isfinite(values).all():
+            nan, infinite = nan + int(np.isnan(values).sum()), infinite + int(np.isinf(values).sum())
+    return nan, infinite
+
+
 # ---- quantized pieces ----
 
 

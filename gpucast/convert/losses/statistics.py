@@ -117,14 +117,21 @@ class Errors:
     signal: float = 0.0
     noise: float = 0.0
     largest: float = 0.0
-    before: Histogram = field(default_factory=Histogram)
-    after: Histogram = field(default_factory=Histogram)
+    #: None where only the errors are asked for.
+    before: Histogram | None = None
+    after: Histogram | None = None
+
+    @staticmethod
+    def of(detail: str) -> Errors:
+        """For the `Detail` of a request."""
+        return Errors(before=Histogram(), after=Histogram()) if detail == "all" else Errors()
 
     def add(self, before: Array, after: Array) -> None:
         """Flat float64 values of equal sizes."""
         self.examined += before.size
-        self.before.add(before)
-        self.after.add(after)
+        if self.before is not None and self.after is not None:
+            self.before.add(before)
+            self.after.add(after)
         finite = np.isfinite(before) & np.isfinite(after)
         if not finite.all():
             before, after = before[finite], after[finite]
@@ -140,8 +147,9 @@ class Errors:
         for name in _SUMS:
             merge = max if name == "largest" else operator.add
             setattr(self, name, merge(getattr(self, name), getattr(other, name)))
-        self.before.join(other.before)
-        self.after.join(other.after)
+        for mine, others in ((self.before, other.before), (self.after, other.after)):
+            if mine is not None and others is not None:
+                mine.join(others)
 
     @property
     def mean_relative_error(self) -> float:
@@ -164,6 +172,9 @@ class Statistics:
 
     report: CastReport = field(default_factory=CastReport)
     errors: Errors | None = None
+    #: Results that are NaN, and that are infinite, whatever the sources were.
+    nan: int = 0
+    infinite: int = 0
 
     def examine(self, x: Array, y: Array, largest: float) -> None:
         """Add the errors of flat elements: before and after (of types that cast to DOUBLE), and the largest one."""
@@ -177,18 +188,19 @@ class Statistics:
     def join(self, other: Statistics) -> None:
         """Add the statistics of other elements, of the same kind."""
         self.report += other.report
+        self.nan, self.infinite = self.nan + other.nan, self.infinite + other.infinite
         if self.errors is not None and other.errors is not None:
             self.errors.join(other.errors)
 
     def as_record(self) -> dict[str, Any]:
         """The statistics for the journal; `from_record` restores them unchanged."""
-        record: dict[str, Any] = {"report": asdict(self.report)}
+        record: dict[str, Any] = {"report": asdict(self.report), "nan": self.nan, "infinite": self.infinite}
         if self.errors is not None:
             errors = self.errors
+            sides = {"before": errors.before, "after": errors.after}
             record["errors"] = {
                 **{name: getattr(errors, name) for name in _SUMS},
-                "before": errors.before.as_json(),
-                "after": errors.after.as_json(),
+                **{side: one.as_json() for side, one in sides.items() if one is not None},
             }
         return record
 
@@ -197,16 +209,18 @@ class Statistics:
         errors = None
         if "errors" in record:
             saved = record["errors"]
-            sides = [Histogram.from_json(saved[side]) for side in ("before", "after")]
+            sides = [Histogram.from_json(saved[side]) for side in ("before", "after") if side in saved]
             errors = Errors(*(saved[name] for name in _SUMS), *sides)
-        return Statistics(CastReport(**record["report"]), errors)
+        return Statistics(CastReport(**record["report"]), errors, record["nan"], record["infinite"])
 
     def as_json(self) -> dict[str, Any]:
         """The statistics for users' programs; infinite and unknown values are null."""
-        known = counts.as_json(self.report)
-        if self.errors is None:
-            return known
+        known = counts.as_json(self.report) | {"results_nan": self.nan, "results_infinite": self.infinite}
         errors = self.errors
+        if errors is None:
+            return known
+        if errors.before is None or errors.after is None:
+            return known | {"sqnr_db": errors.sqnr_db}
         return known | {
             "examined": errors.examined,
             "mean_relative_error": _finite(errors.mean_relative_error),

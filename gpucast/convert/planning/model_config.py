@@ -6,34 +6,34 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from gpucast.convert.planning.plan import FilePlan
 from gpucast.convert.planning.tensor_plan import Request, TensorPlan
 from gpucast.convert.scales import config_json, scale_styles, scaling
-from gpucast.convert.scales.config_json import ENTRIES, NAME, document_of
+from gpucast.convert.scales.config_json import ENTRIES, NAME, OTHERS, document_of
+from gpucast.convert.scales.declared import Declared
 from gpucast.files import FileError
 
-#: Older versions of ModelOpt describe quantized weights here. vLLM reads it if config.json says nothing of them.
-_OLDER = "hf_quant_config.json"
 #: The keys of a config.json for the type of the weights, and its names of types. The older name comes first.
 _DTYPES = ("torch_dtype", "dtype")
 _TORCH = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOUBLE": "float64"}
 #: What DeepSeek-V4 calls the type of its experts' codes; vLLM reads it beside the quantization_config.
 _EXPERTS = "expert_dtype"
-#: The types of tensors that hold codes.
-_CODES = ("UINT8", "INT8", "INT32", "FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT4E2M1")
 #: The part of an expert's tensor name that follows the name of its layer.
 _EXPERT = re.compile(r"(?<=\.experts)\.\d+\..*")
 
 
-def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: str) -> dict[str, str]:
-    """Names and texts of the config.json files that must change.
+def texts(
+    planned: Sequence[FilePlan], request: Request, has_index: bool, path: str
+) -> tuple[dict[str, str], frozenset[str]]:
+    """Names and texts of the config.json files that must change, and the names of files that are no longer true.
 
     FileError where a loader would have no way to learn of the scales.
     """
     changed: dict[str, str] = {}
+    stale: set[str] = set()
     folders = dict.fromkeys(os.path.dirname(file.name) for file in planned)
     for folder in folders:
         in_folder = [file for file in planned if os.path.dirname(file.name) == folder]
@@ -55,33 +55,29 @@ def texts(planned: Sequence[FilePlan], request: Request, has_index: bool, path: 
         if kept and (configured or (config is not None and dequantized)):
             raise FileError(
                 f"{path}: {kept[0]!r} is kept with its scales, and other weights get new ones or lose theirs, which "
-                f"{NAME} cannot tell; cast them all, or none"
+                f"{NAME} cannot tell; cast them all, or none: --rule '{kept[0]}=T' casts it, too, to a type T"
             )
-        unread = [tensor for tensor in tensors if _may_be_codes(tensor) and tensor.name not in kept]
-        if quantized and unread and config is not None and (method := _method(config)) is not None:
-            raise FileError(
-                f"{path}: {NAME} says that weights are quantized ({method}), and {unread[0].name!r} ({unread[0].kind}) "
-                f"may hold their codes, in a form that is not known here; scales for others would leave {NAME} wrong"
-            )
+        # What nothing bears out any more goes, whoever said it: loaders would take weights for codes.
+        is_stale = bool(dequantized) or (not kept and any(tensor.dtype is not None for tensor in tensors))
+        if is_stale or configured:
+            stale |= {file.name for file in in_folder if os.path.basename(file.name) in OTHERS}
         if configured:
             if config is None:
                 raise FileError(
                     f"{path}: --style {request.style} needs the model's config.json, in which loaders look for the "
                     "scales; convert the folder that has it"
                 )
-            changed[config.name] = _text(config, _quantization(quantized, tensors, request, path))
-        elif config is not None and not quantized:
-            text = _of_numbers(config, tensors, bool(dequantized))
+            section = _quantization(quantized, tensors, request, path)
+            cache = Declared(os.path.dirname(config.path)).cache
+            if cache is not None and any(file.scales.carried for file in in_folder):
+                section["kv_cache_scheme"] = cache
+            changed[config.name] = _text(config, section)
+        elif config is not None:
+            if dequantized and document_of(config.path) is None:
+                raise FileError(f"{config.path}: is no JSON object, and what it says of quantization must change")
+            text = _of_numbers(config, tensors, is_stale, bool(quantized))
             changed |= {} if text is None else {config.name: text}
-        elif config is not None and dequantized:
-            changed[config.name] = _text(config, None)
-    return changed
-
-
-def is_stale(file: FilePlan, changed: Collection[str]) -> bool:
-    """Whether a file describes quantized weights that are gone according to a `changed` config.json of its folder."""
-    folder, name = os.path.split(file.name)
-    return name == _OLDER and os.path.join(folder, NAME) in changed
+    return changed, frozenset(stale)
 
 
 def _is_scaled(tensor: TensorPlan) -> bool:
@@ -112,34 +108,25 @@ def _quantization(
     return scale_styles.config(request.style, format, sorted(kept), has_head)
 
 
-def _may_be_codes(tensor: TensorPlan) -> bool:
-    return tensor.dtype is None and len(tensor.shape) > 1 and tensor.kind in _CODES
-
-
-def _method(config: FilePlan) -> str | None:
-    """The name of the quantization in a config.json, or None."""
-    document = document_of(config.path) or {}
-    entries = [document[entry] for entry in ENTRIES if isinstance(document.get(entry), dict)]
-    return str(entries[0].get("quant_method", entries[0].get("format", "?"))) if entries else None
-
-
-def _of_numbers(config: FilePlan, tensors: Sequence[TensorPlan], dequantized: bool) -> str | None:
-    """The config.json for weights without scales, or None if it stays unchanged.
+def _of_numbers(config: FilePlan, tensors: Sequence[TensorPlan], is_stale: bool, is_quantized: bool) -> str | None:
+    """The config.json for weights of which it says nothing, or None if it stays unchanged; `is_stale`: without what it
+    says of quantization.
 
     transformers takes a model's type from its config.json, not from its weights.
     """
     document = document_of(config.path)
+    if document is None:
+        return None
     sizes: dict[str, int] = {}
     for tensor in tensors:
         kind = tensor.kind if tensor.dtype is None else tensor.dtype.name
         if kind in _TORCH:
             sizes[kind] = sizes.get(kind, 0) + math.prod(tensor.shape)
-    is_cast = any(tensor.dtype is not None and tensor.dtype.name in _TORCH for tensor in tensors)
     typed = document
-    if document is not None and is_cast:
+    if not is_quantized and any(tensor.dtype is not None and tensor.dtype.name in _TORCH for tensor in tensors):
         typed = _with_dtype(document, _TORCH[max(sizes, key=lambda kind: sizes[kind])])
-    if dequantized:
-        return _text(config, None, typed)
+    if is_stale:
+        typed = config_json.without_sections(typed, (_EXPERTS,))
     return None if typed == document else config_json.dumps(typed) + "\n"
 
 
@@ -163,15 +150,13 @@ def _is_of_experts(tensor: TensorPlan) -> bool:
     return len(tensor.shape) == 3 and ".experts." in tensor.name
 
 
-def _text(file: FilePlan, quantization: dict[str, Any] | None, document: dict[str, Any] | None = None) -> str:
-    """The document with `quantization` as its quantization_config; None removes the entry."""
-    document = document_of(file.path) if document is None else document
+def _text(file: FilePlan, quantization: dict[str, Any]) -> str:
+    """The document with `quantization` as its quantization_config, and no other one."""
+    document = document_of(file.path)
     if document is None:
         raise FileError(f"{file.path}: is no JSON object, and its quantization_config must change")
-    kept = {key: value for key, value in document.items() if key not in (*ENTRIES, _EXPERTS)}
-    if quantization is not None:
-        if _EXPERTS in document and quantization["quant_method"] == "fp8":
-            # Without it vLLM takes the experts of DeepSeek-V4 for pairs of FLOAT4E2M1.
-            kept[_EXPERTS] = "fp8"
-        kept |= {ENTRIES[0]: quantization}
-    return config_json.dumps(kept) + "\n"
+    kept = config_json.without_sections(document, (_EXPERTS,))
+    if _EXPERTS in document and quantization["quant_method"] == "fp8":
+        # Without it vLLM takes the experts of DeepSeek-V4 for pairs of FLOAT4E2M1.
+        kept[_EXPERTS] = "fp8"
+    return config_json.dumps(kept | {ENTRIES[0]: quantization}) + "\n"

@@ -19,8 +19,9 @@ from gpucast.convert.planning.plan import ConversionPlan, FilePlan, Identity
 from gpucast.convert.planning.sources import SUFFIX, Index, Source, SourceFile, find
 from gpucast.convert.planning.tensor_plan import Request, TensorPlan, TensorPlanner, into_model, scaled_storage
 from gpucast.convert.scales import comfyui, config_json, scale_styles, scaling
+from gpucast.convert.scales.companions import Fate
 from gpucast.convert.scales.detect import Catalogue
-from gpucast.convert.scales.per_file import FileScales, scales_by_file
+from gpucast.convert.scales.per_file import Decisions, FileScales, scales_by_file
 from gpucast.convert.scales.scale_styles import ENTRY, described_by
 from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
 from gpucast.files.onnx_model import Model
@@ -147,6 +148,10 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
         raise FileError(f"{path}: --style {request.style} is a way to store scales; give --scale")
     if source.merged and request.style in scale_styles.CONFIGURED:
         raise FileError(f"{target}: --style {request.style} needs a config.json beside the weights; name a folder")
+    if request.choice.drop and any(into_model(item.path) for item in source.items):
+        raise FileError(
+            f"{path}: --drop is for tensors of checkpoints; the graph of a model needs all its initializers"
+        )
     # Taken before the files are read, so that any later change is noticed.
     known = {item.path: Identity.of(item.path) for item in source.items}
     scales = file_scales(source, request)
@@ -177,8 +182,8 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     elif request.shard_size is not None:
         written, indexes = _in_shards(kept, source, request.shard_size)
     dropped += [key for file in written for key in _lost_metadata(file)]
-    configs = model_config.texts(kept, request, bool(indexes), path)
-    written = [file for file in written if file.name not in configs and not model_config.is_stale(file, configs)]
+    configs, stale = model_config.texts(kept, request, bool(indexes), path)
+    written = [file for file in written if file.name not in configs and file.name not in stale]
     return ConversionPlan(
         path,
         target,
@@ -307,7 +312,14 @@ def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
         dtype = request.choice.target(tensor)
         return dtype is not None and not isinstance(scaled_storage(tensor, dtype, request, source.path), str)
 
-    return scales_by_file(catalogue, is_cast, request.choice.asked_for, request.choice.excludes)
+    choice = request.choice
+    carried: frozenset[Fate] = frozenset({"cache"} if request.style == "compressed-tensors" else ())
+    return scales_by_file(
+        catalogue,
+        Decisions(
+            is_cast, choice.asked_for, choice.excludes, choice.keeps, choice.drops, choice.takes_for_weight, carried
+        ),
+    )
 
 
 def _check_unique(specs: Sequence[Spec], out: str) -> None:

@@ -25,6 +25,8 @@ SUFFIXES = (".safetensors", ".npz", ".npy", MODEL)
 _MERGED = ".safetensors"
 #: Files of PyTorch, which may run a program when they are read.
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_GGUF = ".gguf"
+_NO_GGUF = "holds GGUF (llama.cpp), whose blocks are not read here; convert the checkpoint that it was made from"
 _ADVICE = (
     "holds weights as PyTorch pickles them, which are not read here; save them as .safetensors first "
     "(safetensors.torch.save_file, or save_pretrained of transformers)"
@@ -124,6 +126,8 @@ def find(path: str, target: str, in_shards: bool = False) -> Source:
         raise FileError(f"{path}: is no regular file")
     if path.lower().endswith(_PICKLED):
         raise FileError(f"{path}: {_ADVICE}")
+    if path.lower().endswith(_GGUF):
+        raise FileError(f"{path}: {_NO_GGUF}")
     if in_shards:
         if not path.endswith(_MERGED):
             raise FileError(f"{path}: --shard-size is for {_MERGED} files; convert it to one first")
@@ -178,6 +182,8 @@ def _folder(path: str, target: str) -> Source:
         if "pytorch_model" in pickled and pickled.endswith(_PICKLED):
             raise FileError(f"{item.path}: {_ADVICE}, or remove it")
         items.append(item)
+    if not any(item.tensors for item in items) and any(item.name.lower().endswith(_GGUF) for item in items):
+        raise FileError(f"{path}: {_NO_GGUF}")
     if not any(item.tensors for item in items):
         raise FileError(f"{path}: has no file of {', '.join(SUFFIXES)}")
     _check_names([item.name for item in items] + [name for name, _ in indexes], path)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpucast import files
-from gpucast.convert.scales import scale_styles, scaling
+from gpucast.convert.scales import companions, scale_styles, scaling
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.per_file import FileScales, read_as_numbers
 from gpucast.convert.scales.repack import Repacked, Rescaled, keeps_values
@@ -17,13 +17,14 @@ from gpucast.convert.scales.scaling import FusedGroup, Scaled
 from gpucast.convert.scales.stored import Stored
 from gpucast.convert.streaming.pieces import tensor_seed
 from gpucast.core.dtypes import DType
+from gpucast.core.dtypes.lookup import UNLIKE
 from gpucast.core.fused_ops import Random, resolve_random
 from gpucast.core.rule import Options, resolve
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 from gpucast.files.tensor import StoredTensor
 from gpucast.quantization.formats import ScaleRule
 
-Detail = Literal["counts", "errors", "all"]
+Detail = Literal["errors", "all"]
 
 
 @dataclass(frozen=True)
@@ -52,22 +53,34 @@ class Choice:
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
     rules: Sequence[SelectionRule] = ()
+    #: What becomes of tensors beside codes: kept as they are, left out, or taken for plain numbers.
+    keep: Sequence[str] = ()
+    drop: Sequence[str] = ()
+    as_weights: Sequence[str] = ()
 
     def target(self, tensor: Tensor, alone: bool = False) -> DType | None:
         """The type that a tensor is cast to; None if it is kept."""
-        if _any(self.exclude, tensor.name):
+        if _any((*self.exclude, *self.keep), tensor.name):
             return None
         for rule in self.rules:
             if fnmatch.fnmatchcase(tensor.name, rule.pattern):
                 return rule.dtype
         if self.include:
             return self.to if _any(self.include, tensor.name) else None
-        floating = tensor.dtype is not None and tensor.dtype.is_float
-        return self.to if floating or alone else None
+        return self.to if alone or _holds_numbers(tensor) else None
 
     def excludes(self, name: str) -> bool:
         """Whether a pattern of `exclude` matches."""
         return _any(self.exclude, name)
+
+    def keeps(self, name: str) -> bool:
+        return _any(self.keep, name)
+
+    def drops(self, name: str) -> bool:
+        return _any(self.drop, name)
+
+    def takes_for_weight(self, name: str) -> bool:
+        return _any(self.as_weights, name)
 
     def asked_for(self, tensor: Tensor, alone: bool = False) -> bool:
         """Whether the tensor was chosen by name, or as the only one, and not just because it is floating."""
@@ -78,10 +91,13 @@ class Choice:
 
     def check(self, names: Sequence[str], cast: bool, path: str, why: str) -> None:
         """FileError if a pattern matches no tensor, or if nothing is cast; `why` gives reasons, if any."""
+        if not names and path.lower().endswith(files.MODEL):
+            raise FileError(f"{path}: the model has no initializers, and no Constant that is a weight: nothing to cast")
         if not names:
             raise FileError(f"{path}: holds no tensors")
         options = [("--include", pattern, pattern) for pattern in self.include]
-        options += [("--exclude", pattern, pattern) for pattern in self.exclude]
+        for option in ("exclude", "keep", "drop", "as_weights"):
+            options += [(f"--{option.replace('_', '-')}", pattern, pattern) for pattern in getattr(self, option)]
         options += [("--rule", str(rule), rule.pattern) for rule in self.rules]
         for option, value, pattern in options:
             if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
@@ -94,6 +110,12 @@ class Choice:
         if self.include or self.exclude or self.rules:
             raise FileError(f"{path}: --include, --exclude and --rule leave none of its {len(names)} tensors to cast")
         raise FileError(f"{path}: none of its {len(names)} tensors is of a floating type; give --include")
+
+
+def _holds_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor is of a floating type, or a plain cast of gpucast. Other integers may be indices, and codes of
+    other programs have scales."""
+    return tensor.dtype is not None and (tensor.dtype.is_float or companions.is_plain_cast(tensor))
 
 
 def _any(patterns: Iterable[str], name: str) -> bool:
@@ -137,8 +159,8 @@ class Request:
     attributes: Mapping[str, Any]
     scale: str | None = None
     source_dtype: DType | None = None
-    #: What is computed for each tensor: counts of losses, also the largest error, or everything that a report shows.
-    detail: Detail = "counts"
+    #: What is computed for each tensor: counts of losses and errors, or everything that a report shows.
+    detail: Detail = "errors"
     #: How scales are stored: one of `gpucast.convert.scales.scale_styles.STYLES`; None where nobody said.
     asked_style: str | None = None
     #: For stochastic rounding. Each tensor gets its own seed, derived from this one.
@@ -200,6 +222,7 @@ class TensorPlanner:
         self.tensors = read_as_numbers(self.tensors, scales, file.path)
         self._alone = alone and len(self.tensors) == 1
         self._fixed = file.model.inputs if file.model is not None else set()
+        self._no_weights = {} if file.model is None else {name: why for name, why in file.model.weights.items() if why}
         self._metadata = file.metadata
         self._stored: dict[str, Stored] | None = None
         #: Whether a tensor keeps all its values, where that has been found out.
@@ -259,8 +282,17 @@ class TensorPlanner:
         return self._stored
 
     def _target(self, tensor: Tensor) -> DType | None:
-        is_kept = tensor.name in self._scales.kept or (self._request.repack and not isinstance(tensor, Dequantized))
-        return None if is_kept else self._request.choice.target(tensor, self._alone)
+        is_kept = tensor.name in self._scales.kept or tensor.name in self._scales.carried
+        is_kept |= self._request.repack and not isinstance(tensor, Dequantized)
+        choice = self._request.choice
+        is_kept |= self._why_no_weight(tensor) != ""
+        return None if is_kept else choice.target(tensor, self._alone)
+
+    def _why_no_weight(self, tensor: Tensor) -> str:
+        """Why a floating initializer of a model is not cast, unless its name was chosen."""
+        is_chosen = self._request.choice.asked_for(tensor) or self._request.choice.takes_for_weight(tensor.name)
+        is_float = tensor.dtype is not None and tensor.dtype.is_float
+        return "" if is_chosen or not is_float else self._no_weights.get(tensor.name, "")
 
     def _checked_target(self, tensor: Tensor, out: str) -> tuple[DType | None, str]:
         """The type to cast a tensor to, or None to keep it. The text is the reason for keeping a tensor that was
@@ -269,13 +301,17 @@ class TensorPlanner:
         choice = self._request.choice
         dtype = self._target(tensor)
         if dtype is None:
-            return None, ""
+            return None, self._why_no_weight(tensor)
         if into_model(out) and tensor.name in self._fixed and not choice.asked_for(tensor):
             return None, ""
         if tensor.dtype is None:
+            # NumPy's void is what it saves for types that it lacks.
+            is_raw = not tensor.kind.lstrip("<>").startswith(("f", "c", "O"))
+            way = "give --from T if these are raw elements of a type T, or leave it out" if is_raw else "leave it out"
+            long = f" (longdouble: {UNLIKE['longdouble']})" if tensor.kind.endswith("f16") else ""
             raise FileError(
-                f"{self._path}: tensor {tensor.name!r} has type {tensor.kind}, which Cast does not take; "
-                "give --from T if these are raw elements of a type T, or leave it out with --exclude"
+                f"{self._path}: tensor {tensor.name!r} has type {tensor.kind}{long}, which Cast does not take; "
+                f"{way} with --exclude"
             )
         resolve(
             tensor.dtype, dtype, Options(**self._request.attributes, caller=f"{self._path}: tensor {tensor.name!r}")
@@ -292,7 +328,15 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
     """As `scaling.scaled_storage`, with the options of the request."""
     asked_for = request.choice.asked_for(tensor)
     return scaling.scaled_storage(
-        tensor, dtype, request.scale, request.style, request.attributes, path, asked_for, request.scale_rule
+        tensor,
+        dtype,
+        request.scale,
+        request.style,
+        request.attributes,
+        path,
+        asked_for,
+        request.scale_rule,
+        request.repack,
     )
 
 

@@ -74,7 +74,10 @@ def total(outcome: Outcome) -> dict[str, Any]:
         "bytes_in": sum(result.plan.bytes_in for result in results),
         "bytes_out": sum(result.bytes_out for result in results),
     }
-    return sizes | _known(counts.as_json(report), outcome.plan)
+    special = {
+        f"results_{name}": sum(getattr(result.statistics, name) for result in results) for name in ("nan", "infinite")
+    }
+    return sizes | counts.as_json(report) | special
 
 
 def _tensor(plan: ConversionPlan, result: Result) -> dict[str, Any]:
@@ -88,14 +91,7 @@ def _tensor(plan: ConversionPlan, result: Result) -> dict[str, Any]:
         "bytes_out": result.bytes_out,
         **({"lossless": True} if result.plan.lossless else {}),
     }
-    return entry | _known(result.statistics.as_json(), plan)
-
-
-def _known(counts: dict[str, Any], plan: ConversionPlan) -> dict[str, Any]:
-    if plan.request.detail == "counts":
-        # It was not computed.
-        counts.pop("max_relative_error")
-    return counts
+    return entry | result.statistics.as_json()
 
 
 def _left_alone(plan: ConversionPlan, file: FilePlan, tensor: TensorPlan) -> dict[str, Any]:

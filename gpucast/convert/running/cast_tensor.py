@@ -93,9 +93,12 @@ class Casting:
         self, start: int, part: Tensor, positioned: PositionedWriter | None
     ) -> tuple[int, Statistics, list[Array]]:
         """Cast a part. Returns its elements, what they lost, and the result if it is not written yet."""
-        told, casts = Statistics(errors=Errors() if self.request.detail == "all" else None), list[Array]()
-        if positioned is not None and (lost := self._passed_on(start, part, positioned)) is not None:
-            told.report = lost
+        told, casts = Statistics(errors=Errors.of(self.request.detail)), list[Array]()
+        if positioned is not None and (passed := self._passed_on(start, part, positioned)) is not None:
+            told.report, stats = passed
+            if stats.largest > self.dtype.max_code:
+                for x in part.chunks(self._limit(part)):
+                    self._note_special(told, self._cast(x, start)[0])
             for run in self._examined(start, part.size):
                 some = part.part(run.start, run.stop - run.start)
                 assert some is not None, "the file was read at a place"
@@ -105,6 +108,8 @@ class Casting:
         for x in part.chunks(self._limit(part)):
             y, found = self._cast(x, start)
             told.report += self._lost(x, y, found)
+            if found is None or found.largest > self.dtype.max_code:
+                self._note_special(told, y)
             for run in self._examined(start, x.size):
                 self._examine(told, x[run], y[run])
             if positioned is None:
@@ -116,7 +121,11 @@ class Casting:
 
     def _examined(self, start: int, size: int) -> Iterator[slice]:
         """The elements of a part whose errors are computed, as slices of the part."""
-        return iter(()) if self.request.detail == "counts" else runs(self.tensor.size, start, size)
+        return runs(self.tensor.size, start, size)
+
+    def _note_special(self, told: Statistics, y: Array) -> None:
+        nan, infinite = counts.special(y, self.dtype)
+        told.nan, told.infinite = told.nan + nan, told.infinite + infinite
 
     def _examine(self, told: Statistics, x: Array, y: Array) -> None:
         if self.request.seed is not None:
@@ -125,7 +134,7 @@ class Casting:
             report = cast_report(x, self.dtype, **self.request.attributes)
         told.examine(x, y, report.max_relative_error)
 
-    def _passed_on(self, start: int, part: Tensor, positioned: PositionedWriter) -> CastReport | None:
+    def _passed_on(self, start: int, part: Tensor, positioned: PositionedWriter) -> tuple[CastReport, CastStats] | None:
         """Cast a part from file to file in one call and return what was lost. None if that is impossible, or counts
         nothing.
         """
@@ -144,7 +153,8 @@ class Casting:
         lost = counts.of_stats(found, part.size, rule.src, rule.dst, self.request.attributes)
         if lost is not None:
             positioned.note(rule.dst.nbytes(part.size), total)
-        return lost
+            return lost, found
+        return None
 
     def _counted(self) -> CountedCast | None:
         """Count losses as `gpucast.host.files.counted` does."""

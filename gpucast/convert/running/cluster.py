@@ -115,7 +115,7 @@ def _convert(client: Any, plan: ConversionPlan, options: Options, outcome: Outco
             resumed, verified = _result(future, file)
             outcome.resumed += resumed
             outcome.verified += verified
-            advance(file.bytes_in)
+            advance(file.bytes_in * (1 + options.verifies(file)))
     finally:
         if unfinished:
             with contextlib.suppress(Exception):

@@ -80,8 +80,12 @@ class Options:
             mine = self.share.of([file.bytes_in for file in plan.files])
         return [plan.files[index] for index in sorted(mine)]
 
-    def bytes_of(self, plan: ConversionPlan) -> int:
-        return sum(file.bytes_in for file in self.files_of(plan))
+    def work_of(self, plan: ConversionPlan) -> int:
+        """The bytes that `Advance` is told: those of the source, and once more those that are verified."""
+        return sum(file.bytes_in * (1 + self.verifies(file)) for file in self.files_of(plan))
+
+    def verifies(self, file: FilePlan) -> bool:
+        return self.verify is not None and file.tensors is not None
 
 
 @dataclass

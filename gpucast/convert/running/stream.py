@@ -122,7 +122,8 @@ class Stream:
         self.begin("verifying")
         _check_unchanged(file)
         name = plan.target if plan.single else os.path.join(plan.target, file.name)
-        return verify(written, file, plan, self.options.verify == "all", name)
+        everything = self.options.verify == "all"
+        return verify(written, file, plan, everything, name, self._prefetcher, self._advance)
 
     # ---- the tensors of a file ----
 
@@ -172,7 +173,7 @@ class Stream:
     ) -> dict[str, Any]:
         """Write the result of a tensor, and return its record."""
         request = self._plan.request
-        statistics = Statistics(errors=Errors() if request.detail == "all" else None)
+        statistics = Statistics(errors=Errors.of(request.detail))
         scaled = None if plan.dtype is None else planner.scaled(tensor)
         if plan.dtype is None:
             (spec,) = specs
@@ -180,14 +181,16 @@ class Stream:
             statistics.errors = None
         elif scaled is not None:
 
-            def observe(report: CastReport, examined: list[tuple[Array, Array, float]]) -> None:
+            def observe(
+                report: CastReport, examined: list[tuple[Array, Array, float]], special: tuple[int, int]
+            ) -> None:
                 statistics.report += report
+                statistics.nan, statistics.infinite = statistics.nan + special[0], statistics.infinite + special[1]
                 for before, after, largest in examined:
                     statistics.examine(before, after, largest)
                 self._advance(tensor.nbytes * report.elements // max(1, tensor.size))
 
-            detailed = request.detail != "counts"
-            scaled.write(writer.write, observe, self._prefetcher, self.options.device, detailed)
+            scaled.write(writer.write, observe, self._prefetcher, self.options.device)
         else:
 
             def observe_part(size: int, lost: Statistics) -> None:

@@ -4,14 +4,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from functools import lru_cache
 
 import numpy as np
 
 from gpucast.convert.planning.plan import ConversionPlan, FilePlan
 from gpucast.convert.planning.planner import opened
 from gpucast.convert.planning.tensor_plan import Request, TensorPlan
-from gpucast.core.rule import Options, resolve
+from gpucast.convert.running.intervals import Intervals
+from gpucast.convert.streaming.prefetch import Prefetcher
+from gpucast.core.dtypes import DType
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import Array, StoredTensor
 from gpucast.reference import exact_cast
@@ -20,14 +26,24 @@ from gpucast.reference import exact_cast
 _PIECE, _SAMPLE = 1 << 20, 1 << 10
 
 
-def verify(written: str, file: FilePlan, plan: ConversionPlan, everything: bool, name: str) -> int:
+def verify(
+    written: str,
+    file: FilePlan,
+    plan: ConversionPlan,
+    everything: bool,
+    name: str,
+    prefetcher: Prefetcher,
+    advance: Callable[[int], object] = lambda done: None,
+) -> int:
     """Compare a finished file with its sources. Returns the number of compared elements. FileError names one that
     differs.
 
     For cast tensors all elements, or a sample, are compared with `gpucast.reference`. Kept tensors are compared byte by
-    byte. Messages use `name` for the file.
+    byte. Messages use `name` for the file. `advance` takes the bytes of sources that are done.
     """
-    compared = 0
+    compared, many = 0, dict[DType | None, int]()
+    for _, one in plan.converted if everything else ():
+        many[one.dtype] = many.get(one.dtype, 0) + math.prod(one.shape)
     with opened(file, plan.request, plan.single) as before, TensorFile(written) as after:
         found = {tensor.name: tensor for tensor in after.tensors}
         by_place = list(after.tensors)
@@ -38,14 +54,21 @@ def verify(written: str, file: FilePlan, plan: ConversionPlan, everything: bool,
             scaled = planner.scaled(source) if tensor.dtype is not None else None
             if scaled is not None:
                 parts = {written_name: _get(found, written_name, name) for written_name in tensor.names}
-                compared += scaled.verify(parts, everything, f"{name}: verify")
+                told = _told(source, advance)
+                compared += scaled.verify(parts, everything, f"{name}: verify", prefetcher, told)
                 continue
             target = found.get(tensor.name)
             if target is None:
                 # Formats of one tensor name it after the file; a model's converted initializers have new names.
                 target = by_place[wanted.index(tensor.name)]
-            compared += _compare(tensor, source, target, plan.request, everything, name)
+            told = _told(source, advance)
+            compared += _compare(tensor, source, target, plan.request, everything, name, prefetcher, told, many)
     return compared
+
+
+def _told(source: Tensor, advance: Callable[[int], object]) -> Callable[[int], object]:
+    """Takes elements of a tensor, and tells its bytes."""
+    return lambda elements: advance(source.nbytes * elements // max(1, source.size))
 
 
 def _get(found: Mapping[str, Tensor], wanted: str, name: str) -> Tensor:
@@ -54,7 +77,17 @@ def _get(found: Mapping[str, Tensor], wanted: str, name: str) -> Tensor:
     return found[wanted]
 
 
-def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request, everything: bool, name: str) -> int:
+def _compare(
+    plan: TensorPlan,
+    source: Tensor,
+    target: Tensor,
+    request: Request,
+    everything: bool,
+    name: str,
+    prefetcher: Prefetcher,
+    told: Callable[[int], object],
+    many: Mapping[DType | None, int],
+) -> int:
     caller = f"{name}: verify: tensor {plan.name!r}"
     expected_row = source.dtype if plan.dtype is None else plan.dtype
     if target.shape != source.shape or target.dtype is not expected_row:
@@ -64,11 +97,18 @@ def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request,
             for one, other in itertools.zip_longest(source.blocks(), target.blocks()):
                 if one != other:
                     raise FileError(f"{caller} was to be kept, and its bytes differ")
+        told(source.size)
         return source.size
     rule = resolve(source.dtype, expected_row, Options(**request.attributes)) if plan.dtype is not None else None
     random = request.random(plan.name)
-    compared = 0
-    for start, x, y in _pieces(source, target, everything or rule is None):
+    intervals = _intervals(rule) if rule is not None and everything and _are_worth_it(rule, plan, many) else None
+
+    def work(piece: tuple[int, Array, Array]) -> int:
+        start, x, y = piece
+        size, places = int(x.size), None
+        if intervals is not None:
+            places = intervals.suspects(x, y)
+            x, y = x[places], y[places]
         wanted = x
         if rule is not None:
             words = None if random is None else exact_cast.random_words_at(random, start + np.arange(x.size))
@@ -76,11 +116,30 @@ def _compare(plan: TensorPlan, source: Tensor, target: Tensor, request: Request,
         different = _differences(np.asarray(wanted), y)
         if different.size:
             place = int(different[0])
+            at = start + (place if places is None else int(places[place]))
             raise FileError(
-                f"{caller}: element {start + place} is {y[place]}; expected {np.asarray(wanted)[place]} from {x[place]}"
+                f"{caller}: element {at} is {y[place]}; expected {np.asarray(wanted)[place]} from {x[place]}"
             )
-        compared += x.size
+        return size
+
+    compared, left = 0, source.size
+    with closing(prefetcher.in_order(work, _pieces(source, target, everything or rule is None))) as done:
+        for size in done:
+            compared += size
+            told(min(_PIECE, left))
+            left -= min(_PIECE, left)
     return compared
+
+
+def _are_worth_it(rule: CastRule, plan: TensorPlan, many: Mapping[DType | None, int]) -> bool:
+    """Whether the reference alone would take longer than the search for intervals, for all tensors of that type."""
+    cost = Intervals.cost(rule)
+    return cost is not None and many.get(plan.dtype, 0) > 2 * cost
+
+
+@lru_cache(4)
+def _intervals(rule: CastRule) -> Intervals:
+    return Intervals(rule)
 
 
 def _pieces(source: Tensor, target: Tensor, everything: bool) -> Iterator[tuple[int, Array, Array]]:

@@ -7,11 +7,11 @@ comfy/quant_ops.py QUANT_ALGOS, comfy/ops.py _load_quantized_module, comfy/utils
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gpucast.convert.scales.stored import Stored
+from gpucast.convert.scales.stored import Packing, Stored
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import Spec, Tensor, file_limits
 from gpucast.quantization.formats import FORMATS
@@ -90,12 +90,45 @@ def nvfp4(name: str, shape: tuple[int, int]) -> dict[str, Spec]:
     }
 
 
-def stored_nvfp4(name: str, tensors: Mapping[str, Tensor]) -> Stored:
-    """How a weight is stored that ComfyUI describes as NVFP4. ValueError if its parts do not fit together."""
-    data = tensors["data"]
-    if len(data.shape) != 2 or not data.size or data.shape[1] * 2 % MULTIPLE:
-        raise ValueError(f"tensor {data.name!r} has shape {data.shape}; expected rows of whole groups of 16 codes")
-    specs = nvfp4(name, (data.shape[0], data.shape[1] * 2))
+def _mxfp8(name: str, shape: tuple[int, int]) -> dict[str, Spec]:
+    rows, columns = shape
+    return {
+        "data": Spec(name, dtype("FLOAT8E4M3FN"), (rows, columns)),
+        "scales": Spec(f"{name}_scale", dtype("UINT8"), order("128x4").padded(rows, columns // 32, 1)),
+    }
+
+
+@dataclass(frozen=True)
+class _Swizzled:
+    """A format whose scales are in the order that cuBLAS reads (comfy_kitchen, TensorCoreNVFP4Layout and others)."""
+
+    format: str
+    codes: str
+    #: Codes to a byte, and the elements that share a scale.
+    per_byte: int
+    block: int
+    specs: Callable[[str, tuple[int, int]], dict[str, Spec]]
+    packing: Packing
+
+
+_SWIZZLED = {
+    NVFP4: _Swizzled("nvfp4", "UINT8", 2, 16, nvfp4, "swapped bytes"),
+    "mxfp8": _Swizzled("mxfp8e4m3", "FLOAT8E4M3FN", 1, 32, _mxfp8, "plain"),
+}
+
+
+def stored_swizzled(name: str, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Stored | None:
+    """How a weight is stored whose scales ComfyUI keeps in the order of cuBLAS; None for other formats. ValueError if
+    its parts do not fit together."""
+    data, row = tensors["data"], _SWIZZLED.get(str(description.get("format")))
+    if row is None or data.dtype is not dtype(row.codes) or _is_rotated(description):
+        return None
+    if len(data.shape) != 2 or not data.size or data.shape[1] * row.per_byte % row.block:
+        raise ValueError(
+            f"tensor {data.name!r} has shape {data.shape}; expected rows of whole groups of {row.block} codes"
+        )
+    shape = data.shape[0], data.shape[1] * row.per_byte
+    specs = row.specs(name, shape)
     held = dict(tensors)
     if "second_scale" in held:
         held["global_scale"] = held["second_scale"]
@@ -103,10 +136,13 @@ def stored_nvfp4(name: str, tensors: Mapping[str, Tensor]) -> Stored:
         if part not in held:
             raise ValueError(f"tensor {data.name!r}: {spec.name!r} is missing")
         found = held[part]
-        if found.dtype is not spec.dtype or found.shape not in (spec.shape, spec.shape or (1,)):
+        kinds = (
+            (spec.dtype, dtype("FLOAT8E8M0")) if spec.dtype is dtype("UINT8") and part == "scales" else (spec.dtype,)
+        )
+        if found.dtype not in kinds or found.shape not in (spec.shape, spec.shape or (1,)):
             raise ValueError(f"tensor {found.name!r} is {found.kind} {found.shape}; expected {spec.dtype} {spec.shape}")
-        specs[part] = replace(spec, shape=found.shape)
-    return Stored(name, (data.shape[0], data.shape[1] * 2), FORMATS[NVFP4], specs, "swapped bytes", swizzled=True)
+        specs[part] = replace(spec, dtype=found.dtype, shape=found.shape)
+    return Stored(name, shape, FORMATS[row.format], specs, row.packing, swizzled=True)
 
 
 def _object(value: object) -> dict[str, Any]:
@@ -121,9 +157,12 @@ def _object(value: object) -> dict[str, Any]:
 
 def is_plain(description: Mapping[str, Any], element: DType) -> bool:
     """Whether a number is its code times its scale: the scales are not reordered, and the weight is not rotated."""
+    return description.get("format") == _FORMATS.get(element.name, "") and not _is_rotated(description)
+
+
+def _is_rotated(description: Mapping[str, Any]) -> bool:
     params = description.get("params")
-    rotated = description.get("convrot") or (isinstance(params, dict) and params.get("convrot"))
-    return description.get("format") == _FORMATS.get(element.name, "") and not rotated
+    return bool(description.get("convrot") or (isinstance(params, dict) and params.get("convrot")))
 
 
 def shown(description: Mapping[str, Any]) -> str:

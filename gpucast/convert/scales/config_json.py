@@ -9,6 +9,8 @@ import json
 import os
 import re
 import secrets
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from gpucast.files import FileError, file_limits
@@ -59,13 +61,70 @@ def document_of(path: str) -> dict[str, Any] | None:
     return document if isinstance(document, dict) else None
 
 
-def block_size(folder: str) -> tuple[int, int] | None:
-    """Rows and columns of the blocks that share a scale, for float8 weights, from the config.json of a folder."""
+@dataclass(frozen=True)
+class Section:
+    """What a file says of the quantization of weights: where, for people, and the entry."""
+
+    where: str
+    entry: dict[str, Any]
+
+
+#: Files of other tools that say how the weights beside them are quantized, and who writes them.
+OTHERS = {
+    "hf_quant_config.json": "",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "quant_model_description.json": "Ascend modelslim",
+    "quanto_qmap.json": "optimum-quanto",
+}
+
+
+def sections(folder: str) -> list[Section]:
+    """All that the files of a folder say of quantized weights, however deep in a config.json."""
     path = os.path.join(folder, NAME)
-    quantization = ((document_of(path) if os.path.isfile(path) else None) or {}).get(ENTRIES[0])
-    lengths = quantization.get("weight_block_size") if isinstance(quantization, dict) else None
-    if lengths is None:
-        return None
-    if not (isinstance(lengths, list) and len(lengths) == 2 and all(type(n) is int and n > 0 for n in lengths)):
-        raise FileError(f"{path}: weight_block_size is {lengths!r}; expected two lengths")
-    return lengths[0], lengths[1]
+    found = list(_sections(document_of(path) if os.path.isfile(path) else None, path))
+    for name, method in OTHERS.items():
+        other = os.path.join(folder, name)
+        if os.path.isfile(other) and not (name == "hf_quant_config.json" and found):
+            held = document_of(other) or {}
+            inner = held.get("quantization") if not method else {"quant_method": method}
+            found.append(Section(other, inner if isinstance(inner, dict) else held))
+    return found
+
+
+def _sections(value: Any, where: str) -> Iterator[Section]:
+    if isinstance(value, dict):
+        for key, held in value.items():
+            if is_section(key, held):
+                yield Section(f"{where}: {key}", held)
+            else:
+                yield from _sections(held, f"{where}: {key}")
+
+
+def is_section(key: str, held: Any) -> bool:
+    """Whether an entry of a config.json says how weights are quantized."""
+    named = key in ENTRIES or (
+        key == "quantization" and isinstance(held, dict) and {"bits", "quant_method"} & held.keys()
+    )
+    return bool(named and isinstance(held, dict) and held)
+
+
+def without_sections(document: dict[str, Any], others: Container[str] = ()) -> dict[str, Any]:
+    """A copy without what it says of quantized weights, wherever that stands, and without the keys `others`."""
+    return {
+        key: without_sections(held, others) if isinstance(held, dict) else held
+        for key, held in document.items()
+        if held is None or not (key in others or key in ENTRIES or is_section(key, held))
+    }
+
+
+def block_size(folder: str) -> tuple[int, int] | None:
+    """Rows and columns of the blocks that share a scale, for float8 weights, by what the files of a folder say."""
+    for section in sections(folder):
+        lengths = section.entry.get("weight_block_size")
+        if lengths is None:
+            continue
+        if not (isinstance(lengths, list) and len(lengths) == 2 and all(type(n) is int and n > 0 for n in lengths)):
+            raise FileError(f"{section.where}: weight_block_size is {lengths!r}; expected two lengths")
+        return lengths[0], lengths[1]
+    return None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.convert.scales import comfyui, config_json
+from gpucast.convert.scales.declared import Declared
 from gpucast.convert.scales.dequantized import DetectedTensor
 from gpucast.convert.scales.forms import FAMILIES, Candidate, is_narrow, stored_by_gpucast, stored_by_others
 from gpucast.convert.scales.scale_styles import ENTRY
@@ -21,16 +22,6 @@ from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import LoadedTensor
 
 _FAMILIES = {family.style: family for family in FAMILIES}
-#: Endings of the names of scales. Scales without a known weight must not be cast like weights.
-_ENDINGS = (
-    *("_scale_inv", "weight_scale", "scale_weight", "weight_scale_2", "weight_global_scale", "weight_zero_point"),
-    *(".scales", ".global_scale", ".zero_points", ".absmax", ".SCB"),
-    *("input_scale", "scale_input", "input_global_scale"),
-    # From ModelOpt, quanto, and ComfyUI's asym_w4a8_int8 and awq_w4a16.
-    *("pre_quant_scale", "._scale", "._shift", "weight_s_rel", "weight_s_channel", "weight_codebook", "weight_zeros"),
-)
-#: Tensors X.* that belong to a weight X.weight and have no meaning without its codes.
-_COMPANIONS = ("input_scale", "scale_input", "input_global_scale", comfyui.LAYER, "input_zero_point")
 #: Tensors up to this many bytes that describe another one are read at once: they are needed after the file is closed.
 _SMALL = 1 << 12
 
@@ -50,6 +41,7 @@ class Catalogue:
     files: dict[str, _File] = field(default_factory=dict)
     #: The files that hold a tensor, by folder and tensor name.
     _places: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    _declared: dict[str, Declared] = field(default_factory=dict)
     #: The block size in the config.json of a folder.
     _blocks: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
@@ -103,45 +95,20 @@ class Catalogue:
                 seen[where, candidate.data] = name
                 yield tensor
 
-    def unmatched_scales(self, detected: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor]]:
-        """Paths and tensors that are named like scales, but belong to no detected tensor."""
+    def beside(self, detected: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor]]:
+        """Paths and tensors that belong to no detected tensor."""
         used = {(path, name) for item in detected for name, path in item.paths.items()}
         for path, file in self.files.items():
             for name, tensor in file.tensors.items():
-                if (path, name) not in used and name.endswith(_ENDINGS) and tensor.dtype is not None:
+                if (path, name) not in used:
                     yield path, tensor
 
-    def unmatched_halves(self, detected: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor, str]]:
-        """Tensors whose other half is missing, each with its path and the name of its family."""
-        used = {(path, name) for item in detected for name, path in item.paths.items()}
-        for path, file in self.files.items():
-            for name, tensor in file.tensors.items():
-                for family in _FAMILIES.values():
-                    if (path, name) not in used and family.is_half(tensor):
-                        yield path, tensor, family.style
-
-    def unmatched_codes(self, detected: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """Tensors that may be codes but belong to no detected tensor.
-
-        Each with its path, and with a tensor of the same module that is named like scales.
-        """
-        used = {(path, name) for item in detected for name, path in item.paths.items()}
-        scales = {
-            (os.path.dirname(path), name.rpartition(".")[0]): tensor
-            for path, file in self.files.items()
-            for name, tensor in file.tensors.items()
-            if "scal" in name.rpartition(".")[2] and (path, name) not in used and not comfyui.is_marker(name)
-        }
-        for path, file in self.files.items():
-            for name, tensor in file.tensors.items():
-                dtype, (module, _, last) = tensor.dtype, name.rpartition(".")
-                if (path, name) in used or dtype is None or "scal" in last:
-                    continue
-                if not (dtype.bits <= 8 if dtype.is_float else dtype.family == "int" and len(tensor.shape) > 1):
-                    continue
-                for prefix in filter(None, (module, name)):
-                    if (os.path.dirname(path), prefix) in scales:
-                        yield path, tensor, scales[os.path.dirname(path), prefix]
+    def declared(self, path: str) -> Declared:
+        """What is said of quantization next to a file."""
+        folder = os.path.dirname(path)
+        if folder not in self._declared:
+            self._declared[folder] = Declared(folder)
+        return self._declared[folder]
 
     # ---- one tensor ----
 
@@ -185,9 +152,10 @@ class Catalogue:
         family = _FAMILIES.get(candidate.style)
         if family is not None and not family.fits(data, tensors["scales"]):
             return None
-        extra = [candidate.base.removesuffix("weight") + name for name in _COMPANIONS]
         where = {tensor.name: str(paths[part]) for part, tensor in tensors.items()}
-        where |= {name: near for name in extra if (near := self.path_of(name, path)) is not None}
+        described = candidate.base.removesuffix("weight") + comfyui.LAYER
+        if (near := self.path_of(described, path)) is not None:
+            where[described] = near
         nbytes = sum(self.files[near].tensors[name].nbytes for name, near in where.items())
         try:
             if family is not None and family.stored is not None:

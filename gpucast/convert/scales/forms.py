@@ -54,6 +54,11 @@ def detect_format(
         if scales_shape in _shapes(format, shape):
             return format
     if configured is None and len(scales_shape) == len(shape):
+        # The experts of Llama 4, and weights [inputs, outputs]. Of a square nobody can tell rows from columns.
+        is_column = len(shape) > 1 and scales_shape == (*shape[:-2], 1, shape[-1]) and shape[-1] > 1
+        if is_column and (len(shape) > 2 or shape[0] != shape[1]):
+            height = next(n for n in range(min(_SQUARE[0], shape[-2]), 0, -1) if shape[-2] % n == 0)
+            return Format("found", element, scale, (height, 1), rule, zero_points, scale is _E4M3)
         lengths = _lengths(shape[-1], scales_shape[-1])
         if scales_shape[:-1] == shape[:-1] and lengths:
             return Format("found", element, scale, (_only(lengths, caller, name),), rule, zero_points, scale is _E4M3)
@@ -163,8 +168,8 @@ def stored_by_others(
         raise _Problem(f"{caller} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
     shape, packing, element = data.shape, "plain", data.dtype
     assert element is not None
-    if layer is not None and layer.get("format") == comfyui.NVFP4 and element.name == "UINT8":
-        return comfyui.stored_nvfp4(data.name, tensors)
+    if layer is not None and (swizzled := comfyui.stored_swizzled(data.name, tensors, layer)) is not None:
+        return swizzled
     if layer is not None and not comfyui.is_plain(layer, element):
         raise _Problem(
             f"{caller} of {element.name} has ComfyUI's format {comfyui.shown(layer)}, which is not known here"

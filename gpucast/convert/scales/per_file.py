@@ -3,22 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpucast.convert.scales import comfyui
+from gpucast.convert.scales import comfyui, companions
+from gpucast.convert.scales.companions import Companion
 from gpucast.convert.scales.dequantized import Dequantized, DetectedTensor
 from gpucast.convert.scales.detect import Catalogue
-from gpucast.convert.scales.scale_styles import ENTRY, RECIPE
+from gpucast.convert.scales.scale_styles import ENTRY, RECIPE, STYLES
 from gpucast.core.dtypes import dtype
 from gpucast.files import FileError, Tensor
 from gpucast.files.tensor import LoadedTensor
 
 _FLOAT = dtype("FLOAT")
-#: The metadata entry of `gpucast.Quantized.save`.
-_SAVED = "gpucast.quantized"
 
 
 @dataclass
@@ -29,6 +30,10 @@ class FileScales:
     detected: list[DetectedTensor] = field(default_factory=list)
     #: Names in this file that are kept as they are, and names that become part of a detected tensor.
     kept: set[str] = field(default_factory=set)
+    #: Names that are no part of codes, and are kept as they are.
+    carried: set[str] = field(default_factory=set)
+    #: Names that OUT does not have, with the reason for each.
+    left_out: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
     #: Keys of the metadata that are no longer true.
     metadata: set[str] = field(default_factory=set)
@@ -36,23 +41,35 @@ class FileScales:
     styles: dict[bool, set[str]] = field(default_factory=lambda: {True: set(), False: set()})
 
 
-def scales_by_file(
-    catalogue: Catalogue,
-    is_cast: Callable[[Tensor], bool],
-    is_asked_for: Callable[[Tensor], bool],
-    is_excluded: Callable[[str], bool],
-) -> dict[str, FileScales]:
-    """The codes and scales of each file, given which tensors of numbers are cast (`is_cast`).
+@dataclass(frozen=True)
+class Decisions:
+    """What a user's options say of tensors, and of names."""
+
+    #: Whether a tensor of numbers is cast, and whether it is because its name was chosen.
+    is_cast: Callable[[Tensor], bool]
+    is_asked_for: Callable[[Tensor], bool]
+    #: Whether a name is excluded, kept as it is, dropped, or said to be a weight.
+    excludes: Callable[[str], bool]
+    keeps: Callable[[str], bool]
+    drops: Callable[[str], bool]
+    is_weight: Callable[[str], bool]
+    #: Which scales that belong to no weight the written style carries on.
+    carried: frozenset[companions.Fate] = frozenset()
+
+
+def scales_by_file(catalogue: Catalogue, decide: Decisions) -> dict[str, FileScales]:
+    """The codes and scales of each file.
 
     If one part of a quantized tensor is excluded, all its parts are kept. FileError if a tensor that would be cast
-    cannot be read as numbers, and for scales that would be cast but belong to no known codes.
+    cannot be read as numbers, if what is said of it contradicts it, and for all that is not understood beside codes.
     """
-    every = list(catalogue.detect())
+    every = [tensor for tensor in catalogue.detect() if not decide.is_weight(tensor.name)]
     of_file = {path: FileScales() for path in catalogue.files}
+    cast_in: set[str] = set()
     for tensor in every:
         path = tensor.paths[tensor.name]
         numbers = _numbers(tensor, path)
-        cast = is_cast(numbers) and not any(map(is_excluded, tensor.paths))
+        cast = decide.is_cast(numbers) and not any(map(decide.excludes, tensor.paths))
         if cast and tensor.stored is None:
             raise FileError(f"{tensor.problem}; leave {numbers.name!r} as it is with --exclude")
         for name, where in tensor.paths.items():
@@ -60,51 +77,177 @@ def scales_by_file(
         if cast:
             of_file[path].detected.append(tensor)
             of_file[path].metadata |= {ENTRY + tensor.base, RECIPE, comfyui.METADATA}
+            cast_in.add(os.path.dirname(path))
         of_file[path].styles[cast].add(tensor.style)
-    for path, half, family in catalogue.unmatched_halves(every):
-        if not is_excluded(half.name):
-            raise FileError(
-                f"{path}: tensor {half.name!r} is half of a weight of {family}, and its other half is missing; leave "
-                "it as it is with --exclude"
-            )
-    _check_known(catalogue, every, is_cast, is_asked_for)
+    _check_beside(catalogue, every, cast_in, decide, of_file)
     for path, file in catalogue.files.items():
         markers = set(filter(comfyui.is_marker, file.tensors))
         if markers and "comfyui" in of_file[path].styles[True]:
             if "comfyui" in of_file[path].styles[False]:
-                raise FileError(f"{path}: has the mark {min(markers)!r} for all scales; cast all its weights, or none")
+                raise FileError(
+                    f"{path}: has the mark {min(markers)!r} of all scales; cast all its weights (--rule '*=T'), or none"
+                )
             of_file[path].dropped |= markers
         else:
             of_file[path].kept |= markers
         if comfyui.METADATA in file.metadata and all(of_file[path].styles.values()):
-            raise FileError(f"{path}: its metadata tell of all scales; cast all its weights, or none")
-        if _SAVED in file.metadata and any(map(is_cast, file.tensors.values())):
-            raise FileError(f"{path}: is an array that gpucast.Quantized.save wrote; read it with Quantized.load")
+            raise FileError(f"{path}: its metadata tell of all scales; cast all its weights (--rule '*=T'), or none")
     return of_file
 
 
-def _check_known(
+def _check_beside(
     catalogue: Catalogue,
     every: Sequence[DetectedTensor],
-    is_cast: Callable[[Tensor], bool],
-    is_asked_for: Callable[[Tensor], bool],
+    cast_in: AbstractSet[str],
+    decide: Decisions,
+    of_file: Mapping[str, FileScales],
 ) -> None:
-    """FileError for tensors that would be cast but look like scales or codes of no detected tensor."""
-    for path, tensor in catalogue.unmatched_scales(every):
-        if tensor.dtype is not None and tensor.dtype.is_float and is_cast(tensor) and not is_asked_for(tensor):
-            raise FileError(
-                f"{path}: tensor {tensor.name!r} is named like a scale, and no codes belong to it that are known "
-                "here; keep it and its codes as they are with --exclude, or, if it is none, cast it by name with --rule"
-            )
-    for path, tensor, scale in catalogue.unmatched_codes(every):
-        # Integer codes are kept anyway, but they have no meaning without their scales.
-        lost = tensor if tensor.dtype is not None and tensor.dtype.is_float else scale
-        if is_cast(lost) and not is_asked_for(lost):
-            raise FileError(
-                f"{path}: tensor {tensor.name!r} is {tensor.kind}, and {scale.name!r} beside it may be its scales, "
-                f"in a form that is not known here: cast alone, either loses its meaning; keep both as they are with "
-                f"--exclude {tensor.name!r} --exclude {scale.name!r}"
-            )
+    """Decide about each tensor that is no part of codes. FileError for one that is not understood, and for a folder of
+    whose quantization the same is true."""
+    closed, modules = _closed(catalogue, every), _modules(every)
+    problems: list[tuple[bool, str]] = []
+    beside = [(path, tensor) for path, tensor in catalogue.beside(every) if not decide.excludes(tensor.name)]
+    # Where only some names were chosen, all others stay what they are.
+    at_work = {
+        os.path.dirname(path)
+        for path, tensor in beside
+        if os.path.dirname(path) in closed and decide.is_cast(tensor) and not decide.is_asked_for(tensor)
+    }
+    at_work |= cast_in
+    for path, tensor in beside:
+        name, folder, scales = tensor.name, os.path.dirname(path), of_file[path]
+        if decide.drops(name):
+            scales.dropped.add(name)
+            scales.left_out[name] = "by --drop"
+        elif decide.keeps(name):
+            scales.carried.add(name)
+        if folder not in closed or decide.drops(name) or decide.keeps(name):
+            continue
+        if decide.is_weight(name) or comfyui.is_marker(name):
+            continue
+        row = companions.companion(name)
+        if row is not None and _is_no_part(tensor, row, folder, modules):
+            if folder in cast_in and row.fate not in decide.carried:
+                scales.dropped.add(name)
+                scales.left_out[name] = row.what
+            else:
+                scales.carried.add(name)
+        elif (folder in at_work or decide.is_cast(tensor)) and (why := _unknown(tensor, row, folder, modules)):
+            problems.append((row is None or row.fate != "refused", f"{path}: tensor {name!r} {why}{_WAYS}"))
+    _check_declared(catalogue, decide, at_work, of_file)
+    # What is known to be of another tool says most.
+    if problems:
+        raise FileError(min(problems, key=lambda problem: problem[0])[1])
+
+
+def described(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> Iterator[tuple[str, Tensor, str, str]]:
+    """Each tensor that is no part of codes, with its path, what it is, and why it is not understood ("" if it is)."""
+    closed, modules = _closed(catalogue, every), _modules(every)
+    for path, tensor in catalogue.beside(every):
+        row, folder = companions.companion(tensor.name), os.path.dirname(path)
+        if folder not in closed or comfyui.is_marker(tensor.name):
+            yield path, tensor, "", ""
+        elif row is not None and _is_no_part(tensor, row, folder, modules):
+            yield path, tensor, row.what, ""
+        else:
+            yield path, tensor, "", _unknown(tensor, row, folder, modules)
+
+
+#: What decides about a tensor that is not understood.
+_WAYS = "; say what becomes of it: --keep PATTERN (as it is), --drop PATTERN, or --as-weights PATTERN (plain numbers)"
+
+
+def _is_no_part(tensor: Tensor, row: Companion, folder: str, modules: Mapping[tuple[str, str], int]) -> bool:
+    """Whether a tensor is a scale that says nothing of weights: of the inputs of a layer with codes, or of a cache,
+    which has one number. Others with such names may be weights."""
+    if row.fate == "inputs":
+        return (folder, tensor.name.replace("_quantizer._amax", "").rpartition(".")[0]) in modules
+    return row.fate == "cache" and tensor.size == 1
+
+
+def _unknown(tensor: Tensor, row: Companion | None, folder: str, modules: Mapping[tuple[str, str], int]) -> str:
+    """Why a tensor beside codes is not understood; "" if it is."""
+    name, dtype = tensor.name, tensor.dtype
+    if row is not None:
+        return (
+            f"is {row.what}"
+            if row.fate == "refused"
+            else f"is named like {row.what}, and no codes are known to go with it"
+        )
+    if dtype is None or dtype.family in ("int", "bool") or not dtype.is_float:
+        return "" if companions.is_count(name) else f"of {tensor.kind} beside codes is not known here"
+    if dtype.bits <= 8:
+        return f"is {tensor.kind}, which holds codes, and scales that go with it are not known"
+    inner = name.split(".")
+    within = next(
+        (module for end in range(1, len(inner)) if modules.get((folder, module := ".".join(inner[:end]))) == 0), None
+    )
+    if within is not None and name != f"{within}.bias":
+        return f"is within {within!r}, which has codes, and is no part of them that is known here"
+    return "" if companions.is_weight(name) else "lies beside codes, and is no weight whose name is known here"
+
+
+def _modules(every: Iterable[DetectedTensor]) -> dict[tuple[str, str], int]:
+    """The modules that have codes (0), and those around them: by how many levels."""
+    found: dict[tuple[str, str], int] = {}
+    for item in every:
+        folder, module = os.path.dirname(item.paths[item.name]), item.base.removesuffix(".weight")
+        for level in range(3):
+            found[folder, module] = min(level, found.get((folder, module), level))
+            module = module.rpartition(".")[0]
+    return found
+
+
+def _closed(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> set[str]:
+    """The folders that show a sign of quantization. Where gpucast's own entries of the metadata are the only one, they
+    name all codes, and the rest are weights."""
+    found = {os.path.dirname(item.paths[item.name]) for item in every if item.style != STYLES[0]}
+    for path, tensor in catalogue.beside(every):
+        row = companions.companion(tensor.name)
+        if (row is not None and row.is_sign) or (path.endswith(".safetensors") and _holds_codes(tensor)):
+            found.add(os.path.dirname(path))
+    found |= {
+        os.path.dirname(path)
+        for path, file in catalogue.files.items()
+        if any(_is_sign(*entry) for entry in file.metadata.items())
+    }
+    return found | {os.path.dirname(path) for path in catalogue.files if catalogue.declared(path).sections}
+
+
+def _is_sign(key: str, text: str) -> bool:
+    """Whether an entry of the metadata of a file says that it is quantized, by another than gpucast. torchao lists its
+    tensors."""
+    says = (
+        "quant" in key.lower()
+        and not key.startswith("gpucast")
+        and text.lower() not in ("", "none", "null", "{}", "false")
+    )
+    return says or key == "tensor_names"
+
+
+def _holds_codes(tensor: Tensor) -> bool:
+    """Whether a tensor is of a type that weights have as codes alone."""
+    dtype = tensor.dtype
+    if dtype is None or not tensor.size or dtype.bits > 8 or companions.is_count(tensor.name):
+        return False
+    return dtype.is_float or (dtype.family == "int" and len(tensor.shape) > 1 and not companions.is_plain_cast(tensor))
+
+
+def _check_declared(
+    catalogue: Catalogue, decide: Decisions, at_work: Container[str], of_file: Mapping[str, FileScales]
+) -> None:
+    """FileError where what is said of quantization is not understood, or contradicts tensors that are cast."""
+    for path, file in catalogue.files.items():
+        declared = catalogue.declared(path)
+        if not declared.sections:
+            continue
+        is_open = all(decide.is_weight(name) or decide.excludes(name) for name in file.tensors)
+        if not is_open and os.path.dirname(path) in at_work and (why := declared.unknown()):
+            raise FileError(f"{why}; --as-weights '*' takes all tensors for plain numbers")
+        for tensor in of_file[path].detected:
+            assert tensor.stored is not None
+            if why := declared.problem(tensor.base, tensor.stored):
+                raise FileError(f"{why}; leave {tensor.base!r} as it is with --exclude")
 
 
 def _numbers(tensor: DetectedTensor, path: str) -> Tensor:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport
+from gpucast.convert.losses import counts
 from gpucast.convert.losses.statistics import runs_of_piece
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.scaling import Observe, Scaled, Write
@@ -28,7 +29,7 @@ from gpucast.files.tensor import Array, FileError
 from gpucast.quantization import lossless
 from gpucast.quantization.formats import Format, Parts
 
-_FLOAT, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E8M0")
+_FLOAT, _E8M0, _DOUBLE = dtype("FLOAT"), dtype("FLOAT8E8M0"), dtype("DOUBLE")
 #: At most this many scales are looked at to find out whether they are powers of two.
 _SCALES = 1 << 24
 #: Numbers that are compared at a time.
@@ -81,7 +82,7 @@ def _lengths(format: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
 class Repacked(Scaled):
     """A quantized tensor whose values are all kept."""
 
-    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None, detailed: bool) -> None:
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None) -> None:
         stored = self.stored
         assert isinstance(self.tensor, Dequantized)
         with contextlib.ExitStack() as stack:
@@ -92,9 +93,11 @@ class Repacked(Scaled):
 
             def pieces() -> Iterator[Array]:
                 for codes, start, values in self._compared(shaped(flat, stored.cut), parts, "while it is written"):
-                    chosen = runs_of_piece(self.tensor.size, start, values.size) if detailed else []
+                    chosen = runs_of_piece(self.tensor.size, start, values.size)
                     report = CastReport(values.size, int(np.count_nonzero(values)))
-                    observe(report, [(values[run], values[run], 0.0) for run in chosen])
+                    observe(
+                        report, [(values[run], values[run], 0.0) for run in chosen], counts.special(values, _DOUBLE)
+                    )
                     # A piece may be 128 long rows: the next one comes when this one is gone.
                     del values
                     yield stored.pack(codes)
@@ -102,13 +105,21 @@ class Repacked(Scaled):
             write(stored.specs["data"], stored.in_groups(pieces()))
         self._write_scales(write, parts)
 
-    def verify(self, written: Mapping[str, Tensor], everything: bool, caller: str) -> int:
+    def verify(
+        self,
+        written: Mapping[str, Tensor],
+        everything: bool,
+        caller: str,
+        prefetcher: Prefetcher,
+        told: Callable[[int], object],
+    ) -> int:
         stored = self.stored
         tensors = {part: written[spec.name] for part, spec in stored.specs.items()}
         parts = stored.loaded_parts(tensors)
         compared = 0
         for codes, _, values in self._compared(stored.codes(tensors["data"]), parts, caller):
             compared += codes.size
+            told(codes.size)
             del values
         return compared
 
@@ -146,7 +157,7 @@ class Rescaled(Repacked):
     """A quantized tensor in another format, with every value kept: codes become others by the ratios of scales, as in
     `gpucast.quantization.repack`. It is read three or four times, in pieces."""
 
-    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None, detailed: bool) -> None:
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None) -> None:
         stored = self.stored
         try:
             parts = self._found()
@@ -159,9 +170,9 @@ class Rescaled(Repacked):
                 if changed:
                     raise FileError(f"tensor {self.tensor.name!r} has changed while it was read")
                 flat = values.reshape(-1)
-                chosen = runs_of_piece(self.tensor.size, start, flat.size) if detailed else []
+                chosen = runs_of_piece(self.tensor.size, start, flat.size)
                 examined = [(flat[run], flat[run], 0.0) for run in chosen]
-                observe(CastReport(flat.size, int(np.count_nonzero(flat))), examined)
+                observe(CastReport(flat.size, int(np.count_nonzero(flat))), examined, counts.special(flat, _DOUBLE))
                 start += flat.size
                 yield stored.pack(codes)
 

@@ -46,7 +46,7 @@ LOADERS = (
 CONFIGURED = ("deepseek", "compressed-tensors")
 
 #: The metadata entry of a tensor in our own style.
-ENTRY = "gpucast.quantized."
+ENTRY = quantized_files.PREFIX
 #: The metadata entry of a file in another style for the recipe of its codes and scales.
 RECIPE = "gpucast_recipe"
 _WEIGHT = "weight"

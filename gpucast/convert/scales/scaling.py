@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,7 +32,7 @@ from gpucast.convert.streaming.pieces import (
     sliced,
 )
 from gpucast.convert.streaming.prefetch import Prefetcher
-from gpucast.core.dtypes import DType, dtype
+from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError, TensorFile
@@ -66,13 +67,16 @@ _MX = {
     "FLOAT6E3M2": "mxfp6e3m2",
     "FLOAT4E2M1": "mxfp4",
 }
+#: What two formats have in common that are stored alike.
+_FORM = ("element", "scale", "block", "zero_points", "global_scale")
 #: Elements of a piece that are compared when a sample is verified.
 _SAMPLE = 1 << 10
 #: Writes one tensor from flat pieces in order; returns the bytes written.
 Write = Callable[[Spec, Iterable[Array]], int]
 #: Called for each piece with its counts of losses, and with the elements of it that were examined: before (flat), as
-#: they will be read back (scales applied), and their largest relative error.
-Observe = Callable[[CastReport, list[tuple[Array, Array, float]]], None]
+#: they will be read back (scales applied), and their largest relative error; and how many of its elements are NaN, and
+#: infinite.
+Observe = Callable[[CastReport, list[tuple[Array, Array, float]], tuple[int, int]], None]
 
 
 @dataclass
@@ -137,6 +141,13 @@ def formats(dtype: DType) -> dict[str, Format]:
     return by_scale
 
 
+def all_formats() -> Iterator[tuple[str, str, Format]]:
+    """The types of codes, values of --scale, and formats that these stand for."""
+    for kind in DTYPES:
+        for scale, format in formats(kind).items():
+            yield kind.name, scale, format
+
+
 def format_of(scale: str, dtype: DType) -> Format | None:
     """The format that a value of --scale, or a recipe, stands for, given the type of the codes; None if it is not for
     this type."""
@@ -157,6 +168,17 @@ def default_rule(style: str, format: Format) -> ScaleRule:
     return "full_range" if format.element.family == "int" else format.rule
 
 
+def library_recipe(style: str, format: Format, source: DType) -> str | None:
+    """The recipe by which the library whose style it is finds the codes and scales of a format; None if there is none
+    for tensors of the type `source`."""
+    for name, recipe in RECIPES.items():
+        own = scale_styles.form(style, recipe.format)
+        alike = (getattr(own, part) == getattr(format, part) for part in _FORM)
+        if recipe.library == style and source.name in recipe.sources and all(alike):
+            return name
+    return None
+
+
 def scaled_storage(
     tensor: Tensor,
     dtype: DType,
@@ -166,12 +188,14 @@ def scaled_storage(
     path: str,
     asked_for: bool = True,
     rule: ScaleRule | None = None,
+    repack: bool = False,
 ) -> Stored | str | None:
     """How a tensor of the file `path` is stored when it is quantized to `dtype`.
 
     None if it gets a plain cast without scales; a text if it is kept, which says why. `scale` is one of `SCALES` or a
     recipe, or None if the option was not given; it is ignored for tensors that need no scales. `rule`: how the scales
-    are found; None: as the style's own tool does. FileError if options do not fit.
+    are found; None: as the style's own tool does, which then gives all codes and scales, if it has a recipe for them.
+    `repack`: codes come from others. FileError if options do not fit.
     """
     if not is_needed(tensor.dtype, dtype) or scale == "none":
         return None
@@ -181,7 +205,7 @@ def scaled_storage(
     accepted = ", ".join([*known, "none"])
     if scale is None:
         raise FileError(
-            f"{caller} from {tensor.dtype.name} to {dtype.name}: so few bits need a word about scales; "
+            f"{caller} from {tensor.dtype.name} to {dtype.name}: numbers of so few bits usually need scales; "
             f"give --scale {accepted} (none: a plain cast)"
         )
     format = format_of(scale, dtype)
@@ -190,6 +214,13 @@ def scaled_storage(
         raise FileError(f"{caller}: --style {scale} has codes of {element}, not of {dtype}; give --to {element}")
     if format is None:
         raise FileError(f"{caller}: --scale {scale} is not for {dtype.name}; expected {accepted}")
+    if (
+        rule is None
+        and not repack
+        and scale not in RECIPES
+        and (own := library_recipe(style, format, tensor.dtype)) is not None
+    ):
+        scale, format = own, RECIPES[own].format
     rule = rule or default_rule(style, format)
     if rule != format.rule:
         try:
@@ -243,33 +274,36 @@ class Scaled:
         """The tensors that replace it in the file, codes first."""
         return list(self.stored.specs.values())
 
-    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None, detailed: bool) -> None:
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None) -> None:
         """Write all of `specs` in their order, and call the observer once for each piece.
 
-        Unless `detailed`, the observer gets no values and no largest error. Memory use grows with the number of scales,
-        not with the number of elements.
+        Memory use grows with the number of scales, not with the number of elements.
         """
         stored, format, size = self.stored, self.stored.format, self.tensor.size
         engine = quantize_on_host.quantize if device in (None, "cpu") else on_device(str(device))
         quantize = self._quantizer(engine)
         scales: list[Parts] = []
 
-        def work(piece: tuple[int, Array]) -> tuple[Array, CastReport, list[tuple[Array, Array, float]], Parts]:
+        def work(piece: tuple[int, Array]) -> tuple[Array, CastReport, Any, Any, Parts]:
             start, x = piece
             parts = quantize(x, start)
-            chosen = runs_of_piece(size, start, x.size) if detailed else []
+            chosen = runs_of_piece(size, start, x.size)
             values, examined = x.reshape(-1), []
             if chosen:
                 restored = dequantized(parts, format).reshape(-1)
                 examined = [
                     (values[run], restored[run], counts.largest_error(values[run], restored[run])) for run in chosen
                 ]
-            return stored.pack(parts.data), counts.of_piece(x, parts, format), examined, replace(parts, data=None)
+            special = counts.special(x, dtype(x.dtype))
+            report = counts.of_piece(x, parts, format)
+            return stored.pack(parts.data), report, examined, special, replace(parts, data=None)
 
         def pieces() -> Iterator[Array]:
-            for packed, report, examined, parts in prefetcher.in_order(work, placed(matrices(self.tensor, stored.cut))):
+            for packed, report, examined, special, parts in prefetcher.in_order(
+                work, placed(matrices(self.tensor, stored.cut))
+            ):
                 scales.append(parts)
-                observe(report, examined)
+                observe(report, examined, special)
                 yield packed
 
         write(stored.specs["data"], stored.in_groups(pieces()))
@@ -286,10 +320,18 @@ class Scaled:
         among = None if self.group is None else self.group.extremes
         return Quantizer(self.tensor, self.stored.format, engine, self.random, among)
 
-    def verify(self, written: Mapping[str, Tensor], everything: bool, caller: str) -> int:
+    def verify(
+        self,
+        written: Mapping[str, Tensor],
+        everything: bool,
+        caller: str,
+        prefetcher: Prefetcher,
+        told: Callable[[int], object],
+    ) -> int:
         """Compare the written tensors (`written`, by name) with the reference; the number of compared elements.
 
-        Unless `everything`, only a sample of each piece is compared. FileError if anything differs.
+        Unless `everything`, only a sample of each piece is compared. `told` takes the elements that are done. FileError
+        if anything differs.
         """
         stored, format = self.stored, self.stored.format
         tensors = {part: written[spec.name] for part, spec in stored.specs.items()}
@@ -303,10 +345,11 @@ class Scaled:
         global_scale = tensors["global_scale"].read().reshape(-1) if "global_scale" in tensors else None
         stored_pieces = zip(stored.codes(tensors["data"]), sliced(format, stored.cut, loaded), strict=True)
         samples = _samples(stored, everything, whole_rows=self.random is not None)
-        compared = 0
-        for piece, (codes, parts) in zip(_chosen(self.tensor, stored, samples), stored_pieces, strict=True):
+
+        def work(given: tuple[tuple[int, _Sample, Array] | None, tuple[Array, Parts]]) -> tuple[int, int]:
+            piece, (codes, parts) = given
             if piece is None:
-                continue
+                return 0, codes.size
             start, chosen, x = piece
             wanted = quantize(x, start)
             same = _same(wanted.data, codes[chosen.rows, chosen.columns]) and all(
@@ -320,7 +363,14 @@ class Scaled:
                 same &= _same(known["global_scale"], global_scale)
             if not same:
                 raise FileError(f"{caller}: tensor {self.tensor.name!r} is not what the reference gives")
-            compared += wanted.data.size
+            return wanted.data.size, codes.size
+
+        compared = 0
+        pieces = zip(_chosen(self.tensor, stored, samples), stored_pieces, strict=True)
+        with closing(prefetcher.in_order(work, pieces)) as done:
+            for some, size in done:
+                compared += some
+                told(size)
         return compared
 
 

@@ -135,7 +135,13 @@ class Stored:
         format = self.format
         shape = format.scales_shape(self.shape, 0 if format.block == "axis" else len(self.shape) - 1)
         scales = _as(tensors["scales"].read(), format.scale)
-        scales = swizzle.unswizzle(scales.reshape(-1), shape) if self.swizzled else scales.reshape(shape)
+        if self.swizzled:
+            scales = swizzle.unswizzle(scales.reshape(-1), shape)
+        elif scales.size == math.prod(shape):
+            scales = scales.reshape(shape)
+        else:
+            # One for each column, whatever the rows.
+            scales = np.ascontiguousarray(np.broadcast_to(scales.reshape(self.specs["scales"].shape), shape))
         zero_points, global_scale = None, None
         if "zero_points" in tensors:
             points = tensors["zero_points"].read()

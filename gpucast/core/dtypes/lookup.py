@@ -68,6 +68,17 @@ def is_foreign(kind: type) -> bool:
     return (kind.__module__, kind.__name__) in FOREIGN
 
 
+#: Types of NumPy that no type here is, though their names are near.
+_LONG = "ONNX has no wider type than DOUBLE; cast it to float64 first"
+_VOID = "numpy.load gives it for types that NumPy lacks; x.view(ml_dtypes.{}) says which, and gpucast.load knows it"
+UNLIKE = {
+    **dict.fromkeys(("longdouble", "float128", "float96", "longfloat"), _LONG),
+    **dict.fromkeys(("clongdouble", "complex256", "complex192"), _LONG),
+    "void16": _VOID.format("bfloat16"),
+    "void8": _VOID.format("float8_e4m3fn"),
+}
+
+
 class Lookup:
     """``gpucast.dtype(anything) -> DType``: find the row that `anything` names.
 
@@ -212,6 +223,8 @@ class Lookup:
         ):
             kind = type(asked).__name__
             return _Refused(f"{kind} is no dtype: the array is the first argument, and the type the second")
+        if isinstance(asked, str) and asked in UNLIKE:
+            return _Refused(f"{asked!r} is not a dtype: {UNLIKE[asked]}")
         near = difflib.get_close_matches(asked.lower(), self._names, 1) if isinstance(asked, str) else []
         if near:
             return _Refused(f"{asked!r} is not a dtype; did you mean {self._names[near[0]].name}?")
@@ -233,10 +246,10 @@ class Lookup:
         return row
 
     def _from_field(self, kind: np.dtype[Any]) -> DType:
-        """The type whose codes are the only field of a structured dtype: NumPy and ml_dtypes lack it."""
+        """The type whose codes are the only field of a structured dtype, as `gpucast.save` writes them for NumPy."""
         names = kind.names or ()
         row = self._numpy.get(names[0]) if len(names) == 1 else None
-        if row is None or kind.newbyteorder("=") != row.numpy:
+        if row is None or row.numpy.isbuiltin == 1 or kind.newbyteorder("=") != row.numpy_field:
             raise self._unknown(kind)
         return row
 

@@ -96,7 +96,12 @@ class DType:
         try:
             return np.dtype(getattr(ml_dtypes, self.numpy_name, self.numpy_name))
         except TypeError:
-            return np.dtype([(self.numpy_name, self.code_numpy)])
+            return self.numpy_field
+
+    @cached_property
+    def numpy_field(self) -> np.dtype[Any]:
+        """The dtype of one field, named `numpy_name`, that holds the code: NumPy's own files keep such."""
+        return np.dtype([(self.numpy_name, self.code_numpy)])
 
     @property
     def __numpy_dtype__(self) -> np.dtype[Any]:

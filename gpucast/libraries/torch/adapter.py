@@ -26,6 +26,7 @@ class TorchAdapter(BatchAdapter):
     take = staticmethod(tensors.take)
     check_scale = staticmethod(tensors.check_scale)
     check_into = staticmethod(tensors.check_into)
+    check_constant = staticmethod(tensors.check_constant)
     from_packed = staticmethod(tensors.from_packed)
     untraced = staticmethod(tensor_batches.untraced)
     attach = staticmethod(tensor_batches.attach)

@@ -213,8 +213,13 @@ def check_scale(scale: torch.Tensor, caller: str) -> None:
 
 def check_into(x: torch.Tensor, caller: str) -> None:
     """ValueError for a tensor that requires a gradient, when its cast is written to an `out`."""
+    check_constant(x, caller, "out= is not differentiable; pass x.detach(), or no out")
+
+
+def check_constant(x: torch.Tensor, caller: str, instead: str) -> None:
+    """ValueError for a tensor that requires a gradient, where one would be recorded."""
     if torch.is_grad_enabled() and x.requires_grad:
-        raise ValueError(f"{caller}: x requires grad, and out= is not differentiable; pass x.detach(), or no out")
+        raise ValueError(f"{caller}: x requires grad, and {instead}")
 
 
 def check_out(x: torch.Tensor, dst: DType, out: Any, caller: str) -> None:

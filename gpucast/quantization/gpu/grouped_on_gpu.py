@@ -43,6 +43,8 @@ class GroupedSpec(KernelSpec[KernelSource]):
         # The groups are found once for all tiles of a thread. More tiles than these need too many registers.
         tiles = 2 if src.bits <= 16 else 1
         kinds = [src, _FLOAT, _DOUBLE, dst]
+        # Random words, and quotients of DOUBLEs, take more registers than three blocks of an SM leave to a thread.
+        resident = 3 - self.stochastic - (src.bits == 64)
         if format is None:
             name = f"gpucast_cast_groups_{src.numpy_name}_to_{dst.numpy_name}"
             name += "_saturate" * (rule.overflow == "saturate") + "_stochastic" * self.stochastic
@@ -63,7 +65,7 @@ class GroupedSpec(KernelSpec[KernelSource]):
             unpacked=False,
             prelude="\n".join([fused_prelude(), *map(kernel_file, (*FILES, "tiles.cuh", "grouped.cu"))]),
             structs=structs(*kinds),
-            kernel=f"{head}GPUCAST_GROUPED({name}, {_THREADS * elements * tiles}, {work})\n",
+            kernel=f"{head}GPUCAST_GROUPED({name}, {resident}, {_THREADS * elements * tiles}, {work})\n",
             tile=1,
             elements=elements * tiles,
             threads=_THREADS,

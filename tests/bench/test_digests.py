@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of all kernels, and the digests of their PTX."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.static import digests
+from bench.static.catalog import Named, all_kernels, chosen
+from gpucast.codegen.spec import CastSpec, KernelSpec
+from gpucast.core.dtypes import dtype
+from gpucast.core.rule import resolve
+
+
+def spec(src: str, dst: str) -> CastSpec:
+    return CastSpec(resolve(dtype(src), dtype(dst)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Changed(KernelSpec[Any]):
+    """The kernel of another, with a piece of its text replaced."""
+
+    of: CastSpec
+    old: str
+    new: str
+
+    def source(self) -> Any:
+        source = self.of.source()
+        assert self.old in source.kernel
+        return dataclasses.replace(source, kernel=source.kernel.replace(self.old, self.new))
+
+
+def named(spec: KernelSpec[Any]) -> Named:
+    return Named(spec.source().name, spec)
+
+
+def rows(*kernels: KernelSpec[Any], done: Any = None) -> dict[str, Any]:
+    archs = ["sm_90"]
+    found = digests.digests([named(kernel) for kernel in kernels], archs, 1, done or {})
+    # As it is read from a file.
+    return json.loads(json.dumps({"architectures": archs, "sample": 1, "only": "", "kernels": found}))
+
+
+def test_comments() -> None:
+    text = 'a // one\n/* two\n three */ b "// kept" \'c\'\n\n  asm("/* kept */ \\" // kept");\n'
+    assert digests.without_comments(text) == 'a\nb "// kept" \'c\'\nasm("/* kept */ \\" // kept");'
+
+
+def test_a_change_of_a_kernel_is_told_and_a_comment_is_none() -> None:
+    one, other = spec("FLOAT", "INT8"), spec("FLOAT", "INT16")
+    before = rows(one, other)
+    assert digests.differences(before, rows(one, other)) == []
+    commented = Changed(one, "\n", " // a comment\n")
+    assert rows(commented)["kernels"] == rows(one)["kernels"]
+    wraps = Changed(one, "Overflow::wrap", "Overflow::saturate")
+    name, wider = one.source().name, other.source().name
+    assert digests.differences(before, rows(wraps, other)) == [f"differs: sm_90 {name}"]
+    assert digests.differences(before, rows(one)) == [f"gone: {wider}"]
+    assert digests.differences(rows(one), before) == [f"new: {wider}"]
+    # Two kernels of a name are a set.
+    both = rows(one, wraps)
+    assert digests.differences(both, rows(wraps, one)) == []
+    assert digests.differences(both, before | {"kernels": {name: before["kernels"][name]}}) == [
+        f"differs: sm_90 {name}"
+    ]
+
+
+def test_known_text_is_not_compiled_again() -> None:
+    one = spec("FLOAT", "INT8")
+    text = rows(one)["kernels"][one.source().name][0][0]
+    (of_name,) = rows(one, done={(text, "sm_90"): "from before"})["kernels"].values()
+    assert of_name == [[text, {"sm_90": "from before"}]]
+    assert digests.known({"k": [(text, {"sm_90": "p"})]}) == {(text, "sm_90"): "p"}
+
+
+def test_only_what_both_files_cover_is_compared() -> None:
+    before = rows(spec("FLOAT", "INT8"), spec("FLOAT", "INT16"))
+    after = rows(spec("FLOAT", "INT16")) | {"only": "int16"}
+    assert digests.differences(before, after) == []
+    many = [f"kernel{number}" for number in range(4000)]
+    tenth = [name for name in many if chosen(name, 10, "")]
+    assert 300 < len(tenth) < 500 and tenth == [name for name in many if chosen(name, 10, "")]
+
+
+def test_every_family_is_in_the_list() -> None:
+    kernels = all_kernels()
+    assert [one.name for one in kernels] == sorted(one.name for one in kernels)
+    names = {one.name for one in kernels}
+    assert len(kernels) > 30_000
+    for part in ("many_", "scaled_wide_amax", "stochastic", "transposed", "strided", "unpacked", "finite", "select"):
+        assert any(part in name for name in names), part
+    for part in ("quantize_groups", "tiles", "hadamard", "4over6", "_back", "row_scaled", "steps", "128x4", "top"):
+        assert any(part in name for name in names), part
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    options = ["--only", "^gpucast_float32_to_(int8|bool)$", "--arch", "sm_90", "--jobs", "1"]
+    assert digests.main([str(before), *options]) == 0
+    figures = json.loads(before.read_text())
+    assert list(figures["kernels"]) == ["gpucast_float32_to_bool", "gpucast_float32_to_int8"]
+    del figures["kernels"]["gpucast_float32_to_int8"]
+    before.write_text(json.dumps(figures))
+    assert digests.main([str(after), *options, "--against", str(before)]) == 1
+    assert "new: gpucast_float32_to_int8\n1 differences" in capsys.readouterr().out
+    figures["compiler"] = "1.0"
+    before.write_text(json.dumps(figures))
+    with pytest.raises(SystemExit, match="before.json is of NVRTC 1.0, this is NVRTC"):
+        digests.main([str(after), *options, "--against", str(before)])

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that show a sign of quantization are closed: what is not understood stops the conversion, by name, and
+the options that the error names decide. The names are those that public loaders and checkpoints have."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from codes import assert_same
+from conversions import contents, convert, failure, model, numbers
+from gpucast import files
+from gpucast.cli import main
+from gpucast.convert.scales import companions
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+E4M3 = ml_dtypes.float8_e4m3fn
+I8, ROWS = np.arange(-24, 24, dtype=np.int8).reshape(6, 8), np.arange(1, 7, dtype=np.float32)[:, None]
+ONE, SIX = np.ones(1, np.float32), np.ones(6, np.float32)
+LAYER = "model.layers.0.self_attn.q_proj"
+CODES = {f"{LAYER}.weight": I8, f"{LAYER}.weight_scale": ROWS}
+NUMBERS = I8.astype(np.float32) * ROWS
+INT8 = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False},
+        }
+    },
+    "ignore": ["lm_head"],
+}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], "fmt": "e4m3", "activation_scheme": "dynamic"}
+F8 = {"l.weight": numbers(128, 128).astype(E4M3), "l.weight_scale_inv": np.ones((1, 1), np.float32)}
+
+
+# ---- tensors beside codes ----
+
+#: Names that change what the numbers of weights or layers are, or that nobody here knows.
+REFUSED = (
+    # Ascend modelslim (vllm-ascend, w8a8.py).
+    *(f"{LAYER}.{last}" for last in ("deq_scale", "quant_bias", "input_offset", "weight_offset", "scale_bias")),
+    # compressed-tensors' transforms; fp_quant, EXL3, QuIP#.
+    *(f"{LAYER}.{last}" for last in ("R4_input.weight", "u_input.weight", "forward_hadamard_matrix", "suh", "SV")),
+    # Orders of groups, and factors of inputs.
+    *(f"{LAYER}.{last}" for last in ("perm", "q_invperm", "in_perm", "smooth_factor")),
+    # Other quantizers.
+    *(f"{LAYER}.{last}" for last in ("qzeros", "biases", "weight.absmax", "SCB", "weight._shift", "W_q", "codebooks")),
+    *(f"{LAYER}.{last}" for last in ("wscales", "s1_scales", "svdquant_lora_a", "svd_up", "bitmask")),
+    # Within the module of codes there is nothing but a bias, whatever it is called.
+    *(f"{LAYER}.{last}" for last in ("lora_A.weight", "weight_foo", "scale", "norm.weight", "weight2")),
+    # Elsewhere a weight needs a weight's name.
+    "model.layers.0.foo", "secret_scales", "model.layers.0.mlp.weight_scale",
+    # Named like scales of inputs and caches, but of no layer with codes, or of more than a number: they may be weights.
+    "model.altup.input_scale", "model.layers.0.mlp.act_scale", "model.layers.0.self_attn.q_scale",
+)  # fmt: skip
+#: Names of scales that say nothing of weights.
+BESIDE = (
+    *(f"{LAYER}.{last}" for last in ("input_scale", "activation_scale", "act_scale", "input_zero_point")),
+    *(f"{LAYER}.{last}" for last in ("input_global_scale", "scale_input", "output_scale")),
+    *(f"{LAYER}.{last}" for last in ("activation_scaling_factor", "input_quantizer._amax")),
+    *("model.layers.0.self_attn.qkv_input_scale", "model.layers.0.self_attn.gate_up_proj_input_scale"),
+    *(f"model.layers.0.self_attn.{last}" for last in ("k_scale", "v_scale", "kv_scale", "q_scale", "attn.k_scale")),
+    *(f"model.layers.0.self_attn.{last}" for last in ("k_proj.k_scale", "v_proj.output_scale", "qkv_proj.k_scale")),
+    *(f"model.layers.0.self_attn.{last}" for last in ("kv_cache_scaling_factor", "fa_k.scale", "prob_scale")),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_known_beside_codes_is_refused_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model({**CODES, "model.norm.weight": SIX, name: SIX}, quantization_config=INT8)
+    before = contents(Path())
+    said = failure(capsys, "in", "out", "--to", "BFLOAT16")
+    assert f"tensor {name!r} " in said and "--keep PATTERN (as it is), --drop PATTERN, or --as-weights PATTERN" in said
+    assert contents(Path()) == before
+    for option, found in (("--keep", SIX), ("--drop", None), ("--as-weights", SIX)):
+        assert convert("in", f"out{option}", "--to", "FLOAT", option, name) == 0
+        held = files.load(f"out{option}/model.safetensors")
+        assert_same(held[f"{LAYER}.weight"], NUMBERS)
+        assert (name in held) == (found is not None)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_scales_of_inputs_and_caches_are_dropped_with_a_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model({**CODES, name: ONE}, quantization_config=INT8)
+    assert main(["convert", "in", "out", "--to", "FLOAT"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("dropped, "))
+    assert repr(name) in line
+    assert files.load("out/model.safetensors").keys() == {f"{LAYER}.weight"}
+    assert convert("in", "kept", "--to", "FLOAT", "--keep", name) == 0
+    assert files.load("kept/model.safetensors").keys() == {f"{LAYER}.weight", name}
+
+
+def test_scales_of_the_cache_go_on_where_the_style_has_them() -> None:
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    held = {f"{LAYER}.weight": numbers(128, 128).astype(E4M3), f"{LAYER}.weight_scale": ONE}
+    cache = {f"model.layers.0.self_attn.{name}_scale": ONE for name in "kv"}
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}}
+    section = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
+    model({**held, **cache, f"{LAYER}.input_scale": ONE}, quantization_config={**section, "kv_cache_scheme": scheme})
+    options = ["--to", "INT4", "--scale", "block", "--style", "compressed-tensors"]
+    assert convert("in", "out", *options) == 0
+    found = files.load("out/model.safetensors")
+    assert cache.keys() <= found.keys() and f"{LAYER}.input_scale" not in found
+    assert json.loads(Path("out/config.json").read_text())["quantization_config"]["kv_cache_scheme"] == scheme
+    assert convert("out", "back", "--to", "FLOAT") == 0
+    assert files.load("back/model.safetensors").keys() == {f"{LAYER}.weight"}
+
+
+@pytest.mark.parametrize("row", companions.COMPANIONS, ids=lambda row: row.what)
+def test_no_row_of_the_table_hides_another(row: companions.Companion) -> None:
+    for pattern in row.names:
+        name = re.sub(r"\[!?(\w)\w*-?\w?\]", lambda found: "o" if "!" in found[0] else found[1], pattern)
+        assert companions.companion(name.replace("*", "model.layers.0.x")) is row, pattern
+
+
+def test_a_plain_checkpoint_is_open() -> None:
+    held = {"foo": SIX, "bar.any_name": ROWS, "ids": np.arange(4), "logit_scale": ONE}
+    # An adapter, an activation of BigVGAN, a norm of queries, a mask of GPT-2, a buffer of a vision model.
+    held |= {"q_proj.lora_A.weight": ROWS, "act.alpha": SIX, "attn.q_scale": SIX, "grid.indices": np.arange(6)}
+    held |= {"h.0.attn.bias": np.ones((1, 1, 4, 4), np.uint8), "l.rotation": ROWS, "layer_scales": SIX}
+    model(held, model_type="llama")
+    assert convert("in", "out", "--to", "BFLOAT16") == 0
+    assert files.load("out/model.safetensors").keys() == held.keys()
+
+
+@pytest.mark.parametrize(
+    "entry", [("quantization_config", '{"bits": 4}'), ("modelspec.quantization", "nf4"), ("tensor_names", '["l"]')]
+)
+def test_metadata_of_a_file_may_say_it(entry: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    files.save("in.safetensors", {"l.inner": ROWS}, dict([entry]))
+    assert "tensor 'l.inner' lies beside codes" in failure(
+        capsys, "in.safetensors", "out.safetensors", "--to", "BFLOAT16"
+    )
+    for name, text in (("format", "pt"), ("quantization", "none")):
+        files.save("in.safetensors", {"l.inner": ROWS}, {name: text})
+        assert convert("in.safetensors", "out.safetensors", "--to", "BFLOAT16") == 0
+
+
+def test_codes_are_plain_numbers_on_demand(capsys: pytest.CaptureFixture[str]) -> None:
+    model(F8, quantization_config=BLOCKS | {"quant_method": "special"})
+    assert "--as-weights '*' takes all tensors for plain numbers" in failure(capsys, "in", "out", "--to", "FLOAT")
+    assert convert("in", "out", "--to", "FLOAT", "--as-weights", "*") == 0
+    found = files.load("out/model.safetensors")
+    assert_same(found["l.weight"], F8["l.weight"].astype(np.float32))
+    assert found.keys() == F8.keys() and Path("out/config.json").read_text().strip() == "{}"
+
+
+# ---- codes without their scales ----
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"quantization_config": BLOCKS}, {"text_config": {"quantization_config": BLOCKS}}]
+)
+@pytest.mark.parametrize("scale", [None, "l.weight_scale_inv_", "l.scale_inv_weight", "l.weight_scale2_inv.x"])
+def test_codes_without_their_scales_are_no_weights(scale: str | None, config: Any, capsys: Any) -> None:
+    """unsloth 6200, miles 1641."""
+    held = {
+        "l.weight": F8["l.weight"],
+        **({} if scale is None else {scale: F8["l.weight_scale_inv"]}),
+        "norm.weight": SIX,
+    }
+    model(held, **config)
+    said = failure(capsys, "in", "out", "--to", "BFLOAT16")
+    assert "tensor 'l.weight' is F8_E4M3, which holds codes" in said or f"tensor {scale!r}" in said
+    more = [] if scale is None else ["--drop", scale]
+    assert convert("in", "out", "--to", "BFLOAT16", "--as-weights", "l.weight", *more) == 0
+    assert_same(files.load("out/model.safetensors")["l.weight"], F8["l.weight"].astype(ml_dtypes.bfloat16))
+
+
+# ---- config.json ----
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        (),
+        ("text_config",),
+        ("llm_config",),
+        ("thinker_config", "text_config"),
+        ("vision_config", "a_config", "b_config"),
+    ],
+)
+@pytest.mark.parametrize("entry", ["quantization_config", "compression_config"])
+def test_a_section_is_removed_wherever_it_stands(places: tuple[str, ...], entry: str) -> None:
+    """Kimi-K2.5, transformers: NaN."""
+    config: dict[str, Any] = {entry: BLOCKS}
+    for place in places:
+        config = {place: config, "dtype": "float32"}
+    model(F8, **config)
+    assert convert("in", "out", "--to", "BFLOAT16") == 0
+    text = Path("out/config.json").read_text()
+    assert "quant" not in text and "compression" not in text and "float32" not in text
+    # What is written anew stands where loaders look for it, and nowhere else.
+    options = ["--to", "FLOAT8E4M3FN", "--scale", "block", "--style", "compressed-tensors", "--include", "l.weight"]
+    assert convert("in", "ct", *options) == 0
+    written = json.loads(Path("ct/config.json").read_text())
+    assert written.pop("quantization_config")["quant_method"] == "compressed-tensors"
+    assert "quant" not in json.dumps(written)
+
+
+def test_other_files_of_quantizers_are_read_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    held = {"l.weight": numbers(128, 128).astype(E4M3), "l.weight_scale": ONE}
+    model(held, model_type="llama")
+    Path("in/hf_quant_config.json").write_text(
+        '{"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}'
+    )
+    assert convert("in", "out", "--to", "BFLOAT16") == 0
+    assert not Path("out/hf_quant_config.json").exists()
+    Path("in/hf_quant_config.json").write_text('{"quantization": {"quant_algo": "W4A16_AWQ"}}')
+    assert "quant_algo 'W4A16_AWQ' is not read here" in failure(capsys, "in", "x", "--to", "BFLOAT16")
+    Path("in/hf_quant_config.json").rename("in/quant_model_description.json")
+    assert "quantized by 'Ascend modelslim'" in failure(capsys, "in", "x", "--to", "BFLOAT16")
+
+
+#: What a section may say that tensors contradict, or that is not understood: the change, and a word of the error.
+SAID: dict[str, tuple[dict[str, Any], str]] = {
+    **{
+        method: ({"quant_method": method, "bits": 4, "group_size": 128}, name)
+        for method, name in (
+            *(("gptq", "GPTQ"), ("awq", "AWQ"), ("bitsandbytes", "bitsandbytes"), ("gguf", "GGUF")),
+            *((name, repr(name)) for name in ("hqq", "aqlm", "vptq", "quanto", "torchao", "auto-round", "quark")),
+        )
+    },
+    "MLX": ({"group_size": 64, "bits": 4}, "MLX (affine)"),
+    "a transform": (INT8 | {"transform_config": {"config_groups": {"u": {"type": "hadamard"}}}}, "transform_config"),
+    "sparsity": (INT8 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+    "an unknown entry": (INT8 | {"spin": 1}, "'spin'"),
+    "an unknown format": (INT8 | {"format": "marlin-24"}, "'marlin-24'"),
+    "no groups": (INT8 | {"config_groups": {}}, "no group of config_groups"),
+    "ignored": (INT8 | {"ignore": [LAYER]}, "is not quantized"),
+    "ignored by a pattern": (INT8 | {"ignore": ["re:.*q_proj"]}, "is not quantized"),
+    "not for it": ({"quant_method": "fp8", "modules_to_not_convert": [LAYER]}, "is not quantized"),
+    "blocks of float8": (BLOCKS, "codes of FLOAT8E4M3FN"),
+    "gpt-oss": ({"quant_method": "mxfp4"}, "codes of FLOAT4E2M1"),
+    "ModelOpt": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "codes of FLOAT4E2M1"),
+}  # fmt: skip
+GROUPS: dict[str, Any] = {
+    "num_bits": 4, "type": "float", "symmetric": False, "strategy": "tensor", "dynamic": True, "actorder": "group",
+    "scale_dtype": "torch.uint8", "rotation": "hadamard", "group_size": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*SAID, *GROUPS])
+def test_a_section_that_is_not_understood_or_is_contradicted(case: str, capsys: pytest.CaptureFixture[str]) -> None:
+    section: Any
+    if case in SAID:
+        section, said = SAID[case]
+    else:
+        section, said = json.loads(json.dumps(INT8)), "config.json"
+        weights = section["config_groups"]["group_0"]["weights"]
+        weights[case] = GROUPS[case]
+        if case == "group_size":
+            weights |= {"strategy": "group", "group_size": 4}
+    model({**CODES, "model.norm.weight": SIX}, quantization_config=section)
+    assert said in failure(capsys, "in", "out", "--to", "BFLOAT16")
+    assert not Path("out").exists()

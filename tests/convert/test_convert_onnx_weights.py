@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Of an ONNX model only weights are cast: constants that enter known operators as weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from conversions import convert, failure
+from gpucast import files
+from gpucast.cli import main
+
+pytestmark = pytest.mark.usefixtures("folder")
+
+W = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
+V = np.array([0.1, 0.2, 0.3, 0.7], np.float32)
+ONE, TENTH = np.array([1.3], np.float32), np.float32(0.1)
+
+
+def model(nodes: list[Any], opset: int = 23, shape: Any = (4, 4), **constants: Any) -> None:
+    """A model of x with these nodes, the last of which gives y."""
+    values = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in (("x", shape), ("y", None))
+    ]
+    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in constants.items()]
+    graph = helper.make_graph(nodes, "test", values[:1], values[1:], tensors)
+    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=helper.find_min_ir_version_for(opsets[:1]))
+    onnx.save(proto, "in.onnx")
+
+
+def node(kind: str, inputs: str, output: str = "y", **attributes: Any) -> Any:
+    return helper.make_node(
+        kind, ["" if name == "-" else name for name in inputs.split()], output.split(), **attributes
+    )
+
+
+def run(path: str, x: Any = W) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+
+
+def half() -> dict[str, str]:
+    """The types of the constants of the model as FLOAT16, by the names that they had. None where nothing was cast."""
+    assert convert("in.onnx", "out.onnx", "--to", "FLOAT16", "--allow-loss", "--verify", "all") == 0
+    proto = onnx.load("out.onnx")
+    found = {one.name.removesuffix(".float16"): one.data_type for one in proto.graph.initializer}
+    found |= {one.output[0]: one.attribute[0].t.data_type for one in proto.graph.node if one.op_type == "Constant"}
+    return {name: TensorProto.DataType.Name(kind) for name, kind in found.items()}
+
+
+def test_the_scales_of_a_resize_stay() -> None:
+    """onnxconverter-common 207: 10 x 1.3 gave 12 rows and not 13."""
+    scales = np.array([1, 1, 1.3, 1.3], np.float32)
+    model(
+        [node("MatMul", "x w", "h"), node("Resize", "h - s", mode="nearest")],
+        shape=(1, 1, 10, 10),
+        s=scales,
+        w=np.eye(10, dtype=np.float32),
+    )
+    assert half() == {"s": "FLOAT", "w": "FLOAT16"}
+    assert run("out.onnx", np.ones((1, 1, 10, 10), np.float32)).shape == (1, 1, 13, 13)
+
+
+#: What is no weight, as c: nodes that take it, and other constants of theirs. `w` is a weight beside it.
+NO_WEIGHTS: dict[str, tuple[list[Any], Mapping[str, Any]]] = {
+    "epsilon": ([node("Add", "h c")], {"c": ONE}),
+    "scalar factor": ([node("Mul", "h c")], {"c": TENTH}),
+    "divisor": ([node("Div", "h c")], {"c": V}),
+    "exponent": ([node("Pow", "h c")], {"c": V}),
+    "limit": ([node("Clip", "h c")], {"c": TENTH}),
+    "upper limit": ([node("Clip", "h - c")], {"c": TENTH}),
+    "range": ([node("Range", "c e d", "r"), node("Add", "h r")], {"c": 0 * TENTH, "e": 40 * TENTH, "d": 10 * TENTH}),
+    "scales that are computed": (
+        [node("Mul", "c d", "s"), node("Unsqueeze", "h a", "u"), node("Resize", "u - s")],
+        {"c": V * 10, "d": V * 10, "a": np.array([0, 1])},
+    ),
+    "sizes that are computed": (
+        [node("Shape", "h", "s"), node("Cast", "s", "f", to=1), node("Mul", "f c", "g"), node("Floor", "g", "i"),
+         node("Cast", "i", "j", to=7), node("Expand", "h j")], {"c": np.array([1.3, 1.3], np.float32)},
+    ),
+    "mask": ([node("Where", "m h c")], {"c": V, "m": np.array([True, False, True, True])}),
+    "pad": ([node("Pad", "h p c")], {"p": np.zeros(4, np.int64), "c": TENTH}),
+    "comparison": ([node("Greater", "h c", "b"), node("Cast", "b", "y", to=1)], {"c": V}),
+    "maximum": ([node("Max", "h c")], {"c": V}),
+    "variance": ([node("BatchNormalization", "h s b m c")], {"s": V, "b": V, "m": V, "c": V}),
+    "loss": ([node("IsInf", "c", "b"), node("Cast", "b", "f", to=1), node("Add", "h f")], {"c": V}),
+    "an output too": ([node("Identity", "c")], {"c": V}),
+    "through a shape": ([node("Reshape", "c s", "r"), node("Pow", "h r")], {"c": V, "s": np.array([1, 4])}),
+    "two uses": ([node("MatMul", "h c", "i"), node("Pow", "i c")], {"c": W}),
+    "another domain": ([node("Mystery", "h c", domain="com.microsoft")], {"c": W}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NO_WEIGHTS)
+@pytest.mark.parametrize("constant", [False, True], ids=["initializer", "Constant"])
+def test_what_is_no_weight_stays_bit_for_bit(case: str, constant: bool, capsys: Any) -> None:
+    nodes, constants = NO_WEIGHTS[case]
+    before = [node("MatMul", "x w", "h")]
+    if constant:
+        before.append(
+            helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(np.asarray(constants["c"])))
+        )
+    model([*before, *nodes], w=W, **{name: x for name, x in constants.items() if name != "c" or not constant})
+    assert main(["convert", "in.onnx", "out.onnx", "--to", "FLOAT16", "--allow-loss"]) == 0
+    said = capsys.readouterr().out
+    proto = onnx.load("out.onnx")
+    found = {one.name: numpy_helper.to_array(one) for one in proto.graph.initializer}
+    assert found.pop("w.float16").dtype == np.float16
+    if constant:
+        (made,) = (one for one in proto.graph.node if one.op_type == "Constant")
+        assert numpy_helper.to_array(made.attribute[0].t).tobytes() == np.asarray(constants["c"]).tobytes()
+    else:
+        assert found["c"].tobytes() == np.asarray(constants["c"]).tobytes() and "'c' (FLOAT)" in said
+
+
+#: Weights, as c.
+WEIGHTS: dict[str, tuple[list[Any], Any]] = {
+    "right": ([node("MatMul", "x c")], W),
+    "left": ([node("MatMul", "c x")], W),
+    "a bias": ([node("Add", "x c")], V),
+    "a factor": ([node("Mul", "c x")], V),
+    "Gemm": ([node("Gemm", "x w c")], V),
+    "transposed": ([node("Transpose", "c", "t"), node("MatMul", "x t")], W),
+    "cast": ([node("Cast", "c", "t", to=1), node("MatMul", "x t")], W),
+    "two uses": ([node("MatMul", "x c", "h"), node("Gemm", "h c")], W),
+    "a table": ([node("ArgMax", "x", "i", axis=1, keepdims=0), node("Gather", "c i")], W),
+    "LayerNormalization": ([node("LayerNormalization", "x c v")], V),
+    "PRelu": ([node("PRelu", "x c")], V),
+    "Einsum": ([node("Einsum", "x c", equation="ij,jk->ik")], W),
+    "BatchNormalization": ([node("BatchNormalization", "x c v v v")], V),
+    "part": ([node("Slice", "c s e", "p"), node("Add", "x p")], np.stack([V, V])),
+    "a token": ([node("Concat", "x c", axis=0)], W),
+    "Conv": ([node("Unsqueeze", "x a", "u"), node("Conv", "u c")], W.reshape(4, 4, 1)),
+    "SkipLayerNormalization": ([node("SkipLayerNormalization", "x x c", domain="com.microsoft")], V),
+}
+
+
+@pytest.mark.parametrize("case", WEIGHTS)
+@pytest.mark.parametrize("constant", [False, True], ids=["initializer", "Constant"])
+def test_weights_are_cast_wherever_they_stand(case: str, constant: bool) -> None:
+    nodes, c = WEIGHTS[case]
+    more = {"w": W, "v": V, "s": np.array([0]), "e": np.array([1]), "a": np.array([0])}
+    held = more if constant else {"c": c, **more}
+    first = [helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(c))] if constant else []
+    model([*first, *nodes], **held)
+    proto = onnx.load("in.onnx")
+    assert convert("in.onnx", "out.onnx", "--to", "FLOAT16", "--verify", "all") == 0
+    kinds = {one.name.split(".")[0]: one.data_type for one in onnx.load("out.onnx").graph.initializer}
+    # One that only a Cast to FLOAT takes has the name of its result.
+    assert kinds.get("c", kinds.get("t")) == TensorProto.FLOAT16
+    if "SkipLayer" not in case:
+        np.testing.assert_allclose(run("out.onnx"), run("in.onnx"), rtol=1e-2, atol=1e-2)
+    assert proto.graph.node
+
+
+def test_codes_and_scales_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    model([node("MatMul", "x w", "h"), node("Add", "h b")], w=np.tile(W, (1, 64)), b=np.tile(V, 64))
+    assert convert("in.onnx", "q.onnx", "--to", "INT8", "--scale", "per-channel") == 0
+    before = onnx.load("q.onnx")
+    assert main(["convert", "q.onnx", "out.onnx", "--to", "BFLOAT16"]) == 0
+    said = capsys.readouterr().out
+    assert "1 tensor cast to BFLOAT16" in said
+    assert "left alone, for DequantizeLinear takes codes and scales, which stay whole: 'w_scale' (FLOAT)" in said
+    names = ("w_quantized", "w_scale")
+    kept = [
+        {one.name: one for one in proto.graph.initializer if one.name in names}
+        for proto in (before, onnx.load("out.onnx"))
+    ]
+    assert kept[0] == kept[1] and kept[0].keys() == set(names)
+    assert main(["convert", "q.onnx", "same.onnx", "--to", "FLOAT"]) == 0
+    assert "0 tensors cast to FLOAT" in capsys.readouterr().out
+    model([node("DequantizeLinear", "c s", "w"), node("MatMul", "x w")], c=np.ones((4, 4), np.int8), s=TENTH)
+    said = failure(capsys, "in.onnx", "out.onnx", "--to", "BFLOAT16")
+    assert "DequantizeLinear takes codes and scales, which stay whole" in said
+
+
+def test_initializers_are_not_dropped(capsys: pytest.CaptureFixture[str]) -> None:
+    model([node("MatMul", "x w")], w=W)
+    assert "--drop is for tensors of checkpoints" in failure(
+        capsys, "in.onnx", "out.onnx", "--to", "FLOAT16", "--drop", "w"
+    )
+
+
+def test_a_name_that_is_chosen_is_cast_all_the_same() -> None:
+    model([node("MatMul", "x w", "h"), node("Mul", "h c")], w=W, c=ONE)
+    assert half() == {"w": "FLOAT16", "c": "FLOAT"}
+    for option in (["--rule", "c=FLOAT16"], ["--as-weights", "c"]):
+        assert convert("in.onnx", "out.safetensors", "--to", "FLOAT16", *option) == 0
+        assert {x.dtype.name for x in files.load("out.safetensors").values()} == {"float16"}

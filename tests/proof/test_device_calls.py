@@ -4,15 +4,21 @@ host's bits. The last test prints how much ran (``-s``)."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from bench.gpu import families
 from bench.gpu.device_calls import FAMILIES, DeviceCall
-from host_driver import download, installed, upload
+from gpucast.codegen.spec import KernelSpec
+from gpucast.gpu import driver as launch
+from gpucast.quantization.gpu.hadamard_source import HadamardKind
+from gpucast.quantization.gpu.source import Kind
+from gpucast.warmup import kinds as _every_spec  # noqa: F401 (it imports all modules that define specs)
+from host_driver import Quiet, download, installed, upload
 from ptx_driver import PtxDriver
 
 ARCHS = ("sm_80", "sm_90", "sm_100a")
@@ -59,3 +65,19 @@ def test_from_the_ptx(number: int, arch: str, exhaustive: bool) -> None:
     LAUNCHED[arch].update(name for name, _ in driver.launched)
     assert not wrong, "\n".join(wrong)
     assert driver.launched or CALLS[number].name == "report"
+
+
+def test_the_calls_launch_every_kind_of_kernel() -> None:
+    with installed(Quiet()):
+        for call in CALLS:
+            # What they return is nothing.
+            with contextlib.suppress(AssertionError):
+                call.run(families.Placed(lambda x, offset: upload(x, offset=offset)))
+        specs = [spec for spec, _ in [*launch._kernels, *launch._many]]
+    assert {type(spec) for spec in specs} == set(KernelSpec.__subclasses__())
+    kinds = {(type(spec).__name__, spec.kind) for spec in specs if hasattr(spec, "kind")}
+    wanted = {("QuantizeSpec", kind) for kind in get_args(Kind)} | {
+        ("HadamardSpec", kind) for kind in get_args(HadamardKind)
+    }
+    assert kinds == wanted
+    assert any(getattr(spec, "ops", None) is not None for spec in specs)

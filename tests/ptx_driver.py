@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
+from gpucast.compile import compiler
 from host_driver import ARRAYS, HostDriver
-from tests.proof import certificate
 from tests.proof.ptx import Kernel, read
 from tests.proof.simt import Block
 
@@ -24,19 +27,36 @@ class PtxDriver(HostDriver):
     def __init__(self, arch: str, change: Callable[[str, str], str] | None = None) -> None:
         super().__init__(1, int(arch.strip("sm_a")))
         self.ptx_arch, self.change = arch, change
+        #: What kernels of one array were launched for, together.
+        self.elements = 0
 
     def load(self, kernel: Any) -> Any:
-        return lambda blocks, arguments: self._run(kernel, bytes(arguments), blocks)
+        # Kernels of batches have no count of their own.
+        at = kernel.arguments.offsets["n"] if kernel.arguments.name == "Array" else None
 
-    def _run(self, of: Any, arguments: bytes, blocks: int) -> None:
-        key = of.text, self.ptx_arch
-        if self.change is not None or key not in _READ:
-            text = certificate.ptx(of, self.ptx_arch)
-            kernel = read(text if self.change is None else self.change(of.name, text))
+        def run(blocks: int, arguments: Any) -> None:
+            data = bytes(arguments)
+            self.elements += 0 if at is None else int.from_bytes(data[at : at + 8], "little", signed=True)
+            parts = [data[place.offset : place.end] for place in kernel.arguments.places]
+            self._run(kernel.text, kernel.name, kernel.threads, parts, blocks)
+
+        return run
+
+    def launch(self, text: str, name: str, threads: int, arguments: Sequence[Any], blocks: int) -> None:
+        """Launch any kernel; arguments are addresses and numbers of NumPy."""
+        given = [struct.pack("<Q", one) if isinstance(one, int) else np.asarray(one).tobytes() for one in arguments]
+        self._run(text, name, threads, given, blocks)
+
+    def _run(self, text: str, name: str, threads: int, arguments: Sequence[bytes], blocks: int) -> None:
+        self.launched.append((name, self.streams[0]))
+        Block(self._kernel(text, name), threads, arguments, list(ARRAYS)).run(blocks)
+
+    def _kernel(self, text: str, name: str) -> Kernel:
+        found = _READ.get((text, self.ptx_arch)) if self.change is None else None
+        if found is None:
+            compiled = compiler.compile(text, name, self.ptx_arch.replace("sm_", "compute_"))
+            ptx = compiled.code.rstrip(b"\0").decode()
+            found = read(ptx if self.change is None else self.change(name, ptx))
             if self.change is None:
-                _READ[key] = kernel
-        else:
-            kernel = _READ[key]
-        self.launched.append((of.name, self.streams[0]))
-        parts = [arguments[place.offset : place.end] for place in of.arguments.places]
-        Block(kernel, of.threads, parts, list(ARRAYS)).run(blocks)
+                _READ[text, self.ptx_arch] = found
+        return found

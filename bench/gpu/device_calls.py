@@ -166,7 +166,7 @@ _QUANTIZED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("int4_zp_32", {}), ("uint8_zp_axis", {}), ("uint4_zp_64", {"axis": 0}), ("int2_128", {}),
     ("mxfp8e4m3", {"axis": 0}), ("int4_32", {"axis": 0}), ("nvfp4_16x16", {}),
     ("mxfp8e4m3", {"rounding": "stochastic", "seed": 3}), ("deepgemm", {}), ("te-float8-current", {}),
-    ("torchao-nvfp4", {}), ("vllm-fp8-token", {}), ("compressed-tensors-int4-128", {}),
+    ("torchao-nvfp4", {}), ("vllm-fp8-token", {}), ("compressed-tensors-int4-128", {}), ("te-nvfp4", {}),
 )  # fmt: skip
 _TRANSPOSED = (
     "mxfp8e4m3", "mxfp4", "nvfp4", "float8e4m3fn_1x128", "float8e5m2_128x128", "float8e4m3fn_tensor", "int8_64",

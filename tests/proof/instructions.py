@@ -321,7 +321,12 @@ def _running() -> dict[str, Operation]:
     found["rcp.rn.f32"] = (32,), lambda a: found["div.rn.f32"][1](one, a)
     found["rcp.approx.ftz.f32"] = (32,), lambda a: _flush(found["div.rn.f32"][1](one, _flush(a)))
     found["sub.rn.f32x2"] = (64, 64), lanes(found["sub.rn.f32"][1])
-    found["cvt.rn.f64.s16"] = (16,), _arithmetic("from_int", 64, True, TWICE, "rn")
+    for kind in ("s8", "u8", "s16", "u16"):
+        for name, form in (("f32", SINGLE), ("f64", TWICE)):
+            found[f"cvt.rn.{name}.{kind}"] = (
+                (int(kind[1:]),),
+                _arithmetic("from_int", sum(form), kind[0] == "s", form, "rn"),
+            )
     found["cvt.s8.s64"] = (64,), lambda a: t.sext(part(a, 0, 8), 16)
     for w in (32, 64):
         for kind, signed in (("u", False), ("s", True)):

@@ -9,14 +9,13 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from tests.proof import terms as t
 from tests.proof.instructions import OPERATIONS
 from tests.proof.ptx import Instruction, Kernel
 from tests.proof.terms import Term, const
 
-_ACCESS = re.compile(r"(ld|st)(?:\.(?:param|global|shared))?(?:\.nc)?(?:\.v([248]))?\.([bsuf])(\d+)")
+_ACCESS = re.compile(r"(ld|st)(?:\.(param|global|shared))?(?:\.nc)?(?:\.v([248]))?\.([bsuf])(\d+)")
 _MOVE = re.compile(r"mov\.[bsuf](\d+)")
 #: Instructions without an effect on results.
 _NOTHING = {"pmevent"}
@@ -24,21 +23,10 @@ _NOTHING = {"pmevent"}
 _PREFETCH = "prefetch.global.L2"
 #: The maximum over a warp, and of a number in memory and another one.
 _WARP_MAX, _RAISE = "redux.sync.max.s32", "red.global.max.s32"
-#: Takes what the lane gives whose number differs in some bits.
-_SHUFFLE = "shfl.sync.bfly.b32"
 #: Where the memories of a kernel begin: tables and parameters.
 _TABLES, _PARAMS = 0x2000_0000, 0x1000_0000
 #: The most instructions of a thread.
 _LIMIT = 2_000_000
-
-
-class Shuffle(NamedTuple):
-    """What a thread gives to its warp, and the bits in which the lane differs whose number it takes."""
-
-    given: Term
-    bits: Term
-    #: The number of the instruction.
-    at: int
 
 
 class Fault(Exception):
@@ -176,8 +164,8 @@ class Machine:
         self.memory.known.update(enumerate(data, at))
         return -(-(at + len(data)) // 256) * 256
 
-    def thread(self, block: int, number: int) -> Generator[Shuffle | None, Term | None, None]:
-        """Run a thread; the generator stops at each barrier, and at each shuffle, whose result it takes."""
+    def thread(self, block: int, number: int) -> Generator[None, None, None]:
+        """Run a thread; the generator stops at each barrier."""
         special = {"%tid.x": number, "%ctaid.x": block, "%laneid": number % 32}
         waiting = [_State(0, {name: const(value, 32) for name, value in special.items()})]
         steps, ended = 0, False
@@ -211,21 +199,6 @@ class Machine:
                     if waiting or here.path:
                         raise Fault("a barrier that not all threads reach")
                     yield None
-                    here.at += 1
-                elif name == _SHUFFLE:
-                    values = (self._value(one, 32, here.registers) for one in instruction.operands[1:])
-                    given, bits, last, mask = values
-                    if waiting or here.path or instruction.guard or not t.is_ones(mask):
-                        raise Fault("a shuffle that not all threads reach")
-                    if int(last) != 31 or int(bits) > 31:
-                        raise Fault(f"a shuffle over parts of a warp: {instruction.text}")
-                    found = yield Shuffle(given, bits, here.at)
-                    if found is None:
-                        raise Unknown(f"proof: the instruction {name} is unknown to the prover: {instruction.text}")
-                    register, _, inside = instruction.operands[0].partition("|")
-                    self._set(register, found, here, const(1, 1))
-                    if inside:
-                        self._set(inside, const(1, 1), here, const(1, 1))
                     here.at += 1
                 else:
                     self._execute(instruction, here)
@@ -281,7 +254,7 @@ class Machine:
             raise Unknown(f"proof: the instruction {name} is unknown to the prover: {instruction.text}")
 
     def _access(self, instruction: Instruction, access: re.Match[str], here: _State, guard: Term) -> None:
-        kind, count, sign, bits = access.groups()
+        kind, space, count, sign, bits = access.groups()
         size, many = int(bits) // 8, int(count or 1)
         load, (one, other) = kind == "ld", instruction.operands
         register, _, offset = (other if load else one).strip("[]").partition("+")
@@ -289,6 +262,7 @@ class Machine:
         if register in self.symbols or register in self.kernel.params:
             base = const(self.symbols[register], 64)
         address = t.add(base, const(int(offset or "0"), base.width))
+        self._check_space(instruction, space, address)
         if not load and address.constant and int(address) in self.memory.cells:
             value = self._value(other, int(bits), here.registers)
             self.memory.change(int(address), value, t.conj(guard, *here.path))
@@ -307,6 +281,19 @@ class Machine:
             names = other.strip("{} ").split(",") if many > 1 else [other]
             values = [self._value(name.strip(), int(bits), here.registers) for name in names]
             self.memory.store(address, [t.part(v, 8 * i, 8) for v in values for i in range(size)], size * many)
+
+    def _check_space(self, instruction: Instruction, space: str | None, address: Term) -> None:
+        """Fault for an address of another memory than the instruction names. Without a name any will do."""
+        if address.constant:
+            at = int(address)
+            within = "shared" if at in self.memory.shared else "param" if _PARAMS <= at < _TABLES else "global"
+        else:
+            # Only look-ups in shared memory depend on the input.
+            within = "shared"
+        if space not in (None, within):
+            raise Fault(f"an address of {within} memory: {instruction.text}")
+        if within == "param" and instruction.name.startswith("st"):
+            raise Fault(f"a store to parameters: {instruction.text}")
 
     def _value(self, operand: str, width: int, registers: dict[str, Term]) -> Term:
         found = registers.get(operand)

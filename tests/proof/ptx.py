@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 #: A label, the beginning or the end of a scope, or a statement, which may hold operands in braces.
-_TOKEN = re.compile(r"\s*(?:(\$\w+):|(\{)(?=\s*\.reg)|(\})|([^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)")
+_TOKEN = re.compile(r"\s*(?:(\$\w+):|(\{)(?=\s*\.(?:reg|local|shared))|(\})|([^;{}]*(?:\{[^{}]*\}[^;{}]*)*);)")
 _STATEMENT = re.compile(r"(?:@(!?)(%?\w+)\s+)?([\w.]+)\s*(.*)", re.DOTALL)
 _TABLE = re.compile(r"\.global \.align (\d+) \.b8 (\w+)\[(\d+)\] = \{([^}]*)\}")
-_MEMORY = re.compile(r"\.(shared|local) +\.align (\d+) \.b8 +(\w+)\[(\d+)\]")
+_MEMORY = re.compile(r"\.(shared|local)\s+\.align (\d+) \.b8\s+(\w+)\[(\d+)\]")
 _PARAM = re.compile(r"\.param (?:\.align (\d+) )?\.[a-z]+(\d+) (?:\.ptr \.align \d+ )?(\w+)(?:\[(\d+)\])?")
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
 _SIZES = {"pred": 1}

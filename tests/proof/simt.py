@@ -161,8 +161,8 @@ class Block(Registers):
             raise self._fault(step, group, Fault("a lane outside of its own mask"))
         there = np.zeros((-(-self.count // LANES), LANES), np.int64)
         there[group // LANES, group % LANES] = masks
-        bits = (there != 0) @ (1 << np.arange(LANES))
-        return bool(((bits[group // LANES] & masks) == masks).all() and (there[group // LANES].max(1) == masks).all())
+        named = masks[:, None] >> np.arange(LANES) & 1
+        return bool(((there[group // LANES] == masks[:, None]) | (named == 0)).all())
 
     def _fault(self, step: Step, group: Array, fault: Fault) -> Fault:
         lanes = f"thread {int(group[0])}" if len(group) else "no thread"

@@ -3,11 +3,17 @@
 
 No shared address is used in another way than by instructions for shared memory: a GPU that stores to it as global
 memory stops. No local memory, which is what registers spill to. No word of the compiler.
+
+``python -m bench.static.gate`` asks this of all kernels, or of a sample, for several architectures. Nothing runs on a
+GPU. The exit code is 1 if a kernel fails.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +23,9 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from bench import cubin
-from bench.static.catalog import uncached
+from bench.static.catalog import all_kernels, uncached
+from bench.static.digests import ARCHITECTURES
+from gpucast.cli.arguments import at_least_one
 from gpucast.cli.progress import progress_bar
 from gpucast.codegen.kernel import Kernel, Part, program
 from gpucast.compile import disassembler
@@ -67,6 +75,29 @@ class Counts(NamedTuple):
             f"{self.kernels} kernels: {self.generic} with shared through generic, {self.spilling} with local memory "
             f"({self.local} bytes), {self.warnings} with warnings"
         )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(argv)
+    kernels = all_kernels(given.sample, given.only)
+    problems: list[str] = []
+    for arch in given.arch:
+        found = gate(kernels, arch, given.jobs)
+        print(f"{arch}: {counts(found)}", flush=True)
+        problems += [problem for one in found for problem in one.problems()]
+    print("\n".join(problems), end="\n" if problems else "", file=sys.stderr)
+    return int(bool(problems))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench.static.gate", description=__doc__)
+    parser.add_argument("--arch", nargs="+", metavar="ARCH", default=list(ARCHITECTURES), help="default: %(default)s")
+    parser.add_argument(
+        "--sample", type=at_least_one, default=1, metavar="N", help="one kernel in N, the same in every run"
+    )
+    parser.add_argument("--only", default="", metavar="PATTERN", help="kernels whose names match, such as hadamard")
+    parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count() or 1, metavar="N", help="processes")
+    return parser
 
 
 def counts(kernels: Iterable[Gated]) -> Counts:
@@ -119,3 +150,7 @@ def generic_addresses(listing: str) -> dict[str, int]:
     """For each function of a listing of machine code the instructions that make generic addresses of shared ones."""
     parts = _FUNCTION.split(listing)[1:]
     return {name: len(_WINDOW.findall(code)) for name, code in zip(parts[::2], parts[1::2], strict=True)}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -51,10 +51,12 @@ class Generated(SphinxDirective):
 
 class ModuleText(SphinxDirective):
     required_arguments = 1
+    #: The module whose text it is, where the first one only hands names on.
+    optional_arguments = 1
 
     def run(self) -> list[Any]:
-        (name,) = self.arguments
-        folder = _HERE.parent.joinpath(*name.split("."))
+        name, *source = self.arguments
+        folder = _HERE.parent.joinpath(*(source or [name])[0].split("."))
         path = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
         self.env.note_dependency(str(path))
         lines = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()

@@ -2,7 +2,7 @@
 """What the machine code of every kernel must keep, and a processor's one flat memory does not show.
 
 No shared address is used in another way than by instructions for shared memory: a GPU that stores to it as global
-memory stops. No local memory, which is what registers spill to. No word of the compiler.
+memory stops. No local memory, which is what registers spill to. No warning of the compiler.
 
 ``python -m bench.static.gate`` asks this of all kernels, or of a sample, for several architectures. Nothing runs on a
 GPU. The exit code is 1 if a kernel fails.

@@ -25,7 +25,7 @@ from gpucast.parity.self_test import Comparison, Compilation, Problem
 _REQUIRED = ("numpy", "ml_dtypes")
 #: What each optional package is for, and the command that installs it.
 _OPTIONAL = {
-    "onnx": (".pb files, gpucast.onnx.backend", "pip install 'gpucast[onnx]'"),
+    "onnx": (".pb files, gpucast.interop.onnx", "pip install 'gpucast[onnx]'"),
     "orjson": ("faster string casts", "pip install 'gpucast[fast]'"),
     "tqdm": ("progress bars", "pip install tqdm"),
 }

@@ -133,6 +133,9 @@ def _texts(metadata: Any) -> dict[str, str]:
     texts = {} if metadata is None else metadata
     if not isinstance(texts, Mapping) or not all(isinstance(one, str) for pair in texts.items() for one in pair):
         raise TypeError(f"save: metadata={metadata!r} must be a dict of texts")
+    # They tell `load` what arrays are.
+    if own := sorted(name for name in texts if name.startswith("gpucast.")):
+        raise ValueError(f"save: metadata has {own[0]!r}; names that begin with 'gpucast.' are those of save itself")
     return dict(texts)
 
 

@@ -2,7 +2,10 @@
 """Dask, under its public name; it is `gpucast.libraries.dask`."""
 
 from gpucast.core import packages
+from gpucast.libraries import dask
 from gpucast.libraries.dask import ADAPTER, cast
+
+__doc__ = dask.__doc__
 
 __all__ = ["ADAPTER", "cast"]
 

@@ -202,7 +202,7 @@ class Cast(_Layer):
     ------
     TypeError and ValueError for illegal attributes, as for `gpucast.cast`.
 
-    As a module of PyTorch: `gpucast.libraries.torch.Cast`.
+    As a module of PyTorch: `gpucast.interop.torch.Cast`.
     """
 
     _VERSIONS = CAST_VERSIONS

@@ -39,7 +39,7 @@ elements.
     - zero points (ONNX DynamicQuantizeLinear): lo and hi are the lowest and largest finite value of the block, 0
       included; s = cast((hi - lo) / (Q - P), FLOAT, overflow="saturate") for codes P..Q.
 
-    Scales of BFLOAT16 (a `Format` of one's own) are as those of FLOAT, cast to BFLOAT16 in place of FLOAT.
+    Scales of BFLOAT16 (a `Format` that you define) are as those of FLOAT, cast to BFLOAT16 in place of FLOAT.
 
     No scale is 0: s is at least `Format.smallest_scale` (2^-126 for FLOAT, whose reciprocal is finite; 2^-9 for
     FLOAT8E4M3FN, whose subnormals are valid scales; 2^-127 for FLOAT8E8M0). So an all-zero block is no special case:

@@ -55,6 +55,8 @@ REFUSED = (
     # Other quantizers.
     *(f"{LAYER}.{last}" for last in ("qzeros", "biases", "weight.absmax", "SCB", "weight._shift", "W_q", "codebooks")),
     *(f"{LAYER}.{last}" for last in ("wscales", "s1_scales", "svdquant_lora_a", "svd_up", "bitmask")),
+    # Of stacked weights, whose parts are joined by "_".
+    *(f"model.layers.0.mlp.experts.gate_up_proj_{last}" for last in ("scale_bias", "zero_bias", "scale_offset")),
     # Within the module of codes there is nothing but a bias, whatever it is called.
     *(f"{LAYER}.{last}" for last in ("lora_A.weight", "weight_foo", "scale", "norm.weight", "weight2")),
     # Elsewhere a weight needs a weight's name.
@@ -221,6 +223,17 @@ def test_other_files_of_quantizers_are_read_and_left_out(capsys: pytest.CaptureF
     assert "quantized by 'Ascend modelslim'" in failure(capsys, "in", "x", "--to", "BFLOAT16")
 
 
+def test_sections_with_blocks_of_two_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    model(
+        F8, vision_config={"quantization_config": BLOCKS | {"weight_block_size": [96, 96]}}, quantization_config=BLOCKS
+    )
+    assert (
+        "[128, 128] elsewhere" in (said := failure(capsys, "in", "out", "--to", "FLOAT"))
+        or "[96, 96] elsewhere" in said
+    )
+    assert not Path("out").exists()
+
+
 #: What a section may say that tensors contradict, or that is not understood: the change, and a word of the error.
 SAID: dict[str, tuple[dict[str, Any], str]] = {
     **{
@@ -238,6 +251,22 @@ SAID: dict[str, tuple[dict[str, Any], str]] = {
     "no groups": (INT8 | {"config_groups": {}}, "no group of config_groups"),
     "ignored": (INT8 | {"ignore": [LAYER]}, "is not quantized"),
     "ignored by a pattern": (INT8 | {"ignore": ["re:.*q_proj"]}, "is not quantized"),
+    "ignored by a wildcard": (INT8 | {"ignore": ["model.layers.0*"]}, "is not quantized"),
+    "ignored around it": ({"quant_method": "fp8", "modules_to_not_convert": ["model.layers"]}, "is not quantized"),
+    "no pattern": (INT8 | {"ignore": ["re:("]}, "a pattern is no regular expression"),
+    "a list for a name": (INT8 | {"format": ["int-quantized"]}, "has values of other kinds"),
+    "a layer of ModelOpt's": (
+        {
+            "quant_method": "modelopt",
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {LAYER: {"quant_algo": "W4A8"}},
+        },
+        "quant_algo 'W4A8' is not read here",
+    ),
+    "groups of ModelOpt's": (
+        {"quant_method": "modelopt", "quant_algo": "FP8", "config_groups": INT8["config_groups"] | {"x": {"spin": 1}}},
+        "'spin'",
+    ),
     "not for it": ({"quant_method": "fp8", "modules_to_not_convert": [LAYER]}, "is not quantized"),
     "blocks of float8": (BLOCKS, "codes of FLOAT8E4M3FN"),
     "gpt-oss": ({"quant_method": "mxfp4"}, "codes of FLOAT4E2M1"),

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import exact
-from gpucast.codegen.cast_kernel import kernel_file
+from gpucast.codegen.kernel import kernel_file
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.rounding import ROUNDING_MODES, Rounding, RoundingName, name_of, word_of
 from gpucast.core.rule import (

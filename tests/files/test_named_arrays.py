@@ -18,6 +18,7 @@ import gpucast
 from codes import assert_same, codes_of
 from gpucast import PackedArray, Quantized, files
 from gpucast.core.dtypes import DTYPES, DType
+from gpucast.files import named_arrays
 from gpucast.quantization import FORMATS
 from host_driver import HostDriver, download, installed, upload
 from tensors import HELD, SHAPES, ids, sample
@@ -349,7 +350,15 @@ def test_without_a_gpu_or_a_library_it_is_said_at_once(tmp_path: Path, monkeypat
     assert "needs PyTorch" in said.stderr and "pip install torch" in said.stderr
 
 
-def test_files_that_others_changed(tmp_path: Path) -> None:
+def test_the_names_of_its_own_metadata_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="save: metadata has 'gpucast.dtype.x'; names that begin with 'gpucast.'"):
+        gpucast.save(tmp_path / "x.safetensors", {"x": X}, {"gpucast.dtype.x": "INT4", "author": "me"})
+    assert not list(tmp_path.iterdir())
+
+
+def test_files_that_others_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As another program may write them.
+    monkeypatch.setattr(named_arrays, "_texts", lambda texts: dict(texts or {}))
     path = tmp_path / "x.safetensors"
     gpucast.save(path, {"q": KINDS["quantized"], "x": X})
     with files.TensorFile(str(path)) as file:

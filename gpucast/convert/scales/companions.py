@@ -46,7 +46,8 @@ refused | inputs are multiplied by it (ModelOpt AWQ and SmoothQuant, TensorRT-LL
 ~refused | part of a rotation (compressed-tensors transforms, fp_quant, EXL3, QuIP) | *hadamard* *.R[1-4]* \
     *_weight_input.* *_weight_output.* *.u_input.* *.v_output.* *rotation* *.suh *.svh *.su *.sv *.SU *.SV
 refused | part of a weight in another form (Ascend modelslim; a bias may be folded into it) | *.deq_scale \
-    *.quant_bias *.input_offset *.weight_offset *.weight_scale_second *.weight_offset_second *.scale_bias
+    *.quant_bias *.input_offset *.weight_offset *.weight_scale_second *.weight_offset_second *.scale_bias \
+    *_scale_bias *_zero_bias *_scale_offset
 refused | part of a weight by GPTQ, AWQ or EETQ, which are not read here | *qweight *qzeros *weight_scales
 refused | part of a weight by bitsandbytes, which is not read here | *.absmax *.quant_map *.nested_absmax \
     *.nested_quant_map *.quant_state.* *.SCB *.weight_format

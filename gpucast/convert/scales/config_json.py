@@ -120,11 +120,15 @@ def without_sections(document: dict[str, Any], others: Container[str] = ()) -> d
 
 def block_size(folder: str) -> tuple[int, int] | None:
     """Rows and columns of the blocks that share a scale, for float8 weights, by what the files of a folder say."""
+    found: tuple[int, int] | None = None
     for section in sections(folder):
         lengths = section.entry.get("weight_block_size")
         if lengths is None:
             continue
         if not (isinstance(lengths, list) and len(lengths) == 2 and all(type(n) is int and n > 0 for n in lengths)):
             raise FileError(f"{section.where}: weight_block_size is {lengths!r}; expected two lengths")
-        return lengths[0], lengths[1]
-    return None
+        if found not in (None, tuple(lengths)):
+            # Which of them a weight has, its name does not tell.
+            raise FileError(f"{section.where}: weight_block_size is {lengths!r}, and {list(found or ())} elsewhere")
+        found = lengths[0], lengths[1]
+    return found

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from gpucast.convert.scales import config_json
@@ -124,11 +125,11 @@ class Declared:
             if _unknown(section.entry):
                 # `unknown` tells.
                 continue
-            if (name := _match(_ignored(section.entry), module)) is not None:
-                return f"{section.where} says that {name!r} is not quantized, and {base!r} has scales"
             try:
+                if (name := _match(_ignored(section.entry), module, within=True)) is not None:
+                    return f"{section.where} says that {name!r} is not quantized, and {base!r} has scales"
                 expected = _expected(section.entry, module, stored)
-            except ValueError as error:
+            except (AttributeError, TypeError, ValueError) as error:
                 return f"{section.where}: {error}"
             if why := expected.problem(stored):
                 return f"{section.where} says that {base!r} has {why}"
@@ -142,6 +143,14 @@ class Declared:
 
 
 def _unknown(entry: dict[str, Any]) -> str:
+    try:
+        return _not_understood(entry)
+    except (AttributeError, TypeError):
+        # Lists and objects where names or numbers belong.
+        return "has values of other kinds than are known here"
+
+
+def _not_understood(entry: dict[str, Any]) -> str:
     method = _method(entry)
     if method not in _KEYS:
         return f"weights are quantized by {_UNREAD.get(method, repr(method))}, which is not read here"
@@ -151,11 +160,12 @@ def _unknown(entry: dict[str, Any]) -> str:
         if key in _VALUES and value not in (None, {}, [], *_VALUES[key]):
             shown = repr(value)
             return f"{key} is {shown if len(shown) < 80 else shown[:80] + '...'}, which is not known here"
-    if method == "modelopt" and entry.get("quant_algo") not in _ALGORITHMS:
-        return f"quant_algo {entry.get('quant_algo')!r} is not read here"
-    if method == "compressed-tensors":
-        return _unknown_groups(entry)
-    return ""
+    if method == "modelopt":
+        own = list((entry.get("quantized_layers") or {}).values())
+        for algorithm in [entry.get("quant_algo"), *(one.get("quant_algo") for one in own)]:
+            if algorithm not in _ALGORITHMS:
+                return f"quant_algo {algorithm!r} is not read here"
+    return _unknown_groups(entry) if method in ("compressed-tensors", "modelopt") else ""
 
 
 def _unknown_groups(entry: dict[str, Any]) -> str:
@@ -195,17 +205,22 @@ def _method(entry: dict[str, Any]) -> str:
 
 def _ignored(entry: dict[str, Any]) -> list[str]:
     keys = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-    return [str(name) for key in keys for name in entry.get(key) or () if isinstance(entry.get(key), list)]
+    return [str(name) for key in keys if isinstance(entry.get(key), list) for name in entry[key]]
 
 
-def _match(patterns: Sequence[str], module: str) -> str | None:
-    """The first pattern that names a module: itself, or a regular expression after "re:", or a wildcard."""
+def _match(patterns: Sequence[str], module: str, *, within: bool = False) -> str | None:
+    """The first pattern that names a module: itself, a shell wildcard, or a regular expression after "re:"; `within`:
+    or a module around it."""
+
+    def names(one: str) -> bool:
+        if one.startswith("re:"):
+            return re.match(one[3:], module) is not None
+        return fnmatchcase(module, one) or (within and module.startswith(f"{one}."))
+
     try:
-        return next(
-            (one for one in patterns if one == module or (one.startswith("re:") and re.match(one[3:], module))), None
-        )
+        return next(filter(names, patterns), None)
     except re.error as error:
-        raise ValueError(f"is no pattern: {error}") from None
+        raise ValueError(f"a pattern is no regular expression: {error}") from None
 
 
 def _expected(entry: dict[str, Any], module: str, stored: Stored) -> _Expected:
@@ -220,7 +235,11 @@ def _expected(entry: dict[str, Any], module: str, stored: Stored) -> _Expected:
     if method == "mxfp4":
         return _Expected("FLOAT4E2M1", (1, 32), False, "bytes", "FLOAT8E8M0")
     if method == "modelopt":
-        element, lengths = _ALGORITHMS[entry["quant_algo"]]
+        own = (entry.get("quantized_layers") or {}).get(module) or entry
+        element, lengths = _ALGORITHMS[own["quant_algo"]]
+        size = own.get("group_size")
+        if lengths is not None and lengths[1] and size is not None:
+            lengths = lengths[0], int(size)
         return _Expected(element, lengths, False)
     return _of_group(entry, module)
 

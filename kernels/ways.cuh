@@ -352,8 +352,21 @@ struct ToHalves {
     }
 };
 
-// FLOAT16 and BFLOAT16 to floats of 8 bits or fewer, two halves of a word at a time, as if none were NaN; tiles with
-// one are cast again.
+// FLOAT16 and BFLOAT16 to floats of 8 bits or fewer, two halves of a word at a time.
+template <typename Src, typename Dst, u32 SrcBits, u32 Elements, typename Rule>
+struct Halves {
+    static GPUCAST_CONSTANT bool takes() {
+        return SrcBits == 16 && has_halves<Src, Dst>() && !has_instruction<Dst>(Rule());
+    }
+    static GPUCAST_INLINE void tile(const Tile<Elements * SrcBits / 8>& in, Tile<Elements * Dst::bits / 8>& out) {
+#pragma unroll
+        for (u32 i = 0; i < Elements; i += 4) {
+            put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
+        }
+    }
+};
+
+// The same, as if no half were NaN; tiles with one are cast again.
 template <typename Src, typename Dst, u32 SrcBits, u32 Elements, typename Rule>
 struct HalvesWithoutNaN {
     static GPUCAST_CONSTANT bool takes() {
@@ -371,24 +384,7 @@ struct HalvesWithoutNaN {
         if ((nan & repeated<16>(0x7fff)) != 0) {
             ptx::mark_rare();
             out = {};
-#pragma unroll
-            for (u32 i = 0; i < Elements; i += 4) {
-                put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
-            }
-        }
-    }
-};
-
-// The same, NaN included.
-template <typename Src, typename Dst, u32 SrcBits, u32 Elements, typename Rule>
-struct Halves {
-    static GPUCAST_CONSTANT bool takes() {
-        return SrcBits == 16 && has_halves<Src, Dst>() && !has_instruction<Dst>(Rule());
-    }
-    static GPUCAST_INLINE void tile(const Tile<Elements * SrcBits / 8>& in, Tile<Elements * Dst::bits / 8>& out) {
-#pragma unroll
-        for (u32 i = 0; i < Elements; i += 4) {
-            put_lanes<Dst::bits, 4>(out, i, halves_lanes<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1], Rule()));
+            Halves<Src, Dst, SrcBits, Elements, Rule>::tile(in, out);
         }
     }
 };

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that arrays share: the one check that written arrays are apart, and the facts that quick paths ask for.
+"""Memory that arrays share: the one check that written arrays are disjoint, and the bounds that fast paths ask for.
 
 Arrays here are those of NumPy or CuPy that hold the bytes (`gpucast.arrays.operand.Operand.data`).
 """
@@ -75,12 +75,12 @@ def share_memory(x: Any, other: Any) -> bool:
 # ---- bounds alone ----
 
 
-def are_apart(x: Any, out: Any) -> bool:
+def are_disjoint(x: Any, out: Any) -> bool:
     """True where bounds alone tell that no element of `out` (CuPy arrays both) shares memory with another or with x."""
     return not (shares_within(out.shape, out.strides, out.itemsize) or bounds_meet(x, out))
 
 
-def batch_is_apart(begin: Table, end: Table, first: Table, last: Table) -> bool:
+def batch_is_disjoint(begin: Table, end: Table, first: Table, last: Table) -> bool:
     """True where bounds alone tell that arrays to be written, from addresses `begin` to `end`, have no byte in common
     with each other, nor with those to be read from `first` to `last`, but for a source that is its own destination.
 

@@ -21,7 +21,7 @@ from gpucast.arrays import adapters
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, one_class
 from gpucast.arrays.batch_item import BatchItem, Launch
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.overlap import Table, batch_is_apart, is_clear, share_memory
+from gpucast.arrays.overlap import Table, batch_is_disjoint, is_clear, share_memory
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting.fused_options import resolve_amax, resolve_finite, resolve_scale
 from gpucast.casting.plans import is_lasting
@@ -212,7 +212,7 @@ def _is_disjoint(src: Table, to: Table | None, plan: BatchPlan, fused: FusedInpu
     if to is None:
         return True
     end = to + plan.dst_bytes
-    return batch_is_apart(to, end, src, src_end) and all(is_clear(_address(x), x.nbytes, to, end) for x in small)
+    return batch_is_disjoint(to, end, src, src_end) and all(is_clear(_address(x), x.nbytes, to, end) for x in small)
 
 
 def _address(x: Any) -> int:

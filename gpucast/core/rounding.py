@@ -9,6 +9,7 @@ have the names, each of which means one thing for integers and floats alike. The
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from gpucast.core.dtypes import DType
@@ -50,14 +51,17 @@ ROUNDING_MODES = (
 OF_FLOATS: RoundingName = "ties_to_even"
 OF_INTEGERS: RoundingName = "toward_zero"
 STOCHASTIC: Literal["stochastic"] = "stochastic"
+
+
+def _names(takes: Callable[[RoundingMode], object]) -> tuple[RoundingName, ...]:
+    """The names of some modes, each once."""
+    return tuple(dict.fromkeys(mode.name for mode in ROUNDING_MODES if takes(mode)))
+
+
 #: The modes of floats, and those of integers, that fast paths do not know, so that the rule itself rounds.
 BY_RULE: dict[str, tuple[RoundingName, ...]] = {
-    "float": tuple(
-        {mode.name: 0 for mode in ROUNDING_MODES if mode.floats and mode.name not in (OF_FLOATS, STOCHASTIC)}
-    ),
-    "int": tuple(
-        {mode.name: 0 for mode in ROUNDING_MODES if mode.integers and mode.name not in (OF_FLOATS, OF_INTEGERS)}
-    ),
+    "float": _names(lambda mode: mode.floats and mode.name not in (OF_FLOATS, STOCHASTIC)),
+    "int": _names(lambda mode: mode.integers and mode.name not in (OF_FLOATS, OF_INTEGERS)),
 }
 
 _NAMES = {mode.word: mode.name for mode in ROUNDING_MODES}

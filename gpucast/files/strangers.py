@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 from gpucast.files.tensor import FileError
 
+GGUF = "GGUF (llama.cpp), whose blocks are not read here; convert the checkpoint that it was made from"
 #: What no file of tensors begins with (small letters, without blanks before it), and what such a file is.
 _BEGINNINGS = (
     (b"version https://git-lfs.github.com", "is a pointer of Git LFS, not the file itself: fetch it with git lfs pull"),
@@ -15,7 +16,7 @@ _BEGINNINGS = (
     (b"<?xml", "is an XML document, perhaps an error of the server: download the file itself"),
     (b'{"error', "is an error message of a server, not a file of tensors: download the file itself"),
     (b"entry not found", "is an error message of a server, not a file of tensors: download the file itself"),
-    (b"gguf", "is GGUF (llama.cpp), whose blocks are not read here; convert the checkpoint that it was made from"),
+    (b"gguf", f"is {GGUF}"),
     (b"\x89hdf\r\n", "is HDF5 (Keras), which is not read here; save its weights as .npz or .safetensors"),
 )
 #: What the files of PyTorch begin with, and .npz too.

@@ -16,7 +16,7 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand
-from gpucast.arrays.overlap import are_apart
+from gpucast.arrays.overlap import are_disjoint
 from gpucast.arrays.packed import PackedArray
 from gpucast.codegen.cast_kernel import Shape, plain_kernel
 from gpucast.codegen.fused_kernel import FUSED, FusedOps, cast_kernel
@@ -91,7 +91,7 @@ def plain(source: Operand, rule: CastRule, kernels: dict[int, driver.Launch]) ->
         if not n:
             return out
         if not flat:
-            if given and not are_apart(src, dst):
+            if given and not are_disjoint(src, dst):
                 return None
             shape, dims, n = cast_on_gpu.strided_layout(
                 x.shape,

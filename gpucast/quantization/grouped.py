@@ -325,4 +325,4 @@ class _Call:
             )  # fmt: skip
             kernel = kernels.grouped_kernel(rule, format, self.random is not None)
             kernels.run(kernel, x, written["data"], self.result_rows, given, self.device)
-            kernels.hand_over(written, wanted)
+            on_device.memory.hand_over(written, wanted)

@@ -185,10 +185,14 @@ class Statistics:
             for part in spans(x.size, _BLOCK):
                 self.errors.add(cast(x[part], "DOUBLE"), cast(y[part], "DOUBLE"))
 
+    def add_special(self, nan: int, infinite: int) -> None:
+        """Add the results that are NaN, and those that are infinite."""
+        self.nan, self.infinite = self.nan + nan, self.infinite + infinite
+
     def join(self, other: Statistics) -> None:
         """Add the statistics of other elements, of the same kind."""
         self.report += other.report
-        self.nan, self.infinite = self.nan + other.nan, self.infinite + other.infinite
+        self.add_special(other.nan, other.infinite)
         if self.errors is not None and other.errors is not None:
             self.errors.join(other.errors)
 

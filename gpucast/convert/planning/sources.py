@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.convert.scales import config_json
-from gpucast.files import MODEL, file_limits
+from gpucast.files import MODEL, file_limits, strangers
 from gpucast.files.atomic import inside, open_regular, within
 from gpucast.files.tensor import FileError, checked_name
 
@@ -26,7 +26,7 @@ _MERGED = ".safetensors"
 #: Files of PyTorch, which may run a program when they are read.
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 _GGUF = ".gguf"
-_NO_GGUF = "holds GGUF (llama.cpp), whose blocks are not read here; convert the checkpoint that it was made from"
+_NO_GGUF = f"holds {strangers.GGUF}"
 _ADVICE = (
     "holds weights as PyTorch pickles them, which are not read here; save them as .safetensors first "
     "(safetensors.torch.save_file, or save_pretrained of transformers)"

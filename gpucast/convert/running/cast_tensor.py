@@ -124,8 +124,7 @@ class Casting:
         return runs(self.tensor.size, start, size)
 
     def _note_special(self, told: Statistics, y: Array) -> None:
-        nan, infinite = counts.special(y, self.dtype)
-        told.nan, told.infinite = told.nan + nan, told.infinite + infinite
+        told.add_special(*counts.special(y, self.dtype))
 
     def _examine(self, told: Statistics, x: Array, y: Array) -> None:
         if self.request.seed is not None:

@@ -185,7 +185,7 @@ class Stream:
                 report: CastReport, examined: list[tuple[Array, Array, float]], special: tuple[int, int]
             ) -> None:
                 statistics.report += report
-                statistics.nan, statistics.infinite = statistics.nan + special[0], statistics.infinite + special[1]
+                statistics.add_special(*special)
                 for before, after, largest in examined:
                     statistics.examine(before, after, largest)
                 self._advance(tensor.nbytes * report.elements // max(1, tensor.size))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -18,7 +17,7 @@ from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu import memory
-from gpucast.quantization.gpu.source import DIVISION, PARTS, columns_of, divide_by, format_struct
+from gpucast.quantization.gpu.source import DIVISION, PARTS, block_of, columns_of, divide_by, format_struct
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: `group_threads` of kernels/grouped.cu.
@@ -76,8 +75,7 @@ def grouped_kernel(rule: CastRule, format: Format | None = None, stochastic: boo
         head = f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name}_rule;\n}}\n"
         work = f"CastGroups<{src.name}, {dst.name}, FLOAT, DOUBLE, {name}_rule, {elements}, {tiles}>"
     else:
-        assert isinstance(format.block, tuple)
-        block = format.block[-1]
+        block = block_of(format)
         columns = [*columns_of(format), f"block{block}", *["stochastic"] * stochastic]
         name = "_".join(["gpucast_quantize_groups", src.numpy_name, *columns])
         head = format_struct(format, stochastic, f"{name}_format", src)
@@ -132,13 +130,6 @@ def target(name: str, x: Any, caller: str, alignment: int = 0) -> Any:
             "memory for a copy cannot be allocated then"
         )
     return cast_on_gpu.new(x.shape, dtype(x.dtype))
-
-
-def hand_over(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Copy results that `target` has moved."""
-    for name, part in wanted.items():
-        if written[name] is not part:
-            memory.copy(written[name], part)
 
 
 def run(kernel: Kernel, x: Any, data: Any, rows: int, given: bytes, device: int) -> None:

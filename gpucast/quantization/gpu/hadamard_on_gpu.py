@@ -98,7 +98,7 @@ def quantize(
             for side in sides:
                 side.run(amax, random, workspace)
         for target, result in zip(targets or [], wanted, strict=False):
-            memory.hand_over(result, target)
+            memory.hand_over(vars(result), vars(target))
     return wanted
 
 

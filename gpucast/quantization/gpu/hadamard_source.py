@@ -16,7 +16,7 @@ from gpucast.codegen.kernel import Kernel, Part, array_and
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.quantization.formats import LENGTHS, Format, Hadamard
-from gpucast.quantization.gpu.source import PARTS, boolean, columns_of, format_struct
+from gpucast.quantization.gpu.source import PARTS, block_of, boolean, columns_of, format_struct
 from gpucast.quantization.scale_orders import ScaleLayout
 
 #: "rows" quantizes along rows, "tiles" along rows, down columns to the transposed result, or both in one read. "top"
@@ -88,14 +88,6 @@ class HadamardTile(NamedTuple):
     def fits(self, src: DType) -> bool:
         """Whether a tile fits in shared memory."""
         return self.side * (self.side * src.bits // 8 + 1) <= _SHARED_BYTES
-
-
-def block_of(format: Format | None) -> int:
-    """The length of the blocks of a format that `takes` accepts."""
-    if format is None:
-        return 0
-    assert isinstance(format.block, tuple)
-    return format.block[-1]
 
 
 @lru_cache(maxsize=1024)

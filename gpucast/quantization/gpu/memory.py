@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -58,12 +59,11 @@ def targets(parts: Parts, workspace: Workspace, name: str) -> Parts:
     return replace(parts, **made) if made else parts
 
 
-def hand_over(written: Parts, wanted: Parts) -> None:
+def hand_over(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Copy the parts of a result that were written elsewhere."""
-    for name, target in vars(wanted).items():
-        part = getattr(written, name)
-        if target is not None and target is not part:
-            copy(part, target)
+    for name, target in wanted.items():
+        if target is not None and target is not written[name]:
+            copy(written[name], target)
 
 
 def copy(x: Any, target: Any) -> None:

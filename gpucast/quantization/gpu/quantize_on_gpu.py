@@ -97,7 +97,7 @@ def quantize(
             _finish(format, format.steps, src, results, device, layout)
         for target, result in zip(targets or [], results, strict=False):
             # Results share their scale, and the global one.
-            memory.hand_over(result, target)
+            memory.hand_over(vars(result), vars(target))
         return results
 
 

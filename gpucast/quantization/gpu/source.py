@@ -192,6 +192,14 @@ def rows_in_order(blocks: BlockGrid, format: Format, src: DType, layout: ScaleOr
     return replace(blocks, shape=(1, rows, threads)), whole_rows * threads * elements
 
 
+def block_of(format: Format | None) -> int:
+    """The length of the blocks of a format that `takes` accepts."""
+    if format is None:
+        return 0
+    assert isinstance(format.block, tuple)
+    return format.block[-1]
+
+
 def columns_of(format: Format) -> list[str]:
     """The part of a kernel's name that stands for the format. It leaves out the format's own name, because formats that
     differ only in their blocks share kernels.

@@ -32,8 +32,10 @@ class TorchAdapter(BatchAdapter):
     attach = staticmethod(tensor_batches.attach)
 
     def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
-        y = plain.cast(x, to, options)
-        return self._cast(cast, x, to, options) if y is None else y
+        y = self._cast(cast, x, to, options)
+        if not torch.compiler.is_compiling():
+            plain.keep(x, to, options)
+        return y
 
     def _cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options, slope: float | None = None) -> Any:
         """The cast by an op. `slope`: the coefficient of a layer, see `op.fused_cast`."""

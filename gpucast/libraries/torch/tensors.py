@@ -50,10 +50,11 @@ def take(x: torch.Tensor, caller: str, writing: bool = False) -> Any:
     return PackedArray(codes, src, tuple(shape_of(x)))
 
 
-def written(x: torch.Tensor) -> None:
-    """Tell autograd that a tensor was changed, so that values it saved are invalid."""
-    if not x.is_inference():
-        torch.autograd.graph.increment_version(x)
+def written(x: torch.Tensor | list[torch.Tensor]) -> None:
+    """Tell autograd that a tensor, or each of several, was changed, so that values it saved are invalid."""
+    for one in x if isinstance(x, list) else (x,):
+        if not one.is_inference():
+            torch.autograd.graph.increment_version(one)
 
 
 def check_writable(out: torch.Tensor, caller: str) -> None:

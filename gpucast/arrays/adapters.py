@@ -147,6 +147,11 @@ class ArrayAdapter(ABC):
     def _name(self) -> str:
         return type(self).__name__.removesuffix("Adapter")
 
+    def like(self, x: Any) -> Callable[[], Any] | None:
+        """A function that gives new arrays of the host like `x`, for the results of plans. Default: None, for a library
+        without plans."""
+        return None
+
     # ---- layers ----
 
     def cast_layer(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float) -> Any:

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import numpy as np
 
@@ -17,10 +16,11 @@ from gpucast.arrays.operand import check_written, operand
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
+from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.gpu import devices, streams
-from gpucast.quantization import engine, quantize_on_host, recipes
+from gpucast.quantization import engine, plans, quantize_on_host, recipes
 from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.option_checks import (
     check_constant,
@@ -152,14 +152,11 @@ def quantize(
     byte (an odd number of 4-bit elements), and for many matrices that are far smaller than a tile of 64 x 128 elements.
     An array that is neither in C order nor the transpose of such an array is copied first.
     """
-    request = _QuantizeOptions(
-        axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
-    )
-    return untraced(_quantize, x, format, request)
+    keywords = axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
+    return untraced(_by_plan, x, format, keywords)
 
 
-@dataclass(frozen=True)
-class _QuantizeOptions:
+class _QuantizeOptions(NamedTuple):
     """The keywords of `quantize`, unchecked."""
 
     axis: Any
@@ -174,6 +171,16 @@ class _QuantizeOptions:
     signs: Any
     device: Any
     out: Any
+
+
+def _by_plan(x: Any, format: Any, keywords: tuple[Any, ...]) -> Any:
+    if type(x) in KINDS:
+        found = plans.hit_quantize(x, format, *keywords)
+        if found is not None:
+            return found
+    result = _quantize(x, format, _QuantizeOptions(*keywords))
+    plans.keep_quantize(x, format, keywords, result)
+    return result
 
 
 @exact()

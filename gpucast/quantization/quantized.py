@@ -23,7 +23,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
-from gpucast.quantization import engine, recipes, swizzle
+from gpucast.quantization import engine, plans, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
 from gpucast.quantization.formats import SOURCES, Format, Hadamard, Parts
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
@@ -228,7 +228,7 @@ class Quantized:
         out: Any = None,
     ) -> Any:
         """The numbers: `gpucast.dequantize` of this."""
-        return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="), (hadamard, signs, seed), out)
+        return adapters.untraced(_by_plan, self, to, (hadamard, signs, seed, out))
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
@@ -281,8 +281,18 @@ class Quantized:
         )
 
 
+def _by_plan(q: Quantized, to: Any, keywords: tuple[Any, ...]) -> Any:
+    found = plans.hit_dequantize(q, to, *keywords)
+    if found is not None:
+        return found
+    *transform, out = keywords
+    numbers = _dequantized(q, source_dtype(to, "dequantize: to="), tuple(transform), out)
+    plans.keep_dequantize(q, to, keywords, numbers)
+    return numbers
+
+
 @exact()
-def _dequantized(q: Quantized, to: DType, transform: tuple[Any, Any, Any], out: Any) -> Any:
+def _dequantized(q: Quantized, to: DType, transform: tuple[Any, ...], out: Any) -> Any:
     how = _transform(q, *transform)
     with streams.visit(q.owned, out):
         native = q.native("dequantize")

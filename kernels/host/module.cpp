@@ -4,8 +4,7 @@
 #include "python.hpp"
 
 #include "modes.hpp"
-#include "levels.hpp"
-#include "probe.hpp"
+#include "quantize.hpp"
 #include "xla.hpp"
 
 namespace gpucast {
@@ -109,6 +108,8 @@ static PyMethodDef methods[] = {
     {"function", new_function, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"count_plans", count_plans, METH_NOARGS, nullptr},
+    {"quantize", as_method(quantize), METH_FASTCALL, nullptr},
+    {"dequantize", as_method(dequantize), METH_FASTCALL, nullptr},
     {"serve", serve, METH_VARARGS, nullptr},
     {"xla_handlers", xla_handlers, METH_VARARGS, nullptr},
     {"modes", get_modes, METH_NOARGS, nullptr},

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -94,6 +96,11 @@ class TorchAdapter(BatchAdapter):
 
     def from_array(self, x: Any) -> Any:
         return tensors.from_array(x)
+
+    def like(self, x: torch.Tensor) -> Callable[[], Any] | None:
+        if type(x) is not torch.Tensor or not x.is_cpu:
+            return None
+        return partial(torch.empty, tuple(x.shape), dtype=x.dtype, device="cpu")
 
     def stream(self, device: int) -> int:
         return tensors.stream(device)

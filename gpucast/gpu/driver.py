@@ -18,6 +18,7 @@ import numpy as np
 
 from gpucast import gpu
 from gpucast.core.errors import DeviceUnavailable
+from gpucast.gpu.recording import current as recording_of_thread
 from gpucast.host.extension import MODULE
 from gpucast.kernel import compiler, nvidia
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, LARGE_ARGUMENTS
@@ -357,7 +358,24 @@ def load(kernel: Kernel, device: int) -> Launch:
             )
         # Two threads may both load: the second finds the cubin in the cache, and either kernel serves.
         found = _loaded[kernel, device] = _driver.load(kernel)
-    return found
+    recording = recording_of_thread()
+    return found if recording is None else recording.launch(kernel, found)
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
+    """`Driver.empty`."""
+    array = _driver.empty(shape, dtype, strides)
+    recording = recording_of_thread()
+    if recording is not None:
+        recording.made.append(array)
+    return array
+
+
+def moves() -> None:
+    """Say that memory is copied to or from the host, or to another device, which no plan repeats."""
+    recording = recording_of_thread()
+    if recording is not None:
+        recording.is_whole = False
 
 
 def loaded(kernel: Kernel, device: int) -> Launch | None:

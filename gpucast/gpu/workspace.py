@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from gpucast.core.dtypes import DType
@@ -26,6 +27,14 @@ class Workspace:
             with driver.driver().on(self._device):
                 self._arrays[key] = cast_on_gpu.new(shape, kind)
         return self._arrays[key]
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        """The arrays that there are, by a key of each."""
+        return self._arrays.items()
+
+    def kept(self, key: Any) -> Any:
+        """The array of a key of `items`; None where there is none."""
+        return self._arrays.get(key)
 
     def check_capture(self) -> None:
         """RuntimeError while a CUDA graph is captured."""

@@ -18,8 +18,9 @@ from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
 from gpucast.casting.list_plans import HOST_KINDS
 from gpucast.core.dtypes import DType, dtype
+from gpucast.gpu.recording import Recording
 from gpucast.host.extension import MODULE
-from gpucast.quantization import quantize_on_host
+from gpucast.quantization import cuda_plans, quantize_on_host
 from gpucast.quantization.formats import Format
 
 hit_quantize, _keep_quantize = plans.function(
@@ -101,29 +102,39 @@ def _quantize_plan(src: DType, format: Format, axis: Any, library: str | None, k
     return QuantizePlan(src, library, kind)
 
 
-def keep_quantize(x: Any, asked: Any, keywords: tuple[Any, ...], q: Any) -> None:
+def keep_quantize(x: Any, asked: Any, keywords: tuple[Any, ...], q: Any, recording: Recording) -> None:
     """Keep the plan of a call that gave `q`, if there may be one. `keywords`: as `hit_quantize` takes them."""
+    if recording.launches:
+        plan = cuda_plans.keep_quantize(x, asked, keywords, q, recording)
+    else:
+        plan = _host_plan(x, asked, keywords, q)
+    if plan is not None:
+        plans.KINDS.add(type(x))
+        _keep_quantize(x, asked, *keywords, plan)
+
+
+def _host_plan(x: Any, asked: Any, keywords: tuple[Any, ...], q: Any) -> Any:
+    """The plan of a call on the host, if there may be one."""
     axis, layout, transpose, rounding, seed, _, scale, amax, hadamard, signs, device, _ = keywords
     if not (layout == "linear" and transpose is False and seed is scale is amax is signs is None):
-        return
+        return None
     if not (rounding is hadamard is device is None) or MODULE is None or type(x) not in HOST_KINDS:
-        return
+        return None
     lasting = isinstance(asked, (str, Format)) and plans.is_lasting(axis)
     if not lasting or np.shape(q.global_scale) != ():
-        return
+        return None
     how = quantize_on_host.quantizing(q.format, q.dtype, tuple(q.shape), q.axis)
     makes = tuple(_make(getattr(q, name)) for name in _PARTS)
     if how is None or any(
         (make is None) != (getattr(q, name) is None) for make, name in zip(makes, _PARTS, strict=True)
     ):
-        return
+        return None
     kind: Any = type(x)
     plan = _quantize_plan(q.dtype, q.format, axis, q.library, kind)
     if len(plan.results) >= _MOST:
         plan.results.clear()
     plan.results[tuple(x.shape)] = _Result(how, type(q), q.format, q.axis, tuple(q.data.shape), type(q.data), makes)
-    plans.KINDS.add(type(x))
-    _keep_quantize(x, asked, *keywords, plan.plan)
+    return plan.plan
 
 
 def _make(part: Any) -> Make | None:
@@ -185,20 +196,30 @@ def _dequantize_plan(src: DType, to: DType) -> DequantizePlan:
     return DequantizePlan()
 
 
-def keep_dequantize(q: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> None:
+def keep_dequantize(q: Any, to: Any, keywords: tuple[Any, ...], y: Any, recording: Recording) -> None:
     """Keep the plan of a call that gave `y`, if there may be one. `keywords`: as `hit_dequantize` takes them."""
+    if recording.launches:
+        plan = cuda_plans.keep_dequantize(q, to, keywords, y, recording)
+    else:
+        plan = _host_plan_back(q, to, keywords, y)
+    if plan is not None:
+        _keep_dequantize(q, to, *keywords, plan)
+
+
+def _host_plan_back(q: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
+    """The plan of a call on the host, if there may be one."""
     if MODULE is None or not keywords[0] is keywords[1] is keywords[2] is None or type(y) not in HOST_KINDS:
-        return
+        return None
     if q.scale_layout != "linear" or np.shape(q.global_scale) != () or not plans.is_lasting(to):
-        return
+        return None
     shape, dst = tuple(q.shape), dtype(to)
     how, make = quantize_on_host.dequantizing(q.format, dst, shape, q.axis), _make(y)
     memory = q.data.data if isinstance(q.data, PackedArray) else q.data
     if how is None or make is None or type(memory) not in HOST_KINDS:
-        return
+        return None
     plan = _dequantize_plan(q.dtype, dst)
     if len(plan.numbers) >= _MOST:
         plan.numbers.clear()
     key = (id(q.format), q.axis, q.library, type(q.data), q.data.shape)
     plan.numbers[key] = _Numbers(how, q.format, tuple(y.shape), type(y), y.dtype, make)
-    _keep_dequantize(q, to, *keywords, plan.plan)
+    return plan.plan

@@ -20,6 +20,7 @@ from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.gpu import devices, streams
+from gpucast.gpu.recording import recorded
 from gpucast.quantization import engine, plans, quantize_on_host, recipes
 from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.option_checks import (
@@ -178,8 +179,9 @@ def _by_plan(x: Any, format: Any, keywords: tuple[Any, ...]) -> Any:
         found = plans.hit_quantize(x, format, *keywords)
         if found is not None:
             return found
-    result = _quantize(x, format, _QuantizeOptions(*keywords))
-    plans.keep_quantize(x, format, keywords, result)
+    with recorded() as recording:
+        result = _quantize(x, format, _QuantizeOptions(*keywords))
+    plans.keep_quantize(x, format, keywords, result, recording)
     return result
 
 

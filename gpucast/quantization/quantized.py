@@ -23,6 +23,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
 from gpucast.core.rule import resolve
 from gpucast.gpu import devices, streams
+from gpucast.gpu.recording import recorded
 from gpucast.quantization import engine, plans, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
 from gpucast.quantization.formats import SOURCES, Format, Hadamard, Parts
@@ -286,8 +287,9 @@ def _by_plan(q: Quantized, to: Any, keywords: tuple[Any, ...]) -> Any:
     if found is not None:
         return found
     *transform, out = keywords
-    numbers = _dequantized(q, source_dtype(to, "dequantize: to="), tuple(transform), out)
-    plans.keep_dequantize(q, to, keywords, numbers)
+    with recorded() as recording:
+        numbers = _dequantized(q, source_dtype(to, "dequantize: to="), tuple(transform), out)
+    plans.keep_dequantize(q, to, keywords, numbers, recording)
     return numbers
 
 

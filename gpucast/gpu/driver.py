@@ -364,7 +364,7 @@ def load(kernel: Kernel, device: int) -> Launch:
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
     """`Driver.empty`."""
-    array = _driver.empty(shape, dtype, strides)
+    array = driver().empty(shape, dtype, strides)
     recording = recording_of_thread()
     if recording is not None:
         recording.made.append(array)

@@ -24,7 +24,7 @@ from gpucast.core.rule import Options
 
 #: ``cast(x, to, options)``: the cast of a native array.
 CastFunction = Callable[[Any, Any, Options], Any]
-#: `gpucast.gpu.streams.visit`, which stands above and puts itself here.
+#: `gpucast.kernel.streams.visit`, which stands above and puts itself here.
 _VISIT: list[Callable[..., AbstractContextManager[None]]] = []
 
 
@@ -34,7 +34,7 @@ def register_visit(visit: Callable[..., AbstractContextManager[None]]) -> None:
 
 
 def visit(x: Any, *others: Any, **keywords: Any) -> AbstractContextManager[None]:
-    """`gpucast.gpu.streams.visit`."""
+    """`gpucast.kernel.streams.visit`."""
     return _VISIT[0](x, *others, **keywords)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import gpu
+from gpucast import casting
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand, check_out, operand
@@ -31,8 +31,8 @@ from gpucast.core.rule import (
     destination,
     resolve,
 )
-from gpucast.gpu import devices, streams
 from gpucast.host import cast_on_host, text_on_host
+from gpucast.kernel import devices, streams
 from gpucast.kernel.fused_kernel import PLAIN
 
 #: What a cast on the host makes NumPy arrays of.
@@ -306,7 +306,7 @@ def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRul
             fuses = not (options.seed is options.scale is options.amax is None)
             plans.keep(x, to, options, rule, plans.of_arrays(rule, fuses, options.scale is not None))
     elif type(source.data) is namespace(source.data).ndarray and type(x) in (type(source.data), PackedArray):
-        ops = PLAIN if fused is None else gpu.cast_on_gpu.ops_of(fused)
+        ops = PLAIN if fused is None else casting.cuda.ops_of(fused)
         plans.keep(x, to, options, rule, cuda_plans.of_source(source, rule, ops))
 
 
@@ -355,7 +355,7 @@ def cast_operand(
         return apply(source, rule, target, fused)
     if fused is not None or rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
         return _moved(apply(source, rule, None, fused), device, source.packed, target)
-    x = gpu.cast_on_gpu.to_host(source.array) if device is None else gpu.cast_on_gpu.to_device(source.array, device)
+    x = casting.cuda.to_host(source.array) if device is None else casting.cuda.to_device(source.array, device)
     return apply(operand(x, rule.src), rule, target)
 
 
@@ -374,7 +374,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
     `gpucast.casting.fused_options.fused_rule`.
     """
     if source.device is not None:
-        return gpu.cast_on_gpu.apply(source, rule, target, fused)
+        return casting.cuda.apply(source, rule, target, fused)
     if "string" in (rule.src.family, rule.dst.family):
         return text_on_host.apply(source, rule, target)
     return cast_on_host.apply(source, rule, target, fused)
@@ -393,12 +393,12 @@ def _moved(y: Operand, device: int | None, packed: bool, target: Operand | None)
     """Move a finished result to the other side. On the host only PackedArrays give PackedArrays, on a device all arrays
     do."""
     if device is None:
-        x = gpu.cast_on_gpu.to_host(y.array)
+        x = casting.cuda.to_host(y.array)
         y = operand(x.get() if isinstance(x, PackedArray) and not packed else x, y.dtype)
         if target is None:
             return y
         target.data[...] = y.data
         return target
     x = PackedArray.pack(y.array) if y.dtype.packed and not y.packed and y.device is None else y.array
-    y = operand(gpu.cast_on_gpu.to_device(x, device), y.dtype)
-    return y if target is None else gpu.cast_on_gpu.apply(y, resolve(y.dtype, y.dtype), target)
+    y = operand(casting.cuda.to_device(x, device), y.dtype)
+    return y if target is None else casting.cuda.apply(y, resolve(y.dtype, y.dtype), target)

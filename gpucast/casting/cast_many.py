@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting, kernel
 from gpucast.arrays import adapters, tree
 from gpucast.arrays.adapters import BatchAdapter, untraced
 from gpucast.arrays.batch_item import BatchItem, Names
@@ -22,7 +22,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import Rounding
 from gpucast.core.rule import DEFAULT_OPSET, Options, OverflowKeyword, RoundMode
-from gpucast.gpu import streams
+from gpucast.kernel import streams
 
 
 def cast_many(
@@ -220,8 +220,8 @@ def _allocate(item: BatchItem) -> None:
         item.result, target = item.adapter.empty_like(item.given, item.rule.dst, item.caller)
         item.target = operand(target, item.rule.dst)
     elif item.source.device is not None:
-        with gpu.driver.driver().on(item.source.device):
-            item.target = gpu.cast_on_gpu.empty_like(item.source, item.rule.dst)
+        with kernel.driver.driver().on(item.source.device):
+            item.target = casting.cuda.empty_like(item.source, item.rule.dst)
         item.result = item.target.array
 
 
@@ -263,7 +263,7 @@ def _cast_on_devices(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
     """Cast arrays on devices, those of a stream together. `shared`: scale, amax, finite, as the caller has them."""
     if not items:
         return
-    cuda = gpu.driver.driver()
+    cuda = kernel.driver.driver()
     groups: dict[tuple[int, int], list[BatchItem]] = {}
     found: dict[tuple[int, Any], int] = {}
     for item in items:
@@ -278,7 +278,7 @@ def _cast_on_devices(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
     ready = []
     for (device, stream), group in groups.items():
         with cuda.using(stream, device):
-            ready.append((device, stream, group, gpu.batch_on_gpu.launches(group, device)))
+            ready.append((device, stream, group, casting.cuda_batches.launches(group, device)))
     # A kernel that cannot be loaded for one device leaves the others as they were.
     for device, stream, group, launches in ready:
         owners = map(streams.owner, (*shared, *(item.result for item in group)))

@@ -6,12 +6,13 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from gpucast import gpu
+from gpucast import casting, kernel
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
 from gpucast.core.rule import CastRule
+from gpucast.kernel import ON_NEW_DRIVER
 from gpucast.kernel.fused_kernel import FusedOps, cast_kernel
 
 
@@ -27,7 +28,7 @@ class Kernels(NamedTuple):
 
     def add(self, rule: CastRule, ops: FusedOps, device: int, unpacked: bool = False) -> None:
         """Keep the kernel that the checked path has loaded."""
-        found = gpu.driver.loaded(cast_kernel(rule, "contiguous", unpacked, ops), device)
+        found = kernel.driver.loaded(cast_kernel(rule, "contiguous", unpacked, ops), device)
         if found is not None:
             (self.by_double if ops.scaling == "wide" or self.by_float is None else self.by_float)[device] = found
 
@@ -54,11 +55,11 @@ def _plan(
         return None
     kernels = Kernels.of(fuses)
     bits = rule.src.bits if packed else 0, rule.dst.bits if rule.dst.packed else 0
-    run = None if fuses else gpu.fast_path.strided(array, packed, rule)
-    empty = gpu.fast_path.empty(rule.dst)
+    run = None if fuses else casting.cuda_strided.strided(array, packed, rule)
+    empty = casting.cuda_strided.empty(rule.dst)
     plan = plans.make("cupy", run, empty, rule, works, *kernels, PackedArray, rule.dst, bits)
     return plan, kernels
 
 
 # The kernels are those of the driver with which they were loaded.
-gpu.ON_NEW_DRIVER.append(_plan.cache_clear)
+ON_NEW_DRIVER.append(_plan.cache_clear)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting, kernel
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, one_class
 from gpucast.arrays.batch_item import BatchItem, Launch
@@ -27,10 +27,10 @@ from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
 from gpucast.casting.fused_options import resolve_amax, resolve_finite, resolve_scale
 from gpucast.core.dtypes import DType
+from gpucast.core.extension import MODULE
 from gpucast.core.fused_ops import FusedInputs, resolve_random
 from gpucast.core.rule import CastRule, Options
-from gpucast.gpu import streams
-from gpucast.host.extension import MODULE
+from gpucast.kernel import ON_NEW_DRIVER, streams
 
 #: The most plans of one kind of call on devices; they differ in the dtypes, shapes and layouts of their arrays.
 _MOST = 8
@@ -64,13 +64,13 @@ class CupyPlanner(BatchPlanner):
 
     def allocator(self, arrays: Sequence[Any], dst: DType) -> Callable[[Sequence[Any]], list[Any]]:
         def allocate(arrays: Sequence[Any]) -> list[Any]:
-            gpu.cast_on_gpu.check_allocation()
-            return [gpu.cast_on_gpu.new(x.shape, dst) for x in arrays]
+            casting.cuda.check_allocation()
+            return [casting.cuda.new(x.shape, dst) for x in arrays]
 
         return allocate
 
     def stream(self, device: int) -> int:
-        driver = gpu.driver.driver()
+        driver = kernel.driver.driver()
         with driver.on(device):
             return driver.stream()
 
@@ -137,7 +137,7 @@ class ListPlan:
         others = [x for x in (scale, amax, finite) if x is not None and type(x) is not float]
         if outs is not None and type(outs[0]) is not type(given[0]):
             others.append(outs[0])
-        with streams.on({plan.device: stream}, map(streams.owner, others)), gpu.driver.driver().on(plan.device):
+        with streams.on({plan.device: stream}, map(streams.owner, others)), kernel.driver.driver().on(plan.device):
             if plan.allocate is not None:
                 outs = plan.allocate(given)
                 to = _addresses(outs, plan)
@@ -179,7 +179,7 @@ class ListPlan:
 _MOST_KINDS = 256
 _KNOWN: dict[tuple[Any, ...], ListPlan] = {}
 # Plans hold kernels of the driver with which they were made.
-gpu.ON_NEW_DRIVER.append(_KNOWN.clear)
+ON_NEW_DRIVER.append(_KNOWN.clear)
 
 
 def _list_plan(kind: type, dst: DType, fuses: bool, scaled: bool, attributes: tuple[Any, ...]) -> ListPlan:
@@ -317,7 +317,7 @@ def _batch_plan(
         None if len(used) == len(items) else used,
         np.array([item.source.data.nbytes for item, _ in live], np.uint64),
         np.array([target.data.nbytes for _, target in live], np.uint64),
-        gpu.batch_on_gpu.prepare([item for item, _ in live], device),
+        casting.cuda_batches.prepare([item for item, _ in live], device),
     )
 
 

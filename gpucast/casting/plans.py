@@ -13,11 +13,11 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from gpucast import gpu
 from gpucast.core.dtypes import DTYPES, DType, is_foreign
+from gpucast.core.extension import MODULE
 from gpucast.core.rule import CAST_VERSIONS, CastRule, Options
 from gpucast.host import loops
-from gpucast.host.extension import MODULE
+from gpucast.kernel import ON_NEW_DRIVER
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: Stands for a second argument that was not given, as in ``cast(x, dtype="float16")``.
@@ -143,4 +143,4 @@ def is_lasting(*values: Any) -> bool:
 
 
 # Plans hold kernels of the driver with which they were made.
-gpu.ON_NEW_DRIVER.append(forget)
+ON_NEW_DRIVER.append(forget)

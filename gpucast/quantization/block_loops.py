@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.core.extension import MODULE
 from gpucast.host import loops
-from gpucast.host.extension import MODULE
 
 Array = npt.NDArray[Any]
 Triple = tuple[int, int, int]

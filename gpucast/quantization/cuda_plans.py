@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of `gpucast.quantize` and `gpucast.dequantize` for arrays of CuPy: the launches of an earlier call, repeated.
 
-They serve arrays on the current device that lie as those of that call did; `gpucast.gpu.recording` says how alike.
+They serve arrays on the current device that lie as those of that call did; `gpucast.kernel.recording` says how alike.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from gpucast import gpu
+from gpucast import casting, kernel
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
 from gpucast.core.dtypes import DType, dtype
-from gpucast.gpu.recording import ALIKE, Memory, Program, Recording, program
-from gpucast.host.extension import MODULE
+from gpucast.core.extension import MODULE
+from gpucast.kernel import ON_NEW_DRIVER
+from gpucast.kernel.recording import ALIKE, Memory, Program, Recording, program
 from gpucast.quantization.formats import Format
 
 #: The most kinds of arrays of a plan.
@@ -68,7 +69,7 @@ class _Known(NamedTuple):
     def serve(self, array: Any, given: Sequence[Any], workspace: Any, seed: int, offset: int) -> list[Any] | None:
         """Repeat the call: the new parts, [] where there is an `out`; None, nothing done, where only the checked path
         can tell."""
-        cuda, device = gpu.driver.driver(), self.device
+        cuda, device = kernel.driver.driver(), self.device
         if cuda.current() != device or (self.parts is not None and cuda.capturing()):
             return None
         addresses = []
@@ -83,10 +84,10 @@ class _Known(NamedTuple):
             return None
         for name, alike in self.kept:
             held = workspace.kept(name)
-            if held is None or gpu.cast_on_gpu.address(held) % ALIKE != alike:
+            if held is None or casting.cuda.address(held) % ALIKE != alike:
                 return None
-            addresses.append(gpu.cast_on_gpu.address(held))
-        made = [gpu.driver.empty(*one) for one in self.program.new]
+            addresses.append(casting.cuda.address(held))
+        made = [kernel.driver.empty(*one) for one in self.program.new]
         addresses += [one.data.ptr for one in made]
         self.program.run(addresses, seed, offset)
         return [] if self.parts is None else [None if part is None else part.of(made) for part in self.parts]
@@ -135,7 +136,7 @@ class CudaPlan:
             int(given[0].data.device_id),
             tuple(_Given(x.shape, x.dtype, int(x.nbytes), int(x.data.ptr) % ALIKE) for x in given),
             len(read),
-            tuple((name, gpu.cast_on_gpu.address(x) % ALIKE) for name, x in held.items()),
+            tuple((name, casting.cuda.address(x) % ALIKE) for name, x in held.items()),
             None if parts is None else tuple(parts),
         )
         return True
@@ -304,4 +305,4 @@ def keep_dequantize(q: Any, to: Any, keywords: tuple[Any, ...], y: Any, recordin
 
 
 # Programs hold kernels of the driver with which they were made.
-gpu.ON_NEW_DRIVER += [_quantize_plan.cache_clear, _dequantize_plan.cache_clear]
+ON_NEW_DRIVER += [_quantize_plan.cache_clear, _dequantize_plan.cache_clear]

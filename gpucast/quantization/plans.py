@@ -18,8 +18,8 @@ from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
 from gpucast.casting.list_plans import HOST_KINDS
 from gpucast.core.dtypes import DType, dtype
-from gpucast.gpu.recording import Recording
-from gpucast.host.extension import MODULE
+from gpucast.core.extension import MODULE
+from gpucast.kernel.recording import Recording
 from gpucast.quantization import cuda_plans, quantize_on_host
 from gpucast.quantization.formats import Format
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
@@ -19,8 +19,8 @@ from gpucast.casting.cast import cast
 from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.gpu import devices, streams
-from gpucast.gpu.recording import recorded
+from gpucast.kernel import devices, streams
+from gpucast.kernel.recording import recorded
 from gpucast.quantization import engine, plans, quantize_on_host, recipes
 from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.option_checks import (
@@ -318,7 +318,7 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any, rows: tuple
         if amax.dtype != np.float32:
             raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected FLOAT on the device of x")
         return None, amax
-    numbers = np.asarray((amax if device is None else gpu.cast_on_gpu.to_host(amax)).astype(np.float32))
+    numbers = np.asarray((amax if device is None else casting.cuda.to_host(amax)).astype(np.float32))
     if not ((numbers >= 0) & (numbers < math.inf)).all():
         raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
     scale = np.asarray(quantize_on_host.global_scale(numbers, format, dtype(x.dtype)))
@@ -355,7 +355,7 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], rows: tuple[int, 
     if given.dtype.kind not in "fiu":
         raise TypeError(f"{_CALLER}: scale= has dtype {given.dtype}; expected numbers")
     if device_index(given) is not None and device_index(x) is None:
-        given = gpu.cast_on_gpu.to_host(given)
+        given = casting.cuda.to_host(given)
     if device_index(given) is None:
         given = given.astype(np.float32)
         if not (np.isfinite(given) & (given > 0)).all():

@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.extension import MODULE, say_slow
 from gpucast.core.fused_ops import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import Options, resolve
 from gpucast.host import cast_on_host, loops
-from gpucast.host.extension import MODULE, say_slow
 from gpucast.quantization import block_loops, exact_quantize
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Format, Parts

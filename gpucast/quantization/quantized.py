@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import check_out, operand
@@ -22,8 +22,8 @@ from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
 from gpucast.core.rule import resolve
-from gpucast.gpu import devices, streams
-from gpucast.gpu.recording import recorded
+from gpucast.kernel import devices, streams
+from gpucast.kernel.recording import recorded
 from gpucast.quantization import engine, plans, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
 from gpucast.quantization.formats import SOURCES, Format, Hadamard, Parts
@@ -175,7 +175,7 @@ class Quantized:
 
     @property
     def owned(self) -> Any:
-        """The memory and its owner, for `gpucast.gpu.streams.visit`."""
+        """The memory and its owner, for `gpucast.kernel.streams.visit`."""
         return streams.Owned(self.data, self.library) if adapters.find(self.data) is None else self.data
 
     def dlpack(self, part: str) -> Any:
@@ -216,7 +216,7 @@ class Quantized:
         if device_index(native.data) is None:
             return self
         with self._visit():
-            parts = {name: gpu.cast_on_gpu.to_host(part) for name, part in vars(native).items() if part is not None}
+            parts = {name: casting.cuda.to_host(part) for name, part in vars(native).items() if part is not None}
             return replace(self, **parts)
 
     def dequantize(
@@ -237,7 +237,7 @@ class Quantized:
         if device is None:
             return None
         if self not in _WORKSPACES:
-            _WORKSPACES[self] = gpu.workspace.Workspace(caller, device)
+            _WORKSPACES[self] = casting.cuda_workspace.Workspace(caller, device)
         return _WORKSPACES[self]
 
     def _visit(self) -> AbstractContextManager[None]:

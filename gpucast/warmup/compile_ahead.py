@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpucast import gpu
+from gpucast import kernel as room
 from gpucast.casting.fused_options import fused_rule
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import Scaling
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import ATTRIBUTES, CastRule, Options, has_stochastic
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 from gpucast.kernel.fused_kernel import FusedOps, cast_kernel
 from gpucast.kernel.kernel import Kernel
 
@@ -115,7 +115,7 @@ def warmup(
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         compile_all(executor, work)
     if load:
-        gpu.driver.load_everywhere(dict.fromkeys(task.kernel for task in work))
+        room.driver.load_everywhere(dict.fromkeys(task.kernel for task in work))
     return len(work)
 
 

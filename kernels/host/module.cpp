@@ -96,7 +96,7 @@ static PyObject* set_modes(PyObject*, PyObject* asked) {
     return nothing();
 }
 
-// Counts the changes of the functions below: `gpucast.host.extension` knows by it whether this was built from its sources.
+// Counts the changes of the functions below: `gpucast.core.extension` knows by it whether this was built from its sources.
 enum : long { interface = 5 };
 
 static PyMethodDef methods[] = {

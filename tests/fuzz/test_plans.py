@@ -17,8 +17,8 @@ import pytest
 import gpucast
 from gpucast import PackedArray
 from gpucast.casting import plans
-from gpucast.gpu.recording import Program
-from gpucast.host.extension import MODULE
+from gpucast.core.extension import MODULE
+from gpucast.kernel.recording import Program
 from gpucast.quantization import FORMATS
 from host_driver import HostDriver, download, installed, upload
 

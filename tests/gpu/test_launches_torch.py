@@ -15,7 +15,7 @@ from fake_cuda import Cuda
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from gpucast.gpu.driver import CupyDriver  # noqa: E402
+from gpucast.kernel.driver import CupyDriver  # noqa: E402
 from gpucast.libraries.torch import plain, tensors  # noqa: E402
 
 pytestmark = pytest.mark.peers

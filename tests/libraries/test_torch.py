@@ -17,8 +17,8 @@ import gpucast
 from codes import assert_same, values
 from foreign_arrays import NUMERIC, PAIRED, from_torch, tensor
 from gpucast import PackedArray
+from gpucast.core import extension
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.host import extension
 from host_driver import HostDriver, download, installed
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

@@ -16,7 +16,7 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, Options, destination
-from gpucast.gpu import devices, streams
+from gpucast.kernel import devices, streams
 from gpucast.libraries.torch import op, plain, tensor_batches, tensors
 from gpucast.libraries.torch.op import cast_op, cast_out_op
 from gpucast.libraries.torch.tensors import DEFAULTS, named

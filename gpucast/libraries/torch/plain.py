@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from gpucast import gpu
 from gpucast.casting import plans
 from gpucast.casting.cuda_plans import Kernels
 from gpucast.casting.fused_options import rule_of
 from gpucast.casting.list_plans import HOST_KINDS, HostKind
 from gpucast.core.dtypes import DType
+from gpucast.core.extension import MODULE
 from gpucast.core.fused_ops import scaling_of
 from gpucast.core.rule import CastRule, Options, destination
-from gpucast.host.extension import MODULE
+from gpucast.kernel import ON_NEW_DRIVER
 from gpucast.kernel.fused_kernel import FusedOps
 from gpucast.libraries.torch import tensors
 
@@ -87,4 +87,4 @@ if MODULE is not None:
         torch.compiler.substitute_in_graph(_hit, skip_signature_check=True)(_hit_in_graph)
 
 # The kernels are those of the driver with which they were loaded.
-gpu.ON_NEW_DRIVER.append(_plan.cache_clear)
+ON_NEW_DRIVER.append(_plan.cache_clear)

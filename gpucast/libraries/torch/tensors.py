@@ -15,7 +15,7 @@ from gpucast.arrays.unowned import view_at
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET, Options, resolve
-from gpucast.gpu import streams
+from gpucast.kernel import streams
 from gpucast.libraries import dlpack
 
 #: torch's dtypes with one element per item; types below one byte take a byte each.

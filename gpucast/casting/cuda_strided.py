@@ -12,24 +12,28 @@ from typing import Any
 
 from gpucast.arrays.overlap import are_disjoint
 from gpucast.arrays.packed import PackedArray
+from gpucast.casting import cuda
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
-from gpucast.gpu import cast_on_gpu, driver
+from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import Shape, plain_kernel
 from gpucast.kernel.kernel import Kernel
 
 
 def empty(kind: DType) -> Callable[[Any], Any]:
     """``empty(x)``: a new row-major result for x, which is on the current device; None while a graph is captured."""
-    capturing, new = driver.driver().capturing, cast_on_gpu.new
-    return lambda x: None if capturing() else new(x.shape, kind)
+    own, new, tag = driver.driver(), cuda.new, kind.numpy
+    capturing, array = own.capturing, own.empty
+    if kind.packed:
+        return lambda x: None if capturing() else new(x.shape, kind)
+    return lambda x: None if capturing() else array(x.shape, tag)
 
 
 def strided(array: Any, from_packed: bool, rule: CastRule) -> Callable[..., Any]:
     """``run(x, ..., out)`` of the plain casts of arrays of a class, or of packed elements in such, that are not all
     row-major."""
-    cuda = driver.driver()
-    current, capturing, kind, tag = cuda.current, cuda.capturing, rule.dst, rule.dst.numpy
+    own = driver.driver()
+    current, capturing, kind, tag = own.current, own.capturing, rule.dst, rule.dst.numpy
     to_packed = rule.dst.packed
     unpacked = rule.src.packed and not from_packed
     itemsizes = (1 if from_packed else rule.src.numpy.itemsize, 1 if to_packed else tag.itemsize)
@@ -46,7 +50,7 @@ def strided(array: Any, from_packed: bool, rule: CastRule) -> Callable[..., Any]
         if out is None:
             if flat or capturing():
                 return None
-            out = cast_on_gpu.new(x.shape, kind) if to_packed else cast_on_gpu.new_strided(x.shape, x.strides, kind)
+            out = cuda.new(x.shape, kind) if to_packed else cuda.new_strided(x.shape, x.strides, kind)
             dst = out.data if to_packed else out
         else:
             dst = out.data if type(out) is PackedArray and to_packed else out
@@ -54,7 +58,7 @@ def strided(array: Any, from_packed: bool, rule: CastRule) -> Callable[..., Any]
                 return None
             if out.shape != x.shape or dst.data.device_id != device or not are_disjoint(src, dst):
                 return None
-        shape, dims, n = cast_on_gpu.strided_layout(
+        shape, dims, n = cuda.strided_layout(
             x.shape,
             None if from_packed else x.strides,
             None if to_packed else dst.strides,
@@ -65,7 +69,7 @@ def strided(array: Any, from_packed: bool, rule: CastRule) -> Callable[..., Any]
         found = loaded.get((shape, device))
         if found is None:
             kernel = plain_kernel(rule, shape, unpacked)
-            found = loaded[shape, device] = kernel, driver.load(kernel, device)
+            found = loaded[shape, device] = kernel, driver.ready(kernel, device)
         kernel, launch = found
         target, last = dst.data.ptr, b"" if dims is None else dims.packed
         launch(kernel.blocks(n, target), driver.array_arguments(src.data.ptr, 0, target, n) + last)

@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from gpucast.casting import cuda
 from gpucast.core.dtypes import DType
-from gpucast.gpu import cast_on_gpu, driver
+from gpucast.kernel import driver
 
 
 class Workspace:
@@ -25,7 +26,7 @@ class Workspace:
         if key not in self._arrays:
             self.check_capture()
             with driver.driver().on(self._device):
-                self._arrays[key] = cast_on_gpu.new(shape, kind)
+                self._arrays[key] = cuda.new(shape, kind)
         return self._arrays[key]
 
     def items(self) -> Iterable[tuple[Any, Any]]:

@@ -16,7 +16,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
-from gpucast.gpu import driver
+from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import Shape, square_side
 from gpucast.kernel.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
 from gpucast.kernel.strides import Dims, collapse, squares

@@ -147,6 +147,14 @@ class ArrayAdapter(ABC):
     def _name(self) -> str:
         return type(self).__name__.removesuffix("Adapter")
 
+    def placed(self, x: Any) -> tuple[int, int] | None:
+        """The device and the address of a row-major array that is no more than its memory there, which a plan may read
+        and write. Default: None, for a library without plans."""
+        return None
+
+    def written(self, x: Any) -> None:  # noqa: B027 (a default)
+        """Called for an array that `placed` has told of, after it was written. Default: do nothing."""
+
     def like(self, x: Any) -> Callable[[], Any] | None:
         """A function that gives new arrays of the host like `x`, for the results of plans. Default: None, for a library
         without plans."""

@@ -81,6 +81,8 @@ class Memory(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     strides: tuple[int, ...]
+    #: Its address, modulo `ALIKE`.
+    alike: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,13 @@ class Program:
             launch(blocks, bytes(arguments))
 
 
-def program(recording: Recording, given: Sequence[Any], seed: int | None = None, offset: int = 0) -> Program | None:
-    """The program of a call with these arrays (of CuPy); None for one that cannot be repeated."""
+def program(
+    recording: Recording, given: Sequence[tuple[int, int]], seed: int | None = None, offset: int = 0
+) -> Program | None:
+    """The program of a call with arrays at these addresses, of so many bytes; None for one that cannot be repeated."""
     if not recording.is_whole:
         return None
-    arrays = [(int(x.data.ptr), int(x.nbytes)) for x in (*given, *recording.made)]
+    arrays = [*given, *((int(x.data.ptr), int(x.nbytes)) for x in recording.made)]
     steps = []
     for kernel, launch, blocks, arguments in recording.launches:
         places: list[tuple[int, int, int]] = []
@@ -134,7 +138,7 @@ def program(recording: Recording, given: Sequence[Any], seed: int | None = None,
         steps.append(_Step(launch, blocks, arguments, tuple(places), tuple(seeds), tuple(offsets)))
     if seed is not None and not any(step.seeds for step in steps):
         return None
-    new = tuple(Memory(x.shape, x.dtype, x.strides) for x in recording.made)
+    new = tuple(Memory(x.shape, x.dtype, x.strides, int(x.data.ptr) % ALIKE) for x in recording.made)
     return Program(tuple(steps), new)
 
 

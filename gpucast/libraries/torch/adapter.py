@@ -97,6 +97,18 @@ class TorchAdapter(BatchAdapter):
     def from_array(self, x: Any) -> Any:
         return tensors.from_array(x)
 
+    def placed(self, x: torch.Tensor) -> tuple[int, int] | None:
+        if type(x) is not torch.Tensor or x.requires_grad or x.is_meta or x.layout is not torch.strided:
+            return None
+        if not x.is_contiguous() or x.is_neg() or not x.numel() or tensors.is_watched():
+            return None
+        device = tensors.device_of(x, "quantize")
+        return None if device is None or not tensors.has_memory(x) else (device, int(x.data_ptr()))
+
+    def written(self, x: Any) -> None:
+        if isinstance(x, torch.Tensor):
+            tensors.written(x)
+
     def like(self, x: torch.Tensor) -> Callable[[], Any] | None:
         if type(x) is not torch.Tensor or not x.is_cpu:
             return None

@@ -19,8 +19,8 @@ import numpy as np
 from gpucast.kernel.fields import Fields
 from gpucast.kernel.kernel import Kernel
 
-#: Addresses that differ by a multiple of this are alike for kernels, and for what chooses them.
-ALIKE = 256
+#: Addresses that differ by a multiple of this are alike for kernels, whose widest accesses are half as wide.
+ALIKE = 64
 _ADDRESS = struct.Struct("<Q")
 _FIRST = struct.Struct("<q")
 

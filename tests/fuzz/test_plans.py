@@ -16,7 +16,9 @@ import pytest
 
 import gpucast
 from gpucast import PackedArray
-from gpucast.casting import plans
+from gpucast.arrays.packed import LibraryPackedArray
+from gpucast.arrays.unowned import view_at
+from gpucast.casting import list_plans, plans
 from gpucast.core.extension import MODULE
 from gpucast.kernel.recording import Program
 from gpucast.quantization import FORMATS
@@ -180,17 +182,57 @@ def test_plans_change_nothing_for_arrays(seed: int) -> None:
     compare(seed, lambda x: x)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_plans_change_nothing_on_devices(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels as host code. Their launches are Python's, so that programs are repeated, and casts are checked."""
-    formats = dict.fromkeys([["mxfp8e4m3", "int4_128"], ["nvfp4", "mxfp4"], ["int8_axis", "float8e4m3fn_tensor"]][seed])
-    monkeypatch.setattr(sys.modules[__name__], "FORMATS", formats)
+#: Formats whose kernels are not too many to compile.
+_ON_DEVICES = [["mxfp8e4m3", "int4_128"], ["nvfp4", "mxfp4"], ["int8_axis", "float8e4m3fn_tensor"]]
+
+
+def compare_on_device(seed: int, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels as host code. Their launches are Python's: programs are repeated, and casts go the checked path."""
+    monkeypatch.setattr(sys.modules[__name__], "FORMATS", dict.fromkeys(_ON_DEVICES[seed]))
     monkeypatch.setattr(sys.modules[__name__], "_KINDS", [np.float32, np.float16, ml_dtypes.bfloat16])
     repeated, own = [], Program.run
     monkeypatch.setattr(Program, "run", lambda self, *call: repeated.append(self) or own(self, *call))
     with installed(HostDriver()):
-        compare(seed, lambda x: upload(np.array(x, order="C")) if isinstance(x, np.ndarray) else x)
+        compare(seed, library)
     assert len(repeated) > 10
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_plans_change_nothing_on_devices(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare_on_device(seed, lambda x: upload(np.array(x, order="C")), monkeypatch)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("seed", range(3))
+def test_plans_change_nothing_for_tensors_on_devices(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of the host count as those of device 0."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from gpucast.libraries.torch import plain, tensors
+
+    monkeypatch.setattr(tensors, "device_of", lambda x, caller: 0)
+    monkeypatch.setattr(tensors, "stream", lambda device: 0)
+    monkeypatch.setattr(plain, "MODULE", None)
+    monkeypatch.delitem(list_plans.HOST_KINDS, torch.Tensor)
+    from_array = tensors.from_array
+
+    def there(x: Any) -> Any:
+        # By DLPack it would be on the device.
+        data = x.data if isinstance(x, PackedArray) else x
+        if not isinstance(data, np.ndarray):
+            data = view_at(data.data.ptr, data.shape, None, gpucast.dtype(data.dtype), None, data)
+        if not isinstance(x, PackedArray):
+            return from_array(data)
+        y = from_array(PackedArray(data, x.dtype, x.shape))
+        return LibraryPackedArray(x.data, x.dtype, x.shape, "torch") if isinstance(y, PackedArray) else y
+
+    monkeypatch.setattr(tensors, "from_array", there)
+
+    def tensor(x: Any) -> Any:
+        kind = gpucast.dtype(x.dtype)
+        codes = torch.from_numpy(np.array(x, order="C").view(kind.code_numpy))
+        return codes.view(getattr(torch, kind.numpy_name))
+
+    compare_on_device(seed, tensor, monkeypatch)
 
 
 @pytest.mark.peers

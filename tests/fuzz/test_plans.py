@@ -114,8 +114,9 @@ def many(x: Any, name: str, kind: Any, shape: tuple[int, ...], pick: random.Rand
 
 def quantized(x: Any, name: str, kind: Any, shape: tuple[int, ...], pick: random.Random, library: Library) -> Any:
     keywords: dict[str, Any] = {"axis": pick.choice([-1, -1, -1, 0])}
-    if pick.random() < 0.15:
-        keywords |= pick.choice([{"scale": 2.0}, {"amax": 3.0}, {"rounding": "stochastic", "seed": 1}, {"offset": 1}])
+    if pick.random() < 0.25:
+        random_words = {"rounding": "stochastic", "seed": pick.choice([1, 2**64 - 1]), "offset": pick.choice([0, 9])}
+        keywords |= pick.choice([{"scale": 2.0}, {"amax": 3.0}, random_words, random_words, {"offset": 1}, {"seed": 1}])
     q = gpucast.quantize(x, name, **keywords)
     if pick.random() < 0.5:
         like = gpucast.quantize(library(numbers(pick, kind, shape)), name, **keywords)

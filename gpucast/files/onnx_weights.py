@@ -148,7 +148,7 @@ class _Graph:
         if node.kind in _CODES:
             return f"{node.kind} takes codes and scales, which stay whole"
         if all(name in self._fixed for name in node.inputs if name):
-            return f"what {node.kind} makes of it depends on no input"
+            return f"what {node.kind} makes of it depends on no input{_WAY if any(size > 1 for size in shape) else ''}"
         if why := self._of_operator(node, place, shape, origin):
             return why
         is_of_angles = any(self._are_angles(name, set()) for name in node.outputs)

@@ -131,7 +131,7 @@ def _of_numbers(config: FilePlan, tensors: Sequence[TensorPlan], is_stale: bool,
 
 
 def _with_dtype(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """A copy of a config, and of the configs of its parts, that tell the type `name` where they told one."""
+    """A copy of a config, and of the configs of its parts, with the type `name` where they had one."""
     result = dict(document)
     for key, value in document.items():
         if key in _DTYPES and isinstance(value, str) and value.removeprefix("torch.") in _TORCH.values():

@@ -264,9 +264,8 @@ def _of_group(entry: dict[str, Any], module: str) -> _Expected:
     if strategy in ("group", "tensor_group") and type(size) is int and size > 0:
         lengths = 1, size
     elif strategy == "block":
-        block = weights.get("block_structure") or ""
-        sizes = [int(n) for n in (block.split("x") if isinstance(block, str) else block) if str(n).isdecimal()]
-        lengths = (sizes[0], sizes[1]) if len(sizes) == 2 else None
+        sizes = config_json.block_structure(weights)
+        lengths = None if sizes is None else (sizes[0], sizes[1])
     if element is None or lengths is None or (only is not None and only != element):
         raise ValueError(f"weights of {bits!r} bits of {kind!r}, {strategy!r}, are not read here")
     scale = _SCALES.get(str(weights["scale_dtype"]), "?") if weights.get("scale_dtype") else None

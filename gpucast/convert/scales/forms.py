@@ -48,7 +48,8 @@ def detect_format(
     # Beside scales of FLOAT8E8M0 a config.json may tell of other weights.
     also = [configured] if configured and scale is _E8M0 else []
     configured = configured if is_block_wise else None
-    blocks = [*_UNSPLIT, *also, configured or _SQUARE]
+    # Without a word of it, blocks of float8 may have other lengths than the usual ones.
+    blocks = [*_UNSPLIT, *also, *([configured] if configured else [] if is_block_wise else [_SQUARE])]
     for block in blocks:
         format = Format("found", element, scale, block, rule, zero_points, scale is _E4M3)
         if scales_shape in _shapes(format, shape):
@@ -63,9 +64,11 @@ def detect_format(
         if scales_shape[:-1] == shape[:-1] and lengths:
             return Format("found", element, scale, (_only(lengths, caller, name),), rule, zero_points, scale is _E4M3)
         if is_block_wise and len(shape) > 1 and scales_shape[:-2] == shape[:-2]:
-            rows = _lengths(shape[-2], scales_shape[-2])
-            if _is_usual(shape[-2], scales_shape[-2]) and _is_usual(shape[-1], scales_shape[-1]):
-                return Format("found", element, scale, (_only(rows, caller, name), _only(lengths, caller, name)), rule)
+            pairs = list(zip(shape[-2:], scales_shape[-2:], strict=True))
+            if all(_is_usual(size, count) for size, count in pairs):
+                # One block holds all elements, whatever its length.
+                rows, columns = (_SQUARE[0] if n == 1 else _only(_lengths(size, n), caller, name) for size, n in pairs)
+                return Format("found", element, scale, (rows, columns), rule)
     raise ValueError(
         f"{caller} has shape {shape}, and its scales {name!r} have {scales_shape}; expected one scale, one for each of "
         f"the {shape[0] if shape else 0} rows, for each block of {'x'.join(map(str, configured or _SQUARE))}"
@@ -100,7 +103,10 @@ def _is_usual(size: int, count: int) -> bool:
 
 def _only(lengths: list[int], caller: str, name: str) -> int:
     if len(lengths) > 1:
-        raise ValueError(f"{caller}: its scales {name!r} may be for groups of {lengths[0]} or {lengths[1]}")
+        raise ValueError(
+            f"{caller}: its scales {name!r} may be for groups of {lengths[0]} or {lengths[1]}; weight_block_size of a "
+            "quantization_config in config.json decides for float8"
+        )
     return lengths[0]
 
 

@@ -326,12 +326,12 @@ class Scaled:
         everything: bool,
         caller: str,
         prefetcher: Prefetcher,
-        told: Callable[[int], object],
+        advance: Callable[[int], object],
     ) -> int:
         """Compare the written tensors (`written`, by name) with the reference; the number of compared elements.
 
-        Unless `everything`, only a sample of each piece is compared. `told` takes the elements that are done. FileError
-        if anything differs.
+        Unless `everything`, only a sample of each piece is compared. `advance` takes the elements that are done.
+        FileError if anything differs.
         """
         stored, format = self.stored, self.stored.format
         tensors = {part: written[spec.name] for part, spec in stored.specs.items()}
@@ -370,7 +370,7 @@ class Scaled:
         with closing(prefetcher.in_order(work, pieces)) as done:
             for some, size in done:
                 compared += some
-                told(size)
+                advance(size)
         return compared
 
 

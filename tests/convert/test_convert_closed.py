@@ -12,6 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors
 
 from codes import assert_same
 from conversions import contents, convert, failure, model, numbers
@@ -292,3 +293,32 @@ def test_a_section_that_is_not_understood_or_is_contradicted(case: str, capsys: 
     model({**CODES, "model.norm.weight": SIX}, quantization_config=section)
     assert said in failure(capsys, "in", "out", "--to", "BFLOAT16")
     assert not Path("out").exists()
+
+
+# ---- plain casts of gpucast's own ----
+
+
+@pytest.mark.parametrize("to", ["FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT8E8M0", "FLOAT4E2M1", "INT8", "UINT8", "INT4"])
+def test_plain_casts_are_read_back_without_an_option(to: str, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.random.default_rng(0).integers(1, 5, (8, 16)).astype(np.float32)
+    model({"l.weight": x, "m.any": 2 * x, "ids": np.arange(4)}, model_type="llama")
+    assert convert("in", "out", "--to", to, "--scale", "none", "--allow-loss", "--rule", "m*=keep") == 0
+    codes = files.load("out/model.safetensors")["l.weight"]
+    # In shards of one tensor, and merged again: kept, and cast to another narrow type.
+    assert convert("out", "shards", "--to", "FLOAT16", "--rule", "l*=keep", "--shard-size", "200") == 0
+    assert convert("shards", "one.safetensors", "--to", to, "--scale", "none", "--allow-loss") == 0
+    with files.TensorFile("one.safetensors") as file:
+        assert {one.name: one.dtype.name for one in file.tensors if one.dtype}["ids"] == "INT64"
+    for source in ("out", "shards", "one.safetensors"):
+        target = "back.safetensors"
+        assert convert(source, target, "--to", "FLOAT", "--overwrite") == 0
+        found = files.load(target)
+        assert_same(found["l.weight"], codes.astype(np.float32))
+        assert found["m.any"].dtype == np.float32 and found["ids"].dtype.kind == "i"
+    # Loaders of transformers ask for this entry where there are metadata.
+    with safetensors.safe_open("out/model.safetensors", "np") as raw:
+        assert raw.metadata().get("format") == "pt" or to == "INT4"
+    # Without the entry they are codes again; integers of whole bytes are none.
+    files.save("out/model.safetensors", {"l.weight": codes})
+    if to.startswith("FLOAT8"):
+        assert "which holds codes" in failure(capsys, "out", "x", "--to", "FLOAT")

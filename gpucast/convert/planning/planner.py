@@ -120,7 +120,8 @@ def opened(file: FilePlan, request: Request, alone: bool) -> Iterator[Opened]:
     with contextlib.ExitStack() as stack:
         for part in file.sources:
             source = stack.enter_context(TensorFile(part.path))
-            planner = TensorPlanner(source, request, alone, part.scales, part.groups)
+            # Of a checkpoint in files of one tensor each none is the only one.
+            planner = TensorPlanner(source, request, alone and not file.parts, part.scales, part.groups)
             tensors = planner.tensors
             if file.parts:
                 named = {tensor.name: tensor for tensor in tensors}

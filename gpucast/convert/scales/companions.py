@@ -135,9 +135,8 @@ def is_weight(name: str) -> bool:
 
 
 def is_plain_cast(tensor: Tensor) -> bool:
-    """Whether a tensor has integers below one byte that only gpucast's metadata describe: as it writes plain casts."""
-    packed = tensor.dtype is not None and tensor.dtype.packed
-    return packed and isinstance(tensor, StoredTensor) and tensor.family == "raw_data"
+    """Whether a tensor of a narrow type holds numbers by the metadata that gpucast writes for plain casts."""
+    return isinstance(tensor, StoredTensor) and tensor.is_plain
 
 
 def is_count(name: str) -> bool:

@@ -123,7 +123,7 @@ def _check_beside(
             scales.carried.add(name)
         if folder not in closed or decide.drops(name) or decide.keeps(name):
             continue
-        if decide.is_weight(name) or comfyui.is_marker(name):
+        if decide.is_weight(name) or comfyui.is_marker(name) or companions.is_plain_cast(tensor):
             continue
         row = companions.companion(name)
         if row is not None and _is_no_part(tensor, row, folder, modules):
@@ -145,7 +145,7 @@ def described(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> Iterator
     closed, modules = _closed(catalogue, every), _modules(every)
     for path, tensor in catalogue.beside(every):
         row, folder = companions.companion(tensor.name), os.path.dirname(path)
-        if folder not in closed or comfyui.is_marker(tensor.name):
+        if folder not in closed or comfyui.is_marker(tensor.name) or companions.is_plain_cast(tensor):
             yield path, tensor, "", ""
         elif row is not None and _is_no_part(tensor, row, folder, modules):
             yield path, tensor, row.what, ""
@@ -230,7 +230,8 @@ def _holds_codes(tensor: Tensor) -> bool:
     dtype = tensor.dtype
     if dtype is None or not tensor.size or dtype.bits > 8 or companions.is_count(tensor.name):
         return False
-    return dtype.is_float or (dtype.family == "int" and len(tensor.shape) > 1 and not companions.is_plain_cast(tensor))
+    is_narrow = dtype.is_float or (dtype.family == "int" and len(tensor.shape) > 1)
+    return is_narrow and not companions.is_plain_cast(tensor)
 
 
 def _check_declared(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,47 @@ def test_scales_of_the_cache_go_on_where_the_style_has_them() -> None:
     assert json.loads(Path("out/config.json").read_text())["quantization_config"]["kv_cache_scheme"] == scheme
     assert convert("out", "back", "--to", "FLOAT") == 0
     assert files.load("back/model.safetensors").keys() == {f"{LAYER}.weight"}
+
+
+#: Says of float8 by ModelOpt, and by transformers.
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
+
+
+@pytest.mark.parametrize("section", [MODELOPT, STATIC], ids=["ModelOpt", "transformers"])
+@pytest.mark.parametrize("scale", ["per-tensor", "per-channel", "block"])
+def test_scales_of_inputs_go_on_where_the_style_has_them(section: Any, scale: str, capsys: Any) -> None:
+    layers = (LAYER, LAYER.replace("q_proj", "v_proj"))
+    held: dict[str, Any] = {"model.norm.weight": SIX, "lm_head.weight": numbers(128, 128)}
+    for name in layers:
+        held |= {f"{name}.weight": numbers(128, 128).astype(E4M3), f"{name}.weight_scale": ONE}
+    inputs = {f"{name}.input_scale": np.float32(0.125 + i) for i, name in enumerate(layers)}
+    cache = {f"{layers[1]}.v_scale": ONE} if "kv_cache_quant_algo" in section else {}
+    options = ["--to", "FLOAT8E4M3FN", "--style", "compressed-tensors", "--scale", scale]
+
+    def written(more: dict[str, Any], *chosen: str) -> tuple[set[str], Any]:
+        model({**held, **more, **cache}, quantization_config=section)
+        assert main(["convert", "in", "out", *options, *chosen]) == 0
+        found = files.load("out/model.safetensors")
+        assert all(found[name].tobytes() == x.tobytes() for name, x in (more | cache).items() if name in found)
+        said = json.loads(Path("out/config.json").read_text())["quantization_config"]
+        assert bool(said.get("kv_cache_scheme")) == bool(cache) and cache.keys() <= found.keys()
+        shutil.rmtree("out")
+        return {name for name in found if "input_scale" in name}, said["config_groups"]["group_0"]["input_activations"]
+
+    found, activations = written(inputs)
+    has_place = scale != "block"
+    assert found == (inputs.keys() if has_place else set()) and activations["dynamic"] == (not has_place)
+    assert ("dropped" in capsys.readouterr().out) == (not has_place)
+    # All layers or none: where one has no such scale, or several, and where a layer gets codes for the first time.
+    for more, chosen in (
+        (dict(list(inputs.items())[:1]), ()),
+        ({**inputs, f"{LAYER}.input_scale": SIX}, ()),
+        (inputs, ("--rule", "lm_head.weight=FLOAT8E4M3FN", "--rule", "*proj.weight=FLOAT8E4M3FN")),
+    ):
+        found, activations = written(more, *chosen)
+        assert not found and activations["dynamic"]
+        assert ".input_scale'" in next(line for line in capsys.readouterr().out.splitlines() if "dropped" in line)
 
 
 @pytest.mark.parametrize("row", companions.COMPANIONS, ids=lambda row: row.what)

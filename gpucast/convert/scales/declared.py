@@ -11,6 +11,7 @@ from typing import Any
 
 from gpucast.convert.scales import config_json
 from gpucast.convert.scales.config_json import Section
+from gpucast.convert.scales.scale_styles import STATIC
 from gpucast.convert.scales.stored import Stored
 
 #: Names of quantizers that are not read, for people. Others are named as they name themselves.
@@ -138,8 +139,12 @@ class Declared:
     @property
     def cache(self) -> dict[str, Any] | None:
         """How the cache of keys and values is scaled, as compressed-tensors says it."""
-        known = (section.entry.get("kv_cache_scheme") for section in self.sections)
-        return next((scheme for scheme in known if isinstance(scheme, dict) and scheme), None)
+        for section in self.sections:
+            if isinstance(scheme := section.entry.get("kv_cache_scheme"), dict) and scheme:
+                return scheme
+            if section.entry.get("kv_cache_quant_algo") == "FP8":
+                return STATIC
+        return None
 
 
 def _unknown(entry: dict[str, Any]) -> str:

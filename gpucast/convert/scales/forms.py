@@ -57,8 +57,8 @@ def detect_format(
     if configured is None and len(scales_shape) == len(shape):
         # The experts of Llama 4, which transformers stores as (E, 1, columns) and, of down_proj, (E, columns, 1); and
         # weights [inputs, outputs]. Of a square nobody can tell rows from columns.
-        columns = [(*shape[:-2], 1, shape[-1])] + [(*shape[:-2], shape[-1], 1)] * (shape[-2:-1] != shape[-1:])
-        is_column = len(shape) > 1 and shape[-1] > 1 and scales_shape in columns[: len(shape) - 1]
+        of_columns = [(*shape[:-2], 1, shape[-1])] + [(*shape[:-2], shape[-1], 1)] * (shape[-2:-1] != shape[-1:])
+        is_column = len(shape) > 1 and shape[-1] > 1 and scales_shape in of_columns[: len(shape) - 1]
         if is_column and (len(shape) > 2 or shape[0] != shape[1]):
             height = next(n for n in range(min(_SQUARE[0], shape[-2]), 0, -1) if shape[-2] % n == 0)
             return Format("found", element, scale, (height, 1), rule, zero_points, scale is _E4M3)

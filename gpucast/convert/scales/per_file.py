@@ -53,7 +53,7 @@ class Decisions:
     keeps: Callable[[str], bool]
     drops: Callable[[str], bool]
     is_weight: Callable[[str], bool]
-    #: Which scales that belong to no weight the written style carries on.
+    #: Which scales that belong to no weight the written style has a place for.
     carried: frozenset[companions.Fate] = frozenset()
 
 
@@ -114,6 +114,7 @@ def _check_beside(
         if os.path.dirname(path) in closed and decide.is_cast(tensor) and not decide.is_asked_for(tensor)
     }
     at_work |= cast_in
+    static = _with_scales_of_inputs(catalogue, decide, [one for _, one in beside], of_file)
     for path, tensor in beside:
         name, folder, scales = tensor.name, os.path.dirname(path), of_file[path]
         if decide.drops(name):
@@ -127,7 +128,9 @@ def _check_beside(
             continue
         row = companions.companion(name)
         if row is not None and _is_no_part(tensor, row, folder, modules):
-            if folder in cast_in and row.fate not in decide.carried:
+            is_of_layer = name.endswith(companions.INPUT) and folder in static
+            is_of_cache = row.fate == "cache" and catalogue.declared(path).cache is not None
+            if folder in cast_in and not (row.fate in decide.carried and (is_of_layer or is_of_cache)):
                 scales.dropped.add(name)
                 scales.left_out[name] = row.what
             else:
@@ -138,6 +141,26 @@ def _check_beside(
     # What is known to be of another tool says most.
     if problems:
         raise FileError(min(problems, key=lambda problem: problem[0])[1])
+
+
+def _with_scales_of_inputs(
+    catalogue: Catalogue, decide: Decisions, beside: Sequence[Tensor], of_file: Mapping[str, FileScales]
+) -> set[str]:
+    """The folders of float8 of whose layers that will have codes each has one scale for its inputs, which is one number
+    and goes with float8, too."""
+    every = [(one, path) for path, file in of_file.items() for one in file.detected]
+    found = {os.path.dirname(path) for _, path in every} if "inputs" in decide.carried else set()
+    if not found or any(decide.is_cast(one) for one in beside):
+        # Layers that had no codes have no such scale.
+        return set()
+    for one, path in every:
+        name = one.base.removesuffix("weight").rstrip(".") + companions.INPUT
+        near = catalogue.path_of(name, path)
+        scale = None if near is None else catalogue.files[near].tensors[name]
+        is_float8 = one.stored is not None and one.stored.format.element.name == "FLOAT8E4M3FN"
+        if not is_float8 or scale is None or scale.size != 1 or scale.dtype is None or not scale.dtype.is_float:
+            found.discard(os.path.dirname(path))
+    return found
 
 
 def described(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> Iterator[tuple[str, Tensor, str, str]]:

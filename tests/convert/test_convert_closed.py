@@ -139,7 +139,8 @@ def test_scales_of_inputs_go_on_where_the_style_has_them(section: Any, scale: st
         model({**held, **more, **cache}, quantization_config=section)
         assert main(["convert", "in", "out", *options, *chosen]) == 0
         found = files.load("out/model.safetensors")
-        assert all(found[name].tobytes() == x.tobytes() for name, x in (more | cache).items() if name in found)
+        # compressed-tensors has vectors of one.
+        assert all(found[name].tolist() == [x] for name, x in (more | cache).items() if name in found)
         said = json.loads(Path("out/config.json").read_text())["quantization_config"]
         assert bool(said.get("kv_cache_scheme")) == bool(cache) and cache.keys() <= found.keys()
         shutil.rmtree("out")

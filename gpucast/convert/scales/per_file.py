@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,6 +32,8 @@ class FileScales:
     kept: set[str] = field(default_factory=set)
     #: Names that are no part of codes, and are kept as they are.
     carried: set[str] = field(default_factory=set)
+    #: Those of them, of one number, that loaders of the written style take as vectors.
+    vectors: set[str] = field(default_factory=set)
     #: Names that OUT does not have, with the reason for each.
     left_out: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
@@ -135,6 +137,8 @@ def _check_beside(
                 scales.left_out[name] = row.what
             else:
                 scales.carried.add(name)
+                if folder in cast_in:
+                    scales.vectors.add(name)
         elif (folder in at_work or decide.is_cast(tensor)) and (why := _unknown(tensor, row, folder, modules)):
             problems.append((row is None or row.fate != "refused", f"{path}: tensor {name!r} {why}{_WAYS}"))
     _check_declared(catalogue, decide, at_work, of_file)
@@ -283,12 +287,12 @@ def _numbers(tensor: DetectedTensor, path: str) -> Tensor:
 
 def read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -> list[Tensor]:
     """The tensors, with codes and their scales replaced by one tensor of numbers."""
-    if not scales.dropped:
+    if not scales.dropped and not scales.vectors:
         return list(tensors)
     named = {tensor.name: tensor for tensor in tensors}
     numbers: dict[str, Tensor] = {one.name: Dequantized.of(one, named, path) for one in scales.detected}
     return [
-        numbers.get(tensor.name, tensor)
+        numbers.get(tensor.name, replace(tensor, shape=(1,)) if tensor.name in scales.vectors else tensor)
         for tensor in tensors
         if tensor.name in numbers or tensor.name not in scales.dropped
     ]

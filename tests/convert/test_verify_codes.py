@@ -61,9 +61,11 @@ def test_what_passes_is_what_the_reference_gives(name: str, source: Any) -> None
     x = hard(format, source)
     quantizer = Quantizer(tensor(x), format, by_reference)
     parts = quantizer(x, 0)
-    rounds = format.steps is not None and format.steps.rounds_codes and source is np.float16
-    assert are_same(quantizer, x, parts.data, parts) is not rounds
-    if rounds:
+    # What rounds twice, and divides zeros by zero, is left to the reference.
+    is_left = format.steps is not None and format.steps.rounds_codes and source is np.float16
+    is_left |= not parts.scales.astype(np.float32).all()
+    assert are_same(quantizer, x, parts.data, parts) is not is_left
+    if is_left:
         return
     rng = np.random.default_rng(1)
     raw = parts.data.view(np.uint8)
@@ -102,7 +104,7 @@ def test_the_whole_is_verified_so(scale: str, folder: Any, monkeypatch: pytest.M
 
     def wrong(*given: Any, **options: Any) -> Any:
         parts = good(*given, **options)
-        parts.data.view(np.uint8).reshape(-1)[-1] ^= 1
+        parts.data.view(np.uint8).reshape(-1)[0] ^= 1
         return parts
 
     monkeypatch.setattr(scaling.quantize_on_host, "quantize", wrong)

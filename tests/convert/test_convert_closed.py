@@ -206,7 +206,14 @@ def test_codes_are_plain_numbers_on_demand(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     "config", [{}, {"quantization_config": BLOCKS}, {"text_config": {"quantization_config": BLOCKS}}]
 )
-@pytest.mark.parametrize("scale", [None, "l.weight_scale_inv_", "l.scale_inv_weight", "l.weight_scale2_inv.x"])
+@pytest.mark.parametrize(
+    "scale",
+    [
+        *(None, "l.weight_scale_inv_", "l.scale_inv_weight", "l.weight_scale2_inv.x", "l.weight.scale_inv"),
+        *("l.weight_inv_scale", "l.weight_scaling_factor", "l.weights_scaling_factor", "l.w_scale", "l.weight_amax"),
+        *("l.weight_scales", "l.weight_block_scale", "other.weight_scale_inv"),
+    ],
+)
 def test_codes_without_their_scales_are_no_weights(scale: str | None, config: Any, capsys: Any) -> None:
     """unsloth 6200, miles 1641."""
     held = {
@@ -229,9 +236,12 @@ def test_codes_without_their_scales_are_no_weights(scale: str | None, config: An
     "places",
     [
         (),
-        ("text_config",),
-        ("llm_config",),
-        ("thinker_config", "text_config"),
+        # Kimi-K2.5 and LLaVA, InternVL, Qwen-Omni, Janus, Whisper, ColPali, Mllama, GLM-4V, Chameleon.
+        *(
+            (name,)
+            for name in ("text_config", "llm_config", "language_config", "decoder", "vlm_config", "vision_config")
+        ),
+        *((name, "text_config") for name in ("thinker_config", "talker_config", "vlm_config")),
         ("vision_config", "a_config", "b_config"),
     ],
 )

@@ -258,22 +258,37 @@ def test_weights_are_cast_wherever_they_stand(case: str, constant: bool) -> None
     assert proto.graph.node
 
 
-def test_codes_and_scales_stay_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    model([node("MatMul", "x w", "h"), node("Add", "h b")], w=np.tile(W, (1, 64)), b=np.tile(V, 64))
-    assert convert("in.onnx", "q.onnx", "--to", "INT8", "--scale", "per-channel") == 0
+#: Types of codes, and values of --scale, of models that `--style qdq` writes.
+QDQ = [
+    *((to, scale) for to in ("INT8", "UINT8", "INT4", "UINT4") for scale in ("per-tensor", "per-channel", "block")),
+    *((to, scale) for to in ("FLOAT8E4M3FN", "FLOAT8E5M2") for scale in ("per-tensor", "per-channel")),
+]
+
+
+@pytest.mark.parametrize(("to", "scale"), QDQ)
+def test_codes_and_scales_stay_whole(to: str, scale: str, capsys: pytest.CaptureFixture[str]) -> None:
+    w = np.tile(W, (32, 1)).T.copy()
+    model([node("MatMul", "x w", "h"), node("Add", "h b")], w=w, b=np.tile(V, 32))
+    assert convert("in.onnx", "q.onnx", "--to", to, "--scale", scale) == 0
     before = onnx.load("q.onnx")
     assert main(["convert", "q.onnx", "out.onnx", "--to", "BFLOAT16"]) == 0
     said = capsys.readouterr().out
     assert "1 tensor cast to BFLOAT16" in said
-    assert "left alone, for DequantizeLinear takes codes and scales, which stay whole: 'w_scale' (FLOAT)" in said
-    names = ("w_quantized", "w_scale")
+    (line,) = (
+        line for line in said.splitlines() if "DequantizeLinear takes codes and scales, which stay whole" in line
+    )
+    assert "'w_scale' (FLOAT)" in line and "--as-weights" not in line
+    names = ("w_quantized", "w_scale", "w_zero_point")
     kept = [
         {one.name: one for one in proto.graph.initializer if one.name in names}
         for proto in (before, onnx.load("out.onnx"))
     ]
-    assert kept[0] == kept[1] and kept[0].keys() == set(names)
+    assert kept[0] == kept[1] and {"w_quantized", "w_scale"} <= kept[0].keys()
     assert main(["convert", "q.onnx", "same.onnx", "--to", "FLOAT"]) == 0
     assert "0 tensors cast to FLOAT" in capsys.readouterr().out
+
+
+def test_a_model_of_codes_alone_has_nothing_to_cast(capsys: pytest.CaptureFixture[str]) -> None:
     model([node("DequantizeLinear", "c s", "w"), node("MatMul", "x w")], c=np.ones((4, 4), np.int8), s=TENTH)
     said = failure(capsys, "in.onnx", "out.onnx", "--to", "BFLOAT16")
     assert "DequantizeLinear takes codes and scales, which stay whole" in said

@@ -16,6 +16,7 @@ from codes import assert_same
 from conversions import NAMES, checkpoint, convert, failure, header, numbers, quantized, save
 from gpucast import files
 from gpucast.arrays.bitpacking import pack_codes
+from gpucast.cli import main
 from gpucast.convert.scales import dequantized
 from gpucast.files import named_arrays
 
@@ -226,6 +227,25 @@ def test_scales_are_read(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
             assert_same(found[name], x.astype(np.float32))
     written = json.loads(Path("out/config.json").read_text())
     assert "quantization_config" not in written and written["torch_dtype"] == "float32"
+
+
+@pytest.mark.parametrize("case", READ)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf], ids=["NaN", "infinite"])
+def test_a_scale_that_is_no_number_is_refused_or_counted(case: str, wrong: float, capsys: Any) -> None:
+    (held, _), quantization = READ[case]
+    held, changed = {name: np.array(x) for name, x in held.items()}, 0
+    for name, x in held.items():
+        is_scale = "scale" in name and "input" not in name and x.dtype.kind in "fV" and x.dtype.name != "float8_e4m3fn"
+        if is_scale and not (wrong == np.inf and x.dtype.name == "float8_e8m0fnu"):
+            x.reshape(-1)[0] = wrong
+            changed += 1
+    save("in/model.safetensors", held)
+    Path("in/config.json").write_text(json.dumps({"quantization_config": quantization}))
+    code = main(["convert", "in", "out", "--to", "FLOAT", "--allow-loss"])
+    said = capsys.readouterr()
+    if changed:
+        what = said.err if code else said.out.splitlines()[-1]
+        assert "NaN" in what or "infinite" in what, said
 
 
 def test_formats_in_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.kernel import compiler, nvrtc, nvrtc_search
@@ -16,9 +16,11 @@ from gpucast.kernel.kernel import Kernel
 from gpucast.kernel.nvrtc import Compiled, Nvrtc
 from gpucast.quantization import formats
 from gpucast.quantization.formats import FORMATS, LENGTHS, SOURCES
-from gpucast.quantization.recipes import RECIPES
-from gpucast.warmup import kinds
-from gpucast.warmup.compile_ahead import WarmupRequest, every_pair, tasks
+from gpucast.quantization.recipes import RECIPES, find, takes
+from gpucast.warmup import calls
+from gpucast.warmup.compile_ahead import recorded
+from gpucast.warmup.recording import recording
+from gpucast.warmup.request import WarmupRequest
 
 #: The rules that a name of a format may end in.
 _RULES = ("full_range", "no_clipping", "up", "even", "4over6")
@@ -39,14 +41,21 @@ def chosen(name: str, sample: int, only: str) -> bool:
 
 
 def _every_kernel() -> Iterator[Kernel]:
-    casts = WarmupRequest(every_pair(), fused=True, many=True, mixed=True, grouped=True, transposed=True)
-    yield from (task.kernel for task in tasks(casts, "sm_90"))
-    flags = itertools.product((None, STOCHASTIC), ((), LENGTHS), (False, True), (False, True))
-    for (rounding, lengths, grouped, row_scaled), name in itertools.product(flags, _formats()):
-        for src in SOURCES:
-            # Some formats and types do not take all of these.
-            with contextlib.suppress(TypeError, ValueError):
-                yield from kinds.of_formats([name], lengths, [src], rounding, grouped, row_scaled, "bench")
+    yield from recorded(
+        WarmupRequest(calls.every_pair(), fused=True, many=True, mixed=True, grouped=True, transposed=True)
+    )
+    with recording() as recorder:
+        for name, src, keywords in itertools.product(_formats(), SOURCES, ({}, {"rounding": STOCHASTIC, "seed": 0})):
+            format = find(name, "bench")
+            every = [calls.quantized, calls.grouped, calls.row_scaled]
+            every += [partial(calls.transformed, length=length) for length in LENGTHS]
+            for call in every if takes(name, format, src) else ():
+                # Some formats do not take all of these.
+                with contextlib.suppress(TypeError, ValueError):
+                    call(recorder, name, format, src, keywords)
+        for src, length in itertools.product(SOURCES, LENGTHS):
+            calls.transforms(recorder, src, length)
+    yield from recorder.kernels
 
 
 def _formats() -> Iterator[str]:

@@ -16,7 +16,8 @@ from typing import Any
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
 from gpucast.kernel import compiler
-from gpucast.warmup.compile_ahead import WarmupRequest, compile_all, tasks
+from gpucast.warmup.compile_ahead import compile_all, tasks
+from gpucast.warmup.request import WarmupRequest
 
 _DESCRIPTION = """\
 Compile kernels into the cache (GPUCAST_CACHE_DIR), so that no cast waits for the compiler later. With --arch no GPU is

@@ -238,6 +238,7 @@ def mixed(recorder: Recorder, src: DType) -> None:
         new, finite = scale.unscale(gradients)
         scale.adjust(finite)
         select_tree(finite, new, new)
+    cast(scale.adjust(True).loss_scale, _FLOAT)
     delayed.cast(x)
     delayed.update()
 

@@ -17,15 +17,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from bench.revision import commit
 from bench.static.catalog import all_kernels, chosen, uncached
 from gpucast.cli.arguments import at_least_one
+from gpucast.cli.processes import processes
 from gpucast.cli.progress import progress_bar
 from gpucast.kernel import compiler
 from gpucast.kernel.kernel import Kernel
@@ -106,10 +105,8 @@ def digests(kernels: Sequence[Kernel], archs: Sequence[str], jobs: int, done: Ma
     """The digests of kernels, those of a name in order."""
     rows: Rows = {}
     work = partial(_row, tuple(archs))
-    # Forked children would inherit the state of libraries that are not safe to fork.
-    spawn = get_context("spawn")
     with (
-        ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_keep, initargs=(done,)) as executor,
+        processes(jobs, _keep, done) as executor,
         progress_bar(len(kernels), wanted=True, unit=" kernels") as advance,
     ):
         for kernel, row in zip(kernels, executor.map(work, kernels, chunksize=_CHUNK), strict=True):

@@ -15,17 +15,16 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from multiprocessing import get_context
 from typing import NamedTuple
 
 from bench import cubin
 from bench.static.catalog import all_kernels, uncached
 from bench.static.digests import ARCHITECTURES
 from gpucast.cli.arguments import at_least_one
+from gpucast.cli.processes import processes
 from gpucast.cli.progress import progress_bar
 from gpucast.kernel import disassembler
 from gpucast.kernel.kernel import Kernel, Part, program
@@ -110,11 +109,7 @@ def counts(kernels: Iterable[Gated]) -> Counts:
 def gate(kernels: Sequence[Kernel], arch: str, jobs: int) -> list[Gated]:
     """The facts of kernels for an architecture such as "sm_90"."""
     programs = list(_programs(kernels))
-    # Forked children would inherit the state of libraries that are not safe to fork.
-    with (
-        ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor,
-        progress_bar(len(kernels), wanted=True, unit=" kernels") as advance,
-    ):
+    with processes(jobs) as executor, progress_bar(len(kernels), wanted=True, unit=" kernels") as advance:
         found: list[Gated] = []
         for of_program in executor.map(partial(of, arch=arch), programs):
             found += of_program

@@ -32,6 +32,8 @@ class Launched(NamedTuple):
 
     kernel: Kernel
     blocks: int
+    #: The bytes of `Kernel.arguments`.
+    arguments: bytes
 
 
 @contextlib.contextmanager
@@ -73,6 +75,8 @@ class Recorder:
         #: Every kernel that was asked for, once, in order.
         self.kernels: dict[Kernel, None] = {}
         self.launched: list[Launched] = []
+        #: The bytes of every array, and those of an element, by its address.
+        self.memory: dict[int, tuple[int, int]] = {}
         self.argument_bytes = ARGUMENT_BYTES[-1]
         self._array, self._next = _array_class(), _FIRST
 
@@ -107,7 +111,7 @@ class Recorder:
         self.kernels[kernel] = None
 
         def launch(blocks: int, arguments: Any) -> None:
-            self.launched.append(Launched(kernel, blocks))
+            self.launched.append(Launched(kernel, blocks, bytes(arguments)))
 
         return launch
 
@@ -116,6 +120,7 @@ class Recorder:
 
         nbytes = max(1, math.prod(shape)) * dtype.itemsize
         memory = cupy.cuda.UnownedMemory(self._next, nbytes, self, 0)
+        self.memory[self._next] = nbytes, dtype.itemsize
         self._next += -(-nbytes // _ALIGNED) * _ALIGNED
         return self._array(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 

@@ -16,7 +16,7 @@ from gpucast.kernel import compiler, disassembler
 from gpucast.kernel.kernel import Kernel, Part, program
 
 #: Kernels of a program: they share the prelude and the start of the disassembler, which take most of the time.
-_PROGRAM = 8
+_PROGRAM = 24
 #: Bytes that some threads store beside their elements, such as scales.
 _BESIDE = (0, 1, 2, 4, 8, 16)
 

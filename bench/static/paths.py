@@ -10,9 +10,9 @@ It considers all paths from the entry to an exit that enter no block twice. The 
 * loads as many bytes, or as few more as any: those of a table;
 * stores with the widest instructions that any such path has, then loads with the widest.
 
-Paths with the same accesses differ where the code branches on data. The longest of them counts. If a path through the
-same blocks of accesses has a loop, the count is meaningless, and this is reported. Instructions whose guard is false
-count too, because they take an issue slot all the same. Of accesses with opposite guards a path has only one.
+Paths with the same accesses differ where the code branches on data. The longest of them counts. Of a loop the path has
+one turn; `bench.static.kernels` says how many there are. Instructions whose guard is false count too, because they take
+an issue slot all the same. Of accesses with opposite guards a path has only one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from bench.static.sass import Access, Block, Instruction, UnknownCode
@@ -47,8 +46,6 @@ class Path:
     #: Global accesses per thread: width in bytes -> how many.
     loads: dict[int, int]
     stores: dict[int, int]
-    #: Whether it has a loop, of which one iteration counts, or may pass one on the side, which does not count.
-    loop: bool
 
 
 class _Tail(NamedTuple):
@@ -81,13 +78,13 @@ def full_tile(blocks: list[Block], load_bytes: int = 0, store_bytes: int | Seque
             exact = [one for one in found if bytes_of(one[1]) == total]
             if exact:
                 least = min(abs(bytes_of(one[0]) - load_bytes) for one in exact)
-                return _path(blocks, tables, [one for one in exact if abs(bytes_of(one[0]) - load_bytes) == least])
+                return _path(tables, [one for one in exact if abs(bytes_of(one[0]) - load_bytes) == least])
     tables = _tables(blocks, ())
     if not tables[0]:
         raise UnknownCode("sass: no way leads to an exit")
     sides = (load_bytes, 0), (wanted[0] if wanted else 0, 1)
     parts = [one for one in tables[0] if all(_divides(bytes_of(one[side]), total) for total, side in sides)]
-    return _path(blocks, tables, parts or list(tables[0]))
+    return _path(tables, parts or list(tables[0]))
 
 
 def _divides(part: int, total: int) -> bool:
@@ -112,16 +109,15 @@ def by_wide_accesses(blocks: list[Block], load_bytes: int, store_bytes: int) -> 
     for number in path:
         total = _sum(total, max(_accesses(blocks[number].instructions), key=_rank))
     loads, stores = map(_counts, total)
-    return Path(tuple(path), tables[0][least].length, loads, stores, not loops(blocks).isdisjoint(path))
+    return Path(tuple(path), tables[0][least].length, loads, stores)
 
 
-def _path(blocks: list[Block], tables: list[_Table], found: Sequence[Accesses]) -> Path:
+def _path(tables: list[_Table], found: Sequence[Accesses]) -> Path:
     """The path with the widest accesses."""
     accesses = max(found, key=_rank)
     path = list(_follow(tables, accesses))
     loads, stores = map(_counts, accesses)
-    loop = not loops(blocks).isdisjoint(path) or _loop_on_side(blocks, path)
-    return Path(tuple(path), tables[0][accesses].length, loads, stores, loop)
+    return Path(tuple(path), tables[0][accesses].length, loads, stores)
 
 
 def _counts(of: tuple[int, ...]) -> dict[int, int]:
@@ -131,21 +127,6 @@ def _counts(of: tuple[int, ...]) -> dict[int, int]:
 def bytes_of(counts: Iterable[int]) -> int:
     """The bytes of accesses in the order of `WIDTHS`."""
     return sum(width * count for width, count in zip(WIDTHS, counts, strict=True))
-
-
-def _loop_on_side(blocks: list[Block], path: list[int]) -> bool:
-    """Whether there is a loop, not a rare one, between two stops of `path`: its entry, its accesses, its exit."""
-    onward = reach(blocks, marked(blocks).difference(path))
-    stops = [path[0], *(number for number in path if _accesses(blocks[number].instructions) != {_NONE})]
-    pairs: list[tuple[int, int | None]] = list(pairwise(stops))
-    last = blocks[path[-1]]
-    # Where all accesses of the last block have the condition of its exit, the thread leaves with them.
-    if stops[-1] != path[-1] or not last.exits or _accesses(last.instructions, leaves=False) != {_NONE}:
-        pairs.append((stops[-1], None))
-    turns = [number for number, reached in enumerate(onward) if number in reached]
-    return any(
-        loop in onward[place] and (after is None or after in onward[loop]) for place, after in pairs for loop in turns
-    )
 
 
 def _rank(accesses: Accesses) -> tuple[int, ...]:
@@ -270,14 +251,14 @@ def _order(blocks: list[Block]) -> list[int]:
     return order
 
 
-def reach(blocks: list[Block], without: Collection[int] = ()) -> list[set[int]]:
-    """For every block those that are reachable from it, in a kernel without some of its blocks."""
+def reach(blocks: list[Block]) -> list[set[int]]:
+    """For every block those that are reachable from it."""
     found = []
     for block in blocks:
         seen, todo = set[int](), list(block.successors)
         while todo:
             number = todo.pop()
-            if number not in seen and number not in without:
+            if number not in seen:
                 seen.add(number)
                 todo += blocks[number].successors
         found.append(seen)

@@ -38,11 +38,12 @@ def test_no_pair_fills_a_unit(exhaustive: bool) -> None:
     for (src, dst), one in zip(chosen, found, strict=True):
         ((kernel,), bound) = [timed.of for timed in one.passes], one.main.bound
         assert (one.call.name, kernel.log, kernel.facts.local, kernel.exact) == (f"{src} to {dst}", "", 0, True)
+        assert not kernel.repeated, "the instructions of a loop would not all be counted"
         assert bound in ("memory", "waiting") and one.share > LEAST, one.call.name
 
 
 #: The share that every cast of contiguous arrays reaches at least, by the estimate.
-LEAST = 0.7
+LEAST = 0.65
 
 
 # ---- what is counted ----

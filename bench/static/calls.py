@@ -20,7 +20,7 @@ from gpucast.kernel.fields import Fields
 from gpucast.kernel.kernel import Kernel
 from gpucast.quantization import Quantized
 from gpucast.quantization.grouped import Grouped
-from gpucast.warmup.recording import Launched, Recorder, recording
+from gpucast.warmup.recording import Launched, Recorder, Tracer, recording
 
 #: The elements of a call: a matrix of so many rows and columns.
 ROWS = COLUMNS = 8192
@@ -35,7 +35,7 @@ _DATA = 1 / 4
 _CALLED = re.compile(r">\(((?:src|dst|n|given)(?:, (?:src|dst|n|given))*)\)")
 
 #: Makes a call; returns the arrays that it must read, and those that it must write.
-Run = Callable[[Recorder], tuple[Any, Any]]
+Run = Callable[[Tracer], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Call:
 
 def recorded(family: Family) -> Call:
     """What a family launches."""
-    with recording() as recorder:
+    with recording(Tracer) as recorder:
         inputs, results = family.run(recorder)
     written: set[int] = set()
     # What a launch points to is read if there was something before.
@@ -99,7 +99,7 @@ def recorded(family: Family) -> Call:
     return Call(family.name, passes, sum(map(_nbytes, _arrays(inputs))) + sum(map(_nbytes, _arrays(results))))
 
 
-def _pass(recorder: Recorder, one: Launched, given: set[int], written: set[int], rounds: int) -> Pass:
+def _pass(recorder: Tracer, one: Launched, given: set[int], written: set[int], rounds: int) -> Pass:
     record = np.frombuffer(one.arguments, one.kernel.arguments.dtype)[0]
     used = _CALLED.search(one.kernel.line)
     unused = {"src", "dst"} - set(used[1].split(", ")) if used else set[str]()
@@ -123,7 +123,7 @@ def _pass(recorder: Recorder, one: Launched, given: set[int], written: set[int],
     )
 
 
-def _of_data(recorder: Recorder, homes: set[int]) -> tuple[float, float]:
+def _of_data(recorder: Tracer, homes: set[int]) -> tuple[float, float]:
     """The bytes of data among arrays, and the others."""
     sizes = [recorder.memory[home] for home in homes]
     most = max((nbytes for nbytes, _ in sizes), default=0)
@@ -146,7 +146,7 @@ def pointers(fields: Fields, record: Any, unused: Collection[str] = ()) -> Itera
             yield from map(int, np.atleast_1d(value))
 
 
-def _home(recorder: Recorder, address: int) -> int:
+def _home(recorder: Tracer, address: int) -> int:
     """The address of the array that an address lies in."""
     return max(home for home in recorder.memory if home <= address)
 
@@ -197,7 +197,7 @@ def _quantize(recorder: Recorder, src: str, format: str, amax: bool = False, **k
     return [x, *given.values()], gpucast.quantize(x, format, **given, **keywords)
 
 
-def _dequantize(recorder: Recorder, format: str, dst: str) -> tuple[Any, Any]:
+def _dequantize(recorder: Tracer, format: str, dst: str) -> tuple[Any, Any]:
     q = gpucast.quantize(recorder.array((ROWS, COLUMNS), dst), format)
     recorder.launched.clear()
     return q, q.dequantize(dst)

@@ -34,7 +34,7 @@ _MATRIX, _RAGGED, _SMALL = (1024, 1024), (1023, 1021), (512, 5, 7)
 #: A number that FLOAT holds, and one that only DOUBLE does: products with them have kernels of their own.
 _SCALES = (0.5, 0.1)
 #: Arrays of a tree: few, and more than a short list of arguments holds.
-_FEW, _MANY = 2, 200
+_FEW, _MANY = 2, 140
 _FLOAT = dtype("FLOAT")
 #: The usual types of weights, activations and gradients.
 _USUAL = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))

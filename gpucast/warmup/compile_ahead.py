@@ -11,7 +11,7 @@ from gpucast import gpu
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.gpu import devices
 from gpucast.kernel.kernel import Kernel
-from gpucast.warmup.recording import recording
+from gpucast.warmup.recording import Recorder, recording
 from gpucast.warmup.request import WarmupRequest, check_flag
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def recorded(request: WarmupRequest) -> Iterable[Kernel]:
     from gpucast.warmup import calls
 
     request.check()
-    with recording() as recorder:
+    with recording(Recorder) as recorder:
         try:
             calls.make(request, recorder)
         except (TypeError, ValueError) as error:

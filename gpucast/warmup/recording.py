@@ -12,7 +12,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from gpucast.kernel.kernel import Kernel
 
 #: The first address, and what all are multiples of, as CUDA's are.
 _FIRST, _ALIGNED = 1 << 40, 256
+_Recorder = TypeVar("_Recorder", bound="Recorder")
 
 
 class Launched(NamedTuple):
@@ -37,12 +38,12 @@ class Launched(NamedTuple):
 
 
 @contextlib.contextmanager
-def recording() -> Iterator[Recorder]:
-    """Within, the calls of this thread on arrays of the `Recorder` are noted there.
+def recording(kind: type[_Recorder]) -> Iterator[_Recorder]:
+    """Within, the calls of this thread are noted by a new recorder of this kind, on arrays that it makes.
 
     DeviceUnavailable without CuPy.
     """
-    recorder = Recorder()
+    recorder = kind()
     with gpu.driver.recording(recorder):
         yield recorder
 
@@ -74,9 +75,6 @@ class Recorder:
     def __init__(self) -> None:
         #: Every kernel that was asked for, once, in order.
         self.kernels: dict[Kernel, None] = {}
-        self.launched: list[Launched] = []
-        #: The bytes of every array, and those of an element, by its address.
-        self.memory: dict[int, tuple[int, int]] = {}
         self.argument_bytes = ARGUMENT_BYTES[-1]
         self._array, self._next = _array_class(), _FIRST
 
@@ -109,18 +107,13 @@ class Recorder:
 
     def load(self, kernel: Kernel) -> Any:
         self.kernels[kernel] = None
-
-        def launch(blocks: int, arguments: Any) -> None:
-            self.launched.append(Launched(kernel, blocks, bytes(arguments)))
-
-        return launch
+        return lambda blocks, arguments: None
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
         import cupy
 
         nbytes = max(1, math.prod(shape)) * dtype.itemsize
         memory = cupy.cuda.UnownedMemory(self._next, nbytes, self, 0)
-        self.memory[self._next] = nbytes, dtype.itemsize
         self._next += -(-nbytes // _ALIGNED) * _ALIGNED
         return self._array(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
 
@@ -141,3 +134,22 @@ class Recorder:
 
     def device_of(self, address: int) -> int:
         return 0
+
+
+class Tracer(Recorder):
+    """A recorder that notes every launch and the memory of every array, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[Launched] = []
+        #: The bytes of an array, and those of an element, by its address.
+        self.memory: dict[int, tuple[int, int]] = {}
+
+    def load(self, kernel: Kernel) -> Any:
+        super().load(kernel)
+        return lambda blocks, arguments: self.launched.append(Launched(kernel, blocks, bytes(arguments)))
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
+        array = super().empty(shape, dtype, strides)
+        self.memory[array.data.ptr] = array.nbytes, dtype.itemsize
+        return array

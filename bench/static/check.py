@@ -26,7 +26,7 @@ from gpucast.parity.cases import NUMERIC
 #: The compute capabilities that the check is for.
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))
 #: One kernel in so many is looked at by the gate.
-SAMPLE = 2000
+SAMPLE = 4000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

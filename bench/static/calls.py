@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from gpucast.kernel.fields import Fields
 from gpucast.kernel.kernel import Kernel
 from gpucast.quantization import Quantized
 from gpucast.quantization.grouped import Grouped
-from gpucast.warmup.recording import Launched, Recorder, Tracer, recording
+from gpucast.warmup.recording import Recorder, recording
 
 #: The elements of a call: a matrix of so many rows and columns.
 ROWS = COLUMNS = 8192
@@ -33,6 +33,35 @@ _TREE = 64
 _DATA = 1 / 4
 #: What the line of a kernel gives to its function: some use neither source nor result.
 _CALLED = re.compile(r">\(((?:src|dst|n|given)(?:, (?:src|dst|n|given))*)\)")
+
+
+class Launched(NamedTuple):
+    """A launch that was asked for."""
+
+    kernel: Kernel
+    blocks: int
+    #: The bytes of `Kernel.arguments`.
+    arguments: bytes
+
+
+class Tracer(Recorder):
+    """A recorder that notes every launch and the memory of every array, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[Launched] = []
+        #: The bytes of an array, and those of an element, by its address.
+        self.memory: dict[int, tuple[int, int]] = {}
+
+    def load(self, kernel: Kernel) -> Any:
+        super().load(kernel)
+        return lambda blocks, arguments: self.launched.append(Launched(kernel, blocks, bytes(arguments)))
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
+        array = super().empty(shape, dtype, strides)
+        self.memory[array.data.ptr] = array.nbytes, dtype.itemsize
+        return array
+
 
 #: Makes a call; returns the arrays that it must read, and those that it must write.
 Run = Callable[[Tracer], tuple[Any, Any]]

@@ -188,3 +188,63 @@ def test_a_transform_within_vmap_has_the_axes_of_one_example() -> None:
     for axis in (-3, 2):
         with pytest.raises(ValueError, match=rf"axis={axis} is out of bounds for shape \(3, 32\)"):
             torch.func.vmap(lambda t, axis=axis: gpucast.hadamard(t, 16, axis=axis))(x)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor.requires_grad_, torch.nn.Parameter], ids=["tensor", "parameter"])
+@pytest.mark.parametrize("keywords", [{}, {"saturate": False}], ids=["plan", "checked"])
+@pytest.mark.parametrize("to", ["DOUBLE", "BFLOAT16", "FLOAT8E5M2", "FLOAT4E2M1"])
+def test_a_cast_records_one_node_that_keeps_no_tensor(to: str, keywords: Any, kind: Callable[..., Any]) -> None:
+    kept: list[Any] = []
+    x = kind(torch.linspace(-2, 2, 8).reshape(2, 4))
+    wanted = gpucast.cast(x.detach(), to, **keywords)
+    for given in (x, x.t()[:2].t()[:, :2] if to == "FLOAT4E2M1" else x.t()):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+            y = gpucast.cast(given, to, **keywords)
+        assert type(y) is torch.Tensor and y.requires_grad and not y.is_leaf and kept == []
+        source = y.grad_fn.next_functions[0][0]
+        assert source is given.grad_fn if given is not x else source.variable is x
+        assert codes(y) == codes(gpucast.cast(given.detach(), to, **keywords))
+    y = gpucast.cast(x, to, **keywords)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            z = gpucast.cast(x, to, **keywords)
+            assert not z.requires_grad and z.is_inference() == (mode is torch.inference_mode)
+            assert codes(z) == codes(wanted)
+            out = torch.empty_like(wanted)
+            assert gpucast.cast(x, to, out=out, **keywords) is out and codes(out) == codes(wanted)
+    with pytest.raises(ValueError, match="x requires grad, and out= is not differentiable"):
+        gpucast.cast(x, to, out=torch.empty_like(wanted), **keywords)
+    # Twice: nothing that the first pass needs is gone.
+    for _ in range(2):
+        (dx,) = torch.autograd.grad(y, x, gpucast.cast(torch.full((2, 4), 1.5), to), retain_graph=True)
+        assert torch.equal(dx, torch.full((2, 4), 1.5))
+
+
+def test_a_batch_of_gradients() -> None:
+    """As for a Jacobian: one backward pass for all rows."""
+    x = torch.ones(3, requires_grad=True)
+    y = gpucast.cast(x, "BFLOAT16")
+    (dx,) = torch.autograd.grad(y, x, torch.eye(3, dtype=torch.bfloat16), is_grads_batched=True)
+    assert torch.equal(dx, torch.eye(3))
+
+
+def test_second_derivatives() -> None:
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    (dx,) = torch.autograd.grad((gpucast.cast(x, "DOUBLE") ** 3).sum(), x, create_graph=True)
+    assert dx.dtype is torch.float32
+    assert torch.equal(torch.autograd.grad(dx.sum(), x)[0], 6 * x)
+
+
+def test_a_tensor_that_has_left_its_transform_has_its_gradient() -> None:
+    w, left = torch.ones(3, requires_grad=True), []
+    torch.func.grad(lambda x: (left.append(x * w), x.sum())[1])(torch.ones(3))
+    gpucast.cast(left[0], "BFLOAT16").float().sum().backward()
+    assert torch.equal(w.grad, torch.ones(3))
+
+
+def test_a_tracer_sees_one_operator() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    gpucast.cast(torch.ones(3, requires_grad=True), "BFLOAT16")
+    graph = make_fx(lambda x: gpucast.cast(x, "BFLOAT16"))(torch.ones(3, requires_grad=True)).graph
+    assert [str(node.target) for node in graph.nodes if node.op == "call_function"] == ["gpucast.cast.default"]

@@ -16,7 +16,7 @@ from gpucast.core.fused_ops import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, Options, destination
 from gpucast.gpu import devices, streams
 from gpucast.libraries.torch import op, plain, tensor_batches, tensors
-from gpucast.libraries.torch.op import cast_op, cast_out_op
+from gpucast.libraries.torch.op import cast_out_op
 from gpucast.libraries.torch.tensors import DEFAULTS, named
 
 
@@ -71,7 +71,7 @@ class TorchAdapter(BatchAdapter):
             x = x.to(target)
         if not copy and src is dst and target == x.device and not (src.packed or src.family == "bool"):
             return x
-        y = cast_op(x, dst.name, *attributes)
+        y = op.plain_cast(x, dst, attributes)
         if target != x.device:
             y = y.to(target)
         return tensors.as_result(y, shape, dst, caller)
@@ -117,8 +117,7 @@ class TorchAdapter(BatchAdapter):
         return tensors.as_result(y, shape, dst, caller), PackedArray(array, dst, tuple(shape))
 
     def planner(self, kind: type) -> BatchPlanner | None:
-        # A subclass may redefine any method.
-        return _PLANNER if kind in (torch.Tensor, torch.nn.Parameter) else None
+        return _PLANNER if kind in tensors.OWN_CLASSES else None
 
 
 _PLANNER = tensor_batches.TensorPlanner()

@@ -21,7 +21,7 @@ from gpucast.casting.fused_options import resolve_scale
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import DEFAULT_OPSET, Options
-from gpucast.libraries.torch import tensors
+from gpucast.libraries.torch import gradients, tensors
 from gpucast.libraries.torch.tensor_batches import attach
 from gpucast.libraries.torch.tensors import DEFAULTS, check_batched, dtype_of, fill, has_tensors, named, new
 
@@ -75,6 +75,17 @@ cast_out_op: Any = torch.library.custom_op(
     "gpucast::cast_out", _cast_out, mutates_args=("out",), schema=f"(Tensor x, Tensor(a!) out, {_SCHEMA}) -> ()"
 )
 cast_out_op.register_fake(lambda *arguments: None)
+
+
+def plain_cast(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...]) -> torch.Tensor:
+    """Cast a tensor where it is, with its gradient; `attributes`: all of them, or () for the defaults."""
+    watched = torch.compiler.is_compiling() or tensors.is_watched()
+    if watched or type(x) not in tensors.OWN_CLASSES or tensors.is_wrapper(x):
+        result: torch.Tensor = cast_op(x, dst.name, *attributes)
+        return result
+    # The op would take longer than the cast of many a tensor.
+    y = _cast(x, dst.name, *attributes)
+    return gradients.attach(x, y) if gradients.are_recorded(x, y) else y
 
 
 def fused_cast(

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes of autograd that make existing results differentiable functions of the tensors from which they come.
+
+A node keeps no tensor, and its backward pass is a plain cast. It stands where nothing of torch watches: transforms,
+modes and compilers see the custom ops of `gpucast.libraries.torch.op`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gpucast.casting.cast import cast
+
+
+class _Cast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+    """A cast between floating types. The gradient is cast back by the default rules."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, result: list[torch.Tensor]) -> torch.Tensor:
+        ctx.kind = x.dtype
+        # In a list: a tensor among the arguments would count as an input that is returned.
+        return result[0]
+
+    @staticmethod
+    def backward(ctx: Any, *dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return cast(dy[0], ctx.kind), None
+
+
+#: That of C++, without the part in Python before it, which is there for the transforms of torch.func.
+_apply: Any = super(torch.autograd.Function, _Cast).apply
+#: From the tensors of a transform that has ended to their contents; other tensors as they are.
+_unwrap: Any = torch._C._functorch.unwrap_if_dead
+
+
+def are_recorded(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether `y`, the cast of `x`, is to be a differentiable function of it."""
+    return torch.is_grad_enabled() and x.requires_grad and y.is_floating_point()
+
+
+def attach(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`y`, the cast of `x`, as a function of it."""
+    result: torch.Tensor = _apply(_unwrap(x), [y])
+    return result

@@ -28,18 +28,37 @@ class _Cast(torch.autograd.Function):  # type: ignore[misc]  # torch is not ther
         return cast(dy[0], ctx.kind), None
 
 
+class _Identity(torch.autograd.Function):  # type: ignore[misc]  # As above.
+    """A function whose gradient is passed on as it is: it has the type of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, result: list[torch.Tensor]) -> torch.Tensor:
+        return result[0]
+
+    @staticmethod
+    def backward(ctx: Any, *dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return dy[0], None
+
+
 #: That of C++, without the part in Python before it, which is there for the transforms of torch.func.
 _apply: Any = super(torch.autograd.Function, _Cast).apply
+_apply_identity: Any = super(torch.autograd.Function, _Identity).apply
 #: From the tensors of a transform that has ended to their contents; other tensors as they are.
 _unwrap: Any = torch._C._functorch.unwrap_if_dead
 
 
 def are_recorded(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether `y`, the cast of `x`, is to be a differentiable function of it."""
-    return torch.is_grad_enabled() and x.requires_grad and y.is_floating_point()
+    return bool(torch.is_grad_enabled() and x.requires_grad and y.is_floating_point())
 
 
 def attach(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """`y`, the cast of `x`, as a function of it."""
     result: torch.Tensor = _apply(_unwrap(x), [y])
+    return result
+
+
+def pass_on(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`y`, of the type of `x`, as a function of it whose gradient is that of `y`."""
+    result: torch.Tensor = _apply_identity(_unwrap(x), [y])
     return result

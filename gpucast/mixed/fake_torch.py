@@ -30,14 +30,16 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
     # A name stands for a format, and an op takes nothing else.
     name = to if isinstance(narrow, Format) else narrow.name
     compiling = torch.compiler.is_compiling()
+    y: torch.Tensor
     if compiling or tensors.is_watched() or tensors.is_wrapper(x) or type(x) not in tensors.OWN_CLASSES:
         if type(name) is str and _fits_op(options, axis):
             op = _op if compiling or not tensors.transformed() else _FakeCast.apply
-            y: torch.Tensor = op(x, *_arguments(name, options, axis))
+            y = op(x, *_arguments(name, options, axis))
             return y
         if compiling:
             # Between two graphs, with the gradient.
-            return tensor_batches.untraced(fake_cast, x, to, options, axis)  # type: ignore[no-any-return]
+            y = tensor_batches.untraced(fake_cast, x, to, options, axis)
+            return y
     y = _values(x, to, options, axis)
     return gradients.pass_on(x, y) if gradients.are_recorded(x, y) else y
 
@@ -65,8 +67,9 @@ def _fits_op(options: Options, axis: Any) -> bool:
 
 def _arguments(name: str, options: Options, axis: int) -> tuple[Any, ...]:
     """The arguments of the op after the tensor. Ops take only signed 64-bit integers, so seeds are passed as such."""
-    scale, number = (None, None) if options.scale is None else (options.scale, None)
-    if not (scale is None or isinstance(scale, torch.Tensor)):
+    scale: Any = options.scale
+    number = None
+    if scale is not None and not isinstance(scale, torch.Tensor):
         scale, number = None, float(scale)
     seed, offset = (None if n is None else n - _SIZE if n >= _SIZE // 2 else n for n in (options.seed, options.offset))
     saturate, round_mode, _, rounding, overflow, *_ = options

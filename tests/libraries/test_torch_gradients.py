@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,9 @@ import gpucast
 from codes import values
 from foreign_arrays import tensor
 from gpucast import PackedArray, layers
+from gpucast.core import errors
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.errors import NarrowGradientWarning
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -248,3 +251,50 @@ def test_a_tracer_sees_one_operator() -> None:
     gpucast.cast(torch.ones(3, requires_grad=True), "BFLOAT16")
     graph = make_fx(lambda x: gpucast.cast(x, "BFLOAT16"))(torch.ones(3, requires_grad=True)).graph
     assert [str(node.target) for node in graph.nodes if node.op == "call_function"] == ["gpucast.cast.default"]
+
+
+#: Casts through which a gradient is to pass in a narrow type, and how each is named.
+NARROW: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "plan": ("cast", lambda x: gpucast.cast(x, "FLOAT8E4M3FN")),
+    "checked": ("cast", lambda x: gpucast.cast(x, "FLOAT8E4M3FN", saturate=False)),
+    "pairs": ("cast", lambda x: gpucast.cast(x, "FLOAT4E2M1")),
+    "scaled": ("cast", lambda x: gpucast.cast(x, "FLOAT8E5M2", scale=0.5)),
+    "like": ("cast_like", lambda x: gpucast.cast_like(x, torch.ones(1).to(torch.float8_e5m2))),
+    "many": ("cast_many", lambda x: gpucast.cast_many([x], "FLOAT8E8M0")),
+    "module": ("cast", gpucast_torch.Cast("FLOAT8E4M3FN")),
+    "compiled": (
+        "cast",
+        torch.compile(lambda x: gpucast.cast(x, "FLOAT8E4M3FN").float(), backend="aot_eager"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_a_gradient_in_a_narrow_type_is_warned_of_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, call = NARROW[name]
+    torch.compiler.reset()
+    x = torch.ones(4, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr(errors, "_is_said", False)
+        # Nothing is recorded here.
+        call(x.detach())
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                call(x)
+        gpucast.cast(x, "BFLOAT16").sum().backward()
+        gpucast.cast(x, "INT8")
+        torch.vmap(lambda x: gpucast.cast(x, "FLOAT8E4M3FN", scale=2.0))(x[None].detach())
+    torch.compiler.reset()
+    with pytest.warns(NarrowGradientWarning, match=rf"^{caller}: the gradient of this cast arrives in FLOAT") as told:
+        call(x)
+        call(x)
+    [one] = [warning for warning in told if warning.category is NarrowGradientWarning]
+    assert "gpucast.mixed.fake_cast(x, 'FLOAT" in str(one.message)
+    assert one.filename == __file__ or name == "compiled"
+
+
+def test_a_transform_that_differentiates_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "_is_said", False)
+    with pytest.warns(NarrowGradientWarning, match="arrives in FLOAT8E4M3FN"):
+        torch.func.grad(lambda x: gpucast.cast(x, "FLOAT8E4M3FN").float().sum())(torch.ones(4))

@@ -71,7 +71,7 @@ class TorchAdapter(BatchAdapter):
             x = x.to(target)
         if not copy and src is dst and target == x.device and not (src.packed or src.family == "bool"):
             return x
-        y = op.plain_cast(x, dst, attributes)
+        y = op.plain_cast(x, dst, attributes, caller)
         if target != x.device:
             y = y.to(target)
         return tensors.as_result(y, shape, dst, caller)

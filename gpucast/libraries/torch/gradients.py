@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from gpucast.casting.cast import cast
+from gpucast.core.dtypes import DType
+from gpucast.core.errors import say_gradient_is_narrow
 
 
 class _Cast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
@@ -47,13 +49,20 @@ _apply_identity: Any = super(torch.autograd.Function, _Identity).apply
 _unwrap: Any = torch._C._functorch.unwrap_if_dead
 
 
+def warn(dst: DType, caller: str = "cast") -> None:
+    """Warn where the gradient of a cast to `dst` is to pass through a narrow tensor."""
+    if dst.is_float and dst.bits <= 8:
+        say_gradient_is_narrow(caller, dst.name)
+
+
 def are_recorded(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Whether `y`, the cast of `x`, is to be a differentiable function of it."""
     return bool(torch.is_grad_enabled() and x.requires_grad and y.is_floating_point())
 
 
-def attach(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`y`, the cast of `x`, as a function of it."""
+def attach(x: torch.Tensor, y: torch.Tensor, dst: DType, caller: str = "cast") -> torch.Tensor:
+    """`y`, the cast of `x` to `dst`, as a function of it."""
+    warn(dst, caller)
     result: torch.Tensor = _apply(_unwrap(x), [y])
     return result
 

@@ -55,7 +55,10 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.src = dtype_of(inputs[0], "cast").name
+    src = dtype_of(inputs[0], "cast")
+    ctx.src = src.name
+    if src.is_float:
+        gradients.warn(dtype(inputs[1]))
 
 
 def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, to: str, *attributes: Any) -> Any:
@@ -77,7 +80,7 @@ cast_out_op: Any = torch.library.custom_op(
 cast_out_op.register_fake(lambda *arguments: None)
 
 
-def plain_cast(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...]) -> torch.Tensor:
+def plain_cast(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], caller: str) -> torch.Tensor:
     """Cast a tensor where it is, with its gradient; `attributes`: all of them, or () for the defaults."""
     watched = torch.compiler.is_compiling() or tensors.is_watched()
     if watched or type(x) not in tensors.OWN_CLASSES or tensors.is_wrapper(x):
@@ -85,7 +88,7 @@ def plain_cast(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...]) -> torc
         return result
     # The op would take longer than the cast of many a tensor.
     y = _cast(x, dst.name, *attributes)
-    return gradients.attach(x, y) if gradients.are_recorded(x, y) else y
+    return gradients.attach(x, y, dst, caller) if gradients.are_recorded(x, y) else y
 
 
 def fused_cast(
@@ -157,7 +160,7 @@ def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options
     tensors.check_pairs(shape, dst, caller)
     y = tensors.new(x, dst.name)
     tensors.fill(x, y, dst, keywords, not tensors.has_tensors(dst))
-    [y] = attach([x], [y], options.scale)
+    [y] = attach([x], [y], options.scale, caller)
     return tensors.as_result(y.to(target), shape, dst, caller)
 
 
@@ -214,8 +217,11 @@ class _TransformedCast(torch.autograd.Function):  # type: ignore[misc]  # As abo
 
 
 def _fused_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, scale, _, _, saturate, round_mode, opset, *_, number, slope = inputs
-    src = tensors.dtype_of(x, "cast").name
+    x, scale, _, to, saturate, round_mode, opset, *_, number, slope = inputs
+    kind = tensors.dtype_of(x, "cast")
+    src = kind.name
+    if kind.is_float and ctx.needs_input_grad[0]:
+        gradients.warn(dtype(to))
     if slope is None:
         ctx.back = (src, *tensors.DEFAULTS.values(), None, 0, number, None)
     else:

@@ -69,7 +69,7 @@ def _ways(kind: Any, to: Any) -> tuple[CastRule, _Way, _Way] | None:
             # The checked path tells that it cannot be differentiated.
             return None if records else direct(x.detach(), out)
         y = direct(x.detach(), None)
-        return gradients.attach(x, y) if records and differentiates and y is not None else y
+        return gradients.attach(x, y, dst) if records and differentiates and y is not None else y
 
     def checked(x: Any, out: Any) -> Any:
         y = way(x, out)

@@ -76,6 +76,12 @@ class DelayedScaling:
         self.power_of_two = bool(power_of_two)
         self._state: Any = np.zeros((len(_ROWS) + self.history, self.tensors), np.uint32)
         self._row("scale")[...] = self._row("inverse")[...] = 1
+        self._begun = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether `update` has been called, or a state loaded that knows of such a call: before, all scales are 1."""
+        return self._begun
 
     def __repr__(self) -> str:
         return (
@@ -131,6 +137,7 @@ class DelayedScaling:
     @exact()
     def update(self) -> DelayedScaling:
         """Set the scales of the next step, and begin to measure it; returns self. Nothing waits."""
+        self._begun = True
         largest, margin = float(np.float32(finfo(self.to).max)), math.ldexp(1.0, -self.margin)
         if device_index(self._state) is not None:
             with streams.visit(None, self._state):
@@ -178,6 +185,7 @@ class DelayedScaling:
             or not ((floats[:2] > 0) & np.isfinite(floats[:2])).all()
         ):
             raise ValueError(f"{caller}: state holds scales or places that no step leaves")
+        self._begun = bool(words[_ROWS.index("place") :].any())
         # Written into the same memory, because a CUDA graph may have captured its address.
         device = devices.place(device_index(self._state))
         cast(np.ascontiguousarray(words), "UINT32", out=self._state, device=device)

@@ -38,8 +38,7 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
             return y
         if compiling:
             # Between two graphs, with the gradient.
-            y = tensor_batches.untraced(fake_cast, x, to, options, axis)
-            return y
+            return tensor_batches.untraced(fake_cast, x, to, options, axis)
     y = _values(x, to, options, axis)
     return gradients.pass_on(x, y) if gradients.are_recorded(x, y) else y
 

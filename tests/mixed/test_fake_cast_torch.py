@@ -79,6 +79,7 @@ def test_compiled_it_is_one_node(name: str) -> None:
     assert torch.equal(y, call(X) * 2) and torch.equal(x.grad, torch.full_like(X, 2))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # torch's, of its own graphs.
 def test_between_two_graphs() -> None:
     """With an amax, which the node does not write."""
     torch.compiler.reset()

@@ -139,14 +139,22 @@ def there_and_back(there: CastRule, back: CastRule, fused: FusedInputs, inverse:
     if scale is None and _is_product(there):
         # The way back has a loop of its own in any case: it rounds to nearest.
         scale = 1.0
-    one = _fused(there, scaling_of(scale))
-    other = _fused(back, scaling_of(inverse))
-    one.scale, other.scale = 1.0 if scale is None else scale, 1.0 if inverse is None else inverse
-    made = Work(_THERE_AND_BACK, find("cast_there_and_back"), 0, 0, 0, fused.amax is not None, False, one, other)
+    kept = _there_and_back(there, back, scaling_of(scale), scaling_of(inverse), fused.amax is not None)
+    made = Work.from_buffer_copy(kept)
+    if scale is not None:
+        made.fused.scale = scale
+    if inverse is not None:
+        made.back.scale = inverse
     if fused.random is not None:
         made.fused.seed = fused.random.seed
         made.first, made.skip = divmod(fused.random.offset, 4)
     return bytes(made)
+
+
+@lru_cache(maxsize=1024)
+def _there_and_back(there: CastRule, back: CastRule, scaling: Scaling, inverse: Scaling, amax: bool) -> bytes:
+    function = find("cast_there_and_back")
+    return bytes(Work(_THERE_AND_BACK, function, 0, 0, 0, amax, False, _fused(there, scaling), _fused(back, inverse)))
 
 
 def _unless_same(rule: CastRule) -> int:

@@ -10,6 +10,7 @@ array([  0.1015625, 104.       ,  -0.3125   ], dtype=float32)
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index
-from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused, rule_of
+from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs, scaling_of
@@ -150,11 +151,22 @@ def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
         return y if library is None else adapters.of_library(library).from_array(y)
 
 
+@lru_cache(maxsize=1024)
+def _rules(src: DType, dst: DType, attributes: tuple[Any, ...], scaled: bool) -> tuple[CastRule, CastRule]:
+    """The rules of both casts."""
+    options = Options(*attributes, caller=CALLER)
+    return fused_rule(src, dst, options, scaled=scaled), fused_rule(dst, src, scaled=scaled)
+
+
 def _cast(source: Operand, dst: DType, options: Options, target: Operand | None) -> Operand:
-    there = rule_of(source.dtype, dst, options)
+    asked = source.dtype, dst, options[:5], options.scale is not None
+    try:
+        there, back = _rules(*asked)
+    except TypeError:
+        # Of a value that has no hash the message says what it is for.
+        there, back = _rules.__wrapped__(*asked)
     fused = resolve_fused(options, there, source.device) or FusedInputs()
     check_fused(fused, source, target, CALLER)
-    back = fused_rule(dst, source.dtype, scaled=fused.scale is not None)
     if source.device is not None:
         return gpu.fake_on_gpu.apply(source, there, back, target, fused)
     return _on_host(source, there, back, target, fused, None if fused.scale is None else inverse_of(fused.scale))

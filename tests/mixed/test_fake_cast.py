@@ -152,6 +152,7 @@ def test_delayed_scales() -> None:
             TypeError,
             "x is a PackedArray of INT4",
         ),
+        (np.ones(3, np.float32), "INT8", {"rounding": []}, ValueError, r"rounding=\[\]"),
         (np.ones(3, np.float32), "INT8", {"scale": 0.0}, ValueError, "scale=0.0 must be above 0"),
         (np.ones(3, np.float32), "INT8", {"scale": np.float32([np.nan])}, ValueError, "scale=nan must be above 0"),
         (

@@ -154,7 +154,7 @@ def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
 @lru_cache(maxsize=1024)
 def _rules(src: DType, dst: DType, attributes: tuple[Any, ...], scaled: bool) -> tuple[CastRule, CastRule]:
     """The rules of both casts."""
-    options = Options(*attributes, caller=CALLER)
+    options = Options(*attributes)._replace(caller=CALLER)
     return fused_rule(src, dst, options, scaled=scaled), fused_rule(dst, src, scaled=scaled)
 
 

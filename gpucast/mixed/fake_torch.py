@@ -31,7 +31,7 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
     name = to if isinstance(narrow, Format) else narrow.name
     compiling = torch.compiler.is_compiling()
     y: torch.Tensor
-    if compiling or tensors.is_watched() or tensors.is_wrapper(x) or type(x) not in tensors.OWN_CLASSES:
+    if compiling or tensors.is_watched() or tensors.is_stand_in(x) or type(x) not in tensors.OWN_CLASSES:
         if type(name) is str and _fits_op(options, axis):
             op = _op if compiling or not tensors.transformed() else _FakeCast.apply
             y = op(x, *_arguments(name, options, axis))

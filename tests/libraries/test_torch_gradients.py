@@ -259,7 +259,8 @@ NARROW: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "checked": ("cast", lambda x: gpucast.cast(x, "FLOAT8E4M3FN", saturate=False)),
     "pairs": ("cast", lambda x: gpucast.cast(x, "FLOAT4E2M1")),
     "scaled": ("cast", lambda x: gpucast.cast(x, "FLOAT8E5M2", scale=0.5)),
-    "like": ("cast_like", lambda x: gpucast.cast_like(x, torch.ones(1).to(torch.float8_e5m2))),
+    # By the plan of an earlier call it is a cast.
+    "like": ("cast(_like)?", lambda x: gpucast.cast_like(x, torch.ones(1).to(torch.float8_e5m2))),
     "many": ("cast_many", lambda x: gpucast.cast_many([x], "FLOAT8E8M0")),
     "module": ("cast", gpucast_torch.Cast("FLOAT8E4M3FN")),
     "compiled": (

@@ -103,6 +103,11 @@ def test_the_gradient_that_a_pair_of_casts_loses() -> None:
     assert torch.equal(w.grad, torch.full((4096,), 1 / 4096))
 
 
+def test_meta_tensors_have_shapes_and_types_alone() -> None:
+    y = fake_cast(torch.empty(3, 4, dtype=torch.bfloat16, device="meta"), "FLOAT8E4M3FN", scale=2.0)
+    assert y.is_meta and y.shape == (3, 4) and y.dtype is torch.bfloat16
+
+
 def test_out_and_types() -> None:
     x = X.to(torch.bfloat16)
     out = torch.empty_like(x)

@@ -83,7 +83,7 @@ cast_out_op.register_fake(lambda *arguments: None)
 def plain_cast(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], caller: str) -> torch.Tensor:
     """Cast a tensor where it is, with its gradient; `attributes`: all of them, or () for the defaults."""
     watched = torch.compiler.is_compiling() or tensors.is_watched()
-    if watched or type(x) not in tensors.OWN_CLASSES or tensors.is_wrapper(x):
+    if watched or type(x) not in tensors.OWN_CLASSES or tensors.is_stand_in(x):
         result: torch.Tensor = cast_op(x, dst.name, *attributes)
         return result
     # The op would take longer than the cast of many a tensor.

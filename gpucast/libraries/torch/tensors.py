@@ -152,9 +152,10 @@ def is_watched() -> bool:
     return bool(FORWARD_NAMES.get("_current_level", -1) >= 0)
 
 
-def is_wrapper(x: torch.Tensor) -> bool:
-    """Whether a tensor stands for others, as one of a batch of gradients does."""
-    return bool(torch._C._functorch.is_functorch_wrapped_tensor(x) or torch._C._functorch.is_legacy_batchedtensor(x))
+def is_stand_in(x: torch.Tensor) -> bool:
+    """Whether a tensor stands for others, as one of a batch of gradients does, or has no elements, as a meta tensor."""
+    functorch = torch._C._functorch
+    return bool(x.is_meta or functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x))
 
 
 def check_pairs(shape: Any, dst: DType, caller: str) -> None:

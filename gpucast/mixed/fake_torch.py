@@ -31,7 +31,7 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
     name = to if isinstance(narrow, Format) else narrow.name
     compiling = torch.compiler.is_compiling()
     y: torch.Tensor
-    if compiling or tensors.is_watched() or tensors.is_stand_in(x) or type(x) not in tensors.OWN_CLASSES:
+    if not tensors.is_plain(x):
         if type(name) is str and _fits_op(options, axis):
             op = _op if compiling or not tensors.transformed() else _FakeCast.apply
             y = op(x, *_arguments(name, options, axis))
@@ -40,7 +40,7 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
             # Between two graphs, with the gradient.
             return tensor_batches.untraced(fake_cast, x, to, options, axis)
     y = _values(x, to, options, axis)
-    return gradients.pass_on(x, y) if gradients.are_recorded(x, y) else y
+    return gradients.pass_on(x, y) if x.requires_grad and torch.is_grad_enabled() else y
 
 
 def _values(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Tensor:

@@ -223,6 +223,21 @@ def test_a_cast_records_one_node_that_keeps_no_tensor(to: str, keywords: Any, ki
         assert torch.equal(dx, torch.full((2, 4), 1.5))
 
 
+@pytest.mark.parametrize("to", ["FLOAT16", "FLOAT8E5M2"])
+def test_the_scale_of_a_gradient_is_that_of_the_cast(to: str) -> None:
+    """Also where an array of NumPy has changed since; torch refuses one of its own that has."""
+    x, scale = torch.ones(3, requires_grad=True), np.float32([2.0])
+    y = gpucast.cast(x, to, scale=scale)
+    scale[0] = 8
+    assert torch.autograd.grad(y.float().sum(), x)[0].tolist() == [2.0] * 3
+    own = torch.tensor(2.0)
+    y = gpucast.cast(x, to, scale=own)
+    assert torch.autograd.grad(y.float().sum(), x, retain_graph=True)[0].tolist() == [2.0] * 3
+    own.fill_(8)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.float().sum().backward()
+
+
 def test_a_batch_of_gradients() -> None:
     """As for a Jacobian: one backward pass for all rows."""
     x = torch.ones(3, requires_grad=True)

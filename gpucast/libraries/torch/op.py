@@ -80,15 +80,12 @@ cast_out_op: Any = torch.library.custom_op(
 cast_out_op.register_fake(lambda *arguments: None)
 
 
-def plain_cast(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], caller: str) -> torch.Tensor:
-    """Cast a tensor where it is, with its gradient; `attributes`: all of them, or () for the defaults."""
-    watched = torch.compiler.is_compiling() or tensors.is_watched()
-    if watched or type(x) not in tensors.OWN_CLASSES or tensors.is_stand_in(x):
-        result: torch.Tensor = cast_op(x, dst.name, *attributes)
-        return result
-    # The op would take longer than the cast of many a tensor.
-    y = _cast(x, dst.name, *attributes)
-    return gradients.attach(x, y, dst, caller) if gradients.are_recorded(x, y) else y
+def plain_cast(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...]) -> torch.Tensor:
+    """Cast a tensor where it is; `attributes`: all of them, or () for the defaults."""
+    # The op takes longer than the cast of many a tensor.
+    cast = _cast if tensors.is_plain(x) and not x.requires_grad else cast_op
+    y: torch.Tensor = cast(x, dst.name, *attributes)
+    return y
 
 
 def fused_cast(

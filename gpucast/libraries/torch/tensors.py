@@ -152,10 +152,18 @@ def is_watched() -> bool:
     return bool(FORWARD_NAMES.get("_current_level", -1) >= 0)
 
 
-def is_stand_in(x: torch.Tensor) -> bool:
-    """Whether a tensor stands for others, as one of a batch of gradients does, or has no elements, as a meta tensor."""
-    functorch = torch._C._functorch
-    return bool(x.is_meta or functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x))
+_functorch: Any = torch._C._functorch
+
+
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether a tensor is no more than numbers in its memory and a gradient, and nothing of torch sees the operations.
+
+    It is more where it stands for others, as one of a batch of gradients does, and less as a meta tensor, without
+    elements.
+    """
+    if type(x) not in OWN_CLASSES or torch.compiler.is_compiling() or is_watched() or x.is_meta:
+        return False
+    return not (_functorch.is_functorch_wrapped_tensor(x) or _functorch.is_legacy_batchedtensor(x))
 
 
 def check_pairs(shape: Any, dst: DType, caller: str) -> None:

@@ -41,16 +41,18 @@ class TorchAdapter(BatchAdapter):
         """The cast of the numbers, by a plan if there is one, and a node. The op does the same, and takes ten times as
         long."""
         records, caller, numbers = torch.is_grad_enabled(), options.caller, x.detach()
-        if records:
-            tensors.check_gradient(x, destination(to, caller), caller)
-            if options.out is not None:
-                tensors.check_into(x, caller)
+        if records and options.out is not None:
+            tensors.check_into(x, caller)
         y = cast(numbers, to, options)
         if y is numbers:
             return x
-        if not records or type(y) is not torch.Tensor or not (x.is_floating_point() and y.is_floating_point()):
+        if not records:
             return y
-        return gradients.attach(x, y, options.scale, caller)
+        if type(y) is not torch.Tensor:
+            tensors.check_gradient(x, destination(to, caller), caller)
+            return y
+        differentiates = x.is_floating_point() and y.is_floating_point()
+        return gradients.attach(x, y, options.scale, caller) if differentiates else y
 
     def _cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options, slope: float | None = None) -> Any:
         """The cast by an op. `slope`: the coefficient of a layer, see `op.fused_cast`."""

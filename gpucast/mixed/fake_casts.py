@@ -104,27 +104,27 @@ def fake_cast(
     return untraced(there_and_back, x, to, options, axis)
 
 
-def narrow_type(to: Any, options: Options) -> DType | Format:
-    """What `to` names. TypeError for any other thing, and for types that hold no numbers. ValueError for options that
-    are not for formats."""
+def narrow_type(to: Any) -> DType | Format:
+    """What `to` names. TypeError for any other thing, and for types that hold no numbers."""
     try:
         dst = dtype(to, caller=f"{CALLER}: to=")
     except TypeError:
         try:
-            format = recipes.find(to, CALLER)
+            return recipes.find(to, CALLER)
         except (TypeError, ValueError):
             if isinstance(to, Format):
                 raise
-            format = None
-        if format is None:
-            raise
-        for name in ("saturate", "round_mode", "overflow"):
-            if getattr(options, name) != getattr(_DEFAULT, name):
-                raise ValueError(f"{CALLER}: {name}={getattr(options, name)!r} is not for {format}") from None
-        return format
+        raise
     if dst.family in ("bool", "string"):
         raise TypeError(f"{CALLER}: to={dst.name} holds no numbers; expected a type that does")
     return dst
+
+
+def check_keywords(format: Any, options: Options) -> None:
+    """ValueError for keywords that are not for formats."""
+    for name in ("saturate", "round_mode", "overflow"):
+        if getattr(options, name) != getattr(_DEFAULT, name):
+            raise ValueError(f"{CALLER}: {name}={getattr(options, name)!r} is not for {format}")
 
 
 @exact()
@@ -136,10 +136,11 @@ def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
             raise TypeError(
                 f"{CALLER}: x is a PackedArray of {array.dtype.name}; expected an array of FLOAT or the like"
             )
-        src, narrow = source_dtype(array.dtype, f"{CALLER}: x.dtype="), narrow_type(to, options)
+        src, narrow = source_dtype(array.dtype, f"{CALLER}: x.dtype="), narrow_type(to)
         source = operand(array, src)
         target = None if options.out is None else _target(source, options.out)
         if isinstance(narrow, Format):
+            check_keywords(narrow, options)
             keywords = {name: getattr(options, name) for name in ("rounding", "seed", "offset", "scale", "amax")}
             q = quantize(array, to, axis=axis, **keywords)
             y = dequantize(q, src, out=None if target is None else target.array)

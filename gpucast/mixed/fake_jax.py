@@ -19,7 +19,7 @@ from gpucast.mixed.fake_casts import CALLER
 
 def fake_cast(x: Any, to: Any, options: Options, axis: Any) -> Any:
     """The values with their gradient."""
-    narrow, scale = fake_casts.narrow_type(to, options), options.scale
+    narrow, scale = fake_casts.narrow_type(to), options.scale
     if not (isinstance(x, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
         return fake_casts.there_and_back(x, to, options, axis)
     if not isinstance(narrow, DType):

@@ -13,9 +13,20 @@ from gpucast.core.rule import Options
 from gpucast.libraries.torch import gradients, tensor_batches, tensors
 from gpucast.mixed import fake_casts
 from gpucast.mixed.fake_casts import CALLER
-from gpucast.quantization.formats import Format
+from gpucast.quantization.formats import FORMATS, Format
+from gpucast.quantization.recipes import RECIPES
 
 _SIZE = 2**64
+#: Formats that are known without an exception, which not every compiler of torch follows.
+_FORMATS = frozenset([*FORMATS, *RECIPES])
+
+
+def _named(to: Any) -> tuple[Any, bool]:
+    """What to pass to the op, which takes nothing but names: a type by its own, a format as given; whether it is one."""
+    if type(to) is str and to.lower() in _FORMATS:
+        return to, True
+    narrow = fake_casts.narrow_type(to)
+    return (to, True) if isinstance(narrow, Format) else (narrow.name, False)
 
 
 def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Tensor:
@@ -26,10 +37,10 @@ def fake_cast(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Te
         tensors.check_into(x, CALLER)
         result: torch.Tensor = tensor_batches.untraced(fake_casts.there_and_back, x, to, options, axis)
         return result
-    narrow = fake_casts.narrow_type(to, options)
-    # A name stands for a format, and an op takes nothing else.
-    name = to if isinstance(narrow, Format) else narrow.name
     compiling = torch.compiler.is_compiling()
+    name, is_format = _named(to)
+    if is_format:
+        fake_casts.check_keywords(name, options)
     y: torch.Tensor
     if not tensors.is_plain(x):
         if type(name) is str and _fits_op(options, axis):

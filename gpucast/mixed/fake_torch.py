@@ -22,7 +22,7 @@ _FORMATS = frozenset([*FORMATS, *RECIPES])
 
 
 def _named(to: Any) -> tuple[Any, bool]:
-    """What to pass to the op, which takes nothing but names: a type by its own, a format as given; whether it is one."""
+    """What to pass to the op, which takes nothing but names: a type by its own, a format as it is. And if it is one."""
     if type(to) is str and to.lower() in _FORMATS:
         return to, True
     narrow = fake_casts.narrow_type(to)

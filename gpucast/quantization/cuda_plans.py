@@ -284,7 +284,8 @@ def keep_quantize(x: Any, asked: Any, keywords: tuple[Any, ...], q: Any, recordi
     """The plan of a call that gave `q`, if there may be one."""
     axis, layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out = keywords
     given = [one for one in (x, scale, amax) if one is not None]
-    if MODULE is None or device is not None or signs is not None:
+    # Another library's arrays may be written on another stream.
+    if MODULE is None or device is not None or signs is not None or any(type(one) is not type(x) for one in given):
         return None
     # A seed also gives the signs of a transform.
     if transpose is not False or (seed is not None and (rounding is None or hadamard is not None)):
@@ -348,6 +349,9 @@ def keep_dequantize(q: Any, to: Any, keywords: tuple[Any, ...], y: Any, recordin
     hadamard, signs, seed, out = keywords
     parts = [_data(part) for part in _parts(q) if part is not None]
     if MODULE is None or not signs is seed is None or not plans.is_lasting(to, hadamard):
+        return None
+    # Another library's array may be in use on another stream.
+    if adapters.library_of(y) != q.library:
         return None
     plan = _dequantize_plan(type(y), q.dtype, dtype(to), hadamard)  # type: ignore[arg-type]
     workspace = None if out is None else q.workspace("dequantize")

@@ -94,11 +94,11 @@ def test_plans_of_tensors(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
         assert gpucast.cast(given, "FLOAT16", out=out) is out and out._version == before + 1
         _launched(cuda, given, out)
     assert not slow
-    # To all of these the checked path has the answer.
+    # To all of these but the gradient, which is a node over the cast by the plan, the checked path has the answer.
     launches = len(cuda.launches)
     for given in (x.T, x.requires_grad_(), torch.ones(5, 60, dtype=torch.int8)):
         assert gpucast.cast(given, "FLOAT16").shape == given.shape
-    assert len(slow) == 3 and len(cuda.launches) == launches + 3
+    assert len(slow) == 2 and len(cuda.launches) == launches + 3
     leaf = torch.ones(4)
     for out, error in (
         (torch.empty(5, dtype=torch.float16), ValueError),

@@ -117,9 +117,9 @@ class TorchAdapter(BatchAdapter):
         return tensors.from_array(x)
 
     def placed(self, x: torch.Tensor) -> tuple[int, int] | None:
-        if type(x) is not torch.Tensor or x.requires_grad or x.is_meta or x.layout is not torch.strided:
+        if type(x) is not torch.Tensor or x.requires_grad or not tensors.is_plain(x) or x.layout is not torch.strided:
             return None
-        if not x.is_contiguous() or x.is_neg() or not x.numel() or tensors.is_watched():
+        if not x.is_contiguous() or x.is_neg() or not x.numel():
             return None
         device = tensors.device_of(x, "quantize")
         return None if device is None or not tensors.has_memory(x) else (device, int(x.data_ptr()))

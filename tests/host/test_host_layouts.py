@@ -19,7 +19,7 @@ from gpucast.parity.cases import NUMERIC, WIDE, rules
 from gpucast.reference import exact_cast
 from hard_codes import hard_codes
 
-#: Elements that walks bring together at a time, as kernels/host/walk.hpp has them, times 4.
+#: Elements that walks bring together at a time, as kernels/host/walk.hpp has them, times 8.
 BLOCK = 1 << 13
 
 

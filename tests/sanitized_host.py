@@ -17,7 +17,6 @@ SOURCES = ("FLOAT", "DOUBLE", "FLOAT8E4M3FN")
 
 def casts() -> None:
     import gpucast
-
     from codes import codes_of
     from gpucast.core.rule import resolve
     from gpucast.parity.cases import NUMERIC

@@ -3,7 +3,8 @@
 
 A cast of n elements reads and writes n elements; the copy reads half of these bytes and writes as many. It is the
 quicker one of NumPy's and the module's own. Arrays are longer than caches, both sides run in turn in one process with
-default settings, and the quickest round counts. The figures are written with ``--out``.
+default settings, and the quickest round counts. With GPUCAST_HOST_THREADS=1 it is processor time, which other programs
+on the machine disturb less. The figures are written with ``--out``.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import argparse
 import itertools
 import json
 import statistics
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -80,11 +83,12 @@ def measured(
         one, other = np.ones(moved // 2, np.uint8), np.ones(moved // 2, np.uint8)
         best = quickest(
             {
-                "cast": lambda x=x, out=out, dst=dst: gpucast.cast(x, dst, out=out),
-                "NumPy": lambda one=one, other=other: np.copyto(one, other),
-                "own": lambda one=one, other=other: gpucast.cast(other, "UINT8", out=one),
+                "cast": partial(gpucast.cast, x, dst, out=out),
+                "NumPy": partial(np.copyto, one, other),
+                "own": partial(gpucast.cast, other, "UINT8", out=one),
             },
             repeats,
+            clock=time.thread_time if extension.MODULE.THREADS == 1 else time.perf_counter,
         )
         cast, copy = best["cast"], min(best["NumPy"], best["own"])
         yield PairMeasurement(src.name, dst.name, round(moved / cast / 1e9, 2), round(moved / copy / 1e9, 2))

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import sanitizer
 
+import sanitizer
 from gpucast.host import build
 from gpucast.host.extension import MODULE
 from sanitized_host import SOURCES

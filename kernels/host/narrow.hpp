@@ -17,9 +17,9 @@ GPUCAST_CONSTANT bool narrows() {
 
 #if GPUCAST_TABLE_BYTES == 64
 typedef u8 HalfBytes __attribute__((vector_size(32)));
-typedef u32 Codes __attribute__((vector_size(64)));
-typedef int Integers __attribute__((vector_size(64)));
-typedef float Numbers __attribute__((vector_size(64)));
+typedef u32 WideCodes __attribute__((vector_size(64)));
+typedef int WideIntegers __attribute__((vector_size(64)));
+typedef float WideNumbers __attribute__((vector_size(64)));
 
 GPUCAST_INLINE BytePairs every(u32 value) { return BytePairs{} + u16(value); }
 GPUCAST_INLINE BytePairs least(BytePairs a, BytePairs b) { return a < b ? a : b; }
@@ -52,11 +52,11 @@ GPUCAST_INLINE BytePairs odd_upper_halves(const void* floats) {
 // The same of integers of 16 bits: those at odd places and at even ones.
 template <bool is_signed>
 GPUCAST_INLINE BytePairs odd_upper_halves_of_integers(const void* integers) {
-    Codes x;
+    WideCodes x;
     __builtin_memcpy(&x, integers, sizeof x);
-    const Codes even = is_signed ? Codes(Integers(x << 16) >> 16) : x & 0xffff;
-    const Codes odd = is_signed ? Codes(Integers(x) >> 16) : x >> 16;
-    const Codes a = Codes(__builtin_convertvector(Integers(even), Numbers)), b = Codes(__builtin_convertvector(Integers(odd), Numbers));
+    const WideCodes even = is_signed ? WideCodes(WideIntegers(x << 16) >> 16) : x & 0xffff;
+    const WideCodes odd = is_signed ? WideCodes(WideIntegers(x) >> 16) : x >> 16;
+    const WideCodes a = WideCodes(__builtin_convertvector(WideIntegers(even), WideNumbers)), b = WideCodes(__builtin_convertvector(WideIntegers(odd), WideNumbers));
     const BytePairs upper = BytePairs((b & 0xffff0000) | a >> 16), lower = BytePairs(b << 16 | (a & 0xffff));
     return lower != 0 ? upper | 1 : upper;
 }
@@ -87,7 +87,7 @@ struct UpperHalf {
     enum : bool { is_float = 1 };
 };
 
-// Codes of the destination from those of a float of 16 bits: rounded by shifts, so that a code counts ULPs from zero on.
+// WideCodes of the destination from those of a float of 16 bits: rounded by shifts, so that a code counts ULPs from zero on.
 template <typename Half, typename Dst, typename Rule, bool maybe_nan, bool is_integer = false>
 GPUCAST_INLINE BytePairs narrowed(BytePairs codes) {
     constexpr u32 bits = Half::mantissa_bits, kept = Dst::mantissa_bits, cut = bits - kept, one = 1u << bits;
@@ -96,7 +96,7 @@ GPUCAST_INLINE BytePairs narrowed(BytePairs codes) {
     const BytePairs magnitude = codes & 0x7fff;
     BytePairs results;
     if constexpr (cuts_halves<Half, Dst>()) {
-        // Codes count ULPs in the source, too, which are twice as large next to zero where the other bias is larger.
+        // WideCodes count ULPs in the source, too, which are twice as large next to zero where the other bias is larger.
         BytePairs same = magnitude;
         if constexpr (rebias != 0) same = magnitude < u16(one) ? magnitude + magnitude : magnitude + u16(one);
         same = least(same, every(last << cut));

@@ -64,14 +64,11 @@ static __attribute__((noinline)) void look_up_sixteenths(const u8* __restrict__ 
 
 #if GPUCAST_TABLE_BYTES == 64
 // Whether the processor looks up 128 bytes at a time (AVX-512 VBMI), which the level does not say.
-static bool permutes_bytes() {
-    static const bool found = [] {
-        u32 a = 7, b, c = 0, d;
-        asm("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-        return (c >> 1 & 1) != 0;
-    }();
-    return found;
-}
+static const bool permutes_bytes __attribute__((unused)) = [] {
+    u32 a = 7, b, c = 0, d;
+    asm("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    return (c >> 1 & 1) != 0;
+}();
 
 // Bytes of a table of 128, by the lower 7 bits of `index`.
 GPUCAST_INLINE Bytes half(Bytes index, Bytes first, Bytes second) {
@@ -149,7 +146,7 @@ static __attribute__((noinline)) void look_up_halves(const u8* __restrict__ src,
 template <typename Word>
 GPUCAST_INLINE bool look_up(const u8* __restrict__ src, Word* __restrict__ dst, u64 n, const Word* __restrict__ table) {
 #if GPUCAST_TABLE_BYTES == 64
-    if (permutes_bytes()) {
+    if (permutes_bytes) {
         look_up_halves(src, dst, n, table);
         return true;
     }

@@ -15,8 +15,8 @@ from unittest import mock
 
 import numpy as np
 
-from gpucast.compile import compiler, nvidia
 from gpucast.gpu import driver as launch
+from gpucast.kernel import compiler, nvidia
 
 
 def nothing(*_: Any) -> int:

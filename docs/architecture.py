@@ -21,8 +21,7 @@ WORK = {
     "core": "dtypes, rules, options,\ntext, errors",
     "reference": "the exact, slow\nmeaning",
     "arrays": "PackedArray, operands,\nadapters",
-    "codegen": "rules and shapes\nto CUDA text",
-    "compile": "text to cubins,\nthe cache",
+    "kernel": "kernels as values,\ntheir text, NVRTC,\nthe cache",
     "host": "the extension module,\nand its build",
     "gpu": "driver, launches,\nfast path",
     "casting": "cast, cast_many,\nplans, reports",
@@ -38,7 +37,7 @@ WORK = {
     "cli": "the gpucast\ncommand",
 }
 #: How the cast of an array on a device goes; to the last two only when its kernel is not loaded yet.
-PATH = (("casting", "gpu"), ("gpu", "codegen"), ("gpu", "compile"))
+PATH = (("casting", "gpu"), ("gpu", "kernel"))
 _INK, _FILL, _MARK = "#30363d", "#f6f8fa", "#0969da"
 
 

@@ -13,7 +13,7 @@ import sys
 import numpy as np
 
 import gpucast
-from gpucast.compile import compiler
+from gpucast.kernel import compiler
 
 FUNCTION = gpucast.device_function("FLOAT", "FLOAT8E4M3FN")
 SCALED_CAST = "code = gpucast_float32_to_float8e4m3fn(x * scale)"

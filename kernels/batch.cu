@@ -2,7 +2,7 @@
 // A batch of arrays in one launch: each block finds its array in a table among the kernel's arguments, and casts a part
 // of it as a kernel for that array alone would.
 //
-// gpucast/codegen/batch_kernel.py puts this file after those that every kernel needs.
+// gpucast/kernel/batch_kernel.py puts this file after those that every kernel needs.
 #ifndef GPUCAST_GRID_CONSTANT
 #define GPUCAST_GRID_CONSTANT(TYPE) const __grid_constant__ TYPE
 #endif
@@ -85,7 +85,7 @@ GPUCAST_INLINE void cast_batch(const Given& given, FourWords* shared) {
 
 }  // namespace gpucast
 
-// A macro, because the name of a kernel is that of its casts, which gpucast/codegen/batch_kernel.py defines.
+// A macro, because the name of a kernel is that of its casts, which gpucast/kernel/batch_kernel.py defines.
 #define GPUCAST_BATCH(NAME, GIVEN, THREADS, ...)                                                                        \
     extern "C" __global__ void __launch_bounds__(THREADS) NAME(GPUCAST_GRID_CONSTANT(gpucast::GIVEN) given) {          \
         __shared__ gpucast::FourWords shared[gpucast::shared_bytes_of<__VA_ARGS__>() / sizeof(gpucast::FourWords)];    \

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of a plain cast: which elements a thread casts. gpucast/codegen/cast_kernel.py adds the dtypes of a
+// The kernels of a plain cast: which elements a thread casts. gpucast/kernel/cast_kernel.py adds the dtypes of a
 // pair, its rule, and one line that names its kernel.
 #ifndef GPUCAST_BARRIER
 #define GPUCAST_BARRIER() __syncthreads()
@@ -388,7 +388,7 @@ GPUCAST_INLINE void cast_transposed(
 
 }  // namespace gpucast
 
-// Macros, because the name of a kernel is a pair's. codegen/cast_kernel.py defines NAME_rule, and for a look-up NAME_entry_rule.
+// Macros, because the name of a kernel is a pair's. gpucast/kernel/cast_kernel.py defines NAME_rule, and for a look-up NAME_entry_rule.
 #define GPUCAST_CONTIGUOUS(NAME, SRC, DST, SRC_BITS, ELEMENTS, UNROLL, THREADS)                                         \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32 src_bit, gpucast::u8* dst, gpucast::i64 n) {                         \

@@ -2,7 +2,7 @@
 // A cast with fused operations of a training step, in the same pass over memory: a multiplication by one number,
 // stochastic rounding, the largest magnitude of the source, and whether all of the source is finite.
 //
-// gpucast/codegen/fused_kernel.py puts philox.cuh, stochastic.cuh and this file after those that every kernel needs. It has
+// gpucast/kernel/fused_kernel.py puts philox.cuh, stochastic.cuh and this file after those that every kernel needs. It has
 // the fields of FusedArguments, the last argument of a fused kernel.
 namespace gpucast {
 
@@ -227,7 +227,7 @@ private:
 
 }  // namespace gpucast
 
-// Macros, because the name of a kernel is a pair's. gpucast/codegen/fused_kernel.py defines NAME_rule.
+// Macros, because the name of a kernel is a pair's. gpucast/kernel/fused_kernel.py defines NAME_rule.
 #define GPUCAST_FUSED(NAME, SRC, DST, SRC_BITS, SCALING, AMAX, FINITE)                                                 \
     gpucast::Fused<gpucast::SRC, gpucast::DST, gpucast::FLOAT, gpucast::DOUBLE, SRC_BITS, gpucast::NAME##_rule,        \
                    gpucast::Scaling::SCALING, AMAX, FINITE>

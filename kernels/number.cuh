@@ -2,7 +2,7 @@
 // Exact numbers, and how the code of every source type is decoded to one.
 //
 // Everything here works on integers, so that no compiler flag (-ftz, fast math) can change a result. A dtype is a
-// struct of constants that gpucast/codegen/cast_kernel.py generates, such as FLOAT16; its `family` is one of the tags
+// struct of constants that gpucast/kernel/cast_kernel.py generates, such as FLOAT16; its `family` is one of the tags
 // below. `Src`, `Dst` and `DType` are such structs everywhere.
 #define GPUCAST_INLINE __device__ __forceinline__
 // Also called while the kernel is compiled: for the tables of table.cuh and in conditions.

@@ -5,7 +5,7 @@
 // A shortcut by an instruction stands under the rule that it shortens, in to_*.cuh; here are the ones that need more than
 // one element. What an instruction does not know (the sign of NaN; NaN where a type has none) is done after it, in a
 // branch that is marked as rare. A pair that has an instruction loses its table, where need be under the preprocessor's
-// condition that the GPU has it (`without_table` in gpucast/codegen/cast_kernel.py). A way is admitted when all codes of
+// condition that the GPU has it (`without_table` in gpucast/kernel/cast_kernel.py). A way is admitted when all codes of
 // 16 bits or fewer, the parity of the host build for every architecture that takes another way, and the prover find it
 // equal.
 namespace gpucast {

@@ -14,11 +14,11 @@ import subprocess
 import time
 from pathlib import Path
 
-from gpucast.codegen.kernel import host_section
-from gpucast.compile.cache import Cache
-from gpucast.compile.compiler import Compiler
-from gpucast.compile.nvrtc import Nvrtc
-from gpucast.compile.nvrtc_search import NvrtcCopy
+from gpucast.kernel.cache import Cache
+from gpucast.kernel.compiler import Compiler
+from gpucast.kernel.kernel import host_section
+from gpucast.kernel.nvrtc import Nvrtc
+from gpucast.kernel.nvrtc_search import NvrtcCopy
 from gpucast.parity import host_build
 
 #: Ignored by git.

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpucast.compile import compiler
 from gpucast.core.errors import DeviceUnavailable
+from gpucast.kernel import compiler
 
 # JAX would take three quarters of a GPU's memory in each of several test processes.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

@@ -18,7 +18,7 @@ from typing import Any
 import cupy
 import numpy as np
 
-from gpucast.codegen.kernel import Kernel
+from gpucast.kernel.kernel import Kernel
 from host_driver import HostDriver
 
 _ALIGNMENT = 256

@@ -13,9 +13,9 @@ import numpy as np
 
 from bench.cases.buffers import Sets
 from bench.cases.contenders import Run
-from gpucast.codegen.kernel import ARRAY, Kernel
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
+from gpucast.kernel.kernel import ARRAY, Kernel
 from gpucast.parity.compare import wanted_codes
 from host_driver import HostDriver, both_shapes, device_array
 

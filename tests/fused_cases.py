@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.fused_kernel import FusedOps, fused_kernel
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, Options
+from gpucast.kernel.fused_kernel import FusedOps, fused_kernel
 from gpucast.reference import exact_cast
 from host_driver import HostDriver, installed
 

@@ -18,11 +18,11 @@ import numpy as np
 import pytest
 
 from gpucast import PackedArray
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.codegen.kernel import Kernel
 from gpucast.core.rule import CastRule
 from gpucast.gpu import driver as launch
+from gpucast.kernel.batch_kernel import ARGUMENT_BYTES
+from gpucast.kernel.fused_kernel import cast_kernel
+from gpucast.kernel.kernel import Kernel
 from gpucast.parity import host_build
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
-from gpucast.codegen.strides import collapse
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
+from gpucast.kernel.strides import collapse
 from gpucast.parity.cases import NUMERIC
 from gpucast.parity.host_build import Arguments, HostKernels
 from gpucast.reference import exact_cast

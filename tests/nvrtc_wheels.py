@@ -8,9 +8,9 @@ import os
 
 import pytest
 
-from gpucast.compile import nvrtc
-from gpucast.compile.nvrtc import Nvrtc
-from gpucast.compile.nvrtc_builtins import MAJORS, in_wheels
+from gpucast.kernel import nvrtc
+from gpucast.kernel.nvrtc import Nvrtc
+from gpucast.kernel.nvrtc_builtins import MAJORS, in_wheels
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.compile import compiler
+from gpucast.kernel import compiler
 from host_driver import ARRAYS, HostDriver
 from tests.proof.ptx import Kernel, read
 from tests.proof.simt import Block

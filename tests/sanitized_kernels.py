@@ -16,8 +16,8 @@ import numpy as np
 
 import gpucast
 from codes import random_codes
-from gpucast.codegen.cast_kernel import Shape
-from gpucast.codegen.fused_kernel import cast_kernel
+from gpucast.kernel.cast_kernel import Shape
+from gpucast.kernel.fused_kernel import cast_kernel
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
 from hard_codes import every_or_hard

@@ -18,7 +18,7 @@ PACKAGE = Path(gpucast.__file__).parent
 #: The folders of the package: each imports from the rows above it alone. docs/architecture.py draws them.
 CASTER = (
     ("core",),
-    ("reference", "arrays", "codegen", "compile"),
+    ("reference", "arrays", "kernel"),
     ("host",),
     ("gpu",),
     ("casting",),
@@ -45,9 +45,9 @@ PUBLIC = {
 EXTENSION = "gpucast._host"
 #: Folders that must not see each other even through a third: what they say of a cast is evidence for one another.
 STRANGERS = [
-    ("reference", "host"), ("reference", "gpu"), ("reference", "codegen"), ("codegen", "reference"),
-    ("quantization.exact_quantize", "codegen"), ("quantization.exact_hadamard", "codegen"),
-    ("codegen", "quantization.exact_quantize"),
+    ("reference", "host"), ("reference", "gpu"), ("reference", "kernel"), ("kernel", "reference"),
+    ("quantization.exact_quantize", "kernel"), ("quantization.exact_hadamard", "kernel"),
+    ("kernel", "quantization.exact_quantize"),
 ]  # fmt: skip
 
 #: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs.
@@ -63,10 +63,10 @@ INSIDE = {
     ("core.dtypes.lookup", "difflib"): "slow, and needed for one message",
     ("quantization.formats", "difflib"): "the same",
     ("quantization", "quantization.hadamard_torch"): "loaded when a tensor has come",
-    ("compile.nvrtc_search", "importlib.metadata"): "the same",
+    ("kernel.nvrtc_search", "importlib.metadata"): "the same",
     ("warmup.compile_ahead", "concurrent.futures"): "`import gpucast` loads it, and stays quick without it",
-    ("warmup.compile_ahead", "compile.compiler"): "the same; no cast on the host needs a compiler",
-    ("warmup.compile_ahead", "compile.nvidia"): "the same",
+    ("warmup.compile_ahead", "kernel.compiler"): "the same; no cast on the host needs a compiler",
+    ("warmup.compile_ahead", "kernel.nvidia"): "the same",
     ("warmup.compile_ahead", "warmup.kinds"): "the same; it knows the kernels of quantization and of mixed precision",
     ("cli.fold", "onnx.backend"): "it imports onnx, which is optional",
     ("parity.self_test", "parity.backends"): "slow to import, and of use only where casts can run on a GPU",
@@ -219,7 +219,7 @@ def python(code: str) -> str:
 def test_import_brings_no_optional_package() -> None:
     loaded = python("import gpucast, sys; print(' '.join(sys.modules))").split()
     heavy = (
-        "gpucast.gpu.driver gpucast.gpu.cast_on_gpu gpucast.compile.compiler "
+        "gpucast.gpu.driver gpucast.gpu.cast_on_gpu gpucast.kernel.compiler "
         "gpucast.user_kernels gpucast.quantization gpucast.mixed gpucast.layers gpucast.libraries gpucast.onnx "
         "gpucast.interop "
         "gpucast.cli zlib cupy torch jax onnx pyarrow orjson fastnumbers tqdm argparse subprocess"

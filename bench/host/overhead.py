@@ -22,14 +22,14 @@ import numpy as np
 import gpucast
 from bench import idle_cuda
 from bench.timing.times import quickest
-from gpucast.codegen.cast_kernel import SHAPES
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.compile import nvrtc, nvrtc_search
-from gpucast.compile.cache import Cache
-from gpucast.compile.compiler import Compiler
-from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
+from gpucast.kernel import nvrtc, nvrtc_search
+from gpucast.kernel.cache import Cache
+from gpucast.kernel.cast_kernel import SHAPES
+from gpucast.kernel.compiler import Compiler
+from gpucast.kernel.fused_kernel import cast_kernel
+from gpucast.kernel.nvrtc_search import NvrtcCopy
 from gpucast.parity.cases import NUMERIC
 
 #: Consecutive calls, and how many such rounds.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from bench.static.kernels import Cast, Code, StaticKernel, compiled
 from bench.static.model import Estimate, estimate
-from gpucast.codegen.kernel import Part
+from gpucast.kernel.kernel import Part
 
 #: How much of its time a unit may work at the speed of a copy.
 FULL = 0.75

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from gpucast.codegen.kernel import Kernel
-from gpucast.compile import compiler, nvrtc, nvrtc_search
-from gpucast.compile.nvrtc import Compiled, Nvrtc
 from gpucast.core.rounding import STOCHASTIC
+from gpucast.kernel import compiler, nvrtc, nvrtc_search
+from gpucast.kernel.kernel import Kernel
+from gpucast.kernel.nvrtc import Compiled, Nvrtc
 from gpucast.quantization import formats
 from gpucast.quantization.formats import FORMATS, LENGTHS, SOURCES
 from gpucast.quantization.recipes import RECIPES

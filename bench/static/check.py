@@ -28,8 +28,8 @@ from bench.static.budget import FULL, KNOWN, Checked, fullest, of_casts, verdict
 from bench.static.kernels import StaticKernel, measure
 from bench.static.model import GPUS, estimate
 from gpucast.cli.progress import progress_bar
-from gpucast.compile import compiler
 from gpucast.core.rule import CastRule, resolve
+from gpucast.kernel import compiler
 from gpucast.parity.cases import NUMERIC, rules
 
 #: The compute capabilities that the check is for.

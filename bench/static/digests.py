@@ -27,8 +27,8 @@ from bench.revision import commit
 from bench.static.catalog import all_kernels, chosen, uncached
 from gpucast.cli.arguments import at_least_one
 from gpucast.cli.progress import progress_bar
-from gpucast.codegen.kernel import Kernel
-from gpucast.compile import compiler
+from gpucast.kernel import compiler
+from gpucast.kernel.kernel import Kernel
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100a")
 #: Hexadecimal digits of a digest.

@@ -10,9 +10,9 @@ from bench import cubin
 from bench.static.check import architectures
 from bench.static.paths import Path, full_tile
 from bench.static.sass import parse
-from gpucast.compile import compiler, disassembler
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule, resolve
+from gpucast.kernel import compiler, disassembler
 from gpucast.user_kernels.device_functions import WIDTHS, device_functions, held_as
 
 PAIRS = (

@@ -27,8 +27,8 @@ from bench.static.catalog import all_kernels, uncached
 from bench.static.digests import ARCHITECTURES
 from gpucast.cli.arguments import at_least_one
 from gpucast.cli.progress import progress_bar
-from gpucast.codegen.kernel import Kernel, Part, program
-from gpucast.compile import disassembler
+from gpucast.kernel import disassembler
+from gpucast.kernel.kernel import Kernel, Part, program
 
 #: Kernels of a program: they share the prelude and the start of the disassembler.
 _PROGRAM = 8

@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple
 from bench import cubin
 from bench.static.paths import Path, full_tile, loops
 from bench.static.sass import Block, Instruction, parse
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel
-from gpucast.codegen.cast_kernel import Shape
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.codegen.kernel import Kernel, program
-from gpucast.compile import compiler, disassembler
 from gpucast.core.rule import CastRule, resolve
+from gpucast.kernel import compiler, disassembler
+from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel
+from gpucast.kernel.cast_kernel import Shape
+from gpucast.kernel.fused_kernel import cast_kernel
+from gpucast.kernel.kernel import Kernel, program
 
 #: Kernels per program. They share the prelude and the start of the disassembler, which take most of the time.
 BATCH = 25

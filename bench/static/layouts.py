@@ -16,10 +16,10 @@ from bench.static.kernels import Cast, Code, facts
 from bench.static.paths import Path, full_tile, marked
 from bench.static.sass import Block
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.fused_kernel import FusedOps, fused_kernel
 from gpucast.core.dtypes import dtype
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import Options, resolve
+from gpucast.kernel.fused_kernel import FusedOps, fused_kernel
 
 PAIRS = (
     ("INT8", "UINT8"), ("FLOAT", "FLOAT16"), ("FLOAT16", "FLOAT"), ("FLOAT", "FLOAT8E4M3FN"),

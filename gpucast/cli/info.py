@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from gpucast.compile import cxx, nvidia
-from gpucast.compile.cache import cache_folder, writable
-from gpucast.compile.cache import problem as cache_problem
 from gpucast.core.version import __version__
 from gpucast.gpu import devices as device
 from gpucast.host import extension
+from gpucast.kernel import cxx, nvidia
+from gpucast.kernel.cache import cache_folder, writable
+from gpucast.kernel.cache import problem as cache_problem
 from gpucast.parity import self_test
 from gpucast.parity.self_test import Comparison, Compilation, Problem
 

@@ -8,10 +8,10 @@ import sys
 from typing import Any
 
 from gpucast.cli import arguments
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.codegen.kernel import Kernel
-from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.rule import Options, resolve
+from gpucast.kernel import compiler, disassembler, nvidia
+from gpucast.kernel.fused_kernel import cast_kernel
+from gpucast.kernel.kernel import Kernel
 
 _DESCRIPTION = "Show the kernel that casts SRC to DST. No GPU is needed when --arch is given."
 _OPTIONS = """\

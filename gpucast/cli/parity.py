@@ -15,7 +15,7 @@ from typing import Any
 
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
-from gpucast.compile.cxx import CompilerMissing
+from gpucast.kernel.cxx import CompilerMissing
 from gpucast.parity import compare
 from gpucast.parity.backends import CastBackend, backend
 from gpucast.parity.cases import all_cases, all_pairs, shuffled

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
-from gpucast.compile import compiler
+from gpucast.kernel import compiler
 from gpucast.warmup.compile_ahead import WarmupRequest, compile_all, tasks
 
 _DESCRIPTION = """\

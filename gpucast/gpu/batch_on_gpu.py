@@ -13,12 +13,12 @@ import numpy.typing as npt
 from gpucast.arrays.batch_item import BatchItem, Launch
 from gpucast.arrays.operand import Operand
 from gpucast.arrays.overlap import Table
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, ARRAYS, Batch, Kind, batch_kernel, sorted_kinds
-from gpucast.codegen.fields import Fields
-from gpucast.codegen.fused_kernel import FUSED, FusedOps
-from gpucast.codegen.kernel import ALIGNED
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.gpu import cast_on_gpu, driver
+from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, ARRAYS, Batch, Kind, batch_kernel, sorted_kinds
+from gpucast.kernel.fields import Fields
+from gpucast.kernel.fused_kernel import FUSED, FusedOps
+from gpucast.kernel.kernel import ALIGNED
 
 #: Stands for the first block in unused places of a table; no block has this index.
 _NONE = 2**32 - 1

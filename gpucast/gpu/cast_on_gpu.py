@@ -12,14 +12,14 @@ import numpy as np
 
 from gpucast.arrays.operand import Operand, operand, result_like
 from gpucast.arrays.packed import PackedArray, device_index
-from gpucast.codegen.cast_kernel import Shape, square_side
-from gpucast.codegen.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
-from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import driver
+from gpucast.kernel.cast_kernel import Shape, square_side
+from gpucast.kernel.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
+from gpucast.kernel.strides import Dims, collapse, squares
 
 _BYTE = np.dtype(np.uint8)
 _LAST = 2**64 - 1

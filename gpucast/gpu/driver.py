@@ -17,11 +17,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpucast import gpu
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, LARGE_ARGUMENTS
-from gpucast.codegen.kernel import ARRAY, Kernel
-from gpucast.compile import compiler, nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.host.extension import MODULE
+from gpucast.kernel import compiler, nvidia
+from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, LARGE_ARGUMENTS
+from gpucast.kernel.kernel import ARRAY, Kernel
 
 #: CUDA_ERROR_INVALID_CONTEXT.
 _NO_CONTEXT = 201

@@ -18,13 +18,13 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand
 from gpucast.arrays.overlap import are_disjoint
 from gpucast.arrays.packed import PackedArray
-from gpucast.codegen.cast_kernel import Shape, plain_kernel
-from gpucast.codegen.fused_kernel import FUSED, FusedOps, cast_kernel
-from gpucast.codegen.kernel import ALIGNED, Kernel, array_and
 from gpucast.core.fused_ops import Scaling, resolve_random, scaling_of
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
+from gpucast.kernel.cast_kernel import Shape, plain_kernel
+from gpucast.kernel.fused_kernel import FUSED, FusedOps, cast_kernel
+from gpucast.kernel.kernel import ALIGNED, Kernel, array_and
 
 _FLOAT, _DOUBLE = np.dtype(np.float32), np.dtype(np.float64)
 #: The arguments of a fused cast.

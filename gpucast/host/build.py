@@ -22,9 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucast.codegen.host_units import HostUnit, units
-from gpucast.compile import cxx
 from gpucast.host.extension import MISSING
+from gpucast.kernel import cxx
+from gpucast.kernel.host_units import HostUnit, units
 
 #: The levels of each processor, the best first: the compiler's option, and flags that Linux shows for all of a level.
 LEVELS = {

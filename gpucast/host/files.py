@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.codegen.host_units import is_counted
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
 from gpucast.host import loops
 from gpucast.host.extension import MODULE
+from gpucast.kernel.host_units import is_counted
 
 Array = npt.NDArray[Any]
 

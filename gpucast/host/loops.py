@@ -7,12 +7,12 @@ import ctypes
 from dataclasses import replace
 from functools import lru_cache
 
-from gpucast.codegen.host_units import BY_RULE_SOURCES
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import FusedInputs, Scaling
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, has_stochastic, resolve
 from gpucast.host.extension import MODULE
+from gpucast.kernel.host_units import BY_RULE_SOURCES
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: `WorkKind` of ``kernels/host/work.hpp``.

@@ -12,13 +12,13 @@ import jax
 import numpy as np
 
 from gpucast import gpu
-from gpucast.codegen.fused_kernel import FUSED, cast_kernel
-from gpucast.compile import nvidia
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs, Random, Scaling
 from gpucast.core.rule import CastRule
 from gpucast.host import loops
 from gpucast.host.extension import MODULE
+from gpucast.kernel import nvidia
+from gpucast.kernel.fused_kernel import FUSED, cast_kernel
 
 _TARGET = "gpucast_cast"
 #: A number of each kind, where that of a program is an operand.

@@ -16,12 +16,12 @@ from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as gpucast_cast
-from gpucast.codegen.fused_kernel import FUSED, cast_kernel
-from gpucast.compile import nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.gpu import devices as device
 from gpucast.host import cast_on_host, extension
+from gpucast.kernel import nvidia
+from gpucast.kernel.fused_kernel import FUSED, cast_kernel
 from gpucast.parity import host_build
 from gpucast.parity.cases import Case
 

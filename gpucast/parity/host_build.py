@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The kernels compiled as host code, for the parity harness and the tests; `gpucast.cast` never uses them.
 
-A C++ compiler compiles the text of a `gpucast.codegen.kernel.Kernel` unchanged, with a shim that provides what is built
+A C++ compiler compiles the text of a `gpucast.kernel.kernel.Kernel` unchanged, with a shim that provides what is built
 into CUDA. A launch is a loop over blocks and threads. So rules, tiles, tails and launch geometry are tested without
 a GPU.
 """
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpucast.codegen.cast_kernel import Shape
-from gpucast.codegen.fields import Fields
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.codegen.kernel import ARRAY, Kernel, Part, host_section, parts_text, unit
-from gpucast.compile import cxx
 from gpucast.core.rule import CastRule
+from gpucast.kernel import cxx
+from gpucast.kernel.cast_kernel import Shape
+from gpucast.kernel.fields import Fields
+from gpucast.kernel.fused_kernel import cast_kernel
+from gpucast.kernel.kernel import ARRAY, Kernel, Part, host_section, parts_text, unit
 
 #: The kernels of one translation unit, and the compilers that run at a time.
 _UNIT, _PROCESSES = 40, 2

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from gpucast import gpu
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.compile import nvidia, nvrtc_search
-from gpucast.compile.cache import Cache
-from gpucast.compile.compiler import Compiler
 from gpucast.core.dtypes import dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
+from gpucast.kernel import nvidia, nvrtc_search
+from gpucast.kernel.cache import Cache
+from gpucast.kernel.compiler import Compiler
+from gpucast.kernel.fused_kernel import cast_kernel
 
 #: This cast rounds, saturates and has NaN, and compiles in less than a tenth of a second.
 _RULE = resolve(dtype("FLOAT"), dtype("FLOAT8E4M3FN"))

@@ -23,13 +23,13 @@ from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.creation import empty
 from gpucast.casting.fused_options import fused_rule, resolve_scale
-from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, Options
 from gpucast.gpu import devices, streams
+from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.quantization import block_grid, grouped_on_host, recipes
 from gpucast.quantization import gpu as on_device
 from gpucast.quantization.formats import LENGTHS, Format

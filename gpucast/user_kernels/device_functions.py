@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from gpucast.codegen.cast_kernel import options
-from gpucast.codegen.fused_kernel import FUSED_PARTS
-from gpucast.codegen.kernel import host_section, parts_text, unit
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
+from gpucast.kernel.cast_kernel import options
+from gpucast.kernel.fused_kernel import FUSED_PARTS
+from gpucast.kernel.kernel import host_section, parts_text, unit
 
 #: How many values a function takes, by the end of its name.
 WIDTHS = {"": 1, "_x2": 2, "_x4": 4}

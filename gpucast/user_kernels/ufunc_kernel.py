@@ -7,13 +7,13 @@ import hashlib
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from gpucast.codegen.cast_kernel import THREADS, options
-from gpucast.codegen.fields import Fields
-from gpucast.codegen.fused_kernel import FUSED, FUSED_PARTS, FusedOps, template_options
-from gpucast.codegen.kernel import Kernel, array_and
-from gpucast.codegen.strides import DIMS
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule
+from gpucast.kernel.cast_kernel import THREADS, options
+from gpucast.kernel.fields import Fields
+from gpucast.kernel.fused_kernel import FUSED, FUSED_PARTS, FusedOps, template_options
+from gpucast.kernel.kernel import Kernel, array_and
+from gpucast.kernel.strides import DIMS
 from gpucast.user_kernels.expression import COMPUTE, Expression
 
 #: ``ufunc_dims`` of kernels/ufunc.cu; and the most inputs, whose fields the arguments of a kernel have room for.

@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 
 from gpucast.arrays.operand import Operand, operand
-from gpucast.codegen.fused_kernel import FUSED
-from gpucast.codegen.strides import collapse
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
+from gpucast.kernel.fused_kernel import FUSED
+from gpucast.kernel.strides import collapse
 from gpucast.user_kernels.expression import Expression
 from gpucast.user_kernels.ufunc_kernel import MAX_INPUTS, MAX_UFUNC_DIMS, UFUNC_INPUT, UfuncInput, Walk, ufunc_kernel
 

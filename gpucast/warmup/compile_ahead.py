@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpucast import gpu
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.fused_kernel import FusedOps, cast_kernel
-from gpucast.codegen.kernel import Kernel
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import Scaling
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import ATTRIBUTES, CastRule, Options, has_stochastic
 from gpucast.gpu import devices
+from gpucast.kernel.fused_kernel import FusedOps, cast_kernel
+from gpucast.kernel.kernel import Kernel
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -210,7 +210,7 @@ def _listed(one_or_several: Any) -> list[Any]:
 
 
 def _architectures(arch: str | Sequence[str] | None) -> list[str]:
-    from gpucast.compile import compiler, nvidia
+    from gpucast.kernel import compiler, nvidia
 
     if arch is None:
         machine = nvidia.find()
@@ -240,7 +240,7 @@ def compile_all(
 
 
 def _compile(task: CompileTask) -> str:
-    from gpucast.compile import compiler
+    from gpucast.kernel import compiler
 
     compiler.compile(task.kernel.text, task.kernel.name, task.arch)
     return compiler.compiler().cache.problem

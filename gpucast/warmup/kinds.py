@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel
-from gpucast.codegen.cast_kernel import Shape
-from gpucast.codegen.fused_kernel import FusedOps, cast_kernel
-from gpucast.codegen.kernel import Kernel
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, Options, resolve
+from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel
+from gpucast.kernel.cast_kernel import Shape
+from gpucast.kernel.fused_kernel import FusedOps, cast_kernel
+from gpucast.kernel.kernel import Kernel
 from gpucast.mixed.gpu.kernels import ADJUST, RESCALE, select_kernel
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import LENGTHS, SOURCES, Format

@@ -118,7 +118,7 @@ struct Frame {
 
 enum : size_t { longest_text = 256 };
 
-// The address of the scale in a FusedArguments (gpucast/codegen/fused_kernel.py).
+// The address of the scale in a FusedArguments (gpucast/kernel/fused_kernel.py).
 enum : size_t { place_of_scale = 8 };
 
 // A cast of programs, by the text that stands in them: on the host a Work, on a device a kernel and its last argument, or

@@ -19,8 +19,8 @@ import pytest
 from bench import __main__ as command
 from bench.revision import FOLDER
 from bench.timing import machine as gpu
-from gpucast.compile import compiler, disassembler
 from gpucast.gpu import devices
+from gpucast.kernel import compiler, disassembler
 
 # ---- python -m bench ----
 

@@ -12,10 +12,10 @@ import pytest
 
 from bench.static import digests
 from bench.static.catalog import all_kernels, chosen
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.codegen.kernel import Kernel
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
+from gpucast.kernel.fused_kernel import cast_kernel
+from gpucast.kernel.kernel import Kernel
 
 
 def kernel(src: str, dst: str) -> Kernel:

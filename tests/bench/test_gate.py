@@ -9,9 +9,9 @@ import pytest
 
 from bench.static import gate
 from bench.static.catalog import all_kernels
-from gpucast.codegen.fused_kernel import cast_kernel
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
+from gpucast.kernel.fused_kernel import cast_kernel
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100a")
 #: One in so many of all kernels, another share for each family; each on one architecture, with --exhaustive on all.

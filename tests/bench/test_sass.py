@@ -9,7 +9,7 @@ import pytest
 
 from bench.static.paths import Path, full_tile
 from bench.static.sass import Access, Block, Instruction, UnknownCode, parse
-from gpucast.compile import compiler, disassembler
+from gpucast.kernel import compiler, disassembler
 
 
 def instruction(line: str) -> Instruction:

@@ -28,10 +28,10 @@ from bench.static.model import ATTAINABLE, LATENCY, TURNOVER, estimate, loaded, 
 from bench.static.sass import Instruction
 from gpucast import dtype
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.fused_kernel import FusedOps, fused_kernel
-from gpucast.compile import compiler
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, Options, resolve
+from gpucast.kernel import compiler
+from gpucast.kernel.fused_kernel import FusedOps, fused_kernel
 from gpucast.parity.cases import NUMERIC, rules
 
 DEFAULTS = [resolve(src, dst) for src in NUMERIC for dst in NUMERIC]

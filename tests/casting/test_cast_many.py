@@ -19,9 +19,9 @@ from codes import assert_same, values
 from gpucast import PackedArray, dtype
 from gpucast.casting import batch_plans as device_plans
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel, sorted_kinds
-from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.core.rule import resolve
+from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel, sorted_kinds
+from gpucast.kernel.fused_kernel import FusedOps
 from host_driver import HostDriver, device_array, download, elements, upload
 
 

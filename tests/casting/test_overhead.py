@@ -22,10 +22,10 @@ from codes import assert_same, values
 from fake_cuda import Cuda, arrays
 from gpucast import PackedArray
 from gpucast.casting import plans
-from gpucast.codegen.fused_kernel import cast_kernel
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.host.extension import MODULE
+from gpucast.kernel.fused_kernel import cast_kernel
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import gpucast
 from gpucast.cli import info, main
-from gpucast.compile import cache, nvidia
 from gpucast.core.dtypes import DTYPES
+from gpucast.kernel import cache, nvidia
 from gpucast.onnx.backend import fold_casts
 from gpucast.quantization import RECIPES
 

@@ -18,10 +18,10 @@ import gpucast
 from bench import cubin
 from gpucast import dtype
 from gpucast.cli import main
-from gpucast.codegen.fused_kernel import FusedOps, cast_kernel, fused_kernel
-from gpucast.compile import compiler, disassembler, nvidia
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import Options, resolve
+from gpucast.kernel import compiler, disassembler, nvidia
+from gpucast.kernel.fused_kernel import FusedOps, cast_kernel, fused_kernel
 from gpucast.mixed import DelayedScaling, DynamicLossScale, select_tree
 from gpucast.warmup.compile_ahead import CompileTask, WarmupRequest, warmup
 from gpucast.warmup.compile_ahead import tasks as listed_tasks

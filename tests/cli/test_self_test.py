@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from gpucast.cli import main
-from gpucast.codegen.kernel import ARRAY, Kernel
-from gpucast.compile import nvidia, nvrtc_search
-from gpucast.compile.nvrtc import CompileError, Nvrtc
-from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.gpu import devices
 from gpucast.gpu import driver as launch
+from gpucast.kernel import nvidia, nvrtc_search
+from gpucast.kernel.kernel import ARRAY, Kernel
+from gpucast.kernel.nvrtc import CompileError, Nvrtc
+from gpucast.kernel.nvrtc_search import NvrtcCopy
 from host_driver import HostDriver, installed
 from nvrtc_wheels import INSTALLED, load, wheels
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpucast.cli import main
-from gpucast.compile import cxx
+from gpucast.kernel import cxx
 from tensors import leftovers
 
 CONVERT = ["convert", "x.npy", "y.npy"]
@@ -101,7 +101,7 @@ def test_usage(argv: list[str], words: str, folder: Path, capsys: pytest.Capture
 def test_work_that_fails(
     argv: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpucast.compile.nvidia.find", lambda: None)
+    monkeypatch.setattr("gpucast.kernel.nvidia.find", lambda: None)
     monkeypatch.setattr("gpucast.gpu.devices.unavailable", lambda: ("the GPU sleeps", "run wake"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr(cxx, "package_folders", list)

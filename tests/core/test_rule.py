@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import exact
-from gpucast.codegen.kernel import kernel_file
 from gpucast.core.dtypes import DTYPES, dtype
 from gpucast.core.rounding import ROUNDING_MODES, Rounding, RoundingName, name_of, word_of
 from gpucast.core.rule import (
@@ -25,6 +24,7 @@ from gpucast.core.rule import (
     newest_version,
     resolve,
 )
+from gpucast.kernel.kernel import kernel_file
 from gpucast.parity.cases import NUMERIC
 
 FLOAT, E4M3, FNUZ, E5M2, E8M0 = map(dtype, ("FLOAT", "FLOAT8E4M3FN", "FLOAT8E5M2FNUZ", "FLOAT8E5M2", "FLOAT8E8M0"))

@@ -30,7 +30,7 @@ from fuzz import forks, jobs
 from fuzz.shim import HOWS, Shim, numbers
 from gpucast import cli
 from gpucast import convert as conversion
-from gpucast.compile.cache import Cache
+from gpucast.kernel.cache import Cache
 
 #: What a run may say besides its one error.
 _WHOLE = "is written and whole"

@@ -18,12 +18,12 @@ import pytest
 import gpucast
 from bench import idle_cuda
 from fake_cuda import Cuda, arrays
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.compile import nvidia
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver
 from gpucast.host.extension import WHY_NOT
+from gpucast.kernel import nvidia
+from gpucast.kernel.fused_kernel import cast_kernel
 
 
 @pytest.fixture(params=["by the module", "by CuPy"])

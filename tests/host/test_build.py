@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpucast.codegen.host_units import cast_unit
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.host import build
+from gpucast.kernel.host_units import cast_unit
 from gpucast.reference import exact_cast
 
 #: The best first; a processor runs those from its own on.

@@ -19,12 +19,12 @@ import pytest
 import gpucast
 from codes import assert_same, values
 from fake_cuda import Cuda, arrays
-from gpucast.codegen.fused_kernel import FUSED
-from gpucast.compile import nvidia
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import resolve
 from gpucast.host.extension import MODULE
+from gpucast.kernel import nvidia
+from gpucast.kernel.fused_kernel import FUSED
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 import jax.numpy as jnp  # noqa: E402

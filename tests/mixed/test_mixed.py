@@ -15,7 +15,7 @@ import pytest
 
 import gpucast
 from gpucast import PackedArray
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES
+from gpucast.kernel.batch_kernel import ARGUMENT_BYTES
 from gpucast.mixed import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, select_tree
 from gpucast.mixed.gpu.kernels import ADJUST, select_kernel
 from host_driver import HostDriver, download, installed, upload

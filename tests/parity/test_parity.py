@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from codes import every_code
-from gpucast.codegen.cast_kernel import PARTS
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.codegen.kernel import parts_text
 from gpucast.core.rule import Options
+from gpucast.kernel.cast_kernel import PARTS
+from gpucast.kernel.fused_kernel import cast_kernel
+from gpucast.kernel.kernel import parts_text
 from gpucast.parity import backends, compare, host_build, sweep
 from gpucast.parity.backends import Array, CastCodes
 from gpucast.parity.cases import NUMERIC, Case, all_cases, all_pairs, cases, shuffled, stochastic_cases

@@ -54,7 +54,7 @@ def test_a_kernel_of_ones_own_compiles_without_a_gpu(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(PROBLEM is not None, reason=f"tests/codegen runs the function on the host: {PROBLEM}")
+@pytest.mark.skipif(PROBLEM is not None, reason=f"tests/kernel runs the function on the host: {PROBLEM}")
 def test_a_kernel_of_ones_own_on_a_gpu(load: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert load("fused_cast").main([]) == 0
     assert "16,777,216 elements, 0 differ" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpucast.cli import arguments
 from gpucast.cli.progress import progress_bar
-from gpucast.compile import compiler
+from gpucast.kernel import compiler
 from gpucast.parity.cases import all_cases, all_pairs, shuffled
 from gpucast.quantization.formats import find
 from tests.proof import block_codes, certificate, solvers

@@ -16,14 +16,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind
-from gpucast.codegen.cast_kernel import VECTOR, Shape
-from gpucast.codegen.fused_kernel import FusedOps
-from gpucast.codegen.kernel import ALIGNED, Kernel
-from gpucast.compile import compiler
-from gpucast.compile.cxx import CompilerMissing
 from gpucast.core.rule import Options
 from gpucast.core.version import __version__
+from gpucast.kernel import compiler
+from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind
+from gpucast.kernel.cast_kernel import VECTOR, Shape
+from gpucast.kernel.cxx import CompilerMissing
+from gpucast.kernel.fused_kernel import FusedOps
+from gpucast.kernel.kernel import ALIGNED, Kernel
 from gpucast.parity.backends import KernelsBackend
 from gpucast.parity.cases import Case
 from gpucast.parity.compare import describe, wanted_codes

@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpucast.codegen.batch_kernel import Batch, Kind, batch_kernel
-from gpucast.codegen.cast_kernel import Shape, square_side
-from gpucast.codegen.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
-from gpucast.codegen.kernel import Kernel as Compiled
-from gpucast.codegen.strides import Dims, squares
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule
+from gpucast.kernel.batch_kernel import Batch, Kind, batch_kernel
+from gpucast.kernel.cast_kernel import Shape, square_side
+from gpucast.kernel.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
+from gpucast.kernel.kernel import Kernel as Compiled
+from gpucast.kernel.strides import Dims, squares
 from gpucast.parity.cases import RANDOM
 from tests.proof import terms as t
 from tests.proof.machine import Fault, Machine, Memory, Unknown

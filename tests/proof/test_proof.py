@@ -13,10 +13,10 @@ import pytest
 
 from gpucast.casting.fused_options import fused_rule
 from gpucast.cli import main
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind, sorted_kinds
-from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, resolve
+from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind, sorted_kinds
+from gpucast.kernel.fused_kernel import FusedOps
 from gpucast.parity.cases import NUMERIC, WIDE, all_cases, all_pairs, cases, shuffled, stochastic_cases
 from tests.proof import certificate, mutants
 from tests.proof import terms as t

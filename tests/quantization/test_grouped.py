@@ -11,10 +11,10 @@ import pytest
 
 import gpucast
 from bench import cubin
-from gpucast.codegen.kernel import program
-from gpucast.compile import compiler
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
+from gpucast.kernel import compiler
+from gpucast.kernel.kernel import program
 from gpucast.quantization import FORMATS, Grouped, swizzle
 from gpucast.quantization.gpu.grouped_on_gpu import grouped_kernel
 from host_driver import HostDriver, elements, installed, upload

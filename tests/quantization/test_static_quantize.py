@@ -16,9 +16,9 @@ from bench.static.kernels import Cast, Code, compiled, facts
 from bench.static.paths import full_tile, marked
 from bench.static.quantize import BEFORE, CHOSEN, SOURCES, TILES, measure, two_passes, verdict_of_passes
 from gpucast import cast, dtype
-from gpucast.codegen.kernel import program
-from gpucast.compile import compiler
 from gpucast.core.rule import CastRule
+from gpucast.kernel import compiler
+from gpucast.kernel.kernel import program
 from gpucast.quantization import FORMATS, quantize_on_host, recipes
 from gpucast.quantization.formats import ROW, Format
 from gpucast.quantization.formats import SOURCES as EVERY_SOURCE

@@ -152,7 +152,7 @@ def test_a_kernel_of_numba_is_linked(to: str, src: str | None, of: str, result: 
     from cuda.bindings import nvjitlink
     from numba import cuda, types
 
-    from gpucast.compile import compiler
+    from gpucast.kernel import compiler
     from gpucast.user_kernels import numba
 
     cast = numba.cast

@@ -11,8 +11,8 @@ import pytest
 import gpucast
 from codes import values
 from gpucast.arrays.packed import PackedArray
-from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.core.rule import Options, resolve
+from gpucast.kernel.fused_kernel import FusedOps
 from gpucast.user_kernels.expression import parse
 from gpucast.user_kernels.ufunc_kernel import UfuncInput, ufunc_kernel
 from host_driver import elements, upload

@@ -13,11 +13,11 @@ import torch
 
 from gpucast import gpu
 from gpucast.casting import plans
-from gpucast.codegen.fused_kernel import cast_kernel
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule, Options, destination, resolve
 from gpucast.host import loops
 from gpucast.host.extension import MODULE
+from gpucast.kernel.fused_kernel import cast_kernel
 from gpucast.libraries.torch import tensors
 
 _DEFAULT = Options()

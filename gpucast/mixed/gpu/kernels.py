@@ -12,15 +12,15 @@ import numpy as np
 from gpucast.arrays.packed import device_index
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty_like
-from gpucast.codegen.batch_kernel import ARRAYS, Batch, Kind, capacity_of, one_table
-from gpucast.codegen.cast_kernel import PARTS, options
-from gpucast.codegen.fields import Fields
-from gpucast.codegen.kernel import Kernel, array_and
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import driver
 from gpucast.gpu.batch_on_gpu import Prepared
 from gpucast.gpu.cast_on_gpu import address, is_contiguous
+from gpucast.kernel.batch_kernel import ARRAYS, Batch, Kind, capacity_of, one_table
+from gpucast.kernel.cast_kernel import PARTS, options
+from gpucast.kernel.fields import Fields
+from gpucast.kernel.kernel import Kernel, array_and
 
 #: The settings of a loss scale.
 ADJUSTMENT = Fields("Adjustment", (("factor", "float"), ("backoff", "float"), ("least", "float"), ("period", "u32")))

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.codegen.cast_kernel import options
-from gpucast.codegen.fields import Fields
-from gpucast.codegen.fused_kernel import RANDOM
-from gpucast.codegen.kernel import Kernel, Part, array_and
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
+from gpucast.kernel.cast_kernel import options
+from gpucast.kernel.fields import Fields
+from gpucast.kernel.fused_kernel import RANDOM
+from gpucast.kernel.kernel import Kernel, Part, array_and
 from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import DIVISION, PARTS, block_of, columns_of, divide_by, format_struct

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.arrays.packed import device_index
-from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
+from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.gpu import memory, quantize_on_gpu
 from gpucast.quantization.gpu.hadamard_source import (

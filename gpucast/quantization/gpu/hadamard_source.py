@@ -9,12 +9,12 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from gpucast.codegen.cast_kernel import THREADS, options
-from gpucast.codegen.fields import Fields
-from gpucast.codegen.fused_kernel import RANDOM
-from gpucast.codegen.kernel import Kernel, Part, array_and
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule, resolve
+from gpucast.kernel.cast_kernel import THREADS, options
+from gpucast.kernel.fields import Fields
+from gpucast.kernel.fused_kernel import RANDOM
+from gpucast.kernel.kernel import Kernel, Part, array_and
 from gpucast.quantization.formats import LENGTHS, Format, Hadamard
 from gpucast.quantization.gpu.source import PARTS, block_of, boolean, columns_of, format_struct
 from gpucast.quantization.scale_orders import ScaleLayout

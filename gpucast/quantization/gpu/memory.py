@@ -11,11 +11,11 @@ import numpy as np
 
 from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import device_index
-from gpucast.codegen.cast_kernel import VECTOR
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.gpu import cast_on_gpu
 from gpucast.gpu.workspace import Workspace
+from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.quantization.formats import Parts
 
 

@@ -15,13 +15,13 @@ from dataclasses import replace
 from typing import Any
 
 from gpucast.arrays.packed import device_index
-from gpucast.codegen.cast_kernel import VECTOR
-from gpucast.codegen.kernel import Kernel
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import cast_on_gpu, driver
 from gpucast.gpu.workspace import Workspace
+from gpucast.kernel.cast_kernel import VECTOR
+from gpucast.kernel.kernel import Kernel
 from gpucast.quantization.block_grid import BlockGrid, in_layout
 from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts
 from gpucast.quantization.gpu import memory

@@ -14,14 +14,14 @@ from typing import Literal
 
 import numpy as np
 
-from gpucast.codegen.cast_kernel import THREADS, options
-from gpucast.codegen.fields import Fields
-from gpucast.codegen.fused_kernel import FUSED_PARTS, RANDOM
-from gpucast.codegen.kernel import Kernel, Part, array_and
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, Options, resolve
+from gpucast.kernel.cast_kernel import THREADS, options
+from gpucast.kernel.fields import Fields
+from gpucast.kernel.fused_kernel import FUSED_PARTS, RANDOM
+from gpucast.kernel.kernel import Kernel, Part, array_and
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu.step_source import step_functions

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from gpucast.codegen.fields import Fields
-from gpucast.codegen.fused_kernel import RANDOM
-from gpucast.codegen.kernel import Kernel, Part, array_and
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule
+from gpucast.kernel.fields import Fields
+from gpucast.kernel.fused_kernel import RANDOM
+from gpucast.kernel.kernel import Kernel, Part, array_and
 from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu.source import PARTS, columns_of, format_struct
 from gpucast.quantization.scale_orders import ScaleLayout

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gpucast.codegen.kernel import Kernel
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.gpu import driver
+from gpucast.kernel.kernel import Kernel
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import LENGTHS, Format
 from gpucast.quantization.gpu.tile_source import TILE, Run, Size, tile_kernel, tile_size

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from gpucast import dtype
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.codegen.kernel import Kernel
-from gpucast.compile import compiler, nvrtc
-from gpucast.compile.cache import Cache
-from gpucast.compile.compiler import CompileError, Compiler
-from gpucast.compile.nvrtc import Compiled
-from gpucast.compile.nvrtc_search import NvrtcCopy
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
+from gpucast.kernel import compiler, nvrtc
+from gpucast.kernel.cache import Cache
+from gpucast.kernel.compiler import CompileError, Compiler
+from gpucast.kernel.fused_kernel import cast_kernel
+from gpucast.kernel.kernel import Kernel
+from gpucast.kernel.nvrtc import Compiled
+from gpucast.kernel.nvrtc_search import NvrtcCopy
 from nvrtc_wheels import INSTALLED, load, wheels
 
 each_nvrtc = pytest.mark.parametrize("major", INSTALLED)

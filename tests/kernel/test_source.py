@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpucast.codegen.cast_kernel import PARTS, tile_elements
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.codegen.kernel import parts_text
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import Options, resolve
+from gpucast.kernel.cast_kernel import PARTS, tile_elements
+from gpucast.kernel.fused_kernel import cast_kernel
+from gpucast.kernel.kernel import parts_text
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from gpucast.compile import nvidia, nvrtc, nvrtc_search
-from gpucast.compile.nvrtc_builtins import file_name
-from gpucast.compile.nvrtc_search import NvrtcCopy, find
 from gpucast.core.errors import DeviceUnavailable
+from gpucast.kernel import nvidia, nvrtc, nvrtc_search
+from gpucast.kernel.nvrtc_builtins import file_name
+from gpucast.kernel.nvrtc_search import NvrtcCopy, find
 from nvrtc_wheels import INSTALLED, load, wheels
 
 WHEEL = {13: "nvidia/cu13/lib", 12: "nvidia/cuda_nvrtc/lib"}
@@ -139,7 +139,7 @@ def test_the_command_that_mends_it(
 
 USE = """
 import ctypes, sys
-from gpucast.compile import nvrtc_search
+from gpucast.kernel import nvrtc_search
 first = nvrtc_search.find()
 assert first == nvrtc_search.NvrtcCopy(sys.argv[1]), first
 assert nvrtc_search._already_loaded("libnvrtc.so.99") is None

@@ -14,11 +14,11 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache
 
-from gpucast.compile import nvrtc
-from gpucast.compile.cache import KERNELS, Cache, cache_folder, digest, limit, read_folder
-from gpucast.compile.nvrtc import CompileError, Nvrtc
-from gpucast.compile.nvrtc_search import NvrtcCopy, find
 from gpucast.core.errors import DeviceUnavailable
+from gpucast.kernel import nvrtc
+from gpucast.kernel.cache import KERNELS, Cache, cache_folder, digest, limit, read_folder
+from gpucast.kernel.nvrtc import CompileError, Nvrtc
+from gpucast.kernel.nvrtc_search import NvrtcCopy, find
 
 __all__ = ["CompileError", "Compiler", "Cubin", "architecture", "compile", "compile_for", "compiler"]
 

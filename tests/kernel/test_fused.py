@@ -17,11 +17,11 @@ from fused_cases import CASES, RANDOM, in_use, largest, oracle, rule_of
 from gpucast.arrays.operand import operand
 from gpucast.casting.cast import apply
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.fused_kernel import FusedOps
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, Options, has_stochastic
+from gpucast.kernel.fused_kernel import FusedOps
 from gpucast.parity.cases import NUMERIC
 from gpucast.reference import exact_cast
 from hard_codes import every_or_hard, hard_codes

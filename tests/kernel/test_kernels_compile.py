@@ -18,10 +18,10 @@ from bench import cubin
 from built_kernels import cubins
 from fused_cases import SOURCES
 from gpucast.casting.fused_options import fused_rule
-from gpucast.codegen.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel, sorted_kinds
-from gpucast.codegen.fused_kernel import FusedOps, cast_kernel
-from gpucast.codegen.kernel import Kernel, program
 from gpucast.core.dtypes import DType, dtype
+from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel, sorted_kinds
+from gpucast.kernel.fused_kernel import FusedOps, cast_kernel
+from gpucast.kernel.kernel import Kernel, program
 from gpucast.mixed.gpu.kernels import ADJUST, RESCALE, select_kernel
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpucast.compile import nvrtc_builtins
 from gpucast.core.errors import DeviceUnavailable
+from gpucast.kernel import nvrtc_builtins
 
 #: The codes of nvrtcResult that are treated differently here.
 _SUCCESS, _INVALID_OPTION, _COMPILATION, _BUILTIN_OPERATION_FAILURE = 0, 5, 6, 7

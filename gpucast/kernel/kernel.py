@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from gpucast.codegen.fields import Fields
 from gpucast.core.dtypes import DType
+from gpucast.kernel.fields import Fields
 
 #: What the address of the first tile is a multiple of on every GPU: from sm_100 on some kernels have vector accesses of
 #: so many bytes.

@@ -11,11 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.codegen.cast_kernel import PARTS, THREADS, choose, entries, options, without_table
-from gpucast.codegen.fields import Fields
-from gpucast.codegen.fused_kernel import FUSED, FUSED_PARTS, PLAIN, FusedOps, cast_kernel, template_options
-from gpucast.codegen.kernel import Kernel
 from gpucast.core.rule import CastRule, resolve
+from gpucast.kernel.cast_kernel import PARTS, THREADS, choose, entries, options, without_table
+from gpucast.kernel.fields import Fields
+from gpucast.kernel.fused_kernel import FUSED, FUSED_PARTS, PLAIN, FusedOps, cast_kernel, template_options
+from gpucast.kernel.kernel import Kernel
 
 #: Bytes of arguments that a kernel takes: before the CUDA version (of the driver, and of NVRTC) below, and from it on.
 ARGUMENT_BYTES = (4096, 32764)

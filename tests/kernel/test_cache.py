@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gpucast.compile import cache
-from gpucast.compile.cache import Cache, digest
 from gpucast.files import atomic
+from gpucast.kernel import cache
+from gpucast.kernel.cache import Cache, digest
 
 KEY = digest("a key")
 
@@ -147,7 +147,7 @@ def test_many_processes(tmp_path: Path) -> None:
     """Writers, readers and evictions at once: a reader sees a whole entry or none."""
     code = f"""
 import sys
-from gpucast.compile.cache import Cache, digest
+from gpucast.kernel.cache import Cache, digest
 from gpucast.files import atomic
 for i in range(150):
     kept = Cache({str(tmp_path)!r}, limit=20_000)

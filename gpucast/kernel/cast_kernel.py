@@ -7,11 +7,11 @@ import math
 from functools import lru_cache
 from typing import Literal
 
-from gpucast.codegen.kernel import ARRAY, Kernel, Part, array_and
-from gpucast.codegen.strides import DIMS, MAX_DIMS
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, resolve
+from gpucast.kernel.kernel import ARRAY, Kernel, Part, array_and
+from gpucast.kernel.strides import DIMS, MAX_DIMS
 
 Shape = Literal["contiguous", "strided", "transposed"]
 SHAPES: tuple[Shape, ...] = ("contiguous", "strided", "transposed")
@@ -52,7 +52,7 @@ def plain_kernel(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = F
 
     `shape`: "contiguous" takes two contiguous arrays at any byte address; "strided" takes any strides on a side of
     whole bytes, while a packed side is the row-major stream; "transposed" takes the dimensions that
-    `gpucast.codegen.strides.squares` returns. `unpacked`: a source below one byte has one element per byte, as in
+    `gpucast.kernel.strides.squares` returns. `unpacked`: a source below one byte has one element per byte, as in
     ml_dtypes arrays.
 
     ValueError for a rule from or to STRING, which only the host casts, and for an unknown shape.

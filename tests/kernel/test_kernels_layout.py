@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from codes import random_codes
-from gpucast.codegen.cast_kernel import PARTS, square_side
-from gpucast.codegen.fused_kernel import cast_kernel
-from gpucast.codegen.kernel import parts_text
-from gpucast.codegen.strides import Dims, collapse, squares
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import BY_RULE
 from gpucast.core.rule import resolve
+from gpucast.kernel.cast_kernel import PARTS, square_side
+from gpucast.kernel.fused_kernel import cast_kernel
+from gpucast.kernel.kernel import parts_text
+from gpucast.kernel.strides import Dims, collapse, squares
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, all_cases, rules
 from gpucast.parity.host_build import Arguments, HostKernels

@@ -7,7 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from gpucast.codegen.cast_kernel import (
+from gpucast.core.dtypes import dtype
+from gpucast.core.fused_ops import Scaling
+from gpucast.core.rounding import STOCHASTIC
+from gpucast.core.rule import CastRule, resolve
+from gpucast.kernel.cast_kernel import (
     PARTS,
     THREADS,
     Shape,
@@ -16,13 +20,9 @@ from gpucast.codegen.cast_kernel import (
     plain_kernel,
     tiles_of_thread,
 )
-from gpucast.codegen.fields import Fields
-from gpucast.codegen.kernel import Kernel, Part, array_and
-from gpucast.codegen.strides import DIMS, MAX_DIMS
-from gpucast.core.dtypes import dtype
-from gpucast.core.fused_ops import Scaling
-from gpucast.core.rounding import STOCHASTIC
-from gpucast.core.rule import CastRule, resolve
+from gpucast.kernel.fields import Fields
+from gpucast.kernel.kernel import Kernel, Part, array_and
+from gpucast.kernel.strides import DIMS, MAX_DIMS
 
 #: ``struct Random`` of kernels/philox.cuh.
 RANDOM = Fields("Random", (("seed", "u64"), ("offset", "u64")))

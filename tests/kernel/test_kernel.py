@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpucast.codegen.fields import Fields
-from gpucast.codegen.fused_kernel import FUSED, FusedOps, cast_kernel
-from gpucast.codegen.kernel import Kernel, parts_text
-from gpucast.codegen.strides import DIMS
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
+from gpucast.kernel.fields import Fields
+from gpucast.kernel.fused_kernel import FUSED, FusedOps, cast_kernel
+from gpucast.kernel.kernel import Kernel, parts_text
+from gpucast.kernel.strides import DIMS
 from gpucast.parity import host_build
 from gpucast.user_kernels.expression import parse
 from gpucast.user_kernels.ufunc_kernel import UfuncInput, ufunc_kernel

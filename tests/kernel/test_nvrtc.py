@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench import cubin
-from gpucast.compile.nvrtc import CompileError, Nvrtc
+from gpucast.kernel.nvrtc import CompileError, Nvrtc
 from nvrtc_wheels import INSTALLED, load
 
 HALVE = 'extern "C" __global__ void halve(unsigned* x) { x[threadIdx.x] >>= 1; }\n'

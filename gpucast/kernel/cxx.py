@@ -9,7 +9,7 @@ import shlex
 import shutil
 import sys
 
-from gpucast.compile.nvrtc_builtins import package_folders
+from gpucast.kernel.nvrtc_builtins import package_folders
 
 _VARIABLE, _COMMANDS = "CXX", ("g++", "clang++", "c++")
 

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from gpucast.codegen.cast_kernel import PARTS, options
-from gpucast.codegen.kernel import kernel_file, parts_text, unit
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rounding import BY_RULE, OF_FLOATS, ROUNDING_MODES, STOCHASTIC
 from gpucast.core.rule import (
@@ -26,6 +24,8 @@ from gpucast.core.rule import (
     holds,
     resolve,
 )
+from gpucast.kernel.cast_kernel import PARTS, options
+from gpucast.kernel.kernel import kernel_file, parts_text, unit
 
 #: How a quotient is computed, by the name of the struct of ``kernels/host/blocks.hpp`` that does.
 DIVISIONS = ("Divided", "Multiplied", "Near")

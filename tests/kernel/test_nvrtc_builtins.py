@@ -71,20 +71,20 @@ def link(file: Path, there: Path) -> Path:
 BUILTINS = "libnvrtc-builtins.so.13.0"
 REMEDY = "run: pip install --force-reinstall 'nvidia-cuda-nvrtc==13.0.*'"
 #: NVRTC 13 is to be taken whatever the driver of this machine runs.
-ANY_DRIVER = "from gpucast.compile import nvidia as driver; driver.cuda_version = lambda: None"
+ANY_DRIVER = "from gpucast.kernel import nvidia as driver; driver.cuda_version = lambda: None"
 
 #: Compiles a cast with the copy of NVRTC that is found, without any wheel but those in the folder argv[1].
 CAST = """
 import ctypes, os, sys
-import gpucast.compile.compiler, gpucast.core.rule, gpucast.codegen.fused_kernel, importlib.metadata
+import gpucast.kernel.compiler, gpucast.core.rule, gpucast.kernel.fused_kernel, importlib.metadata
 from gpucast import DeviceUnavailable, dtype
-from gpucast.compile import nvrtc_search
+from gpucast.kernel import nvrtc_search
 sys.path[:] = [sys.argv[1]]
 {driver}
 {before}
 found = nvrtc_search.find()
-compiler = gpucast.compile.compiler.compiler()
-source = gpucast.codegen.fused_kernel.cast_kernel(gpucast.core.rule.resolve(dtype("FLOAT"), dtype("FLOAT8E4M3FN")))
+compiler = gpucast.kernel.compiler.compiler()
+source = gpucast.kernel.fused_kernel.cast_kernel(gpucast.core.rule.resolve(dtype("FLOAT"), dtype("FLOAT8E4M3FN")))
 errors = []
 for compile in (lambda: compiler.compile(source.text, source.name, "sm_90"), lambda: compiler.architecture((10, 0))):
     try:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 
-from gpucast.compile.nvrtc_builtins import package_folders
+from gpucast.kernel.nvrtc_builtins import package_folders
 
 _NAME = "nvdisasm.exe" if sys.platform == "win32" else "nvdisasm"
 #: Where the wheel nvidia-cuda-nvdisasm installs it, relative to the folder of Python packages.

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpucast.compile import nvidia, nvrtc
-from gpucast.compile.nvrtc import Nvrtc
-from gpucast.compile.nvrtc_builtins import MAJORS, file_name, in_wheels
 from gpucast.core.errors import DeviceUnavailable
+from gpucast.kernel import nvidia, nvrtc
+from gpucast.kernel.nvrtc import Nvrtc
+from gpucast.kernel.nvrtc_builtins import MAJORS, file_name, in_wheels
 
 _WINDOWS = sys.platform == "win32"
 #: Under the root of a CUDA toolkit.

@@ -119,9 +119,7 @@ def _link(text: str, path: Path) -> str:
 
 def strings_line(rows: Any) -> str:
     shown = [(name, rate) for name, rate in rows if name.split(",")[0].split()[-1] in ("FLOAT", "DOUBLE", "INT64")]
-    return (
-        "Text, M elements/s (fast: with orjson): " + "; ".join(f"{name} {rate / 1e6:.1f}" for name, rate in shown) + "."
-    )
+    return "Text, M elements/s: " + "; ".join(f"{name} {rate / 1e6:.1f}" for name, rate in shown) + "."
 
 
 if __name__ == "__main__":

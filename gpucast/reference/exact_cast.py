@@ -271,7 +271,7 @@ def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...
 def from_strings(x: Array, rule: CastRule, first: int = 0) -> Array:
     """Text to the flat array that it stands for; errors count elements from `first`."""
     # An iterator, so that of two bad elements always the earlier one is reported.
-    texts, dst = strings.texts(x), rule.dst
+    texts, dst = strings.texts(x, first), rule.dst
     if dst.family == "string":
         result = np.empty(x.size, dtype=object)
         result[:] = list(texts)

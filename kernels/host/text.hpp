@@ -177,19 +177,63 @@ inline PyObject* read_texts(PyObject*, PyObject* arguments) {
 
 // ---- writing ----
 
-enum : int { longest_number = 32 };
+// Characters of a number, and as many as may be written behind it; significant digits of one.
+enum : int { longest_number = 48, most_digits = 17 };
 
-// Digits without trailing zeros, behind each other; returns how many.
-inline int write_digits(u64 digits, char* to) {
-    char reversed[20];
-    int count = 0;
-    for (; digits >= 100; digits /= 100) {
-        const unsigned two = unsigned(digits % 100);
-        reversed[count++] = char('0' + two % 10), reversed[count++] = char('0' + two / 10);
+static const u64 powers_of_ten[] = {
+    1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000, 10000000000, 100000000000, 1000000000000,
+    10000000000000, 100000000000000, 1000000000000000, 10000000000000000, 100000000000000000, 1000000000000000000,
+    10000000000000000000ull,
+};
+
+// How many digits a number above 0 has.
+inline int count_digits(u64 x) {
+    // log10(2) is 1233 / 4096, nearly.
+    const int least = ((64 - __builtin_clzll(x)) * 1233) >> 12;
+    return least + (x >= powers_of_ten[least]);
+}
+
+// Eight digits of a number as the bytes of a word, the first one lowest: two halves, four pairs, and all of them at a time.
+inline u64 eight_digits(u64 x) {
+    const u64 halves = x / 10000 | x % 10000 << 32;
+    const u64 hundreds = (halves * 10486) >> 20 & 0x0000007f0000007f, pairs = hundreds | (halves - 100 * hundreds) << 16;
+    const u64 tens = (pairs * 103) >> 10 & 0x000f000f000f000f;
+    return tens | (pairs - 10 * tens) << 8;
+}
+
+inline void write_eight(u64 digits, char* to) {
+    digits |= 0x3030303030303030;
+#if __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+    digits = __builtin_bswap64(digits);
+#endif
+    memcpy(to, &digits, sizeof digits);
+}
+
+// The digits of a number of `count`, 17 at most, and zeros behind them; returns how many there are without trailing zeros.
+inline int write_significant(u64 x, int count, char* to) {
+    x *= powers_of_ten[most_digits - count];
+    const u64 first = x / powers_of_ten[16], rest = x % powers_of_ten[16];
+    const u64 upper = eight_digits(rest / powers_of_ten[8]), lower = eight_digits(rest % powers_of_ten[8]);
+    *to = char('0' + first);
+    write_eight(upper, to + 1), write_eight(lower, to + 9);
+    const int of_lower = 17 - __builtin_clzll(lower | 1) / 8, of_upper = upper ? 9 - __builtin_clzll(upper) / 8 : 1;
+    return lower ? of_lower : of_upper;
+}
+
+inline int write_digits(u64 x, char* to) {
+    const int count = x ? count_digits(x) : 1;
+    char digits[longest_number];
+    if (count > most_digits) {
+        const u64 front = x / powers_of_ten[most_digits - 1], count_of_front = u64(count - (most_digits - 1));
+        write_significant(front, int(count_of_front), to);
+        write_significant(x % powers_of_ten[most_digits - 1] + powers_of_ten[most_digits - 1], most_digits, digits);
+        memcpy(to + count_of_front, digits + 1, most_digits - 1);
+    } else if (x) {
+        write_significant(x, count, digits);
+        memcpy(to, digits, most_digits);
+    } else {
+        *to = '0';
     }
-    reversed[count++] = char('0' + digits % 10);
-    if (digits >= 10) reversed[count++] = char('0' + digits / 10);
-    for (int i = 0; i < count; ++i) to[i] = reversed[count - 1 - i];
     return count;
 }
 
@@ -204,31 +248,31 @@ inline char* write_float(u64 code, int bits, int mantissa_bits, char* to) {
     const int bias = (1 << (bits - 2 - mantissa_bits)) - 1;
     const u64 infinite = u64(2 * bias + 1) << mantissa_bits;
     if (magnitude > infinite) return write_word("NaN", to);
-    if (code & sign) *to++ = '-';
+    // Choices without branches: signs and lengths cannot be predicted.
+    *to = '-', to += (code & sign) != 0;
     if (magnitude == infinite) return write_word("INF", to);
     if (!magnitude) return write_word("0.0", to);
     const int field = int(magnitude >> mantissa_bits);
     const u64 fraction = magnitude & (hidden - 1);
     Decimal x = shortest_decimal(field ? fraction | hidden : fraction, (field ? field : 1) - bias - mantissa_bits, !fraction && field > 1);
-    while (x.digits % 10 == 0) x.digits /= 10, ++x.exponent;
-    char digits[20];
-    const int count = write_digits(x.digits, digits), k = x.exponent + count - 1;
+    const int all = count_digits(x.digits), k = x.exponent + all - 1;
+    char digits[longest_number];
+    const int count = write_significant(x.digits, all, digits);
+    // Copies are longer than need be, and of one length, which takes less time.
     if (k >= -4 && k < 0) {
-        to = write_word("0.", to);
-        for (int i = -1; i > k; --i) *to++ = '0';
-        for (int i = 0; i < count; ++i) *to++ = digits[i];
-        return to;
+        memcpy(to, "0.000", 5), to += 1 - k;
+        memcpy(to, digits, most_digits);
+        return to + count;
     }
     if (k >= 0 && k < 16) {
-        for (int i = 0; i <= k; ++i) *to++ = i < count ? digits[i] : '0';
+        memcpy(to, digits, most_digits), to += k + 1;
         *to++ = '.';
-        if (count <= k + 1) *to++ = '0';
-        for (int i = k + 1; i < count; ++i) *to++ = digits[i];
-        return to;
+        memcpy(to, digits + k + 1, 16);
+        return to + (count > k + 1 ? count - k - 1 : 1);
     }
     *to++ = digits[0];
     if (count > 1) *to++ = '.';
-    for (int i = 1; i < count; ++i) *to++ = digits[i];
+    memcpy(to, digits + 1, 16), to += count - 1;
     *to++ = 'e', *to++ = k < 0 ? '-' : '+';
     const int size = k < 0 ? -k : k;
     if (size < 10) *to++ = '0';

@@ -42,7 +42,7 @@ def rows(elements: int) -> list[tuple[str, float]]:
     for kind, x in (("str", texts["FLOAT"].astype("U")), ("bytes", texts["FLOAT"].astype("S"))):
         jobs[f"parse FLOAT from {kind} array"] = (text_on_host.parse, x, resolve(string, dtype("FLOAT")))
 
-    sides: dict[str, Callable[[], object]] = {what: partial(*job) for what, job in jobs.items()}
+    sides: dict[str, Callable[[], object]] = {what: partial(do, x, rule) for what, (do, x, rule) in jobs.items()}
     # As text of a fixed width, and back, of NumPy's.
     sides["astype, format FLOAT"] = partial(data["FLOAT"].astype, "U")
     sides["astype, parse FLOAT"] = partial(texts["FLOAT"].astype, np.float32)

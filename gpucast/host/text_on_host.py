@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Casts arrays of text to numbers and back, quickly, with the results that `gpucast.core.strings` defines.
 
-The extension module reads and writes (``kernels/host/text.hpp``). Text to floats goes through float64, but without double
-rounding: for shorter destinations the double is rounded to odd. What the module cannot tell, such as a number next to the
-midpoint of two others, and what is no number, goes to the reference, element by element. Without the module all does.
+The extension module reads and writes (``kernels/host/text.hpp``). Text to floats goes through float64, but without
+double rounding: for shorter destinations the double is rounded to odd. What the module cannot tell, such as a number
+next to the midpoint of two others, and what is no number, goes to the reference, element by element. Without the
+module all does.
 
 Everything works on chunks, so that the extra memory is bounded.
 """
@@ -87,15 +88,14 @@ def _read(chunk: Array, first: int, rule: CastRule, out: Array) -> None:
         out[...] = from_strings(chunk, rule, first)
         return
     texts = np.ascontiguousarray(chunk, object)
+    numbers, reading, least, most = out, _BOOLS, 0, 0
     if dst.family == "int":
-        reading = _INTEGERS, np.empty(texts.size, np.int64 if dst.signed else np.uint64), dst.min, dst.max
-    elif dst.family == "bool":
-        reading = _BOOLS, out, 0, 0
-    else:
-        to_odd = dst.numpy != np.float64
-        reading = _ODD_DOUBLES if to_odd else _NEAREST_DOUBLES, np.empty(texts.size, np.float64), 0, 0
-    exact = _read_most(texts, first, rule, *reading)
-    numbers = reading[1]
+        numbers, reading = np.empty(texts.size, np.int64 if dst.signed else np.uint64), _INTEGERS
+        least, most = int(dst.min), int(dst.max)
+    elif dst.family != "bool":
+        numbers = np.empty(texts.size, np.float64)
+        reading = _NEAREST_DOUBLES if dst.numpy == np.float64 else _ODD_DOUBLES
+    exact = _read_most(texts, first, rule, reading, numbers, least, most)
     if dst.family == "int":
         codes = numbers.astype(dst.code_numpy) & dst.code_numpy.type(dst.code_mask)
         out[...] = codes.view(dst.numpy)

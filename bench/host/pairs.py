@@ -79,13 +79,14 @@ def measured(
         check(block[-1 << 12 :], resolve(src, dst))
         x, out = np.resize(block, elements), np.ones(elements, dst.code_numpy).view(dst.numpy)
         moved = x.nbytes + out.nbytes
-        # Written, or the system reads one page of zeros for all of them.
-        one, other = np.ones(moved // 2, np.uint8), np.ones(moved // 2, np.uint8)
+        # Written, or the system reads one page of zeros for all of them; of its own for each side, or one would find in
+        # caches what another has left there.
+        one, other, own, copied = (np.ones(moved // 2, np.uint8) for _ in range(4))
         best = quickest(
             {
                 "cast": partial(gpucast.cast, x, dst, out=out),
                 "NumPy": partial(np.copyto, one, other),
-                "own": partial(gpucast.cast, other, "UINT8", out=one),
+                "own": partial(gpucast.cast, own, "UINT8", out=copied),
             },
             repeats,
             clock=time.thread_time if extension.MODULE.THREADS == 1 else time.perf_counter,

@@ -92,7 +92,7 @@ GPUCAST_INLINE void round_halves(const Stored<Src>* __restrict__ src, u16* __res
 struct Widened : FLOAT {};
 
 template <typename Src, typename Dst, typename Rule>
-static void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n);
+static void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n, bool is_past = false);
 
 // Casts n numbers of FLOAT16.
 template <typename Dst, typename Rule>
@@ -110,10 +110,10 @@ GPUCAST_INLINE void cast_halves(const u16* __restrict__ src, Stored<Dst>* __rest
 }
 
 template <typename Src, typename Dst, typename Rule>
-static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n) {
+static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n, bool is_past) {
     if constexpr (narrows<Src, Dst, Rule>()) {
         if (n >= lanes) {
-            cast_narrow<Src, Dst, Rule>(src, dst, n);
+            cast_narrow<Src, Dst, Rule>(src, dst, n, is_past);
             return;
         }
     }
@@ -127,7 +127,7 @@ static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ 
             Stored<Dst> table[256];
             for (u32 i = 0; i < 256; ++i) codes[i] = Stored<Src>(i);
             cast_directly<Src, Dst, Rule>(codes, table, 256);
-            if (look_up(src, dst, n, table)) return;
+            if (look_up(src, dst, n, table, is_past)) return;
             if constexpr (looks_up<Src, Dst>()) {
                 // A shorter loop takes twice as long at some addresses.
 #pragma GCC unroll 4
@@ -154,14 +154,17 @@ static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ 
 enum : u64 { many = 1 << 14 };
 
 // Casts n elements, many of them from the start of a cache line on: of an array that starts 16 bytes behind one, as
-// NumPy's do, each wide vector would take two lines. That of the wider elements counts, which has more vectors.
+// NumPy's do, each wide vector would take two lines. That of the wider elements counts, which has more vectors, or that of the
+// results where they are written past the caches.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE void cast_array(const void* from, void* to, u64 n) {
     const Stored<Src>* src = static_cast<const Stored<Src>*>(from);
     Stored<Dst>* dst = static_cast<Stored<Dst>*>(to);
-    const u64 head = n > many ? sizeof(*src) > sizeof(*dst) ? before_line(src) : before_line(dst) : 0;
+    const bool is_past = (n & past_caches) != 0;
+    n &= ~past_caches;
+    const u64 head = n > many ? sizeof(*src) > sizeof(*dst) && !is_past ? before_line(src) : before_line(dst) : 0;
     if (head) cast_part<Src, Dst, Rule>(src, dst, head);
-    cast_part<Src, Dst, Rule>(src + head, dst + head, n - head);
+    cast_part<Src, Dst, Rule>(src + head, dst + head, n - head, is_past && n > many);
 }
 
 template <typename DType>

@@ -136,22 +136,23 @@ GPUCAST_INLINE BytePairs narrowed(BytePairs codes) {
 
 // Casts n elements, `lanes` or more.
 template <typename Src, typename Dst, typename Rule>
-GPUCAST_INLINE void cast_narrow(const Stored<Src>* __restrict__ src, u8* __restrict__ dst, u64 n) {
+GPUCAST_INLINE void cast_narrow(const Stored<Src>* __restrict__ src, u8* __restrict__ dst, u64 n, bool is_past) {
     for (u64 i = 0;; i += lanes) {
         // The last ones end with the array: some are cast twice.
-        i = n - i < lanes ? n - lanes : i;
+        if (n - i < lanes) i = n - lanes, finish_stores(is_past), is_past = false;
         const BytePairs codes = narrow_codes<Src, Dst>(src + i);
         BytePairs results;
         if constexpr (is_float16<Src>()) results = narrowed<Src, Dst, Rule, true>(codes);
         else results = narrowed<UpperHalf, Dst, Rule, Src::has_nan, !Src::is_float>(codes);
         const HalfBytes bytes = __builtin_convertvector(results, HalfBytes);
-        __builtin_memcpy(dst + i, &bytes, sizeof bytes);
-        if (i + lanes >= n) return;
+        store(dst + i, bytes, is_past);
+        if (i + lanes >= n) break;
     }
+    finish_stores(is_past);
 }
 #else
 template <typename Src, typename Dst, typename Rule, typename From, typename To>
-void cast_narrow(From*, To*, u64);
+void cast_narrow(From*, To*, u64, bool);
 #endif
 
 }  // namespace gpucast

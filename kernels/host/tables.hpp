@@ -22,7 +22,16 @@ GPUCAST_INLINE Bytes load(const void* from) {
     __builtin_memcpy(&d, from, sizeof d);
     return d;
 }
-GPUCAST_INLINE void store(void* to, Bytes a) { __builtin_memcpy(to, &a, sizeof a); }
+// Past the caches `to` is aligned.
+template <typename Vector>
+GPUCAST_INLINE void store(void* to, Vector a, bool is_past) {
+    if (is_past) asm volatile("vmovntdq %1, (%0)" : : "r"(to), "v"(a) : "memory");
+    else __builtin_memcpy(to, &a, sizeof a);
+}
+// Before others read what was stored past the caches.
+GPUCAST_INLINE void finish_stores(bool is_past) {
+    if (is_past) asm volatile("sfence" : : : "memory");
+}
 
 // Bytes of `a`, and of `b` where the top bit of a byte of `choice` is set.
 GPUCAST_INLINE Bytes chosen(Bytes choice, Bytes a, Bytes b) { return SignedBytes(choice) < 0 ? b : a; }
@@ -46,7 +55,7 @@ GPUCAST_INLINE Bytes looked_up(const Bytes* tables, Bytes low, const Bytes* choi
 }
 
 static __attribute__((noinline)) void look_up_sixteenths(const u8* __restrict__ src, u8* __restrict__ dst, u64 n,
-                                                         const u8* __restrict__ table) {
+                                                         const u8* __restrict__ table, bool is_past) {
     Bytes tables[16];
     for (u32 i = 0; i < 16; ++i) {
         for (u32 at = 0; at < sizeof(Bytes); at += 16) __builtin_memcpy(reinterpret_cast<u8*>(&tables[i]) + at, table + 16 * i, 16);
@@ -56,8 +65,9 @@ static __attribute__((noinline)) void look_up_sixteenths(const u8* __restrict__ 
         const Bytes x = load(src + i);
         // The fifth bit of each byte on top, and so on.
         const Bytes choices[4] = {Bytes(BytePairs(x) << 3), Bytes(BytePairs(x) << 2), Bytes(BytePairs(x) << 1), x};
-        store(dst + i, looked_up<4>(tables, x & 15, choices));
+        store(dst + i, looked_up<4>(tables, x & 15, choices), is_past);
     }
+    finish_stores(is_past);
     for (; i < n; ++i) dst[i] = table[src[i]];
 }
 #endif
@@ -97,9 +107,9 @@ GPUCAST_INLINE Bytes interleaved(Bytes a, Bytes b, bool is_upper) {
 
 // Stores 64 codes of which each vector has one byte.
 template <u32 bytes, u32 count>
-GPUCAST_INLINE void store_interleaved(const Bytes* each, u8* to) {
+GPUCAST_INLINE void store_interleaved(const Bytes* each, u8* to, bool is_past) {
     if constexpr (bytes == count) {
-        for (u32 i = 0; i < count; ++i) store(to + sizeof(Bytes) * i, each[i]);
+        for (u32 i = 0; i < count; ++i) store(to + sizeof(Bytes) * i, each[i], is_past);
     } else {
         // Of each pair of vectors, which have `bytes` pieces each, twice as many pieces.
         Bytes next[count];
@@ -109,13 +119,13 @@ GPUCAST_INLINE void store_interleaved(const Bytes* each, u8* to) {
                 next[i + 2 * j + 1] = interleaved<bytes>(each[i + j], each[i + bytes + j], true);
             }
         }
-        store_interleaved<2 * bytes, count>(next, to);
+        store_interleaved<2 * bytes, count>(next, to, is_past);
     }
 }
 
 template <typename Word>
 static __attribute__((noinline)) void look_up_halves(const u8* __restrict__ src, Word* __restrict__ dst, u64 n,
-                                                     const Word* __restrict__ table) {
+                                                     const Word* __restrict__ table, bool is_past) {
     enum : u32 { count = sizeof(Word), each = 16 / sizeof(Word) };
     alignas(64) u8 bytes[count][256], order[64];
     for (u32 part = 0; part < count; ++part) {
@@ -136,24 +146,25 @@ static __attribute__((noinline)) void look_up_halves(const u8* __restrict__ src,
             const Bytes* own = tables[part];
             results[part] = chosen(x, half(x, own[0], own[1]), half(x, own[2], own[3]));
         }
-        store_interleaved<1, count>(results, reinterpret_cast<u8*>(dst + i));
+        store_interleaved<1, count>(results, reinterpret_cast<u8*>(dst + i), is_past);
     }
+    finish_stores(is_past);
     for (; i < n; ++i) dst[i] = table[src[i]];
 }
 #endif
 
 // Looks up n codes in registers; false where this processor has no way that is quicker than the table in memory.
 template <typename Word>
-GPUCAST_INLINE bool look_up(const u8* __restrict__ src, Word* __restrict__ dst, u64 n, const Word* __restrict__ table) {
+GPUCAST_INLINE bool look_up(const u8* __restrict__ src, Word* __restrict__ dst, u64 n, const Word* __restrict__ table, bool is_past) {
 #if GPUCAST_TABLE_BYTES == 64
     if (permutes_bytes) {
-        look_up_halves(src, dst, n, table);
+        look_up_halves(src, dst, n, table, is_past);
         return true;
     }
 #endif
 #if GPUCAST_TABLE_BYTES
     if constexpr (sizeof(Word) == 1) {
-        look_up_sixteenths(src, dst, n, table);
+        look_up_sixteenths(src, dst, n, table, is_past);
         return true;
     }
 #endif

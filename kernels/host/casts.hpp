@@ -110,7 +110,8 @@ GPUCAST_INLINE void cast_halves(const u16* __restrict__ src, Stored<Dst>* __rest
 }
 
 template <typename Src, typename Dst, typename Rule>
-static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n, bool is_past) {
+static __attribute__((noinline)) void cast_part(const Stored<Src>* __restrict__ src, Stored<Dst>* __restrict__ dst, u64 n,
+                                                [[maybe_unused]] bool is_past) {
     if constexpr (narrows<Src, Dst, Rule>()) {
         if (n >= lanes) {
             cast_narrow<Src, Dst, Rule>(src, dst, n, is_past);

@@ -155,7 +155,9 @@ static __attribute__((noinline)) void look_up_halves(const u8* __restrict__ src,
 
 // Looks up n codes in registers; false where this processor has no way that is quicker than the table in memory.
 template <typename Word>
-GPUCAST_INLINE bool look_up(const u8* __restrict__ src, Word* __restrict__ dst, u64 n, const Word* __restrict__ table, bool is_past) {
+GPUCAST_INLINE bool look_up([[maybe_unused]] const u8* __restrict__ src, [[maybe_unused]] Word* __restrict__ dst,
+                            [[maybe_unused]] u64 n, [[maybe_unused]] const Word* __restrict__ table,
+                            [[maybe_unused]] bool is_past) {
 #if GPUCAST_TABLE_BYTES == 64
     if (permutes_bytes) {
         look_up_halves(src, dst, n, table, is_past);

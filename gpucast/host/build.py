@@ -275,8 +275,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="",
         metavar="NAMES",
         help="with these sanitizers of the compiler, such as address,undefined; their library has to be loaded before "
-        "Python: LD_PRELOAD=$(g++ -print-file-name=libasan.so); without it this command does not start again, either, before "
-        "gpucast/_host.abi3.so is removed",
+        "Python: LD_PRELOAD=$(g++ -print-file-name=libasan.so); this command does not start again without it, either, "
+        "before gpucast/_host.abi3.so is removed",
     )
     given = parser.parse_args(argv)
     return 0 if build_or_say_why(given.levels, tuple(filter(None, given.sanitize.split(",")))) else 1

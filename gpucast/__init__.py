@@ -115,7 +115,7 @@ _TORCH_COMPILES = (("compiler", "is_compiling"), ("_C", "_dynamo", "eval_frame",
 adapters.register(
     adapters.Library("torch", "Tensor", _torch, dtype="dtype", is_compiling=_TORCH_COMPILES),
     adapters.Library("jax", "Array", _jax),
-    adapters.Library("dask.array", "Array", _dask),
+    adapters.Library("dask.array", "Array", _dask, has_arrays=False),
     adapters.Protocol(("__dlpack__", "__dlpack_device__"), _dlpack),
     adapters.Protocol(("__cuda_array_interface__",), _cuda_array),
 )

@@ -83,8 +83,8 @@ class ArrayAdapter(ABC):
             return x if y is array else self.give_back(y, x, options.caller)
 
     def give_back(self, y: Any, like: Any, caller: str) -> Any:
-        """Turn a native result into an array of the library of `like`. Default: return it as it is."""
-        return y
+        """Turn a native result into an array of the library of `like`. Default: `from_array`."""
+        return self.from_array(y)
 
     def shape(self, x: Any) -> tuple[int, ...]:
         """The shape of the elements of `x`. Default: as NumPy finds it."""
@@ -240,6 +240,8 @@ class Library(NamedTuple):
     #: The functions that tell whether its compiler traces the call, or would trace what that calls, as paths in its
     #: module.
     is_compiling: tuple[tuple[str, ...], ...] = ()
+    #: Whether `ArrayAdapter.from_array` makes its arrays of native ones.
+    has_arrays: bool = True
 
 
 class Protocol(NamedTuple):
@@ -313,6 +315,11 @@ def find(x: Any) -> ArrayAdapter | None:
     return None
 
 
+def with_arrays() -> tuple[str, ...]:
+    """The names of the registered libraries in whose arrays a result can be asked for."""
+    return tuple(library.name for library in _LIBRARIES if library.has_arrays)
+
+
 def library_of(x: Any) -> str | None:
     """The name of the registered library whose array `x` is."""
     library = None if type(x) in _PLAIN or isinstance(x, _OURS) else _library(x)
@@ -333,7 +340,7 @@ def of_library(name: str) -> ArrayAdapter:
     for library in _LIBRARIES:
         if library.name == name:
             return library.load()
-    names = ", ".join(repr(library.name) for library in _LIBRARIES)
+    names = ", ".join(map(repr, with_arrays()))
     raise ValueError(f"library={name!r} is not known; expected one of {names}")
 
 

@@ -22,7 +22,6 @@ from gpucast.gpu import devices, streams
 
 #: Where the arrays of these libraries may be; others are registered adapters.
 _NATIVE = {"numpy": "on the host", "cupy": "on a device"}
-_OTHERS = ("torch", "jax")
 
 
 @exact()
@@ -185,8 +184,9 @@ class _Place:
 
     def __init__(self, library: Any, device: Any) -> None:
         caller = "load"
-        if library not in (None, *_NATIVE, *_OTHERS):
-            names = ", ".join(map(repr, (*_NATIVE, *_OTHERS)))
+        others = adapters.with_arrays()
+        if library not in (None, *_NATIVE, *others):
+            names = ", ".join(map(repr, (*_NATIVE, *others)))
             raise ValueError(f"{caller}: library={library!r} is not known; expected one of {names}")
         self.device = devices.parse("cuda" if library == "cupy" and device is None else device, caller)
         on_device = self.device not in (None, "cpu")
@@ -194,7 +194,7 @@ class _Place:
             raise ValueError(f"{caller}: library={library!r} has arrays {_NATIVE[library]}; got device={device!r}")
         if on_device:
             devices.require(caller)
-        self.library = library if library in _OTHERS else None
+        self.library = library if library in others else None
         self._adapter = None if self.library is None else adapters.of_library(self.library)
 
     def native(self, tensor: Tensor) -> Any:

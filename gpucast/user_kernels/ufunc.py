@@ -132,7 +132,7 @@ class Ufunc:
             adapter = None if home is None else adapters.find(home)
             if options.out is not None or adapter is None:
                 return y if options.out is None else options.out
-            return adapter.from_array(adapter.give_back(y, home, "ufunc"))
+            return adapter.give_back(y, home, "ufunc")
 
     def _evaluate(self, given: Sequence[Any], options: Options) -> Any:
         inputs = [self._input(x, name) for x, name in zip(given, self.names, strict=True)]

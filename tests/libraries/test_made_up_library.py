@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A library that nobody has: one class, one adapter and one registration, and every public call takes its arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from gpucast.arrays import adapters
+
+
+class Beads:
+    """The arrays of the library ``abacus``. NumPy knows nothing of them."""
+
+    __array__ = None
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    @property
+    def dtype(self) -> Any:
+        return self.rows.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.rows.shape)
+
+
+class AbacusAdapter(adapters.ArrayAdapter):
+    def take(self, x: Beads, caller: str, writing: bool = False) -> Any:
+        return x.rows
+
+    def from_array(self, x: Any) -> Any:
+        return Beads(x)
+
+
+@pytest.fixture(autouse=True)
+def _abacus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    module = ModuleType("abacus")
+    module.Array = Beads  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "abacus", module)
+    monkeypatch.setattr(adapters, "_LIBRARIES", [*adapters._LIBRARIES])
+    adapters.register(adapters.Library("abacus", "Array", AbacusAdapter))
+    yield
+    assert adapters.library_of(Beads(X)) == "abacus"
+
+
+X = np.array([[1.25, -2.5, 300.0, 0.1] * 16], np.float32)
+OTHER = np.array([[0.5, 2.0, 1.0, -8.0] * 16], np.float32)
+
+
+def test_casts() -> None:
+    wanted = gpucast.cast(X, "FLOAT8E4M3FN")
+    y = gpucast.cast(Beads(X), "FLOAT8E4M3FN")
+    assert type(y) is Beads and y.rows.dtype == wanted.dtype and y.rows.tobytes() == wanted.tobytes()
+    like = gpucast.cast_like(Beads(X), y)
+    assert type(like) is Beads and like.rows.tobytes() == wanted.tobytes()
+    out = Beads(np.zeros_like(wanted))
+    assert gpucast.cast(Beads(X), "FLOAT8E4M3FN", out=out) is out and out.rows.tobytes() == wanted.tobytes()
+    halves = gpucast.cast(Beads(X), "INT8", scale=0.5, rounding="nearest_even", overflow="saturate")
+    assert halves.rows.tolist() == [[1, -1, 127, 0] * 16]
+    unchanged = Beads(X)
+    assert gpucast.cast(unchanged, "FLOAT", copy=False) is unchanged
+    report = gpucast.cast_report(Beads(X), "FLOAT8E4M3FN")
+    assert str(report) == str(gpucast.cast_report(X, "FLOAT8E4M3FN"))
+
+
+def test_lists() -> None:
+    many = gpucast.cast_many([Beads(X), OTHER, Beads(OTHER)], "INT8")
+    assert [type(y) for y in many] == [Beads, np.ndarray, Beads]
+    for y, x in zip(many, (X, OTHER, OTHER), strict=True):
+        assert (y if isinstance(y, np.ndarray) else y.rows).tobytes() == gpucast.cast(x, "INT8").tobytes()
+
+
+def test_quantizing() -> None:
+    wanted, q = gpucast.quantize(X, "mxfp8e4m3"), gpucast.quantize(Beads(X), "mxfp8e4m3")
+    assert q.library == "abacus" and type(q.data) is Beads and type(q.scales) is Beads
+    assert q.data.rows.tobytes() == wanted.data.tobytes() and q.scales.rows.tobytes() == wanted.scales.tobytes()
+    y = q.dequantize()
+    assert type(y) is Beads and y.rows.tobytes() == wanted.dequantize().tobytes()
+    out = Beads(np.empty_like(X))
+    assert gpucast.dequantize(q, out=out) is out and out.rows.tobytes() == y.rows.tobytes()
+    assert gpucast.quantize(Beads(X), "mxfp8e4m3", out=q) is q
+    turned = gpucast.hadamard(Beads(X), 16)
+    assert type(turned) is Beads and turned.rows.tobytes() == gpucast.hadamard(X, 16).tobytes()
+
+
+def test_functions_and_layers() -> None:
+    f = gpucast.ufunc("a * b + 1", out="BFLOAT16")
+    y = f(Beads(X), OTHER)
+    assert type(y) is Beads and y.rows.tobytes() == f(X, OTHER).tobytes()
+    layer = gpucast.layers.Cast("FLOAT16", lda_coeff=0.5)
+    forward = layer.forward(Beads(X))
+    assert type(forward) is Beads and forward.rows.tobytes() == X.astype(np.float16).tobytes()
+    backward = layer.backward(forward)
+    assert type(backward) is Beads
+    assert backward.rows.tolist() == (X.astype(np.float16).astype(np.float32) * 0.5).tolist()
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    gpucast.save(path, {"x": Beads(X), "q": gpucast.quantize(Beads(X), "mxfp8e4m3")})
+    loaded = gpucast.load(path, library="abacus")
+    assert type(loaded["x"]) is Beads and loaded["x"].rows.tobytes() == X.tobytes()
+    assert type(loaded["q"].dequantize()) is Beads
+
+
+def test_unknown_libraries_are_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    gpucast.save(path, {"x": X})
+    for name in ("dask.array", "sliderule"):
+        with pytest.raises(ValueError, match=rf"library='{name}' is not known; expected one of .*'torch'.*'abacus'"):
+            gpucast.load(path, library=name)

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Docstrings as Markdown: the page of the API, and the texts of modules in other pages."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+#: The public names, by the section of the page that has them. "gpucast." is left out.
+API: dict[str, tuple[str, ...]] = {
+    "Casts": ("cast", "cast_like", "cast_many", "cast_report", "CastReport", "ufunc", "DEFAULT_OPSET"),
+    "Types": ("dtype", "DTYPES", "DType", "finfo", "iinfo"),
+    "Arrays": ("PackedArray", "empty", "empty_like", "from_bytes", "from_dlpack", "to_dlpack"),
+    "Files": ("save", "load"),
+    "Quantization": (
+        "quantize", "dequantize", "hadamard", "quantize_grouped", "cast_grouped", "Quantized", "quantization",
+    ),
+    "Mixed precision": ("mixed",),
+    "Layers": ("layers",),
+    "Devices": ("warmup", "device_functions", "device_function", "DeviceUnavailable"),
+    "The specification": ("reference",),
+}  # fmt: skip
+#: What the page shows of modules.
+MEMBERS = {
+    "quantization": ("Format", "Steps", "Recipe", "Grouped", "repack", "FORMATS", "RECIPES"),
+    "reference": ("cast",),
+    "dtypes": (),
+}
+#: Modules that need a library which may be missing: their text is read, and nothing is imported.
+INTEROP = {
+    "interop.torch": "libraries/torch",
+    "interop.jax": "libraries/jax",
+    "interop.numba": "user_kernels/numba",
+    "interop.triton": "user_kernels/triton",
+    "interop.onnx": "onnx/backend",
+    "interop.ort": "onnx/ort",
+    "interop.dask": "libraries/dask",
+    "interop.mdf": "onnx/mdf",
+}
+#: What Python keeps no docstring of.
+VALUES = {
+    "DEFAULT_OPSET": "The opset whose rules a cast follows if it is called without `opset`: the newest that this version"
+    " knows. It does\nnot change within a major version of gpucast, so that an upgrade changes no bits.",
+    "DTYPES": "The 26 types (a tuple of `DType`), in the order in which Cast came to support them.",
+    "quantization.FORMATS": "All formats: a dict of `Format` by name.",
+    "quantization.RECIPES": "All recipes: a dict of `Recipe` by name. `gpucast recipes` prints them.",
+}
+
+
+def anchor(name: str) -> str:
+    """The end of the address of a heading, as GitHub and the site make it."""
+    # Two headings that differ in their capitals alone: the second gets a number.
+    number = "-1" if name == "gpucast.DType" else ""
+    return re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") + number
+
+
+def api() -> str:
+    """The page: a section for each group of names, after links to all."""
+    sections = {title: [*_names(title)] for title in API}
+    lines = [
+        f"- [{title}](#{anchor(title)}): " + ", ".join(f"[`{name}`](#{anchor('gpucast.' + name)})" for name in names)
+        for title, names in sections.items()
+    ]
+    lines.append(f"- [With other libraries](#{anchor('With other libraries')})")
+    parts = ["\n".join(lines)]
+    for title, names in sections.items():
+        parts.append(f"## {title}")
+        for module in API[title]:
+            if inspect.ismodule(_find(module)):
+                parts.append(markdown(inspect.getdoc(_find(module)) or ""))
+        parts += (f"### gpucast.{name}\n\n{described(name)}" for name in names)
+    parts.append("## With other libraries")
+    parts += (f"### gpucast.{name}\n\n{of_module(f'gpucast/{path}')}" for name, path in INTEROP.items())
+    return "\n\n".join(parts)
+
+
+def _names(title: str) -> Iterator[str]:
+    for name in API[title]:
+        if not inspect.ismodule(found := _find(name)):
+            yield name
+            continue
+        for member in MEMBERS.get(name, found.__all__):
+            yield f"{name}.{member}"
+
+
+def _find(name: str) -> Any:
+    """Something public by its name; modules are imported with the first use."""
+    found: Any = importlib.import_module("gpucast")
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def described(name: str) -> str:
+    """One name: how it is called, its text, and the members of a class."""
+    found = _find(name)
+    if name in VALUES:
+        return VALUES[name]
+    if inspect.ismodule(found) or not (callable(found) and hasattr(found, "__name__")):
+        # An object, such as `gpucast.dtype`: the text of its class says how it is called.
+        cls = type(found)
+        return "\n\n".join([markdown(inspect.getdoc(found) or ""), *_members(cls)])
+    title = name.rpartition(".")[2]
+    if not inspect.isclass(found):
+        return "\n\n".join([call(title, found), markdown(inspect.getdoc(found) or "")])
+    first = [] if issubclass(found, BaseException) else [call(title, found)]
+    return "\n\n".join([*first, markdown(inspect.getdoc(found) or ""), *_members(found)])
+
+
+def call(title: str, found: Any) -> str:
+    """How something is called, as a block of code without annotations."""
+    signature = inspect.signature(found)
+    plain = [one.replace(annotation=one.empty) for one in signature.parameters.values() if one.name != "self"]
+    text = f"{title}{signature.replace(parameters=plain, return_annotation=signature.empty)}"
+    text = re.sub(r"<factory>|<object object at \w+>|<class '([\w.]+)'>", lambda one: one[1] or "...", text)
+    if len(text) > 100:
+        text = textwrap.fill(text, 100, subsequent_indent=" " * (len(title) + 1), break_long_words=False)
+    return f"```text\n{text}\n```"
+
+
+def _members(cls: type) -> Iterator[str]:
+    """The public attributes and methods of a class that say something of themselves, as paragraphs."""
+    attributes = {
+        name: text for base in reversed(cls.__mro__) if base is not object for name, text in _comments(base).items()
+    }
+    if attributes:
+        yield "\n".join(f"- `{name}`: {markdown(text)}" for name, text in attributes.items())
+    for name in dict.fromkeys(name for base in cls.__mro__[:-1] for name in vars(base)):
+        raw = inspect.getattr_static(cls, name)
+        home = next(base for base in cls.__mro__ if name in vars(base))
+        if name.startswith("_") or not home.__module__.startswith("gpucast") or name in attributes:
+            continue
+        member = raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw
+        text = inspect.getdoc(member)
+        if not text or not (inspect.isfunction(member) or isinstance(member, property)):
+            continue
+        head = name if isinstance(member, property) else _plain_call(name, member)
+        yield f"**`{head}`**: {markdown(text)}"
+
+
+def _plain_call(name: str, member: Any) -> str:
+    block = call(name, member).splitlines()[1:-1]
+    text = " ".join(line.strip() for line in block)
+    return re.sub(r"\((?:self|cls)(?:, )?", "(", text)
+
+
+def _comments(cls: type) -> dict[str, str]:
+    """The comments ``#:`` before the attributes of a class."""
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except (OSError, TypeError):
+        return {}
+    found = re.findall(r"((?:^ {4}#: ?.*\n)+) {4}([a-z]\w*)\s*[:=]", source, re.MULTILINE)
+    return {name: " ".join(line.strip()[2:].strip() for line in text.splitlines()) for text, name in found}
+
+
+def of_module(path: str) -> str:
+    """The docstring of a module or package, by its path without an ending: read, not imported."""
+    folder = ROOT / path
+    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
+    return markdown(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "")
+
+
+# ---- what docstrings have in other forms than Markdown ----
+
+
+def markdown(text: str) -> str:
+    """A docstring as Markdown."""
+    lines = _sections(text.splitlines())
+    return _inline("\n".join(_literals(lines)).strip())
+
+
+def _sections(lines: list[str]) -> list[str]:
+    """Parameters, Returns and the like as bold words, and what stands below each name as items of a list."""
+    found: list[str] = []
+    at, within = 0, False
+    while at < len(lines):
+        line, below = lines[at], lines[at + 1] if at + 1 < len(lines) else ""
+        if re.fullmatch(r"-{3,}", below) and line:
+            found += [f"**{line}**", ""]
+            within, at = True, at + 2
+            continue
+        if within and line and not line[0].isspace() and below.startswith("    "):
+            block = []
+            at += 1
+            while at < len(lines) and (lines[at].startswith("    ") or not lines[at]):
+                block.append(lines[at][4:])
+                at += 1
+            text = "\n".join(block).rstrip()
+            names = ", ".join(f"`{name.strip()}`" for name in line.split(","))
+            found += [f"- {names}: " + text.replace("\n", "\n  "), *([""] if not block[-1] else [])]
+            continue
+        found.append(line)
+        at += 1
+    return found
+
+
+def _literals(lines: list[str]) -> list[str]:
+    """Blocks behind a double colon as blocks of code."""
+    found: list[str] = []
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if not line.rstrip().endswith("::"):
+            found.append(line)
+            continue
+        found.append(line.rstrip()[:-1])
+        block = []
+        while at < len(lines) and (lines[at].startswith("    ") or not lines[at]):
+            block.append(lines[at])
+            at += 1
+        found += ["", "```py", *textwrap.dedent("\n".join(block)).strip("\n").splitlines(), "```", ""]
+    return found
+
+
+def _inline(text: str) -> str:
+    """Doubled backticks as single ones, outside of blocks of code; names of this page as links."""
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    for i in range(0, len(parts), 2):
+        # Behind a name in backticks Markdown takes letters as they are.
+        parts[i] = re.sub(r"``(.+?)``", r"`\1`", parts[i], flags=re.DOTALL)
+    return "".join(parts)

@@ -53,7 +53,7 @@ def gpu_section(folder: Path = FOLDER) -> str:
     """The newest results of a GPU: tables, and the picture."""
     results = gpu_results.newest(folder)
     if results is None:
-        return "No run on a GPU is recorded yet.\n"
+        return "No GPU has run gpucast yet.\n"
     path = results.path
     assert path is not None
     tables, figures = (_link(text, path.with_suffix(end)) for text, end in (("tables", ".md"), ("figures", ".jsonl")))
@@ -78,4 +78,3 @@ def strings_line(rows: Any) -> str:
     return (
         "Text, M elements/s (fast: with orjson): " + "; ".join(f"{name} {rate / 1e6:.1f}" for name, rate in shown) + "."
     )
-

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scoreboard, from the results in tests/conformance/scores: docs/conformance.md, its picture, and the last section of
-the README, which docs/pages.py writes.
+"""The scoreboard, from the results in tests/conformance/scores: docs/conformance.md, its picture, and the last section
+of the README, which docs/pages.py writes.
 
 No other library runs for it. A result comes from ``python -m cast_conformance NAME --json FILE``.
 """
@@ -362,4 +362,3 @@ def page() -> str:
     for each in every:
         parts += differences(each) if each.differing else ()
     return "\n".join([*parts, *onnx_pages()]) + "\n"
-

@@ -46,8 +46,8 @@ INTEROP = {
 }
 #: What Python keeps no docstring of.
 VALUES = {
-    "DEFAULT_OPSET": "The opset whose rules a cast follows if it is called without `opset`: the newest that this version"
-    " knows. It does\nnot change within a major version of gpucast, so that an upgrade changes no bits.",
+    "DEFAULT_OPSET": "The opset whose rules a cast follows if it is called without `opset`: the newest that"
+    " this version knows. It\ndoes not change within a major version of gpucast, so that an upgrade changes no bits.",
     "DTYPES": "The 26 types (a tuple of `DType`), in the order in which Cast came to support them.",
     "quantization.FORMATS": "All formats: a dict of `Format` by name.",
     "quantization.RECIPES": "All recipes: a dict of `Recipe` by name. `gpucast recipes` prints them.",
@@ -72,9 +72,8 @@ def api() -> str:
     parts = ["\n".join(lines)]
     for title, names in sections.items():
         parts.append(f"## {title}")
-        for module in API[title]:
-            if inspect.ismodule(_find(module)):
-                parts.append(markdown(inspect.getdoc(_find(module)) or ""))
+        modules = [found for name in API[title] if inspect.ismodule(found := _find(name))]
+        parts += (markdown(inspect.getdoc(module) or "") for module in modules)
         parts += (f"### gpucast.{name}\n\n{described(name)}" for name in names)
     parts.append("## With other libraries")
     parts += (f"### gpucast.{name}\n\n{of_module(f'gpucast/{path}')}" for name, path in INTEROP.items())

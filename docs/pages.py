@@ -6,7 +6,7 @@ A part of a page stands between two marks, and names the function that gives it,
     <!-- written by docs/pages.py: values FLOAT4E2M1 -->
     <!-- end -->
 
-The scoreboard and two pictures are written whole.
+The scoreboard and three pictures are written whole.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path[:0] = [str(path) for path in (HERE, ROOT, ROOT / "tests" / "conformance")]
 
+import beside  # noqa: E402
 import command_line  # noqa: E402
-import conformance  # noqa: E402
 import docstrings  # noqa: E402
 import quantization_tables  # noqa: E402
 import results  # noqa: E402
 import tables  # noqa: E402
+
+import conformance  # noqa: E402
 
 #: What a page can ask for.
 FUNCTIONS: dict[str, Callable[..., str]] = (
@@ -41,12 +43,18 @@ FUNCTIONS: dict[str, Callable[..., str]] = (
         "others": conformance.readme,
     }
 )
-PART = re.compile(r"^<!-- written by docs/pages\.py:((?: [^\s>]+)+) -->\n(?:.*?\n)??<!-- end -->$", re.MULTILINE | re.DOTALL)
+PART = re.compile(
+    r"^<!-- written by docs/pages\.py:((?: [^\s>]+)+) -->\n(?:.*?\n)??<!-- end -->$", re.MULTILINE | re.DOTALL
+)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python docs/pages.py", description="Write what the code gives for the pages.")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 and name the pages that would change")
+    parser = argparse.ArgumentParser(
+        prog="python docs/pages.py", description="Write what the code gives for the pages."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 and name the pages that would change"
+    )
     check = parser.parse_args().check
     outdated = {path: text for path, text in rendered().items() if not path.exists() or path.read_text("utf-8") != text}
     for path, text in outdated.items():
@@ -58,11 +66,14 @@ def main() -> int:
 
 def rendered() -> dict[Path, str]:
     """Every file that has something of the code, as it should be."""
-    found = {page: with_parts(page.read_text("utf-8"), page) for page in (ROOT / "README.md", *sorted(HERE.glob("*.md")))}
+    found = {
+        page: with_parts(page.read_text("utf-8"), page) for page in (ROOT / "README.md", *sorted(HERE.glob("*.md")))
+    }
     return found | {
         conformance.PAGE: conformance.page(),
         conformance.PICTURE: conformance.picture(conformance.systems()),
         results.HOST_PICTURE: results.host_picture(),
+        beside.PICTURE: beside.picture(),
     }
 
 

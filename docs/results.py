@@ -13,7 +13,6 @@ from bench.report.heatmap import heatmap
 from bench.revision import FOLDER
 from gpucast.parity.cases import all_cases, all_pairs
 
-
 HOST_PICTURE = Path(__file__).resolve().parent / "static" / "host.svg"
 
 

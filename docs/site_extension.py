@@ -24,7 +24,9 @@ def contents(text: str) -> str:
     parts = []
     for title, body in SECTION.findall(text):
         if pages := PAGE.findall(body):
-            parts.append("\n".join(["```{toctree}", f":caption: {title}", ":maxdepth: 1", ":hidden:", "", *pages, "```"]))
+            parts.append(
+                "\n".join(["```{toctree}", f":caption: {title}", ":maxdepth: 1", ":hidden:", "", *pages, "```"])
+            )
     return "\n\n".join(parts)
 
 

@@ -362,7 +362,7 @@ class Scaled:
                 known = stored.stored_parts(Parts(None, None, None, wanted.global_scale))
                 same &= _same(known["global_scale"], global_scale)
             if not same:
-                raise FileError(f"{caller}: tensor {self.tensor.name!r} is not what the reference gives")
+                raise FileError(f"{caller}: tensor {self.tensor.name!r} differs from the reference")
             return wanted.data.size, codes.size
 
         compared = 0

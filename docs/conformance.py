@@ -26,7 +26,7 @@ from cast_conformance.run import reproduction
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = ROOT / "tests" / "conformance"
 PAGE, PICTURE = ROOT / "docs" / "conformance.md", ROOT / "docs" / "static" / "conformance.svg"
-NAMES = [row.name for row in gpucast.DTYPES if row.family != "string"]
+NAMES = [row.name for row in gpucast.DTYPES if row.name in manifest()["types"]]
 TITLES = {
     "gpucast": "gpucast",
     "gfloat": "gfloat",

@@ -3,7 +3,8 @@
 
 Times are ratios of the processor's time, with one thread for every side: in each round every side runs once, and the
 quickest round counts, so that neighbours on the machine disturb all sides alike and little. Rounding: the codes of
-normal BFLOAT16 matrices, by torchao and by gpucast, each beside the code that is nearest by its own scale. The figures are written to bench/results/beside-cpu.json, which docs/beside.py draws.
+normal BFLOAT16 matrices, by torchao and by gpucast, each beside the code that is nearest by its own scale. The figures
+are written to bench/results/beside-cpu.json, which docs/beside.py draws.
 """
 
 from __future__ import annotations

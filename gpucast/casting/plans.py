@@ -57,6 +57,9 @@ def keep(
         return
     if rule.src not in DTYPES or rule.dst not in DTYPES:
         return
+    # The module knows no arrays of types that NumPy and ml_dtypes lack.
+    if rule.src.numpy.names or rule.dst.numpy.names:
+        return
     changes = rule.src is not rule.dst
     if run is not None:
         src, dst = (None, None) if kernels is None else (x.dtype, rule.dst.numpy)

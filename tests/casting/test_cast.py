@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import enum
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -173,8 +174,7 @@ def test_a_type_that_numpy_lacks_has_no_plan(monkeypatch: pytest.MonkeyPatch) ->
     """Once a row is in the table and the module has its loops; arrays of the type have one field of codes."""
     row = DType("FLOAT8E2M5", None, "float", 8, 1, 2, 5, 1, "none", None, "float8_e2m5", None)
     known = resolve(gpucast.dtype("FLOAT"), gpucast.dtype("UINT8"))
-    plain = loops.plain
-    monkeypatch.setattr(loops, "plain", lambda rule: plain(known))
+    monkeypatch.setattr(plans, "loops", SimpleNamespace(plain=lambda rule: loops.plain(known)))
     monkeypatch.setattr(plans, "DTYPES", (*DTYPES, row))
     with gpucast.dtype.registered(row), warnings.catch_warnings():
         warnings.simplefilter("ignore", SlowHostWarning)

@@ -9,6 +9,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,11 @@ INTEROP = {
     "interop.dask": "libraries/dask",
     "interop.mdf": "onnx/mdf",
 }
+#: Names without an underscore that only other modules of the package use.
+INTERNAL = (
+    "ADAPTER", "BackendRep", "DaskAdapter", "JaxAdapter", "gradient", "native", "owned", "plain", "shown", "take",
+    "workspace",
+)  # fmt: skip
 #: What Python keeps no docstring of.
 VALUES = {
     "DEFAULT_OPSET": "The opset whose rules a cast follows if it is called without `opset`: the newest that"
@@ -76,7 +82,7 @@ def api() -> str:
         parts += (markdown(inspect.getdoc(module) or "") for module in modules)
         parts += (f"### gpucast.{name}\n\n{described(name)}" for name in names)
     parts.append("## With other libraries")
-    parts += (f"### gpucast.{name}\n\n{of_module(f'gpucast/{path}')}" for name, path in INTEROP.items())
+    parts += (f"### gpucast.{name}\n\n{_with_functions(f'gpucast/{path}')}" for name, path in INTEROP.items())
     return "\n\n".join(parts)
 
 
@@ -125,23 +131,33 @@ def call(title: str, found: Any) -> str:
 
 
 def _members(cls: type) -> Iterator[str]:
-    """The public attributes and methods of a class that say something of themselves, as paragraphs."""
-    attributes = {
-        name: text for base in reversed(cls.__mro__) if base is not object for name, text in _comments(base).items()
-    }
+    """The public attributes and methods of a class that have a text, as paragraphs; a link for a public base."""
+    bases = [base for base in cls.__mro__[1:] if base.__name__ in _public_classes()]
+    shown = [base for base in cls.__mro__ if base is not object and base not in bases]
+    attributes = {name: text for base in reversed(shown) for name, text in _comments(base.__name__).items()}
     if attributes:
         yield "\n".join(f"- `{name}`: {markdown(text)}" for name, text in attributes.items())
-    for name in dict.fromkeys(name for base in cls.__mro__[:-1] for name in vars(base)):
-        raw = inspect.getattr_static(cls, name)
-        home = next(base for base in cls.__mro__ if name in vars(base))
-        if name.startswith("_") or not home.__module__.startswith("gpucast") or name in attributes:
+    for name in dict.fromkeys(name for base in shown for name in vars(base)):
+        home = next(base for base in shown if name in vars(base))
+        if name.startswith("_") or name in INTERNAL or not home.__module__.startswith("gpucast") or name in attributes:
             continue
+        raw = vars(home)[name]
         member = raw.__func__ if isinstance(raw, (classmethod, staticmethod)) else raw
         text = inspect.getdoc(member)
         if not text or not (inspect.isfunction(member) or isinstance(member, property)):
             continue
         head = name if isinstance(member, property) else _plain_call(name, member)
         yield f"**`{head}`**: {markdown(text)}"
+    for base in bases:
+        name = _public_classes()[base.__name__]
+        yield f"All else is as in [`{name}`](#{anchor('gpucast.' + name)})."
+
+
+@cache
+def _public_classes() -> dict[str, str]:
+    """The public names of classes, by their own."""
+    names = [name for title in API for name in _names(title)]
+    return {_find(name).__name__: name for name in names if inspect.isclass(_find(name))}
 
 
 def _plain_call(name: str, member: Any) -> str:
@@ -150,21 +166,50 @@ def _plain_call(name: str, member: Any) -> str:
     return re.sub(r"\((?:self|cls)(?:, )?", "(", text)
 
 
-def _comments(cls: type) -> dict[str, str]:
-    """The comments ``#:`` before the attributes of a class."""
-    try:
-        source = textwrap.dedent(inspect.getsource(cls))
-    except (OSError, TypeError):
+@cache
+def _comments(name: str) -> dict[str, str]:
+    """The comments ``#:`` before the attributes of a class, whose module may not be the one that it names."""
+    start = re.compile(rf"^class {name}\b.*\n((?:    .*\n|\n)+)", re.MULTILINE)
+    found = [match[1] for path in sorted((ROOT / "gpucast").rglob("*.py")) for match in start.finditer(_text(path))]
+    if len(found) != 1:
         return {}
-    found = re.findall(r"((?:^ {4}#: ?.*\n)+) {4}([a-z]\w*)\s*[:=]", source, re.MULTILINE)
-    return {name: " ".join(line.strip()[2:].strip() for line in text.splitlines()) for text, name in found}
+    comments = re.findall(r"((?:^ {4}#: ?.*\n)+) {4}([a-z]\w*)\s*[:=]", found[0], re.MULTILINE)
+    return {name: " ".join(line.strip()[2:].strip() for line in text.splitlines()) for text, name in comments}
+
+
+@cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def of_module(path: str) -> str:
     """The docstring of a module or package, by its path without an ending: read, not imported."""
+    return markdown(ast.get_docstring(_tree(path)) or "")
+
+
+@cache
+def _tree(path: str) -> ast.Module:
     folder = ROOT / path
-    file = folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")
-    return markdown(ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "")
+    return ast.parse(_text(folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")))
+
+
+def _with_functions(path: str) -> str:
+    """The text of a module, and those of its functions and classes that it gives to all; nothing is imported."""
+    parts = [of_module(path)]
+    for one in _tree(path).body:
+        if not isinstance(one, (ast.FunctionDef, ast.ClassDef)) or one.name.startswith("_") or one.name in INTERNAL:
+            continue
+        head = f"{one.name}({_arguments(one.args)})" if isinstance(one, ast.FunctionDef) else one.name
+        if text := ast.get_docstring(one):
+            parts.append(f"**`{head}`**: {markdown(text)}")
+    return "\n\n".join(parts)
+
+
+def _arguments(found: ast.arguments) -> str:
+    for one in (*found.posonlyargs, *found.args, *found.kwonlyargs, found.vararg, found.kwarg):
+        if one is not None:
+            one.annotation = None
+    return ast.unparse(found)
 
 
 # ---- what docstrings have in other forms than Markdown ----

@@ -82,7 +82,7 @@ def api() -> str:
         parts += (markdown(inspect.getdoc(module) or "") for module in modules)
         parts += (f"### gpucast.{name}\n\n{described(name)}" for name in names)
     parts.append("## With other libraries")
-    parts += (f"### gpucast.{name}\n\n{_with_functions(f'gpucast/{path}')}" for name, path in INTEROP.items())
+    parts += (f"### gpucast.{name}\n\n{_with_functions(name, path)}" for name, path in INTEROP.items())
     return "\n\n".join(parts)
 
 
@@ -193,16 +193,31 @@ def _tree(path: str) -> ast.Module:
     return ast.parse(_text(folder / "__init__.py" if folder.is_dir() else folder.with_suffix(".py")))
 
 
-def _with_functions(path: str) -> str:
-    """The text of a module, and those of its functions and classes that it gives to all; nothing is imported."""
-    parts = [of_module(path)]
-    for one in _tree(path).body:
-        if not isinstance(one, (ast.FunctionDef, ast.ClassDef)) or one.name.startswith("_") or one.name in INTERNAL:
-            continue
+def _with_functions(name: str, path: str) -> str:
+    """The text of a module, and those of the functions and classes that its public name gives; nothing is imported."""
+    folder = (ROOT / "gpucast" / path).parent
+    places = [f"gpucast/{path}", *(f"gpucast/{folder.name}/{file.stem}" for file in sorted(folder.glob("*.py")))]
+    found = {
+        one.name: one
+        for place in reversed(places)
+        for one in _tree(place).body
+        if isinstance(one, (ast.FunctionDef, ast.ClassDef))
+    }
+    parts = [of_module(places[0])]
+    for one in (found[public] for public in _given(name) if public in found and public not in INTERNAL):
         head = f"{one.name}({_arguments(one.args)})" if isinstance(one, ast.FunctionDef) else one.name
         if text := ast.get_docstring(one):
             parts.append(f"**`{head}`**: {markdown(text)}")
     return "\n\n".join(parts)
+
+
+def _given(name: str) -> list[str]:
+    """The list ``__all__`` of a public module."""
+    tree = _tree(f"gpucast/{name.replace('.', '/')}")
+    values = [
+        one.value for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "__all__"
+    ]
+    return [text for value in values for text in ast.literal_eval(value)]
 
 
 def _arguments(found: ast.arguments) -> str:

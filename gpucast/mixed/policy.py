@@ -65,7 +65,8 @@ def get_policy(text: str) -> Policy:
 
     Texts are such as "params=float32,compute=bfloat16,output=float32", the same with keys p, c and o, or one type for
     all three. Defaults: parameters are FLOAT, computations have the type of the parameters, outputs the type of the
-    computations. Types: jmp's short names f16 or half, bf16, f32 or full, f64, and every name that `gpucast.dtype` takes.
+    computations. Types: jmp's short names f16 or half, bf16, f32 or full, f64, and every name that `gpucast.dtype`
+    takes.
 
     TypeError for an object that is no text, and for text that names no type, ValueError for an unknown or repeated key.
     """

@@ -61,7 +61,7 @@ def hadamard(
 
     Returns
     -------
-    An array of x's shape and library, where x is. Through a tensor of PyTorch gradients pass, also in `torch.compile`.
+    An array of x's shape and library, where x is. Gradients of PyTorch pass through, also in `torch.compile`.
 
     Raises
     ------

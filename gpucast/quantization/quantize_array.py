@@ -108,8 +108,8 @@ def quantize(
         Given scales, for formats with FLOAT scales and without zero points: a number, or an array that broadcasts to
         the scales' shape. NVFP4 takes the global scale, and a recipe the number that its library calls the scale. An
         array of the result's shape without its last axis (or with 1 for it) has a global scale for each row (token),
-        where blocks run along the last of several axes. Scales must be finite and above 0. This is not checked for an array
-        on a device.
+        where blocks run along the last of several axes. Scales must be finite and above 0. This is not checked for an
+        array on a device.
     amax
         For NVFP4: find the global scale from this magnitude, such as the one of an earlier step, instead of the largest
         in x. A number, or an array of one element, or one of each row as for `scale`: on a device a FLOAT array there,

@@ -17,7 +17,8 @@ def commands() -> str:
     parts = ["\n".join(lines)]
     for name in helps:
         one = found.choices[name]
-        parts += [f"## gpucast {name}", f"```text\n{usage(one)}\n```", one.description or "", *_groups(one)]
+        text = one.description or f"{helps[name][0].upper()}{helps[name][1:]}."
+        parts += [f"## gpucast {name}", f"```text\n{usage(one)}\n```", text, *_groups(one)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -49,7 +50,7 @@ def _form(action: argparse.Action) -> str:
 
 def _value(action: argparse.Action) -> str:
     word = _word(action)
-    if action.nargs == argparse.REMAINDER:
+    if action.nargs == argparse.REMAINDER or word == "...":
         return "..."
     return {"*": f"[{word} ...]", "+": f"{word} [{word} ...]", "?": f"[{word}]"}.get(str(action.nargs), word)
 

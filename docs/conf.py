@@ -13,11 +13,15 @@ sys.path.insert(0, str(HERE))
 project = "gpucast"
 author = "the gpucast authors"
 project_copyright = author
-version = release = re.findall(r'"(.+)"', (HERE.parent / "gpucast" / "core" / "version.py").read_text("utf-8"))[0]
+NUMBER = re.compile(r'^__version__ = "(.+)"$', re.MULTILINE)
+version = release = NUMBER.findall((HERE.parent / "gpucast" / "core" / "version.py").read_text("utf-8"))[0]
 
 extensions = ["myst_parser", "site_extension"]
 # Headings have the addresses that GitHub gives them.
 myst_heading_anchors = 3
+
+# Quotation marks are those of code.
+smartquotes = False
 
 html_theme = "furo"
 html_title = f"gpucast {release}"

@@ -125,8 +125,8 @@ def call(title: str, found: Any) -> str:
     plain = [one.replace(annotation=one.empty) for one in signature.parameters.values() if one.name != "self"]
     text = f"{title}{signature.replace(parameters=plain, return_annotation=signature.empty)}"
     text = re.sub(r"<factory>|<object object at \w+>|<class '([\w.]+)'>", lambda one: one[1] or "...", text)
-    if len(text) > 100:
-        text = textwrap.fill(text, 100, subsequent_indent=" " * (len(title) + 1), break_long_words=False)
+    if len(text) > 88:
+        text = textwrap.fill(text, 88, subsequent_indent=" " * (len(title) + 1), break_long_words=False)
     return f"```text\n{text}\n```"
 
 

@@ -72,8 +72,9 @@ def coded(row: DType, bits: int) -> str:
 def ranges() -> str:
     """The columns that tell the types apart."""
     rows = map(dtypes.describe, DTYPES)
-    cells = ([row["name"], str(row["bits"] or ""), dtypes.range_text(row), str(row["opset"] or "")] for row in rows)
-    return markdown(["Type", "Bits", "Range", "First opset"], cells)
+    keys = ("name", "number", "bits", "opset")
+    cells = ([*(str(row[key] or "") for key in keys), dtypes.range_text(row)] for row in rows)
+    return markdown(["Type", "ONNX's number", "Bits", "First opset", "Range"], cells)
 
 
 def torch_name(row: DType) -> str:
@@ -92,9 +93,6 @@ def names() -> str:
     """Every type under its names."""
     head = [
         "ONNX",
-        "No.",
-        "Opset",
-        "Bits",
         "NumPy, ml_dtypes",
         "PyTorch",
         "safetensors",
@@ -106,9 +104,6 @@ def names() -> str:
         [
             [
                 f"[{row.name}](#{SECTIONS[section(row)]})",
-                str(row.number),
-                str(row.opset),
-                str(row.bits or ""),
                 f"`{row.numpy_name}`",
                 f"`{torch_name(row)}`" if torch_name(row) else "",
                 f"`{row.safetensors}`" if row.safetensors else "",

@@ -36,6 +36,7 @@ ELSEWHERE = {
     "pip install": ".ci/run, and bench/try_wheel.py",
     ".venv/bin/python -m": ".ci/run",
     "python -m pytest": ".ci/run",
+    ".venv/bin/python docs/pages.py": "tests/project/test_docs.py",
     "python -m gpucast.host.build": "every installation",
     "python -W ignore -c": "test_adding_a_type_is_one_row",
     "gpucast dtypes --markdown | grep E2M5": "test_adding_a_type_is_one_row",

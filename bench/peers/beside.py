@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-# Read by PyTorch and by gpucast when they are imported.
-os.environ["OMP_NUM_THREADS"] = "1"
+if __name__ == "__main__":
+    # Read by PyTorch and by gpucast when they are imported.
+    os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch

@@ -206,7 +206,7 @@ def scaled_storage(
     if scale is None:
         raise FileError(
             f"{caller} from {tensor.dtype.name} to {dtype.name}: numbers of so few bits usually need scales; "
-            f"give --scale {accepted} (none: a plain cast)"
+            f"give --scale {accepted} (none: a plain cast, by --overflow and --rounding)"
         )
     format = format_of(scale, dtype)
     if format is None and scale in RECIPES:

@@ -2,7 +2,7 @@
 """Install a wheel with each Python in turn and use it: ``python bench/try_wheel.py dist/gpucast-*.whl python3.10 ...``.
 
 Each gets an environment of its own, outside of the checkout and with a PATH on which there is no compiler. There the
-wheel casts and quantizes with the loops of each level of processors, converts a file, compares casts with the reference
+wheel casts and quantizes with the loops of each level that it has, converts a file, compares casts with the reference
 and answers ``gpucast info``. With ``--extra cuda12`` or ``cuda13`` it also compiles a kernel. No GPU is needed.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from pathlib import Path
 
 #: What a newcomer's script does.
 SCRIPT = """
-import shutil, sys
+import os, shutil, subprocess, sys
 import numpy as np, gpucast
 from gpucast.host.extension import MODULE
 assert not any(map(shutil.which, ("c++", "g++", "clang++", "cc"))), "there is a compiler"
@@ -30,10 +29,12 @@ q = gpucast.quantize(np.ones((4, 64), np.float32), "mxfp4")
 assert (q.dequantize() == 1).all()
 gpucast.save("x.npz", {"x": x, "q": q})
 assert gpucast.load("x.npz")["q"].data.tobytes() == q.data.tobytes()
-print(f"Python {sys.version.split()[0]}, NumPy {np.__version__}, gpucast {gpucast.__version__}, loops {MODULE.LEVEL}")
+version = sys.version.split()[0]
+print(f"Python {version}, NumPy {np.__version__}, gpucast {gpucast.__version__}, loops {MODULE.LEVEL}", flush=True)
+if "GPUCAST_HOST_LEVEL" not in os.environ:
+    for level in MODULE.LEVELS[MODULE.LEVELS.index(MODULE.LEVEL) + 1 :]:
+        subprocess.run([sys.executable, __file__], env=os.environ | {"GPUCAST_HOST_LEVEL": level}, check=True)
 """
-#: The lower levels, which every processor of the highest has.
-LEVELS = ("x86-64-v3", "x86-64-v2") if platform.machine() in ("x86_64", "AMD64") else ()
 COMMANDS = (
     "gpucast convert x.npz y.safetensors --include x --to BFLOAT16 --overwrite --quiet",
     "gpucast parity --backend host --pair FLOAT:FLOAT8E4M3FN --random 10000",
@@ -63,11 +64,12 @@ def tried(python: str, wheel: Path, extra: str | None) -> bool:
         bin_folder = folder / "venv" / "bin"
         # None of the system's programs: no compiler can be found.
         alone = dict(os.environ) | {"PATH": str(bin_folder)}
-        steps: list[tuple[list[str], dict[str, str]]] = [
+        script = folder / "script.py"
+        script.write_text(SCRIPT, encoding="utf-8")
+        steps = [
             ([python, "-m", "venv", str(folder / "venv")], dict(os.environ)),
             ([str(bin_folder / "python"), *install], alone),
-            ([str(bin_folder / "python"), "-c", SCRIPT], alone),
-            *(([str(bin_folder / "python"), "-c", SCRIPT], alone | {"GPUCAST_HOST_LEVEL": level}) for level in LEVELS),
+            ([str(bin_folder / "python"), str(script)], alone),
         ]
         for line in (*COMMANDS, *([KERNEL] if extra else [])):
             program, *words = line.split()
@@ -79,7 +81,7 @@ def tried(python: str, wheel: Path, extra: str | None) -> bool:
                 print(f"{python}: {' '.join(words)}: exit {done.returncode}", file=sys.stderr)
                 print(done.stdout + done.stderr, file=sys.stderr)
                 return False
-            if command[-1] is SCRIPT:
+            if command[-1] == str(script):
                 print(done.stdout.strip(), flush=True)
     return True
 

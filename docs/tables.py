@@ -185,8 +185,8 @@ def _lowest(row: DType) -> str:
 
 
 _FACTS: dict[str, Callable[[DType], str]] = {
-    "ONNX number": lambda row: str(row.number),
-    "In Cast from opset": lambda row: str(row.opset),
+    "ONNX number": lambda row: str(row.number or "none"),
+    "In Cast from opset": lambda row: str(row.opset or "none"),
     "Bits": lambda row: str(row.bits or ""),
     "Sign, exponent, mantissa": _of_floats(lambda row: f"{row.sign_bits}, {row.exponent_bits}, {row.mantissa_bits}"),
     "Bias": _of_floats(lambda row: str(row.bias)),

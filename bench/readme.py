@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases.pairs import LARGE
-from bench.report import gpu_tables, host_tables
+from bench.report import gpu_tables, host_tables, static_tables
 from bench.report import results as gpu_results
 from bench.revision import FOLDER, ROOT
+from bench.static.estimate import GPUS
 
 DOCS = ROOT / "docs"
 
@@ -67,6 +68,18 @@ def gpu_section(folder: Path = FOLDER) -> str:
     if picture.exists():
         parts.append("!" + _link(f"share of a copy's speed: {results.label}", picture))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def static_section() -> str:
+    """The newest estimates, for the GPUs that casts are made for."""
+    path = max(FOLDER.glob("static-*.json"))
+    figures = json.loads(path.read_text(encoding="utf-8"))
+    static, machine = figures["static"], figures["machine"]
+    parts = [f"{static['compiler']}, {machine['date']} ({_link('all figures', path)})."]
+    for arch in ("sm_90", "sm_100a"):
+        gpu = GPUS[int(arch.removeprefix("sm_").rstrip("af"))].name
+        parts.append(f"{gpu} ({arch}):\n\n{static_tables.estimates(static['architectures'][arch])}")
+    return "\n\n".join(parts) + "\n"
 
 
 def _link(text: str, path: Path) -> str:

@@ -196,7 +196,10 @@ def _tree(path: str) -> ast.Module:
 def _with_functions(name: str, path: str) -> str:
     """The text of a module, and those of the functions and classes that its public name gives; nothing is imported."""
     folder = (ROOT / "gpucast" / path).parent
-    places = [f"gpucast/{path}", *(f"gpucast/{folder.name}/{file.stem}" for file in sorted(folder.glob("*.py")))]
+    public = _tree(f"gpucast/{name.replace('.', '/')}")
+    imported = [one.module.replace(".", "/") for one in public.body if isinstance(one, ast.ImportFrom) and one.module]
+    siblings = [f"gpucast/{folder.name}/{file.stem}" for file in sorted(folder.glob("*.py"))]
+    places = [f"gpucast/{path}", *(place for place in imported if place.startswith("gpucast/")), *siblings]
     found = {
         one.name: one
         for place in reversed(places)
@@ -204,7 +207,7 @@ def _with_functions(name: str, path: str) -> str:
         if isinstance(one, (ast.FunctionDef, ast.ClassDef))
     }
     parts = [of_module(places[0])]
-    for one in (found[public] for public in _given(name) if public in found and public not in INTERNAL):
+    for one in (found[given] for given in _given(name) if given in found and given not in INTERNAL):
         head = f"{one.name}({_arguments(one.args)})" if isinstance(one, ast.FunctionDef) else one.name
         if text := ast.get_docstring(one):
             parts.append(f"**`{head}`**: {markdown(text)}")

@@ -80,6 +80,7 @@ def files() -> str:
 TEXTS: dict[str, Callable[..., str]] = {
     "gpu": readme.gpu_section,
     "speed": readme.speed_table,
+    "static": readme.static_section,
     "host-details": readme.host_details,
     "parity": parity,
     "proofs": proofs,

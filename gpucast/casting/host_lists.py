@@ -86,7 +86,9 @@ def _is_plain(item: BatchItem) -> bool:
     # Objects may be numbers, which were copied into another array.
     if source.device is not None or source.packed or not (item.adapter or item.given is source.array):
         return False
-    return item.rule.src.family != "string" and bool(source.data.dtype.isnative) and loops.has(item.rule)
+    if item.rule.src.family == "string" or not plans.has_arrays(item.rule):
+        return False
+    return bool(source.data.dtype.isnative) and loops.has(item.rule)
 
 
 def _fused(options: Options, finite: Any) -> FusedInputs | None:

@@ -57,6 +57,8 @@ def keep(
         return
     if rule.src not in DTYPES or rule.dst not in DTYPES:
         return
+    if not has_arrays(rule):
+        return
     changes = rule.src is not rule.dst
     if run is not None:
         src, dst = (None, None) if kernels is None else (x.dtype, rule.dst.numpy)
@@ -70,6 +72,11 @@ def keep(
         plan = MODULE.plan(rule, changes, None, rule.src.numpy, rule.dst.numpy, work, None)
     HITS.setdefault(type(x), hit)
     MODULE.keep(x, to, *options[:12], plan)
+
+
+def has_arrays(rule: CastRule) -> bool:
+    """Whether the module knows the arrays of both types: not those of types that NumPy and ml_dtypes lack."""
+    return not (rule.src.numpy.names or rule.dst.numpy.names)
 
 
 def is_lasting(*values: Any) -> bool:

@@ -102,7 +102,7 @@ def build(
     objects = _compiled(jobs, command, version, folder, tell)
     made = folder / f"{os.getpid()}.so"
     # Nothing here is of C++'s own library, which Zig would compile first, for minutes.
-    linker = [*compiler[:-1], "cc"] if is_zig and compiler[-1] == "c++" else compiler
+    linker = ["cc" if is_zig and word == "c++" else word for word in compiler]
     # Sanitizers name the lines of the text, which are among the symbols.
     link = [*linker, "-shared", "-fPIC", *checks, *(() if sanitizers else ("-Wl,-s",)), "-o", str(made), *objects]
     try:

@@ -26,6 +26,7 @@ from gpucast.core.checks import count, integer, state_with_keys
 from gpucast.core.dtypes import dtype, finfo
 from gpucast.gpu import devices, streams
 from gpucast.mixed import gpu
+from gpucast.mixed.fake_casts import fake_cast
 
 #: Rows of the state before the history, as kernels/delayed_scaling.cu has them.
 _ROWS = ("scale", "inverse", "amax", "place")
@@ -33,15 +34,15 @@ _FINITE = np.finfo(np.float32)
 
 
 class DelayedScaling:
-    """Scales that fill a narrow type's range, one for each of some tensors, from the magnitudes of the last steps.
+    """Scales that fill a narrow type's range, one for each tensor, from the magnitudes of the last steps.
 
-    `cast` multiplies a tensor with its scale, casts it, and takes in its largest magnitude (amax) in the same pass.
+    `cast` multiplies a tensor by its scale, casts it, and measures its largest magnitude (amax) in the same pass.
     `update`, once in a step, moves all magnitudes into the history and sets ``scale = largest / amax / 2**margin``,
     where amax is the largest of the last `history` steps and `largest` that of the type. A scale stays while its
     history holds only zeros, or an infinity or NaN. It is kept between 2^-126 and the largest FLOAT. All arithmetic is
     FLOAT. Source: the recipe DelayedScaling of NVIDIA's Transformer Engine, with amax_compute_algo="max".
 
-    The state moves by itself to the device of the tensor that it got last; moving off a device waits for it. On a
+    The state follows the last tensor to its device; leaving a device waits for it. On a
     device nothing else waits, and after the first step a CUDA graph can capture both methods.
 
     Parameters
@@ -53,7 +54,7 @@ class DelayedScaling:
     history
         Steps that count. Transformer Engine's default is 1024; 1 takes the last step alone.
     margin
-        Halve scales as often: room for tensors that grow.
+        How many times scales are halved: room for tensors that grow.
     power_of_two
         Round scales down to powers of two, so that neither scaling nor its inverse rounds anything.
 
@@ -75,6 +76,12 @@ class DelayedScaling:
         self.power_of_two = bool(power_of_two)
         self._state: Any = np.zeros((len(_ROWS) + self.history, self.tensors), np.uint32)
         self._row("scale")[...] = self._row("inverse")[...] = 1
+        self._begun = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether `update` has been called, or a state loaded that knows of such a call: before, all scales are 1."""
+        return self._begun
 
     def __repr__(self) -> str:
         return (
@@ -104,17 +111,19 @@ class DelayedScaling:
 
         IndexError for a `tensor` that is not below `tensors`; otherwise errors as of `gpucast.cast`.
         """
-        i = integer(tensor, "DelayedScaling.cast: tensor")
-        if not 0 <= i < self.tensors:
-            raise IndexError(f"DelayedScaling.cast: tensor={i} must be from 0 to {self.tensors - 1}")
-        self._move(device_index(as_array(x, "DelayedScaling.cast")))
-        scale, amax = (self._row(name)[i : i + 1].reshape(()) for name in ("scale", "amax"))
+        scale, amax = self._scale_of(x, tensor, "DelayedScaling.cast")
         return cast(x, self.to, scale=scale, amax=amax, out=out)
 
     @exact()
+    def fake_cast(self, x: Any, tensor: int = 0, *, out: Any = None) -> Any:
+        """What `cast` leaves of x, in x's type: `gpucast.mixed.fake_cast` with the scale of `tensor`, through which
+        gradients pass. It measures x, too. Errors as of both."""
+        scale, amax = self._scale_of(x, tensor, "DelayedScaling.fake_cast")
+        return fake_cast(x, self.to, scale=scale, amax=amax, out=out)
+
+    @exact()
     def cast_many(self, arrays: Any, *, out: Any = None) -> Any:
-        """Cast a tree of arrays, each with its own scale, in one launch per device. It has as many arrays as there are
-        scales.
+        """Cast a tree of arrays, one for each scale, in one launch per device.
 
         ValueError for another number of arrays; otherwise as `gpucast.cast_many`.
         """
@@ -126,7 +135,8 @@ class DelayedScaling:
 
     @exact()
     def update(self) -> DelayedScaling:
-        """Set the scales of the next step, and begin to measure it; returns self. Nothing waits."""
+        """Set the scales of the next step and start its measurement; returns self. Nothing waits."""
+        self._begun = True
         largest, margin = float(np.float32(finfo(self.to).max)), math.ldexp(1.0, -self.margin)
         if device_index(self._state) is not None:
             with streams.visit(None, self._state):
@@ -174,9 +184,19 @@ class DelayedScaling:
             or not ((floats[:2] > 0) & np.isfinite(floats[:2])).all()
         ):
             raise ValueError(f"{caller}: state holds scales or places that no step leaves")
+        self._begun = bool(words[_ROWS.index("place") :].any())
         # Written into the same memory, because a CUDA graph may have captured its address.
         device = devices.place(device_index(self._state))
         cast(np.ascontiguousarray(words), "UINT32", out=self._state, device=device)
+
+    def _scale_of(self, x: Any, tensor: Any, caller: str) -> tuple[Any, Any]:
+        """The scale and the magnitude of a tensor, where x is."""
+        i = integer(tensor, f"{caller}: tensor")
+        if not 0 <= i < self.tensors:
+            raise IndexError(f"{caller}: tensor={i} must be from 0 to {self.tensors - 1}")
+        self._move(device_index(as_array(x, caller)))
+        scale, amax = (self._row(name)[i : i + 1].reshape(()) for name in ("scale", "amax"))
+        return scale, amax
 
     def _settings(self) -> dict[str, Any]:
         return {

@@ -52,7 +52,7 @@ class Quantized:
     the types that this library has. Codes below one byte are a `PackedArray`, except FLOAT4E2M1 in PyTorch (pairs along
     the last axis, where its length is even), and what JAX has for them on the host.
 
-    ``Quantized(data, scales, "mxfp4")`` makes one of existing parts and checks them: TypeError for wrong types,
+    ``Quantized(data, scales, "mxfp4")`` wraps existing parts and checks them: TypeError for wrong types,
     ValueError for wrong shapes.
     """
 

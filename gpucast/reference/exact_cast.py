@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The specification of record: what every cast means, literally, exactly and slowly.
+"""The exact meaning of every cast, computed slowly: the specification of record.
 
 It works on values, not on bits: a source code is decoded to the number it stands for; the destination is the sorted
 list of its values; rounding is a comparison with the midpoint of two neighbours. Where a list would be too long (FLOAT

@@ -161,7 +161,8 @@ template <typename Src, typename Dst, typename Rule>
 GPUCAST_INLINE void cast_array(const void* from, void* to, u64 n) {
     const Stored<Src>* src = static_cast<const Stored<Src>*>(from);
     Stored<Dst>* dst = static_cast<Stored<Dst>*>(to);
-    const bool is_past = (n & past_caches) != 0;
+    constexpr bool can_pass = narrows<Src, Dst, Rule>() || looks_up<Src, Dst>() || looks_up_in_registers<Src, Dst>();
+    const bool is_past = can_pass && (n & past_caches) != 0;
     n &= ~past_caches;
     const u64 head = n > many ? sizeof(*src) > sizeof(*dst) && !is_past ? before_line(src) : before_line(dst) : 0;
     if (head) cast_part<Src, Dst, Rule>(src, dst, head);

@@ -77,8 +77,7 @@ struct Groups {
     }
 };
 
-// Finds the groups, by as many threads of a block as there are groups, for `work`. Nothing may follow: there are
-// barriers within. `Elements` are those of a block.
+// Finds the groups, by as many threads of a block as there are groups, for `work`. `Elements` are those of a block.
 template <u32 Elements, typename Work>
 GPUCAST_INLINE void for_groups(const GroupedArguments& given, GroupMemory& shared, const Work& work) {
     const u32 mine = threadIdx.x, each = (given.groups + group_threads - 1) / group_threads, begin = mine * each;
@@ -160,7 +159,7 @@ struct QuantizeGroups {
         groups.template load<Src::bits>(src, place, in);
 #pragma unroll
         for (u32 i = 0; i < Tiles; ++i) finite[i] = stats.row[i].template add_tile<Src, Elements>(in[i]);
-        GPUCAST_MERGE(lanes, stats);
+        merge<lanes>(stats);
 #pragma unroll
         for (u32 i = 0; i < Tiles; ++i) {
             if (!place[i].here) continue;

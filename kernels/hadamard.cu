@@ -224,7 +224,7 @@ GPUCAST_INLINE void quantize_fragments(const u8* src, i64 n, const HadamardArgum
     quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin, given.columns, given.same, given.random);
 }
 
-// The largest magnitudes of what n threads transform; the statistics are those of find_extremes for FLOAT.
+// The largest magnitude of what n threads transform.
 template <typename Src, typename Float, typename Double, u32 Length, bool strided, u32 Threads>
 GPUCAST_INLINE void find_transformed(const u8* src, i64 n, const HadamardArguments& given) {
     const i64 thread = i64(blockIdx.x) * Threads + threadIdx.x, bytes = Src::bits / 8;
@@ -242,7 +242,7 @@ GPUCAST_INLINE void find_transformed(const u8* src, i64 n, const HadamardArgumen
         }
         stats.template add_tile<Float, Length>(fragment.x);
     }
-    GPUCAST_MERGE(32, stats);
+    merge<32>(stats);
     if (thread < n && threadIdx.x % 32 == 0) reinterpret_cast<decltype(stats)*>(given.stats)[thread / 32] = stats;
 }
 

@@ -248,6 +248,32 @@ GPUCAST_INLINE void red_max(int* to, int a) {
     asm volatile("red.global.max.s32 [%0], %1;" : : "l"(to), "r"(a) : "memory");
 }
 
+// The same of other numbers.
+GPUCAST_INLINE void red_max(u32* to, u32 a) {
+    asm volatile("red.global.max.u32 [%0], %1;" : : "l"(to), "r"(a) : "memory");
+}
+GPUCAST_INLINE void red_max(u64* to, u64 a) {
+    asm volatile("red.global.max.u64 [%0], %1;" : : "l"(to), "l"(a) : "memory");
+}
+// What is at an address, which becomes 0; and a count, which becomes 0 after `last` and else one more.
+GPUCAST_INLINE u32 take(u32* at) {
+    u32 d;
+    asm volatile("atom.global.exch.b32 %0, [%1], 0;" : "=r"(d) : "l"(at) : "memory");
+    return d;
+}
+GPUCAST_INLINE u64 take(u64* at) {
+    u64 d;
+    asm volatile("atom.global.exch.b64 %0, [%1], 0;" : "=l"(d) : "l"(at) : "memory");
+    return d;
+}
+GPUCAST_INLINE u32 count_up(u32* at, u32 last) {
+    u32 d;
+    asm volatile("atom.global.inc.u32 %0, [%1], %2;" : "=r"(d) : "l"(at), "r"(last) : "memory");
+    return d;
+}
+// Between accesses to memory that threads of other blocks must see in this order.
+GPUCAST_INLINE void fence() { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
+
 // Vector accesses to global memory. Inline PTX, because the compiler would split a C++ load of which only some words
 // are used.
 GPUCAST_INLINE void ld(const u8* from, u32& a, u32& b) {

@@ -410,9 +410,7 @@ GPUCAST_INLINE void quantize_tiles(
             finite_rows |= u32(stats.row[i].template add_tile<Src, G::columns>(patch.row[i])) << i;
         }
         if constexpr (Shape::along) {
-            if constexpr (Shape::part_lanes > 1) {
-                GPUCAST_MERGE(Shape::part_lanes, stats);
-            }
+            merge<Shape::part_lanes>(stats);
             if (threadIdx.x % Shape::part_lanes == 0) {
 #pragma unroll
                 for (u32 i = 0; i < G::rows; ++i) {
@@ -423,7 +421,7 @@ GPUCAST_INLINE void quantize_tiles(
             Stats all = stats.row[0];
 #pragma unroll
             for (u32 i = 1; i < G::rows; ++i) all.merge(stats.row[i]);
-            GPUCAST_MERGE(Shape::block_lanes, all);
+            merge<Shape::block_lanes>(all);
             if (threadIdx.x % Shape::block_lanes == 0) {
                 shared.held.stats.in_columns.put(work.row / G::rows * Shape::runs_along + work.column / G::block, all);
             }

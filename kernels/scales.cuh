@@ -91,6 +91,7 @@ struct WordStats {
 template <typename V, bool two_sided, bool finite_only>
 struct BlockStats {
     typedef typename V::Word Word;
+    enum : bool { has_low = two_sided };
     Word low, high;
 
     GPUCAST_INLINE void add(Word bits) {
@@ -140,11 +141,9 @@ struct BlockStats {
         if constexpr (two_sided) low = other.low > low ? other.low : low;
         high = other.high > high ? other.high : high;
     }
-#ifndef GPUCAST_HOST
     GPUCAST_INLINE BlockStats other(u32 step) const {
         return {two_sided ? __shfl_xor_sync(~0u, low, step) : 0, __shfl_xor_sync(~0u, high, step)};
     }
-#endif
     GPUCAST_INLINE bool has_nonfinite() const { return (low > high ? low : high) >= Word(V::infinity); }
 };
 
@@ -157,14 +156,12 @@ struct RowStats {
 #pragma unroll
         for (u32 i = 0; i < Rows; ++i) row[i].merge(other.row[i]);
     }
-#ifndef GPUCAST_HOST
     GPUCAST_INLINE RowStats other(u32 step) const {
         RowStats stats;
 #pragma unroll
         for (u32 i = 0; i < Rows; ++i) stats.row[i] = row[i].other(step);
         return stats;
     }
-#endif
 };
 
 // The statistics of neighbouring columns, vector by vector.

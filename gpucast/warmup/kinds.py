@@ -103,11 +103,9 @@ def of_quantize(format: Format, src: DType, stochastic: bool) -> Iterator[Kernel
         else:
             yield from _of_one_scale(rule, format, stochastic, blocks, in_rows, layout)
     if format.global_scale:
-        yield quantize_kernel(rule, format, "top", lanes=WARP)
+        yield quantize_kernel(rule, format, "top")
         # And from one number, `amax`.
-        yield quantize_kernel(CastRule(_FLOAT, format.element), format, "top")
-        for one in (rule,) if format.steps else dict.fromkeys((rule, CastRule(_FLOAT, format.element))):
-            yield quantize_kernel(one, format, "global")
+        yield quantize_kernel(rule if format.steps else CastRule(_FLOAT, format.element), format, "globals")
     for kind in () if format.steps is None else finishing(format.steps):
         yield quantize_kernel(rule, format, kind)
     for dst in dict.fromkeys((src, _FLOAT)):

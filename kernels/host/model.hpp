@@ -70,10 +70,27 @@ inline void st_bytes(unsigned char* to, unsigned bytes, unsigned i, unsigned beg
     }
 }
 
-inline void red_max(int* to, int a) {
-    GPUCAST_CHECK_GLOBAL(to, 4);
+
+// Blocks run one after the other, so that these need no order.
+template <typename Word>
+inline void red_max(Word* to, Word a) {
+    GPUCAST_CHECK_GLOBAL(to, sizeof a);
     *to = a > *to ? a : *to;
 }
+template <typename Word>
+inline Word take(Word* at) {
+    GPUCAST_CHECK_GLOBAL(at, sizeof *at);
+    const Word found = *at;
+    *at = 0;
+    return found;
+}
+inline unsigned count_up(unsigned* at, unsigned last) {
+    GPUCAST_CHECK_GLOBAL(at, 4);
+    const unsigned found = *at;
+    *at = found >= last ? 0 : found + 1;
+    return found;
+}
+inline void fence() {}
 
 inline unsigned bits(float a) {
     unsigned d;

@@ -157,7 +157,9 @@ class _Side:
             self._find_transformed(self.how, result, workspace)
             return
         searched = self.x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
-        quantize_on_gpu.find_global_scale(searched, self.src, self.format, result, self.device, workspace)
+        quantize_on_gpu.find_global_scale(
+            searched, self.src, self.format, result, self.device, workspace, is_amax=amax is not None
+        )
 
     def _find_transformed(self, how: Hadamard, result: Any, workspace: Workspace) -> None:
         runs, inner = self.x.size // how.length, math.prod(self.x.shape[self.axis + 1 :])

@@ -140,7 +140,22 @@ GPUCAST_INLINE void fma_rn_f32x2(float a, float b, float factor, float more, flo
         "fma.rn.f32x2 x, x, y, z; mov.b64 {%0, %1}, x;}"
         : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(factor), "f"(more));
 }
+// The same of two factors, and of one factor with two more.
+GPUCAST_INLINE void fma_rn_f32x2(float a, float b, float x, float y, float more, float& c, float& d) {
+    asm("{.reg .b64 x, y, z; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; mov.b64 z, {%6, %6};\n"
+        "fma.rn.f32x2 x, x, y, z; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y), "f"(more));
+}
+GPUCAST_INLINE void fma_rn_f32x2_of(float a, float b, float factor, float x, float y, float& c, float& d) {
+    asm("{.reg .b64 x, y, z; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %4}; mov.b64 z, {%5, %6};\n"
+        "fma.rn.f32x2 x, x, y, z; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(factor), "f"(x), "f"(y));
+}
 // Of two floats and two others.
+GPUCAST_INLINE void mul_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; mul.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y));
+}
 GPUCAST_INLINE void add_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
     asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; add.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
         : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y));

@@ -277,14 +277,14 @@ GPUCAST_INLINE void finish_whole(Stats stats, WarpStats<Stats, Threads>& shared,
 }
 
 // The statistics of the whole array, by n threads: whole blocks of them.
-template <typename V, typename Src, bool two_sided, bool finite_only, u32 Threads, typename Finish>
+template <typename V, typename Src, u32 Threads, typename Finish>
 GPUCAST_INLINE void find_whole(const u8* src, i64 n, const QuantizeArguments& given,
-                               WarpStats<BlockStats<V, two_sided, finite_only>, Threads>& shared, const Finish& finish) {
+                               WarpStats<typename Finish::Stats, Threads>& shared, const Finish& finish) {
     typedef typename V::Word Word;
     // Loads of a turn, and how many of them are looked at together.
     const u32 bytes = Src::bits / 8, vector = 16 / bytes, ahead = 8, some = 4;
     const i64 thread = i64(blockIdx.x) * Threads + threadIdx.x, all = given.blocks.columns;
-    BlockStats<V, two_sided, finite_only> stats = {0, 0};
+    typename Finish::Stats stats = {0, 0};
     // The elements before the first aligned vector; all of them where none is aligned.
     const u32 off = u32(address(src)) & 15;
     i64 head = off % bytes != 0 ? all : off == 0 ? 0 : i64((16 - off) / bytes);
@@ -317,17 +317,13 @@ GPUCAST_INLINE void find_whole(const u8* src, i64 n, const QuantizeArguments& gi
 template <typename F, typename V, typename Float, typename Double, bool keep>
 struct ToScale {
     typedef BlockStats<V, F::two_sided, !F::nan_in_scale> Stats;
-    enum : bool { two_sided = F::two_sided, finite_only = !F::nan_in_scale };
     const QuantizeArguments& given;
-    u8* dst;
 
     GPUCAST_INLINE void operator()(const Stats& stats) const { put_scale<F, V, Float, Double, keep>(stats, 0, 1, given); }
 };
 template <typename F, typename V, typename Float, typename Double>
 struct ToGlobalScale {
     typedef BlockStats<V, false, true> Stats;
-    enum : bool { two_sided = 0, finite_only = 1 };
-    const QuantizeArguments& given;
     u8* dst;
 
     GPUCAST_INLINE void operator()(const Stats& stats) const {
@@ -543,14 +539,14 @@ GPUCAST_INLINE void move_scales(const u8* src, u8* dst, i64 n, const Blocks& blo
         static_cast<void>(src), static_cast<void>(dst), static_cast<void>(n);                                          \
         __VA_ARGS__;                                                                                                   \
     }
-// FINISH: a struct that takes the statistics of the whole array.
+// The last argument is a struct that takes the statistics of the whole array.
 #define GPUCAST_QUANTIZE_WHOLE(NAME, SRC, THREADS, ...)                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n,                                   \
              const __grid_constant__ gpucast::QuantizeArguments given) {                                               \
         using namespace gpucast;                                                                                       \
-        typedef __VA_ARGS__ Finish;                                                                                    \
+        static_cast<void>(dst);                                                                                        \
+        typedef decltype(__VA_ARGS__) Finish;                                                                          \
         __shared__ WarpStats<Finish::Stats, THREADS> shared;                                                           \
-        find_whole<Value<SRC, FLOAT, DOUBLE>, SRC, Finish::two_sided, Finish::finite_only, THREADS>(                   \
-            src, n, given, shared, Finish{given, dst});                                                                \
+        find_whole<Value<SRC, FLOAT, DOUBLE>, SRC, THREADS>(src, n, given, shared, __VA_ARGS__);                       \
     }

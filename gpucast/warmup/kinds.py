@@ -163,8 +163,7 @@ def of_hadamard(format: Format, src: DType, stochastic: bool, length: int) -> It
     rule = CastRule(src, format.element)
     if format.global_scale:
         for strided in (False, True):
-            yield hadamard_kernel(CastRule(src, _FLOAT), "top", length, strided=strided)
-        yield quantize_kernel(CastRule(_FLOAT, format.element), format, "global")
+            yield hadamard_kernel(rule, "top", length, format, strided=strided)
     if takes(format):
         for layout in _layouts(format):
             # Of a pair of transforms one may be none.

@@ -275,6 +275,18 @@ inline void sub_rn_f32x2(float a, float b, float x, float y, float& c, float& d)
     c = sub_rn(a, x);
     d = sub_rn(b, y);
 }
+inline void mul_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    c = mul_rn(a, x);
+    d = mul_rn(b, y);
+}
+inline void fma_rn_f32x2(float a, float b, float x, float y, float more, float& c, float& d) {
+    c = fma_rn(a, x, more);
+    d = fma_rn(b, y, more);
+}
+inline void fma_rn_f32x2_of(float a, float b, float factor, float x, float y, float& c, float& d) {
+    c = fma_rn(a, factor, x);
+    d = fma_rn(b, factor, y);
+}
 inline void mul_rn_f32x2(float a, float b, float factor, float& c, float& d) {
     c = mul_rn(a, factor);
     d = mul_rn(b, factor);

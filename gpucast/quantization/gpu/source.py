@@ -158,9 +158,9 @@ def quantize_kernel(
         "back": f"dequantize_{back_by}, {THREADS}>{arrays}",
         "swizzle": f"move_scales<{moved}, false, {THREADS}>(src, dst, n, given.blocks)",
         "unswizzle": f"move_scales<{moved}, true, {THREADS}>(src, dst, n, given.blocks)",
-        "entire": f"ToScale<{own}, {value}, {both}, false>",
-        "entire_kept": f"ToScale<{own}, {value}, {both}, true>",
-        "top": f"ToGlobalScale<{own}, {value}, {both}>",
+        "entire": f"ToScale<{own}, {value}, {both}, false>{{given}}",
+        "entire_kept": f"ToScale<{own}, {value}, {both}, true>{{given}}",
+        "top": f"ToGlobalScale<{own}, {value}, {both}>{{dst}}",
     }[kind]
     head = format_struct(format, stochastic, own, other, row_scaled=row_scaled, layout=layout)
     threads, line = THREADS, f"GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"

@@ -177,31 +177,20 @@ GPUCAST_INLINE void load_apart(const u8* from, i64 stride, Tile<Bytes>& in) {
 
 // ---- quantizing a fragment ----
 
-// The codes and the scale of the fragment of a thread, which has a block or shares it with its neighbours: `begin` is the
-// index of its first element in the result, whose rows have so many columns. Of a thread with nothing to do (`here`) others
-// may need the numbers: all lanes of a warp must call this.
-template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Fragment_>
-GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, bool here, i64 begin, i64 columns, const HadamardResult& result,
-                                      float uniform, float factor, const Random& random) {
+// The codes and the scale of a fragment, by the statistics of its block: `begin` is the index of its first element in the
+// result, whose rows have so many columns.
+template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Fragment_, typename Stats>
+GPUCAST_INLINE void put_fragment(const Fragment_& fragment, const Stats& stats, bool finite, i64 begin, i64 columns,
+                                 const HadamardResult& result, const Common<F, Scales>& common, const Random& random) {
     typedef typename Fragment_::Held Held;
     typedef typename F::element DType;
     typedef typename CodeOf<F::scale::bits>::type ScaleCode;
-    typedef Value<Held, Float, Double> V;
     const u32 lanes = Block / part_size;
-    BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
-    const bool finite = stats.template add_tile<Held, part_size>(fragment.x);
-    merge<lanes>(stats);
-    if (!here) return;
-    float global = uniform;
-    if constexpr (F::row_scaled) {
-        global = global_value<F>(result.global_scale, begin, columns);
-        if constexpr (Scales::chooses) factor = reciprocal_of(global);
-    }
-    Scale scale = scale_of<F, Float, Double>(stats, global);
+    Scale scale = scale_of<F, Float, Double>(stats, common.global);
     Tile<part_size * DType::bits / 8> codes = {};
     if constexpr (Scales::chooses) {
         static_assert(lanes == 1, "a block of a thread's own");
-        choose<F, Scales, Held, Float, Double>(fragment.x, stats, finite, global, factor, random, scale, codes);
+        choose<F, Scales, Held, Float, Double>(fragment.x, stats, finite, common, random, scale, codes);
     }
     if (threadIdx.x % lanes == 0) {
         const i64 place = begin / Block;
@@ -216,18 +205,37 @@ GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, bool here, i64 
     }
     if constexpr (!Scales::chooses || F::stochastic) {
         codes = {};
-        const Divisor<F, Held, Float, Double> divisor(scale, global);
+        const Divisor<F, Held, Float, Double> divisor(scale, common.global.scale);
         divisor.template tile<part_size, !F::zero_points && !Scales::chooses>(fragment.x, codes, begin, finite || F::nan_in_scale, random);
     }
     store_aligned(result.data + begin * i64(DType::bits) / 8, codes);
 }
 
-// The global scale that all blocks of a result have, and for two scales to choose from its reciprocal.
-template <typename F, typename Scales>
-GPUCAST_INLINE void uniform_values(const HadamardResult& result, float& global, float& factor) {
-    global = F::row_scaled ? 1 : global_value<F>(result.global_scale);
-    factor = 0;
-    if constexpr (Scales::chooses && !F::row_scaled) factor = reciprocal_of(global);
+// The same of a thread that has a block or shares it with its neighbours. All lanes of a warp must call this: of one with
+// nothing to do (not `here`) others may need the numbers.
+template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Fragment_>
+GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, bool here, i64 begin, i64 columns, const HadamardResult& result,
+                                      const Common<F, Scales>& of_all, const Random& random) {
+    typedef typename Fragment_::Held Held;
+    typedef Value<Held, Float, Double> V;
+    const u32 lanes = Block / part_size;
+    BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
+    const bool finite = stats.template add_tile<Held, part_size>(fragment.x);
+    merge<lanes>(stats);
+    if (!here) return;
+    if constexpr (F::row_scaled) {
+        const Common<F, Scales> own(global_value<F>(result.global_scale, begin, columns));
+        put_fragment<F, Scales, Float, Double, Block>(fragment, stats, finite, begin, columns, result, own, random);
+    } else {
+        put_fragment<F, Scales, Float, Double, Block>(fragment, stats, finite, begin, columns, result, of_all, random);
+    }
+}
+
+// The global scale of all blocks of a result, unless each row has its own.
+template <typename F>
+GPUCAST_INLINE float common_value(const HadamardResult& result) {
+    if constexpr (F::row_scaled) return 1;
+    else return global_value<F>(result.global_scale);
 }
 
 // Fragments along the rows of an array: `Turns` of a thread, of which the next one is on its way during each.
@@ -236,18 +244,18 @@ GPUCAST_INLINE void quantize_fragments(const u8* src, i64 n, const HadamardArgum
     typedef Tile<part_size * Src::bits / 8> SrcTile;
     const u32 width = part_size * Threads;
     i64 begin = block_number<F, Turns * width>(n) * (Turns * width) + threadIdx.x * part_size;
-    float global, factor;
-    uniform_values<F, Scales>(given.same, global, factor);
-    SrcTile next = {};
-    if (begin < n) load_aligned(src + begin * i64(Src::bits / 8), next);
+    const Common<F, Scales> common(common_value<F>(given.same));
+    // In place of what lies behind the array threads read its end again.
+    const i64 last = n - part_size;
+    SrcTile next;
+    load_aligned(src + (begin < n ? begin : last) * i64(Src::bits / 8), next);
 #pragma unroll 1
     for (u32 turn = 0; turn < Turns; ++turn, begin += width) {
         const SrcTile in = next;
-        next = {};
-        if (turn + 1 < Turns && begin + width < n) load_aligned(src + (begin + width) * i64(Src::bits / 8), next);
+        if (turn + 1 < Turns) load_aligned(src + (begin + width < n ? begin + width : last) * i64(Src::bits / 8), next);
         Fragment<Src, Float, Double, Length> fragment;
         fragment.take(in, given.signs);
-        quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin < n, begin, given.columns, given.same, global, factor, given.random);
+        quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin < n, begin, given.columns, given.same, common, given.random);
     }
 }
 
@@ -366,11 +374,10 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
         load_aligned(from + row * given.columns * bytes + column * bytes, vector);
         store_words(shared.at(row, column), vector.word);
     }
-    float global, factor;
     GPUCAST_BARRIER();
     if constexpr (G::same) {
         const u32 across = G::columns / part_size;
-        uniform_values<F, Scales>(given.same, global, factor);
+        const Common<F, Scales> common(common_value<F>(given.same));
 #pragma unroll 1
         for (u32 k = threadIdx.x; k < G::rows * across; k += u32(G::threads)) {
             const u32 row = k / across, column = k % across * part_size;
@@ -380,12 +387,12 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
             Fragment<Src, Float, Double, G::same_run> fragment;
             fragment.take(in, given.signs);
             const i64 begin = (matrix * given.rows + first_row + row) * given.columns + first_column + column;
-            quantize_fragment<F, Scales, Float, Double, Block>(fragment, here, begin, given.columns, given.same, global, factor, given.random);
+            quantize_fragment<F, Scales, Float, Double, Block>(fragment, here, begin, given.columns, given.same, common, given.random);
         }
     }
     if constexpr (G::swapped) {
         const u32 down = G::rows / part_size;
-        uniform_values<F, Scales>(given.swapped, global, factor);
+        const Common<F, Scales> common(common_value<F>(given.swapped));
 #pragma unroll 1
         for (u32 k = threadIdx.x; k < G::columns * down; k += u32(G::threads)) {
             // Neighbouring threads take neighbours in the result.
@@ -401,7 +408,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
             Fragment<Src, Float, Double, G::swapped_run> fragment;
             fragment.take(in, given.signs);
             const i64 begin = (matrix * given.columns + first_column + column) * given.rows + first_row + row;
-            quantize_fragment<F, Scales, Float, Double, Block>(fragment, here, begin, given.rows, given.swapped, global, factor, given.random);
+            quantize_fragment<F, Scales, Float, Double, Block>(fragment, here, begin, given.rows, given.swapped, common, given.random);
         }
     }
 }
@@ -409,8 +416,9 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
 }  // namespace gpucast
 
 // Macros, because a kernel's name is that of its work; gpucast/quantization/gpu/hadamard_source.py writes the rest.
-#define GPUCAST_HADAMARD(NAME, THREADS, ...)                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+// RESIDENT: blocks of an SM at a time, whose registers must suffice.
+#define GPUCAST_HADAMARD(NAME, THREADS, RESIDENT, ...)                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                    \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64 n,                                       \
              const __grid_constant__ gpucast::HadamardArguments given) {                                               \
         using namespace gpucast;                                                                                       \

@@ -40,104 +40,135 @@ GPUCAST_INLINE float squared_error(const Tile<Bytes>& in, const Scale& scale, fl
     return error;
 }
 
-// The elements of FLOAT4E2M1 nearest to eight quotients, by the two products of `ReciprocalCodes`.
+// Eight quotients rounded to FLOAT4E2M1, by a product of `ReciprocalCodes`.
 template <typename F>
 struct Rounded {
     typedef ReciprocalCodes<typename F::element, F> Codes;
+    enum : u32 { words = Codes::by_cvt ? 1 : 4 };
     // By a conversion eight codes. Else pairs of FLOAT16s, of which bits 9 to 11 are a code and bit 15 is its sign: in
     // value 2^-14 times the element's. Elements 0 and 2, 4 and 6, 1 and 3, 5 and 7 are pairs.
-    u32 held[Codes::by_cvt ? 1 : 4];
+    u32 held[words];
 
-    // Adds bits to `open` where a quotient is too near the midpoint of two codes, or beyond the largest one.
-    GPUCAST_INLINE void round(const float (&x)[8], float below, float above, u32& open) {
+    GPUCAST_INLINE void round(const float (&x)[8], float r) {
         if constexpr (Codes::by_cvt) {
-            held[0] = converted(x, below);
-            open |= held[0] ^ converted(x, above);
+            float product[8];
+#pragma unroll
+            for (u32 i = 0; i < 8; i += 2) ptx::mul_rn_f32x2(x[i], x[i + 1], r, product[i], product[i + 1]);
+            held[0] = ptx::cvt_e2m1x8(product);
         } else {
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
-                const u32 first = i % 2 * 4 + i / 2;
-                const float p = x[first], q = x[first + 2];
-                const u32 low = ptx::cvt_rz_f16x2(ptx::mul_rn(p, below), ptx::mul_rn(q, below)) + repeated<16>(0x100);
-                const u32 high = ptx::cvt_rz_f16x2(ptx::mul_rn(p, above), ptx::mul_rn(q, above)) + repeated<16>(0x100);
-                held[i] = low;
-                open |= ((low ^ high) | (low & repeated<16>(0x7000))) & repeated<16>(0x7e00);
+                const float p = x[place(2 * i)], q = x[place(2 * i + 1)];
+                held[i] = ptx::cvt_rz_f16x2(ptx::mul_rn(p, r), ptx::mul_rn(q, r)) + repeated<16>(0x100);
             }
         }
     }
-    // The elements, in the order of the pairs, times 2^-14 where there is no conversion.
+    // The elements, times 2^-14 where there is no conversion.
     GPUCAST_INLINE void values(float (&value)[8]) const {
 #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
-            const u32 pair = Codes::by_cvt ? ptx::cvt_f16x2_e2m1(held[0] >> 8 * i) : held[i % (Codes::by_cvt ? 1 : 4)] & repeated<16>(0x8e00);
+            const u32 pair = Codes::by_cvt ? ptx::cvt_f16x2_e2m1(held[0] >> 8 * i) : held[i % words] & repeated<16>(0x8e00);
             ptx::cvt_f32_f16x2(pair, value[place(2 * i)], value[place(2 * i + 1)]);
         }
     }
     static GPUCAST_CONSTANT float lift() { return Codes::by_cvt ? 1.0f : 16384.0f; }
     GPUCAST_INLINE u32 codes() const {
-        if constexpr (Codes::by_cvt) {
-            return held[0];
-        } else {
-            const u32 even = ptx::prmt(held[0], held[1], 0x7531), odd = ptx::prmt(held[2], held[3], 0x7531);
-            return Codes::nibbles(even, odd);
-        }
+        if constexpr (Codes::by_cvt) return held[0];
+        else return Codes::nibbles(ptx::prmt(held[0], held[1 % words], 0x7531), ptx::prmt(held[2 % words], held[3 % words], 0x7531));
     }
+    // The bits by which codes differ.
+    static GPUCAST_CONSTANT u32 mask() { return Codes::by_cvt ? ~0u : repeated<16>(0x7e00); }
 
 private:
     // The number of the element that is number i of the pairs.
     static GPUCAST_CONSTANT u32 place(u32 i) { return Codes::by_cvt ? i : i / 2 % 2 * 4 + i / 4 + i % 2 * 2; }
-    static GPUCAST_INLINE u32 converted(const float (&x)[8], float r) {
-        float product[8];
-#pragma unroll
-        for (u32 i = 0; i < 8; i += 2) ptx::mul_rn_f32x2(x[i], x[i + 1], r, product[i], product[i + 1]);
-        return ptx::cvt_e2m1x8(product);
+};
+
+// A scale to try: the numbers that bracket its reciprocal, and its own value, negative.
+template <typename F, typename Float>
+struct Tried {
+    float below, above, minus;
+    bool in_range;
+
+    GPUCAST_INLINE Tried(u32 code, float global) {
+        const float s = narrow_scale<F, Float>(code);
+        const Quotient by(s, global);
+        const u32 lowered = Rounded<F>::Codes::lowered;
+        below = ptx::as_float(ptx::bits(by.reciprocal(-2)) - lowered);
+        above = ptx::as_float(ptx::bits(by.reciprocal(2)) - lowered);
+        minus = ptx::neg(ptx::mul_rn(s, Rounded<F>::lift()));
+        in_range = by.in_range();
     }
 };
 
-// The choice for a block of 16 finite numbers by FLOATs and one look at each; false where a quotient is not decided that
-// way. `F` is the format with the scale `six`.
+// The choice for a block of 16 finite numbers by FLOATs, in one look at each; false where that does not decide.
+//
+// One product with each reciprocal gives a code, which is another one than the quotient's only where that is within 2^-20
+// of the midpoint m of two codes. The error of such an element is half the distance d of the two codes by either of them,
+// within 2^-20 * m, and 2 * m is at most 7 * d: its square is off by less than 2^-15 of itself, and so is the sum of the
+// squares, for whose own roundings 2^-19 suffices. Where the sums of the two scales are farther apart than 2^-14 of the
+// larger one, the right codes make the same choice. Only codes by the scale that is chosen have to be right.
 template <typename F, typename V, typename Held, typename Float, u32 Bytes, u32 CodeBytes>
-GPUCAST_INLINE bool choose_quickly(const Tile<Bytes>& in, Scale& six, const Scale& four, float global, float factor, Tile<CodeBytes>& codes) {
+GPUCAST_INLINE bool choose_quickly(
+    const Tile<Bytes>& in, float amax, Scale& six, const Scale& four, float global, float factor, Tile<CodeBytes>& codes) {
     typedef Rounded<F> Half;
-    const float s = narrow_scale<F, Float>(six.code), t = narrow_scale<F, Float>(four.code);
-    const Quotient by_six(s, global), by_four(t, global);
-    const u32 lowered = Half::Codes::lowered;
-    const float six_below = ptx::as_float(ptx::bits(by_six.reciprocal(-2)) - lowered);
-    const float six_above = ptx::as_float(ptx::bits(by_six.reciprocal(2)) - lowered);
-    const float four_below = ptx::as_float(ptx::bits(by_four.reciprocal(-2)) - lowered);
-    const float four_above = ptx::as_float(ptx::bits(by_four.reciprocal(2)) - lowered);
-    const float minus_s = ptx::neg(ptx::mul_rn(s, Half::lift())), minus_t = ptx::neg(ptx::mul_rn(t, Half::lift()));
+    const Tried<F, Float> by_six(six.code, global), by_four(four.code, global);
     Half of_six[2], of_four[2];
-    u32 open = 0;
-    float error = 0, other_error = 0;
+    float x[16], error = 0, other_error = 0;
+#pragma unroll
+    for (u32 i = 0; i < 16; ++i) x[i] = ptx::as_float(narrow_bits<V>(V::of(get<Held::bits, typename V::Word>(in, i))));
 #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
-        float x[8], value[8], other[8];
+        float some[8], y[8], value[8], other[8];
 #pragma unroll
-        for (u32 i = 0; i < 8; ++i) x[i] = ptx::as_float(narrow_bits<V>(V::of(get<Held::bits, typename V::Word>(in, 8 * half + i))));
-        of_six[half].round(x, six_below, six_above, open);
-        of_four[half].round(x, four_below, four_above, open);
+        for (u32 i = 0; i < 8; ++i) some[i] = x[8 * half + i];
+        of_six[half].round(some, by_six.below);
+        of_four[half].round(some, by_four.below);
         of_six[half].values(value);
         of_four[half].values(other);
 #pragma unroll
+        for (u32 i = 0; i < 8; i += 2) {
+            if constexpr (GPUCAST_ARCH >= 1000) ptx::mul_rn_f32x2(some[i], some[i + 1], factor, y[i], y[i + 1]);
+            else y[i] = ptx::mul_rn(some[i], factor), y[i + 1] = ptx::mul_rn(some[i + 1], factor);
+        }
+#pragma unroll
         for (u32 i = 0; i < 8; ++i) {
-            const float y = ptx::mul_rn(x[i], factor);
             float rest, other_rest, square, other_square;
             if constexpr (GPUCAST_ARCH >= 1000) {
-                ptx::fma_rn_f32x2(value[i], other[i], minus_s, minus_t, y, rest, other_rest);
+                ptx::fma_rn_f32x2(value[i], other[i], by_six.minus, by_four.minus, y[i], rest, other_rest);
                 ptx::mul_rn_f32x2(rest, other_rest, rest, other_rest, square, other_square);
                 ptx::add_rn_f32x2(error, other_error, square, other_square, error, other_error);
             } else {
-                rest = ptx::fma_rn(value[i], minus_s, y), other_rest = ptx::fma_rn(other[i], minus_t, y);
+                rest = ptx::fma_rn(value[i], by_six.minus, y[i]), other_rest = ptx::fma_rn(other[i], by_four.minus, y[i]);
                 error = ptx::add_rn(error, ptx::mul_rn(rest, rest));
                 other_error = ptx::add_rn(other_error, ptx::mul_rn(other_rest, other_rest));
             }
         }
     }
-    if (!by_six.in_range() || !by_four.in_range() || open != 0) return false;
     const bool is_four = other_error < error;
+    const float larger = ptx::max(error, other_error), apart = ptx::abs(ptx::sub_rn(error, other_error));
+    const Tried<F, Float>& chosen = is_four ? by_four : by_six;
+    const float above = chosen.above;
+    u32 differ = 0;
 #pragma unroll
-    for (u32 half = 0; half < 2; ++half) codes.word[half] = is_four ? of_four[half].codes() : of_six[half].codes();
+    for (u32 half = 0; half < 2; ++half) {
+        Half best, other;
+        float some[8];
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) some[i] = x[8 * half + i];
+        other.round(some, above);
+#pragma unroll
+        for (u32 i = 0; i < u32(Half::words); ++i) {
+            best.held[i] = is_four ? of_four[half].held[i] : of_six[half].held[i];
+            differ |= best.held[i] ^ other.held[i];
+        }
+        codes.word[half] = best.codes();
+    }
+    // Zeros have no error. FLOAT16s have room for quotients below 7, which are at most 6 rounded; none is NaN.
+    const float most = ptx::mul_rn(amax, ptx::max(by_six.above, by_four.above));
+    const bool is_clear = ptx::mul_rn(larger, ptx::as_float(113u << 23)) < apart || larger == 0;
+    const bool fits = most < ptx::as_float(0x40e00000 - u32(Half::Codes::lowered));
+    if (!is_clear || !fits || !by_six.in_range || !by_four.in_range || (differ & Half::mask()) != 0) return false;
     if (is_four) six = four;
     return true;
 }
@@ -154,25 +185,41 @@ struct TwoScales {
     enum : bool { chooses = 1 };
 };
 
+// What all blocks of a result have in common: the global scale, for each scale that is tried, and its reciprocal.
+template <typename F, typename Scales>
+struct Common {
+    Global<F> global;
+    GPUCAST_INLINE explicit Common(float value) : global(value) {}
+};
+template <typename F, typename Six, typename Four>
+struct Common<F, TwoScales<Six, Four>> {
+    Global<F> global;
+    Global<Four> by_four;
+    float factor;
+    GPUCAST_INLINE explicit Common(float value) : global(value), by_four(value), factor(reciprocal_of(value)) {}
+};
+
 // The scale of a block and its codes: `scale` is the one by 6.
 template <typename F, typename Scales, typename Held, typename Float, typename Double, typename Stats, u32 Bytes, u32 CodeBytes>
-GPUCAST_INLINE void choose(const Tile<Bytes>& block, const Stats& stats, bool finite, float global, float factor,
+GPUCAST_INLINE void choose(const Tile<Bytes>& block, const Stats& stats, bool finite, const Common<F, Scales>& common,
                            const Random& random, Scale& scale, Tile<CodeBytes>& codes) {
     typedef Value<Held, Float, Double> V;
     typedef typename Scales::Six Six;
     typedef typename Scales::Four Four;
     const u32 count = Bytes * 8 / Held::bits;
-    const Scale four = scale_of<Four, Float, Double>(stats, global);
+    const float global = common.global.scale;
+    const Scale four = scale_of<Four, Float, Double>(stats, common.by_four);
     if constexpr (!V::wide && GPUCAST_ARCH >= 800) {
         static_assert(count == 16 && F::element::bits == 4, "blocks of NVFP4");
-        if (finite && choose_quickly<Six, V, Held, Float>(block, scale, four, global, factor, codes)) return;
+        const float amax = ptx::as_float(stats.high);
+        if (finite && choose_quickly<Six, V, Held, Float>(block, amax, scale, four, global, common.factor, codes)) return;
         ptx::mark_rare();
     }
     float y[count];
 #pragma unroll
     for (u32 i = 0; i < count; ++i) {
         const u32 x = narrow_bits<V>(V::of(get<Held::bits, typename V::Word>(block, i)));
-        y[i] = ptx::mul_rn(ptx::as_float(x), factor);
+        y[i] = ptx::mul_rn(ptx::as_float(x), common.factor);
     }
     Tile<CodeBytes> other;
     const float of_six = squared_error<Six, Held, Float, Double>(block, scale, global, y, random, codes);

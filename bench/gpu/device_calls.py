@@ -185,11 +185,17 @@ def _quantized(place: Place, x: Array, format: str, more: dict[str, Any], given:
 
 
 def _quantizing(
-    family: str, src: str, format: str, more: dict[str, Any], given: dict[str, Any] | None = None
+    family: str,
+    src: str,
+    format: str,
+    more: dict[str, Any],
+    given: dict[str, Any] | None = None,
+    numbers: Array = X,
+    what: str = "",
 ) -> DeviceCall:
-    """A call with `out`, and one without. `given`: arrays by keyword."""
-    name = f"{src} to {format}{_words(more)}{''.join(f', given {name}' for name in given or ())}"
-    x = gpucast.reference.cast(X, src)
+    """A call with `out`, and one without. `given`: arrays by keyword; `what`: a word for the numbers."""
+    name = f"{src} to {format}{_words(more)}{''.join(f', given {name}' for name in given or ())}{what and f', {what}'}"
+    x = gpucast.reference.cast(numbers, src)
     return DeviceCall(family, name, partial(_quantized, x=x, format=format, more=more, given=given or {}))
 
 
@@ -242,7 +248,9 @@ def _dequantize_calls() -> Iterator[DeviceCall]:
 
 
 def _transformed(place: Place, length: int, src: str, to: str, axis: int, inverse: bool) -> Any:
-    x, out = place("x", gpucast.reference.cast(X, src)), _empty(place, "out", to)
+    # Runs along the first axis have as many numbers as it.
+    numbers = X if axis else X.reshape(-1, ROWS)
+    x, out = place("x", gpucast.reference.cast(numbers, src)), _empty(place, "out", to, numbers.shape)
     return gpucast.hadamard(x, length, axis=axis, to=to, inverse=inverse, seed=2, out=out)
 
 
@@ -250,7 +258,8 @@ def _hadamard_calls() -> Iterator[DeviceCall]:
     for length, src, to, axis, inverse in (
         (16, "FLOAT", "FLOAT", -1, False), (32, "BFLOAT16", "FLOAT", 0, False), (64, "FLOAT16", "FLOAT16", -1, True),
         (128, "FLOAT", "BFLOAT16", -1, False), (16, "DOUBLE", "DOUBLE", 0, True),
-        (16, "BFLOAT16", "BFLOAT16", -1, False),
+        (16, "BFLOAT16", "BFLOAT16", -1, False), (64, "FLOAT", "FLOAT", 0, True),
+        (128, "BFLOAT16", "FLOAT16", 0, False), (128, "FLOAT16", "FLOAT", -1, True), (32, "FLOAT", "DOUBLE", -1, False),
     ):  # fmt: skip
         yield DeviceCall(
             "hadamard",
@@ -262,6 +271,11 @@ def _hadamard_calls() -> Iterator[DeviceCall]:
     ):
         keywords = {"transpose": transpose, "hadamard": length, "seed": 2}
         yield _quantizing("hadamard", "BFLOAT16" if length == 16 else "FLOAT", format, keywords)
+    square = np.concatenate([X, -3 * X]).reshape(-1, 128)
+    for format, src, length in (("nvfp4", "BFLOAT16", 128), ("mxfp8e4m3", "FLOAT", 64), ("int8_64", "BFLOAT16", 128)):
+        for transpose in (False, True, "both"):
+            keywords = {"transpose": transpose, "hadamard": length, "seed": 2}
+            yield _quantizing("hadamard", src, format, keywords, numbers=X if transpose is False else square)
     yield _quantizing("hadamard", "BFLOAT16", "nvfp4", {"transpose": "both", "hadamard": (None, 16)})
     yield _quantizing("hadamard", "FLOAT", "mxfp8e4m3", {"hadamard": 32, "axis": 0})
     yield _quantizing("hadamard", "BFLOAT16", "nvfp4", {"hadamard": 16, "scale_layout": "128x4"})
@@ -274,6 +288,22 @@ def _four_over_six_calls() -> Iterator[DeviceCall]:
     yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {"hadamard": 16, "transpose": "both"})
     of_rows: dict[str, Any] = {"scale": np.full(ROWS, 0.01, np.float32)}
     yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {}, of_rows)
+    for what, numbers in _hard_numbers().items():
+        for src, scale in (("FLOAT", None), ("BFLOAT16", 0.25), ("BFLOAT16", 1e-4)):
+            given = {} if scale is None else {"scale": np.array([scale], np.float32)}
+            yield _quantizing(
+                "4over6", src, "nvfp4_4over6", {}, given, numbers, f"{what}{'' if scale is None else f' by {scale}'}"
+            )
+
+
+def _hard_numbers() -> dict[str, Array]:
+    """Numbers of which the choice of a scale is close, codes are midpoints, or blocks are not finite."""
+    random = np.random.default_rng(3)
+    midpoints = random.integers(-28, 29, (ROWS, COLUMNS)).astype(np.float32) / 4
+    not_finite = X.copy()
+    not_finite[::3, ::40] = np.nan
+    not_finite[1::3, ::50] = np.inf
+    return {"midpoints": midpoints, "not finite": not_finite, "large": X * np.float32(1e30)}
 
 
 def _quantized_groups(place: Place, src: str, format: str, more: dict[str, Any], scale: Array | None) -> Any:

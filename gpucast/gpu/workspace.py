@@ -21,8 +21,8 @@ gpu.ON_NEW_DRIVER.append(_CELLS.clear)
 
 
 class Workspace:
-    """The memory of a call on a device apart from its results, by name. A result keeps its workspace (`kept`), so a call
-    that writes it again allocates nothing and can be captured in a CUDA graph.
+    """The memory of a call on a device apart from its results, by name. A result keeps its workspace (`kept`), so a
+    call that writes it again allocates nothing and can be captured in a CUDA graph.
     """
 
     def __init__(self, caller: str, device: int, *, kept: bool = False) -> None:

@@ -38,9 +38,9 @@ namespace { void wait_for_block(); }
 """
 
 #: How threads become loops, after the built-ins of CUDA. A thread runs until it waits for others or ends. The next one
-#: goes on with the stack of one that has ended, and else gets a stack of its own, so that a kernel without barriers is a
-#: plain loop. Lanes of a warp wait for each other in shuffles, threads of a block at barriers; those that have ended are
-#: not waited for.
+#: goes on with the stack of one that has ended, and else gets a stack of its own, so that a kernel without barriers is
+#: a plain loop. Lanes of a warp wait for each other in shuffles, threads of a block at barriers; those that have ended
+#: are not waited for.
 _THREADS = """
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -106,7 +106,8 @@ void run_block() {
     for (unsigned stack = 0; running.next < running.threads; ++stack) {
         Stack& one = stacks[stack];
         if (!one.memory) {
-            one.memory = (char*)mmap(nullptr, stack_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            const int use = PROT_READ | PROT_WRITE, kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+            one.memory = (char*)mmap(nullptr, stack_bytes, use, kind, -1, 0);
         }
         getcontext(&one.context);
         one.context.uc_stack.ss_sp = one.memory;

@@ -142,7 +142,14 @@ def hadamard_kernel(
         line = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {threads}, {of_format}, {block})\n"
     elif kind == "rows":
         elements, numbers = PART * _TURNS, f"{length}, {block}, {_TURNS}, {THREADS}"
-        line = f"GPUCAST_HADAMARD({name}, {THREADS}, quantize_fragments<{of_format}, {numbers}>(src, n, given))\n"
+        # Two scales to choose from, random words, and quotients of DOUBLEs take more registers.
+        resident = 8
+        if stochastic or src.bits == 64:
+            resident = 4
+        elif format is not None and format.rule == "4over6":
+            resident = 6 if src.bits == 16 and length == 0 else 5
+        call = f"quantize_fragments<{of_format}, {numbers}>(src, n, given)"
+        line = f"GPUCAST_HADAMARD({name}, {THREADS}, {resident}, {call})\n"
     elif kind == "top":
         elements, threads = 1, PART_THREADS
         to = f"ToGlobalScale<{name}_format, Value<FLOAT, {both}>, {both}>{{dst}}"

@@ -30,9 +30,10 @@ from gpucast.quantization.steps import Steps
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
 #: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which
-#: vectors of 16 bytes have side by side. "entire" computes the scale of one block that is the whole array, in one launch
-#: ("entire_kept" as "kept"), "top" the global scale, "globals" those of rows from the largest magnitude of each. "back"
-#: dequantizes. "swizzle" and "unswizzle" reorder scales. "finish" and "finish_global" end what formats with steps began.
+#: vectors of 16 bytes have side by side. "entire" computes the scale of one block that is the whole array, in one
+#: launch ("entire_kept" as "kept"), "top" the global scale, "globals" those of rows from the largest magnitude of each.
+#: "back" dequantizes. "swizzle" and "unswizzle" reorder scales. "finish" and "finish_global" end what formats with
+#: steps began.
 Kind = Literal[
     "rows", "extremes", "columns", "scales", "kept", "entire", "entire_kept", "top", "globals", "elements", "finish",
     "finish_global", "back", "swizzle", "unswizzle",
@@ -69,8 +70,8 @@ QUANTIZE = Fields(
         ("zero_points", "u8*"),
         # The FLOAT that multiplies all scales, in formats that have it.
         ("global_scale", "const float*"),
-        # Statistics from one pass to the next: `parts` of every block. Of a block that is the whole array: its cell, which
-        # is zero before and after each launch.
+        # Statistics from one pass to the next: `parts` of every block. Of a block that is the whole array: its cell,
+        # which is zero before and after each launch.
         ("stats", "u8*"),
         ("parts", "i64"),
         ("chunk", "i64"),

@@ -88,6 +88,9 @@ class HostDriver:
     def stream(self) -> int:
         return self.streams[self.index]
 
+    def multiprocessors(self) -> int:
+        return 1
+
     def capturing(self) -> bool:
         return self.capture
 

@@ -306,11 +306,15 @@ def _hard_numbers() -> dict[str, Array]:
     return {"midpoints": midpoints, "not finite": not_finite, "large": X * np.float32(1e30)}
 
 
-def _quantized_groups(place: Place, src: str, format: str, more: dict[str, Any], scale: Array | None) -> Any:
-    x = gpucast.reference.cast(X, src)
+def _quantized_groups(
+    place: Place, src: str, format: str, more: dict[str, Any], scale: Array | None, times: int = 1
+) -> Any:
+    """`times`: so often as many rows, and groups."""
+    x = gpucast.reference.cast(np.tile(X, (times, 1)), src)
+    offsets = np.concatenate([ENDS + ROWS * i for i in range(times)]).astype(np.int32)
     given: dict[str, Any] = {} if scale is None else {"scale": scale}
-    made = gpucast.quantize_grouped(x, ENDS, format, **more, **given)
-    ends, out, there = place("offsets", ENDS), _like(place, "out", made), place("x", x)
+    made = gpucast.quantize_grouped(x, offsets, format, **more, **given)
+    ends, out, there = place("offsets", offsets), _like(place, "out", made), place("x", x)
     given = {name: place(name, array) for name, array in given.items()}
     return (
         gpucast.quantize_grouped(there, ends, format, out=out, **more, **given),
@@ -338,6 +342,10 @@ def _grouped_calls() -> Iterator[DeviceCall]:
         name = f"{src} to {format}{_words(more)}{', scale' * (scale is not None)}"
         call = partial(_quantized_groups, src=src, format=format, more=more, scale=scale)
         yield DeviceCall("grouped", name, call)
+    # More tiles than blocks that stay on one SM.
+    for src, format, more in (("BFLOAT16", "mxfp8e4m3", {"scale_layout": "128x4"}), ("FLOAT", "mxfp4", {"pad": 32})):
+        call = partial(_quantized_groups, src=src, format=format, more=more, scale=None, times=6)
+        yield DeviceCall("grouped", f"{src} to {format}{_words(more)}, many tiles", call)
     for src, to, pad in (("FLOAT", "FLOAT8E4M3FN", 16), ("BFLOAT16", "FLOAT16", 1), ("FLOAT", "FLOAT4E2M1", 1)):
         yield DeviceCall("grouped", f"cast {src} to {to}", partial(_cast_groups, src=src, to=to, pad=pad))
 

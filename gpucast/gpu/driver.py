@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from ctypes import CFUNCTYPE, addressof, c_int, c_void_p, create_string_buffer
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -69,6 +69,9 @@ class Driver(Protocol):
     @property
     def argument_bytes(self) -> int:
         """The most bytes of arguments that a kernel takes."""
+
+    def multiprocessors(self) -> int:
+        """How many SMs the current device has."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
         """An array without gaps on the current device, C-contiguous where no strides are given.
@@ -253,6 +256,16 @@ class CupyDriver:
         versions = nvidia.cuda_version() or (0, 0), compiler.compiler().version
         return ARGUMENT_BYTES[min(versions) >= LARGE_ARGUMENTS]
 
+    def multiprocessors(self) -> int:
+        return self._multiprocessors(self.current())
+
+    @staticmethod
+    @lru_cache
+    def _multiprocessors(device: int) -> int:
+        from cupy_backends.cuda.api import runtime
+
+        return int(runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device))
+
     @cached_property
     def empty(self) -> Callable[..., Any]:
         import cupy
@@ -372,7 +385,10 @@ array_arguments = ARRAY.pack
 def launch(kernel: Kernel, device: int, src: int, dst: int, n: int, given: bytes = b"") -> None:
     """Launch a kernel of one array on the current device, whose index is `device`, for n > 0 elements at these
     addresses. `given`: the bytes of the struct after the other arguments. RuntimeError as for `load`."""
-    load(kernel, device)(kernel.blocks(n, dst), array_arguments(src, 0, dst, n) + given)
+    blocks = kernel.blocks(n, dst)
+    if kernel.resident:
+        blocks = min(blocks, kernel.resident * _driver.multiprocessors())
+    load(kernel, device)(blocks, array_arguments(src, 0, dst, n) + given)
 
 
 def load_everywhere(kernels: Iterable[Kernel]) -> None:

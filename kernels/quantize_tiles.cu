@@ -42,12 +42,15 @@ struct TileKernel {
     i64 matrices;
 
     GPUCAST_INLINE TileKernel(const u8* array, i64 n, const TileArguments& arguments, Memory& memory) : given(arguments), shared(memory) {
-        const u32 line = blockIdx.x / given.tiles_across, above = line / given.tiles_down;
+        // Where another pass over the array came before, the last tiles come first.
+        const bool is_second = F::global_scale || Shape::everywhere || G::whole_columns;
+        const u32 number = is_second ? u32(from_behind<u32(Shape::tile)>(n)) : blockIdx.x;
+        const u32 line = number / given.tiles_across, above = line / given.tiles_down;
         matrix = above;
         const i64 tiles = i64(given.tiles_down) * given.tiles_across;
         matrices = (matrix + 1) * tiles * u32(Shape::tile) == n ? matrix + 1 : matrix + 2;
         first_row = i64(line - above * given.tiles_down) * G::tile_rows;
-        first_column = i64(blockIdx.x - line * given.tiles_across) * G::tile_columns;
+        first_column = i64(number - line * given.tiles_across) * G::tile_columns;
         src = array + ((matrix * given.rows + first_row) * given.columns + first_column) * bytes;
         const i64 below = given.rows - first_row, right = given.columns - first_column;
         rows = below < i64(G::tile_rows) ? u32(below) : u32(G::tile_rows);

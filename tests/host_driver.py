@@ -88,8 +88,9 @@ class HostDriver:
     def stream(self) -> int:
         return self.streams[self.index]
 
-    def multiprocessors(self) -> int:
-        return 1
+    def resident(self, kernel: Kernel) -> int:
+        assert kernel.stays
+        return 3
 
     def capturing(self) -> bool:
         return self.capture

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from ctypes import CFUNCTYPE, addressof, c_int, c_void_p, create_string_buffer
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -70,8 +70,8 @@ class Driver(Protocol):
     def argument_bytes(self) -> int:
         """The most bytes of arguments that a kernel takes."""
 
-    def multiprocessors(self) -> int:
-        """How many SMs the current device has."""
+    def resident(self, kernel: Kernel) -> int:
+        """How many blocks of a kernel, which is loaded, the current device holds at a time."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
         """An array without gaps on the current device, C-contiguous where no strides are given.
@@ -235,6 +235,8 @@ class CupyDriver:
         # Kept for the life of the process: a plan may be used at any time, also while Python shuts down.
         function = int(driver.moduleGetFunction(driver.moduleLoadData(image), kernel.name))
         self._load(function)
+        if kernel.stays:
+            self._resident[kernel, device] = self._blocks_at_a_time(function, kernel.threads, device)
         return function
 
     @staticmethod
@@ -256,15 +258,20 @@ class CupyDriver:
         versions = nvidia.cuda_version() or (0, 0), compiler.compiler().version
         return ARGUMENT_BYTES[min(versions) >= LARGE_ARGUMENTS]
 
-    def multiprocessors(self) -> int:
-        return self._multiprocessors(self.current())
+    def resident(self, kernel: Kernel) -> int:
+        return self._resident[kernel, self.current()]
+
+    @cached_property
+    def _resident(self) -> dict[tuple[Kernel, int], int]:
+        """The answers of `resident`, from `_function` on."""
+        return {}
 
     @staticmethod
-    @lru_cache
-    def _multiprocessors(device: int) -> int:
-        from cupy_backends.cuda.api import runtime
+    def _blocks_at_a_time(function: int, threads: int, device: int) -> int:
+        from cupy_backends.cuda.api import driver, runtime
 
-        return int(runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device))
+        multiprocessors = int(runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device))
+        return multiprocessors * int(driver.occupancyMaxActiveBlocksPerMultiprocessor(function, threads, 0))
 
     @cached_property
     def empty(self) -> Callable[..., Any]:
@@ -386,9 +393,10 @@ def launch(kernel: Kernel, device: int, src: int, dst: int, n: int, given: bytes
     """Launch a kernel of one array on the current device, whose index is `device`, for n > 0 elements at these
     addresses. `given`: the bytes of the struct after the other arguments. RuntimeError as for `load`."""
     blocks = kernel.blocks(n, dst)
-    if kernel.resident:
-        blocks = min(blocks, kernel.resident * _driver.multiprocessors())
-    load(kernel, device)(blocks, array_arguments(src, 0, dst, n) + given)
+    start = load(kernel, device)
+    if kernel.stays:
+        blocks = min(blocks, _driver.resident(kernel))
+    start(blocks, array_arguments(src, 0, dst, n) + given)
 
 
 def load_everywhere(kernels: Iterable[Kernel]) -> None:

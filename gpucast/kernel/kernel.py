@@ -47,8 +47,8 @@ class Kernel:
     tile: int = 1
     #: The most elements with which the first tile begins before the array: none where `dst` is a multiple of `ALIGNED`.
     ahead: int = 0
-    #: How many blocks of an SM stay until all is done; 0 for a kernel of which each block does its part and ends.
-    resident: int = 0
+    #: Whether its blocks stay until all is done, so that no more are launched than a device holds at a time.
+    stays: bool = False
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Kernel) and (self.name, self.line) == (other.name, other.line))

@@ -72,22 +72,23 @@ def collapse(shape: Sequence[int], src: Sequence[int], dst: Sequence[int]) -> Di
 
 
 @lru_cache(maxsize=1024)
-def squares(dims: Dims, src_size: int, dst_size: int, side: int) -> tuple[Dims, int] | None:
-    """The dimensions of a transposed cast and the elements of all its square tiles, ragged ones counted in full.
+def squares(dims: Dims, src_size: int, dst_size: int, sides: tuple[int, int]) -> tuple[Dims, int] | None:
+    """The dimensions of a transposed cast and the elements of all its tiles, ragged ones counted in full.
 
     None where the cast is not a transposition, that is, unless the destination is contiguous along its last dimension
     and the source along another one, which is then moved to the last place but one. The sizes are those of elements, in
-    bytes.
+    bytes; `sides` those of a tile along these two dimensions.
     """
+    rows, columns = sides
     last = len(dims.lengths) - 1
-    if last < 1 or dims.dst[last] != dst_size or abs(dims.src[last]) == src_size or dims.lengths[last] < side // 4:
+    if last < 1 or dims.dst[last] != dst_size or abs(dims.src[last]) == src_size or dims.lengths[last] < columns // 4:
         return None
     for axis in range(last):
-        if dims.src[axis] == src_size and dims.lengths[axis] >= side // 4:
+        if dims.src[axis] == src_size and dims.lengths[axis] >= rows // 4:
             break
     else:
         return None
     order = [*(other for other in range(last) if other != axis), axis, last]
     lengths, src, dst = (tuple(values[i] for i in order) for values in (dims.lengths, dims.src, dims.dst))
-    count = math.prod(lengths[:-2]) * math.prod(-(-length // side) for length in lengths[-2:])
-    return Dims(lengths, src, dst), count * side * side
+    count = math.prod(lengths[:-2]) * -(-lengths[-2] // rows) * -(-lengths[-1] // columns)
+    return Dims(lengths, src, dst), count * rows * columns

@@ -162,7 +162,7 @@ _QUANTIZED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("mxfp8e4m3", {}), ("mxfp8e5m2", {"scale_layout": "128x4"}), ("mxfp4", {}), ("mxfp6e2m3", {}), ("nvfp4", {}),
     ("nvfp4", {"scale_layout": "128x4"}), ("nvfp4", {"scale_layout": "8x4"}), ("float8e4m3fn_1x128", {}),
     ("float8e4m3fn_1x128", {"scale_layout": "mn_major"}), ("float8e5m2_128x128", {}), ("float8e4m3fn_tensor", {}),
-    ("float8e4m3fn_axis", {}), ("int8_axis", {}), ("int8_axis", {"axis": 0}), ("int8_64", {}), ("int4_32", {}),
+    ("int8_tensor", {}), ("float8e4m3fn_axis", {}), ("int8_axis", {}), ("int8_axis", {"axis": 0}), ("int8_64", {}), ("int4_32", {}),
     ("int4_zp_32", {}), ("uint8_zp_axis", {}), ("uint4_zp_64", {"axis": 0}), ("int2_128", {}),
     ("mxfp8e4m3", {"axis": 0}), ("int4_32", {"axis": 0}), ("nvfp4_16x16", {}),
     ("mxfp8e4m3", {"rounding": "stochastic", "seed": 3}), ("deepgemm", {}), ("te-float8-current", {}),
@@ -208,7 +208,7 @@ def _quantize_calls() -> Iterator[DeviceCall]:
     one, of_rows = np.array([0.01], np.float32), np.full(ROWS, 0.01, np.float32)
     given: tuple[tuple[str, dict[str, Any]], ...] = (
         ("nvfp4", {"scale": one}), ("nvfp4", {"amax": one * 400}), ("nvfp4", {"scale": of_rows}),
-        ("nvfp4", {"amax": of_rows * 400}), ("float8e4m3fn_tensor", {"scale": one}),
+        ("nvfp4", {"amax": of_rows * 400}), ("float8e4m3fn_tensor", {"scale": one}), ("int8_tensor", {"scale": one}),
         ("int8_axis", {"scale": np.full(COLUMNS, 0.03, np.float32)}),
         ("float8e4m3fn_1x128", {"scale": np.full((ROWS, 2), 0.01, np.float32)}),
     )  # fmt: skip

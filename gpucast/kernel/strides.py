@@ -13,6 +13,8 @@ from gpucast.kernel.fields import Fields
 #: A result of 2^38 bytes, more than any GPU has, holds at most 2^40 elements. With every length at least 2 that is 40
 #: dimensions.
 MAX_DIMS = 40
+#: The most elements of a dimension that a tile of a transposed cast has to have, of a quarter of its own.
+_LEAST = 16
 
 #: Lengths, and the bytes from one element to the next, of a row-major array of `count` dimensions, at least one.
 #: `inverse` is (2^64 - 1) / length: a division takes many times as long, to compile as well.
@@ -80,11 +82,12 @@ def squares(dims: Dims, src_size: int, dst_size: int, sides: tuple[int, int]) ->
     bytes; `sides` those of a tile along these two dimensions.
     """
     rows, columns = sides
+    least = min(rows // 4, _LEAST), min(columns // 4, _LEAST)
     last = len(dims.lengths) - 1
-    if last < 1 or dims.dst[last] != dst_size or abs(dims.src[last]) == src_size or dims.lengths[last] < columns // 4:
+    if last < 1 or dims.dst[last] != dst_size or abs(dims.src[last]) == src_size or dims.lengths[last] < least[1]:
         return None
     for axis in range(last):
-        if dims.src[axis] == src_size and dims.lengths[axis] >= rows // 4:
+        if dims.src[axis] == src_size and dims.lengths[axis] >= least[0]:
             break
     else:
         return None

@@ -130,9 +130,6 @@ void run_blocks(Body* body, const unsigned char* given, unsigned threads, unsign
     running.body = body, running.given = given, running.threads = threads;
     blockDim.x = threads, gridDim.x = end;
     for (blockIdx.x = first; blockIdx.x < end; ++blockIdx.x) run_block();
-    for (Stack& one : stacks) {
-        if (one.memory) munmap(one.memory, stack_bytes), one.memory = nullptr;
-    }
 }
 unsigned long long of_lanes[most_threads];
 template <typename Word>

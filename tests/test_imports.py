@@ -67,7 +67,7 @@ INSIDE = {
     ("warmup.compile_ahead", "concurrent.futures"): "`import gpucast` loads it, and stays quick without it",
     ("warmup.compile_ahead", "kernel.compiler"): "the same; no cast on the host needs a compiler",
     ("warmup.compile_ahead", "kernel.nvidia"): "the same",
-    ("warmup.compile_ahead", "warmup.kinds"): "the same; it knows the kernels of quantization and of mixed precision",
+    ("warmup.compile_ahead", "warmup.calls"): "the same; it calls quantization and mixed precision",
     ("cli.fold", "onnx.backend"): "it imports onnx, which is optional",
     ("parity.self_test", "parity.backends"): "slow to import, and of use only where casts can run on a GPU",
     ("parity.self_test", "parity.cases"): "the same",

@@ -125,6 +125,7 @@ GPUCAST_INLINE void find_groups(const GroupedArguments& given, GroupMemory& shar
     }
     GPUCAST_BARRIER();
     if (blockIdx.x == 0) {
+        ptx::mark_rare();
         const u32 valid = shared.valid;
         for (u32 i = mine; i < given.groups; i += group_threads) {
             const u32 found = valid == 0 ? 0 : shared.end[i < valid ? i : valid - 1];

@@ -190,7 +190,7 @@ GPUCAST_INLINE void put_fragment(const Fragment_& fragment, const Stats& stats, 
     Tile<part_size * DType::bits / 8> codes = {};
     if constexpr (Scales::chooses) {
         static_assert(lanes == 1, "a block of a thread's own");
-        choose<F, Scales, Held, Float, Double>(fragment.x, stats, finite, common, random, scale, codes);
+        choose<F, Scales, Held, Float, Double>(fragment.x, stats, finite, common, scale, codes);
     }
     if (threadIdx.x % lanes == 0) {
         const i64 place = begin / Block;
@@ -238,25 +238,18 @@ GPUCAST_INLINE float common_value(const HadamardResult& result) {
     else return global_value<F>(result.global_scale);
 }
 
-// Fragments along the rows of an array: `Turns` of a thread, of which the next one is on its way during each.
-template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Length, u32 Block, u32 Turns, u32 Threads>
+// Fragments along the rows of an array.
+template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Length, u32 Block, u32 Threads>
 GPUCAST_INLINE void quantize_fragments(const u8* src, i64 n, const HadamardArguments& given) {
-    typedef Tile<part_size * Src::bits / 8> SrcTile;
-    const u32 width = part_size * Threads;
-    i64 begin = block_number<F, Turns * width>(n) * (Turns * width) + threadIdx.x * part_size;
-    const Common<F, Scales> common(common_value<F>(given.same));
+    const i64 begin = (block_number<F, part_size * Threads>(n) * Threads + threadIdx.x) * part_size;
     // In place of what lies behind the array threads read its end again.
-    const i64 last = n - part_size;
-    SrcTile next;
-    load_aligned(src + (begin < n ? begin : last) * i64(Src::bits / 8), next);
-#pragma unroll 1
-    for (u32 turn = 0; turn < Turns; ++turn, begin += width) {
-        const SrcTile in = next;
-        if (turn + 1 < Turns) load_aligned(src + (begin + width < n ? begin + width : last) * i64(Src::bits / 8), next);
-        Fragment<Src, Float, Double, Length> fragment;
-        fragment.take(in, given.signs);
-        quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin < n, begin, given.columns, given.same, common, given.random);
-    }
+    Tile<part_size * Src::bits / 8> in;
+    load_aligned(src + (begin < n ? begin : n - part_size) * i64(Src::bits / 8), in);
+    // Not before: the elements are under way while this one is waited for.
+    const Common<F, Scales> common(common_value<F>(given.same));
+    Fragment<Src, Float, Double, Length> fragment;
+    fragment.take(in, given.signs);
+    quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin < n, begin, given.columns, given.same, common, given.random);
 }
 
 // The largest magnitude of what n threads transform, whole blocks of them.

@@ -308,6 +308,7 @@ GPUCAST_INLINE void find_whole(const u8* src, i64 n, const QuantizeArguments& gi
     const i64 tail = head + vectors * vector;
 #pragma unroll 1
     for (i64 i = thread; i < head + all - tail; i += n) {
+        ptx::mark_rare();
         stats.add(V::of(load_element<Src::bits, Word>(src + (i < head ? i : i - head + tail) * bytes)));
     }
     finish_whole<Threads>(stats, shared, given.stats, n / Threads, finish);

@@ -21,21 +21,36 @@ GPUCAST_INLINE float reciprocal_of(float x) {
     return ptx::div_rn(1, x);
 }
 
-// The codes of a block by a scale, and the sum of the squares by which these differ from `wanted`.
-template <typename F, typename Held, typename Float, typename Double, u32 Count, u32 Bytes, u32 CodeBytes>
-GPUCAST_INLINE float squared_error(const Tile<Bytes>& in, const Scale& scale, float global, const float (&wanted)[Count],
-                                   const Random& random, Tile<CodeBytes>& codes) {
-    codes = {};
-    Divisor<F, Held, Float, Double>(scale, global).template tile<Count, true>(in, codes, 0, true, random);
-    float value[Count], error = 0;
-    const Multiplier<F, Float, Float, Double> back(scale, 1);
-    back.template values<Count>(codes, value);
-    const float s = ptx::neg(ptx::mul_rn(narrow_scale<F, Float>(scale.code), back.lift()));
+// A tile without its first element.
+template <u32 Bits, u32 Bytes>
+GPUCAST_INLINE void drop_first(Tile<Bytes>& tile) {
+    const u32 words = Tile<Bytes>::words, step = Bits == 64 ? 2 : 1;
 #pragma unroll
-    for (u32 i = 0; i < Count; ++i) {
+    for (u32 i = 0; i < words; ++i) {
+        const u32 next = i + step < words ? tile.word[i + step] : 0;
+        tile.word[i] = Bits == 16 ? tile.word[i] >> 16 | next << 16 : next;
+    }
+}
+
+// The codes of a block of 16 by a scale, and the sum of the squares by which these differ from the numbers times `factor`.
+// One by one, which takes few registers.
+template <typename F, typename Held, typename Float, typename Double, u32 Bytes>
+GPUCAST_INLINE float squared_error(Tile<Bytes> in, const Scale& scale, float global, float factor, u64& codes) {
+    typedef Value<Held, Float, Double> V;
+    typedef typename V::Word Word;
+    const Divisor<F, Held, Float, Double> divisor(scale, global);
+    const float s = ptx::neg(narrow_scale<F, Float>(scale.code));
+    float error = 0;
+#pragma unroll 1
+    for (u32 i = 0; i < 16; ++i) {
+        const Word bits = V::of(get<Held::bits, Word>(in, 0));
+        const u32 code = divisor.one(bits);
+        const float y = ptx::mul_rn(ptx::as_float(narrow_bits<V>(bits)), factor);
         // Codes times the scale are exact, so that this rounds as their difference.
-        const float rest = ptx::fma_rn(value[i], s, wanted[i]);
+        const float rest = ptx::fma_rn(ptx::as_float(float_code<typename F::element, Float>(code)), s, y);
         error = ptx::add_rn(error, ptx::mul_rn(rest, rest));
+        codes = codes >> 4 | u64(code) << 60;
+        drop_first<Held::bits>(in);
     }
     return error;
 }
@@ -202,29 +217,30 @@ struct Common<F, TwoScales<Six, Four>> {
 // The scale of a block and its codes: `scale` is the one by 6.
 template <typename F, typename Scales, typename Held, typename Float, typename Double, typename Stats, u32 Bytes, u32 CodeBytes>
 GPUCAST_INLINE void choose(const Tile<Bytes>& block, const Stats& stats, bool finite, const Common<F, Scales>& common,
-                           const Random& random, Scale& scale, Tile<CodeBytes>& codes) {
+                           Scale& scale, Tile<CodeBytes>& codes) {
     typedef Value<Held, Float, Double> V;
     typedef typename Scales::Six Six;
     typedef typename Scales::Four Four;
-    const u32 count = Bytes * 8 / Held::bits;
+    static_assert(Bytes * 8 / Held::bits == 16 && F::element::bits == 4, "blocks of NVFP4");
     const float global = common.global.scale;
     const Scale four = scale_of<Four, Float, Double>(stats, common.by_four);
     if constexpr (!V::wide && GPUCAST_ARCH >= 800) {
-        static_assert(count == 16 && F::element::bits == 4, "blocks of NVFP4");
         const float amax = ptx::as_float(stats.high);
         if (finite && choose_quickly<Six, V, Held, Float>(block, amax, scale, four, global, common.factor, codes)) return;
         ptx::mark_rare();
     }
-    float y[count];
-#pragma unroll
-    for (u32 i = 0; i < count; ++i) {
-        const u32 x = narrow_bits<V>(V::of(get<Held::bits, typename V::Word>(block, i)));
-        y[i] = ptx::mul_rn(ptx::as_float(x), common.factor);
+    u64 by_six = 0, by_four = 0;
+    float errors[2];
+#pragma unroll 1
+    for (u32 k = 0; k < 2; ++k) {
+        u64 found = 0;
+        const float error = squared_error<Six, Held, Float, Double>(block, k == 0 ? scale : four, global, common.factor, found);
+        (k == 0 ? by_six : by_four) = found;
+        (k == 0 ? errors[0] : errors[1]) = error;
     }
-    Tile<CodeBytes> other;
-    const float of_six = squared_error<Six, Held, Float, Double>(block, scale, global, y, random, codes);
-    const float of_four = squared_error<Four, Held, Float, Double>(block, four, global, y, random, other);
-    if (of_four < of_six) scale = four, codes = other;
+    const u64 best = errors[1] < errors[0] ? by_four : by_six;
+    if (errors[1] < errors[0]) scale = four;
+    codes.word[0] = u32(best), codes.word[1] = u32(best >> 32);
 }
 
 }  // namespace gpucast

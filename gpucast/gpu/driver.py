@@ -414,7 +414,7 @@ def launch(kernel: Kernel, device: int, src: int, dst: int, n: int, given: bytes
     blocks = kernel.blocks(n, dst)
     start = load(kernel, device)
     if kernel.stays:
-        blocks = min(blocks, _driver.resident(kernel))
+        blocks = min(blocks, driver().resident(kernel))
     start(blocks, array_arguments(src, 0, dst, n) + given)
 
 

@@ -84,7 +84,7 @@ def grouped_kernel(
         work = f"QuantizeGroups<{name}_format, {src.name}, FLOAT, DOUBLE, {elements}, {block}>"
         dtypes.append(format.scale)
     line = f"{head}GPUCAST_GROUPED({name}, {resident}, {work})\n"
-    return Kernel(name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements, stays=True)
+    return Kernel(name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements, turn=elements, stays=True)
 
 
 def grouped_arguments(

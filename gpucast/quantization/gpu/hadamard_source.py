@@ -27,8 +27,6 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _SMALLEST_TILE, _SHARED_BYTES = 64, 48 << 10
 #: `part_size` and `part_threads` of kernels/hadamard.cu.
 PART, PART_THREADS = 16, 256
-#: Parts that a thread of the kind "rows" quantizes, one after the other.
-_TURNS = 4
 
 
 #: One result, with a global scale of its own; zeros for parts that do not exist.
@@ -141,13 +139,13 @@ def hadamard_kernel(
         head += f"namespace gpucast {{\nstruct {name}_tiles {{\n    enum : u32 {{ {listed} }};\n}};\n}}\n"
         line = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {threads}, {of_format}, {block})\n"
     elif kind == "rows":
-        elements, numbers = PART * _TURNS, f"{length}, {block}, {_TURNS}, {THREADS}"
+        elements, numbers = PART, f"{length}, {block}, {THREADS}"
         # Two scales to choose from, random words, and quotients of DOUBLEs take more registers.
-        resident = 8
+        resident: int | str = 8
         if stochastic or src.bits == 64:
             resident = 4
         elif format is not None and format.rule == "4over6":
-            resident = 6 if src.bits == 16 and length == 0 else 5
+            resident = "(GPUCAST_ARCH >= 900 ? 8 : 7)" if src.bits == 16 and length == 0 else 6
         call = f"quantize_fragments<{of_format}, {numbers}>(src, n, given)"
         line = f"GPUCAST_HADAMARD({name}, {THREADS}, {resident}, {call})\n"
     elif kind == "top":

@@ -345,7 +345,7 @@ class _ArrayQuantizer:
         if given and not self.format.nan_in_scale:
             return
         if self.blocks.size == 1:
-            self._entire("entire_kept" if given else "entire", result.data, self._arguments(result))
+            self._entire("entire_kept" if given else "entire", result.scales, self._arguments(result))
         elif self.blocks.size:
             arguments = self._extremes("extremes", self.blocks, self._arguments(result))
             self._launch("kept" if given else "scales", self.blocks.size * WARP, result.data, arguments)

@@ -72,15 +72,27 @@ inline void st_bytes(unsigned char* to, unsigned bytes, unsigned i, unsigned beg
 
 
 // Blocks run one after the other, so that these need no order.
-template <typename Word>
-inline void red_max(Word* to, Word a) {
+inline void red_max(int* to, int a) {
     GPUCAST_CHECK_GLOBAL(to, sizeof a);
     *to = a > *to ? a : *to;
 }
-template <typename Word>
-inline Word take(Word* at) {
+inline void red_max(unsigned* to, unsigned a) {
+    GPUCAST_CHECK_GLOBAL(to, sizeof a);
+    *to = a > *to ? a : *to;
+}
+inline void red_max(unsigned long long* to, unsigned long long a) {
+    GPUCAST_CHECK_GLOBAL(to, sizeof a);
+    *to = a > *to ? a : *to;
+}
+inline unsigned take(unsigned* at) {
     GPUCAST_CHECK_GLOBAL(at, sizeof *at);
-    const Word found = *at;
+    const unsigned found = *at;
+    *at = 0;
+    return found;
+}
+inline unsigned long long take(unsigned long long* at) {
+    GPUCAST_CHECK_GLOBAL(at, sizeof *at);
+    const unsigned long long found = *at;
     *at = 0;
     return found;
 }

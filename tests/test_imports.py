@@ -63,6 +63,8 @@ INSIDE = {
     ("core.dtypes.lookup", "difflib"): "slow, and needed for one message",
     ("quantization.formats", "difflib"): "the same",
     ("quantization", "quantization.hadamard_torch"): "loaded when a tensor has come",
+    ("mixed", "mixed.fake_torch"): "the same",
+    ("mixed", "mixed.fake_jax"): "loaded when an array of JAX has come",
     ("kernel.nvrtc_search", "importlib.metadata"): "the same",
     ("warmup.compile_ahead", "concurrent.futures"): "`import gpucast` loads it, and stays quick without it",
     ("warmup.compile_ahead", "kernel.compiler"): "the same; no cast on the host needs a compiler",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from gpucast.kernel.fields import Fields
 from gpucast.kernel.kernel import Kernel
 from gpucast.quantization import Quantized
 from gpucast.quantization.grouped import Grouped
-from gpucast.warmup.recording import Launched, Recorder, Tracer, recording
+from gpucast.warmup.recording import Recorder, recording
 
 #: The elements of a call: a matrix of so many rows and columns.
 ROWS = COLUMNS = 8192
@@ -34,6 +34,35 @@ _DATA = 1 / 4
 #: What the line of a kernel gives to its function: some use neither source nor result.
 _CALLED = re.compile(r">\(((?:src|dst|n|given)(?:, (?:src|dst|n|given))*)\)")
 
+
+class Launched(NamedTuple):
+    """A launch that was asked for."""
+
+    kernel: Kernel
+    blocks: int
+    #: The bytes of `Kernel.arguments`.
+    arguments: bytes
+
+
+class Tracer(Recorder):
+    """A recorder that notes every launch and the memory of every array, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[Launched] = []
+        #: The bytes of an array, and those of an element, by its address.
+        self.memory: dict[int, tuple[int, int]] = {}
+
+    def load(self, kernel: Kernel) -> Any:
+        super().load(kernel)
+        return lambda blocks, arguments: self.launched.append(Launched(kernel, blocks, bytes(arguments)))
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
+        array = super().empty(shape, dtype, strides)
+        self.memory[array.data.ptr] = array.nbytes, dtype.itemsize
+        return array
+
+
 #: Makes a call; returns the arrays that it must read, and those that it must write.
 Run = Callable[[Tracer], tuple[Any, Any]]
 
@@ -46,6 +75,9 @@ class Family:
     run: Run
     #: Rounds of loads that the threads of a block wait for in others of their block, before their own.
     rounds: int = 0
+    elements: int = ELEMENTS
+    #: Whether launches after the first go through the array from its end, part of which a cache still has.
+    reverse: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,8 +93,11 @@ class Pass:
     load: float
     store: float
     beside: float
-    #: `Family.rounds`.
+    #: Of what it reads, the bytes of the largest array that an earlier launch read or wrote.
+    again: int
+    #: As of `Family`.
     rounds: int
+    reverse: bool
 
     @property
     def threads(self) -> int:
@@ -78,6 +113,7 @@ class Call:
     passes: tuple[Pass, ...]
     #: The bytes that it must read and write once.
     needed: int
+    elements: int
 
     @property
     def read(self) -> int:
@@ -92,46 +128,44 @@ def recorded(family: Family) -> Call:
     """What a family launches."""
     with recording(Tracer) as recorder:
         inputs, results = family.run(recorder)
-    written: set[int] = set()
     # What a launch points to is read if there was something before.
-    given = {_home(recorder, address) for address in _addresses(inputs)}
-    passes = tuple(_pass(recorder, one, given, written, family.rounds) for one in recorder.launched)
-    return Call(family.name, passes, sum(map(_nbytes, _arrays(inputs))) + sum(map(_nbytes, _arrays(results))))
+    known = {_home(recorder, address) for address in _addresses(inputs)}
+    seen, passes = set[int](), list[Pass]()
+    for one in recorder.launched:
+        homes = _homes(recorder, one)
+        passes.append(_pass(recorder, family, one, homes & known, homes - known, homes & seen))
+        known |= homes
+        seen |= homes
+    needed = sum(_nbytes(x) for some in (inputs, results) for x in _arrays(some))
+    return Call(family.name, tuple(passes), needed, family.elements)
 
 
-def _pass(recorder: Tracer, one: Launched, given: set[int], written: set[int], rounds: int) -> Pass:
-    record = np.frombuffer(one.arguments, one.kernel.arguments.dtype)[0]
-    used = _CALLED.search(one.kernel.line)
-    unused = {"src", "dst"} - set(used[1].split(", ")) if used else set[str]()
-    homes = {_home(recorder, address) for address in pointers(one.kernel.arguments, record, unused) if address}
-    reads, writes = homes & (given | written), homes - given - written
-    written |= writes
+def _pass(recorder: Tracer, family: Family, one: Launched, reads: set[int], writes: set[int], seen: set[int]) -> Pass:
     # Of a tile, where a thread has one: that of a group of rows may be filled in part.
-    threads = min(one.blocks * one.kernel.threads, ELEMENTS / one.kernel.elements)
-    load, _ = _of_data(recorder, reads)
-    store, beside = _of_data(recorder, writes)
+    threads = min(one.blocks * one.kernel.threads, family.elements / one.kernel.elements)
+    (load, _), (store, beside) = (_of_data(recorder, homes, family.elements) for homes in (reads, writes))
     of_read, of_written = (sum(recorder.memory[home][0] for home in some) for some in (reads, writes))
-    return Pass(
-        one.kernel,
-        one.blocks,
-        of_read,
-        of_written,
-        load / threads,
-        store / threads,
-        math.ceil(beside / threads),
-        rounds,
-    )
+    again = max((recorder.memory[home][0] for home in seen & reads), default=0)
+    sides = load / threads, store / threads, math.ceil(beside / threads)
+    return Pass(one.kernel, one.blocks, of_read, of_written, *sides, again, family.rounds, family.reverse)
 
 
-def _of_data(recorder: Tracer, homes: set[int]) -> tuple[float, float]:
+def _of_data(recorder: Tracer, homes: set[int], elements: int) -> tuple[float, float]:
     """The bytes of data among arrays, and the others."""
     sizes = [recorder.memory[home] for home in homes]
     most = max((nbytes for nbytes, _ in sizes), default=0)
     data = [(nbytes, itemsize) for nbytes, itemsize in sizes if nbytes >= _DATA * most]
     # Of an array of which every second element is taken half the bytes are data.
-    return sum(min(nbytes, ELEMENTS * itemsize) for nbytes, itemsize in data), sum(nbytes for nbytes, _ in sizes) - sum(
-        nbytes for nbytes, _ in data
-    )
+    moved = sum(min(nbytes, elements * itemsize) for nbytes, itemsize in data)
+    return moved, sum(nbytes for nbytes, _ in sizes) - sum(nbytes for nbytes, _ in data)
+
+
+def _homes(recorder: Tracer, one: Launched) -> set[int]:
+    """The addresses of the arrays that a launch uses."""
+    record = np.frombuffer(one.arguments, one.kernel.arguments.dtype)[0]
+    used = _CALLED.search(one.kernel.line)
+    unused = {"src", "dst"} - set(used[1].split(", ")) if used else set[str]()
+    return {_home(recorder, address) for address in pointers(one.kernel.arguments, record, unused) if address}
 
 
 def pointers(fields: Fields, record: Any, unused: Collection[str] = ()) -> Iterator[int]:
@@ -191,8 +225,10 @@ def _tree(recorder: Recorder, src: str, dst: str) -> tuple[Any, Any]:
     return arrays, gpucast.cast_many(arrays, dst)
 
 
-def _quantize(recorder: Recorder, src: str, format: str, amax: bool = False, **keywords: Any) -> tuple[Any, Any]:
-    x = recorder.array((ROWS, COLUMNS), src)
+def _quantize(
+    recorder: Recorder, src: str, format: str, amax: bool = False, rows: int = ROWS, **keywords: Any
+) -> tuple[Any, Any]:
+    x = recorder.array((rows, COLUMNS), src)
     given = {"amax": recorder.array((1,), "FLOAT")} if amax else {}
     return [x, *given.values()], gpucast.quantize(x, format, **given, **keywords)
 
@@ -259,6 +295,9 @@ def families() -> Iterator[Family]:
         "int8_axis": of(format="int8_axis"),
     }.items():
         yield Family(f"{name} of {_BF16}", run)
+    few = 1 << 24
+    of_few = of(format="nvfp4", rows=few // COLUMNS)
+    yield Family(f"nvfp4 of {_BF16}, 2^24 elements", of_few, elements=few)
     # The ends of the groups are looked at twice before a block knows its rows.
     yield Family(f"mxfp8e4m3, groups of {_BF16}", partial(_grouped, src=_BF16, format="mxfp8e4m3"), rounds=2)
     for length in (16, 128):

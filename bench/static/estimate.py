@@ -4,7 +4,8 @@
 The time of a call is the sum over its launches, and `FURTHER_LAUNCH` for each after the first. The time of a launch is
 the longer one of two:
 
-* **memory**: all bytes that travel, those that strides skip included, at the speed of a copy;
+* **memory**: all bytes that travel, those that strides skip included, at the speed of a copy; what an earlier launch of
+  the call left in the L2 cache does not travel;
 * **threads**: an SM has as many blocks as registers and shared memory allow. Each block waits for its rounds of loads,
   its barriers, and its own results from one instruction to the next; it needs the SM's busiest unit, which others may
   need too; and it makes room for the next block. Between barriers a block moves as one, without barriers each warp
@@ -18,7 +19,7 @@ As a check: of a loop over single int8 elements, with 2 KiB under way, 25 % of a
 (NVIDIA/cccl issue 2086); this model gives 16 %.
 
 The share is the time of a copy of the bytes that the call must read and write once, over this time. Left out: conflicts
-in shared memory, the power limit, caches (but for what a thread loads from tables), and clusters of blocks.
+in shared memory, the power limit, the speed of the L2 cache, and clusters of blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bench.static.calls import Call
+from bench.static.calls import Call, Pass
 from bench.static.kernels import Measured
 from bench.static.sass import Instruction
 
@@ -51,15 +52,17 @@ class GPU:
     fp64: int
     #: Bytes of shared memory of an SM.
     shared: int
+    #: Bytes that the L2 cache keeps from one launch to the next: four fifths of what NVIDIA names.
+    l2: int
 
 
 #: By compute capability. Bandwidths: the quickest published element-wise kernels on H200 (NVIDIA/cccl issue 2396) and
 #: B200 (7391), 88 and 92 % of the peak; for A100 the same share of its peak. Bytes in flight: what CUB's transform is
 #: tuned to on the three. Units: NVIDIA's descriptions of A100 and H100; B200 is taken to be as H100 is.
 GPUS = {
-    80: GPU("A100", 108, 1.41, 1.80, 16 << 10, 64, 32, 164 << 10),
-    90: GPU("H200", 132, 1.83, 4.20, 48 << 10, 128, 64, 228 << 10),
-    100: GPU("B200", 148, 1.85, 7.09, 64 << 10, 128, 64, 228 << 10),
+    80: GPU("A100", 108, 1.41, 1.80, 16 << 10, 64, 32, 164 << 10, 32 << 20),
+    90: GPU("H200", 132, 1.83, 4.20, 48 << 10, 128, 64, 228 << 10, 40 << 20),
+    100: GPU("B200", 148, 1.85, 7.09, 64 << 10, 128, 64, 228 << 10, 100 << 20),
 }
 #: Lanes per clock and SM, alike on all: all instructions; integers; their products; conversions; memory, by words.
 LANES = {"issue": 128, "alu": 64, "imad": 64, "xu": 16, "lsu": 32}
@@ -146,7 +149,7 @@ def _timed(of: Measured) -> Timed:
     waits = any(one.base == "BAR" for one in of.repeated or of.path)
     team = kernel.threads if waits else min(_WARP, kernel.threads)
     teams = max(1, min(resident * kernel.threads, -(-of.of.threads // gpu.sms)) // team)
-    travel = of.of.read + of.of.written
+    travel = of.of.read + of.of.written - _cached(of.of, gpu)
     # A round while memory works at full speed: by Little's law, of a copy, of which half is read.
     full = gpu.in_flight * gpu.sms / (speed / 2)
     service = units[unit] * team
@@ -171,6 +174,12 @@ def _timed(of: Measured) -> Timed:
         # The next turn's loads are under way beside those that are waited for.
         in_flight = teams * team * 2 * max(one.nbytes for one in data if one.ahead)
     return Timed(of, seconds, bound, resident * kernel.threads, round(in_flight))
+
+
+def _cached(of: Pass, gpu: GPU) -> int:
+    """The bytes that the L2 cache still has. From the begin of an array that is larger than the cache it has nothing:
+    what comes last pushes that out."""
+    return min(of.again, gpu.l2) if of.reverse or of.again <= gpu.l2 else 0
 
 
 def _rate(think: float, service: float, customers: int, meanwhile: float = 0.0) -> float:

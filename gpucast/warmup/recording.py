@@ -12,7 +12,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,15 +26,6 @@ from gpucast.kernel.kernel import Kernel
 #: The first address, and what all are multiples of, as CUDA's are.
 _FIRST, _ALIGNED = 1 << 40, 256
 _Recorder = TypeVar("_Recorder", bound="Recorder")
-
-
-class Launched(NamedTuple):
-    """A launch that was asked for."""
-
-    kernel: Kernel
-    blocks: int
-    #: The bytes of `Kernel.arguments`.
-    arguments: bytes
 
 
 @contextlib.contextmanager
@@ -138,22 +129,3 @@ class Recorder:
 
     def device_of(self, address: int) -> int:
         return 0
-
-
-class Tracer(Recorder):
-    """A recorder that notes every launch and the memory of every array, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.launched: list[Launched] = []
-        #: The bytes of an array, and those of an element, by its address.
-        self.memory: dict[int, tuple[int, int]] = {}
-
-    def load(self, kernel: Kernel) -> Any:
-        super().load(kernel)
-        return lambda blocks, arguments: self.launched.append(Launched(kernel, blocks, bytes(arguments)))
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
-        array = super().empty(shape, dtype, strides)
-        self.memory[array.data.ptr] = array.nbytes, dtype.itemsize
-        return array

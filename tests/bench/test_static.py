@@ -112,13 +112,15 @@ def made(body: str, load: float = 16, store: float = 16) -> Measured:
     kernel = dataclasses.replace(sound, parts=(), dtypes=(), line=_TEXT.format(name=sound.name, body=body))
     blocks = 1 << 17
     read, written = (round(each * blocks * kernel.threads) for each in (load, store))
-    one = Pass(kernel, blocks, read, written, load, store, 0, 0)
+    one = Pass(kernel, blocks, read, written, load, store, 0, 0, 0, False)
     return measured(one, "sm_90", codes([kernel], "sm_90")[kernel])
 
 
 def estimated(*passes: Measured, needed: int | None = None) -> Estimate:
     moved = passes[0].of.read + passes[0].of.written
-    return model.estimate(Call("", tuple(one.of for one in passes), moved if needed is None else needed), passes)
+    return model.estimate(
+        Call("", tuple(one.of for one in passes), moved if needed is None else needed, ELEMENTS), passes
+    )
 
 
 def with_path(path: list[str], one: Measured) -> Measured:
@@ -146,6 +148,21 @@ def test_strides_further_launches_and_spills_count() -> None:
     seconds = needed / 4.2e12
     assert twice.share == pytest.approx(seconds / (2 * seconds / once.share + model.FURTHER_LAUNCH))
     assert made(SPILL).facts.local > 0 == whole.facts.local
+
+
+def test_a_second_read_from_the_cache_is_quicker() -> None:
+    call = of("nvfp4 of BFLOAT16")
+    first, _, second = call.passes
+    assert (first.again, second.again) == (0, 2 * ELEMENTS) and not second.reverse
+    whole = made(TWO, 32, 32)
+
+    def again(nbytes: int, reverse: bool) -> float:
+        return estimated(
+            dataclasses.replace(whole, of=dataclasses.replace(whole.of, again=nbytes, reverse=reverse))
+        ).share
+
+    half, large = GPUS[90].l2 // 2, 2 * GPUS[90].l2
+    assert again(0, False) == again(large, False) < again(half, False) == again(half, True) < again(large, True)
 
 
 def test_barriers_make_a_block_wait_as_one() -> None:

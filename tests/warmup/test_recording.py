@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gpucast
+from bench.static.calls import Tracer
 from gpucast.casting import batch_plans, plans
 from gpucast.core.dtypes import dtype
 from gpucast.core.errors import DeviceUnavailable
@@ -21,7 +22,7 @@ from gpucast.quantization import FORMATS
 from gpucast.quantization.formats import find
 from gpucast.warmup import calls, recording
 from gpucast.warmup.compile_ahead import recorded
-from gpucast.warmup.recording import Recorder, Tracer
+from gpucast.warmup.recording import Recorder
 from gpucast.warmup.request import WarmupRequest
 from host_driver import HostDriver, download, installed, upload
 

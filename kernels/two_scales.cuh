@@ -230,7 +230,7 @@ GPUCAST_INLINE void choose(const Tile<Bytes>& block, const Stats& stats, bool fi
         ptx::mark_rare();
     }
     u64 by_six = 0, by_four = 0;
-    float errors[2];
+    float errors[2] = {0, 0};
 #pragma unroll 1
     for (u32 k = 0; k < 2; ++k) {
         u64 found = 0;

@@ -358,6 +358,11 @@ def driver() -> Driver:
     return _recorder.get() or _driver
 
 
+def is_recording() -> bool:
+    """Whether the calls of this thread are only recorded."""
+    return _recorder.get() is not None
+
+
 @contextlib.contextmanager
 def recording(recorder: Driver) -> Iterator[None]:
     """Within, the calls of this thread ask `recorder` for kernels, and keep none; other threads see nothing of it."""
@@ -401,7 +406,7 @@ def load(kernel: Kernel, device: int) -> Launch:
 
 def loaded(kernel: Kernel, device: int) -> Launch | None:
     """The kernel if it is loaded on a device."""
-    return None if _recorder.get() is not None else _loaded.get((kernel, device))
+    return None if is_recording() else _loaded.get((kernel, device))
 
 
 #: The arguments of a kernel of one array, but for the struct that some have after these: (src, src_bit, dst, n).

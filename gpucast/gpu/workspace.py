@@ -44,11 +44,13 @@ class Workspace:
         if self._cell is None:
             with driver.driver().on(self._device):
                 key = (self._device, driver.driver().stream(), threading.get_ident())
-                self._cell = None if self._kept else _CELLS.get(key)
+                # What is recorded has no memory.
+                own = self._kept or driver.is_recording()
+                self._cell = None if own else _CELLS.get(key)
                 if self._cell is None:
                     self.check_capture()
                     self._cell = driver.driver().to_device(np.zeros(_CELL, np.uint8))
-                    if not self._kept:
+                    if not own:
                         _CELLS[key] = self._cell
         return self._cell
 

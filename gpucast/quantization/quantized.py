@@ -236,7 +236,7 @@ class Quantized:
         if device is None:
             return None
         if self not in _WORKSPACES:
-            _WORKSPACES[self] = gpu.workspace.Workspace(caller, device)
+            _WORKSPACES[self] = gpu.workspace.Workspace(caller, device, kept=True)
         return _WORKSPACES[self]
 
     def _visit(self) -> AbstractContextManager[None]:

@@ -117,7 +117,7 @@ def keep(x: Any, to: Any, options: Options, rule: CastRule, plan: Any) -> None:
 
 def works(rule: CastRule, fuses: bool, scaled: bool) -> bytes | None:
     """What loops do in a plan; None where the module has none, as for types that came later."""
-    if MODULE is None or rule.src not in DTYPES or rule.dst not in DTYPES:
+    if MODULE is None or rule.src not in DTYPES or rule.dst not in DTYPES or not has_arrays(rule):
         return None
     try:
         return loops.fused(rule, scaled) if fuses else loops.plain(rule)
@@ -130,6 +130,11 @@ def of_arrays(rule: CastRule, fuses: bool, scaled: bool) -> Any:
     """The plan for casts of NumPy's arrays; None where there is none."""
     found = works(rule, fuses, scaled)
     return None if found is None else make("numpy", rule=rule, works=found)
+
+
+def has_arrays(rule: CastRule) -> bool:
+    """Whether the module knows the arrays of both types: not those of types that NumPy and ml_dtypes lack."""
+    return not (rule.src.numpy.names or rule.dst.numpy.names)
 
 
 def is_lasting(*values: Any) -> bool:

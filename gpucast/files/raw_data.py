@@ -20,8 +20,9 @@ def described(kind: object, shape: object, nbytes: int, path: str, name: str) ->
         onnx_type = dtype(kind) if isinstance(kind, str) else None
     except TypeError:
         onnx_type = None
-    if onnx_type is None or not onnx_type.packed:
-        raise FileError(f"{path}: tensor {name!r}: {kind!r} is no type of 2, 4 or 6 bits")
+    lacking = onnx_type is not None and onnx_type.safetensors is None and onnx_type.family != "string"
+    if onnx_type is None or not (onnx_type.packed or lacking):
+        raise FileError(f"{path}: tensor {name!r}: {kind!r} is no type of 2, 4 or 6 bits, and none that formats lack")
     lengths = checked_lengths(shape, path, name)
     needed = onnx_type.nbytes(math.prod(lengths))
     if needed != nbytes:

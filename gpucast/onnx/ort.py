@@ -10,7 +10,7 @@ most of the types that NumPy lacks; these functions pass addresses and ONNX type
     ort.from_ortvalue(y)
 
 They take all 26 types except FLOAT6E2M3 and FLOAT6E3M2, which onnxruntime 1.32 does not know, and STRING, which it
-takes only in ``session.run``, as object arrays. For which operators support a type see docs/ort.md.
+takes only in ``session.run``, as object arrays. For which operators support a type see docs/onnx.md.
 """
 
 from __future__ import annotations

@@ -65,6 +65,10 @@ inline bool is_same_shape(int dimensions, const Length* one, int others, const L
     return true;
 }
 
+inline bool is_same_shape(PyArrayObject* x, PyArrayObject* y) {
+    return is_same_shape(PyArray_NDIM(x), PyArray_DIMS(x), PyArray_NDIM(y), PyArray_DIMS(y));
+}
+
 inline bool is_same_shape(const Layout& x, const Layout& y) { return is_same_shape(x.dimensions, x.lengths, y.dimensions, y.lengths); }
 
 // ---- overlap ----

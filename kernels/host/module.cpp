@@ -5,6 +5,7 @@
 
 #include "modes.hpp"
 #include "quantize.hpp"
+#include "text.hpp"
 #include "xla.hpp"
 
 namespace gpucast {
@@ -97,12 +98,14 @@ static PyObject* set_modes(PyObject*, PyObject* asked) {
 }
 
 // Counts the changes of the functions below: `gpucast.core.extension` knows by it whether this was built from its sources.
-enum : long { interface = 6 };
+enum : long { interface = 7 };
 
 static PyMethodDef methods[] = {
     {"find", find, METH_O, nullptr},
     {"call", as_method(call), METH_FASTCALL, nullptr},
     {"cast", cast, METH_VARARGS, nullptr},
+    {"read_texts", read_texts, METH_VARARGS, nullptr},
+    {"write_texts", write_texts, METH_VARARGS, nullptr},
     {"kernel", new_kernel, METH_VARARGS, nullptr},
     {"plan", new_plan, METH_VARARGS, nullptr},
     {"function", new_function, METH_VARARGS, nullptr},

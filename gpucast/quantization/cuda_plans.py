@@ -287,10 +287,10 @@ def keep_quantize(x: Any, asked: Any, keywords: tuple[Any, ...], q: Any, recordi
     # Another library's arrays may be written on another stream.
     if MODULE is None or device is not None or signs is not None or any(type(one) is not type(x) for one in given):
         return None
-    if _placed(x, None if q.library is None else adapters.of_library(q.library)) is None:
+    if transpose is not False or _placed(x, None if q.library is None else adapters.of_library(q.library)) is None:
         return None
     # A seed also gives the signs of a transform.
-    if transpose is not False or (seed is not None and (rounding is None or hadamard is not None)):
+    if seed is not None and (rounding is None or hadamard is not None):
         return None
     if not isinstance(asked, (str, Format)) or not plans.is_lasting(axis, layout, rounding, hadamard):
         return None

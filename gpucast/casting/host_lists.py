@@ -86,6 +86,8 @@ def _is_plain(item: BatchItem) -> bool:
     # Objects may be numbers, which were copied into another array.
     if source.device is not None or source.packed or not (item.adapter or item.given is source.array):
         return False
+    if item.rule.src.numpy.names or item.rule.dst.numpy.names:
+        return False
     return item.rule.src.family != "string" and bool(source.data.dtype.isnative) and loops.has(item.rule)
 
 

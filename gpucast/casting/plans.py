@@ -55,7 +55,8 @@ def keep(
     """
     if MODULE is None or options.versions is not CAST_VERSIONS or not is_lasting(x.dtype, to, *options[:5]):
         return
-    if rule.src not in DTYPES or rule.dst not in DTYPES:
+    if rule.src not in DTYPES or rule.dst not in DTYPES or rule.src.numpy.names or rule.dst.numpy.names:
+        # The module knows arrays by the numbers that NumPy gives types; those with a field have none.
         return
     changes = rule.src is not rule.dst
     if run is not None:

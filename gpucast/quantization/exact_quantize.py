@@ -21,7 +21,7 @@ elements.
       multiplied by Q / -P (7 / 8), which is exact but for DOUBLE: P is used, and nothing clamps.
     - "amax" with FLOAT8E4M3FN scales (NVIDIA's NVFP4): g = cast(largest amax / (6 * 448), FLOAT, overflow="saturate"),
       at least 2^-126, one for the whole array (or the caller's); s = cast(amax / (6 * g), FLOAT8E4M3FN). Without a
-      global scale g is 1.
+      global scale g is 1. With FLOAT8UE5M3 scales, whose range needs no second level, it is alike, and g is 1.
     - "4over6" (Four Over Six, MIT and NVIDIA, 2025; NVFP4 alone): two scales are tried, by 6 and by 4. g is as before
       with 256 in place of 448, so that the scale by 4 fits too; s6 = cast(amax / (6 * g), FLOAT8E4M3FN), and s4 with 4
       in place of 6, both not 0. The codes by each are those of step 4, to nearest. y = cast(x, FLOAT) * (1 / g) for
@@ -42,7 +42,7 @@ elements.
     Scales of BFLOAT16 (a `Format` that you define) are as those of FLOAT, cast to BFLOAT16 in place of FLOAT.
 
     No scale is 0: s is at least `Format.smallest_scale` (2^-126 for FLOAT, whose reciprocal is finite; 2^-9 for
-    FLOAT8E4M3FN, whose subnormals are valid scales; 2^-127 for FLOAT8E8M0). So an all-zero block is no special case:
+    FLOAT8E4M3FN, 2^-17 for FLOAT8UE5M3, whose subnormals are valid scales; 2^-127 for FLOAT8E8M0). So an all-zero block is no special case:
     its scale is the smallest, its elements are zeros.
 3.  *Zero point.* z = P - t clamped to P..Q, t = lo / s rounded to the nearest integer, ties to even.
 4.  *Elements.* q = x / (s * g); s * g is exact, the quotient is rounded once to DOUBLE. Floats: cast(q, element), which
@@ -138,8 +138,8 @@ def quantize(
             scales = cast(spread / float(format.element.max - format.element.min), format.scale, overflow="saturate")
         elif format.has_float_scales:
             scales = cast(largest / format.divisor, format.scale, overflow="saturate")
-        elif format.scale is dtype("FLOAT8E4M3FN"):
-            scales = cast(largest / (format.divisor * g), "FLOAT8E4M3FN")
+        elif format.scale.family == "float":
+            scales = cast(largest / (format.divisor * g), format.scale)
         else:
             mode: Literal["down", "up"] = "down" if format.rounds_down else "up"
             scales = cast(largest / format.divisor, "FLOAT8E8M0", round_mode=mode)

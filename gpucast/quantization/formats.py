@@ -35,9 +35,7 @@ ROW = (1 << 31) - 1
 #: the last one along the axis.
 Block = Literal["tensor", "axis"] | tuple[int, ...]
 
-_FLOAT, _BFLOAT16, _E8M0, _E4M3, _UE5M3 = map(
-    dtype, ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "FLOAT8E4M3FN", "FLOAT8UE5M3")
-)
+_FLOAT, _BFLOAT16, _E8M0, _E4M3, _UE5M3 = map(dtype, ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "FLOAT8E4M3FN", "FLOAT8UE5M3"))
 #: The types of the arrays that can be quantized.
 SOURCES = (dtype("FLOAT"), dtype("FLOAT16"), dtype("BFLOAT16"), dtype("DOUBLE"))
 #: The first one belongs to the names in the table that have no ending.
@@ -199,6 +197,11 @@ class Format:
     def zero_point(self) -> DType | None:
         """The type of the zero points, one byte each; None for a symmetric format."""
         return (dtype("INT8") if self.element.signed else dtype("UINT8")) if self.zero_points else None
+
+    @property
+    def by_given_scales(self) -> Format:
+        """The format whose codes are the nearest ones by given scales: without steps, or a choice of two scales."""
+        return replace(self, steps=None, rule="amax" if self.rule == "4over6" else self.rule)
 
     # ---- shapes ----
 

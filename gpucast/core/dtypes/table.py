@@ -47,7 +47,7 @@ class DType:
     mantissa_bits: int
     bias: int
     #: The codes that are not finite numbers: ``ieee`` (top exponent: infinity and NaN), ``fn`` (NaN where all magnitude
-    #: bits are set), ``fnuz`` (NaN in place of -0), ``nan_ff`` (NaN where all bits are set; the type has no sign), ``none``.
+    #: bits are set), ``fnuz`` (NaN in place of -0), ``nan_ff`` (NaN where all bits are set; no sign), ``none``.
     specials: Specials
     #: First opset whose Cast takes the type; None for a type that ONNX does not have.
     opset: int | None

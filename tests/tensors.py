@@ -23,6 +23,8 @@ TEXTS = ["", "1.5", " -INF ", "é", "日本", "\U0001f600", "a\0b"]
 def holds(suffix: str, dtype: DType) -> bool:
     if suffix == ".npy":
         return not dtype.packed
+    if suffix == ".pb":
+        return dtype.number is not None
     return not (suffix == ".safetensors" and dtype.family == "string")
 
 

@@ -29,6 +29,7 @@ from gpucast.files.tensor import (
 )
 from gpucast.files.tensor import Writer as TensorWriter
 
+_UINT8 = dtype("UINT8")
 _METADATA = "__metadata__"
 _DTYPE, _SHAPE = "gpucast.dtype.", "gpucast.shape."
 #: Bits of known types that Cast does not take.
@@ -163,7 +164,8 @@ def _raw_data(tensor: StoredTensor, entry: tuple[str, str | None], path: str) ->
     except ValueError:
         lengths = shape
     onnx_type, known = raw_data.described(kind, lengths, tensor.nbytes, path, tensor.name)
-    return replace(tensor, dtype=onnx_type, shape=known, element=None, family="raw_data")
+    element = None if onnx_type.packed else onnx_type.code_numpy.newbyteorder("<")
+    return replace(tensor, dtype=onnx_type, shape=known, element=element, family="raw_data")
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,7 @@ class Writer(TensorWriter):
             if spec.name == _METADATA:
                 raise FileError(f"{path}: the name {_METADATA!r} is reserved in .safetensors files")
             entries[spec.name] = entry = _entry(spec, path)
-            if spec.dtype is not None and spec.dtype.packed and entry.code == "U8":
+            if spec.dtype is not None and spec.dtype is not _UINT8 and entry.code == "U8":
                 texts[_DTYPE + spec.name] = spec.dtype.name
                 texts[_SHAPE + spec.name] = json.dumps(spec.shape)
         header: dict[str, Any] = {_METADATA: texts} if texts else {}
@@ -259,7 +261,7 @@ def _entry(spec: Spec, path: str) -> _Entry:
         raise FileError(f"{path}: .safetensors cannot hold STRING (tensor {spec.name!r}); write .npz")
     nbytes = onnx_type.nbytes(spec.size)
     # The safetensors package writes no float6, and float4 only if the elements fill whole bytes.
-    if onnx_type.packed and (onnx_type.safetensors is None or onnx_type.bits == 6 or spec.size * onnx_type.bits % 8):
+    odd = onnx_type.packed and (onnx_type.bits == 6 or spec.size * onnx_type.bits % 8)
+    if onnx_type.safetensors is None or odd:
         return _Entry("U8", (nbytes,), 8, nbytes)
-    assert onnx_type.safetensors is not None
     return _Entry(onnx_type.safetensors, spec.shape, onnx_type.bits, nbytes)

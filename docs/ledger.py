@@ -15,7 +15,9 @@ from tables import markdown
 from bench.gpu.device_calls import FAMILIES
 from conformance import TITLES
 from gpucast.convert.scales import scale_styles
+from gpucast.core.dtypes import dtype
 from gpucast.core.rounding import ROUNDING_MODES
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.parity.cases import all_cases, all_pairs
 from gpucast.quantization import FORMATS, RECIPES
 from gpucast.quantization.scale_orders import SCALE_ORDERS
@@ -67,13 +69,18 @@ def certificates(paths: str) -> Iterator[dict[str, Any]]:
 
 
 def proved(paths: str, wanted: Any) -> str:
-    """How many rules of `wanted`, a test of attributes, the certificates have by architecture."""
-    counts = [
-        (found["arch"], sum(one["verdict"] == "proved" and wanted(one["attributes"]) for one in found["proofs"]))
-        for found in certificates(paths)
-    ]
-    every = sum(wanted(dict(case.attributes)) for case in all_cases(all_pairs()))
-    return ", ".join(f"{arch} {count:,} of {every:,}" for arch, count in counts if count)
+    """How many cases of `wanted`, a test of attributes, the certificates have by architecture."""
+    every = [case for case in all_cases(all_pairs()) if wanted(dict(case.attributes))]
+    counts = {}
+    for found in certificates(paths):
+        known = {rule_of(one) for one in found["proofs"] if one["verdict"] == "proved"}
+        counts[found["arch"]] = sum(case.rule in known for case in every)
+    return ", ".join(f"{arch} {count:,} of {len(every):,}" for arch, count in counts.items() if count)
+
+
+def rule_of(proof: dict[str, Any]) -> CastRule:
+    given = {name: value for name, value in proof["attributes"].items() if name not in ("seed", "offset")}
+    return resolve(dtype(proof["src"]), dtype(proof["dst"]), Options(**given))
 
 
 # ---- casts ----
@@ -105,8 +112,10 @@ def casts() -> Iterator[Row]:
         exact_pairs(),
         "",
     )
+    yield "Casts, by suites of others", "", "", "", suites("casts"), ""
+    yield "Values of types, by suites of others", "", "", tests("core/test_dtypes.py"), suites("types"), ""
     yield "Text to numbers and back", "", "", tests("host/test_text.py"), suites("text"), ""
-    yield "Every FLOAT to FLOAT8UE5M3", "", "", tests("parity/test_unsigned_float.py"), cuda(), ""
+    yield "Every FLOAT to FLOAT8UE5M3", "", "", tests("parity/test_unsigned_float.py"), suites("FLOAT8UE5M3"), ""
 
 
 def scores() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -144,17 +153,13 @@ def by_modes(word: str) -> str:
     return ", ".join(f"{TITLES[name]}: {count} pairs" for name, count in found.items())
 
 
-def cuda() -> str:
-    score = json.loads((SCORES / "cuda.json").read_text(encoding="utf-8"))
-    return f"{score['version']}: 2 x 2^32 FLOATs, 0 differ"
-
-
 def suites(kind: str = "") -> str:
     """What suites of others were run, and how many of their cases differ."""
     path = RESULTS / "suites.json"
     rows = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     return "; ".join(
         f"{row['suite']} {row['version']}: {row['cases']:,} cases, {row['differ']:,} differ"
+        + (f", {row['legal']:,} may ({row['why']})" if row["legal"] else "")
         for row in rows
         if row["kind"] == kind
     )
@@ -182,11 +187,11 @@ def quantization() -> Iterator[Row]:
     yield f"Orders of scales: {orders}", "", ran, tests("quantization/test_scales.py"), "", ""
     yield "Hadamard transforms", "", ran, tests("quantization/test_hadamard.py"), "", ""
     yield "Grouped rows", "", ran, tests("quantization/test_grouped.py"), "", ""
-    compared = load("recipes.json")
+    compared, words = load("recipes.json"), {"package": "its code:", "model": "its formula:"}
     for name, recipe in RECIPES.items():
         found = compared.get(name, {})
         parts = [
-            f"{what}: {found[what]['elements']:,} numbers, {found[what]['codes'] + found[what]['scales']} differ"
+            f"{words[what]} {found[what]['elements']:,} numbers, {found[what]['codes'] + found[what]['scales']} differ"
             for what in ("package", "model")
             if found.get(what)
         ]
@@ -236,7 +241,6 @@ def libraries() -> Iterator[Row]:
     yield "Files", "", "", tests("files/test_files_others.py"), "read and written by safetensors, NumPy, onnx", ""
     styles = ", ".join(scale_styles.STYLES)
     yield f"Checkpoints in the styles {styles}", "", "", tests("convert/test_scales_read.py"), "", ""
-    yield "Other suites", "", "", "", suites("casts"), ""
 
 
 def page() -> str:

@@ -98,8 +98,8 @@ def names() -> str:
         [
             [
                 f"[{row.name}]({page(row)}.md)",
-                str(row.number),
-                str(row.opset),
+                str(row.number or ""),
+                str(row.opset or ""),
                 str(row.bits or ""),
                 f"`{row.numpy_name}`",
                 f"`{torch_name(row)}`" if torch_name(row) else "",
@@ -165,14 +165,14 @@ def _largest(row: DType) -> str:
 
 
 def _lowest(row: DType) -> str:
-    if row.family == "float" and row.bits <= 8:
+    if row.family == "float" and row.signed and row.bits <= 8:
         return coded(row, row.max_code | row.sign_code)
     return number(row.min) if row.is_float or row.family == "int" else ""
 
 
 _FACTS: dict[str, Callable[[DType], str]] = {
-    "ONNX number": lambda row: str(row.number),
-    "In Cast from opset": lambda row: str(row.opset),
+    "ONNX number": lambda row: str(row.number or "none"),
+    "In Cast from opset": lambda row: str(row.opset or "none"),
     "Bits": lambda row: str(row.bits or ""),
     "Sign, exponent, mantissa": _of_floats(lambda row: f"{row.sign_bits}, {row.exponent_bits}, {row.mantissa_bits}"),
     "Bias": _of_floats(lambda row: str(row.bias)),
@@ -195,7 +195,7 @@ _FACTS: dict[str, Callable[[DType], str]] = {
 def values(name: str) -> str:
     """Every value of a type of 8 bits or fewer. Where the sign bit only turns the sign, the half without it."""
     row = dtype(name)
-    half = row.family == "float"
+    half = row.family == "float" and row.signed
     count = 1 << (row.bits - half)
     columns = 1 << row.mantissa_bits if row.is_float and row.mantissa_bits > 1 else 16 if row.family == "int" else 8
     columns = min(columns, count)

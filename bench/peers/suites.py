@@ -2,8 +2,8 @@
 """Runs suites that others wrote on casts of gpucast: ``python -m bench.peers.suites softfloat zmij p3109``.
 
 Packages are compared directly. Tests of others are run from a checkout or a source distribution, with their rounding
-replaced: ``gfloat=FOLDER``, ``ml_dtypes=FOLDER``, where FOLDER has the tests; nothing of them is kept here. The counts
-are written to bench/results/suites.json, which docs/ledger.md shows.
+replaced: ``gfloat=FOLDER``, ``ml_dtypes=FOLDER``, where FOLDER has the tests, ``p3109=FOLDER`` with its tables;
+nothing of them is kept here. The counts are written to bench/results/suites.json, which docs/ledger.md shows.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import atexit
 import datetime
 import json
+import math
 import os
 import re
 import subprocess
@@ -167,6 +168,30 @@ def p3109(samples: int) -> Outcome:
     return found
 
 
+def p3109_tables(folder: Path) -> Outcome:
+    """P3109's own tables of finite formats, as rows of our table: each value, and its cast back to its code."""
+    found = Outcome("P3109 value tables", "Interim Report 4.0", "types", 0, 0, 0, licence="IEEE SA, not kept here")
+    for path in sorted(folder.rglob("*f.csv")):
+        k, p, sign = re.fullmatch(r"Binary(\d+)p(\d+)([su])f", path.stem).groups()  # type: ignore[union-attr]
+        bits, mantissa, signed = int(k), int(p) - 1, sign == "s"
+        # Others have no layout here, or numbers that DOUBLE lacks.
+        if bits not in (4, 6, 8, 16) or not 1 <= bits - signed - mantissa <= 10:
+            continue
+        specials: Any = "fnuz" if signed else "nan_ff"
+        bias = 1 << (bits - mantissa - 1 - signed)
+        row = DType(path.stem.upper(), None, "float", bits, int(signed), bits - signed - mantissa, mantissa, bias,
+                    specials, None, path.stem.lower(), None)  # fmt: skip
+        lines = [line.split(",") for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+        theirs = np.array([math.nan if text == "NaN" else float.fromhex(text) for _, text, *_ in lines])
+        codes = np.array([int(code, 16) for code, *_ in lines], row.code_numpy)
+        with dtype.registered(row):
+            ours = _cast(codes.view(row.numpy), "DOUBLE")
+            back = gpucast.reference.cast(theirs, row).view(row.code_numpy)
+        differ = ((ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))) | (back != codes)
+        _count(found, differ, np.zeros(differ.shape, bool), codes.tolist(), path.stem)
+    return found
+
+
 # ---- tests of others, with our rounding ----
 
 #: Calls of the tests that gpucast answered.
@@ -314,7 +339,10 @@ PACKAGES: dict[str, Callable[[int], Outcome]] = {"softfloat": softfloat, "zmij":
 def outcomes(names: list[str], samples: int) -> Iterator[Outcome]:
     for asked in names:
         name, _, folder = asked.partition("=")
-        yield foreign_tests(name, Path(folder)) if folder else PACKAGES[name](samples)
+        if folder:
+            yield p3109_tables(Path(folder)) if name == "p3109" else foreign_tests(name, Path(folder))
+        else:
+            yield PACKAGES[name](samples)
 
 
 def main() -> int:

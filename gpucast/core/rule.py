@@ -172,10 +172,10 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
         return CastRule(src, dst, overflow=overflow or "wrap", rounding=rounding)
     if not dst.has_nan:
         return CastRule(src, dst, overflow="saturate", rounding=rounding)
+    without: Overflow = "infinity" if dst.has_inf else "nan"
     if not dst.saturate_applies:
-        return CastRule(src, dst, overflow=overflow or "infinity", rounding=rounding)
+        return CastRule(src, dst, overflow=overflow or without, rounding=rounding)
     if not saturate and overflow is None:
-        without: Overflow = "infinity" if dst.has_inf else "nan"
         return CastRule(src, dst, overflow=without, rounding=rounding, round_mode=_mode(dst, round_mode))
     return CastRule(
         src,

@@ -56,7 +56,7 @@ def rendered() -> dict[Path, str]:
 def dtype_table() -> str:
     """What tells the types apart. `gpucast dtypes` has twelve columns."""
     rows = map(dtypes.describe, DTYPES)
-    cells = ([row["name"], str(row["bits"] or ""), dtypes.range_text(row), str(row["opset"])] for row in rows)
+    cells = ([row["name"], str(row["bits"] or ""), dtypes.range_text(row), str(row["opset"] or "")] for row in rows)
     return table(["Type", "Bits", "Range", "First opset"], cells) + "\n"
 
 

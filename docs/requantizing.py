@@ -39,8 +39,13 @@ with a short largest magnitude, and what becomes of them. To keep codes and scal
 that the numbers had:
 
 ```python
+import numpy as np
+import gpucast
+
+q = gpucast.quantize(np.linspace(-3, 3, 64, dtype=np.float32), "mxfp4_up")
 y = q.dequantize("BFLOAT16")
-again = gpucast.quantize(y, q.format, scales_of=q)
+again = gpucast.quantize(y, "mxfp4_up", scales_of=q)
+assert (again.scales == q.scales).all()
 ```
 
 The codes then come back whenever the type holds a code's number to within half a step of codes: always in the table

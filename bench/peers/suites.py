@@ -2,14 +2,16 @@
 """Runs suites that others wrote on casts of gpucast: ``python -m bench.peers.suites softfloat zmij p3109``.
 
 Packages are compared directly. Tests of others are run from a checkout or a source distribution, with their rounding
-replaced: ``gfloat=FOLDER``, ``ml_dtypes=FOLDER``, where FOLDER has the tests, ``p3109=FOLDER`` with its tables;
-nothing of them is kept here. The counts are written to bench/results/suites.json, which docs/ledger.md shows.
+replaced: ``gfloat=FOLDER``, ``ml_dtypes=FOLDER``, where FOLDER has the tests, ``p3109=FOLDER`` with its tables, and
+``cuda=FOLDER`` with its headers; nothing of them is kept here. The counts are written to bench/results/suites.json,
+which docs/ledger.md shows.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
+import ctypes
 import datetime
 import json
 import math
@@ -192,6 +194,43 @@ def p3109_tables(folder: Path) -> Outcome:
     return found
 
 
+# ---- CUDA's type ----
+
+_CUDA = """#include <cuda_runtime_api.h>
+#include <cuda_fp8.h>
+extern "C" void convert(const float* in, unsigned char* out, long n, int clips, int mode) {
+  for (long i = 0; i < n; ++i) {
+    out[i] = __nv_cvt_float_to_ue5m3(in[i], clips ? __NV_SATFINITE : __NV_NOSAT, static_cast<cudaRoundMode>(mode));
+  }
+}
+"""
+
+
+def cuda(include: Path, samples: int) -> Outcome:
+    """FLOATs, evenly spaced codes, to FLOAT8UE5M3 by the host code of CUDA's headers, in three modes."""
+    version = re.search(r"define CUDART_VERSION\s+(\d+)", (include / "cuda_runtime_api.h").read_text(encoding="utf-8"))
+    number = int(version[1]) if version else 0
+    found = Outcome(
+        "CUDA's headers", f"{number // 1000}.{number % 1000 // 10}", "FLOAT8UE5M3", 0, 0, 0, licence="NVIDIA"
+    )
+    step, size = max(1, (1 << 32) // samples), 1 << 24
+    with tempfile.TemporaryDirectory() as where:
+        Path(where, "a.cpp").write_text(_CUDA, encoding="utf-8")
+        command = [os.environ.get("CXX", "c++"), "-O2", "-w", "-shared", "-fPIC", f"-I{include}", "-o", f"{where}/a.so"]
+        subprocess.run([*command, f"{where}/a.cpp"], check=True)
+        convert = ctypes.CDLL(f"{where}/a.so").convert
+    for clips in (True, False):
+        for mode, rounding in enumerate(("nearest_even", "toward_zero", "upward")):
+            for start in range(0, 1 << 32, size * step):
+                codes = np.arange(start, min(start + size * step, 1 << 32), step, dtype=np.uint32)
+                theirs = np.empty(codes.size, np.uint8)
+                addresses = (ctypes.c_void_p(array.ctypes.data) for array in (codes, theirs))
+                convert(*addresses, ctypes.c_long(codes.size), int(clips), mode)
+                ours = _cast(codes.view(np.float32), "FLOAT8UE5M3", saturate=clips, rounding=rounding).view(np.uint8)
+                _count(found, ours != theirs, np.zeros(ours.shape, bool), codes, f"{rounding}, saturate={clips}")
+    return found
+
+
 # ---- tests of others, with our rounding ----
 
 #: Calls of the tests that gpucast answered.
@@ -339,7 +378,9 @@ PACKAGES: dict[str, Callable[[int], Outcome]] = {"softfloat": softfloat, "zmij":
 def outcomes(names: list[str], samples: int) -> Iterator[Outcome]:
     for asked in names:
         name, _, folder = asked.partition("=")
-        if folder:
+        if name == "cuda":
+            yield cuda(Path(folder), samples)
+        elif folder:
             yield p3109_tables(Path(folder)) if name == "p3109" else foreign_tests(name, Path(folder))
         else:
             yield PACKAGES[name](samples)

@@ -99,7 +99,7 @@ class Format:
         if self.zero_points and not (element.family == "int" and self.has_float_scales):
             raise ValueError(f"{self._caller}zero points need integers with FLOAT or BFLOAT16 scales")
         if not element.signed and not self.zero_points:
-            raise ValueError(f"{self._caller}{element} needs zero points: without them it has no negative numbers")
+            raise ValueError(f"{self._caller}{element} has no negative numbers; expected a signed type, or zero points")
         if self.rule in ("full_range", "no_clipping") and (element.family != "int" or self.zero_points):
             raise ValueError(f"{self._caller}rule={self.rule!r} is for integers without zero points")
         if self.rule == "4over6" and (

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import exact
-from gpucast.core.dtypes import DTYPES, dtype
+from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rounding import ROUNDING_MODES, Rounding, RoundingName, name_of, word_of
 from gpucast.core.rule import (
     CAST_VERSIONS,
@@ -92,6 +92,9 @@ def test_the_rules_themselves() -> None:
     assert resolve(FLOAT, int8, Options(overflow="saturate", rounding="nearest_even")).rounding == "ties_to_even"
     assert resolve(FLOAT, dtype("FLOAT16")).overflow == "infinity"
     assert resolve(FLOAT, dtype("FLOAT16"), Options(overflow="saturate")).overflow == "saturate"
+    ue5m3, wide = dtype("FLOAT8UE5M3"), DType("WIDE", None, "float", 16, 1, 5, 10, 16, "fnuz", None, "wide", None)
+    assert resolve(FLOAT, ue5m3, Options(saturate=False)).overflow == "nan"
+    assert resolve(FLOAT, wide).overflow == "nan"
     # The same type is a copy, whatever else was asked.
     assert resolve(E4M3, E4M3, Options(saturate=False)) == CastRule(E4M3, E4M3)
     assert resolve(FLOAT, FLOAT, Options(overflow="saturate")) == CastRule(FLOAT, FLOAT)

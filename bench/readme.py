@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases.pairs import LARGE
-from bench.report import gpu_tables, host_tables
+from bench.report import gpu_tables, host_tables, static_tables
 from bench.report import results as gpu_results
 from bench.report.markdown import table
 from bench.revision import FOLDER, ROOT
+from bench.static.estimate import GPUS
 from gpucast.cli import dtypes
 from gpucast.core.dtypes import DTYPES
 
@@ -25,6 +26,7 @@ PAGES = {
     "dtypes": DOCS / "dtypes" / "index.md",
     "gpu": DOCS / "performance.md",
     "speed": DOCS / "performance.md",
+    "static": DOCS / "performance.md",
 }
 
 
@@ -43,13 +45,14 @@ def main() -> int:
 def rendered() -> dict[Path, str]:
     """The pages with every table written anew."""
     texts = {page: page.read_text(encoding="utf-8") for page in PAGES.values()}
-    for name, made in (("dtypes", dtype_table()), ("speed", speed_table()), ("gpu", gpu_section())):
+    made_by = {"dtypes": dtype_table, "speed": speed_table, "gpu": gpu_section, "static": static_section}
+    for name, make in made_by.items():
         page = PAGES[name]
         places = re.findall(rf"<!-- {name}: [^\n]*-->\n.*?<!-- end -->", texts[page], flags=re.DOTALL)
         if len(places) != 1:
             raise SystemExit(f"bench.readme: {page} has {len(places)} places for the {name} table; expected one")
         head, _, _ = places[0].partition("\n")
-        texts[page] = texts[page].replace(places[0], f"{head}\n\n{made}\n<!-- end -->")
+        texts[page] = texts[page].replace(places[0], f"{head}\n\n{make()}\n<!-- end -->")
     return texts
 
 
@@ -111,6 +114,18 @@ def gpu_section(folder: Path = FOLDER) -> str:
     if picture.exists():
         parts.append("!" + _link(f"share of a copy's speed: {results.label}", picture))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def static_section() -> str:
+    """The newest estimates, for the GPUs that casts are made for."""
+    path = max(FOLDER.glob("static-*.json"))
+    figures = json.loads(path.read_text(encoding="utf-8"))
+    static, machine = figures["static"], figures["machine"]
+    parts = [f"{static['compiler']}, {machine['date']} ({_link('all figures', path)})."]
+    for arch in ("sm_90", "sm_100a"):
+        gpu = GPUS[int(arch.removeprefix("sm_").rstrip("af"))].name
+        parts.append(f"{gpu} ({arch}):\n\n{static_tables.estimates(static['architectures'][arch])}")
+    return "\n\n".join(parts) + "\n"
 
 
 def _link(text: str, path: Path) -> str:

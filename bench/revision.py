@@ -33,13 +33,13 @@ def commit() -> str:
     return result.stdout.strip()
 
 
-def code_digest(root: Path = ROOT) -> str:
+def code_digest() -> str:
     """Eight hexadecimal digits over all files that a cast uses: only results of the same code are continued."""
     hashed = hashlib.sha256()
     for folder in ("gpucast", "kernels"):
-        for path in sorted((root / folder).rglob("*")):
+        for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".cuh", ".cu", ".c", ".h", ".hpp", ".cpp"):
-                hashed.update(f"{path.relative_to(root).as_posix()}\0".encode())
+                hashed.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
                 hashed.update(path.read_bytes().replace(b"\r\n", b"\n"))
     return hashed.hexdigest()[:8]
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train a two-layer transformer in PyTorch, with matrix products in float32, BFLOAT16, MXFP8 and NVFP4.
+"""Train a two-layer transformer in PyTorch, with matrix products in float32, BFLOAT16, float8, MXFP8 and NVFP4.
 
 It learns to continue the source text of Python's standard library, character by character. All three products of a
-linear layer (forward, and the gradients of input and weights) see narrow operands: `gpucast.quantize` makes the blocks
-of both axes in one pass over a tensor. Gradients of NVFP4 are rounded stochastically. The products themselves are
-simulated: values of narrow types are multiplied, and summed in float32. On a GPU where there is one, else on the host.
+linear layer (forward, and the gradients of input and weights) see narrow operands. For float8 the layer is the ready
+`gpucast.interop.torch.Linear8`. For MXFP8 and NVFP4 it is one of this file: `gpucast.quantize` makes the blocks of both
+axes in one pass over a tensor, and gradients of NVFP4 are rounded stochastically. Where there is no product of narrow
+operands it is simulated: their values are multiplied, and summed in float32. On a GPU where there is one, else on the
+host.
 """
 
 from __future__ import annotations
@@ -22,15 +24,17 @@ from torch.nn import functional
 from tqdm import tqdm
 
 import gpucast
+from gpucast.interop.torch import Linear8
 
 WIDTH, HEADS, LAYERS, LENGTH, BATCH = 64, 4, 2, 64, 16
 RATE = 3e-3
 #: Modules whose source is read: some 400,000 characters.
 MODULES = ("argparse", "decimal", "inspect", "tarfile", "typing", "_pydecimal")
-#: The format of operands, None for none, and whether gradients are rounded stochastically.
+#: The format of operands, None for none, "delayed" for Linear8; and whether gradients are rounded stochastically.
 PRECISIONS: dict[str, tuple[str | None, bool]] = {
     "float32": (None, False),
     "bfloat16": ("BFLOAT16", False),
+    "float8 (Linear8)": ("delayed", False),
     "mxfp8": ("mxfp8e4m3_up", False),
     "nvfp4, stochastic gradients": ("nvfp4", True),
 }
@@ -106,9 +110,12 @@ class Transformer(nn.Module):
         self.token, self.place = nn.Embedding(characters, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, characters)
-        for layer in self.modules():
-            if isinstance(layer, Linear):
-                layer.operands = operands
+        for parent in list(self.modules()):
+            for name, layer in parent.named_children():
+                if isinstance(layer, Linear):
+                    layer.operands = operands
+                    if operands.format == "delayed":
+                        setattr(parent, name, Linear8.of(layer))
 
     def forward(self, tokens: Tensor) -> Tensor:
         x = self.token(tokens) + self.place(torch.arange(tokens.shape[1], device=tokens.device))

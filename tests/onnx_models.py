@@ -45,7 +45,7 @@ def cast_like_model(src: DType, dst: DType, opset: int, **attributes: Any) -> on
 
 def save_external(path: Path | str, x: np.ndarray) -> None:
     """A model whose only initializer lies beside it, in a folder that need not be there."""
-    node = helper.make_node("Add", ["x", "w"], ["y"])
+    node = helper.make_node("PRelu", ["x", "w"], ["y"])
     model = make_model([node], 21, {"x": ROWS["FLOAT"]}, {"y": ROWS["FLOAT"]})
     model.graph.initializer.append(numpy_helper.from_array(x, "w"))
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)

@@ -3,23 +3,30 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import hashlib
 import itertools
+import os
 import re
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 
+from gpucast.cli.arguments import at_least_one
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.kernel import compiler, nvrtc, nvrtc_search
 from gpucast.kernel.kernel import Kernel
 from gpucast.kernel.nvrtc import Compiled, Nvrtc
 from gpucast.quantization import formats
 from gpucast.quantization.formats import FORMATS, LENGTHS, SOURCES
-from gpucast.quantization.recipes import RECIPES
-from gpucast.warmup import kinds
-from gpucast.warmup.compile_ahead import WarmupRequest, every_pair, tasks
+from gpucast.quantization.recipes import RECIPES, find, takes
+from gpucast.warmup import calls
+from gpucast.warmup.compile_ahead import recorded
+from gpucast.warmup.recording import Recorder, recording
+from gpucast.warmup.request import WarmupRequest
 
+#: What all kernels are compiled for.
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100a")
 #: The rules that a name of a format may end in.
 _RULES = ("full_range", "no_clipping", "up", "even", "4over6")
 
@@ -27,8 +34,12 @@ _RULES = ("full_range", "no_clipping", "up", "even", "4over6")
 def all_kernels(sample: int = 1, only: str = "") -> list[Kernel]:
     """Every kernel, by name; some kernels of different texts share a name. `sample`: one in so many, the same ones in
     every run; `only`: a pattern of names."""
-    found = dict.fromkeys(kernel for kernel in _every_kernel() if chosen(kernel.name, sample, only))
-    return sorted(found, key=lambda kernel: (kernel.name, kernel.line))
+    return [kernel for kernel in _listed() if chosen(kernel.name, sample, only)]
+
+
+@lru_cache(maxsize=1)
+def _listed() -> list[Kernel]:
+    return sorted(dict.fromkeys(_every_kernel()), key=lambda kernel: (kernel.name, kernel.line))
 
 
 def chosen(name: str, sample: int, only: str) -> bool:
@@ -38,15 +49,32 @@ def chosen(name: str, sample: int, only: str) -> bool:
     return sample == 1 or int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % sample == 0
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of commands that look at these kernels: `arch`, `sample`, `only` and `jobs`."""
+    parser.add_argument("--arch", nargs="+", metavar="ARCH", default=list(ARCHITECTURES), help="default: %(default)s")
+    parser.add_argument(
+        "--sample", type=at_least_one, default=1, metavar="N", help="one kernel in N, the same in every run"
+    )
+    parser.add_argument("--only", default="", metavar="PATTERN", help="kernels whose names match, such as hadamard")
+    parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count() or 1, metavar="N", help="processes")
+
+
 def _every_kernel() -> Iterator[Kernel]:
-    casts = WarmupRequest(every_pair(), fused=True, many=True, mixed=True, grouped=True, transposed=True)
-    yield from (task.kernel for task in tasks(casts, "sm_90"))
-    flags = itertools.product((None, STOCHASTIC), ((), LENGTHS), (False, True), (False, True))
-    for (rounding, lengths, grouped, row_scaled), name in itertools.product(flags, _formats()):
-        for src in SOURCES:
-            # Some formats and types do not take all of these.
-            with contextlib.suppress(TypeError, ValueError):
-                yield from kinds.of_formats([name], lengths, [src], rounding, grouped, row_scaled, "bench")
+    yield from recorded(
+        WarmupRequest(calls.every_pair(), fused=True, many=True, mixed=True, grouped=True, transposed=True)
+    )
+    with recording(Recorder) as recorder:
+        for name, src, keywords in itertools.product(_formats(), SOURCES, ({}, {"rounding": STOCHASTIC, "seed": 0})):
+            format = find(name, "bench")
+            every = [calls.quantized, calls.grouped, calls.row_scaled]
+            every += [partial(calls.transformed, length=length) for length in LENGTHS]
+            for call in every if takes(name, format, src) else ():
+                # Some formats do not take all of these.
+                with contextlib.suppress(TypeError, ValueError):
+                    call(recorder, name, format, src, keywords)
+        for src, length in itertools.product(SOURCES, LENGTHS):
+            calls.transforms(recorder, src, length)
+    yield from recorder.kernels
 
 
 def _formats() -> Iterator[str]:

@@ -1,41 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m bench --static``: estimates the speed of every kernel from its machine code. Needs no GPU.
+"""``python -m bench --static``: estimates the speed of each kind of call from its kernels' machine code. Needs no GPU.
 
-For each pair of types and architecture it compiles the kernel of contiguous arrays with the default rule, and counts
-what a thread executes for a full aligned tile (`bench.static.paths` says how the way is found): all instructions from
-the entry to the exit, index arithmetic, tables and barriers included, over the elements that the thread casts. A model
-(`bench.static.model`) says how busy each unit of the machine is while memory works at the speed of a copy, and what
-limits the kernel at which share of a copy. The check fails where a unit is too full (`bench.static.budget`) or a layout
-misses its goal. All shares are estimates.
+`bench.static.calls` lists the calls, `bench.static.estimate` says how a share of a copy's speed is estimated. Then the
+gate (`bench.static.gate`) looks at a sample of all kernels. The check fails where a kernel does not pass it.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
+import os
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import gpucast
-from bench.report.heatmap import heatmap
-from bench.revision import commit
-from bench.static import layouts as static_layouts
-from bench.static import quantize as static_quantize
-from bench.static.budget import FULL, KNOWN, Checked, fullest, of_casts, verdict
-from bench.static.kernels import StaticKernel, measure
-from bench.static.model import GPUS, estimate
-from gpucast.cli.progress import progress_bar
-from gpucast.core.rule import CastRule, resolve
+from bench.report.static_tables import estimates
+from bench.static import gate
+from bench.static.calls import ELEMENTS, Family, cast_family, families, recorded
+from bench.static.catalog import all_kernels
+from bench.static.estimate import GPUS, Estimate, estimate
+from bench.static.kernels import codes, measured, per_element
 from gpucast.kernel import compiler
-from gpucast.parity.cases import NUMERIC, rules
+from gpucast.parity.cases import NUMERIC
 
 #: The compute capabilities that the check is for.
 CAPABILITIES = ((8, 0), (9, 0), (10, 0))
-#: Kernels that are listed, the worst ones of more; failures that are printed.
-_SHOWN, _LINES = 30, 100
+#: One kernel in so many is looked at by the gate.
+SAMPLE = 4000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,49 +34,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--arch", nargs="+", type=_architecture, default=[], help="such as sm_90 (default: for devices 8.0, 9.0, 10.0)"
     )
-    group.add_argument(
-        "--shape",
-        choices=("contiguous", "strided", "many"),
-        default="contiguous",
-        help="many: contiguous arrays, many in one launch (default: contiguous)",
-    )
-    group.add_argument("--all-rules", action="store_true", help="every rule of each pair, not only the default one")
+    group.add_argument("--only", default="", metavar="PATTERN", help="calls whose names match, such as mxfp8")
     group.add_argument("--sass", action="store_true", help="print the machine code that is counted")
-    group.add_argument("--pictures", type=Path, metavar="FOLDER", help="write a heat map for each architecture there")
+    group.add_argument(
+        "--gate", type=int, default=SAMPLE, metavar="N",
+        help=f"look at one kernel in N of all (default: {SAMPLE}; 0: at none)",
+    )  # fmt: skip
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    chosen = list(_rules(arguments.src, arguments.dst, arguments.all_rules))
-    # Kernels of other kinds are no pairs.
-    everything = arguments.shape == "contiguous" and not (arguments.src or arguments.dst or arguments.all_rules)
+    chosen = [one for one in _families(arguments.src, arguments.dst) if re.search(arguments.only, one.name)]
     version = "NVRTC {}.{}".format(*compiler.compiler().version)
-    print(version)
-    figures: dict[str, Any] = {"compiler": version, "shape": arguments.shape, "architectures": {}, "failures": []}
-    for arch in arguments.arch or architectures():
-        with progress_bar(len(chosen), wanted=True, unit=" kernels") as advance:
-            kernels = measure(chosen, arch, arguments.shape, advance)
-        casts = of_casts(kernels)
-        _print(arch, casts, arguments.sass)
-        figures["architectures"][arch] = [as_json(kernel) for kernel in kernels]
-        figures["failures"] += verdict(casts)
-        if everything:
-            quantizing = static_quantize.measure(arch)
-            others = [*quantizing, *static_layouts.measure(arch)]
-            figures["failures"] += [*verdict(others), *static_quantize.verdict_of_passes(quantizing)]
-            figures.setdefault("others", {})[arch] = [as_json(one.kernel) | {"kernel": str(one)} for one in others]
-            print(*(one.line() for one in others), sep="\n")
-            for name, share in static_quantize.two_passes(quantizing).items():
-                print(f"{arch} {name} in two passes: {100 * share:.0f} % of a copy")
-        if arguments.pictures is not None:
-            arguments.pictures.mkdir(parents=True, exist_ok=True)
-            picture(arguments.pictures / f"static-{arch}.svg", arch, kernels)
-    print()
-    failures = figures["failures"]
-    for line in failures[:_LINES]:
-        print(line)
-    if len(failures) > _LINES:
-        print(f"... and {len(failures) - _LINES} more; --json has all")
-    print(f"{len(failures)} failures, {len(KNOWN)} known misses")
+    print(f"{version}; estimates for {ELEMENTS:,} elements, nothing runs on a GPU")
+    figures: dict[str, Any] = {"compiler": version, "elements": ELEMENTS, "architectures": {}, "failures": []}
+    archs = arguments.arch or architectures()
+    for arch in archs:
+        found = list(estimated(chosen, arch))
+        rows = [as_json(one) for one in found]
+        figures["architectures"][arch] = rows
+        print(f"\n{arch}, {GPUS[found[0].passes[0].of.capability].name}\n\n{estimates(rows)}")
+        if arguments.sass:
+            for one in found:
+                print(f"\n{one.main.of.of.kernel.name}:", *one.main.of.path, sep="\n")
+    if arguments.gate:
+        kernels = all_kernels(arguments.gate)
+        print(f"\n{len(kernels)} of all kernels, by the gate:")
+        for arch in archs:
+            gated = gate.gate(kernels, arch, os.cpu_count() or 1)
+            print(f"{arch}: {gate.counts(gated)}")
+            figures["failures"] += [problem for one in gated for problem in one.problems()]
+    print(*figures["failures"], sep="\n")
     return figures
 
 
@@ -102,57 +80,47 @@ def _architecture(text: str) -> str:
     if name.startswith("compute_"):
         raise argparse.ArgumentTypeError(f"{text} gives PTX, not machine code; expected one such as sm_90")
     if int(name.removeprefix("sm_").rstrip("af")) not in GPUS:
-        raise argparse.ArgumentTypeError(f"the model has no GPU of {text}; it has {', '.join(map(str, GPUS))}")
+        raise argparse.ArgumentTypeError(f"there is no GPU of {text} here, only of {', '.join(map(str, GPUS))}")
     return name
 
 
-def _rules(sources: Sequence[str], targets: Sequence[str], every: bool) -> Iterator[CastRule]:
+def _families(sources: Iterable[str], targets: Iterable[str]) -> Iterator[Family]:
+    """All families, or casts of contiguous arrays between some types."""
+    if not (sources or targets):
+        yield from families()
+        return
     for src in [gpucast.dtype(name) for name in sources] or NUMERIC:
         for dst in [gpucast.dtype(name) for name in targets] or NUMERIC:
-            yield from rules(src, dst) if every else [resolve(src, dst)]
+            yield cast_family(src.name, dst.name)
 
 
-def as_json(kernel: StaticKernel) -> dict[str, Any]:
-    """All figures of a kernel."""
-    found = asdict(estimate(kernel))
-    names = "instructions loop loads stores shared registers local".split()
+def estimated(chosen: Iterable[Family], arch: str) -> Iterator[Estimate]:
+    """The estimates of calls for an architecture such as "sm_90"."""
+    calls = [recorded(family) for family in chosen]
+    code = codes([one.kernel for call in calls for one in call.passes], arch)
+    for call in calls:
+        yield estimate(call, [measured(one, arch, code[one.kernel]) for one in call.passes])
+
+
+def as_json(of: Estimate) -> dict[str, Any]:
+    """The figures of a call. Those of a kernel are of the pass that takes longest; bytes and instructions are those of
+    the whole call for an element."""
+    main, passes = of.main.of, [one.of for one in of.passes]
     return {
-        "kernel": kernel.source.kernel.name,
-        "src": kernel.rule.src.name,
-        "dst": kernel.rule.dst.name,
-        "elements": kernel.source.kernel.elements,
-        "threads": kernel.source.kernel.threads,
-        "per_element": round(kernel.per_element, 3),
-        **{name: getattr(kernel, name) for name in names},
-        "estimate": {**found, "use": {unit: round(share, 3) for unit, share in found["use"].items()}},
+        "call": of.call.name,
+        "kernel": main.of.kernel.name,
+        "registers": main.facts.registers,
+        "shared": main.facts.shared,
+        "local": max(one.facts.local for one in passes),
+        "threads": of.main.threads,
+        "in_flight": of.main.in_flight,
+        "wanted": GPUS[main.capability].in_flight,
+        "instructions": round(per_element(passes, of.call.elements), 3),
+        "exact": all(one.exact for one in passes),
+        "barriers": main.barriers,
+        "launches": len(passes),
+        "read": round(of.call.read / of.call.elements, 4),
+        "written": round(of.call.written / of.call.elements, 4),
+        "share": round(of.share, 4),
+        "bound": of.main.bound,
     }
-
-
-def _print(arch: str, kernels: Sequence[Checked], sass: bool) -> None:
-    full = [fullest(one.kernel) for one in kernels]
-    counts = ", ".join(f"{sum(share > limit for share in full)} above {limit}" for limit in (1, 0.85, FULL, 0.65))
-    print(f"\n{arch}: {len(kernels)} kernels, {kernels[0].kind}; estimates")
-    print(f"busiest unit at the speed of a copy: median {statistics.median(full):.2f}, most {max(full):.2f}; {counts}")
-    gpu, shares = GPUS[kernels[0].kernel.capability], [one.estimate.share for one in kernels]
-    print(f"{gpu.name}: {shares.count(1)} kernels reach {gpu.bandwidth} TB/s, the slowest {min(shares):.0%} of it")
-    shown = sorted(kernels, key=lambda one: -fullest(one.kernel)) if len(kernels) > _SHOWN else kernels
-    for one in shown[:_SHOWN]:
-        print(one.line())
-        if sass:
-            print("\n".join(map(str, one.kernel.path)))
-
-
-def picture(path: Path, arch: str, kernels: Sequence[StaticKernel]) -> None:
-    """The heat map of how much of its time the busiest unit works at the speed of a copy. Of several rules of a pair it
-    shows the one with the highest figure."""
-    most: dict[tuple[str, str], float] = {}
-    for kernel in kernels:
-        pair = kernel.rule.src.name, kernel.rule.dst.name
-        most[pair] = max(fullest(kernel), most.get(pair, 0.0))
-    version = "NVRTC {}.{}".format(*compiler.compiler().version)
-    origin = f"estimate from the machine code of {version}, {time.strftime('%Y-%m-%d')}, commit {commit() or 'unknown'}"
-    gpu = GPUS[kernels[0].capability].name
-    title = f"gpucast: the busiest unit at the speed of a copy, {arch} on {gpu}"
-    notes = ["the share of its time that it works", f"{origin}; no GPU was used"]
-    text = heatmap(most, title, notes, low=0, middle=FULL, high=2 * FULL, good="low")
-    path.write_text(text, encoding="utf-8")

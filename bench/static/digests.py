@@ -11,26 +11,22 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import re
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from bench.revision import commit
-from bench.static.catalog import all_kernels, chosen, uncached
-from gpucast.cli.arguments import at_least_one
+from bench.static.catalog import add_options, all_kernels, chosen, uncached
+from gpucast.cli.processes import processes
 from gpucast.cli.progress import progress_bar
 from gpucast.kernel import compiler
 from gpucast.kernel.kernel import Kernel
 
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100a")
 #: Hexadecimal digits of a digest.
 _DIGITS = 20
 #: Kernels that a process takes at a time, and differences that are printed.
@@ -86,14 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.static.digests", description=__doc__)
     parser.add_argument("file", type=Path, metavar="FILE", help="where the digests are written")
     parser.add_argument("--against", type=Path, metavar="OLD", help="print what differs from these digests")
-    parser.add_argument(
-        "--arch", nargs="+", metavar="ARCH", default=list(ARCHITECTURES), help="default: " + ", ".join(ARCHITECTURES)
-    )
-    parser.add_argument(
-        "--sample", type=at_least_one, default=1, metavar="N", help="one kernel in N, the same in every run"
-    )
-    parser.add_argument("--only", default="", metavar="PATTERN", help="kernels whose names match, such as hadamard")
-    parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count() or 1, metavar="N", help="processes")
+    add_options(parser)
     return parser
 
 
@@ -106,10 +95,8 @@ def digests(kernels: Sequence[Kernel], archs: Sequence[str], jobs: int, done: Ma
     """The digests of kernels, those of a name in order."""
     rows: Rows = {}
     work = partial(_row, tuple(archs))
-    # Forked children would inherit the state of libraries that are not safe to fork.
-    spawn = get_context("spawn")
     with (
-        ProcessPoolExecutor(jobs, mp_context=spawn, initializer=_keep, initargs=(done,)) as executor,
+        processes(jobs, _keep, done) as executor,
         progress_bar(len(kernels), wanted=True, unit=" kernels") as advance,
     ):
         for kernel, row in zip(kernels, executor.map(work, kernels, chunksize=_CHUNK), strict=True):

@@ -11,21 +11,17 @@ GPU. The exit code is 1 if a kernel fails.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from multiprocessing import get_context
 from typing import NamedTuple
 
 from bench import cubin
-from bench.static.catalog import all_kernels, uncached
-from bench.static.digests import ARCHITECTURES
-from gpucast.cli.arguments import at_least_one
+from bench.static.catalog import add_options, all_kernels, uncached
+from gpucast.cli.processes import processes
 from gpucast.cli.progress import progress_bar
 from gpucast.kernel import disassembler
 from gpucast.kernel.kernel import Kernel, Part, program
@@ -91,12 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.static.gate", description=__doc__)
-    parser.add_argument("--arch", nargs="+", metavar="ARCH", default=list(ARCHITECTURES), help="default: %(default)s")
-    parser.add_argument(
-        "--sample", type=at_least_one, default=1, metavar="N", help="one kernel in N, the same in every run"
-    )
-    parser.add_argument("--only", default="", metavar="PATTERN", help="kernels whose names match, such as hadamard")
-    parser.add_argument("--jobs", type=at_least_one, default=os.cpu_count() or 1, metavar="N", help="processes")
+    add_options(parser)
     return parser
 
 
@@ -110,11 +101,7 @@ def counts(kernels: Iterable[Gated]) -> Counts:
 def gate(kernels: Sequence[Kernel], arch: str, jobs: int) -> list[Gated]:
     """The facts of kernels for an architecture such as "sm_90"."""
     programs = list(_programs(kernels))
-    # Forked children would inherit the state of libraries that are not safe to fork.
-    with (
-        ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as executor,
-        progress_bar(len(kernels), wanted=True, unit=" kernels") as advance,
-    ):
+    with processes(jobs) as executor, progress_bar(len(kernels), wanted=True, unit=" kernels") as advance:
         found: list[Gated] = []
         for of_program in executor.map(partial(of, arch=arch), programs):
             found += of_program

@@ -10,17 +10,16 @@ It considers all paths from the entry to an exit that enter no block twice. The 
 * loads as many bytes, or as few more as any: those of a table;
 * stores with the widest instructions that any such path has, then loads with the widest.
 
-Paths with the same accesses differ where the code branches on data. The longest of them counts. If a path through the
-same blocks of accesses has a loop, the count is meaningless, and this is reported. Instructions whose guard is false
-count too, because they take an issue slot all the same. Of accesses with opposite guards a path has only one.
+Paths with the same accesses differ where the code branches on data. The longest of them counts. Of a loop the path has
+one turn; `bench.static.kernels` says how many there are. Instructions whose guard is false count too, because they take
+an issue slot all the same. Of accesses with opposite guards a path has only one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from bench.static.sass import Access, Block, Instruction, UnknownCode
@@ -31,6 +30,10 @@ Accesses = tuple[tuple[int, ...], tuple[int, ...]]
 _NONE: Accesses = ((0,) * len(WIDTHS), (0,) * len(WIDTHS))
 #: The limit of distinct paths, more than any reasonable kernel has.
 _LIMIT = 20_000
+#: The bytes that a thread may load beside its elements, such as a table.
+_TABLES = 1024
+#: The bytes of the accesses that are told apart where there are too many paths.
+_WIDE = 16
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,6 @@ class Path:
     #: Global accesses per thread: width in bytes -> how many.
     loads: dict[int, int]
     stores: dict[int, int]
-    #: Whether it has a loop, of which one iteration counts, or may pass one on the side, which does not count.
-    loop: bool
 
 
 class _Tail(NamedTuple):
@@ -58,63 +59,74 @@ class _Tail(NamedTuple):
 _Table = dict[Accesses, _Tail]
 
 
-def full_tile(
-    blocks: list[Block],
-    load_bytes: int | None = None,
-    store_bytes: int | None = None,
-    *,
-    avoid: Collection[int] | None = None,
-    load_width: int | None = None,
-    store_width: int | None = None,
-) -> Path:
+def full_tile(blocks: list[Block], load_bytes: int = 0, store_bytes: int | Sequence[int] = ()) -> Path:
     """The path of a tile of so many bytes on either side; without these, the path with the most and widest accesses.
 
-    If no path has exactly so many, the next best is returned: compare them with the path's `loads` and `stores`.
-    `avoid`: blocks that it must not enter, in place of those that a full tile does without; `load_width`,
-    `store_width`: only those whose loads, or stores, all have so many bytes.
-    UnknownCode for a kernel that never ends or has no such path, and for one with too many paths.
+    `store_bytes`: several numbers if any of these will do, the best one first. If no path has exactly so many, it is a
+    loop's: the path with the most accesses of which a whole number makes the tile, or else the one with the most of
+    all: compare them with its `loads` and `stores`.
+    UnknownCode for a kernel that never ends, and for one with too many paths.
     """
-    usual = [loops(blocks) | marked(blocks), marked(blocks), ()] if store_bytes is not None else [()]
-    for without in usual if avoid is None else [avoid]:
-        tables = _tables(blocks, without)
-        found = list(tables[0])
-        for side, wanted in enumerate((load_width, store_width)):
-            if wanted is not None:
-                others = [place for place, width in enumerate(WIDTHS) if width != wanted]
-                found = [one for one in found if not any(one[side][place] for place in others)]
-        if store_bytes is None or any(bytes_of(one[1]) == store_bytes for one in found):
-            break
-    if not found:
-        raise UnknownCode("sass: no way leads to an exit, or none that is asked for")
-    if store_bytes is not None:
-        found = [one for one in found if bytes_of(one[1]) == store_bytes] or found
-    if load_bytes is not None:
-        least = min(abs(bytes_of(one[0]) - load_bytes) for one in found)
-        found = [one for one in found if abs(bytes_of(one[0]) - load_bytes) == least]
+    wanted = [store_bytes] if isinstance(store_bytes, int) else list(store_bytes)
+    # What a path without loops loads is the tile, also where the compiler leaves out bytes that do not count.
+    for without, loaded in (
+        [(loops(blocks) | marked(blocks), min(load_bytes, 1)), (marked(blocks), load_bytes)] if wanted else []
+    ):
+        tables = _tables(blocks, without, most=(max(wanted), 4 * load_bytes + _TABLES))
+        found = [one for one in tables[0] if bytes_of(one[0]) >= loaded]
+        for total in wanted:
+            exact = [one for one in found if bytes_of(one[1]) == total]
+            if exact:
+                least = min(abs(bytes_of(one[0]) - load_bytes) for one in exact)
+                return _path(tables, [one for one in exact if abs(bytes_of(one[0]) - load_bytes) == least])
+    tables = _tables(blocks, ())
+    if not tables[0]:
+        raise UnknownCode("sass: no way leads to an exit")
+    sides = (load_bytes, 0), (wanted[0] if wanted else 0, 1)
+    parts = [one for one in tables[0] if all(_divides(bytes_of(one[side]), total) for total, side in sides)]
+    return _path(tables, parts or list(tables[0]))
+
+
+def _divides(part: int, total: int) -> bool:
+    return total == 0 or (part > 0 and total % part == 0)
+
+
+def by_wide_accesses(blocks: list[Block], load_bytes: int, store_bytes: int) -> Path:
+    """The path of a tile for a kernel with too many paths: only accesses of 16 bytes and more are told apart. The
+    longest one, or where all have loops, the shortest one."""
+    without = loops(blocks) | marked(blocks)
+    tables = _tables(blocks, without, wide=True)
+    if not any(map(any, tables[0])):
+        without = marked(blocks)
+        tables = _tables(blocks, without, wide=True, longest=False)
+    wanted = load_bytes // _WIDE * _WIDE, store_bytes // _WIDE * _WIDE
+    least = min(
+        tables[0],
+        key=lambda one: sum(abs(bytes_of(side) - total) for side, total in zip(one, wanted, strict=True)),
+    )
+    path = list(_follow(tables, least))
+    total = _NONE
+    for number in path:
+        total = _sum(total, max(_accesses(blocks[number].instructions), key=_rank))
+    loads, stores = map(_counts, total)
+    return Path(tuple(path), tables[0][least].length, loads, stores)
+
+
+def _path(tables: list[_Table], found: Sequence[Accesses]) -> Path:
+    """The path with the widest accesses."""
     accesses = max(found, key=_rank)
     path = list(_follow(tables, accesses))
-    loads, stores = ({width: count for width, count in zip(WIDTHS, of, strict=True) if count} for of in accesses)
-    loop = not loops(blocks).isdisjoint(path) or _loop_on_side(blocks, path)
-    return Path(tuple(path), tables[0][accesses].length, loads, stores, loop)
+    loads, stores = map(_counts, accesses)
+    return Path(tuple(path), tables[0][accesses].length, loads, stores)
+
+
+def _counts(of: tuple[int, ...]) -> dict[int, int]:
+    return {width: count for width, count in zip(WIDTHS, of, strict=True) if count}
 
 
 def bytes_of(counts: Iterable[int]) -> int:
+    """The bytes of accesses in the order of `WIDTHS`."""
     return sum(width * count for width, count in zip(WIDTHS, counts, strict=True))
-
-
-def _loop_on_side(blocks: list[Block], path: list[int]) -> bool:
-    """Whether there is a loop, not a rare one, between two stops of `path`: its entry, its accesses, its exit."""
-    onward = reach(blocks, marked(blocks).difference(path))
-    stops = [path[0], *(number for number in path if _accesses(blocks[number].instructions) != {_NONE})]
-    pairs: list[tuple[int, int | None]] = list(pairwise(stops))
-    last = blocks[path[-1]]
-    # Where all accesses of the last block have the condition of its exit, the thread leaves with them.
-    if stops[-1] != path[-1] or not last.exits or _accesses(last.instructions, leaves=False) != {_NONE}:
-        pairs.append((stops[-1], None))
-    turns = [number for number, reached in enumerate(onward) if number in reached]
-    return any(
-        loop in onward[place] and (after is None or after in onward[loop]) for place, after in pairs for loop in turns
-    )
 
 
 def _rank(accesses: Accesses) -> tuple[int, ...]:
@@ -130,8 +142,16 @@ def _follow(tables: list[_Table], accesses: Accesses) -> Iterable[int]:
         place = tables[place[0]][place[1]].onward
 
 
-def _tables(blocks: list[Block], without: Collection[int]) -> list[_Table]:
-    """For every block the longest paths from its first instruction to an exit."""
+def _tables(
+    blocks: list[Block],
+    without: Collection[int],
+    *,
+    most: tuple[int, int] | None = None,
+    wide: bool = False,
+    longest: bool = True,
+) -> list[_Table]:
+    """For every block the longest (or shortest) paths from its first instruction to an exit, one for each sum of
+    accesses. `most`: only those that store and load no more bytes. `wide`: narrow accesses do not count."""
     order = _order(blocks)
     rank = {number: place for place, number in enumerate(order)}
     tables: list[_Table] = [{} for _ in blocks]
@@ -143,14 +163,24 @@ def _tables(blocks: list[Block], without: Collection[int]) -> list[_Table]:
         following = [other for other in block.successors if rank[other] < rank[number]]
         rests = [(of, _Tail(tail.length, (other, of))) for other in following for of, tail in tables[other].items()]
         for leaves, tails in ((True, [(_NONE, _Tail(0, None))] if block.exits else []), (False, rests)):
-            for accesses in _accesses(block.instructions, leaves):
+            own = _accesses(block.instructions, leaves)
+            for accesses in set(map(_wide, own)) if wide else own:
                 for rest, tail in tails:
                     both, length = _sum(accesses, rest), len(block.instructions) + tail.length
-                    if both not in table or length > table[both].length:
+                    if most is not None and (bytes_of(both[1]) > most[0] or bytes_of(both[0]) > most[1]):
+                        continue
+                    if both not in table or (length > table[both].length) == longest:
                         table[both] = _Tail(length, tail.onward)
         if len(table) > _LIMIT:
             raise UnknownCode(f"sass: more than {_LIMIT} ways lead through the kernel")
     return tables
+
+
+def _wide(accesses: Accesses) -> Accesses:
+    loads, stores = (
+        tuple(count if width >= _WIDE else 0 for width, count in zip(WIDTHS, side, strict=True)) for side in accesses
+    )
+    return loads, stores
 
 
 # The same few sums are asked for again and again.
@@ -221,14 +251,14 @@ def _order(blocks: list[Block]) -> list[int]:
     return order
 
 
-def reach(blocks: list[Block], without: Collection[int] = ()) -> list[set[int]]:
-    """For every block those that are reachable from it, in a kernel without some of its blocks."""
+def reach(blocks: list[Block]) -> list[set[int]]:
+    """For every block those that are reachable from it."""
     found = []
     for block in blocks:
         seen, todo = set[int](), list(block.successors)
         while todo:
             number = todo.pop()
-            if number not in seen and number not in without:
+            if number not in seen:
                 seen.add(number)
                 todo += blocks[number].successors
         found.append(seen)

@@ -21,8 +21,9 @@ _INSTRUCTION = re.compile(r"\s*(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 #: A label among the operands; its number depends on the rest of the program.
 _LABEL = re.compile(r"`\(([^)]+)\)")
 _PREDICATE = re.compile(r"!?(U?P[0-9T])")
-#: What leaves a block for a place that the graph does not show.
+#: What leaves a block for a place that the graph does not show, unless the line names all places.
 _UNKNOWN = ("BRX", "JM", "UBR")
+_TARGETS = re.compile(r"BRANCH_TARGETS ([^\s\"*]+)")
 
 #: Opcodes that read or write memory -> (where, whether they write).
 _MEMORY = {
@@ -116,6 +117,8 @@ def parse(text: str) -> dict[str, list[Block]]:
     following: dict[str, list[str]] = {node: [] for node in code}
     for node, other in _EDGE.findall(text):
         following[node].append(other)
+    for node, jump in [(node, code[node][-1]) for node in code if code[node][-1].base in _UNKNOWN]:
+        following[node] = [*(following[node] if jump.guard else ()), *_targets(",".join(jump.operands))]
     # A function continues after each of its calls. The graph does not show where calls go.
     returns: dict[str, list[str]] = {name: [] for name in clusters}
     for node, call in [(node, code[node][-1]) for node in code if code[node][-1].base == "CALL"]:
@@ -148,6 +151,12 @@ def _blocks(entry: str, code: dict[str, list[Instruction]], following: dict[str,
     return [Block(code[name], [reached.index(other) for other in following[name]]) for name in reached]
 
 
+def _targets(text: str) -> list[str]:
+    """The places that a jump names."""
+    found = _TARGETS.search(text)
+    return list(dict.fromkeys(found[1].split(","))) if found else []
+
+
 def _instructions(label: str) -> list[Instruction]:
     """Those of a node."""
     found = []
@@ -155,7 +164,7 @@ def _instructions(label: str) -> list[Instruction]:
         match = _INSTRUCTION.fullmatch(re.sub(r"\\(.)", r"\1", line))
         if match:
             guard, opcode, rest = match.groups()
-            if opcode.startswith(_UNKNOWN):
+            if opcode.startswith(_UNKNOWN) and not _targets(rest):
                 raise UnknownCode(f"sass: the target of '{opcode} {rest}' is unknown")
             rest = rest if opcode.startswith("CALL") else _LABEL.sub("`(...)", rest)
             operands = rest.split(",") if rest else ()

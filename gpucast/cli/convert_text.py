@@ -16,7 +16,7 @@ from gpucast.core.errors import printable
 
 #: At most this many names of tensors are printed for each reason.
 _NAMED = 5
-#: Sizes up to this many bytes are told exactly.
+#: Sizes up to this many bytes are shown exactly.
 _EXACT = 10_000
 
 
@@ -92,7 +92,7 @@ def _quality(results: list[Result]) -> str:
     ]
     report = sum(reports, CastReport())
     said = [counts.words(report, zeros=False)]
-    # Those that were such before are no losses, but they are told.
+    # Those that were such before are no losses, but they are shown.
     for name, what in (("nan", "NaN"), ("infinite", "infinite")):
         number = sum(getattr(result.statistics, name) for result in results)
         if number != getattr(report, name):

@@ -6,17 +6,16 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import signal
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any
 
 from gpucast.cli import arguments
+from gpucast.cli.processes import processes
 from gpucast.cli.progress import progress_bar
 from gpucast.kernel import compiler
-from gpucast.warmup.compile_ahead import WarmupRequest, compile_all, tasks
+from gpucast.warmup.compile_ahead import compile_all, tasks
+from gpucast.warmup.request import WarmupRequest
 
 _DESCRIPTION = """\
 Compile kernels into the cache (GPUCAST_CACHE_DIR), so that no cast waits for the compiler later. With --arch no GPU is
@@ -71,9 +70,7 @@ def run(args: argparse.Namespace) -> int:
     pairs = args.pair or (itertools.product(args.types, repeat=2) if args.types else None)
     flags = {name: getattr(args, name) for name in WarmupRequest.__dataclass_fields__ if hasattr(args, name)}
     work = tasks(WarmupRequest(pairs, **flags, attributes=arguments.attributes_of(args)), args.arch or None)
-    # Forked children would inherit the state of libraries that are not safe to fork.
-    jobs = min(args.jobs, len(work))
-    executor = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_leave_interrupts_to_the_parent)
+    executor = processes(min(args.jobs, len(work)))
     with executor, progress_bar(len(work), not (args.quiet or args.no_progress), "kernels") as advance:
         problem = compile_all(executor, work, advance)
     if problem:
@@ -87,7 +84,3 @@ def run(args: argparse.Namespace) -> int:
             f"entries, {size / 2**20:.1f} of {cache.limit / 2**20:.0f} MiB"
         )
     return 0
-
-
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

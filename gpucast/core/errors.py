@@ -8,6 +8,13 @@ printable is shown as an escape.
 
 from __future__ import annotations
 
+import sys
+import warnings
+
+#: The packages that stand between the line of a caller and a cast.
+_BETWEEN = ("gpucast", "torch", "jax")
+_is_said = False
+
 
 def printable(text: str) -> str:
     r"""Make text safe for one line of a terminal, a page or a log. Control characters, marks of text direction, unusual
@@ -43,3 +50,27 @@ class DeviceUnavailable(RuntimeError):
 class SlowHostWarning(UserWarning):
     """The extension module is missing, so the slow reference casts on the host. The message gives the reason and the
     command that helps."""
+
+
+class NarrowGradientWarning(UserWarning):
+    """A gradient is going to pass through an array of 8 bits or fewer, where small ones become 0. The message names the
+    call and what to use in its place."""
+
+
+def say_gradient_is_narrow(caller: str, to: str) -> None:
+    """Warn, once in a process, of a cast to such a type through which a library differentiates."""
+    global _is_said  # noqa: PLW0603 (once in a process)
+    if _is_said:
+        return
+    _is_said = True
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).split(".", maxsplit=1)[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"{caller}: the gradient of this cast arrives in {to}, where small gradients become 0 (said once); use "
+        f"gpucast.mixed.fake_cast(x, {to!r}, scale=...), whose gradient has x's type, the layer "
+        "gpucast.interop.torch.Linear8, or a backward pass of your own, and pass x without its gradient where none is "
+        "needed",
+        NarrowGradientWarning,
+        stacklevel=level,
+    )

@@ -48,7 +48,7 @@ def read(file: BinaryIO, path: str) -> tuple[list[Tensor], dict[str, str]]:
         if stored is None or stored.kind != "|u1" or stored.fortran:
             raise FileError(f"{path}: {_METADATA} describes {name!r}, which is no U8 tensor of the file")
         kind, shape = raw_data.described(entry.get("dtype"), entry.get("shape"), stored.nbytes, path, name)
-        tensors[name] = replace(stored, dtype=kind, shape=shape, element=None, family="raw_data")
+        tensors[name] = replace(stored, dtype=kind, shape=shape, element=None, family="raw_data", is_plain=True)
     return list(tensors.values()), texts
 
 

@@ -54,7 +54,7 @@ def retype(model: Any, before: Mapping[str, int]) -> None:
     protos = {proto.name: proto for proto in graph.initializer}
     kept = {None, *(value.name for value in graph.output)}
     uses = _uses(graph)
-    taken = _taken(graph)
+    taken = names_of(graph)
     casts, removed = [], []
     retyped = set()
     for name, number in before.items():
@@ -62,8 +62,8 @@ def retype(model: Any, before: Mapping[str, int]) -> None:
         if number == proto.data_type:
             continue
         if use.others:
-            stored = _free(f"{name}.{dtype(proto.data_type).name.lower()}", taken)
-            casts.append(helper.make_node("Cast", [stored], [name], _free(f"cast/{name}", taken), to=number))
+            stored = free_name(f"{name}.{dtype(proto.data_type).name.lower()}", taken)
+            casts.append(helper.make_node("Cast", [stored], [name], free_name(f"cast/{name}", taken), to=number))
             proto.name = stored
             continue
         retyped.add(name)
@@ -97,7 +97,7 @@ def check_linear(
     inputs = {value.name for value in model.graph.input}
     schema = defs.get_schema("DequantizeLinear", min(opset, defs.onnx_opset_version()))
     accepted = next(one.allowed_type_strs for one in schema.type_constraints if one.type_param_str == "T1")
-    clash = sorted(new & _taken(model.graph))
+    clash = sorted(new & names_of(model.graph))
     if clash:
         raise FileError(f"{path}: the model has the name {clash[0]!r} already, which the codes or scales would get")
     for codes, one in linear.items():
@@ -118,18 +118,18 @@ def dequantize(model: Any, linear: Mapping[str, Linear]) -> None:
     """
     from onnx import TensorProto, helper
 
-    graph, taken = model.graph, _taken(model.graph)
+    graph, taken = model.graph, names_of(model.graph)
     types = {proto.name: proto.data_type for proto in graph.initializer}
     nodes = []
     for codes, one in linear.items():
         is_float = types[one.of] == TensorProto.FLOAT
-        output = one.of if is_float else _free(f"{one.of}_dequantized", taken)
+        output = one.of if is_float else free_name(f"{one.of}_dequantized", taken)
         inputs = [name for name in (codes, one.scales, one.zero_points) if name is not None]
         attributes: dict[str, Any] = {} if one.axis is None else {"axis": one.axis, "block_size": one.block_size}
-        name = _free(f"dequantize/{one.of}", taken)
+        name = free_name(f"dequantize/{one.of}", taken)
         nodes.append(helper.make_node("DequantizeLinear", inputs, [output], name, **attributes))
         if not is_float:
-            name = _free(f"cast/{one.of}", taken)
+            name = free_name(f"cast/{one.of}", taken)
             nodes.append(helper.make_node("Cast", [output], [one.of], name, to=types[one.of]))
     replaced = {one.of for one in linear.values()}
     for place in reversed([at for at, proto in enumerate(graph.initializer) if proto.name in replaced]):
@@ -164,7 +164,7 @@ def _uses(graph: Any) -> dict[str, _Uses]:
     return uses
 
 
-def _taken(graph: Any) -> set[str]:
+def names_of(graph: Any) -> set[str]:
     """Every name in a graph and its subgraphs, of values and of nodes."""
     taken = set(_uses(graph)) | {name for node in _nodes(graph) for name in (node.name, *node.output)}
     for one in [graph, *(inner for node in _nodes(graph) for inner in inner_graphs(node))]:
@@ -204,7 +204,7 @@ def inner_graphs(node: Any) -> Iterator[Any]:
         yield from attribute.graphs
 
 
-def _free(name: str, taken: set[str]) -> str:
+def free_name(name: str, taken: set[str]) -> str:
     """A name that is not in `taken`; it is added there."""
     free, count = name, 1
     while free in taken:

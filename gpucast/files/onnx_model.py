@@ -55,9 +55,7 @@ class Model:
         self._sizes: dict[str, int] = {}
         #: Initializers that a caller may replace: their types are part of the model's interface.
         self.inputs = {value.name for value in self.proto.graph.input}
-        #: For each initializer why it is no weight; "" if it is.
-        self.weights = onnx_weights.of_model(self.proto)
-        onnx_weights.move_constants(self.proto, self.weights)
+        onnx_weights.lift_constants(self.proto)
         self.tensors: list[Tensor] = []
         seen: set[str] = set()
         for proto in self.proto.graph.initializer:
@@ -66,6 +64,13 @@ class Model:
                 raise FileError(f"{path}: two initializers have the name {tensor.name!r}, or one has none")
             seen.add(tensor.name)
             self.tensors.append(tensor)
+        held = {tensor.name: tensor for tensor in self.tensors}
+
+        def first(name: str, count: int) -> Array:
+            return next(held[name].pieces(-(-count // 4) * 4))[:count]
+
+        #: For each initializer why it is no weight; "" if it is.
+        self.weights = onnx_weights.of_model(self.proto, first)
 
     @property
     def locations(self) -> set[str]:

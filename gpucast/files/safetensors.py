@@ -3,7 +3,8 @@
 
 Layout: the length of the header (8 bytes, little-endian), the header (JSON, padded with blanks), the tensors' bytes
 without gaps. Types that the format lacks are stored as ONNX raw_data of type U8, and ``__metadata__`` describes them:
-"gpucast.dtype.weights": "INT4", "gpucast.shape.weights": "[3, 5]".
+"gpucast.dtype.weights": "INT4", "gpucast.shape.weights": "[3, 5]". The first is also
+written for numbers that were cast to 8 bits or fewer, since others store codes in such types.
 """
 
 from __future__ import annotations
@@ -156,6 +157,8 @@ def _described(metadata: Mapping[str, str]) -> dict[str, tuple[str, str | None]]
 
 def _raw_data(tensor: StoredTensor, entry: tuple[str, str | None], path: str) -> StoredTensor:
     kind, shape = entry
+    if tensor.dtype is not None and tensor.dtype.name == kind:
+        return replace(tensor, is_plain=True)
     if tensor.kind != "U8":
         # Another program wrote other data and kept the metadata.
         return tensor
@@ -165,7 +168,7 @@ def _raw_data(tensor: StoredTensor, entry: tuple[str, str | None], path: str) ->
         lengths = shape
     onnx_type, known = raw_data.described(kind, lengths, tensor.nbytes, path, tensor.name)
     element = None if onnx_type.packed else onnx_type.code_numpy.newbyteorder("<")
-    return replace(tensor, dtype=onnx_type, shape=known, element=element, family="raw_data")
+    return replace(tensor, dtype=onnx_type, shape=known, element=element, family="raw_data", is_plain=True)
 
 
 @dataclass(frozen=True)
@@ -192,6 +195,10 @@ class Writer(TensorWriter):
             if spec.dtype is not None and spec.dtype is not _UINT8 and entry.code == "U8":
                 texts[_DTYPE + spec.name] = spec.dtype.name
                 texts[_SHAPE + spec.name] = json.dumps(spec.shape)
+            elif spec.is_plain and spec.dtype is not None:
+                # Where there are metadata, transformers asks for this one.
+                texts = texts or {"format": "pt"}
+                texts[_DTYPE + spec.name] = spec.dtype.name
         header: dict[str, Any] = {_METADATA: texts} if texts else {}
         self._entries, self._offsets = entries, dict[str, int]()
         position = 0

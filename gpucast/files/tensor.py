@@ -146,6 +146,8 @@ class StoredTensor(Tensor):
     open: Callable[[], BinaryIO] = field(repr=False)
     element: np.dtype[Any] | None = None
     fortran: bool = False
+    #: Whether the file says that a narrow type holds numbers, not codes that have scales.
+    is_plain: bool = False
     header: bytes = field(default=b"", repr=False)
 
     def blocks(self) -> Iterator[bytes]:
@@ -279,6 +281,8 @@ class Spec:
     source: StoredTensor | None = None
     #: For codes in an ONNX model.
     linear: Linear | None = None
+    #: As `StoredTensor.is_plain`.
+    is_plain: bool = False
 
     @property
     def size(self) -> int:

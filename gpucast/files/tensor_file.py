@@ -102,7 +102,7 @@ def check(path: str, plan: Sequence[Spec], metadata: Mapping[str, str], model: o
 def kept(tensor: Tensor, path: str) -> Spec:
     """The plan for a tensor that is copied to the file at `path`: byte by byte if both files have the same format."""
     if isinstance(tensor, StoredTensor) and tensor.family == _module(path).Writer.family:
-        return Spec(tensor.name, tensor.dtype, tensor.shape, tensor)
+        return Spec(tensor.name, tensor.dtype, tensor.shape, tensor, is_plain=tensor.is_plain)
     if tensor.dtype is None:
         raise FileError(f"{path}: cannot take over tensor {tensor.name!r} of type {tensor.kind} from another format")
     return Spec(tensor.name, tensor.dtype, tensor.shape)

@@ -2,6 +2,7 @@
 """From a kernel's text to a call on a GPU. The only module that gives CUDA work, all of it through one object.
 
 `driver()` gives that object. Tests put another in its place, one that works on host memory, and so run all above it.
+`gpucast.warmup` puts one in its place that only notes the kernels, for its own calls in its own thread.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from ctypes import CFUNCTYPE, addressof, c_int, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from functools import cached_property
@@ -313,6 +315,8 @@ class CupyDriver:
 
 
 _driver: Driver = CupyDriver()
+#: What the calls of this thread use instead, where it records.
+_recorder: ContextVar[Driver | None] = ContextVar("gpucast_recorder", default=None)
 #: By device.
 _loaded: dict[tuple[Kernel, int], Launch] = {}
 _available = False
@@ -323,13 +327,25 @@ def unavailable() -> tuple[str, str] | None:
     again.
     """
     global _available  # noqa: PLW0603 (asking takes longer than a small cast)
+    if _recorder.get() is not None:
+        return None
     problem = None if _available else _driver.unavailable()
     _available = problem is None
     return problem
 
 
 def driver() -> Driver:
-    return _driver
+    return _recorder.get() or _driver
+
+
+@contextlib.contextmanager
+def recording(recorder: Driver) -> Iterator[None]:
+    """Within, the calls of this thread ask `recorder` for kernels, and keep none; other threads see nothing of it."""
+    token = _recorder.set(recorder)
+    try:
+        yield
+    finally:
+        _recorder.reset(token)
 
 
 def use(other: Driver) -> Driver:
@@ -348,6 +364,9 @@ def load(kernel: Kernel, device: int) -> Launch:
 
     RuntimeError for one that is not loaded yet while a CUDA graph is captured: loading would break the capture.
     """
+    recorder = _recorder.get()
+    if recorder is not None:
+        return recorder.load(kernel)
     found = _loaded.get((kernel, device))
     if found is None:
         if _driver.capturing():
@@ -362,7 +381,7 @@ def load(kernel: Kernel, device: int) -> Launch:
 
 def loaded(kernel: Kernel, device: int) -> Launch | None:
     """The kernel if it is loaded on a device."""
-    return _loaded.get((kernel, device))
+    return None if _recorder.get() is not None else _loaded.get((kernel, device))
 
 
 #: The arguments of a kernel of one array, but for the struct that some have after these: (src, src_bit, dst, n).

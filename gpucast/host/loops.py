@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gpucast.core.dtypes import dtype
-from gpucast.core.fused_ops import FusedInputs, Scaling
+from gpucast.core.fused_ops import FusedInputs, Scaling, scaling_of
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, has_stochastic, resolve
 from gpucast.host.extension import MODULE
@@ -16,7 +16,7 @@ from gpucast.kernel.host_units import BY_RULE_SOURCES
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: `WorkKind` of ``kernels/host/work.hpp``.
-_PLAIN, _AT_RANDOM, _FUSED = range(3)
+_PLAIN, _AT_RANDOM, _FUSED, _THERE_AND_BACK = range(4)
 #: `Product` of ``kernels/host/fused.hpp``.
 _NONE, _FLOATS, _ODD_FLOATS, _DOUBLES = range(4)
 
@@ -43,6 +43,7 @@ class Work(ctypes.Structure):
             for name in ("kind", "function", "seed", "first", "skip", "wants_largest", "wants_finite")
         ),
         ("fused", Fused),
+        ("back", Fused),
     )
 
 
@@ -108,6 +109,11 @@ def _template(rule: CastRule, scaling: Scaling, amax: bool, finite: bool) -> byt
     """The work of a fused cast, without its numbers."""
     if scaling == "none" and not amax and not finite:
         return bytes(Work(_AT_RANDOM, function_of(rule)))
+    return bytes(Work(_FUSED, find("cast_fused"), 0, 0, 0, amax, finite, _fused(rule, scaling)))
+
+
+def _fused(rule: CastRule, scaling: Scaling) -> Fused:
+    """The cast by a rule, without its numbers."""
     src, is_random, by_rule = rule.src, rule.rounding == STOCHASTIC, rule.rounds_by_rule
     product, last = _NONE, rule
     if scaling != "none":
@@ -120,18 +126,35 @@ def _template(rule: CastRule, scaling: Scaling, amax: bool, finite: bool) -> byt
     if is_exact and scaling == "narrow" and rule.dst is _FLOAT and rule.overflow == "infinity" and not by_rule:
         # The product of two FLOATs is rounded once.
         product, cast = _FLOATS, 0
-    return bytes(
-        Work(
-            _FUSED, find("cast_fused"),
-            0,
-            0,
-            0, amax, finite,
-            Fused(
-                floats, doubles, 0 if is_random else cast, cast if is_random else 0,
-                src.code_numpy.itemsize, rule.dst.code_numpy.itemsize, 0.0, 0, product, is_exact,
-            ),
-        )
+    return Fused(
+        floats, doubles, 0 if is_random else cast, cast if is_random else 0,
+        src.code_numpy.itemsize, rule.dst.code_numpy.itemsize, 0.0, 0, product, is_exact,
     )  # fmt: skip
+
+
+def there_and_back(there: CastRule, back: CastRule, fused: FusedInputs, inverse: float | None) -> bytes:
+    """The work of a cast, and of the cast of its results back times `inverse`, in one pass. The rules and `fused` are
+    as for `work`; both rules are scaled or none."""
+    scale = fused.scale
+    if scale is None and _is_product(there):
+        # The way back has a loop of its own in any case: it rounds to nearest.
+        scale = 1.0
+    kept = _there_and_back(there, back, scaling_of(scale), scaling_of(inverse), fused.amax is not None)
+    made = Work.from_buffer_copy(kept)
+    if scale is not None:
+        made.fused.scale = scale
+    if inverse is not None:
+        made.back.scale = inverse
+    if fused.random is not None:
+        made.fused.seed = fused.random.seed
+        made.first, made.skip = divmod(fused.random.offset, 4)
+    return bytes(made)
+
+
+@lru_cache(maxsize=1024)
+def _there_and_back(there: CastRule, back: CastRule, scaling: Scaling, inverse: Scaling, amax: bool) -> bytes:
+    function = find("cast_there_and_back")
+    return bytes(Work(_THERE_AND_BACK, function, 0, 0, 0, amax, False, _fused(there, scaling), _fused(back, inverse)))
 
 
 def _unless_same(rule: CastRule) -> int:

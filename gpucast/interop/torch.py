@@ -3,10 +3,11 @@
 
 from gpucast.core import packages
 from gpucast.libraries.torch import ADAPTER, take
+from gpucast.mixed.linear8 import Linear8
 from gpucast.mixed.torch_modules import Cast, CastLike
 from gpucast.quantization import hadamard_torch
 
 # `hadamard_torch` registers the operator ``torch.ops.gpucast.hadamard``.
-__all__ = ["ADAPTER", "Cast", "CastLike", "hadamard_torch", "take"]
+__all__ = ["ADAPTER", "Cast", "CastLike", "Linear8", "hadamard_torch", "take"]
 
 packages.publish(globals())

@@ -55,6 +55,10 @@ class HostUnit:
     functions: tuple[str, ...]
 
 
+#: The functions of `Fused`.
+_FUSED = ["cast_fused", "cast_there_and_back"]
+
+
 def units() -> Iterator[HostUnit]:
     """All units of the extension module."""
     for src in _NUMERIC:
@@ -71,7 +75,7 @@ def units() -> Iterator[HostUnit]:
         yield counted_unit(f"counted_{src.name}", [rule for rule in every_rule(src) if is_counted(rule)])
     for src in BLOCK_SOURCES:
         yield quantization_unit(src)
-    yield _finished("fused", _COMPUTE, ["casts.hpp", "work.hpp", "fused.hpp"], [], ["cast_fused"])
+    yield _finished("fused", _COMPUTE, ["casts.hpp", "work.hpp", "fused.hpp"], [], _FUSED)
     copies = [f"gpucast_copy_{bits}" for bits in ("bool", 2, 4, 6, 8, 16, 32, 64)]
     yield _finished("copies", (), ["copies.hpp"], [], copies, rules="")
     yield _finished("files", (), ["files.hpp"], [], ["cast_file", "sum_words", "look8", "look16", "look32"], rules="")

@@ -20,6 +20,7 @@ from gpucast.casting.cast import times as array_times
 from gpucast.casting.fused_options import fused_rule, resolve_scale, rule_of
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.errors import say_gradient_is_narrow
 from gpucast.core.fused_ops import Scaling, resolve_random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import Options
@@ -136,6 +137,8 @@ def _on_host(src: DType, dst: DType, options: Options, x: Any, scale: Any = None
 
 
 def _forward(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> tuple[Any, Any]:
+    if dst.is_float and dst.bits <= 8 and dtype(x.dtype).is_float:
+        say_gradient_is_narrow(options.caller, dst.name)
     # An empty array says what x was: its type, as residuals are arrays.
     return _cast(dst, options, back, x, scale), (jax.lax.broadcast(x, (0,)), scale)
 

@@ -26,6 +26,7 @@ from gpucast.core.checks import count, integer, state_with_keys
 from gpucast.core.dtypes import dtype, finfo
 from gpucast.gpu import devices, streams
 from gpucast.mixed import gpu
+from gpucast.mixed.fake_casts import fake_cast
 
 #: Rows of the state before the history, as kernels/delayed_scaling.cu has them.
 _ROWS = ("scale", "inverse", "amax", "place")
@@ -75,6 +76,12 @@ class DelayedScaling:
         self.power_of_two = bool(power_of_two)
         self._state: Any = np.zeros((len(_ROWS) + self.history, self.tensors), np.uint32)
         self._row("scale")[...] = self._row("inverse")[...] = 1
+        self._begun = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether `update` has been called, or a state loaded that knows of such a call: before, all scales are 1."""
+        return self._begun
 
     def __repr__(self) -> str:
         return (
@@ -104,12 +111,15 @@ class DelayedScaling:
 
         IndexError for a `tensor` that is not below `tensors`; otherwise errors as of `gpucast.cast`.
         """
-        i = integer(tensor, "DelayedScaling.cast: tensor")
-        if not 0 <= i < self.tensors:
-            raise IndexError(f"DelayedScaling.cast: tensor={i} must be from 0 to {self.tensors - 1}")
-        self._move(device_index(as_array(x, "DelayedScaling.cast")))
-        scale, amax = (self._row(name)[i : i + 1].reshape(()) for name in ("scale", "amax"))
+        scale, amax = self._scale_of(x, tensor, "DelayedScaling.cast")
         return cast(x, self.to, scale=scale, amax=amax, out=out)
+
+    @exact()
+    def fake_cast(self, x: Any, tensor: int = 0, *, out: Any = None) -> Any:
+        """What `cast` leaves of x, in x's type: `gpucast.mixed.fake_cast` with the scale of `tensor`, through which
+        gradients pass. It measures x, too. Errors as of both."""
+        scale, amax = self._scale_of(x, tensor, "DelayedScaling.fake_cast")
+        return fake_cast(x, self.to, scale=scale, amax=amax, out=out)
 
     @exact()
     def cast_many(self, arrays: Any, *, out: Any = None) -> Any:
@@ -127,6 +137,7 @@ class DelayedScaling:
     @exact()
     def update(self) -> DelayedScaling:
         """Set the scales of the next step, and begin to measure it; returns self. Nothing waits."""
+        self._begun = True
         largest, margin = float(np.float32(finfo(self.to).max)), math.ldexp(1.0, -self.margin)
         if device_index(self._state) is not None:
             with streams.visit(None, self._state):
@@ -174,9 +185,19 @@ class DelayedScaling:
             or not ((floats[:2] > 0) & np.isfinite(floats[:2])).all()
         ):
             raise ValueError(f"{caller}: state holds scales or places that no step leaves")
+        self._begun = bool(words[_ROWS.index("place") :].any())
         # Written into the same memory, because a CUDA graph may have captured its address.
         device = devices.place(device_index(self._state))
         cast(np.ascontiguousarray(words), "UINT32", out=self._state, device=device)
+
+    def _scale_of(self, x: Any, tensor: Any, caller: str) -> tuple[Any, Any]:
+        """The scale and the magnitude of a tensor, where x is."""
+        i = integer(tensor, f"{caller}: tensor")
+        if not 0 <= i < self.tensors:
+            raise IndexError(f"{caller}: tensor={i} must be from 0 to {self.tensors - 1}")
+        self._move(device_index(as_array(x, caller)))
+        scale, amax = (self._row(name)[i : i + 1].reshape(()) for name in ("scale", "amax"))
+        return scale, amax
 
     def _settings(self) -> dict[str, Any]:
         return {

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from gpucast.core.dtypes import DType, dtype
 from gpucast.quantization import formats
-from gpucast.quantization.formats import ROW, Format
+from gpucast.quantization.formats import ROW, SOURCES, Format
 from gpucast.quantization.steps import Steps
 
 __all__ = ["RECIPES", "Recipe", "find"]
@@ -222,9 +222,19 @@ def find_recipe(asked: str, caller: str) -> Recipe:
     raise ValueError(f"{caller}{asked!r} is no recipe; did you mean one of {', '.join(near)}?")
 
 
+def takes(asked: Any, format: Format, src: DType) -> bool:
+    """Whether a format that was asked for by a name takes arrays of a type."""
+    return src.name in _sources(asked, format)
+
+
 def check_source(asked: Any, format: Format, src: DType, caller: str) -> None:
     """TypeError for arrays of a type for which the recipe was not held, or which FLOAT does not hold."""
+    if not takes(asked, format, src):
+        raise TypeError(f"{caller}: {format} is for arrays of {', '.join(_sources(asked, format))}, not of {src.name}")
+
+
+def _sources(asked: Any, format: Format) -> tuple[str, ...]:
     recipe = RECIPES.get(asked.lower()) if isinstance(asked, str) else None
-    sources = recipe.sources if recipe is not None else _ALL if format.steps is not None else None
-    if sources is not None and src.name not in sources:
-        raise TypeError(f"{caller}: {format} is for arrays of {', '.join(sources)}, not of {src.name}")
+    if recipe is not None:
+        return recipe.sources
+    return _ALL if format.steps is not None else tuple(src.name for src in SOURCES)

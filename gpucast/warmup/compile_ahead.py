@@ -4,20 +4,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpucast import gpu
-from gpucast.casting.fused_options import fused_rule
-from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.fused_ops import Scaling
-from gpucast.core.rounding import STOCHASTIC
-from gpucast.core.rule import ATTRIBUTES, CastRule, Options, has_stochastic
 from gpucast.gpu import devices
-from gpucast.kernel.fused_kernel import FusedOps, cast_kernel
 from gpucast.kernel.kernel import Kernel
+from gpucast.warmup.recording import Recorder, recording
+from gpucast.warmup.request import WarmupRequest, check_flag
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -25,10 +20,6 @@ if TYPE_CHECKING:
 _CALLER = "warmup"
 #: NVRTC hardly lets more threads than these work at a time in one process.
 _THREADS = 4
-#: The fields of a request that are not True or False.
-_NO_FLAGS = ("pairs", "quantize", "hadamard", "attributes")
-#: The usual types of weights, activations and gradients.
-_USUAL = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
 
 
 class CompileTask(NamedTuple):
@@ -36,24 +27,6 @@ class CompileTask(NamedTuple):
 
     kernel: Kernel
     arch: str
-
-
-@dataclass(frozen=True)
-class WarmupRequest:
-    """The arguments of `warmup`, except the architectures."""
-
-    pairs: Iterable[tuple[Any, Any]] | None = None
-    scale: bool = False
-    amax: bool = False
-    transposed: bool = False
-    fused: bool = False
-    many: bool = False
-    mixed: bool = False
-    grouped: bool = False
-    row_scaled: bool = False
-    quantize: str | Iterable[Any] = ()
-    hadamard: int | Iterable[int] = ()
-    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 def warmup(
@@ -75,6 +48,8 @@ def warmup(
 ) -> int:
     """Compile the kernels of casts ahead of time, so that none of them waits for the compiler later.
 
+    The calls are made for arrays without contents, and compile what they ask for. This needs CuPy, but no GPU.
+
     `pairs`: (source, destination) types, as for `gpucast.dtype`. None: all pairs of numeric types, or none with
     `quantize` or `mixed`.
     `arch`: one or several of "sm_90", "sm_100a", ... None: those of this machine's GPUs.
@@ -84,11 +59,11 @@ def warmup(
     `many`: also `gpucast.cast_many` of trees of one type. With `scale` or `fused`, also with a scale, as the loss
     scales of `gpucast.mixed` use it.
     `mixed`: loss scales with losses and gradients of FLOAT, FLOAT16 or BFLOAT16 that are unscaled to FLOAT, in trees of
-    one type, and `select_tree`.
+    one type, `select_tree`, and delayed scales to FLOAT8E4M3FN.
     `grouped`: also `gpucast.cast_grouped` of the pairs that it takes, and `gpucast.quantize_grouped` of the formats.
     `row_scaled`: also formats with a global scale for each row.
     `quantize`: one or several formats of `gpucast.quantize`: FLOAT, FLOAT16 and BFLOAT16 along the last axis, plain,
-    transposed or both, and back.
+    transposed or both, with scales in every order, and back.
     `hadamard`: one or several lengths of transforms, alone and before `quantize`, and back.
     `load`: also load the kernels on every GPU of this machine, so that a CUDA graph can capture their first calls.
     `attributes`: saturate, round_mode, opset, rounding and overflow, as for `gpucast.cast`. Seeds need no kernel of
@@ -103,7 +78,7 @@ def warmup(
     """
     from concurrent.futures import ThreadPoolExecutor
 
-    _check_flag("load", load)
+    check_flag("load", load)
     if load:
         if arch is not None:
             raise ValueError(f"{_CALLER}: load=True is for the GPUs of this machine; expected no arch, got {arch!r}")
@@ -119,94 +94,25 @@ def warmup(
     return len(work)
 
 
-def _check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise TypeError(f"{_CALLER}: {name}={value!r} must be True or False")
-
-
-def every_pair() -> Iterator[tuple[DType, DType]]:
-    """All pairs of types that have kernels."""
-    numeric = [kind for kind in DTYPES if kind.family != "string"]
-    return ((src, dst) for src in numeric for dst in numeric)
-
-
 def tasks(request: WarmupRequest, arch: str | Sequence[str] | None) -> list[CompileTask]:
     """Every kernel that a request covers, for every architecture, without duplicates. Errors as for `warmup`."""
-    kernels = dict.fromkeys(_kernels(request))
-    architectures = _architectures(arch)
+    kernels, architectures = recorded(request), _architectures(arch)
     return [CompileTask(kernel, name) for kernel in kernels for name in architectures]
 
 
-def _kernels(request: WarmupRequest) -> Iterator[Kernel]:
-    flags = {name: value for name, value in vars(request).items() if name not in _NO_FLAGS}
-    for name, value in flags.items():
-        _check_flag(name, value)
-    attributes = request.attributes
-    unknown = [name for name in attributes if name not in ATTRIBUTES]
-    if unknown:
-        raise TypeError(
-            f"{_CALLER}: {unknown[0]}= is not known here; expected one of {', '.join((*flags, 'load', *ATTRIBUTES))}"
-        )
-    formats, lengths, pairs = _listed(request.quantize), _listed(request.hadamard), request.pairs
-    if pairs is None:
-        pairs = () if formats or lengths or request.mixed else every_pair()
-    for pair in pairs:
-        yield from _of_pair(pair, request)
-    if request.row_scaled and not formats:
-        raise ValueError(f"{_CALLER}: row_scaled=True is for formats such as nvfp4; quantize= names none")
-    if formats or lengths:
-        from gpucast.warmup import kinds
+def recorded(request: WarmupRequest) -> Iterable[Kernel]:
+    """The kernels that the calls of a request ask for, in order. Errors as for `warmup`."""
+    from gpucast.warmup import calls
 
-        grouped, row_scaled, rounding = request.grouped, request.row_scaled, attributes.get("rounding")
-        yield from kinds.of_formats(formats, lengths, _USUAL, rounding, grouped, row_scaled, _CALLER)
-    if request.mixed:
-        from gpucast.warmup import kinds
-
-        yield from kinds.of_mixed(_USUAL)
-
-
-def _of_pair(pair: Any, request: WarmupRequest) -> Iterator[Kernel]:
-    """The kernels of the casts of one pair."""
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise TypeError(f"{_CALLER}: pairs has {pair!r}; expected (source, destination), such as ('FLOAT', 'BFLOAT16')")
-    src, dst = (dtype(name, caller=f"{_CALLER}: ") for name in pair)
-    if request.grouped:
-        from gpucast.warmup import kinds
-
-        yield from kinds.of_grouped_cast(src, dst, Options(caller=_CALLER, **request.attributes))
-    # (with a scale, with amax, with stochastic rounding)
-    asked = {(request.scale, request.amax, False)}
-    if request.fused:
-        asked |= {(True, False, False), (False, True, False), (True, True, False)}
-        asked |= {(False, False, True)} if has_stochastic(dst) and src.family != "string" else set()
-    for scaled, amax, random in sorted(asked):
-        given = {**request.attributes, **({"rounding": STOCHASTIC} if random else {})}
-        rule = fused_rule(src, dst, Options(caller=_CALLER, **given), scaled=scaled)
-        for unpacked in (False, True) if rule.src.packed else (False,):
-            yield from _of_cast(rule, unpacked, scaled, amax, request)
-
-
-def _of_cast(rule: CastRule, unpacked: bool, scaled: bool, amax: bool, request: WarmupRequest) -> Iterator[Kernel]:
-    """The kernels of one cast with the requested operations, in all shapes."""
-    if "string" in (rule.src.family, rule.dst.family):
-        raise ValueError(f"{_CALLER}: {rule.src.name} to {rule.dst.name} has no kernel; STRING is cast on the host")
-    scalings: tuple[Scaling, ...] = ("narrow", "wide") if scaled else ("none",)
-    for scaling in scalings:
-        ops = FusedOps(scaling, amax)
-        yield cast_kernel(rule, "contiguous", unpacked, ops)
-        yield cast_kernel(rule, "strided", unpacked, ops)
-        if request.transposed and not ops.fuses(rule):
-            # Packed arrays cannot be transposed.
-            if not (rule.dst.packed or (rule.src.packed and not unpacked)):
-                yield cast_kernel(rule, "transposed", unpacked)
-        if request.many and not amax:
-            from gpucast.warmup import kinds
-
-            yield from kinds.of_many(rule, unpacked, ops)
-
-
-def _listed(one_or_several: Any) -> list[Any]:
-    return [one_or_several] if isinstance(one_or_several, (str, int)) else list(one_or_several)
+    request.check()
+    with recording(Recorder) as recorder:
+        try:
+            calls.make(request, recorder)
+        except (TypeError, ValueError) as error:
+            # Of the call that is recorded.
+            text = str(error).partition(": ")[2]
+            raise type(error)(f"{_CALLER}: {text}") from None
+    return recorder.kernels
 
 
 def _architectures(arch: str | Sequence[str] | None) -> list[str]:

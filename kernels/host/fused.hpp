@@ -74,11 +74,12 @@ GPUCAST_INLINE void multiply(const void* from, void* to, u64 n, Product kind, do
     else multiply<DOUBLE, false>(x, static_cast<u64*>(to), n, scale);
 }
 
+// A multiple of the four words of a random block.
+enum : u64 { together = 512 };
+
 // Casts n elements. The largest magnitude as a float, and whether all is finite, are merged into `largest` and `finite`
 // where these are not null. The random words begin in the block `first`, behind `skip` of its words.
 inline void run_fused(const Fused& with, const void* from, void* to, u64 n, u64 first, u64 skip, u32* largest, u8* finite) {
-    // A multiple of the four words of a random block.
-    enum : u64 { together = 512 };
     alignas(64) u32 own_floats[together];
     alignas(64) u64 own_doubles[together], own_products[together];
     const bool is_multiplied = with.product != Product::none, is_looked_at = is_multiplied || finite;
@@ -118,6 +119,18 @@ static void cast_fused(const Fused* with, const void* from, void* to, u64 n, u64
                        u8* finite) {
     const Exactly exactly;
     run_fused(*with, from, to, n, first, skip, largest, finite);
+}
+
+// The codes in between stay in the first-level cache.
+static void cast_there_and_back(const Fused* there, const Fused* back, const void* from, void* to, u64 n, u64 first, u64 skip,
+                                u32* largest, u8* finite) {
+    const Exactly exactly;
+    alignas(64) u64 codes[together];
+    for (u64 start = 0; start < n; start += together, first += together / 4) {
+        const u64 count = n - start < together ? n - start : u64(together);
+        run_fused(*there, static_cast<const u8*>(from) + start * there->src_bytes, codes, count, first, skip, largest, finite);
+        run_fused(*back, codes, static_cast<u8*>(to) + start * back->dst_bytes, count, 0, 0, nullptr, nullptr);
+    }
 }
 
 }  // namespace gpucast

@@ -27,13 +27,17 @@ struct Fused {
 
 typedef void CastFused(const Fused* with, const void* from, void* to, u64 n, u64 first, u64 skip, u32* largest, u8* finite);
 
+// A cast and the cast of its results back, by two of the above.
+typedef void CastThereAndBack(const Fused* there, const Fused* back, const void* from, void* to, u64 n, u64 first, u64 skip,
+                              u32* largest, u8* finite);
+
 // What a fused cast finds out.
 struct Found {
     u32 largest = 0;
     u8 finite = 1;
 };
 
-enum class WorkKind : u64 { plain, at_random, fused };
+enum class WorkKind : u64 { plain, at_random, fused, there_and_back };
 
 struct Work {
     WorkKind kind;
@@ -41,7 +45,8 @@ struct Work {
     // The random words begin in the block `first`, behind `skip` of its words.
     u64 seed, first, skip;
     u64 wants_largest, wants_finite;
-    Fused fused;
+    // `back` is for casts there and back.
+    Fused fused, back;
 
     // Whether elements have to come in row-major order, by which they get their random words.
     bool is_ordered() const { return kind == WorkKind::at_random || fused.cast_at_random; }
@@ -53,12 +58,14 @@ struct Work {
             return;
         }
         const u64 behind = skip + index, block = first + behind / 4, within = behind % 4;
+        u32* largest = wants_largest ? &found->largest : nullptr;
+        u8* finite = wants_finite ? &found->finite : nullptr;
         if (kind == WorkKind::at_random) {
             reinterpret_cast<CastAtRandom*>(function)(from, to, n, seed, block, within);
+        } else if (kind == WorkKind::fused) {
+            reinterpret_cast<CastFused*>(function)(&fused, from, to, n, block, within, largest, finite);
         } else {
-            reinterpret_cast<CastFused*>(function)(&fused, from, to, n, block, within,
-                                                   wants_largest ? &found->largest : nullptr,
-                                                   wants_finite ? &found->finite : nullptr);
+            reinterpret_cast<CastThereAndBack*>(function)(&fused, &back, from, to, n, block, within, largest, finite);
         }
     }
 };

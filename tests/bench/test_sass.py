@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from bench.static.paths import Path, full_tile
+from bench.static.paths import Path, by_wide_accesses, full_tile
 from bench.static.sass import Access, Block, Instruction, UnknownCode, parse
 from gpucast.kernel import compiler, disassembler
 
@@ -51,6 +51,14 @@ def test_a_jump_to_nobody_knows_where() -> None:
             parse(text)
 
 
+def test_a_jump_whose_places_are_named() -> None:
+    jump = 'BRX R2 -0x10 (*"BRANCH_TARGETS .L_1,.L_2"*)'
+    nodes = "".join(f'"{name}"\n[label="{{<entry>{code} ;\\l}}"]\n' for name, code in
+                    (("k", jump.replace('"', '\\"')), (".L_1", "EXIT"), (".L_2", "EXIT")))  # fmt: skip
+    (blocks,) = parse(f'digraph f {{\nsubgraph "cluster_k" {{\n{nodes}}}\n}}\n').values()
+    assert [block.successors for block in blocks] == [[1, 2], [], []]
+
+
 # ---- the way of a tile ----
 
 LOAD, STORE = "LDG.E.128 R4, desc[UR4][R2.64]", "STG.E.128 desc[UR4][R8.64], R4"
@@ -58,36 +66,36 @@ TURN = "MOV R1, R2\n@P1 BRA"
 MOVES = "MOV R4, R6\nMOV R5, R6\nBRA"
 TAIL = "STG.E.U8 desc[UR4][R8.64], R4\n@P1 BRA"
 
-#: Blocks, whether the way of a tile of 16 bytes has a loop, and its instructions.
-LOOPS: dict[str, tuple[list[Block], bool, int]] = {
-    "straight": (flow((f"{LOAD}\nIADD3 R4, R4, 0x1, RZ\n{STORE}\nEXIT", [])), False, 4),
-    "always": (flow((TURN, [0, 1]), (f"{LOAD}\n{STORE}\nEXIT", [])), True, 5),
-    "before": (flow(("@P0 BRA", [1, 2]), (TURN, [1, 2]), (f"{LOAD}\n{STORE}\nEXIT", [])), True, 4),
+#: Blocks, and the instructions of the path of a tile of 16 bytes: a loop counts once, a rare one and a tail not at all.
+LOOPS: dict[str, tuple[list[Block], int]] = {
+    "straight": (flow((f"{LOAD}\nIADD3 R4, R4, 0x1, RZ\n{STORE}\nEXIT", [])), 4),
+    "always": (flow((TURN, [0, 1]), (f"{LOAD}\n{STORE}\nEXIT", [])), 5),
+    "before": (flow(("@P0 BRA", [1, 2]), (TURN, [1, 2]), (f"{LOAD}\n{STORE}\nEXIT", [])), 4),
     "sometimes": (
-        flow((f"{LOAD}\n@P0 BRA", [1, 2]), (f"{STORE}\nEXIT", []), (TURN, [2, 3]), (MOVES, [1])), True, 4,
+        flow((f"{LOAD}\n@P0 BRA", [1, 2]), (f"{STORE}\nEXIT", []), (TURN, [2, 3]), (MOVES, [1])), 4,
     ),
     "rarely": (
         flow((f"{LOAD}\n@P0 BRA", [1, 2]), (f"{STORE}\nEXIT", []), ("PMTRIG 0x2", [3]), (TURN, [3, 4]), (MOVES, [1])),
-        False, 4,
+        4,
     ),
     "tail": (
-        flow((f"{LOAD}\n@P0 BRA", [1, 2]), (f"{STORE}\nEXIT", []), (TAIL, [2, 3]), ("EXIT", [])), False, 4,
+        flow((f"{LOAD}\n@P0 BRA", [1, 2]), (f"{STORE}\nEXIT", []), (TAIL, [2, 3]), ("EXIT", [])), 4,
     ),
     # One turn over tiles at the ends of the array has the same accesses.
     "ends": (
         flow(("@P0 BRA", [1, 2]), (f"{LOAD}\n{STORE}\nEXIT", []), (f"{LOAD}\n{STORE}\n@P1 BRA", [2, 3]), ("EXIT", [])),
-        False, 4,
+        4,
     ),
     # A thread with a tile leaves under the condition that its accesses have.
-    "leaves": (flow((f"@!P0 {LOAD}\n@!P0 {STORE}\n@!P0 EXIT", [1]), (TAIL, [1, 2]), ("EXIT", [])), False, 3),
+    "leaves": (flow((f"@!P0 {LOAD}\n@!P0 {STORE}\n@!P0 EXIT", [1]), (TAIL, [1, 2]), ("EXIT", [])), 3),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_loops_are_told_but_not_that_of_a_tail_nor_a_marked_one(name: str) -> None:
-    blocks, loop, instructions = LOOPS[name]
+def test_loops_are_passed_once_at_most(name: str) -> None:
+    blocks, instructions = LOOPS[name]
     found = full_tile(blocks, 16, 16)
-    assert (found.loop, found.instructions) == (loop, instructions)
+    assert found.instructions == instructions
     assert (found.loads, found.stores) == ({16: 1}, {16: 1})
 
 
@@ -101,7 +109,7 @@ def test_the_wide_way_is_taken_and_its_longer_side_counts() -> None:
         ("STG.E.64 desc[UR4][R8.64], R4\nEXIT", []),
         (f"{narrow}\n{narrow}\nSTG.E desc[UR4][R8.64], R4\nSTG.E desc[UR4][R8.64+0x4], R6\nEXIT", []),
     )
-    assert full_tile(blocks, 16, 8) == Path((0, 1, 3, 4), 9, {16: 1}, {8: 1}, False)
+    assert full_tile(blocks, 16, 8) == Path((0, 1, 3, 4), 9, {16: 1}, {8: 1})
 
 
 def test_of_opposite_guards_one_counts_as_access_and_both_as_instructions() -> None:
@@ -111,6 +119,19 @@ def test_of_opposite_guards_one_counts_as_access_and_both_as_instructions() -> N
     assert (found.loads, found.instructions) == ({8: 1}, 6)
     with pytest.raises(UnknownCode, match="no way leads to an exit"):
         full_tile(flow(("BRA", [0])))
+
+
+def test_of_too_many_paths_wide_accesses_tell() -> None:
+    """Narrow loads may be passed by or not, then comes a tile: the longest path to it counts."""
+    narrow = [("LDG.E R4, desc[UR4][R2.64]\n@P0 BRA", [n + 1, n + 2]) for n in range(30)]
+    blocks = flow(*narrow, ("MOV R1, R2", [31]), (f"{LOAD}\n{STORE}\nEXIT", []))
+    found = by_wide_accesses(blocks, 16, 16)
+    assert found.blocks == tuple(range(32)) and (found.loads, found.stores) == ({4: 30, 16: 1}, {16: 1})
+    # Where all have a loop, the shortest one does.
+    looping = flow(
+        (f"{LOAD}\n@P0 BRA", [0, 1]), ("@P0 BRA", [2, 3]), ("MOV R1, R2\n" * 9 + "BRA", [3]), (f"{STORE}\nEXIT", [])
+    )
+    assert by_wide_accesses(looping, 16, 16).blocks == (0, 1, 3)
 
 
 # ---- what the compiler makes ----
@@ -139,7 +160,7 @@ def test_compiled_code_without_branches_counts_to_its_exit(work: str, arch: str)
     blocks, listed = compiled(work, arch)
     found = full_tile(blocks, 16, 16)
     assert found.instructions == listed.index("EXIT") + 1 > 8
-    assert (found.loads, found.stores, found.loop) == ({16: 1}, {16: 1}, False)
+    assert (found.loads, found.stores) == ({16: 1}, {16: 1})
 
 
 def test_threads_that_part_meet_again() -> None:

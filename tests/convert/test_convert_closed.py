@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+import safetensors
 
 from codes import assert_same
 from conversions import contents, convert, failure, model, numbers
@@ -117,6 +119,48 @@ def test_scales_of_the_cache_go_on_where_the_style_has_them() -> None:
     assert files.load("back/model.safetensors").keys() == {f"{LAYER}.weight"}
 
 
+#: Says of float8 by ModelOpt, and by transformers.
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
+
+
+@pytest.mark.parametrize("section", [MODELOPT, STATIC], ids=["ModelOpt", "transformers"])
+@pytest.mark.parametrize("scale", ["per-tensor", "per-channel", "block"])
+def test_scales_of_inputs_go_on_where_the_style_has_them(section: Any, scale: str, capsys: Any) -> None:
+    layers = (LAYER, LAYER.replace("q_proj", "v_proj"))
+    held: dict[str, Any] = {"model.norm.weight": SIX, "lm_head.weight": numbers(128, 128)}
+    for name in layers:
+        held |= {f"{name}.weight": numbers(128, 128).astype(E4M3), f"{name}.weight_scale": ONE}
+    inputs = {f"{name}.input_scale": np.float32(0.125 + i) for i, name in enumerate(layers)}
+    cache = {f"{layers[1]}.v_scale": ONE} if "kv_cache_quant_algo" in section else {}
+    options = ["--to", "FLOAT8E4M3FN", "--style", "compressed-tensors", "--scale", scale]
+
+    def written(more: dict[str, Any], *chosen: str) -> tuple[set[str], Any]:
+        model({**held, **more, **cache}, quantization_config=section)
+        assert main(["convert", "in", "out", *options, *chosen]) == 0
+        found = files.load("out/model.safetensors")
+        # compressed-tensors has vectors of one.
+        assert all(found[name].tolist() == [x] for name, x in (more | cache).items() if name in found)
+        said = json.loads(Path("out/config.json").read_text())["quantization_config"]
+        assert bool(said.get("kv_cache_scheme")) == bool(cache) and cache.keys() <= found.keys()
+        shutil.rmtree("out")
+        return {name for name in found if "input_scale" in name}, said["config_groups"]["group_0"]["input_activations"]
+
+    found, activations = written(inputs)
+    has_place = scale != "block"
+    assert found == (inputs.keys() if has_place else set()) and activations["dynamic"] == (not has_place)
+    assert ("dropped" in capsys.readouterr().out) == (not has_place)
+    # All layers or none: where one has no such scale, or several, and where a layer gets codes for the first time.
+    for more, chosen in (
+        (dict(list(inputs.items())[:1]), ()),
+        ({**inputs, f"{LAYER}.input_scale": SIX}, ()),
+        (inputs, ("--rule", "lm_head.weight=FLOAT8E4M3FN", "--rule", "*proj.weight=FLOAT8E4M3FN")),
+    ):
+        found, activations = written(more, *chosen)
+        assert not found and activations["dynamic"]
+        assert ".input_scale'" in next(line for line in capsys.readouterr().out.splitlines() if "dropped" in line)
+
+
 @pytest.mark.parametrize("row", companions.COMPANIONS, ids=lambda row: row.what)
 def test_no_row_of_the_table_hides_another(row: companions.Companion) -> None:
     for pattern in row.names:
@@ -162,7 +206,14 @@ def test_codes_are_plain_numbers_on_demand(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     "config", [{}, {"quantization_config": BLOCKS}, {"text_config": {"quantization_config": BLOCKS}}]
 )
-@pytest.mark.parametrize("scale", [None, "l.weight_scale_inv_", "l.scale_inv_weight", "l.weight_scale2_inv.x"])
+@pytest.mark.parametrize(
+    "scale",
+    [
+        *(None, "l.weight_scale_inv_", "l.scale_inv_weight", "l.weight_scale2_inv.x", "l.weight.scale_inv"),
+        *("l.weight_inv_scale", "l.weight_scaling_factor", "l.weights_scaling_factor", "l.w_scale", "l.weight_amax"),
+        *("l.weight_scales", "l.weight_block_scale", "other.weight_scale_inv"),
+    ],
+)
 def test_codes_without_their_scales_are_no_weights(scale: str | None, config: Any, capsys: Any) -> None:
     """unsloth 6200, miles 1641."""
     held = {
@@ -185,9 +236,12 @@ def test_codes_without_their_scales_are_no_weights(scale: str | None, config: An
     "places",
     [
         (),
-        ("text_config",),
-        ("llm_config",),
-        ("thinker_config", "text_config"),
+        # Kimi-K2.5 and LLaVA, InternVL, Qwen-Omni, Janus, Whisper, ColPali, Mllama, GLM-4V, Chameleon.
+        *(
+            (name,)
+            for name in ("text_config", "llm_config", "language_config", "decoder", "vlm_config", "vision_config")
+        ),
+        *((name, "text_config") for name in ("thinker_config", "talker_config", "vlm_config")),
         ("vision_config", "a_config", "b_config"),
     ],
 )
@@ -292,3 +346,32 @@ def test_a_section_that_is_not_understood_or_is_contradicted(case: str, capsys: 
     model({**CODES, "model.norm.weight": SIX}, quantization_config=section)
     assert said in failure(capsys, "in", "out", "--to", "BFLOAT16")
     assert not Path("out").exists()
+
+
+# ---- plain casts of gpucast's own ----
+
+
+@pytest.mark.parametrize("to", ["FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT8E8M0", "FLOAT4E2M1", "INT8", "UINT8", "INT4"])
+def test_plain_casts_are_read_back_without_an_option(to: str, capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.random.default_rng(0).integers(1, 5, (8, 16)).astype(np.float32)
+    model({"l.weight": x, "m.any": 2 * x, "ids": np.arange(4)}, model_type="llama")
+    assert convert("in", "out", "--to", to, "--scale", "none", "--allow-loss", "--rule", "m*=keep") == 0
+    codes = files.load("out/model.safetensors")["l.weight"]
+    # In shards of one tensor, and merged again: kept, and cast to another narrow type.
+    assert convert("out", "shards", "--to", "FLOAT16", "--rule", "l*=keep", "--shard-size", "200") == 0
+    assert convert("shards", "one.safetensors", "--to", to, "--scale", "none", "--allow-loss") == 0
+    with files.TensorFile("one.safetensors") as file:
+        assert {one.name: one.dtype.name for one in file.tensors if one.dtype}["ids"] == "INT64"
+    for source in ("out", "shards", "one.safetensors"):
+        target = "back.safetensors"
+        assert convert(source, target, "--to", "FLOAT", "--overwrite") == 0
+        found = files.load(target)
+        assert_same(found["l.weight"], codes.astype(np.float32))
+        assert found["m.any"].dtype == np.float32 and found["ids"].dtype.kind == "i"
+    # Loaders of transformers ask for this entry where there are metadata.
+    with safetensors.safe_open("out/model.safetensors", "np") as raw:
+        assert raw.metadata().get("format") == "pt" or to == "INT4"
+    # Without the entry they are codes again; integers of whole bytes are none.
+    files.save("out/model.safetensors", {"l.weight": codes})
+    if to.startswith("FLOAT8"):
+        assert "which holds codes" in failure(capsys, "out", "x", "--to", "FLOAT")

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conversions import save
+from codes import assert_same
+from conversions import checkpoint, save
 from gpucast import files
 from gpucast.cli import main
 from gpucast.cli.arguments import size
@@ -148,3 +149,10 @@ def test_weights_that_loaders_join_share_their_global_scale_over_shards() -> Non
     assert len(list(Path("parts").glob("*.safetensors"))) == 3
     assert same(all_of("parts"), files.load("whole/model.safetensors"))
     assert Path("parts/config.json").read_bytes() == Path("whole/config.json").read_bytes()
+
+
+def test_no_tensor_of_a_checkpoint_is_the_only_one() -> None:
+    """The only tensor of the only file is cast, whatever its type. Merged files have others."""
+    checkpoint("ones", {"1": {"w": np.ones(4, np.float32)}, "2": {"ids": np.arange(300)}})
+    assert convert("ones", "out.safetensors", "--verify", "all") == 0
+    assert_same(files.load("out.safetensors")["ids"], np.arange(300))

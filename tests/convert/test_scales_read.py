@@ -16,6 +16,7 @@ from codes import assert_same
 from conversions import NAMES, checkpoint, convert, failure, header, numbers, quantized, save
 from gpucast import files
 from gpucast.arrays.bitpacking import pack_codes
+from gpucast.cli import main
 from gpucast.convert.scales import dequantized
 from gpucast.files import named_arrays
 
@@ -139,9 +140,9 @@ def older_comfyui(prefix: str) -> tuple[Held, Held]:
     return held | {f"{prefix}scaled_fp8": np.empty(0, E4M3)}, wanted
 
 
-def said_by_compressed_tensors(**weights: Any) -> Any:
+def said_by_compressed_tensors(format: str = "int-quantized", **weights: Any) -> Any:
     group = {"targets": ["Linear"], "weights": {"type": "int", "dynamic": False, **weights}}
-    return {"quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": group}}
+    return {"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": group}}
 
 
 V4 = {"quant_method": "fp8", "fmt": "e4m3", "scale_fmt": "ue8m0", "weight_block_size": [128, 128]}
@@ -158,7 +159,8 @@ READ: dict[str, tuple[tuple[Held, Held], Any]] = {
     "blocks that the shapes tell": (blocks((128, 192), 64, 64), {}),
     "ragged blocks that the shapes tell": (blocks((33, 100), 64, 16), {}),
     "blocks of 32x32": (blocks((256, 96), 32, 32), {}),
-    "ragged blocks of 128x128": (blocks((200, 200), 128, 128), {}),
+    "ragged blocks of 128x128": (blocks((201, 203), 128, 128), {}),
+    "ragged rows of 128x128": (blocks((576, 256), 128, 128), {}),
     **{
         f"{shape} in blocks of {block}": (blocks(shape, *block), {"quant_method": "fp8", "weight_block_size": block})
         for shape, block in (
@@ -170,6 +172,15 @@ READ: dict[str, tuple[tuple[Held, Held], Any]] = {
             ((130, 200), (100, 100)),
             ((40, 30), (64, 64)),
         )
+    },
+    **{
+        f"blocks of {block} by the groups of compressed-tensors": (
+            blocks((192, 192), *block),
+            said_by_compressed_tensors(
+                "float-quantized", type="float", num_bits=8, strategy="block", block_structure=said
+            ),
+        )
+        for block, said in (((96, 96), "96x96"), ((128, 128), [128, 128]))
     },
     "compressed-tensors, int-quantized": (
         int_quantized(),
@@ -218,6 +229,25 @@ def test_scales_are_read(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "quantization_config" not in written and written["torch_dtype"] == "float32"
 
 
+@pytest.mark.parametrize("case", READ)
+@pytest.mark.parametrize("wrong", [np.nan, np.inf], ids=["NaN", "infinite"])
+def test_a_scale_that_is_no_number_is_refused_or_counted(case: str, wrong: float, capsys: Any) -> None:
+    (held, _), quantization = READ[case]
+    held, changed = {name: np.array(x) for name, x in held.items()}, 0
+    for name, x in held.items():
+        is_scale = "scale" in name and "input" not in name and x.dtype.kind in "fV" and x.dtype.name != "float8_e4m3fn"
+        if is_scale and not (wrong == np.inf and x.dtype.name == "float8_e8m0fnu"):
+            x.reshape(-1)[0] = wrong
+            changed += 1
+    save("in/model.safetensors", held)
+    Path("in/config.json").write_text(json.dumps({"quantization_config": quantization}))
+    code = main(["convert", "in", "out", "--to", "FLOAT", "--allow-loss"])
+    said = capsys.readouterr()
+    if changed:
+        what = said.err if code else said.out.splitlines()[-1]
+        assert "NaN" in what or "infinite" in what, said
+
+
 def test_formats_in_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:
     held = {f"m.{name}.{part}": x for name in "lk" for part, x in (("weight", F8), ("weight_scale", np.float32(2)))}
     entry = {"format_version": "1.0", "layers": {name: {"format": "float8_e4m3fn"} for name in "lk"}}
@@ -244,7 +274,8 @@ def test_scales_in_another_file_than_their_weight() -> None:
     q = quantized(NAMES["l.weight"], "FLOAT8E4M3FN", "block")
     one = {"l.weight": q.data, "n.weight": np.ones(4, np.float32)}
     two = {"l.weight_scale_inv": q.scales, "m.weight": numbers(4, 6)}
-    shards({"1": one, "2": two}, quantization_config={}, vocab=3)
+    said = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    shards({"1": one, "2": two}, quantization_config=said, vocab=3)
     for source in ("in", "in/model.safetensors.index.json"):
         assert convert(source, "out", "--to", "BFLOAT16", "--verify", "all") == 0
         assert_same(files.load("out/1.safetensors")["l.weight"], q.dequantize("BFLOAT16"))

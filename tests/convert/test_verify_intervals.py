@@ -12,7 +12,7 @@ import gpucast
 from conversions import convert, failure
 from gpucast import files
 from gpucast.convert.running import verify
-from gpucast.convert.running.intervals import Intervals
+from gpucast.convert.streaming.intervals import Intervals
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import Options, resolve
 from gpucast.reference import exact_cast

@@ -223,8 +223,12 @@ def llama_4() -> tuple[Tensors, Any, Tensors]:
     codes, scales = _x(2, 12, 8).astype(E4M3), np.abs(_x(2, 1, 8))
     rows = np.abs(_x(16, 1))
     held = {name: codes, f"{name}_scale": scales, f"{M}.weight": _x(16, 32).astype(E4M3), f"{M}.weight_scale": rows}
+    # Of down_proj, too, each column has a scale; they are stored as rows.
+    down, of_down = name.replace("gate_up", "down"), np.abs(_x(2, 12, 1, seed=9))
+    held |= {down: _x(2, 4, 12, seed=8).astype(E4M3), f"{down}_scale": of_down}
     numbers = {
         name: _number(codes, scales.astype(np.float64)),
+        down: _number(held[down], of_down.astype(np.float64).transpose(0, 2, 1)),
         f"{M}.weight": _number(held[f"{M}.weight"], rows.astype(np.float64)),
     }
     return (

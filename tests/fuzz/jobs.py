@@ -63,11 +63,9 @@ def folder() -> None:
 
 def model(path: str) -> None:
     """A model with two initializers, one of them in a file of external data."""
-    values = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * rank) for name, rank in (("x", 1), ("y", 2))
-    ]
-    nodes = [helper.make_node("Add", ["x", "w"], ["z"]), helper.make_node("Add", ["z", "v"], ["y"])]
-    weights = [numpy_helper.from_array(X, "w"), numpy_helper.from_array(X[:2, None], "v")]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]) for name in ("x", "y")]
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["z"]), helper.make_node("Add", ["z", "v"], ["y"])]
+    weights = [numpy_helper.from_array(X.reshape(10, 20), "w"), numpy_helper.from_array(X[:20], "v")]
     graph = helper.make_graph(nodes, "test", values[:1], values[1:], weights)
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
     onnx.save(proto, path, save_as_external_data=True, location=f"{path}.bin", size_threshold=100)

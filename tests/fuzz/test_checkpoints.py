@@ -80,7 +80,11 @@ def test_a_mutant_is_converted_right_or_refused(kind: str, tmp_path: Path, exhau
 @pytest.mark.peers
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "kind", ["INT4", "UINT4", "INT8", "float8", "NVFP4", "MXFP4", "MXFP8", "fp8 blocks", "gpt-oss"]
+    "kind",
+    [
+        *("INT4", "UINT4", "INT8", "float8", "NVFP4", "MXFP4", "MXFP8"),
+        *("fp8 blocks", "gpt-oss", "DeepSeek-V4", "ModelOpt", "ComfyUI"),
+    ],
 )
 def test_the_numbers_are_those_of_the_library(kind: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
@@ -99,10 +103,19 @@ def test_the_numbers_are_those_of_the_library(kind: str, tmp_path: Path) -> None
             from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
             found = convert_moe_packed_tensors(held[f"{name}_blocks"], held[f"{name}_scales"], dtype=torch.float32)
-        elif "weight_scale_inv" in parts:
+        elif (scales := parts.get("weight_scale_inv", parts.get("scale"))) is not None:
             from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-            found = Fp8Dequantize(None)._dequantize_one(parts["weight"], parts["weight_scale_inv"])
+            found = Fp8Dequantize(None)._dequantize_one(parts["weight"], scales, torch.float32)
+        elif "weight_scale_2" in parts:
+            qtensor = pytest.importorskip("modelopt.torch.quantization.qtensor")
+            packed = parts["weight"]
+            tensor = qtensor.NVFP4QTensor(torch.Size(numbers.shape), torch.float32, packed)
+            given = {"scale": parts["weight_scale"], "double_scale": parts["weight_scale_2"]}
+            found = tensor.dequantize(torch.float32, **given, block_sizes={-1: 16})
+        elif "comfy_quant" in parts:
+            eager = pytest.importorskip("comfy_kitchen.backends.eager.quantization")
+            found = eager.dequantize_per_tensor_fp8(parts["weight"], parts["weight_scale"], torch.float32)
         elif "weight_scale" in parts:
             assert made.section is not None
             scheme = QuantizationScheme.model_validate(made.section["config_groups"]["group_0"])
@@ -113,3 +126,41 @@ def test_the_numbers_are_those_of_the_library(kind: str, tmp_path: Path) -> None
         # Scales of BFLOAT16 give BFLOAT16 there.
         exact = found.dtype == torch.float32
         np.testing.assert_allclose(found.to(torch.float32).numpy(), numbers, rtol=1e-6 if exact else 2**-8)
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+def test_experts_of_llama_4_are_stored_as_transformers_stores_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layout of codes and scales; fbgemm's kernel, which needs a GPU, is a formula here."""
+    torch = pytest.importorskip("torch")
+    fbgemm = pytest.importorskip("transformers.integrations.fbgemm_fp8")
+    from safetensors.torch import save_file
+
+    def by_rows(x: Any) -> Any:
+        scales = x.abs().amax(-1) / 448
+        return (x / scales[:, None]).to(torch.float8_e4m3fn), scales
+
+    experts = fbgemm.FbgemmFp8Llama4TextExperts.__new__(fbgemm.FbgemmFp8Llama4TextExperts)
+    monkeypatch.setattr(fbgemm, "quantize_fp8_per_row", by_rows, raising=False)
+    monkeypatch.setattr(fbgemm, "get_module_from_name", lambda model, name: (experts, name.rpartition(".")[2]))
+    made = checkpoints.make("Llama 4")
+    held, wanted = {}, {}
+    for name in made.numbers:
+        if ".experts." in name:
+            x = torch.from_numpy(made.numbers[name])
+            held |= fbgemm.FbgemmFp8Quantize(None).convert({name: [x]}, model=None)
+            wanted[name] = made.numbers[name]
+            assert {one: tuple(part.shape) for one, part in held.items() if one.startswith(name)} == {
+                one: made.tensors[one].shape for one in (name, f"{name}_scale")
+            }
+    (tmp_path / "in").mkdir()
+    save_file({name: x.detach().contiguous() for name, x in held.items()}, tmp_path / "in/model.safetensors")
+    (tmp_path / "in/config.json").write_text(json.dumps(made.config))
+    code, said = ended(tmp_path)
+    assert code == 0, said
+    found = files.load(str(tmp_path / "out/model.safetensors"))
+    for name, numbers in wanted.items():
+        # Three bits of each number.
+        np.testing.assert_allclose(found[name], numbers, rtol=1 / 15, atol=np.abs(numbers).max() / 448 / 64)

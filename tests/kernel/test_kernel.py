@@ -22,7 +22,8 @@ from gpucast.kernel.strides import DIMS
 from gpucast.parity import host_build
 from gpucast.user_kernels.expression import parse
 from gpucast.user_kernels.ufunc_kernel import UfuncInput, ufunc_kernel
-from gpucast.warmup.compile_ahead import WarmupRequest, tasks
+from gpucast.warmup.compile_ahead import tasks
+from gpucast.warmup.request import WarmupRequest
 
 REQUEST = WarmupRequest(
     [("FLOAT", "FLOAT16"), ("INT4", "FLOAT")],

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.peers
 
 _LAYER, _LIKE = layers.Cast("FLOAT16", lda_coeff=-0.5), layers.CastLike(lda_coeff=0.5)
 _MODULE, _NARROW = gpucast_torch.Cast("FLOAT8E4M3FN", lda_coeff=-0.5), gpucast_torch.Cast("FLOAT4E2M1", lda_coeff=0.5)
+_DELAYED = mixed.DelayedScaling("FLOAT8E5M2")
 _HALF = torch.zeros(1, dtype=torch.float16)
 
 
@@ -75,6 +76,8 @@ WHOLE: dict[str, Callable[[Any], Any]] = {
     "layer like": lambda x: _LIKE.forward(x, _HALF),
     "backward of a layer": _backward_of_a_layer,
     "a function of autograd": _Narrow.apply,
+    "fake cast": lambda x: mixed.fake_cast(x, "FLOAT8E4M3FN", scale=0.3),
+    "fake cast of blocks": lambda x: mixed.fake_cast(x, "mxfp8e4m3"),
     # torch's own cast back of the gradient does not saturate in every version.
     "module": lambda x: gpucast.cast(_MODULE(x), "FLOAT"),
     "module of float4": lambda x: gpucast.cast(_NARROW(x), "FLOAT"),
@@ -93,6 +96,8 @@ BETWEEN: dict[str, Callable[[Any], Any]] = {
     "hadamard with numbers of NumPy": lambda x: gpucast.hadamard(
         gpucast.hadamard(x, 16, seed=np.int64(5)), np.int64(16), signs=np.array([1, -1] * 8)
     ),
+    "fake cast with amax": lambda x: mixed.fake_cast(x, "FLOAT8E4M3FN", amax=torch.zeros(1)),
+    "delayed fake cast": _DELAYED.fake_cast,
     "policy": lambda x: mixed.get_policy("p=f32,c=bf16,o=f32").cast_to_compute({"a": x})["a"],
     "unscale": lambda x: x + mixed.StaticLossScale(2.0).unscale([x.detach()])[0][0],
 }

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,9 @@ import gpucast
 from codes import values
 from foreign_arrays import tensor
 from gpucast import PackedArray, layers
+from gpucast.core import errors
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.errors import NarrowGradientWarning
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
@@ -188,3 +191,126 @@ def test_a_transform_within_vmap_has_the_axes_of_one_example() -> None:
     for axis in (-3, 2):
         with pytest.raises(ValueError, match=rf"axis={axis} is out of bounds for shape \(3, 32\)"):
             torch.func.vmap(lambda t, axis=axis: gpucast.hadamard(t, 16, axis=axis))(x)
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor.requires_grad_, torch.nn.Parameter], ids=["tensor", "parameter"])
+@pytest.mark.parametrize("keywords", [{}, {"saturate": False}], ids=["plan", "checked"])
+@pytest.mark.parametrize("to", ["DOUBLE", "BFLOAT16", "FLOAT8E5M2", "FLOAT4E2M1"])
+def test_a_cast_records_one_node_that_keeps_no_tensor(to: str, keywords: Any, kind: Callable[..., Any]) -> None:
+    kept: list[Any] = []
+    x = kind(torch.linspace(-2, 2, 8).reshape(2, 4))
+    wanted = gpucast.cast(x.detach(), to, **keywords)
+    for given in (x, x.t()[:2].t()[:, :2] if to == "FLOAT4E2M1" else x.t()):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: (kept.append(t), t)[1], lambda t: t):
+            y = gpucast.cast(given, to, **keywords)
+        assert type(y) is torch.Tensor and y.requires_grad and not y.is_leaf and kept == []
+        source = y.grad_fn.next_functions[0][0]
+        assert source is given.grad_fn if given is not x else source.variable is x
+        assert codes(y) == codes(gpucast.cast(given.detach(), to, **keywords))
+    y = gpucast.cast(x, to, **keywords)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            z = gpucast.cast(x, to, **keywords)
+            assert not z.requires_grad and z.is_inference() == (mode is torch.inference_mode)
+            assert codes(z) == codes(wanted)
+            out = torch.empty_like(wanted)
+            assert gpucast.cast(x, to, out=out, **keywords) is out and codes(out) == codes(wanted)
+    with pytest.raises(ValueError, match="x requires grad, and out= is not differentiable"):
+        gpucast.cast(x, to, out=torch.empty_like(wanted), **keywords)
+    # Twice: nothing that the first pass needs is gone.
+    for _ in range(2):
+        (dx,) = torch.autograd.grad(y, x, gpucast.cast(torch.full((2, 4), 1.5), to), retain_graph=True)
+        assert torch.equal(dx, torch.full((2, 4), 1.5))
+
+
+@pytest.mark.parametrize("to", ["FLOAT16", "FLOAT8E5M2"])
+def test_the_scale_of_a_gradient_is_that_of_the_cast(to: str) -> None:
+    """Also where an array of NumPy has changed since; torch refuses one of its own that has."""
+    x, scale = torch.ones(3, requires_grad=True), np.float32([2.0])
+    y = gpucast.cast(x, to, scale=scale)
+    scale[0] = 8
+    assert torch.autograd.grad(y.float().sum(), x)[0].tolist() == [2.0] * 3
+    own = torch.tensor(2.0)
+    y = gpucast.cast(x, to, scale=own)
+    assert torch.autograd.grad(y.float().sum(), x, retain_graph=True)[0].tolist() == [2.0] * 3
+    own.fill_(8)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.float().sum().backward()
+
+
+def test_a_batch_of_gradients() -> None:
+    """As for a Jacobian: one backward pass for all rows."""
+    x = torch.ones(3, requires_grad=True)
+    y = gpucast.cast(x, "BFLOAT16")
+    (dx,) = torch.autograd.grad(y, x, torch.eye(3, dtype=torch.bfloat16), is_grads_batched=True)
+    assert torch.equal(dx, torch.eye(3))
+
+
+def test_second_derivatives() -> None:
+    x = torch.tensor([1.0, -2.0], requires_grad=True)
+    (dx,) = torch.autograd.grad((gpucast.cast(x, "DOUBLE") ** 3).sum(), x, create_graph=True)
+    assert dx.dtype is torch.float32
+    assert torch.equal(torch.autograd.grad(dx.sum(), x)[0], 6 * x)
+
+
+def test_a_tensor_that_has_left_its_transform_has_its_gradient() -> None:
+    w, left = torch.ones(3, requires_grad=True), []
+    torch.func.grad(lambda x: (left.append(x * w), x.sum())[1])(torch.ones(3))
+    gpucast.cast(left[0], "BFLOAT16").float().sum().backward()
+    assert torch.equal(w.grad, torch.ones(3))
+
+
+def test_a_tracer_sees_one_operator() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    gpucast.cast(torch.ones(3, requires_grad=True), "BFLOAT16")
+    graph = make_fx(lambda x: gpucast.cast(x, "BFLOAT16"))(torch.ones(3, requires_grad=True)).graph
+    assert [node.target.name() for node in graph.nodes if node.op == "call_function"] == ["gpucast::cast"]
+
+
+#: Casts through which a gradient is to pass in a narrow type, and how each is named.
+NARROW: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "plan": ("cast", lambda x: gpucast.cast(x, "FLOAT8E4M3FN")),
+    "checked": ("cast", lambda x: gpucast.cast(x, "FLOAT8E4M3FN", saturate=False)),
+    "pairs": ("cast", lambda x: gpucast.cast(x, "FLOAT4E2M1")),
+    "scaled": ("cast", lambda x: gpucast.cast(x, "FLOAT8E5M2", scale=0.5)),
+    # By the plan of an earlier call it is a cast.
+    "like": ("cast(_like)?", lambda x: gpucast.cast_like(x, torch.ones(1).to(torch.float8_e5m2))),
+    "many": ("cast_many", lambda x: gpucast.cast_many([x], "FLOAT8E8M0")),
+    "module": ("cast", gpucast_torch.Cast("FLOAT8E4M3FN")),
+    "compiled": (
+        "cast",
+        torch.compile(lambda x: gpucast.cast(x, "FLOAT8E4M3FN").float(), backend="aot_eager"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_a_gradient_in_a_narrow_type_is_warned_of_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    caller, call = NARROW[name]
+    torch.compiler.reset()
+    x = torch.ones(4, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr(errors, "_is_said", False)
+        # Nothing is recorded here.
+        call(x.detach())
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                call(x)
+        gpucast.cast(x, "BFLOAT16").sum().backward()
+        gpucast.cast(x, "INT8")
+        torch.vmap(lambda x: gpucast.cast(x, "FLOAT8E4M3FN", scale=2.0))(x[None].detach())
+    torch.compiler.reset()
+    with pytest.warns(NarrowGradientWarning, match=rf"^{caller}: the gradient of this cast arrives in FLOAT") as told:
+        call(x)
+        call(x)
+    [one] = [warning for warning in told if warning.category is NarrowGradientWarning]
+    assert "gpucast.mixed.fake_cast(x, 'FLOAT" in str(one.message)
+    assert one.filename == __file__ or name == "compiled"
+
+
+def test_a_transform_that_differentiates_warns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "_is_said", False)
+    with pytest.warns(NarrowGradientWarning, match="arrives in FLOAT8E4M3FN"):
+        torch.func.grad(lambda x: gpucast.cast(x, "FLOAT8E4M3FN").float().sum())(torch.ones(4))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 import gpucast
-from bench.static import functions
 from codes import assert_codes, codes_of
 from functions_on_host import RANDOM, build, items_of, loops, run, wanted
 from gpucast.core.rule import CastRule, Options, resolve
@@ -183,12 +182,3 @@ def test_cupys_kernels_take_the_text(major: int) -> None:
     for code, name in ((elementwise, "one"), (reduction, "sum_of")):
         made = load(major).compile(f"#include <cupy/carray.cuh>\n{code}", name, "sm_90", flags)
         assert not made.log and made.code.startswith(b"\x7fELF")
-
-
-def test_the_page_says_what_they_cost(exhaustive: bool) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "building-blocks.md").read_text(encoding="utf-8")
-    architectures = re.findall(r"\b(sm_\w+) \|", page)
-    pairs = functions.PAIRS if exhaustive else functions.PAIRS[:1]
-    found = [functions.measure(pairs, arch) for arch in architectures]
-    for pair, *values in zip(pairs, *found, strict=True):
-        assert functions.row(pair, values) in page

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 from gpucast.convert.planning.plan import FilePlan
 from gpucast.convert.planning.tensor_plan import Request, TensorPlan
 from gpucast.convert.scales import config_json, scale_styles, scaling
+from gpucast.convert.scales.companions import INPUT
 from gpucast.convert.scales.config_json import ENTRIES, NAME, OTHERS, document_of
 from gpucast.convert.scales.declared import Declared
 from gpucast.files import FileError
@@ -67,9 +68,10 @@ def texts(
                     f"{path}: --style {request.style} needs the model's config.json, in which loaders look for the "
                     "scales; convert the folder that has it"
                 )
-            section = _quantization(quantized, tensors, request, path)
+            carried = {name for file in in_folder for name in file.scales.carried}
+            section = _quantization(quantized, tensors, request, path, carried)
             cache = Declared(os.path.dirname(config.path)).cache
-            if cache is not None and any(file.scales.carried for file in in_folder):
+            if cache is not None and not all(name.endswith(INPUT) for name in carried):
                 section["kv_cache_scheme"] = cache
             changed[config.name] = _text(config, section)
         elif config is not None:
@@ -85,7 +87,7 @@ def _is_scaled(tensor: TensorPlan) -> bool:
 
 
 def _quantization(
-    quantized: Sequence[TensorPlan], tensors: Sequence[TensorPlan], request: Request, path: str
+    quantized: Sequence[TensorPlan], tensors: Sequence[TensorPlan], request: Request, path: str, carried: Set[str]
 ) -> dict[str, Any]:
     dtypes = {tensor.dtype for tensor in quantized if tensor.dtype is not None}
     if len(dtypes) > 1:
@@ -105,7 +107,9 @@ def _quantization(
     expert_layers = {layer for name in kept if (layer := _EXPERT.sub("", name)) != name}
     kept |= expert_layers - {_EXPERT.sub("", tensor.name) for tensor in quantized}
     has_head = any(f".{tensor.name}".endswith(".lm_head.weight") for tensor in tensors)
-    return scale_styles.config(request.style, format, sorted(kept), has_head)
+    is_static = scale_styles.takes_scales_of_inputs(request.style, format)
+    is_static &= all(tensor.name.removesuffix(".weight") + INPUT in carried for tensor in quantized)
+    return scale_styles.config(request.style, format, sorted(kept), has_head, is_static)
 
 
 def _of_numbers(config: FilePlan, tensors: Sequence[TensorPlan], is_stale: bool, is_quantized: bool) -> str | None:
@@ -131,7 +135,7 @@ def _of_numbers(config: FilePlan, tensors: Sequence[TensorPlan], is_stale: bool,
 
 
 def _with_dtype(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """A copy of a config, and of the configs of its parts, that tell the type `name` where they told one."""
+    """A copy of a config, and of the configs of its parts, with the type `name` where they had one."""
     result = dict(document)
     for key, value in document.items():
         if key in _DTYPES and isinstance(value, str) and value.removeprefix("torch.") in _TORCH.values():

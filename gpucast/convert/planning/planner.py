@@ -120,7 +120,8 @@ def opened(file: FilePlan, request: Request, alone: bool) -> Iterator[Opened]:
     with contextlib.ExitStack() as stack:
         for part in file.sources:
             source = stack.enter_context(TensorFile(part.path))
-            planner = TensorPlanner(source, request, alone, part.scales, part.groups)
+            # Of a checkpoint in files of one tensor each none is the only one.
+            planner = TensorPlanner(source, request, alone and not file.parts, part.scales, part.groups)
             tensors = planner.tensors
             if file.parts:
                 named = {tensor.name: tensor for tensor in tensors}
@@ -313,11 +314,19 @@ def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
         return dtype is not None and not isinstance(scaled_storage(tensor, dtype, request, source.path), str)
 
     choice = request.choice
-    carried: frozenset[Fate] = frozenset({"cache"} if request.style == "compressed-tensors" else ())
+    carried: set[Fate] = {"cache"} if request.style == "compressed-tensors" else set()
+    format = None if request.scale is None else scaling.format_of(request.scale, choice.to)
+    carried |= {"inputs"} if scale_styles.takes_scales_of_inputs(request.style, format) else set()
     return scales_by_file(
         catalogue,
         Decisions(
-            is_cast, choice.asked_for, choice.excludes, choice.keeps, choice.drops, choice.takes_for_weight, carried
+            is_cast,
+            choice.asked_for,
+            choice.excludes,
+            choice.keeps,
+            choice.drops,
+            choice.takes_for_weight,
+            frozenset(carried),
         ),
     )
 

@@ -118,6 +118,11 @@ def _holds_numbers(tensor: Tensor) -> bool:
     return tensor.dtype is not None and (tensor.dtype.is_float or companions.is_plain_cast(tensor))
 
 
+def _is_narrowed(tensor: Tensor, dtype: DType) -> bool:
+    """Whether numbers become such as others take for codes."""
+    return dtype.bits <= 8 and dtype.family not in ("bool", "string") and _holds_numbers(tensor)
+
+
 def _any(patterns: Iterable[str], name: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
@@ -242,7 +247,8 @@ class TensorPlanner:
                 raise FileError(f"{out}: --style qdq is for models (.onnx), and they have no other with --scale")
             if scaled is not None and not into_model(out) and not out.lower().endswith(".safetensors"):
                 raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")
-            specs = [Spec(tensor.name, dtype, tensor.shape)] if scaled is None else list(scaled.specs)
+            plain = Spec(tensor.name, dtype, tensor.shape, is_plain=_is_narrowed(tensor, dtype))
+            specs = [plain] if scaled is None else list(scaled.specs)
             lossless = isinstance(scaled, Repacked)
         sizes = [spec.source.nbytes if spec.source else _nbytes(spec) for spec in specs]
         bytes_out = None if None in sizes else sum(size for size in sizes if size is not None)

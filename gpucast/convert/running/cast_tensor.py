@@ -68,8 +68,8 @@ class Casting:
 
         try:
             with closing(prefetcher.in_order(work, self._parts())) as made:
-                for size, told, casts in made:
-                    observe(size, told)
+                for size, statistics, casts in made:
+                    observe(size, statistics)
                     yield from casts
         except FileError:
             raise
@@ -93,45 +93,45 @@ class Casting:
         self, start: int, part: Tensor, positioned: PositionedWriter | None
     ) -> tuple[int, Statistics, list[Array]]:
         """Cast a part. Returns its elements, what they lost, and the result if it is not written yet."""
-        told, casts = Statistics(errors=Errors.of(self.request.detail)), list[Array]()
+        statistics, casts = Statistics(errors=Errors.of(self.request.detail)), list[Array]()
         if positioned is not None and (passed := self._passed_on(start, part, positioned)) is not None:
-            told.report, stats = passed
+            statistics.report, stats = passed
             if stats.largest > self.dtype.max_code:
                 for x in part.chunks(self._limit(part)):
-                    self._note_special(told, self._cast(x, start)[0])
+                    self._note_special(statistics, self._cast(x, start)[0])
             for run in self._examined(start, part.size):
                 some = part.part(run.start, run.stop - run.start)
                 assert some is not None, "the file was read at a place"
                 x = some.read()
-                self._examine(told, x, self._cast(x, start + run.start)[0])
-            return part.size, told, casts
+                self._examine(statistics, x, self._cast(x, start + run.start)[0])
+            return part.size, statistics, casts
         for x in part.chunks(self._limit(part)):
             y, found = self._cast(x, start)
-            told.report += self._lost(x, y, found)
+            statistics.report += self._lost(x, y, found)
             if found is None or found.largest > self.dtype.max_code:
-                self._note_special(told, y)
+                self._note_special(statistics, y)
             for run in self._examined(start, x.size):
-                self._examine(told, x[run], y[run])
+                self._examine(statistics, x[run], y[run])
             if positioned is None:
                 casts.append(y)
             else:
                 positioned.write(start, y)
             start += x.size
-        return part.size, told, casts
+        return part.size, statistics, casts
 
     def _examined(self, start: int, size: int) -> Iterator[slice]:
         """The elements of a part whose errors are computed, as slices of the part."""
         return runs(self.tensor.size, start, size)
 
-    def _note_special(self, told: Statistics, y: Array) -> None:
-        told.add_special(*counts.special(y, self.dtype))
+    def _note_special(self, statistics: Statistics, y: Array) -> None:
+        statistics.add_special(*counts.special(y, self.dtype))
 
-    def _examine(self, told: Statistics, x: Array, y: Array) -> None:
+    def _examine(self, statistics: Statistics, x: Array, y: Array) -> None:
         if self.request.seed is not None:
             report = result_report(x, y, self._rule)
         else:
             report = cast_report(x, self.dtype, **self.request.attributes)
-        told.examine(x, y, report.max_relative_error)
+        statistics.examine(x, y, report.max_relative_error)
 
     def _passed_on(self, start: int, part: Tensor, positioned: PositionedWriter) -> tuple[CastReport, CastStats] | None:
         """Cast a part from file to file in one call and return what was lost. None if that is impossible, or counts

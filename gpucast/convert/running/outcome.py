@@ -81,7 +81,7 @@ class Options:
         return [plan.files[index] for index in sorted(mine)]
 
     def work_of(self, plan: ConversionPlan) -> int:
-        """The bytes that `Advance` is told: those of the source, and once more those that are verified."""
+        """The bytes that `Advance` takes in all: those of the source, and once more those that are verified."""
         return sum(file.bytes_in * (1 + self.verifies(file)) for file in self.files_of(plan))
 
     def verifies(self, file: FilePlan) -> bool:

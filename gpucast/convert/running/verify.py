@@ -14,7 +14,7 @@ import numpy as np
 from gpucast.convert.planning.plan import ConversionPlan, FilePlan
 from gpucast.convert.planning.planner import opened
 from gpucast.convert.planning.tensor_plan import Request, TensorPlan
-from gpucast.convert.running.intervals import Intervals
+from gpucast.convert.streaming.intervals import Intervals
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule, Options, resolve
@@ -54,20 +54,20 @@ def verify(
             scaled = planner.scaled(source) if tensor.dtype is not None else None
             if scaled is not None:
                 parts = {written_name: _get(found, written_name, name) for written_name in tensor.names}
-                told = _told(source, advance)
-                compared += scaled.verify(parts, everything, f"{name}: verify", prefetcher, told)
+                done = _by_elements(source, advance)
+                compared += scaled.verify(parts, everything, f"{name}: verify", prefetcher, done)
                 continue
             target = found.get(tensor.name)
             if target is None:
                 # Formats of one tensor name it after the file; a model's converted initializers have new names.
                 target = by_place[wanted.index(tensor.name)]
-            told = _told(source, advance)
-            compared += _compare(tensor, source, target, plan.request, everything, name, prefetcher, told, many)
+            done = _by_elements(source, advance)
+            compared += _compare(tensor, source, target, plan.request, everything, name, prefetcher, done, many)
     return compared
 
 
-def _told(source: Tensor, advance: Callable[[int], object]) -> Callable[[int], object]:
-    """Takes elements of a tensor, and tells its bytes."""
+def _by_elements(source: Tensor, advance: Callable[[int], object]) -> Callable[[int], object]:
+    """Takes elements of a tensor that are done, and advances by their bytes."""
     return lambda elements: advance(source.nbytes * elements // max(1, source.size))
 
 
@@ -85,7 +85,7 @@ def _compare(
     everything: bool,
     name: str,
     prefetcher: Prefetcher,
-    told: Callable[[int], object],
+    advance: Callable[[int], object],
     many: Mapping[DType | None, int],
 ) -> int:
     caller = f"{name}: verify: tensor {plan.name!r}"
@@ -97,7 +97,7 @@ def _compare(
             for one, other in itertools.zip_longest(source.blocks(), target.blocks()):
                 if one != other:
                     raise FileError(f"{caller} was to be kept, and its bytes differ")
-        told(source.size)
+        advance(source.size)
         return source.size
     rule = resolve(source.dtype, expected_row, Options(**request.attributes)) if plan.dtype is not None else None
     random = request.random(plan.name)
@@ -126,7 +126,7 @@ def _compare(
     with closing(prefetcher.in_order(work, _pieces(source, target, everything or rule is None))) as done:
         for size in done:
             compared += size
-            told(min(_PIECE, left))
+            advance(min(_PIECE, left))
             left -= min(_PIECE, left)
     return compared
 

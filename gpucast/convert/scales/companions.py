@@ -21,6 +21,8 @@ from gpucast.files.tensor import StoredTensor
 #: else dropped with a line. "refused": the numbers of the weights depend on it in a way that is not known here.
 Fate = Literal["part", "inputs", "cache", "refused"]
 
+#: What follows the name of a layer in that of the scale of its inputs, which multiplies float8 codes.
+INPUT = ".input_scale"
 #: Columns: what becomes of it; what it is, and where such names come from; patterns of names. The first match counts.
 #: After a "~" names are such as plain models have, too: they mean this only beside other signs of quantization.
 _TABLE = """
@@ -135,9 +137,8 @@ def is_weight(name: str) -> bool:
 
 
 def is_plain_cast(tensor: Tensor) -> bool:
-    """Whether a tensor has integers below one byte that only gpucast's metadata describe: as it writes plain casts."""
-    packed = tensor.dtype is not None and tensor.dtype.packed
-    return packed and isinstance(tensor, StoredTensor) and tensor.family == "raw_data"
+    """Whether a tensor of a narrow type holds numbers by the metadata that gpucast writes for plain casts."""
+    return isinstance(tensor, StoredTensor) and tensor.is_plain
 
 
 def is_count(name: str) -> bool:

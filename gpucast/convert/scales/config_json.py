@@ -122,7 +122,7 @@ def block_size(folder: str) -> tuple[int, int] | None:
     """Rows and columns of the blocks that share a scale, for float8 weights, by what the files of a folder say."""
     found: tuple[int, int] | None = None
     for section in sections(folder):
-        lengths = section.entry.get("weight_block_size")
+        lengths = section.entry.get("weight_block_size") or _block_of_groups(section.entry)
         if lengths is None:
             continue
         if not (isinstance(lengths, list) and len(lengths) == 2 and all(type(n) is int and n > 0 for n in lengths)):
@@ -132,3 +132,20 @@ def block_size(folder: str) -> tuple[int, int] | None:
             raise FileError(f"{section.where}: weight_block_size is {lengths!r}, and {list(found or ())} elsewhere")
         found = lengths[0], lengths[1]
     return found
+
+
+def _block_of_groups(entry: dict[str, Any]) -> list[int] | None:
+    """The block size of all groups of compressed-tensors; None if they have others, or none."""
+    groups = entry.get("config_groups")
+    known = [group for group in groups.values() if isinstance(group, dict)] if isinstance(groups, dict) else []
+    weights = [held for group in known if isinstance(held := group.get("weights"), dict) and held]
+    found = [block_structure(one) if one.get("strategy") == "block" else None for one in weights]
+    return found[0] if found and all(lengths == found[0] for lengths in found) else None
+
+
+def block_structure(weights: dict[str, Any]) -> list[int] | None:
+    """The block size of a group of compressed-tensors, which is a list, or text such as "128x128"."""
+    block = weights.get("block_structure")
+    given = block.split("x") if isinstance(block, str) else block if isinstance(block, list) else []
+    sizes = [int(n) for n in given if str(n).isdecimal()]
+    return sizes if len(sizes) == 2 and all(sizes) else None

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpucast.convert.scales import config_json
 from gpucast.convert.scales.config_json import Section
+from gpucast.convert.scales.scale_styles import STATIC
 from gpucast.convert.scales.stored import Stored
 
 #: Names of quantizers that are not read, for people. Others are named as they name themselves.
@@ -138,8 +139,12 @@ class Declared:
     @property
     def cache(self) -> dict[str, Any] | None:
         """How the cache of keys and values is scaled, as compressed-tensors says it."""
-        known = (section.entry.get("kv_cache_scheme") for section in self.sections)
-        return next((scheme for scheme in known if isinstance(scheme, dict) and scheme), None)
+        for section in self.sections:
+            if isinstance(scheme := section.entry.get("kv_cache_scheme"), dict) and scheme:
+                return scheme
+            if section.entry.get("kv_cache_quant_algo") == "FP8":
+                return STATIC
+        return None
 
 
 def _unknown(entry: dict[str, Any]) -> str:
@@ -264,9 +269,8 @@ def _of_group(entry: dict[str, Any], module: str) -> _Expected:
     if strategy in ("group", "tensor_group") and type(size) is int and size > 0:
         lengths = 1, size
     elif strategy == "block":
-        block = weights.get("block_structure") or ""
-        sizes = [int(n) for n in (block.split("x") if isinstance(block, str) else block) if str(n).isdecimal()]
-        lengths = (sizes[0], sizes[1]) if len(sizes) == 2 else None
+        sizes = config_json.block_structure(weights)
+        lengths = None if sizes is None else (sizes[0], sizes[1])
     if element is None or lengths is None or (only is not None and only != element):
         raise ValueError(f"weights of {bits!r} bits of {kind!r}, {strategy!r}, are not read here")
     scale = _SCALES.get(str(weights["scale_dtype"]), "?") if weights.get("scale_dtype") else None

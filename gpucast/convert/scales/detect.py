@@ -9,19 +9,18 @@ quantization/modelopt.py).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.convert.scales import comfyui, config_json
 from gpucast.convert.scales.declared import Declared
 from gpucast.convert.scales.dequantized import DetectedTensor
-from gpucast.convert.scales.forms import FAMILIES, Candidate, is_narrow, stored_by_gpucast, stored_by_others
+from gpucast.convert.scales.forms import SOURCES, Source, is_narrow, stored_by_gpucast, stored_by_others
 from gpucast.convert.scales.scale_styles import ENTRY
 from gpucast.files import FileError, Tensor, TensorFile
 from gpucast.files.tensor import LoadedTensor
 
-_FAMILIES = {family.style: family for family in FAMILIES}
 #: Tensors up to this many bytes that describe another one are read at once: they are needed after the file is closed.
 _SMALL = 1 << 12
 
@@ -78,21 +77,17 @@ class Catalogue:
                     problem = f"{path}: tensor {base!r}: its scales {base + '.scales'!r} are missing"
                     yield DetectedTensor(base, base, "gpucast", {base: path}, file.tensors[base].nbytes, None, problem)
             for name in file.tensors:
-                candidate = self._candidate(name, path)
-                if candidate is None:
+                found = self._source(name, path)
+                if found is None:
                     continue
-                where = self.path_of(candidate.data, path)
-                if where is None:
-                    continue
-                tensor = self._detected(candidate, where)
+                source, base, codes, where = found
+                tensor = self._detected(source, base, source.parts(base, codes, name), where)
                 if tensor is None:
                     continue
-                if (where, candidate.data) in seen:
-                    other = seen[where, candidate.data]
-                    raise FileError(
-                        f"{where}: tensor {candidate.data!r} has two kinds of scales, {other!r} and {name!r}"
-                    )
-                seen[where, candidate.data] = name
+                if (where, codes) in seen:
+                    other = seen[where, codes]
+                    raise FileError(f"{where}: tensor {codes!r} has two kinds of scales, {other!r} and {name!r}")
+                seen[where, codes] = name
                 yield tensor
 
     def beside(self, detected: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor]]:
@@ -112,64 +107,40 @@ class Catalogue:
 
     # ---- one tensor ----
 
-    def _candidate(self, scale: str, path: str) -> Candidate | None:
-        """The tensor that a tensor named `scale` would hold the scales of; None if it is not named like scales."""
-        if scale.endswith(".scales") and ENTRY + scale.removesuffix(".scales") in self.files[path].metadata:
-            base = scale.removesuffix(".scales")
-            more = {"zero_points": f"{base}.zero_points", "global_scale": f"{base}.global_scale"}
-            return Candidate("gpucast", base, scale, base, more)
-        if scale.endswith("_scale_inv"):
-            base = scale.removesuffix("_scale_inv")
-            return Candidate("deepseek", base, scale, base, {})
-        if scale.endswith("scale_weight"):
-            base = scale.removesuffix("scale_weight") + "weight"
-            return Candidate("comfyui", base, scale, base, {})
-        for family in _FAMILIES.values():
-            base, data = family.names(scale)
-            if base and self.path_of(data, path) is not None:
-                return Candidate(family.style, base, scale, data, {})
-        if not scale.endswith("_scale"):
-            return None
-        base = scale.removesuffix("_scale")
-        more = {
-            "zero_points": f"{base}_zero_point",
-            "global_scale": f"{base}_global_scale",
-            "second_scale": f"{base}_scale_2",
-            "shape": f"{base}_shape",
-            "g_idx": f"{base}_g_idx",
-            "pre_quant_scale": f"{base.removesuffix('weight')}pre_quant_scale",
-        }
-        data = f"{base}_packed" if self.path_of(f"{base}_packed", path) is not None else base
-        return Candidate("compressed-tensors", base, scale, data, more)
+    def _source(self, scale: str, path: str) -> tuple[Source, str, str, str] | None:
+        """Of a tensor named like scales: the source, the names of the weight and of its codes, and the file of these.
+        None if it is not named so, or there are no codes."""
+        for source in SOURCES:
+            stem = scale.removesuffix(source.scales)
+            base, codes = stem + source.weight, stem + source.codes
+            is_described = source.style != "gpucast" or ENTRY + base in self.files[path].metadata
+            if stem != scale and is_described and (where := self.path_of(codes, path)) is not None:
+                return source, base, codes, where
+        return None
 
-    def _detected(self, candidate: Candidate, path: str) -> DetectedTensor | None:
-        data = self.files[path].tensors[candidate.data]
-        names = {"data": candidate.data, "scales": candidate.scale, **candidate.more}
+    def _detected(self, source: Source, base: str, names: Mapping[str, str], path: str) -> DetectedTensor | None:
+        data = self.files[path].tensors[names["data"]]
         paths = {part: self.path_of(name, path) for part, name in names.items()}
         tensors = {part: self.files[where].tensors[names[part]] for part, where in paths.items() if where is not None}
-        if candidate.style != "gpucast" and not is_narrow(data):
-            return None
-        family = _FAMILIES.get(candidate.style)
-        if family is not None and not family.fits(data, tensors["scales"]):
+        is_own = source.style == "gpucast"
+        if not (is_own or is_narrow(data)) or not source.fits(data, tensors["scales"]):
             return None
         where = {tensor.name: str(paths[part]) for part, tensor in tensors.items()}
-        described = candidate.base.removesuffix("weight") + comfyui.LAYER
+        described = base.removesuffix("weight") + comfyui.LAYER
         if (near := self.path_of(described, path)) is not None:
             where[described] = near
         nbytes = sum(self.files[near].tensors[name].nbytes for name, near in where.items())
+        stored, problem = None, ""
         try:
-            if family is not None and family.stored is not None:
-                stored = family.stored(candidate.base, data, tensors["scales"])
-            elif candidate.style == "gpucast":
-                entry = self.files[path].metadata.get(ENTRY + candidate.base, "")
-                stored = stored_by_gpucast(candidate, tensors, entry)
+            if source.stored is not None:
+                stored = source.stored(base, data, tensors["scales"])
+            elif is_own:
+                stored = stored_by_gpucast(base, tensors, self.files[path].metadata.get(ENTRY + base, ""))
             else:
-                stored = stored_by_others(candidate, tensors, self._layer(candidate.base, path), self._block(path))
+                stored = stored_by_others(base, tensors, self._layer(base, path), self._block(path))
         except (TypeError, ValueError) as error:
-            return DetectedTensor(
-                candidate.data, candidate.base, candidate.style, where, nbytes, None, f"{path}: {error}"
-            )
-        return DetectedTensor(candidate.data, candidate.base, candidate.style, where, nbytes, stored)
+            problem = f"{path}: {error}"
+        return DetectedTensor(data.name, base, source.style, where, nbytes, stored, problem)
 
     def _block(self, path: str) -> tuple[int, int] | None:
         """The block size in the config.json next to a file."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.convert.scales import comfyui
@@ -48,14 +48,17 @@ def detect_format(
     # Beside scales of FLOAT8E8M0 a config.json may tell of other weights.
     also = [configured] if configured and scale is _E8M0 else []
     configured = configured if is_block_wise else None
-    blocks = [*_UNSPLIT, *also, configured or _SQUARE]
+    # Without a word of it, blocks of float8 may have other lengths than the usual ones.
+    blocks = [*_UNSPLIT, *also, *([configured] if configured else [] if is_block_wise else [_SQUARE])]
     for block in blocks:
         format = Format("found", element, scale, block, rule, zero_points, scale is _E4M3)
         if scales_shape in _shapes(format, shape):
             return format
     if configured is None and len(scales_shape) == len(shape):
-        # The experts of Llama 4, and weights [inputs, outputs]. Of a square nobody can tell rows from columns.
-        is_column = len(shape) > 1 and scales_shape == (*shape[:-2], 1, shape[-1]) and shape[-1] > 1
+        # The experts of Llama 4, which transformers stores as (E, 1, columns) and, of down_proj, (E, columns, 1); and
+        # weights [inputs, outputs]. Of a square nobody can tell rows from columns.
+        of_columns = [(*shape[:-2], 1, shape[-1])] + [(*shape[:-2], shape[-1], 1)] * (shape[-2:-1] != shape[-1:])
+        is_column = len(shape) > 1 and shape[-1] > 1 and scales_shape in of_columns[: len(shape) - 1]
         if is_column and (len(shape) > 2 or shape[0] != shape[1]):
             height = next(n for n in range(min(_SQUARE[0], shape[-2]), 0, -1) if shape[-2] % n == 0)
             return Format("found", element, scale, (height, 1), rule, zero_points, scale is _E4M3)
@@ -63,9 +66,11 @@ def detect_format(
         if scales_shape[:-1] == shape[:-1] and lengths:
             return Format("found", element, scale, (_only(lengths, caller, name),), rule, zero_points, scale is _E4M3)
         if is_block_wise and len(shape) > 1 and scales_shape[:-2] == shape[:-2]:
-            rows = _lengths(shape[-2], scales_shape[-2])
-            if _is_usual(shape[-2], scales_shape[-2]) and _is_usual(shape[-1], scales_shape[-1]):
-                return Format("found", element, scale, (_only(rows, caller, name), _only(lengths, caller, name)), rule)
+            pairs = list(zip(shape[-2:], scales_shape[-2:], strict=True))
+            if all(_is_usual(size, count) for size, count in pairs):
+                # One block holds all elements, whatever its length.
+                rows, columns = (_SQUARE[0] if n == 1 else _only(_lengths(size, n), caller, name) for size, n in pairs)
+                return Format("found", element, scale, (rows, columns), rule)
     raise ValueError(
         f"{caller} has shape {shape}, and its scales {name!r} have {scales_shape}; expected one scale, one for each of "
         f"the {shape[0] if shape else 0} rows, for each block of {'x'.join(map(str, configured or _SQUARE))}"
@@ -100,21 +105,11 @@ def _is_usual(size: int, count: int) -> bool:
 
 def _only(lengths: list[int], caller: str, name: str) -> int:
     if len(lengths) > 1:
-        raise ValueError(f"{caller}: its scales {name!r} may be for groups of {lengths[0]} or {lengths[1]}")
+        raise ValueError(
+            f"{caller}: its scales {name!r} may be for groups of {lengths[0]} or {lengths[1]}; weight_block_size of a "
+            "quantization_config in config.json decides for float8"
+        )
     return lengths[0]
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """Names of tensors that may store one quantized tensor in a style."""
-
-    style: str
-    #: The name of the tensor that was quantized.
-    base: str
-    scale: str
-    data: str
-    #: Names of further parts, such as zero points, by part.
-    more: Mapping[str, str]
 
 
 class _Problem(ValueError):
@@ -131,10 +126,10 @@ def is_narrow(data: Tensor) -> bool:
     return (element.is_float or element.name == "INT8") and element.bits <= 8
 
 
-def stored_by_gpucast(candidate: Candidate, tensors: Mapping[str, Tensor], text: str) -> Stored:
+def stored_by_gpucast(base: str, tensors: Mapping[str, Tensor], text: str) -> Stored:
     """How a tensor is stored in gpucast's own style; `text` is its metadata entry. ValueError if it is malformed."""
-    caller = f"tensor {candidate.base!r}"
-    format, kept = quantized_files.parse_entry(text, caller, ENTRY + candidate.base)
+    caller = f"tensor {base!r}"
+    format, kept = quantized_files.parse_entry(text, caller, ENTRY + base)
     data = tensors["data"]
     if not data.size or len(data.shape) < format.min_ndim:
         raise _Problem(f"{caller} has shape {data.shape}, which convert does not quantize as {format.name}")
@@ -151,7 +146,7 @@ def stored_by_gpucast(candidate: Candidate, tensors: Mapping[str, Tensor], text:
 
 
 def stored_by_others(
-    candidate: Candidate,
+    base: str,
     tensors: Mapping[str, Tensor],
     layer: Mapping[str, Any] | None,
     block: tuple[int, int] | None,
@@ -212,7 +207,7 @@ def stored_by_others(
             _expect(zero, dtype("INT8"), [scales.shape])
         specs["zero_points"] = _spec(zero)
     kind: Packing = "words" if packing == "words" else "bytes" if packing == "bytes" else "plain"
-    return Stored(candidate.base, shape, format, specs, kind, divides)
+    return Stored(base, shape, format, specs, kind, divides)
 
 
 def _spec(tensor: Tensor) -> Spec:
@@ -264,37 +259,37 @@ def _integer(caller: str, shape: tuple[int, ...], packed: tuple[int, ...], symme
     return dtype(f"{'INT' if symmetric else 'UINT'}{widths[0]}")
 
 
-# ---- families that name codes and scales in ways of their own ----
+# ---- names of codes and scales ----
 
 
 @dataclass(frozen=True)
-class Family:
-    """How a family of published checkpoints stores codes with scales."""
+class Source:
+    """How checkpoints name the codes and scales of a weight."""
 
     style: str
     #: What the names of the scales, the weight and its codes end in.
     scales: str
-    weight: str
-    codes: str
+    weight: str = ""
+    codes: str = ""
     #: The types without which such tensors are something else; "" for any.
     codes_type: str = ""
     scales_type: str = ""
     #: How a weight is stored, from its name, codes and scales; ValueError for a form that is not known. None for a form
     #: that `stored_by_others` tells from types and shapes.
     stored: Callable[[str, Tensor, Tensor], Stored] | None = None
-    #: Whether a tensor can be nothing but codes or scales of this family, so that its other half must be there.
-    is_half: Callable[[Tensor], bool] = lambda tensor: False
-
-    def names(self, scale: str) -> tuple[str, str]:
-        """The names of the weight and of its codes, from the name of its scales; empty if the name is none of
-        scales."""
-        stem = scale.removesuffix(self.scales)
-        return ("", "") if stem == scale else (stem + self.weight, stem + self.codes)
+    #: What follows the name of the weight in those of further parts; after a "~" without its "weight".
+    more: Mapping[str, str] = field(default_factory=dict)
 
     def fits(self, codes: Tensor, scales: Tensor) -> bool:
         """Whether these tensors can be the scales of such codes, by their types."""
         pairs = ((codes, self.codes_type), (scales, self.scales_type))
         return all(not name or (part.dtype is not None and part.dtype.name == name) for part, name in pairs)
+
+    def parts(self, base: str, codes: str, scales: str) -> dict[str, str]:
+        """The names of the tensors that may store a weight, by part."""
+        stem = base.removesuffix("weight")
+        more = {part: stem + end[1:] if end[0] == "~" else base + end for part, end in self.more.items()}
+        return {"data": codes, "scales": scales, **more}
 
 
 def _gpt_oss(base: str, codes: Tensor, scales: Tensor) -> Stored:
@@ -311,21 +306,31 @@ def _gpt_oss(base: str, codes: Tensor, scales: Tensor) -> Stored:
     return Stored(base, (experts, rows, groups * 32), format, specs, "bytes", transposed=True)
 
 
-def _is_half_of_gpt_oss(tensor: Tensor) -> bool:
-    is_blocks = tensor.name.endswith("_blocks") and len(tensor.shape) == 4 and tensor.shape[-1] == _GROUP_BYTES
-    is_scales = tensor.name.endswith("_scales") and len(tensor.shape) == 3
-    return tensor.dtype is not None and tensor.dtype.name == "UINT8" and (is_blocks or is_scales)
-
-
-FAMILIES = (
+_COMPRESSED = {
+    "zero_points": "_zero_point",
+    "global_scale": "_global_scale",
+    "second_scale": "_scale_2",
+    "shape": "_shape",
+    "g_idx": "_g_idx",
+    "pre_quant_scale": "~pre_quant_scale",
+}
+#: The first whose codes are there counts.
+SOURCES = (
+    # Where an entry of the metadata describes the weight.
+    Source("gpucast", ".scales", more={"zero_points": ".zero_points", "global_scale": ".global_scale"}),
+    Source("deepseek", "_scale_inv"),
+    Source("comfyui", "scale_weight", "weight", "weight"),
     # Weights of FLOAT8E4M3FN have a scale for each block of 128x128; those of routed experts (expert_dtype fp4) are
     # pairs of FLOAT4E2M1 in INT8, the first in the low half, with a scale for each 32 elements of a row. Sources:
     # deepseek-ai/DeepSeek-V4-Flash (quantization_config: scale_fmt ue8m0, weight_block_size [128, 128]); transformers,
     # integrations/finegrained_fp8.py Fp8Dequantize and quantizers/quantizer_finegrained_fp8.py, which renames `.scale`.
-    Family("deepseek-v4", ".scale", ".weight", ".weight", scales_type="FLOAT8E8M0"),
+    Source("deepseek-v4", ".scale", ".weight", ".weight", scales_type="FLOAT8E8M0"),
     # The experts: X_blocks UINT8 of shape (..., groups, 16), X_scales UINT8 of shape (..., groups). A byte of blocks is
     # two codes, the first in the low half. The rows are the outputs of the layer, whereas the weight X of the model has
     # them last: (experts, inputs, outputs). Source: transformers, integrations/mxfp4.py convert_moe_packed_tensors
     # (`out.transpose(1, 2)`).
-    Family("gpt-oss", "_scales", "", "_blocks", "UINT8", stored=_gpt_oss, is_half=_is_half_of_gpt_oss),
+    Source("gpt-oss", "_scales", "", "_blocks", "UINT8", stored=_gpt_oss),
+    # And ModelOpt.
+    Source("compressed-tensors", "_scale", "", "_packed", more=_COMPRESSED),
+    Source("compressed-tensors", "_scale", more=_COMPRESSED),
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -32,6 +32,8 @@ class FileScales:
     kept: set[str] = field(default_factory=set)
     #: Names that are no part of codes, and are kept as they are.
     carried: set[str] = field(default_factory=set)
+    #: Those of them, of one number, that loaders of the written style take as vectors.
+    vectors: set[str] = field(default_factory=set)
     #: Names that OUT does not have, with the reason for each.
     left_out: dict[str, str] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
@@ -53,7 +55,7 @@ class Decisions:
     keeps: Callable[[str], bool]
     drops: Callable[[str], bool]
     is_weight: Callable[[str], bool]
-    #: Which scales that belong to no weight the written style carries on.
+    #: Which scales that belong to no weight the written style has a place for.
     carried: frozenset[companions.Fate] = frozenset()
 
 
@@ -114,6 +116,7 @@ def _check_beside(
         if os.path.dirname(path) in closed and decide.is_cast(tensor) and not decide.is_asked_for(tensor)
     }
     at_work |= cast_in
+    static = _with_scales_of_inputs(catalogue, decide, [one for _, one in beside], of_file)
     for path, tensor in beside:
         name, folder, scales = tensor.name, os.path.dirname(path), of_file[path]
         if decide.drops(name):
@@ -123,15 +126,19 @@ def _check_beside(
             scales.carried.add(name)
         if folder not in closed or decide.drops(name) or decide.keeps(name):
             continue
-        if decide.is_weight(name) or comfyui.is_marker(name):
+        if decide.is_weight(name) or comfyui.is_marker(name) or companions.is_plain_cast(tensor):
             continue
         row = companions.companion(name)
         if row is not None and _is_no_part(tensor, row, folder, modules):
-            if folder in cast_in and row.fate not in decide.carried:
+            is_of_layer = name.endswith(companions.INPUT) and folder in static
+            is_of_cache = row.fate == "cache" and catalogue.declared(path).cache is not None
+            if folder in cast_in and not (row.fate in decide.carried and (is_of_layer or is_of_cache)):
                 scales.dropped.add(name)
                 scales.left_out[name] = row.what
             else:
                 scales.carried.add(name)
+                if folder in cast_in:
+                    scales.vectors.add(name)
         elif (folder in at_work or decide.is_cast(tensor)) and (why := _unknown(tensor, row, folder, modules)):
             problems.append((row is None or row.fate != "refused", f"{path}: tensor {name!r} {why}{_WAYS}"))
     _check_declared(catalogue, decide, at_work, of_file)
@@ -140,12 +147,32 @@ def _check_beside(
         raise FileError(min(problems, key=lambda problem: problem[0])[1])
 
 
+def _with_scales_of_inputs(
+    catalogue: Catalogue, decide: Decisions, beside: Sequence[Tensor], of_file: Mapping[str, FileScales]
+) -> set[str]:
+    """The folders of float8 of whose layers that will have codes each has one scale for its inputs, which is one number
+    and goes with float8, too."""
+    every = [(one, path) for path, file in of_file.items() for one in file.detected]
+    found = {os.path.dirname(path) for _, path in every} if "inputs" in decide.carried else set()
+    if not found or any(decide.is_cast(one) for one in beside):
+        # Layers that had no codes have no such scale.
+        return set()
+    for one, path in every:
+        name = one.base.removesuffix("weight").rstrip(".") + companions.INPUT
+        near = catalogue.path_of(name, path)
+        scale = None if near is None else catalogue.files[near].tensors[name]
+        is_float8 = one.stored is not None and one.stored.format.element.name == "FLOAT8E4M3FN"
+        if not is_float8 or scale is None or scale.size != 1 or scale.dtype is None or not scale.dtype.is_float:
+            found.discard(os.path.dirname(path))
+    return found
+
+
 def described(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> Iterator[tuple[str, Tensor, str, str]]:
     """Each tensor that is no part of codes, with its path, what it is, and why it is not understood ("" if it is)."""
     closed, modules = _closed(catalogue, every), _modules(every)
     for path, tensor in catalogue.beside(every):
         row, folder = companions.companion(tensor.name), os.path.dirname(path)
-        if folder not in closed or comfyui.is_marker(tensor.name):
+        if folder not in closed or comfyui.is_marker(tensor.name) or companions.is_plain_cast(tensor):
             yield path, tensor, "", ""
         elif row is not None and _is_no_part(tensor, row, folder, modules):
             yield path, tensor, row.what, ""
@@ -230,7 +257,8 @@ def _holds_codes(tensor: Tensor) -> bool:
     dtype = tensor.dtype
     if dtype is None or not tensor.size or dtype.bits > 8 or companions.is_count(tensor.name):
         return False
-    return dtype.is_float or (dtype.family == "int" and len(tensor.shape) > 1 and not companions.is_plain_cast(tensor))
+    is_narrow = dtype.is_float or (dtype.family == "int" and len(tensor.shape) > 1)
+    return is_narrow and not companions.is_plain_cast(tensor)
 
 
 def _check_declared(
@@ -259,12 +287,12 @@ def _numbers(tensor: DetectedTensor, path: str) -> Tensor:
 
 def read_as_numbers(tensors: Sequence[Tensor], scales: FileScales, path: str) -> list[Tensor]:
     """The tensors, with codes and their scales replaced by one tensor of numbers."""
-    if not scales.dropped:
+    if not scales.dropped and not scales.vectors:
         return list(tensors)
     named = {tensor.name: tensor for tensor in tensors}
     numbers: dict[str, Tensor] = {one.name: Dequantized.of(one, named, path) for one in scales.detected}
     return [
-        numbers.get(tensor.name, tensor)
+        numbers.get(tensor.name, replace(tensor, shape=(1,)) if tensor.name in scales.vectors else tensor)
         for tensor in tensors
         if tensor.name in numbers or tensor.name not in scales.dropped
     ]

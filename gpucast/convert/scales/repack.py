@@ -111,7 +111,7 @@ class Repacked(Scaled):
         everything: bool,
         caller: str,
         prefetcher: Prefetcher,
-        told: Callable[[int], object],
+        advance: Callable[[int], object],
     ) -> int:
         stored = self.stored
         tensors = {part: written[spec.name] for part, spec in stored.specs.items()}
@@ -119,7 +119,7 @@ class Repacked(Scaled):
         compared = 0
         for codes, _, values in self._compared(stored.codes(tensors["data"]), parts, caller):
             compared += codes.size
-            told(codes.size)
+            advance(codes.size)
             del values
         return compared
 

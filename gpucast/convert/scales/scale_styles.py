@@ -56,6 +56,7 @@ _MX = {
     "FLOAT6E2M3": "mxfp6-pack-quantized",
     "FLOAT4E2M1": "mxfp4-pack-quantized",
 }
+_FLOAT8 = "float-quantized"
 #: What follows the name of such a tensor in those of its scales.
 _OWN = (".scales", ".zero_points", ".global_scale")
 _FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"), dtype("INT64")
@@ -227,8 +228,19 @@ _MAKE: dict[str, Callable[[str, tuple[int, ...], Format], Stored]] = {
 # ---- config.json ----
 
 
-def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> dict[str, Any]:
-    """The quantization_config of a model. `kept` are the modules whose weights are not quantized.
+#: Float8 with one scale that is stored, in compressed-tensors: for the inputs of layers, and for a cache.
+STATIC = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False, "strategy": "tensor"}
+
+
+def takes_scales_of_inputs(style: str, format: Format | None) -> bool:
+    """Whether layers of such weights may have stored scales for their inputs."""
+    is_float8 = format is not None and form(style, format).block in ("tensor", "axis")
+    return style == "compressed-tensors" and format is not None and is_float8 and _compressed(format) == _FLOAT8
+
+
+def config(style: str, format: Format, kept: Sequence[str], has_head: bool, is_static: bool = False) -> dict[str, Any]:
+    """The quantization_config of a model. `kept` are the modules whose weights are not quantized; `is_static`: the
+    scales of inputs are stored.
 
     Without a tensor for the last layer (`has_head`), that layer shares the embedding's weights, which have no scales.
     """
@@ -260,7 +272,9 @@ def config(style: str, format: Format, kept: Sequence[str], has_head: bool) -> d
     if not format.has_float_scales:
         weights["scale_dtype"] = "torch.float8_e4m3fn" if format.global_scale else "torch.uint8"
     activations = None
-    if name == "float-quantized":
+    if is_static:
+        activations = STATIC
+    elif name == _FLOAT8:
         # As in the presets FP8_DYNAMIC and FP8_BLOCK: loaders multiply in float8 and scale activations at run time.
         activations = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
         if format.min_ndim == 2:
@@ -289,7 +303,7 @@ def _compressed(format: Format) -> str | None:
     if element.name == "FLOAT4E2M1" and format.global_scale and block == (16,):
         return "nvfp4-pack-quantized"
     if element.name == "FLOAT8E4M3FN" and format.has_float_scales and block in ("tensor", "axis", _SQUARE):
-        return "float-quantized"
+        return _FLOAT8
     is_packed = element.family == "int" and element.bits in (4, 8)
     is_of_rows = block == "axis" or (isinstance(block, tuple) and len(block) == 1)
     return "pack-quantized" if is_packed and is_of_rows else None

@@ -141,7 +141,7 @@ class Stored:
             scales = scales.reshape(shape)
         else:
             # One for each column, whatever the rows.
-            scales = np.ascontiguousarray(np.broadcast_to(scales.reshape(self.specs["scales"].shape), shape))
+            scales = np.ascontiguousarray(np.broadcast_to(scales.reshape(*shape[:-2], 1, shape[-1]), shape))
         zero_points, global_scale = None, None
         if "zero_points" in tensors:
             points = tensors["zero_points"].read()

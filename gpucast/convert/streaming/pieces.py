@@ -172,33 +172,34 @@ class Quantizer:
         among: Callable[[], Array] | None = None,
     ) -> None:
         """`among`: the extremes for the global scale, if it covers more than this tensor."""
-        self._format, self._engine, self._random = format, engine, random
-        self._shared: Array | None = None
-        self._scale: Any = None
+        self.format, self._engine, self.random = format, engine, random
+        #: The extremes of a tensor that has one scale, and the global scale of others.
+        self.shared: Array | None = None
+        self.scale: Any = None
         if format.block == "tensor":
-            self._shared = extremes(tensor, format.nan_in_scale)
+            self.shared = extremes(tensor, format.nan_in_scale)
         elif format.global_scale:
             largest = extremes(tensor, False) if among is None else among()
             if format.steps is None:
-                self._scale = engine(largest, format, axis=-1, scale=None).global_scale
+                self.scale = engine(largest, format, axis=-1, scale=None).global_scale
             elif amax := float(np.abs(largest).max()):
                 kind = tensor.dtype if tensor.dtype in SOURCES else dtype("FLOAT")
-                self._scale = quantize_on_host.global_scale(amax, format, kind)
+                self.scale = quantize_on_host.global_scale(amax, format, kind)
 
     def __call__(self, x: Array, start: int) -> Parts:
         """Quantize the piece whose first element is element `start` of the tensor."""
-        random = moved(self._random, start)
-        if self._shared is None:
-            parts = self._engine(x, self._format, axis=axis(self._format), scale=self._scale, random=random)
-            steps = self._format.steps
-            if steps is None or steps.global_scale != "1/u" or self._scale is None:
+        random = moved(self.random, start)
+        if self.shared is None:
+            parts = self._engine(x, self.format, axis=axis(self.format), scale=self.scale, random=random)
+            steps = self.format.steps
+            if steps is None or steps.global_scale != "1/u" or self.scale is None:
                 return parts
             # Styles that divide store the u of such a recipe, which is no reciprocal of the rounded one.
-            return replace(parts, global_scale=1 / np.float64(self._scale))
+            return replace(parts, global_scale=1 / np.float64(self.scale))
         # The extremes of the tensor are appended, so that each piece gets the scale of the tensor.
-        shared = cast(self._shared, x.dtype)
+        shared = cast(self.shared, x.dtype)
         extended = np.concatenate([x.reshape(-1), shared])
-        parts = self._engine(extended, self._format, axis=0, scale=None, random=random)
+        parts = self._engine(extended, self.format, axis=0, scale=None, random=random)
         return Parts(parts.data[: x.size].reshape(x.shape), parts.scales, parts.zero_points)
 
 

@@ -9,7 +9,8 @@ stream and in torch's memory, without further copies. Types of one byte or more 
 ``uint4``, ``int2`` and ``uint2`` have one element per byte. STRING is a NumPy array of str.
 
 Gradients: for ``y = cast(x, to, ...)`` between floating types of any width the gradient is ``cast(dy, x.dtype)`` with
-the defaults of `gpucast.cast`, that is, rounding and clamping count as the identity. torch passes dy in the type of y.
+the defaults of `gpucast.cast`, that is, rounding and clamping count as the identity. torch passes dy in the type of y,
+of which a cast to 8 bits or fewer warns once in a process: `gpucast.mixed.fake_cast` has dy in the type of x.
 No gradient passes through a `PackedArray`, so a cast to float6 refuses an x that requires one (ValueError); the layer
 `gpucast.layers.Cast` has it. Casts from and to integers, BOOL and STRING are not differentiable. The transforms of
 ``torch.func`` except forward mode support casts to types of one byte or more and to FLOAT4E2M1; in a ``vmap`` each part
@@ -18,6 +19,7 @@ of the batch gets the same random bits, as if it were cast alone. With a `scale`
 get no gradient.
 
 `Cast` and `CastLike` are `gpucast.layers` as modules (``torch.nn.Module``), with `lda_coeff`, the gradient's factor.
+`Linear8` is ``torch.nn.Linear`` with float8 products, forward and backward.
 
 `gpucast.hadamard` of a tensor has the transform back as its gradient, in torch.func and ``torch.compile`` too.
 

@@ -21,7 +21,7 @@ from gpucast.casting.fused_options import resolve_scale
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import DEFAULT_OPSET, Options
-from gpucast.libraries.torch import tensors
+from gpucast.libraries.torch import gradients, tensors
 from gpucast.libraries.torch.tensor_batches import attach
 from gpucast.libraries.torch.tensors import DEFAULTS, check_batched, dtype_of, fill, has_tensors, named, new
 
@@ -55,7 +55,10 @@ def _backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    ctx.src = dtype_of(inputs[0], "cast").name
+    src = dtype_of(inputs[0], "cast")
+    ctx.src = src.name
+    if src.is_float:
+        gradients.warn(dtype(inputs[1]))
 
 
 def _batched(info: Any, dims: tuple[Any, ...], x: torch.Tensor, to: str, *attributes: Any) -> Any:
@@ -75,6 +78,14 @@ cast_out_op: Any = torch.library.custom_op(
     "gpucast::cast_out", _cast_out, mutates_args=("out",), schema=f"(Tensor x, Tensor(a!) out, {_SCHEMA}) -> ()"
 )
 cast_out_op.register_fake(lambda *arguments: None)
+
+
+def plain_cast(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...]) -> torch.Tensor:
+    """Cast a tensor where it is; `attributes`: all of them, or () for the defaults."""
+    # The op takes longer than the cast of many a tensor.
+    cast = _cast if tensors.is_plain(x) and not x.requires_grad else cast_op
+    y: torch.Tensor = cast(x, dst.name, *attributes)
+    return y
 
 
 def fused_cast(
@@ -146,7 +157,7 @@ def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options
     tensors.check_pairs(shape, dst, caller)
     y = tensors.new(x, dst.name)
     tensors.fill(x, y, dst, keywords, not tensors.has_tensors(dst))
-    [y] = attach([x], [y], options.scale)
+    [y] = attach([x], [y], options.scale, caller)
     return tensors.as_result(y.to(target), shape, dst, caller)
 
 
@@ -203,8 +214,11 @@ class _TransformedCast(torch.autograd.Function):  # type: ignore[misc]  # As abo
 
 
 def _fused_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    x, scale, _, _, saturate, round_mode, opset, *_, number, slope = inputs
-    src = tensors.dtype_of(x, "cast").name
+    x, scale, _, to, saturate, round_mode, opset, *_, number, slope = inputs
+    kind = tensors.dtype_of(x, "cast")
+    src = kind.name
+    if kind.is_float and ctx.needs_input_grad[0]:
+        gradients.warn(dtype(to))
     if slope is None:
         ctx.back = (src, *tensors.DEFAULTS.values(), None, 0, number, None)
     else:

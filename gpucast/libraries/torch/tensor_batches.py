@@ -19,7 +19,7 @@ from gpucast.casting.cast_many import cast_many
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.host.extension import MODULE
-from gpucast.libraries.torch import tensors
+from gpucast.libraries.torch import gradients, tensors
 
 #: Calls a function that torch.compile does not trace, but runs between two graphs.
 untraced: Any = torch.compiler.disable(lambda function, *arguments: function(*arguments))
@@ -133,7 +133,7 @@ class TensorPlanner(BatchPlanner):
             tensors.written(out)
 
 
-def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[Any]:
+def attach(sources: list[torch.Tensor], results: list[Any], scale: Any, caller: str = "cast_many") -> list[Any]:
     """The results of `gpucast.cast_many`, made differentiable where a floating source requires a gradient.
 
     The gradients are those of `gpucast.cast`, all cast in one launch.
@@ -150,6 +150,8 @@ def attach(sources: list[torch.Tensor], results: list[Any], scale: Any) -> list[
     if places and torch.is_grad_enabled():
         if scale is not None and math.prod(np.shape(scale)) != 1:
             raise ValueError("cast_many: a scale for each array is not differentiable; pass detached tensors")
+        for i in places:
+            gradients.warn(tensors.dtype_of(results[i], caller), caller)
         differentiable = _BatchCast.apply([results[i] for i in places], scale, *[sources[i] for i in places])
         for i, y in zip(places, differentiable, strict=True):
             attached[i] = y

@@ -28,6 +28,8 @@ BY_TORCH: dict[Any, DType] = {torch_dtype: kind for kind, torch_dtype in TORCH_D
 #: torch's dtype with two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch without it.
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
 PAIRED = dtype("FLOAT4E2M1")
+#: The classes of tensors that mean their numbers and no more. A subclass may redefine any method.
+OWN_CLASSES = (torch.Tensor, torch.nn.Parameter)
 #: The addresses of the functions by which compiled code looks at tensors, and finds the current stream; 0 for a torch
 #: that does not offer them.
 VIEW, STREAM = dlpack.functions(torch.Tensor)
@@ -143,7 +145,25 @@ def transformed() -> bool:
 
 def is_watched() -> bool:
     """Whether a transform or a mode of torch wants to see the operations."""
-    return any(function() for function in WATCHING) or FORWARD_NAMES.get("_current_level", -1) >= 0
+    # A generator would take twice as long.
+    for function in WATCHING:
+        if function():
+            return True
+    return bool(FORWARD_NAMES.get("_current_level", -1) >= 0)
+
+
+_functorch: Any = torch._C._functorch
+
+
+def is_plain(x: torch.Tensor) -> bool:
+    """Whether a tensor is no more than numbers in its memory and a gradient, and nothing of torch sees the operations.
+
+    It is more where it stands for others, as one of a batch of gradients does, and less as a meta tensor, without
+    elements.
+    """
+    if type(x) not in OWN_CLASSES or torch.compiler.is_compiling() or is_watched() or x.is_meta:
+        return False
+    return not (_functorch.is_functorch_wrapped_tensor(x) or _functorch.is_legacy_batchedtensor(x))
 
 
 def check_pairs(shape: Any, dst: DType, caller: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scales and tree selection on a device. Loaded at the first device array, as `gpucast.gpu` is."""
+"""Loss scales, tree selection and fake casts on a device. Loaded at the first device array, as `gpucast.gpu` is."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpucast.core import packages
 
 if TYPE_CHECKING:
+    from gpucast.mixed.gpu import fake_on_gpu as fake_on_gpu
     from gpucast.mixed.gpu import kernels as kernels
 else:
-    __getattr__ = packages.submodules(__name__, "kernels")
+    __getattr__ = packages.submodules(__name__, "fake_on_gpu", "kernels")

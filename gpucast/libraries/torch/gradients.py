@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes of autograd that make existing results differentiable functions of the tensors from which they come.
+
+A node keeps no tensor but the scale, and its backward pass is a cast. It stands where nothing of torch watches:
+transforms, modes and compilers see the custom ops of `gpucast.libraries.torch.op`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpucast.casting.cast import cast
+from gpucast.core.dtypes import DType
+from gpucast.core.errors import say_gradient_is_narrow
+from gpucast.libraries.torch import tensors
+
+
+class _Cast(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+    """A cast between floating types. The gradient is cast back by the default rules, times the scale."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, result: list[torch.Tensor], scale: Any = None) -> torch.Tensor:
+        ctx.kind, ctx.scale = x.dtype, scale
+        if isinstance(scale, torch.Tensor):
+            # Saved, so that the backward pass fails if it was changed in the meantime.
+            ctx.save_for_backward(scale)
+            ctx.scale = None
+        # In a list: a tensor among the arguments would count as an input that is returned.
+        return result[0]
+
+    @staticmethod
+    def backward(ctx: Any, *dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        if ctx.scale is None and not ctx.saved_tensors:
+            return cast(dy[0], ctx.kind), None, None
+        (scale,) = ctx.saved_tensors or (ctx.scale,)
+        return cast(dy[0], ctx.kind, scale=scale), None, None
+
+
+class _Identity(torch.autograd.Function):  # type: ignore[misc]  # As above.
+    """A function whose gradient is passed on as it is: it has the type of x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, result: list[torch.Tensor]) -> torch.Tensor:
+        return result[0]
+
+    @staticmethod
+    def backward(ctx: Any, *dy: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return dy[0], None
+
+
+#: That of C++, without the part in Python before it, which is there for the transforms of torch.func.
+_apply: Any = super(torch.autograd.Function, _Cast).apply
+_apply_identity: Any = super(torch.autograd.Function, _Identity).apply
+
+
+def warn(dst: DType, caller: str = "cast") -> None:
+    """Warn where the gradient of a cast to `dst` is to pass through a narrow tensor."""
+    if dst.is_float and dst.bits <= 8:
+        say_gradient_is_narrow(caller, dst.name)
+
+
+def attach(x: torch.Tensor, y: torch.Tensor, scale: Any = None, caller: str = "cast") -> torch.Tensor:
+    """`y`, the cast of `x` times `scale`, as a function of it."""
+    if y.dtype.itemsize == 1:
+        warn(tensors.dtype_of(y, caller), caller)
+    # An array of NumPy may be changed before the backward pass, as that of delayed scales is.
+    result: torch.Tensor = _apply(x, [y], scale.copy() if isinstance(scale, np.ndarray) else scale)
+    return result
+
+
+def pass_on(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`y`, of the type of `x`, as a function of it whose gradient is that of `y`."""
+    result: torch.Tensor = _apply_identity(x, [y])
+    return result

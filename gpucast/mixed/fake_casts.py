@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fake casts: the values that a narrow type leaves, in the type that they had, with a gradient that is straight
+through.
+
+>>> x = np.float32([0.1, 100.0, -0.3])
+>>> fake_cast(x, "FLOAT8E4M3FN", scale=4.0)  # 400 is no number of that type, and 416 / 4 is near
+array([  0.1015625, 104.       ,  -0.3125   ], dtype=float32)
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from gpucast.arrays import adapters
+from gpucast.arrays.adapters import untraced
+from gpucast.arrays.operand import Operand, check_out, operand
+from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
+from gpucast.core.arithmetic import exact
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.fused_ops import FusedInputs, scaling_of
+from gpucast.core.rounding import Rounding
+from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
+from gpucast.gpu import devices, streams
+from gpucast.host import cast_on_host, loops
+from gpucast.host.extension import MODULE
+from gpucast.mixed import gpu
+from gpucast.quantization import recipes
+from gpucast.quantization.formats import Format
+from gpucast.quantization.quantize_array import dequantize, quantize
+from gpucast.quantization.quantized import source_dtype
+
+CALLER = "fake_cast"
+_DEFAULT = Options()
+
+
+def fake_cast(
+    x: Any,
+    to: Any,
+    *,
+    saturate: bool = True,
+    round_mode: RoundMode = "up",
+    rounding: Rounding | None = None,
+    overflow: OverflowKeyword | None = None,
+    seed: int | None = None,
+    offset: int = 0,
+    scale: Any = None,
+    amax: Any = None,
+    axis: int = -1,
+    out: Any = None,
+) -> Any:
+    """Cast `x` to a narrow type and back: one pass over memory, one launch, and a gradient that is straight through.
+
+    The values are those of two casts, ``cast(cast(x, to, scale=scale, ...), x.dtype, scale=inverse)``, where `inverse`
+    is 1 / scale as a FLOAT, or as a DOUBLE for a scale that FLOAT does not hold. Between such casts a library that
+    differentiates has an array of the narrow type, and keeps the gradient in that type, too: small ones become 0. Here
+    the gradient of x is that of the result, in x's type, whatever the element was.
+
+    Parameters
+    ----------
+    x
+        An array of FLOAT, FLOAT16, BFLOAT16 or DOUBLE, as `gpucast.cast` takes it.
+    to
+        A type of numbers, as `gpucast.cast` takes it; or a format with blocks, as `gpucast.quantize` takes it
+        ("mxfp8e4m3", "nvfp4"): then the values are those of ``dequantize(quantize(x, to, ...), x.dtype)``, which are
+        several launches.
+    saturate, round_mode, rounding, overflow, seed, offset
+        As for `gpucast.cast`. With a format only `rounding`, `seed` and `offset`.
+    scale
+        Multiply every value by this before the cast, and divide the result by it: a finite number above 0, or an array
+        of one FLOAT or DOUBLE as for `gpucast.cast`. With a format as for `gpucast.quantize`.
+    amax
+        An array of one FLOAT that takes the largest magnitude in x, as for `gpucast.cast`. With a format as for
+        `gpucast.quantize`.
+    axis
+        The axis along which the blocks of a format run.
+    out
+        An array of x's shape and type, which is written and returned.
+
+    Returns
+    -------
+    An array of x's shape, type and library. Through tensors of PyTorch and arrays of JAX gradients pass, in
+    `torch.compile`, ``torch.func`` and ``jax.jit`` too. `scale` and `amax` get no gradient. There formats with blocks
+    are for calls outside of ``torch.func`` and ``jax.jit``, and `amax` outside of both.
+
+    Raises
+    ------
+    TypeError
+        For an x of another type, and for a `to` that holds no numbers.
+    ValueError
+        For a scale that is not above 0 or has no finite inverse, keywords that a format does not have, and as
+        `gpucast.cast` and `gpucast.quantize` do.
+    """
+    options = Options(
+        saturate, round_mode, _DEFAULT.opset, rounding, overflow, seed, offset, scale, amax, out=out, caller=CALLER
+    )
+    with_gradient = adapters.function_of(x, CALLER)
+    if with_gradient is not None:
+        return with_gradient(x, to, options, axis)
+    return untraced(there_and_back, x, to, options, axis)
+
+
+def narrow_type(to: Any) -> DType | Format:
+    """What `to` names. TypeError for any other thing, and for types that hold no numbers."""
+    try:
+        dst = dtype(to, caller=f"{CALLER}: to=")
+    except TypeError:
+        try:
+            return recipes.find(to, CALLER)
+        except (TypeError, ValueError):
+            if isinstance(to, Format):
+                raise
+        raise
+    if dst.family in ("bool", "string"):
+        raise TypeError(f"{CALLER}: to={dst.name} holds no numbers; expected a type that does")
+    return dst
+
+
+def check_keywords(format: Any, options: Options) -> None:
+    """ValueError for keywords that are not for formats."""
+    for name in ("saturate", "round_mode", "overflow"):
+        if getattr(options, name) != getattr(_DEFAULT, name):
+            raise ValueError(f"{CALLER}: {name}={getattr(options, name)!r} is not for {format}")
+
+
+@exact()
+def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
+    """The values, without a gradient, for an array of any library."""
+    with streams.visit(x, options.out, options.scale, options.amax):
+        array = as_array(x, CALLER)
+        if isinstance(array, PackedArray):
+            raise TypeError(
+                f"{CALLER}: x is a PackedArray of {array.dtype.name}; expected an array of FLOAT or the like"
+            )
+        src, narrow = source_dtype(array.dtype, f"{CALLER}: x.dtype="), narrow_type(to)
+        source = operand(array, src)
+        target = None if options.out is None else _target(source, options.out)
+        if isinstance(narrow, Format):
+            check_keywords(narrow, options)
+            keywords = {name: getattr(options, name) for name in ("rounding", "seed", "offset", "scale", "amax")}
+            q = quantize(array, to, axis=axis, **keywords)
+            y = dequantize(q, src, out=None if target is None else target.array)
+        else:
+            y = _cast(source, narrow, options, target).array
+        if options.out is not None:
+            return options.out
+        library = adapters.library_of(x)
+        return y if library is None else adapters.of_library(library).from_array(y)
+
+
+@lru_cache(maxsize=1024)
+def _rules(src: DType, dst: DType, attributes: tuple[Any, ...], scaled: bool) -> tuple[CastRule, CastRule]:
+    """The rules of both casts."""
+    options = Options(*attributes)._replace(caller=CALLER)
+    return fused_rule(src, dst, options, scaled=scaled), fused_rule(dst, src, scaled=scaled)
+
+
+def _cast(source: Operand, dst: DType, options: Options, target: Operand | None) -> Operand:
+    asked = source.dtype, dst, options[:5], options.scale is not None
+    try:
+        there, back = _rules(*asked)
+    except TypeError:
+        # Of a value that has no hash the message says what it is for.
+        there, back = _rules.__wrapped__(*asked)
+    fused = resolve_fused(options, there, source.device) or FusedInputs()
+    check_fused(fused, source, target, CALLER)
+    if source.device is not None:
+        return gpu.fake_on_gpu.apply(source, there, back, target, fused)
+    return _on_host(source, there, back, target, fused, None if fused.scale is None else inverse_of(fused.scale))
+
+
+def inverse_of(scale: float) -> float:
+    """1 / scale, as a FLOAT where FLOAT holds the scale. ValueError where it is not a finite number above 0."""
+    with np.errstate(all="ignore"):
+        inverse = float(np.float32(1) / np.float32(scale) if scaling_of(scale) == "narrow" else np.float64(1) / scale)
+    if not (scale > 0 and 0 < inverse < math.inf):
+        raise ValueError(f"{CALLER}: scale={scale!r} must be above 0 and finite, and so must 1 / scale")
+    return inverse
+
+
+def _on_host(
+    source: Operand,
+    there: CastRule,
+    back: CastRule,
+    target: Operand | None,
+    fused: FusedInputs,
+    inverse: float | None,
+) -> Operand:
+    try:
+        work = None if MODULE is None else loops.there_and_back(there, back, fused, inverse)
+    except LookupError:
+        # A type that came after the module was built: `cast_on_host` says so.
+        work = None
+    if work is None:
+        codes = cast_on_host.apply(source, there, None, fused)
+        return cast_on_host.apply(codes, back, target, FusedInputs(scale=inverse))
+    result = cast_on_host.empty_like(source, source.dtype)
+    if target is not None and not np.may_share_memory(source.data, target.data):
+        result = target
+    if source.size:
+        largest, _ = MODULE.cast(work, source.data, 0, result.data, 0, source.size)
+        cast_on_host.keep(fused, largest, True)
+    if target is not None and result is not target:
+        target.data[...] = result.data
+    return result if target is None else target
+
+
+def _target(source: Operand, out: Any) -> Operand:
+    """An `out` that can take the result."""
+    adapter = adapters.find(out)
+    array = out if adapter is None else adapter.take(out, CALLER, writing=True)
+    if device_index(array) != source.device:
+        there, here = devices.name(device_index(array)), devices.name(source.device)
+        raise ValueError(f"{CALLER}: out is on {there}; the result belongs on {here}")
+    return check_out(source, resolve(source.dtype, source.dtype), array, source.device is not None, CALLER)

@@ -56,6 +56,10 @@ def test_the_sign_is_discarded_before_anything_is_rounded() -> None:
         for rounding in (None, "nearest_away", "toward_zero", "upward", "downward", "odd"):
             keywords = {"saturate": saturate, "rounding": rounding}
             assert to_codes(x, **keywords) == to_codes(np.abs(x), **keywords)
+            found = gpucast.reference.cast(x, UE5M3, **keywords)  # type: ignore[arg-type]
+            assert found.view(np.uint8).tolist() == to_codes(x, **keywords)
+            text = gpucast.reference.cast(np.array(["-3.1"], object), UE5M3, rounding=rounding)  # type: ignore[arg-type]
+            assert text.view(np.uint8).tolist() == to_codes(np.float64([3.1]), rounding=rounding)
     assert to_codes(x, rounding="downward") == to_codes(x, rounding="toward_zero") != to_codes(x, rounding="upward")
     assert to_codes(np.int64([-(2**63), -1])) == [0xFE, 0x78]
 

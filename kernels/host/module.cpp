@@ -104,7 +104,7 @@ PyCFunction as_method(Fast* function) {
 }
 
 // Counts the changes of the functions below: `gpucast.host.extension` knows by it whether this was built from its sources.
-enum : long { interface = 4 };
+enum : long { interface = 5 };
 
 static PyMethodDef methods[] = {
     {"find", find, METH_O, nullptr},

@@ -132,6 +132,13 @@ SCALES: dict[str, tuple[dict[str, Any], str]] = {
         {"l.w1.weight": I8, "l.w1.scale": np.full((6, 1), 2, E8M0)},
         "has scales, 'l.w1.scale', in a form that is not known",
     ),
+    "rows or columns of squares": (
+        {
+            "m.experts.down_proj": np.ones((2, 48, 48), E4M3),
+            "m.experts.down_proj_scale": np.ones((2, 48, 1), np.float32),
+        },
+        "equally many; Llama 4 means columns there, others rows; for rows say weight_block_size: [1, 48]",
+    ),
     "blocks of two possible sizes": (blocks((100, 200), 2, 4), "may be for groups of 50 or 64"),
     "blocks of 96x96 or 128x128": (blocks((192, 192), 2, 2), "96 or 128; weight_block_size of a quantization_config"),
     "blocks of 100x100 or 128x128": (blocks((200, 200), 2, 2), "may be for groups of 100 or 128"),

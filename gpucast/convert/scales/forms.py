@@ -62,6 +62,13 @@ def detect_format(
         if is_column and (len(shape) > 2 or shape[0] != shape[1]):
             height = next(n for n in range(min(_SQUARE[0], shape[-2]), 0, -1) if shape[-2] % n == 0)
             return Format("found", element, scale, (height, 1), rule, zero_points, scale is _E4M3)
+        is_turned = is_block_wise and len(shape) > 2 and shape[-1] == shape[-2] > 1 and scales_shape == (*shape[:-1], 1)
+        if is_turned:
+            raise ValueError(
+                f"{caller}: its scales {name!r} have the shape {scales_shape}, and rows and columns are equally many; "
+                f"Llama 4 means columns there, others rows; for rows say weight_block_size: [1, {shape[-1]}] in the "
+                "quantization_config of config.json"
+            )
         lengths = _lengths(shape[-1], scales_shape[-1])
         if scales_shape[:-1] == shape[:-1] and lengths:
             return Format("found", element, scale, (_only(lengths, caller, name),), rule, zero_points, scale is _E4M3)

@@ -1,66 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write tables of the pages from the code and from the committed results: ``python -m bench.readme [--check]``."""
+"""The committed results as tables, which docs/pages.py writes into the page on speed."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import re
-import sys
 from pathlib import Path
 from typing import Any
 
 from bench.cases.pairs import LARGE
 from bench.report import gpu_tables, host_tables, static_tables
 from bench.report import results as gpu_results
-from bench.report.markdown import table
 from bench.revision import FOLDER, ROOT
 from bench.static.estimate import GPUS
-from gpucast.cli import dtypes
-from gpucast.core.dtypes import DTYPES
 
 DOCS = ROOT / "docs"
-#: The page of each table.
-PAGES = {
-    "dtypes": DOCS / "dtypes" / "index.md",
-    "gpu": DOCS / "performance.md",
-    "speed": DOCS / "performance.md",
-    "static": DOCS / "performance.md",
-}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.readme", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a page is out of date")
-    check = parser.parse_args().check
-    outdated = {page: text for page, text in rendered().items() if text != page.read_text(encoding="utf-8")}
-    if check:
-        return int(bool(outdated))
-    for page, text in outdated.items():
-        page.write_text(text, encoding="utf-8")
-    return 0
-
-
-def rendered() -> dict[Path, str]:
-    """The pages with every table written anew."""
-    texts = {page: page.read_text(encoding="utf-8") for page in PAGES.values()}
-    made_by = {"dtypes": dtype_table, "speed": speed_table, "gpu": gpu_section, "static": static_section}
-    for name, make in made_by.items():
-        page = PAGES[name]
-        places = re.findall(rf"<!-- {name}: [^\n]*-->\n.*?<!-- end -->", texts[page], flags=re.DOTALL)
-        if len(places) != 1:
-            raise SystemExit(f"bench.readme: {page} has {len(places)} places for the {name} table; expected one")
-        head, _, _ = places[0].partition("\n")
-        texts[page] = texts[page].replace(places[0], f"{head}\n\n{make()}\n<!-- end -->")
-    return texts
-
-
-def dtype_table() -> str:
-    """What tells the types apart. `gpucast dtypes` has twelve columns."""
-    rows = map(dtypes.describe, DTYPES)
-    cells = ([row["name"], str(row["bits"] or ""), dtypes.range_text(row), str(row["opset"] or "")] for row in rows)
-    return table(["Type", "Bits", "Range", "First opset"], cells) + "\n"
 
 
 def speed_table() -> str:
@@ -100,7 +54,7 @@ def gpu_section(folder: Path = FOLDER) -> str:
     """The newest results of a GPU: tables, and the picture."""
     results = gpu_results.newest(folder)
     if results is None:
-        return "No run on a GPU is recorded yet.\n"
+        return "No GPU has run gpucast yet.\n"
     path = results.path
     assert path is not None
     tables, figures = (_link(text, path.with_suffix(end)) for text, end in (("tables", ".md"), ("figures", ".jsonl")))
@@ -134,10 +88,4 @@ def _link(text: str, path: Path) -> str:
 
 def strings_line(rows: Any) -> str:
     shown = [(name, rate) for name, rate in rows if name.split(",")[0].split()[-1] in ("FLOAT", "DOUBLE", "INT64")]
-    return (
-        "Text, M elements/s (fast: with orjson): " + "; ".join(f"{name} {rate / 1e6:.1f}" for name, rate in shown) + "."
-    )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return "Text, M elements/s: " + "; ".join(f"{name} {rate / 1e6:.1f}" for name, rate in shown) + "."

@@ -66,7 +66,7 @@ def environment(folder: Path) -> str:
 
 def cuda_extra() -> list[str]:
     """The extra with the CUDA packages for this machine's driver; none without a driver."""
-    spec = importlib.util.spec_from_file_location("gpucast_driver", ROOT / "gpucast" / "compile" / "nvidia.py")
+    spec = importlib.util.spec_from_file_location("gpucast_driver", ROOT / "gpucast" / "kernel" / "nvidia.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Dataclasses look up their module.

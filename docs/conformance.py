@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the scoreboard from the results in tests/conformance/scores: docs/conformance.md, its picture, and the last
-section of the README.
+"""The scoreboard, from the results in tests/conformance/scores: docs/conformance.md, its picture, and the last section
+of the README, which docs/pages.py writes.
 
-``PYTHONPATH=tests/conformance python docs/conformance.py`` writes them, and runs no other library. A result comes from
-``python -m cast_conformance NAME --json FILE``.
+No other library runs for it. A result comes from ``python -m cast_conformance NAME --json FILE``.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from cast_conformance.run import reproduction
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = ROOT / "tests" / "conformance"
 PAGE, PICTURE = ROOT / "docs" / "conformance.md", ROOT / "docs" / "static" / "conformance.svg"
-README = ROOT / "README.md"
-NAMES = [row.name for row in gpucast.DTYPES if row.family != "string"]
+NAMES = [row.name for row in gpucast.DTYPES if row.name in manifest()["types"]]
 TITLES = {
     "gpucast": "gpucast",
     "gfloat": "gfloat",
@@ -56,8 +54,8 @@ INTRO = """\
 
 `tests/conformance` is **cast-conformance**, a suite that anyone can run: the expected bits of every cast between 26
 types, complete for sources of 16 bits or fewer, hard cases for wider ones. Its
-{download}`README <../tests/conformance/README.md>` says how to run it, how to read it in C or Python, and how to write
-an adapter in 20 lines. `docs/conformance.py` writes this page from the committed results.
+[README](../tests/conformance/README.md) says how to run it, how to read it in C or Python, and how to write
+an adapter in 20 lines. `docs/pages.py` writes this page from the committed results.
 
 A legal difference is no error: a pair of types counts as exact if all its results follow one of the named conventions
 (ONNX, IEEE 754, OCP, C, CUDA's `satfinite`, ...). All results are from x86-64 CPUs.
@@ -140,7 +138,7 @@ def systems() -> list[System]:
 def scoreboard(all_systems: list[System]) -> Iterator[str]:
     yield "## Scoreboard\n"
     yield "![For each system a square of 26 by 26 cells, a row for each source](static/conformance.svg)\n"
-    yield "Rows are sources, columns destinations, in the order of [the types](dtypes/index.md).\n"
+    yield "Rows are sources, columns destinations, in the order of [the types](types.md).\n"
     rows = []
     for each in all_systems:
         kinds = Counter(map(each.kind, each.pairs))
@@ -192,8 +190,9 @@ def block_formats() -> Iterator[str]:
     yield "scale for a block of the largest FLOAT in MXFP4.\n"
 
 
-def readme(all_systems: list[System]) -> str:
+def readme() -> str:
     """The README's section."""
+    all_systems = systems()
     rows = []
     for name in ("via-float", "flushed", "ties-away", "nan", "other"):
         examples = [
@@ -205,12 +204,9 @@ def readme(all_systems: list[System]) -> str:
         rows.append([WHAT[name], who(all_systems, WHAT[name]), f"{each.title}: {case}"])
     dates = sorted(each.date for each in all_systems)
     return f"""\
-## How others cast
-
-`tests/conformance` compares gpucast and {len(all_systems) - 1} other systems with the expected bits of every cast,
-by conventions: ONNX, IEEE 754, OCP, C, CUDA. [The scoreboard](docs/conformance.md) has versions, counts and examples
-that reproduce each kind of difference; all were measured on x86-64 CPUs, the last on {dates[-1]}. gpucast can
-give [the results of the others](docs/switching.md), too. The numbers are pairs of types:
+`tests/conformance` compares gpucast and {len(all_systems) - 1} other systems with the expected bits of every cast, by
+named conventions: ONNX, IEEE 754, OCP, C, CUDA. All were measured on x86-64 CPUs, the last on {dates[-1]}. A number
+counts the pairs of types, of up to 676, in which a system does so:
 
 {markdown(["What", "Who", "For example"], rows)}
 """
@@ -366,11 +362,3 @@ def page() -> str:
     for each in every:
         parts += differences(each) if each.differing else ()
     return "\n".join([*parts, *onnx_pages()]) + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    PICTURE.write_text(picture(systems()), encoding="utf-8")
-    section = readme(systems())
-    before = README.read_text(encoding="utf-8").partition(section.splitlines()[0])[0]
-    README.write_text(before + section, encoding="utf-8")

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -110,33 +107,6 @@ def block() -> str:
     )
 
 
-def digits() -> str:
-    """What ``examples/digits.py`` finds: the accuracy of a small network, by the type of its weights."""
-    sys.path.insert(0, str(FOLDER.parents[1] / "examples"))
-    demo = importlib.import_module("digits")
-
-    weights, test = demo.trained()
-    with tempfile.TemporaryDirectory() as folder:
-        plain, _, _ = demo.cast_plainly(weights, test, Path(folder), "cpu")
-    scaled = [demo.quantized(name, weights, test) for name in demo.SCALED]
-    left, wide, top, row = 160, 430, 64, 26
-    parts = [text(16, 28, "How many of 540 digits a network reads, by the type of its weights", "title")]
-    for line, (name, size, accuracy, _) in enumerate([*plain, *scaled]):
-        y = top + line * row + (14 if line >= len(plain) else 0)
-        share = float(accuracy.rstrip("%")) / 100
-        colour = BLUE if line >= len(plain) else ORANGE if share < 0.95 else SOFT
-        parts += [
-            text(left - 12, y + 5, name, "end"),
-            f'<rect x="{left}" y="{y - 9}" width="{wide * share:.1f}" height="18" rx="2" fill="{colour}"/>',
-            text(left + wide + 52, y + 5, accuracy, "end"),
-            text(left + wide + 150, y + 5, f"{size} bytes", "end note"),
-        ]
-    bottom = top + (len(plain) + len(scaled)) * row + 30
-    parts += [text(left, bottom, "grey, orange: a plain cast", "note")]
-    parts += [text(left + 175, bottom, "blue: 4 bits with a scale for each block of weights", "note", BLUE)]
-    return svg(760, bottom + 16, "Bars: the accuracy of a network in ten types, and in 4 bits with scales", parts)
-
-
 def quantization_error() -> str:
     """The figures of docs/quantization_error.py: a row for every format, a mark for each kind of data."""
     found = json.loads((FOLDER.parent.parent / "bench" / "results" / "quantization-error.json").read_text("utf-8"))
@@ -168,7 +138,6 @@ PICTURES = {
     "number-lines.svg": number_lines,
     "saturation.svg": saturation,
     "block.svg": block,
-    "digits.svg": digits,
     "quantization-error.svg": quantization_error,
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the formats of `gpucast.quantize`, for the directive ``generated``."""
+"""Tables of the formats of `gpucast.quantize`, which docs/pages.py writes into the pages."""
 
 from __future__ import annotations
 

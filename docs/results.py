@@ -1,17 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the committed results of the benchmark say, as Markdown and as pictures."""
+"""The committed results of the benchmark, as Markdown and as a picture."""
 
 from __future__ import annotations
 
-import atexit
 import json
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
-
-from sphinx.application import Sphinx
-from sphinx.config import Config
 
 from bench import readme
 from bench.report import host_tables
@@ -19,16 +13,10 @@ from bench.report.heatmap import heatmap
 from bench.revision import FOLDER
 from gpucast.parity.cases import all_cases, all_pairs
 
-
-def add_figures(app: Sphinx, config: Config) -> None:
-    """Draw the pictures into a folder of their own, which becomes part of the site."""
-    folder = Path(tempfile.mkdtemp(prefix="gpucast-docs-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    host_heatmap(folder / "host.svg")
-    config.html_static_path.append(str(folder))
+HOST_PICTURE = Path(__file__).resolve().parent / "static" / "host.svg"
 
 
-def host_heatmap(path: Path) -> None:
+def host_picture() -> str:
     """The time of every pair over astype's, a million elements with the library."""
     _, figures = readme.newest_host()
     machine, size = figures["machine"], 1_000_000
@@ -36,7 +24,7 @@ def host_heatmap(path: Path) -> None:
     ratios = host_tables.worst_ratios(rows, ("cast", "astype"))
     title = f"Casts on the host: time of the compiled library over astype's, {size:,} elements"
     note = f"one core of {machine['processor']}, {machine['date']}, commit {machine['commit']}"
-    path.write_text(heatmap(ratios, title, [note], low=0, middle=1, high=2, good="low"), encoding="utf-8")
+    return heatmap(ratios, title, [note], low=0, middle=1, high=2, good="low")
 
 
 def parity() -> str:
@@ -90,6 +78,9 @@ def files() -> str:
 
 
 TEXTS: dict[str, Callable[..., str]] = {
+    "gpu": readme.gpu_section,
+    "speed": readme.speed_table,
+    "static": readme.static_section,
     "host-details": readme.host_details,
     "parity": parity,
     "proofs": proofs,

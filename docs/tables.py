@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of the types and of single casts, as Markdown: what the directive ``generated`` puts into the pages."""
+"""Tables of the types and of single casts, as Markdown, which docs/pages.py writes into the pages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import gpucast
+from gpucast.cli import dtypes
 from gpucast.core.dtypes import DTYPES, DType, dtype, finfo
 from gpucast.core.rounding import OF_FLOATS, ROUNDING_MODES
 from gpucast.core.rule import CastRule, Options, resolve
@@ -43,7 +44,7 @@ def number(value: float, plain: bool = True) -> str:
     sign, digits = "-" if value < 0 else "", f"{2 * mantissa:.10g}"
     if float(digits) != 2 * mantissa or len(digits) > 6:
         return f"{value:.7g}"
-    power = f"2{{sup}}`{exponent - 1}`"
+    power = f"2^{exponent - 1}"
     return sign + (power if digits == "1" else f"{digits}·{power}")
 
 
@@ -68,6 +69,14 @@ def coded(row: DType, bits: int) -> str:
 # ---- types ----
 
 
+def ranges() -> str:
+    """The columns that tell the types apart."""
+    rows = map(dtypes.describe, DTYPES)
+    keys = ("name", "number", "bits", "opset")
+    cells = ([*(str(row[key] or "") for key in keys), dtypes.range_text(row)] for row in rows)
+    return markdown(["Type", "ONNX's number", "Bits", "First opset", "Range"], cells)
+
+
 def torch_name(row: DType) -> str:
     """The dtype in PyTorch that has the values of a type; FLOAT4E2M1 only in pairs."""
     if row.name in _NOT_IN_TORCH:
@@ -84,9 +93,6 @@ def names() -> str:
     """Every type under its names."""
     head = [
         "ONNX",
-        "No.",
-        "Opset",
-        "Bits",
         "NumPy, ml_dtypes",
         "PyTorch",
         "safetensors",
@@ -97,10 +103,7 @@ def names() -> str:
         head,
         [
             [
-                f"[{row.name}]({page(row)}.md)",
-                str(row.number or ""),
-                str(row.opset or ""),
-                str(row.bits or ""),
+                f"[{row.name}](#{SECTIONS[section(row)]})",
                 f"`{row.numpy_name}`",
                 f"`{torch_name(row)}`" if torch_name(row) else "",
                 f"`{row.safetensors}`" if row.safetensors else "",
@@ -112,21 +115,32 @@ def names() -> str:
     )
 
 
-def page(row: DType) -> str:
-    """The page of docs/dtypes that a type is on."""
-    if row.family == "string":
-        return "string"
+#: The kinds of types, and where the page of types has them.
+SECTIONS = {
+    "wide": "wide-floats",
+    "float8": "float8",
+    "e8m0": "float8e8m0",
+    "small": "float6-and-float4",
+    "narrow-integers": "2-and-4-bits",
+    "bytes": "8-bits",
+    "integers": "16-to-64-bits",
+    "string": "string",
+}
+
+
+def section(row: DType) -> str:
+    """The kind of a type."""
+    if row.family in ("string", "e8m0"):
+        return row.family
     if row.family in ("int", "bool"):
-        return "integers"
-    if row.family == "e8m0":
-        return "e8m0"
+        return "narrow-integers" if row.bits < 8 else "bytes" if row.bits == 8 else "integers"
     return "wide" if row.bits > 8 else "float8" if row.bits == 8 else "small"
 
 
-def limits(*wanted: str) -> str:
-    """What there is to know of some types, one column each."""
-    rows = [dtype(name) for name in wanted]
-    lines = [[what, *(tell(row) for row in rows)] for what, tell in _FACTS.items()]
+def limits(kind: str) -> str:
+    """The properties of the types of a kind, one column each."""
+    rows = [row for row in DTYPES if section(row) == kind]
+    lines = [[fact, *(tell(row) for row in rows)] for fact, tell in _FACTS.items()]
     return markdown(["", *(row.name for row in rows)], [line for line in lines if any(line[1:])])
 
 
@@ -192,9 +206,17 @@ _FACTS: dict[str, Callable[[DType], str]] = {
 }  # fmt: skip
 
 
-def values(name: str) -> str:
-    """Every value of a type of 8 bits or fewer. Where the sign bit only turns the sign, the half without it."""
-    row = dtype(name)
+def values(kind: str) -> str:
+    """Every value of the types of a kind, of 8 bits or fewer; of types whose codes are their values nothing."""
+    rows = [row for row in DTYPES if section(row) == kind and row.name not in ("UINT8", "BOOL")]
+    parts = [_values(row) for row in rows]
+    if len(rows) > 1:
+        parts = [f"**{row.name}**\n\n{part}" for row, part in zip(rows, parts, strict=True)]
+    return "\n\n".join(parts)
+
+
+def _values(row: DType) -> str:
+    """Every value of a type. Where the sign bit only turns the sign, the half without it."""
     half = row.family == "float" and row.signed
     count = 1 << (row.bits - half)
     columns = 1 << row.mantissa_bits if row.is_float and row.mantissa_bits > 1 else 16 if row.family == "int" else 8
@@ -331,13 +353,13 @@ def overflow() -> str:
 E8M0_INPUTS: dict[str, tuple[float, ...]] = {
     "NaN, -NaN": (np.nan, -np.nan),
     "inf": (np.inf,),
-    "above 2{sup}`127`": (1.25 * 2.0**127, 2.0**200),
-    "2{sup}`127`": (2.0**127,),
+    "above 2^127": (1.25 * 2.0**127, 2.0**200),
+    "2^127": (2.0**127,),
     "1.5 and above, below 2": (1.5, 1.75),
     "above 1, below 1.5": (1 + 2.0**-40, 1.25),
     "1": (1.0,),
-    "2{sup}`-127`": (2.0**-127,),
-    "above 0, below 2{sup}`-127`": (1.5 * 2.0**-128, 2.0**-200),
+    "2^-127": (2.0**-127,),
+    "above 0, below 2^-127": (1.5 * 2.0**-128, 2.0**-200),
     "0, -0": (0.0, -0.0),
     "below 0, -inf": (-(2.0**-200), -1.0, -np.inf),
 }
@@ -356,7 +378,6 @@ def e8m0() -> str:
     return markdown(["x", *(mode + ("" if saturate else ", off") for saturate, mode in modes)], lines)
 
 
-#: What a page can ask for.
 def companions() -> str:
     """The tensors beside codes that are known."""
     from gpucast.convert.scales.companions import COMPANIONS
@@ -371,8 +392,10 @@ def companions() -> str:
     return markdown(["What it is", "Names", "What becomes of it"], rows)
 
 
+#: What a page can ask for.
 TABLES: dict[str, Callable[..., str]] = {
     "companions": companions,
+    "ranges": ranges,
     "names": names,
     "limits": limits,
     "values": values,

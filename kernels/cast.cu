@@ -304,10 +304,10 @@ GPUCAST_INLINE void cast_strided(
 
 // ---- transposed: the dense dimension of the source is not that of the destination ----
 
-// Casts a whole square to shared memory.
-template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, typename Rule>
-GPUCAST_INLINE void cast_square(const u8* src, i64 stride, Square<Dst::bits, Side>& square, Rule) {
-    typedef SquarePart<SrcBits, Side> Part;
+// Casts a whole rectangle to shared memory.
+template <typename Src, typename Dst, u32 SrcBits, u32 Threads, typename Rule, u32 Rows, u32 Columns>
+GPUCAST_INLINE void cast_square(const u8* src, i64 stride, Square<Dst::bits, Rows, Columns>& square, Rule) {
+    typedef SquarePart<SrcBits, Rows, Columns> Part;
     const u32 warps = Threads / 32, steps = (Part::count + warps - 1) / warps, warp = threadIdx.x / 32;
     if (u32(Part::count) < warps && warp >= u32(Part::count)) return;
     Tile<Part::bytes> in[steps][4];
@@ -325,62 +325,63 @@ GPUCAST_INLINE void cast_square(const u8* src, i64 stride, Square<Dst::bits, Sid
         for (u32 k = 0; k < Part::rows; ++k) {
             Tile<Dst::bits / 2> codes = {};
             Arithmetic<Src, Dst, SrcBits, Rule>().template tile<4>(turned[k], codes, 0);
-            u32* to = reinterpret_cast<u32*>(square.code + (part.row + k) * Square<Dst::bits, Side>::stride + part.column);
+            u32* to = reinterpret_cast<u32*>(square.code + (part.row + k) * Square<Dst::bits, Rows, Columns>::stride + part.column);
 #pragma unroll
             for (u32 j = 0; j < Tile<Dst::bits / 2>::words; ++j) to[j] = codes.word[j];
         }
     }
 }
 
-// Where a square with a number begins in a dimension of a length.
+// Where a rectangle with a number begins in a dimension of a length.
 template <u32 Side>
 GPUCAST_INLINE u64 square_begin(u32 number, u64 length) {
     const u64 begin = u64(number) * Side;
     return length < Side || begin + Side <= length ? begin : length - Side;
 }
 
-// One block casts a square: its threads read along the source's dense dimension, the last but one, and write along the
-// destination's, the last. The last squares begin earlier where they would end behind the array, and what they share with
-// others is cast twice. Arrays smaller than a square, and those between aligned addresses, are cast element by element.
-template <typename Src, typename Dst, u32 SrcBits, u32 Side, u32 Threads, u32 MaxDims, typename Rule>
+// One block casts a rectangle: its threads read along the source's dense dimension, the last but one, and write along the
+// destination's, the last. The last ones begin earlier where they would end behind the array, and what they share with
+// others is cast twice. Arrays smaller than a rectangle, and those between aligned addresses, are cast element by element.
+template <typename Src, typename Dst, u32 SrcBits, u32 Rows, u32 Columns, u32 Threads, u32 MaxDims, typename Rule>
 GPUCAST_INLINE void cast_transposed(
-    const u8* src, u8* dst, const Dims<MaxDims>& dims, Square<Dst::bits, Side>& square, Rule rule) {
+    const u8* src, u8* dst, const Dims<MaxDims>& dims, Square<Dst::bits, Rows, Columns>& square, Rule rule) {
     typedef typename WordOf<(SrcBits > 32 || Dst::bits > 32)>::type Word;
-    typedef typename Square<Dst::bits, Side>::Code Code;
+    typedef typename Square<Dst::bits, Rows, Columns>::Code Code;
     const u32 row = dims.count - 2, column = dims.count - 1;
     // Numbers of squares, which are fewer than the blocks of a launch.
-    const u32 across = u32((dims.length[column] + Side - 1) / Side), down = u32((dims.length[row] + Side - 1) / Side);
+    const u32 across = u32((dims.length[column] + Columns - 1) / Columns), down = u32((dims.length[row] + Rows - 1) / Rows);
     const u32 squares = blockIdx.x / across, outer = squares / down;
-    const u64 first_column = square_begin<Side>(blockIdx.x - squares * across, dims.length[column]);
-    const u64 first_row = square_begin<Side>(squares - outer * down, dims.length[row]);
+    const u64 first_column = square_begin<Columns>(blockIdx.x - squares * across, dims.length[column]);
+    const u64 first_row = square_begin<Rows>(squares - outer * down, dims.length[row]);
     const u64 columns = dims.length[column] - first_column, rows = dims.length[row] - first_row;
     const Offsets at = row == 0 ? Offsets{0, 0, 0} : offsets(dims, row, outer, false);
     const i64 src_stride = dims.src[column], dst_stride = dims.dst[row];
     src += at.src + i64(first_row) * dims.src[row] + i64(first_column) * src_stride;
     dst += at.dst + i64(first_row) * dst_stride + i64(first_column) * dims.dst[column];
-    const u32 stride = Square<Dst::bits, Side>::stride;
+    const u32 stride = Square<Dst::bits, Rows, Columns>::stride;
     const u32 src_word = SrcBits < 32 ? 4 : SrcBits / 8, dst_word = Dst::bits < 32 ? 4 : Dst::bits / 8;
-    const bool whole = rows >= Side && columns >= Side && ((address(src) | u64(src_stride)) & (src_word - 1)) == 0
+    const bool whole = rows >= Rows && columns >= Columns && ((address(src) | u64(src_stride)) & (src_word - 1)) == 0
                        && ((address(dst) | u64(dst_stride)) & (dst_word - 1)) == 0;
     // Element by element a warp walks along a dense dimension: the source's, then the destination's.
-    const u32 lines = Threads / Side, line = threadIdx.x / Side, place = threadIdx.x % Side;
     if (whole) {
-        cast_square<Src, Dst, SrcBits, Side, Threads>(src, src_stride, square, rule);
+        cast_square<Src, Dst, SrcBits, Threads>(src, src_stride, square, rule);
     } else {
         ptx::mark_rare();
+        const u32 lines = Threads / Rows, line = threadIdx.x / Rows, place = threadIdx.x % Rows;
         const u8* from = src + place * (SrcBits / 8) + line * src_stride;
 #pragma unroll 1
-        for (u32 c = line; c < Side && c < columns && place < rows; c += lines, from += lines * src_stride) {
+        for (u32 c = line; c < Columns && c < columns && place < rows; c += lines, from += lines * src_stride) {
             square.code[place * stride + c] = Code(cast_code<Src, Dst>(load_element<SrcBits, Word>(from), rule));
         }
     }
     GPUCAST_BARRIER();
     if (whole) {
-        store_square<Dst::bits, Side, Threads>(dst, dst_stride, square);
+        store_square<Dst::bits, Rows, Columns, Threads>(dst, dst_stride, square);
     } else {
+        const u32 lines = Threads / Columns, line = threadIdx.x / Columns, place = threadIdx.x % Columns;
         u8* to = dst + place * (Dst::bits / 8) + line * dst_stride;
 #pragma unroll 1
-        for (u32 r = line; r < Side && r < rows && place < columns; r += lines, to += lines * dst_stride) {
+        for (u32 r = line; r < Rows && r < rows && place < columns; r += lines, to += lines * dst_stride) {
             store_element<Dst::bits>(to, Word(square.code[r * stride + place]));
         }
     }
@@ -418,11 +419,11 @@ GPUCAST_INLINE void cast_transposed(
         gpucast::cast_strided<SRC_BITS, gpucast::DST::bits, ELEMENTS, THREADS>(                                        \
             src, src_bit, dst, n, dims, blockIdx.x, converter);                                                        \
     }
-#define GPUCAST_TRANSPOSED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, SIDE, THREADS)                                          \
+#define GPUCAST_TRANSPOSED(NAME, SRC, DST, SRC_BITS, MAX_DIMS, ROWS, COLUMNS, THREADS)                                 \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64,                                     \
              const __grid_constant__ gpucast::Dims<MAX_DIMS> dims) {                                                   \
-        __shared__ gpucast::Square<gpucast::DST::bits, SIDE> square;                                                   \
-        gpucast::cast_transposed<gpucast::SRC, gpucast::DST, SRC_BITS, SIDE, THREADS>(                                 \
+        __shared__ gpucast::Square<gpucast::DST::bits, ROWS, COLUMNS> square;                                          \
+        gpucast::cast_transposed<gpucast::SRC, gpucast::DST, SRC_BITS, ROWS, COLUMNS, THREADS>(                        \
             src, dst, dims, square, gpucast::NAME##_rule());                                                           \
     }

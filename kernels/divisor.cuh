@@ -54,7 +54,7 @@ struct Divisor {
     template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
     GPUCAST_INLINE void tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out, i64 begin, bool finite, const Random& random) const {
         if (fast && finite) {
-            if constexpr (by_power || by_float) fast_tile<Elements, fits>(in, out);
+            quick_tile<Elements, fits>(in, out);
             return;
         }
         if constexpr (by_power || by_float) ptx::mark_rare();
@@ -68,6 +68,12 @@ struct Divisor {
 #pragma unroll
             for (u32 i = 0; i < Elements; ++i) put<DType::bits>(out, i, in_double(V::of(get<Src::bits, Word>(in, i))));
         }
+    }
+
+    // The same of finite elements, where `fast`.
+    template <u32 Elements, bool fits, u32 SrcBytes, u32 DstBytes>
+    GPUCAST_INLINE void quick_tile(const Tile<SrcBytes>& in, Tile<DstBytes>& out) const {
+        if constexpr (by_power || by_float) fast_tile<Elements, fits>(in, out);
     }
 
     // One code.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Casts of a few values at a time, for kernels of a user's own: gpucast/user_kernels/device_functions.py gives each a name.
+// Casts of a few values at a time, for users' kernels: gpucast/user_kernels/device_functions.py gives each a name.
 namespace gpucast {
 
 // Values of 32 or 64 bits, aligned for vector accesses. Those of fewer bits come in an unsigned integer instead, packed as

@@ -20,67 +20,66 @@ GPUCAST_INLINE float group_scale(const GroupedArguments& given, u32 group) {
 enum : u32 { group_threads = 256, most_groups = 1024, group_parts = 16 };
 
 struct GroupMemory {
-    i64 sum[group_threads], part[group_parts], end[most_groups], first_row;
-    u32 bad[group_threads], first_bad[group_parts], first_column, valid;
+    i64 sum[group_threads], part[group_parts];
+    // Of each group: where it ends in the result with its padding and without it, and how far before its rows of the result
+    // those of the source are. Rows of the result are numbers of 32 bits.
+    u32 end[most_groups], stop[most_groups], back[most_groups];
+    u32 bad[group_threads], first_bad[group_parts], valid;
 };
 
-// A row of the result: where it lies in the source, unless it is padding, and its group.
+// A row of the result, and its group, unless it is padding.
 struct GroupRow {
-    i64 row, source;
-    u32 group, column;
-    bool here, is_padding;
+    u32 row, column, group;
+    bool is_padding;
 };
 
 struct Groups {
     const GroupedArguments& given;
     const GroupMemory& shared;
 
-    // The rows of `Tiles` tiles of a thread, of `Elements` each; a block's threads have neighbours.
-    template <u32 Elements, u32 Tiles>
-    GPUCAST_INLINE void rows_of(GroupRow (&found)[Tiles]) const {
-        const u32 valid = shared.valid;
-        const i64 total = valid == 0 ? 0 : shared.end[valid - 1];
-        u32 group = 0;
-#pragma unroll
-        for (u32 i = 0; i < Tiles; ++i) {
-            const u32 beyond = shared.first_column + (i * group_threads + threadIdx.x) * Elements;
-            const u32 down = divided(beyond, given.columns, given.by_columns);
-            GroupRow& one = found[i];
-            one = {shared.first_row + down, 0, 0, beyond - down * u32(given.columns), false, true};
-            one.here = one.row < given.result_rows;
-            if (one.row >= total) continue;
-            if (i == 0) {
-                for (u32 last = valid - 1; group < last;) {
-                    const u32 middle = (group + last) / 2;
-                    if (one.row < shared.end[middle]) last = middle;
-                    else group = middle + 1;
-                }
-            } else {
-                while (one.row >= shared.end[group]) ++group;
+    GPUCAST_INLINE bool here(const GroupRow& one) const { return one.row < u32(given.result_rows); }
+
+    // The row of the elements of a thread in tile `number`; a block's threads have neighbours. `group` is the group of a row
+    // above, and becomes this one's.
+    template <u32 Elements>
+    GPUCAST_INLINE GroupRow row_of(i64 number, u32& group) const {
+        const u64 first = u64(number) * (Elements * group_threads), above = __umul64hi(first, given.inverse);
+        const u64 rest = first - above * u64(given.columns);
+        // The quotient may be one too small.
+        const bool next = rest >= u64(given.columns);
+        const u32 beyond = u32(next ? rest - u64(given.columns) : rest) + threadIdx.x * Elements, valid = shared.valid;
+        const u32 down = divided(beyond, given.columns, given.by_columns);
+        GroupRow one = {u32(above + next) + down, beyond - down * u32(given.columns), 0, true};
+        if (valid == 0 || one.row >= shared.end[valid - 1]) return one;
+        if (one.row >= shared.end[group]) {
+            ++group;
+            for (u32 last = valid - 1; group < last;) {
+                const u32 middle = (group + last) / 2;
+                if (one.row < shared.end[middle]) last = middle;
+                else group = middle + 1;
             }
-            one.group = group;
-            const i64 begin = group_end(given, i64(group) - 1);
-            one.source = begin + one.row - (group == 0 ? 0 : shared.end[group - 1]);
-            one.is_padding = one.source >= group_end(given, group);
         }
+        one.group = group;
+        one.is_padding = one.row >= shared.stop[group];
+        return one;
     }
 
-    // Loads the tiles of rows that are not padding; the others are zero.
-    template <u32 Bits, u32 Tiles, u32 Bytes>
-    GPUCAST_INLINE void load(const u8* src, const GroupRow (&rows)[Tiles], Tile<Bytes> (&in)[Tiles]) const {
-#pragma unroll
-        for (u32 i = 0; i < Tiles; ++i) {
-            in[i] = {};
-            const i64 at = rows[i].source * given.columns + rows[i].column;
-            if (!rows[i].is_padding) load_aligned(src + at * i64(Bits / 8), in[i]);
-        }
+    // The first element of a row's part in the source.
+    GPUCAST_INLINE i64 source(const GroupRow& one) const {
+        return i64(ptx::mul_wide(one.row - shared.back[one.group], u32(given.columns))) + one.column;
+    }
+    GPUCAST_INLINE i64 result(const GroupRow& one) const { return i64(ptx::mul_wide(one.row, u32(given.columns))) + one.column; }
+
+    // Loads the elements of a row; of padding zeros.
+    template <u32 Bits, u32 Bytes>
+    GPUCAST_INLINE void load(const u8* src, const GroupRow& row, Tile<Bytes>& in) const {
+        in = {};
+        if (!row.is_padding) load_aligned(src + source(row) * i64(Bits / 8), in);
     }
 };
 
-// Finds the groups, by as many threads of a block as there are groups, for `work`. Nothing may follow: there are
-// barriers within. `Elements` are those of a block.
-template <u32 Elements, typename Work>
-GPUCAST_INLINE void for_groups(const GroupedArguments& given, GroupMemory& shared, const Work& work) {
+// Finds the groups, by as many threads of a block as there are groups.
+GPUCAST_INLINE void find_groups(const GroupedArguments& given, GroupMemory& shared) {
     const u32 mine = threadIdx.x, each = (given.groups + group_threads - 1) / group_threads, begin = mine * each;
     const u32 run = group_threads / group_parts, used = (given.groups + each - 1) / each;
     const u64 padding = given.pad - 1;
@@ -94,14 +93,6 @@ GPUCAST_INLINE void for_groups(const GroupedArguments& given, GroupMemory& share
         }
         shared.sum[mine] = i64(own);
         shared.bad[mine] = bad;
-    }
-    if (mine == 0) {
-        const u64 first = u64(blockIdx.x) * Elements, row = __umul64hi(first, given.inverse);
-        const u64 column = first - row * u64(given.columns);
-        // The quotient may be one too small.
-        const bool next = column >= u64(given.columns);
-        shared.first_row = i64(row + next);
-        shared.first_column = u32(next ? column - u64(given.columns) : column);
     }
     GPUCAST_BARRIER();
     if (mine * run < used) {
@@ -124,90 +115,97 @@ GPUCAST_INLINE void for_groups(const GroupedArguments& given, GroupMemory& share
         }
         for (u32 i = mine / run * run; i < mine; ++i) end += u64(shared.sum[i]);
         for (u32 i = begin; i < begin + each && i < valid; ++i) {
-            end += (u64(group_end(given, i)) - u64(group_end(given, i64(i) - 1)) + padding) & ~padding;
-            shared.end[i] = i64(end);
+            const u64 from = u64(group_end(given, i64(i) - 1)), rows = u64(group_end(given, i)) - from;
+            shared.back[i] = u32(end - from);
+            shared.stop[i] = u32(end + rows);
+            end += (rows + padding) & ~padding;
+            shared.end[i] = u32(end);
         }
         if (mine == 0) shared.valid = valid;
     }
     GPUCAST_BARRIER();
     if (blockIdx.x == 0) {
+        ptx::mark_rare();
         const u32 valid = shared.valid;
         for (u32 i = mine; i < given.groups; i += group_threads) {
-            const i64 found = valid == 0 ? 0 : shared.end[i < valid ? i : valid - 1];
-            if (given.wide != 0) reinterpret_cast<i64*>(given.ends)[i] = found;
+            const u32 found = valid == 0 ? 0 : shared.end[i < valid ? i : valid - 1];
+            if (given.wide != 0) reinterpret_cast<i64*>(given.ends)[i] = i64(found);
             else reinterpret_cast<int*>(given.ends)[i] = int(found);
         }
         if (mine == 0) *given.valid = int(valid);
     }
-    work(Groups{given, shared});
 }
 
-template <typename F, typename Src, typename Float, typename Double, u32 Elements, u32 Tiles, u32 Block>
-struct QuantizeGroups {
-    const u8* src;
-    u8* dst;
+// Blocks that stay: each finds the groups once, and then takes every so many tiles of the n elements of the result, of which
+// the next one is on its way while `Work` does the last.
+template <typename Work>
+GPUCAST_INLINE void for_groups(const u8* src, u8* dst, i64 n, const GroupedArguments& given, GroupMemory& shared) {
+    const u32 elements = Work::elements, bits = Work::src_bits;
+    find_groups(given, shared);
+    const Groups groups = {given, shared};
+    const i64 tiles = (n - 1) / i64(elements * group_threads) + 1;
+    u32 group = 0;
+    i64 number = blockIdx.x;
+    GroupRow next_row = groups.template row_of<elements>(number, group);
+    Tile<elements * bits / 8> next;
+    groups.template load<bits>(src, next_row, next);
+#pragma unroll 1
+    for (; number < tiles; number += gridDim.x) {
+        const GroupRow row = next_row;
+        const auto in = next;
+        if (number + gridDim.x < tiles) {
+            next_row = groups.template row_of<elements>(number + gridDim.x, group);
+            groups.template load<bits>(src, next_row, next);
+        }
+        Work::put(groups, row, in, dst);
+    }
+}
 
-    GPUCAST_INLINE void operator()(const Groups& groups) const {
+template <typename F, typename Src, typename Float, typename Double, u32 Elements, u32 Block>
+struct QuantizeGroups {
+    enum : u32 { elements = Elements, src_bits = Src::bits };
+
+    static GPUCAST_INLINE void put(const Groups& groups, const GroupRow& row, const Tile<Elements * Src::bits / 8>& in, u8* dst) {
         typedef Value<Src, Float, Double> V;
         typedef typename F::element DType;
         const u32 lanes = Block / Elements, bytes = F::scale::bits / 8;
         const GroupedArguments& given = groups.given;
-        GroupRow place[Tiles];
-        Tile<Elements * Src::bits / 8> in[Tiles];
-        RowStats<BlockStats<V, F::two_sided, !F::nan_in_scale>, Tiles> stats = {};
-        bool finite[Tiles];
-        groups.template rows_of<Elements>(place);
-        groups.template load<Src::bits>(src, place, in);
-#pragma unroll
-        for (u32 i = 0; i < Tiles; ++i) finite[i] = stats.row[i].template add_tile<Src, Elements>(in[i]);
-        GPUCAST_MERGE(lanes, stats);
-#pragma unroll
-        for (u32 i = 0; i < Tiles; ++i) {
-            if (!place[i].here) continue;
-            const float global = F::global_scale ? group_scale(given, place[i].group) : 1;
-            Scale scale = scale_of<F, Float, Double>(stats.row[i], global);
-            const i64 at = place[i].row * given.columns + place[i].column;
-            if (threadIdx.x % lanes == 0) {
-                const u32 code = place[i].is_padding ? 0 : scale.code;
-                store_scale<bytes>(
-                    given.scales, ScaleOrder{given.layout}, place[i].row, place[i].column / Block, given.result_rows, given.columns / Block, code);
-            }
-            Tile<Elements * DType::bits / 8> out = {};
-            if (!place[i].is_padding) {
-                const Divisor<F, Src, Float, Double> divisor(scale, global);
-                const i64 from = place[i].source * given.columns + place[i].column;
-                divisor.template tile<Elements, true>(in[i], out, from, F::nan_in_scale || finite[i], given.random);
-            }
-            store_aligned(dst + at * i64(DType::bits) / 8, out);
+        BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
+        const bool finite = stats.template add_tile<Src, Elements>(in);
+        merge<lanes>(stats);
+        if (!groups.here(row)) return;
+        const float global = F::global_scale ? group_scale(given, row.group) : 1;
+        const Scale scale = scale_of<F, Float, Double>(stats, global);
+        if (threadIdx.x % lanes == 0) {
+            const i64 columns = given.columns / Block;
+            store_scale<bytes>(given.scales, typename F::order(), row.row, row.column / Block, given.result_rows, columns,
+                               row.is_padding ? 0 : scale.code);
         }
+        Tile<Elements * DType::bits / 8> out = {};
+        if (!row.is_padding) {
+            const Divisor<F, Src, Float, Double> divisor(scale, global);
+            const i64 from = F::stochastic ? groups.source(row) : 0;
+            divisor.template tile<Elements, true>(in, out, from, F::nan_in_scale || finite, given.random);
+        }
+        store_aligned(dst + groups.result(row) * i64(DType::bits) / 8, out);
     }
 };
 
-template <typename Src, typename Dst, typename Float, typename Double, typename Rule, u32 Elements, u32 Tiles>
+template <typename Src, typename Dst, typename Float, typename Double, typename Rule, u32 Elements>
 struct CastGroups {
-    const u8* src;
-    u8* dst;
+    enum : u32 { elements = Elements, src_bits = Src::bits };
 
-    GPUCAST_INLINE void operator()(const Groups& groups) const {
-        const GroupedArguments& given = groups.given;
-        GroupRow place[Tiles];
-        Tile<Elements * Src::bits / 8> in[Tiles];
-        groups.template rows_of<Elements>(place);
-        groups.template load<Src::bits>(src, place, in);
+    static GPUCAST_INLINE void put(const Groups& groups, const GroupRow& row, const Tile<Elements * Src::bits / 8>& in, u8* dst) {
+        if (!groups.here(row)) return;
         FusedArguments by = {};
-        by.random = given.random;
-#pragma unroll
-        for (u32 i = 0; i < Tiles; ++i) {
-            if (!place[i].here) continue;
-            const i64 at = place[i].row * given.columns + place[i].column;
-            Tile<Elements * Dst::bits / 8> out = {};
-            if (!place[i].is_padding) {
-                by.scale = ptx::cvt_f64(group_scale(given, place[i].group));
-                Fused<Src, Dst, Float, Double, Src::bits, Rule, Scaling::narrow, false, false> converter(by);
-                converter.template tile<Elements>(in[i], out, place[i].source * given.columns + place[i].column);
-            }
-            store_aligned(dst + at * i64(Dst::bits) / 8, out);
+        by.random = groups.given.random;
+        Tile<Elements * Dst::bits / 8> out = {};
+        if (!row.is_padding) {
+            by.scale = ptx::cvt_f64(group_scale(groups.given, row.group));
+            Fused<Src, Dst, Float, Double, Src::bits, Rule, Scaling::narrow, false, false> converter(by);
+            converter.template tile<Elements>(in, out, groups.source(row));
         }
+        store_aligned(dst + groups.result(row) * i64(Dst::bits) / 8, out);
     }
 };
 
@@ -215,11 +213,11 @@ struct CastGroups {
 
 // A macro, because the name of a kernel is that of its work. RESIDENT: blocks of an SM at a time, whose registers must
 // suffice. The last argument is one of the structs above.
-#define GPUCAST_GROUPED(NAME, RESIDENT, ELEMENTS, ...)                                                                 \
+#define GPUCAST_GROUPED(NAME, RESIDENT, ...)                                                                           \
     extern "C" __global__ void __launch_bounds__(gpucast::group_threads, RESIDENT)                                     \
-        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64,                                     \
+        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n,                                   \
              const __grid_constant__ gpucast::GroupedArguments given) {                                                \
         using namespace gpucast;                                                                                       \
         __shared__ GroupMemory shared;                                                                                 \
-        for_groups<ELEMENTS>(given, shared, __VA_ARGS__{src, dst});                                                    \
+        for_groups<__VA_ARGS__>(src, dst, n, given, shared);                                                           \
     }

@@ -2,34 +2,40 @@
 // Hadamard transforms, alone and before an array is quantized, and the choice of the rule "4over6". Every result is that
 // of gpucast/quantization/exact_hadamard.py and exact_quantize.py.
 //
-// A thread holds a fragment of the array: whole runs of the transform, and whole blocks that share a scale. So no
-// thread waits for another one, and the transformed numbers never leave the registers.
+// A thread holds 16 numbers, a part of a run. The first four sums of each number are of these. The others are with
+// numbers of other lanes of the warp, which shuffles bring, or where a run is no row, of other warps, by shared memory.
 namespace gpucast {
 
 // ---- the transform ----
+
+// Numbers of a thread; threads of the blocks whose warps have parts of runs.
+enum : u32 { part_size = 16, part_threads = 256 };
 
 // 1 / sqrt(Length), rounded.
 template <u32 Length>
 GPUCAST_CONSTANT u32 transform_factor() {
     return Length == 16 ? 0x3e800000 : Length == 32 ? 0x3e3504f3 : Length == 64 ? 0x3e000000 : 0x3db504f3;
 }
+// Parts of a run.
+template <u32 Length>
+GPUCAST_CONSTANT u32 parts_of() {
+    return Length < part_size ? 1 : Length / part_size;
+}
 
-// Transforms the runs of FLOATs of a fragment. The signs come last for the inverse.
-template <u32 Length, u32 Size, bool inverse>
-GPUCAST_INLINE void transform(u32 (&x)[Size], const u32 (&signs)[128]) {
-    if constexpr (!inverse) {
-#pragma unroll
-        for (u32 i = 0; i < Size; ++i) x[i] ^= signs[i % Length];
-    }
+// Whether two FLOATs at a time are summed.
+enum : bool { sums_in_pairs = GPUCAST_ARCH >= 1000 };
+
+// Sums and differences of the numbers i and i + h of each `Size`, for h from 1 on.
+template <u32 Size>
+GPUCAST_INLINE void add_up(u32 (&x)[part_size]) {
     // Numbers i and i + 1 are summed first, then each is summed with its like: two at a time, where instructions do so.
-    const bool in_pairs = GPUCAST_ARCH >= 1000;
 #pragma unroll
-    for (u32 h = 1; h < Length; h *= 2) {
+    for (u32 h = 1; h < Size; h *= 2) {
 #pragma unroll
-        for (u32 i = 0; i < Size; ++i) {
-            if ((i & h) != 0 || (in_pairs && h > 1 && i % 2 != 0)) continue;
+        for (u32 i = 0; i < part_size; ++i) {
+            if ((i & h) != 0 || (sums_in_pairs && h > 1 && i % 2 != 0)) continue;
             const float a = ptx::as_float(x[i]), b = ptx::as_float(x[i + h]);
-            if constexpr (in_pairs) {
+            if constexpr (sums_in_pairs) {
                 if (h > 1) {
                     const float other_a = ptx::as_float(x[i + 1]), other_b = ptx::as_float(x[i + h + 1]);
                     float sum, other_sum, rest, other_rest;
@@ -44,151 +50,150 @@ GPUCAST_INLINE void transform(u32 (&x)[Size], const u32 (&signs)[128]) {
             x[i + h] = ptx::bits(ptx::sub_rn(a, b));
         }
     }
-    const float factor = ptx::as_float(transform_factor<Length>());
+}
+
+// The same between the parts of a run, which neighbouring lanes have. All lanes of a warp must call this.
+template <u32 Length>
+GPUCAST_INLINE void add_lanes(u32 (&x)[part_size]) {
 #pragma unroll
-    for (u32 i = 0; i < Size; i += 2) {
+    for (u32 step = 1; step < parts_of<Length>(); step *= 2) {
+        // The upper lane has the differences, less its own number. The product is exact.
+        const float sign = (threadIdx.x & step) != 0 ? -1.0f : 1.0f;
+#pragma unroll
+        for (u32 i = 0; i < part_size; i += 2) {
+            const float a = ptx::as_float(x[i]), b = ptx::as_float(x[i + 1]);
+            const float other_a = ptx::as_float(__shfl_xor_sync(~0u, x[i], step));
+            const float other_b = ptx::as_float(__shfl_xor_sync(~0u, x[i + 1], step));
+            float c, d;
+            if constexpr (sums_in_pairs) ptx::fma_rn_f32x2_of(a, b, sign, other_a, other_b, c, d);
+            else c = ptx::fma_rn(a, sign, other_a), d = ptx::fma_rn(b, sign, other_b);
+            x[i] = ptx::bits(c), x[i + 1] = ptx::bits(d);
+        }
+    }
+}
+
+// The numbers of the warps of a block, number by number, so that lanes read from different banks.
+struct WarpParts {
+    u32 number[part_threads / 32][part_size][32];
+};
+
+// Where the parts of runs lie that are no rows: each warp has a part of 32 runs next to each other.
+template <u32 Length>
+struct WarpPart {
+    enum : u32 { parts = parts_of<Length>(), runs = part_threads / parts, each = part_size / parts };
+    u32 warp, lane;
+
+    GPUCAST_INLINE WarpPart() : warp(threadIdx.x / 32), lane(threadIdx.x % 32) {}
+    // The number of the run among those of the block, and where number i of a thread lies in it: at first a part, and after
+    // `add_warps` some numbers of each part.
+    GPUCAST_INLINE u32 run() const { return warp / parts * 32 + lane; }
+    GPUCAST_INLINE u32 before(u32 i) const { return warp % parts * part_size + i; }
+    GPUCAST_INLINE u32 after(u32 i) const { return i % parts * part_size + warp % parts * each + i / parts; }
+
+    GPUCAST_INLINE void add_warps(u32 (&x)[part_size], WarpParts& shared) const {
+        if constexpr (parts > 1) {
+#pragma unroll
+            for (u32 i = 0; i < part_size; ++i) shared.number[warp][i][lane] = x[i];
+            GPUCAST_BARRIER();
+            const u32 first = warp / parts * parts;
+#pragma unroll
+            for (u32 i = 0; i < part_size; ++i) x[i] = shared.number[first + i % parts][warp % parts * each + i / parts][lane];
+            add_up<parts>(x);
+        }
+    }
+};
+
+GPUCAST_INLINE void scale_by(u32 (&x)[part_size], float factor) {
+#pragma unroll
+    for (u32 i = 0; i < part_size; i += 2) {
         float a = ptx::as_float(x[i]), b = ptx::as_float(x[i + 1]);
-        if constexpr (in_pairs) ptx::mul_rn_f32x2(a, b, factor, a, b);
+        if constexpr (sums_in_pairs) ptx::mul_rn_f32x2(a, b, factor, a, b);
         else a = ptx::mul_rn(a, factor), b = ptx::mul_rn(b, factor);
         x[i] = ptx::bits(a), x[i + 1] = ptx::bits(b);
     }
+}
+
+// Transforms the parts of rows. The signs come last for the inverse.
+template <u32 Length, bool inverse>
+GPUCAST_INLINE void transform(u32 (&x)[part_size], const u32 (&signs)[128]) {
+    const u32 begin = threadIdx.x % parts_of<Length>() * part_size;
+    if constexpr (!inverse) {
+#pragma unroll
+        for (u32 i = 0; i < part_size; ++i) x[i] ^= signs[begin + i];
+    }
+    add_up<part_size>(x);
+    add_lanes<Length>(x);
+    scale_by(x, ptx::as_float(transform_factor<Length>()));
     if constexpr (inverse) {
 #pragma unroll
-        for (u32 i = 0; i < Size; ++i) x[i] ^= signs[i % Length];
+        for (u32 i = 0; i < part_size; ++i) x[i] ^= signs[begin + i];
     }
 }
 
-// An element as FLOAT; only DOUBLE is rounded.
-template <typename V>
-GPUCAST_INLINE u32 narrow_bits(typename V::Word bits) {
-    if constexpr (V::wide) return ptx::bits(ptx::cvt_rn_f32(ptx::as_double(bits)));
-    else return bits;
+// The same of runs that are no rows: numbers of a thread lie at `before` before, and at `after` after it.
+template <u32 Length, bool inverse>
+GPUCAST_INLINE void transform(u32 (&x)[part_size], const u32 (&signs)[128], const WarpPart<Length>& part, WarpParts& shared) {
+    if constexpr (!inverse) {
+#pragma unroll
+        for (u32 i = 0; i < part_size; ++i) x[i] ^= signs[part.before(i)];
+    }
+    add_up<part_size>(x);
+    part.add_warps(x, shared);
+    scale_by(x, ptx::as_float(transform_factor<Length>()));
+    if constexpr (inverse) {
+#pragma unroll
+        for (u32 i = 0; i < part_size; ++i) x[i] ^= signs[part.after(i)];
+    }
 }
 
-// The numbers of a fragment: FLOATs that were transformed, or with a Length of 0 elements as they are.
-template <typename Src, typename Float, typename Double, u32 Length, u32 Size>
+// The numbers of a thread: FLOATs that were transformed, or with a Length of 0 elements as they are.
+template <typename Src, typename Float, typename Double, u32 Length>
 struct Fragment {
     typedef typename FloatOrDouble<Length != 0, Src, Float>::type Held;
     typedef Value<Src, Float, Double> V;
-    typedef Tile<Size * Src::bits / 8> SrcTile;
-    Tile<Size * Held::bits / 8> x;
+    typedef Tile<part_size * Src::bits / 8> SrcTile;
+    Tile<part_size * Held::bits / 8> x;
 
+    // All lanes of a warp must call this.
     GPUCAST_INLINE void take(const SrcTile& in, const u32 (&signs)[128]) {
         if constexpr (Length == 0) {
             x = in;
         } else {
 #pragma unroll
-            for (u32 i = 0; i < Size; ++i) x.word[i] = narrow_bits<V>(V::of(get<Src::bits, typename V::Word>(in, i)));
-            transform<Length, Size, false>(x.word, signs);
+            for (u32 i = 0; i < part_size; ++i) x.word[i] = narrow_bits<V>(V::of(get<Src::bits, typename V::Word>(in, i)));
+            transform<Length, false>(x.word, signs);
         }
-    }
-    // The rows of a column of a tile in shared memory.
-    template <typename Memory>
-    GPUCAST_INLINE void take_column(Memory& shared, u32 row, u32 column, const u32 (&signs)[128]) {
-        typedef typename CodeOf<Src::bits>::type Code;
-        SrcTile in = {};
-#pragma unroll
-        for (u32 i = 0; i < Size; ++i) {
-            put<Src::bits>(in, i, typename V::Word(*reinterpret_cast<const Code*>(shared.at(row + i, column))));
-        }
-        take(in, signs);
-    }
-    // Elements that are `stride` bytes apart.
-    GPUCAST_INLINE void take_strided(const u8* from, i64 stride, const u32 (&signs)[128]) {
-        SrcTile in = {};
-#pragma unroll
-        for (u32 i = 0; i < Size; ++i) put<Src::bits>(in, i, load_element<Src::bits, typename V::Word>(from + i * stride));
-        take(in, signs);
-    }
-    // Some adjacent numbers.
-    template <u32 Count>
-    GPUCAST_INLINE Tile<Count * Held::bits / 8> part(u32 begin) const {
-        Tile<Count * Held::bits / 8> some;
-#pragma unroll
-        for (u32 i = 0; i < Count * Held::bits / 32; ++i) some.word[i] = x.word[begin * Held::bits / 32 + i];
-        return some;
     }
 };
+
+// The elements of a thread that are `stride` bytes apart.
+template <typename Src, typename Word, u32 Bytes>
+GPUCAST_INLINE void load_apart(const u8* from, i64 stride, Tile<Bytes>& in) {
+    in = {};
+    // One address at a time: registers for all of them are more than there are.
+#pragma unroll
+    for (u32 i = 0; i < part_size; ++i, from += stride) put<Src::bits>(in, i, load_element<Src::bits, Word>(from));
+}
 
 // ---- quantizing a fragment ----
 
-// A block has one scale to try, or with `TwoScales` those by which its largest magnitude becomes 6 or 4: formats that
-// round to nearest.
-struct OneScale {
-    enum : bool { chooses = 0 };
-};
-template <typename Six_, typename Four_>
-struct TwoScales {
-    typedef Six_ Six;
-    typedef Four_ Four;
-    enum : bool { chooses = 1 };
-};
-
-// 1 / x, rounded once, as div_rn does it where no number is subnormal.
-GPUCAST_INLINE float reciprocal_of(float x) {
-    if ((ptx::bits(x) & 0x7fffffff) - (2u << 23) < (250u << 23)) {
-        const float near = ptx::rcp(x), better = ptx::fma_rn(near, ptx::fma_rn(ptx::neg(x), near, 1), near);
-        return ptx::fma_rn(better, ptx::fma_rn(ptx::neg(x), better, 1), better);
-    }
-    ptx::mark_rare();
-    return ptx::div_rn(1, x);
-}
-
-// The codes of a block by a scale, and the sum of the squares by which these differ from `wanted`.
-template <typename F, typename Held, typename Float, typename Double, u32 Count, u32 Bytes, u32 CodeBytes>
-GPUCAST_INLINE float squared_error(const Tile<Bytes>& in, const Scale& scale, float global, const float (&wanted)[Count],
-                                   const Random& random, Tile<CodeBytes>& codes) {
-    codes = {};
-    Divisor<F, Held, Float, Double>(scale, global).template tile<Count, true>(in, codes, 0, true, random);
-    float value[Count], error = 0;
-    const Multiplier<F, Float, Float, Double> back(scale, 1);
-    back.template values<Count>(codes, value);
-    const float s = ptx::neg(ptx::mul_rn(narrow_scale<F, Float>(scale.code), back.lift()));
-#pragma unroll
-    for (u32 i = 0; i < Count; ++i) {
-        // Codes times the scale are exact, so that this rounds as their difference.
-        const float rest = ptx::fma_rn(value[i], s, wanted[i]);
-        error = ptx::add_rn(error, ptx::mul_rn(rest, rest));
-    }
-    return error;
-}
-
-// The codes and scales of a fragment: `begin` is the index of its first element in the result, whose rows have so many
-// columns.
-template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Fragment_>
-GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, i64 begin, i64 columns, const HadamardResult& result, const Random& random) {
+// The codes and the scale of a fragment, by the statistics of its block: `begin` is the index of its first element in the
+// result, whose rows have so many columns.
+template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Fragment_, typename Stats>
+GPUCAST_INLINE void put_fragment(const Fragment_& fragment, const Stats& stats, bool finite, i64 begin, i64 columns,
+                                 const HadamardResult& result, const Common<F, Scales>& common, const Random& random) {
     typedef typename Fragment_::Held Held;
     typedef typename F::element DType;
     typedef typename CodeOf<F::scale::bits>::type ScaleCode;
-    typedef Value<Held, Float, Double> V;
-    // Codes of so many elements are whole words.
-    const u32 size = sizeof(fragment.x) * 8 / Held::bits, some = 16;
-    const float global = global_value<F>(result.global_scale, begin, columns);
-    float factor = 0;
-    if constexpr (Scales::chooses) factor = reciprocal_of(global);
-#pragma unroll
-    for (u32 first = 0; first < size; first += Block) {
-        const auto block = fragment.template part<Block>(first);
-        BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
-        const bool finite = stats.template add_tile<Held, Block>(block) || F::nan_in_scale;
-        Scale scale = scale_of<F, Float, Double>(stats, global);
-        Tile<Block * DType::bits / 8> codes;
-        if constexpr (Scales::chooses) {
-            typedef typename Scales::Six Six;
-            typedef typename Scales::Four Four;
-            float y[Block];
-#pragma unroll
-            for (u32 i = 0; i < Block; ++i) {
-                const u32 x = narrow_bits<V>(V::of(get<Held::bits, typename V::Word>(block, i)));
-                y[i] = ptx::mul_rn(ptx::as_float(x), factor);
-            }
-            const Scale four = scale_of<Four, Float, Double>(stats, global);
-            Tile<Block * DType::bits / 8> other;
-            const float of_six = squared_error<Six, Held, Float, Double>(block, scale, global, y, random, codes);
-            const float of_four = squared_error<Four, Held, Float, Double>(block, four, global, y, random, other);
-            if (of_four < of_six) scale = four, codes = other;
-        }
-        const i64 place = (begin + first) / Block;
+    const u32 lanes = Block / part_size;
+    Scale scale = scale_of<F, Float, Double>(stats, common.global);
+    Tile<part_size * DType::bits / 8> codes = {};
+    if constexpr (Scales::chooses) {
+        static_assert(lanes == 1, "a block of a thread's own");
+        choose<F, Scales, Held, Float, Double>(fragment.x, stats, finite, common, scale, codes);
+    }
+    if (threadIdx.x % lanes == 0) {
+        const i64 place = begin / Block;
         if constexpr (is_same<typename F::order, Linear>) {
             reinterpret_cast<ScaleCode*>(result.scales)[place] = ScaleCode(scale.code);
         } else {
@@ -197,99 +202,138 @@ GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, i64 begin, i64 
             store_scale<F::scale::bits / 8>(result.scales, typename F::order(), row, along, result.rows, across, scale.code, F::padding);
         }
         if constexpr (F::zero_points) result.zero_points[place] = u8(scale.zero_point);
-        if constexpr (Scales::chooses && !F::stochastic) {
-            store_aligned(result.data + (begin + first) * i64(DType::bits) / 8, codes);
-            continue;
-        }
-        const Divisor<F, Held, Float, Double> divisor(scale, global);
-#pragma unroll
-        for (u32 i = 0; i < Block; i += some) {
-            Tile<some * DType::bits / 8> out = {};
-            divisor.template tile<some, !F::zero_points && !Scales::chooses>(
-                fragment.template part<some>(first + i), out, begin + first + i, finite, random);
-            store_aligned(result.data + (begin + first + i) * i64(DType::bits) / 8, out);
-        }
     }
+    if constexpr (!Scales::chooses || F::stochastic) {
+        codes = {};
+        const Divisor<F, Held, Float, Double> divisor(scale, common.global.scale);
+        divisor.template tile<part_size, !F::zero_points && !Scales::chooses>(fragment.x, codes, begin, finite || F::nan_in_scale, random);
+    }
+    store_aligned(result.data + begin * i64(DType::bits) / 8, codes);
+}
+
+// The same of a thread that has a block or shares it with its neighbours. All lanes of a warp must call this: of one with
+// nothing to do (not `here`) others may need the numbers.
+template <typename F, typename Scales, typename Float, typename Double, u32 Block, typename Fragment_>
+GPUCAST_INLINE void quantize_fragment(const Fragment_& fragment, bool here, i64 begin, i64 columns, const HadamardResult& result,
+                                      const Common<F, Scales>& of_all, const Random& random) {
+    typedef typename Fragment_::Held Held;
+    typedef Value<Held, Float, Double> V;
+    const u32 lanes = Block / part_size;
+    BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
+    const bool finite = stats.template add_tile<Held, part_size>(fragment.x);
+    merge<lanes>(stats);
+    if (!here) return;
+    if constexpr (F::row_scaled) {
+        const Common<F, Scales> own(global_value<F>(result.global_scale, begin, columns));
+        put_fragment<F, Scales, Float, Double, Block>(fragment, stats, finite, begin, columns, result, own, random);
+    } else {
+        put_fragment<F, Scales, Float, Double, Block>(fragment, stats, finite, begin, columns, result, of_all, random);
+    }
+}
+
+// The global scale of all blocks of a result, unless each row has its own.
+template <typename F>
+GPUCAST_INLINE float common_value(const HadamardResult& result) {
+    if constexpr (F::row_scaled) return 1;
+    else return global_value<F>(result.global_scale);
 }
 
 // Fragments along the rows of an array.
-template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Length, u32 Size, u32 Block, u32 Threads>
+template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Length, u32 Block, u32 Threads>
 GPUCAST_INLINE void quantize_fragments(const u8* src, i64 n, const HadamardArguments& given) {
-    const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Size;
-    if (begin >= n) return;
-    Tile<Size * Src::bits / 8> in;
-    load_aligned(src + begin * i64(Src::bits) / 8, in);
-    Fragment<Src, Float, Double, Length, Size> fragment;
+    const i64 begin = (block_number<F, part_size * Threads>(n) * Threads + threadIdx.x) * part_size;
+    // In place of what lies behind the array threads read its end again.
+    Tile<part_size * Src::bits / 8> in;
+    load_aligned(src + (begin < n ? begin : n - part_size) * i64(Src::bits / 8), in);
+    // Not before: the elements are under way while this one is waited for.
+    const Common<F, Scales> common(common_value<F>(given.same));
+    Fragment<Src, Float, Double, Length> fragment;
     fragment.take(in, given.signs);
-    quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin, given.columns, given.same, given.random);
+    quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin < n, begin, given.columns, given.same, common, given.random);
 }
 
-// The largest magnitudes of what n threads transform; the statistics are those of find_extremes for FLOAT.
-template <typename Src, typename Float, typename Double, u32 Length, bool strided, u32 Threads>
-GPUCAST_INLINE void find_transformed(const u8* src, i64 n, const HadamardArguments& given) {
-    const i64 thread = i64(blockIdx.x) * Threads + threadIdx.x, bytes = Src::bits / 8;
-    BlockStats<Value<Float, Float, Double>, false, true> stats = {0, 0};
+// The largest magnitude of what n threads transform, whole blocks of them.
+template <typename Src, typename Float, typename Double, u32 Length, bool strided, u32 Threads, typename Finish>
+GPUCAST_INLINE void find_transformed(const u8* src, i64 n, const HadamardArguments& given, WarpParts& numbers,
+                                     WarpStats<typename Finish::Stats, Threads>& shared, const Finish& finish) {
+    typedef Value<Src, Float, Double> V;
+    typedef typename V::Word Word;
+    const i64 bytes = Src::bits / 8, blocks = n / Threads;
+    Tile<part_size * Src::bits / 8> in = {};
+    Tile<part_size * 4> x;
+    typename Finish::Stats stats = {0, 0};
+    if constexpr (strided) {
+        const WarpPart<Length> part;
 #pragma unroll 1
-    for (i64 run = thread; thread < n && run < given.runs; run += n) {
-        Fragment<Src, Float, Double, Length, Length> fragment;
-        if constexpr (strided) {
-            const i64 above = run / given.inner, first = above * Length * given.inner + (run - above * given.inner);
-            fragment.take_strided(src + first * bytes, given.inner * bytes, given.signs);
-        } else {
-            Tile<Length * Src::bits / 8> in;
-            load_aligned(src + run * Length * bytes, in);
-            fragment.take(in, given.signs);
+        for (i64 first = i64(blockIdx.x) * part.runs; first < given.runs; first += blocks * part.runs) {
+            const i64 run = first + part.run(), above = run / given.inner;
+            const i64 begin = above * Length * given.inner + (run - above * given.inner) + part.before(0) * given.inner;
+            in = {};
+            if (run < given.runs) load_apart<Src, Word>(src + begin * bytes, given.inner * bytes, in);
+#pragma unroll
+            for (u32 i = 0; i < part_size; ++i) x.word[i] = narrow_bits<V>(V::of(get<Src::bits, Word>(in, i)));
+            transform<Length, false>(x.word, given.signs, part, numbers);
+            stats.template add_tile<Float, part_size>(x);
+            // Before others take the place of these numbers.
+            if constexpr (u32(part.parts) > 1) GPUCAST_BARRIER();
         }
-        stats.template add_tile<Float, Length>(fragment.x);
+    } else {
+        const i64 all = given.runs * parts_of<Length>(), one = part_size * bytes;
+        i64 at = i64(blockIdx.x) * Threads + threadIdx.x;
+        if (at < all) load_aligned(src + at * one, in);
+#pragma unroll 1
+        for (i64 first = i64(blockIdx.x) * Threads; first < all; first += n, at += n) {
+            Fragment<Src, Float, Double, Length> fragment;
+            const auto now = in;
+            in = {};
+            if (at + n < all) load_aligned(src + (at + n) * one, in);
+            fragment.take(now, given.signs);
+            stats.template add_tile<Float, part_size>(fragment.x);
+        }
     }
-    GPUCAST_MERGE(32, stats);
-    if (thread < n && threadIdx.x % 32 == 0) reinterpret_cast<decltype(stats)*>(given.stats)[thread / 32] = stats;
+    finish_whole<Threads>(stats, shared, given.stats, blocks, finish);
 }
 
 // ---- the transform alone ----
 
-template <typename Src, typename Dst, typename Rule, typename Float, typename Double, u32 Length, bool inverse, bool strided, u32 Threads>
-GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const HadamardArguments& given) {
+template <typename Src, typename Dst, typename Rule, typename Float, typename Double, u32 Length, bool inverse, bool strided>
+GPUCAST_INLINE void transform_array(const u8* src, u8* dst, i64 n, const HadamardArguments& given, WarpParts& shared) {
     typedef Value<Src, Float, Double> V;
     typedef typename V::Word Word;
     typedef typename WordOf<Dst::bits == 64>::type DstWord;
-    const i64 run = i64(blockIdx.x) * Threads + threadIdx.x, inner = strided ? given.inner : 1;
-    if (run * Length >= n) return;
-    const i64 above = strided ? run / inner : run, first = above * Length * inner + (run - above * inner);
-    const u8* from = src + first * i64(Src::bits / 8);
-    u8* to = dst + first * i64(Dst::bits / 8);
-    Tile<Length * Src::bits / 8> in = {};
-    if constexpr (!strided) load_aligned(from, in);
-    u32 x[Length];
-#pragma unroll
-    for (u32 i = 0; i < Length; ++i) {
-        Word code = get<Src::bits, Word>(in, i);
-        if constexpr (strided) {
-            // One address at a time: registers for all of them are more than there are.
-            code = load_element<Src::bits, Word>(from);
-            from += inner * i64(Src::bits / 8);
-        }
-        x[i] = narrow_bits<V>(V::of(code));
+    const i64 bytes = Src::bits / 8, dst_bytes = Dst::bits / 8;
+    const WarpPart<Length> part;
+    i64 begin = (i64(blockIdx.x) * part_threads + threadIdx.x) * part_size;
+    bool here = begin < n;
+    Tile<part_size * Src::bits / 8> in = {};
+    if constexpr (strided) {
+        const i64 run = i64(blockIdx.x) * part.runs + part.run(), above = run / given.inner;
+        here = run * Length < n;
+        begin = above * Length * given.inner + (run - above * given.inner);
+        if (here) load_apart<Src, Word>(src + (begin + part.before(0) * given.inner) * bytes, given.inner * bytes, in);
+    } else if (here) {
+        load_aligned(src + begin * bytes, in);
     }
-    transform<Length, Length, inverse>(x, given.signs);
-    Tile<Length * Dst::bits / 8> out = {};
+    u32 x[part_size];
 #pragma unroll
-    for (u32 i = 0; i < Length; ++i) {
+    for (u32 i = 0; i < part_size; ++i) x[i] = narrow_bits<V>(V::of(get<Src::bits, Word>(in, i)));
+    if constexpr (strided) transform<Length, inverse>(x, given.signs, part, shared);
+    else transform<Length, inverse>(x, given.signs);
+    if (!here) return;
+    Tile<part_size * Dst::bits / 8> out = {};
+#pragma unroll
+    for (u32 i = 0; i < part_size; ++i) {
         const float number = ptx::as_float(x[i]);
         const DstWord code = cast_code<Float, Dst>(DstWord(number == number ? x[i] : 0x7fc00000u), Rule());
-        if constexpr (strided) {
-            store_element<Dst::bits>(to, code);
-            to += inner * i64(Dst::bits / 8);
-        } else {
-            put<Dst::bits>(out, i, code);
-        }
+        if constexpr (strided) store_element<Dst::bits>(dst + (begin + part.after(i) * given.inner) * dst_bytes, code);
+        else put<Dst::bits>(out, i, code);
     }
-    if constexpr (!strided) store_aligned(to, out);
+    if constexpr (!strided) store_aligned(dst + begin * dst_bytes, out);
 }
 
 // ---- tiles: one read of an array gives the plain result, the transposed one, or both ----
 
-// G has the sizes: of a tile, and for each result of a run (0: none) and of a fragment (0: no such result).
+// G has the sizes: of a tile, and for each result whether there is one, and the length of a run (0: none).
 template <typename Src, typename G>
 struct HadamardMemory {
     // Rows of a tile, of which every 16 are shifted by 16 bytes, so that threads with neighbouring fragments of a column
@@ -303,11 +347,14 @@ struct HadamardMemory {
 };
 
 template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Block, typename G>
-GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, const HadamardArguments& given, HadamardMemory<Src, G>& shared) {
+GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const HadamardArguments& given, HadamardMemory<Src, G>& shared) {
+    typedef typename Value<Src, Float, Double>::Word Word;
+    typedef typename CodeOf<Src::bits>::type Code;
     const u32 bytes = Src::bits / 8, vectors = G::columns * bytes / 16;
-    const u32 line = blockIdx.x / given.tiles_across, above = line / given.tiles_down;
+    const u32 number = u32(block_number<F, G::rows * G::columns>(n));
+    const u32 line = number / given.tiles_across, above = line / given.tiles_down;
     const i64 matrix = above, first_row = i64(line - above * given.tiles_down) * G::rows;
-    const i64 first_column = i64(blockIdx.x - line * given.tiles_across) * G::columns;
+    const i64 first_column = i64(number - line * given.tiles_across) * G::columns;
     const i64 below = given.rows - first_row, right = given.columns - first_column;
     const u32 rows = below < i64(G::rows) ? u32(below) : u32(G::rows);
     const u32 columns = right < i64(G::columns) ? u32(right) : u32(G::columns);
@@ -321,31 +368,40 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, const HadamardArgumen
         store_words(shared.at(row, column), vector.word);
     }
     GPUCAST_BARRIER();
-    if constexpr (G::same != 0) {
-        const u32 across = G::columns / G::same;
+    if constexpr (G::same) {
+        const u32 across = G::columns / part_size;
+        const Common<F, Scales> common(common_value<F>(given.same));
 #pragma unroll 1
         for (u32 k = threadIdx.x; k < G::rows * across; k += u32(G::threads)) {
-            const u32 row = k / across, column = k % across * G::same;
-            if (row >= rows || column >= columns) continue;
-            Tile<G::same * bytes> in;
-            load_words(shared.at(row, column), in.word);
-            Fragment<Src, Float, Double, G::same_run, G::same> fragment;
+            const u32 row = k / across, column = k % across * part_size;
+            const bool here = row < rows && column < columns;
+            Tile<part_size * bytes> in = {};
+            if (here) load_words(shared.at(row, column), in.word);
+            Fragment<Src, Float, Double, G::same_run> fragment;
             fragment.take(in, given.signs);
             const i64 begin = (matrix * given.rows + first_row + row) * given.columns + first_column + column;
-            quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin, given.columns, given.same, given.random);
+            quantize_fragment<F, Scales, Float, Double, Block>(fragment, here, begin, given.columns, given.same, common, given.random);
         }
     }
-    if constexpr (G::swapped != 0) {
-        const u32 down = G::rows / G::swapped;
+    if constexpr (G::swapped) {
+        const u32 down = G::rows / part_size;
+        const Common<F, Scales> common(common_value<F>(given.swapped));
 #pragma unroll 1
         for (u32 k = threadIdx.x; k < G::columns * down; k += u32(G::threads)) {
             // Neighbouring threads take neighbours in the result.
-            const u32 row = k % down * G::swapped, column = k / down;
-            if (row >= rows || column >= columns) continue;
-            Fragment<Src, Float, Double, G::swapped_run, G::swapped> fragment;
-            fragment.take_column(shared, row, column, given.signs);
+            const u32 row = k % down * part_size, column = k / down;
+            const bool here = row < rows && column < columns;
+            Tile<part_size * bytes> in = {};
+            if (here) {
+#pragma unroll
+                for (u32 i = 0; i < part_size; ++i) {
+                    put<Src::bits>(in, i, Word(*reinterpret_cast<const Code*>(shared.at(row + i, column))));
+                }
+            }
+            Fragment<Src, Float, Double, G::swapped_run> fragment;
+            fragment.take(in, given.signs);
             const i64 begin = (matrix * given.columns + first_column + column) * given.rows + first_row + row;
-            quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin, given.rows, given.swapped, given.random);
+            quantize_fragment<F, Scales, Float, Double, Block>(fragment, here, begin, given.rows, given.swapped, common, given.random);
         }
     }
 }
@@ -353,19 +409,37 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, const HadamardArgumen
 }  // namespace gpucast
 
 // Macros, because a kernel's name is that of its work; gpucast/quantization/gpu/hadamard_source.py writes the rest.
-#define GPUCAST_HADAMARD(NAME, THREADS, ...)                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+// RESIDENT: blocks of an SM at a time, whose registers must suffice.
+#define GPUCAST_HADAMARD(NAME, THREADS, RESIDENT, ...)                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                    \
+        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64 n,                                       \
+             const __grid_constant__ gpucast::HadamardArguments given) {                                               \
+        using namespace gpucast;                                                                                       \
+        __VA_ARGS__;                                                                                                   \
+    }
+#define GPUCAST_HADAMARD_TRANSFORM(NAME, ...)                                                                          \
+    extern "C" __global__ void __launch_bounds__(gpucast::part_threads)                                                \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n,                                   \
              const __grid_constant__ gpucast::HadamardArguments given) {                                               \
         using namespace gpucast;                                                                                       \
-        static_cast<void>(dst), static_cast<void>(n);                                                                  \
-        __VA_ARGS__;                                                                                                   \
+        __shared__ WarpParts shared;                                                                                   \
+        transform_array<__VA_ARGS__>(src, dst, n, given, shared);                                                      \
+    }
+#define GPUCAST_HADAMARD_TOP(NAME, SRC, LENGTH, STRIDED, ...)                                                          \
+    extern "C" __global__ void __launch_bounds__(gpucast::part_threads)                                                \
+        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n,                                   \
+             const __grid_constant__ gpucast::HadamardArguments given) {                                               \
+        using namespace gpucast;                                                                                       \
+        typedef decltype(__VA_ARGS__) Finish;                                                                          \
+        __shared__ WarpParts numbers;                                                                                  \
+        __shared__ WarpStats<Finish::Stats, part_threads> shared;                                                      \
+        find_transformed<SRC, FLOAT, DOUBLE, LENGTH, STRIDED, part_threads>(src, n, given, numbers, shared, __VA_ARGS__); \
     }
 #define GPUCAST_HADAMARD_TILES(NAME, SRC, THREADS, ...)                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64,                                         \
+        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64 n,                                       \
              const __grid_constant__ gpucast::HadamardArguments given) {                                               \
         using namespace gpucast;                                                                                       \
         __shared__ HadamardMemory<SRC, NAME##_tiles> shared;                                                           \
-        quantize_fragment_tiles<__VA_ARGS__, NAME##_tiles>(src, given, shared);                                        \
+        quantize_fragment_tiles<__VA_ARGS__, NAME##_tiles>(src, n, given, shared);                                     \
     }

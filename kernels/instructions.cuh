@@ -140,7 +140,22 @@ GPUCAST_INLINE void fma_rn_f32x2(float a, float b, float factor, float more, flo
         "fma.rn.f32x2 x, x, y, z; mov.b64 {%0, %1}, x;}"
         : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(factor), "f"(more));
 }
+// The same of two factors, and of one factor with two more.
+GPUCAST_INLINE void fma_rn_f32x2(float a, float b, float x, float y, float more, float& c, float& d) {
+    asm("{.reg .b64 x, y, z; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; mov.b64 z, {%6, %6};\n"
+        "fma.rn.f32x2 x, x, y, z; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y), "f"(more));
+}
+GPUCAST_INLINE void fma_rn_f32x2_of(float a, float b, float factor, float x, float y, float& c, float& d) {
+    asm("{.reg .b64 x, y, z; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %4}; mov.b64 z, {%5, %6};\n"
+        "fma.rn.f32x2 x, x, y, z; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(factor), "f"(x), "f"(y));
+}
 // Of two floats and two others.
+GPUCAST_INLINE void mul_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; mul.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
+        : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y));
+}
 GPUCAST_INLINE void add_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
     asm("{.reg .b64 x, y; mov.b64 x, {%2, %3}; mov.b64 y, {%4, %5}; add.rn.f32x2 x, x, y; mov.b64 {%0, %1}, x;}"
         : "=f"(c), "=f"(d) : "f"(a), "f"(b), "f"(x), "f"(y));
@@ -247,6 +262,32 @@ GPUCAST_INLINE int redux_max(int a) {
 GPUCAST_INLINE void red_max(int* to, int a) {
     asm volatile("red.global.max.s32 [%0], %1;" : : "l"(to), "r"(a) : "memory");
 }
+
+// The same of other numbers.
+GPUCAST_INLINE void red_max(u32* to, u32 a) {
+    asm volatile("red.global.max.u32 [%0], %1;" : : "l"(to), "r"(a) : "memory");
+}
+GPUCAST_INLINE void red_max(u64* to, u64 a) {
+    asm volatile("red.global.max.u64 [%0], %1;" : : "l"(to), "l"(a) : "memory");
+}
+// What is at an address, which becomes 0; and a count, which becomes 0 after `last` and else one more.
+GPUCAST_INLINE u32 take(u32* at) {
+    u32 d;
+    asm volatile("atom.global.exch.b32 %0, [%1], 0;" : "=r"(d) : "l"(at) : "memory");
+    return d;
+}
+GPUCAST_INLINE u64 take(u64* at) {
+    u64 d;
+    asm volatile("atom.global.exch.b64 %0, [%1], 0;" : "=l"(d) : "l"(at) : "memory");
+    return d;
+}
+GPUCAST_INLINE u32 count_up(u32* at, u32 last) {
+    u32 d;
+    asm volatile("atom.global.inc.u32 %0, [%1], %2;" : "=r"(d) : "l"(at), "r"(last) : "memory");
+    return d;
+}
+// Between accesses to memory that threads of other blocks must see in this order.
+GPUCAST_INLINE void fence() { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
 
 // Vector accesses to global memory. Inline PTX, because the compiler would split a C++ load of which only some words
 // are used.

@@ -440,13 +440,13 @@ struct CodeOf<32> {
     typedef u32 type;
 };
 
-// A square of codes in shared memory. Rows are padded, so that a warp that writes four codes of several rows has few bank
-// conflicts or none, and four codes are aligned.
-template <u32 Bits, u32 Side>
+// A rectangle of codes in shared memory. Rows are padded, so that a warp that writes four codes of several rows has few
+// bank conflicts or none, and four codes are aligned.
+template <u32 Bits, u32 Rows, u32 Columns>
 struct alignas(16) Square {
     typedef typename CodeOf<Bits>::type Code;
-    enum : u32 { stride = Side + (Bits < 64 ? 4 : 2) };
-    Code code[Side * stride];
+    enum : u32 { stride = Columns + (Bits < 64 ? 4 : 2) };
+    Code code[Rows * stride];
 };
 
 // A word of each of four columns, of halves or of bytes, to the words of as many rows as a word has.
@@ -467,16 +467,16 @@ GPUCAST_INLINE void turn_bytes(const u32 (&column)[4], u32 (&row)[4][1]) {
     }
 }
 
-// A thread's part of a whole square of a source that is dense along the columns: word by word (elements of 64 bits: two
+// A thread's part of a whole rectangle of a source that is dense along the columns: word by word (elements of 64 bits: two
 // words) down four columns. Turned, it is four elements of each of `rows` rows.
-template <u32 Bits, u32 Side>
+template <u32 Bits, u32 Rows, u32 Columns>
 struct SquarePart {
     enum : u32 {
         rows = Bits < 32 ? 32 / Bits : 1,
         bytes = rows * Bits / 8,
         words = bytes / 4,
-        down = Side / (8 * rows),
-        count = down * (Side / 16)
+        down = Rows / (8 * rows),
+        count = down * (Columns / 16)
     };
     u32 row, column;
 
@@ -506,15 +506,15 @@ struct SquarePart {
     }
 };
 
-// Writes a whole square, a word at a time (elements of 64 bits: two), so that a warp writes neighbouring words.
-template <u32 Bits, u32 Side, u32 Threads>
-GPUCAST_INLINE void store_square(u8* dst, i64 stride, const Square<Bits, Side>& square) {
-    const u32 bytes = Bits < 32 ? 4 : Bits / 8, across = Side * Bits / 8 / bytes, rows = Threads / across;
+// Writes a whole rectangle, a word at a time (elements of 64 bits: two), so that a warp writes neighbouring words.
+template <u32 Bits, u32 Rows, u32 Columns, u32 Threads>
+GPUCAST_INLINE void store_square(u8* dst, i64 stride, const Square<Bits, Rows, Columns>& square) {
+    const u32 bytes = Bits < 32 ? 4 : Bits / 8, across = Columns * Bits / 8 / bytes, rows = Threads / across;
     const u32 row = threadIdx.x / across, place = threadIdx.x % across;
     u8* to = dst + i64(row) * stride + place * bytes;
 #pragma unroll
-    for (u32 i = 0; i < Side; i += rows, to += rows * stride) {
-        const u32* held = reinterpret_cast<const u32*>(square.code + (i + row) * Square<Bits, Side>::stride) + place * (bytes / 4);
+    for (u32 i = 0; i < Rows; i += rows, to += rows * stride) {
+        const u32* held = reinterpret_cast<const u32*>(square.code + (i + row) * Square<Bits, Rows, Columns>::stride) + place * (bytes / 4);
         Tile<bytes> tile;
 #pragma unroll
         for (u32 j = 0; j < bytes / 4; ++j) tile.word[j] = held[j];

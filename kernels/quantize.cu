@@ -4,17 +4,28 @@
 //
 // Rows of short blocks are quantized in one pass, in which neighbouring threads share a block. All other blocks take
 // three passes: the statistics of each block, its scale, its elements.
-#ifndef GPUCAST_MERGE
-// Merges the statistics of an aligned group of LANES threads; all of them get the result. The host build has a macro of
-// its own, with a barrier.
-#define GPUCAST_MERGE(LANES, STATS)                                                       \
-    for (gpucast::u32 step = LANES / 2; step != 0; step /= 2) STATS.merge(STATS.other(step));
-#endif
-
 namespace gpucast {
+
+// Merges the statistics of an aligned group of `Lanes` threads, of whole warps; all of them get the result.
+template <u32 Lanes, typename Stats>
+GPUCAST_INLINE void merge(Stats& stats) {
+#pragma unroll
+    for (u32 step = Lanes / 2; step != 0; step /= 2) stats.merge(stats.other(step));
+}
 
 GPUCAST_INLINE i64 block_count(const Blocks& blocks) {
     return (blocks.splits_outer ? blocks.outer : 1) * blocks.grid_rows * blocks.grid_columns;
+}
+
+// The number of a block of threads that works on so many elements, in a pass that follows another one over the same n
+// elements: the last ones come first, because the L2 cache still has them.
+template <u32 Elements>
+GPUCAST_INLINE i64 from_behind(i64 n) {
+    return (n - 1) / Elements - i64(blockIdx.x);
+}
+template <typename F, u32 Elements>
+GPUCAST_INLINE i64 block_number(i64 n) {
+    return F::global_scale ? from_behind<Elements>(n) : i64(blockIdx.x);
 }
 
 // ---- one pass: blocks of a power of two elements along the last axis, all of them complete ----
@@ -26,13 +37,13 @@ GPUCAST_INLINE void quantize_rows(const u8* src, u8* dst, i64 n, const QuantizeA
     typedef Tile<Elements * Src::bits / 8> SrcTile;
     typedef Tile<Elements * DType::bits / 8> DstTile;
     const u32 lanes = Block / Elements;
-    const i64 thread = i64(blockIdx.x) * Threads + threadIdx.x, begin = thread * Elements;
+    const i64 thread = block_number<F, Elements * Threads>(n) * Threads + threadIdx.x, begin = thread * Elements;
     const bool here = begin < n;
     SrcTile in = {};
     if (here) load_aligned(src + begin * i64(Src::bits) / 8, in);
     BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
     const bool finite = stats.template add_tile<Src, Elements>(in);
-    GPUCAST_MERGE(lanes, stats);
+    merge<lanes>(stats);
     if (!here) return;
     const float global = global_value<F>(given.global_scale, begin, given.blocks.columns);
     const Scale scale = scale_of<F, Float, Double>(stats, global);
@@ -118,7 +129,7 @@ GPUCAST_INLINE void find_extremes(const u8* src, i64 n, const QuantizeArguments&
             }
         }
     }
-    GPUCAST_MERGE(Lanes, stats);
+    merge<Lanes>(stats);
     if (thread < n && lane == 0) reinterpret_cast<BlockStats<V, two_sided, finite_only>*>(given.stats)[team] = stats;
 }
 
@@ -177,20 +188,12 @@ GPUCAST_INLINE void find_column_extremes(const u8* src, i64 n, const QuantizeArg
     }
 }
 
-// Merges the statistics of all parts of a block, by a warp. A macro, because it holds GPUCAST_MERGE.
-#define GPUCAST_PARTS(STATS, BLOCK, COUNT)                                                                        \
-    for (gpucast::i64 part = threadIdx.x % 32; BLOCK < COUNT && part < given.parts; part += 32) {                 \
-        STATS.merge(reinterpret_cast<const decltype(STATS)*>(given.stats)[part * COUNT + BLOCK]);                 \
-    }                                                                                                             \
-    GPUCAST_MERGE(32, STATS)
-
-// With `keep` the scales are given, and only those of blocks with an infinity or NaN are written.
-template <typename F, typename V, typename Float, typename Double, bool keep, u32 Threads>
-GPUCAST_INLINE void find_scales(const QuantizeArguments& given) {
-    const i64 count = block_count(given.blocks), block = (i64(blockIdx.x) * Threads + threadIdx.x) / 32;
-    BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
-    GPUCAST_PARTS(stats, block, count);
-    if (block >= count || threadIdx.x % 32 != 0 || (keep && !stats.has_nonfinite())) return;
+// The scale of a block of `count`. With `keep` the scales are given, and only those of blocks with an infinity or NaN are
+// written.
+template <typename F, typename V, typename Float, typename Double, bool keep>
+GPUCAST_INLINE void put_scale(
+    const BlockStats<V, F::two_sided, !F::nan_in_scale>& stats, i64 block, i64 count, const QuantizeArguments& given) {
+    if (keep && !stats.has_nonfinite()) return;
     const float global = global_value<F>(given.global_scale, block, given.blocks.grid_columns);
     const Scale scale = scale_of<F, Float, Double>(stats, global);
     if constexpr (is_same<typename F::order, Linear>) {
@@ -203,6 +206,17 @@ GPUCAST_INLINE void find_scales(const QuantizeArguments& given) {
     if constexpr (F::zero_points) given.zero_points[block] = u8(scale.zero_point);
 }
 
+template <typename F, typename V, typename Float, typename Double, bool keep, u32 Threads>
+GPUCAST_INLINE void find_scales(const QuantizeArguments& given) {
+    const i64 count = block_count(given.blocks), block = (i64(blockIdx.x) * Threads + threadIdx.x) / 32;
+    BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
+    for (i64 part = threadIdx.x % 32; block < count && part < given.parts; part += 32) {
+        stats.merge(reinterpret_cast<const decltype(stats)*>(given.stats)[part * count + block]);
+    }
+    merge<32>(stats);
+    if (block < count && threadIdx.x % 32 == 0) put_scale<F, V, Float, Double, keep>(stats, block, count, given);
+}
+
 // The code of the global scale for numbers up to `high`: the FLOAT by which the largest scale becomes the largest number
 // of the scales' type.
 template <typename F, typename V, typename Double, typename Float>
@@ -211,15 +225,6 @@ GPUCAST_INLINE u32 global_scale_of(typename V::Word high) {
     const u64 ratio = ptx::bits(V::number(high) / F::global_divisor());
     const u32 code = u32(cast_code<Double, Float>(ratio, typename F::global_rule()));
     return code < 1u << 23 ? 1u << 23 : code;
-}
-
-template <typename F, typename V, typename Double, typename Float, u32 Threads>
-GPUCAST_INLINE void find_global_scale(u8* dst, const QuantizeArguments& given) {
-    const i64 block = (i64(blockIdx.x) * Threads + threadIdx.x) / 32;
-    BlockStats<V, false, true> stats = {0, 0};
-    GPUCAST_PARTS(stats, block, i64(1));
-    if (block != 0 || threadIdx.x % 32 != 0) return;
-    store_element<32>(dst, global_scale_of<F, V, Double, Float>(stats.high));
 }
 
 // The same for each of n rows, from an array of their largest magnitudes.
@@ -231,6 +236,101 @@ GPUCAST_INLINE void find_row_scales(const u8* src, u8* dst, i64 n, const Quantiz
     stats.add(load_element<32, u32>(src + row * 4));
     store_element<32>(dst + row * 4, global_scale_of<F, V, Double, Float>(stats.high));
 }
+
+// ---- one block that is the whole array, in one launch ----
+
+// The statistics so far, and how many blocks of threads have added theirs: zero before a launch and after it.
+struct WholeCell {
+    u64 high, low;
+    u32 count;
+};
+template <typename Stats, u32 Threads>
+struct WarpStats {
+    Stats of[Threads / 32];
+};
+
+// Adds the statistics of a block's threads to the cell, and calls `finish` with those of all `blocks`, by one thread of
+// the block that comes last.
+template <u32 Threads, typename Stats, typename Finish>
+GPUCAST_INLINE void finish_whole(Stats stats, WarpStats<Stats, Threads>& shared, u8* at, i64 blocks, const Finish& finish) {
+    typedef typename Stats::Word Word;
+    const u32 warps = Threads / 32;
+    merge<32>(stats);
+    if (threadIdx.x % 32 == 0) shared.of[threadIdx.x / 32] = stats;
+    GPUCAST_BARRIER();
+    stats = shared.of[threadIdx.x % warps];
+    merge<warps>(stats);
+    if (threadIdx.x != 0) return;
+    WholeCell& cell = *reinterpret_cast<WholeCell*>(at);
+    Word &high = reinterpret_cast<Word&>(cell.high), &low = reinterpret_cast<Word&>(cell.low);
+    ptx::red_max(&high, stats.high);
+    if constexpr (Stats::has_low) ptx::red_max(&low, stats.low);
+    ptx::fence();
+    if (ptx::count_up(&cell.count, u32(blocks) - 1) != u32(blocks) - 1) return;
+    ptx::fence();
+    stats.high = ptx::take(&high);
+    if constexpr (Stats::has_low) {
+        ptx::fence();
+        stats.low = ptx::take(&low);
+    }
+    finish(stats);
+}
+
+// The statistics of the whole array, by n threads: whole blocks of them.
+template <typename V, typename Src, u32 Threads, typename Finish>
+GPUCAST_INLINE void find_whole(const u8* src, i64 n, const QuantizeArguments& given,
+                               WarpStats<typename Finish::Stats, Threads>& shared, const Finish& finish) {
+    typedef typename V::Word Word;
+    // Loads of a turn, and how many of them are looked at together.
+    const u32 bytes = Src::bits / 8, vector = 16 / bytes, ahead = 8, some = 4;
+    const i64 thread = i64(blockIdx.x) * Threads + threadIdx.x, all = given.blocks.columns;
+    typename Finish::Stats stats = {0, 0};
+    // The elements before the first aligned vector; all of them where none is aligned.
+    const u32 off = u32(address(src)) & 15;
+    i64 head = off % bytes != 0 ? all : off == 0 ? 0 : i64((16 - off) / bytes);
+    if (head > all) head = all;
+    const u8* from = src + head * bytes;
+    const i64 vectors = (all - head) / vector;
+    // All blocks go through the array together, so that its end is what the L2 cache has for the next pass.
+#pragma unroll 1
+    for (i64 at = thread; at < vectors; at += ahead * n) {
+        Tile<some * 16> in[ahead / some];
+#pragma unroll
+        for (u32 j = 0; j < ahead; ++j) {
+            Tile<16> one = {};
+            if (at + j * n < vectors) load_aligned(from + (at + j * n) * 16, one);
+#pragma unroll
+            for (u32 k = 0; k < 4; ++k) in[j / some].word[j % some * 4 + k] = one.word[k];
+        }
+#pragma unroll
+        for (u32 j = 0; j < ahead / some; ++j) stats.template add_tile<Src, some * vector>(in[j]);
+    }
+    const i64 tail = head + vectors * vector;
+#pragma unroll 1
+    for (i64 i = thread; i < head + all - tail; i += n) {
+        ptx::mark_rare();
+        stats.add(V::of(load_element<Src::bits, Word>(src + (i < head ? i : i - head + tail) * bytes)));
+    }
+    finish_whole<Threads>(stats, shared, given.stats, n / Threads, finish);
+}
+
+// What becomes of the statistics: the scale of the one block, or the global scale.
+template <typename F, typename V, typename Float, typename Double, bool keep>
+struct ToScale {
+    typedef BlockStats<V, F::two_sided, !F::nan_in_scale> Stats;
+    const QuantizeArguments& given;
+
+    GPUCAST_INLINE void operator()(const Stats& stats) const { put_scale<F, V, Float, Double, keep>(stats, 0, 1, given); }
+};
+template <typename F, typename V, typename Float, typename Double>
+struct ToGlobalScale {
+    typedef BlockStats<V, false, true> Stats;
+    u8* dst;
+
+    GPUCAST_INLINE void operator()(const Stats& stats) const {
+        store_element<32>(dst, global_scale_of<F, V, Double, Float>(stats.high));
+    }
+};
 
 // The scales in place of the largest magnitudes that the other passes needed, or with `global` the global scale.
 template <typename F, bool global, u32 Threads>
@@ -330,7 +430,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
     typedef Value<Src, Float, Double> V;
     typedef typename V::Word Word;
     typedef typename F::element DType;
-    const i64 begin = (i64(blockIdx.x) * Threads + threadIdx.x) * Elements;
+    const i64 begin = (from_behind<Elements * Threads>(n) * Threads + threadIdx.x) * Elements;
     if (begin >= n) return;
     const u32 last = begin + Elements <= n ? Elements : u32(n - begin);
     float global = global_value<F>(given.global_scale, begin, given.blocks.columns);
@@ -372,7 +472,8 @@ GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const 
     typedef typename F::element DType;
     typedef typename F::order Order;
     const u32 lanes = Block / Elements, bytes = F::scale::bits / 8;
-    const u32 thread = blockIdx.x * Threads + threadIdx.x, all = u32(given.blocks.columns);
+    const u32 thread = u32(block_number<F, Elements * lines * Threads>(n)) * Threads + threadIdx.x;
+    const u32 all = u32(given.blocks.columns);
     const u32 group = divided<u32>(thread, all, given.columns), along = thread - group * all, column = along / lanes;
     const i64 rows = given.blocks.grid_rows, columns = given.blocks.grid_columns, apart = Order::apart;
     const i64 first = group / u32(Order::apart) * (Order::apart * lines) + group % u32(Order::apart);
@@ -396,7 +497,7 @@ GPUCAST_INLINE void quantize_rows_in_order(const u8* src, u8* dst, i64 n, const 
         if (F::row_scaled && left > 0) global = given.global_scale[first + i * apart];
         BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
         const bool finite = stats.template add_tile<Src, Elements>(in);
-        GPUCAST_MERGE(lanes, stats);
+        merge<lanes>(stats);
         const Scale scale = scale_of<F, Float, Double>(stats, global);
         if (stores) {
             Tile<bytes> code = {{left > 0 ? scale.code : u32(F::padding)}};
@@ -446,4 +547,15 @@ GPUCAST_INLINE void move_scales(const u8* src, u8* dst, i64 n, const Blocks& blo
         using namespace gpucast;                                                                                       \
         static_cast<void>(src), static_cast<void>(dst), static_cast<void>(n);                                          \
         __VA_ARGS__;                                                                                                   \
+    }
+// The last argument is a struct that takes the statistics of the whole array.
+#define GPUCAST_QUANTIZE_WHOLE(NAME, SRC, THREADS, ...)                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+        NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8* dst, gpucast::i64 n,                                   \
+             const __grid_constant__ gpucast::QuantizeArguments given) {                                               \
+        using namespace gpucast;                                                                                       \
+        static_cast<void>(dst);                                                                                        \
+        typedef decltype(__VA_ARGS__) Finish;                                                                          \
+        __shared__ WarpStats<Finish::Stats, THREADS> shared;                                                           \
+        find_whole<Value<SRC, FLOAT, DOUBLE>, SRC, THREADS>(src, n, given, shared, __VA_ARGS__);                       \
     }

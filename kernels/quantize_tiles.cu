@@ -42,12 +42,15 @@ struct TileKernel {
     i64 matrices;
 
     GPUCAST_INLINE TileKernel(const u8* array, i64 n, const TileArguments& arguments, Memory& memory) : given(arguments), shared(memory) {
-        const u32 line = blockIdx.x / given.tiles_across, above = line / given.tiles_down;
+        // Where another pass over the array came before, the last tiles come first.
+        const bool is_second = F::global_scale || Shape::everywhere || G::whole_columns;
+        const u32 number = is_second ? u32(from_behind<u32(Shape::tile)>(n)) : blockIdx.x;
+        const u32 line = number / given.tiles_across, above = line / given.tiles_down;
         matrix = above;
         const i64 tiles = i64(given.tiles_down) * given.tiles_across;
         matrices = (matrix + 1) * tiles * u32(Shape::tile) == n ? matrix + 1 : matrix + 2;
         first_row = i64(line - above * given.tiles_down) * G::tile_rows;
-        first_column = i64(blockIdx.x - line * given.tiles_across) * G::tile_columns;
+        first_column = i64(number - line * given.tiles_across) * G::tile_columns;
         src = array + ((matrix * given.rows + first_row) * given.columns + first_column) * bytes;
         const i64 below = given.rows - first_row, right = given.columns - first_column;
         rows = below < i64(G::tile_rows) ? u32(below) : u32(G::tile_rows);
@@ -213,54 +216,67 @@ struct TileKernel {
         }
     }
 
+    // Whether one test says that all lines of a patch have quick codes: a branch for each costs as much as some codes.
+    // Where scales are no powers of two, divisors take so many registers that lines are better done in turn.
+    enum : bool { together = Quotients::by_power && !Quotients::by_bracket };
+
+    // That test, for N lines: `scale` and `in` give the scale and the elements of one.
+    template <u32 N, typename ScaleOf, typename Line>
+    GPUCAST_INLINE bool are_quick(u32 finite, const ScaleOf& scale, const Line& in) const {
+        bool quick = true;
+        if constexpr (together) {
+#pragma unroll
+            for (u32 i = 0; i < N; ++i) quick &= Quotients(scale(i), global).fast && is_finite(in(i), finite, i);
+        }
+        return quick;
+    }
+
     // The codes of N neighbouring elements, as words of four. False where they are left to `put_one_by_one`.
     template <u32 N, u32 Bytes>
-    GPUCAST_INLINE bool quantize(const Scale& scale, const Tile<Bytes>& in, bool finite, u32 (&words)[N / 4]) const {
+    GPUCAST_INLINE bool quantize(const Scale& scale, const Tile<Bytes>& in, u32 finite, u32 line, u32 (&words)[N / 4]) const {
         // A tile of 6-bit elements holds four or sixteen of them.
         const u32 part = DType::bits == 6 && N == 8 ? 4 : N;
         const Quotients divisor(scale, global);
-        const bool fast = divisor.fast && finite;
+        const bool quick = together || (divisor.fast && is_finite(in, finite, line));
 #pragma unroll
         for (u32 i = 0; i < N; i += part) {
             Tile<part * DType::bits / 8> out = {};
             Tile<part * bytes> some;
 #pragma unroll
             for (u32 j = 0; j < part * bytes / 4; ++j) some.word[j] = in.word[i * bytes / 4 + j];
-            if (fast) divisor.template tile<part, fits>(some, out, 0, true, given.random);
+            if (quick) divisor.template quick_tile<part, fits>(some, out);
 #pragma unroll
             for (u32 j = 0; j < part; j += 4) words[(i + j) / 4] = four_codes<DType::bits>(out, j);
         }
-        return fast;
+        return quick;
     }
 
+    // The codes of a patch, by rows or by columns. False where all of them are left to `put_one_by_one`.
     template <Run run>
-    GPUCAST_INLINE u32 quantize_rows_of(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
-        u32 left = 0;
+    GPUCAST_INLINE bool quantize_rows_of(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
+        const auto scale = [&](u32 i) { return scale_at<run>(row + i, column); };
+        if (!are_quick<G::rows>(finite, scale, [&](u32 i) { return patch.row[i]; })) return false;
+        bool done = true;
 #pragma unroll
         for (u32 i = 0; i < G::rows; ++i) {
             u32 words[G::columns / 4];
-            if (!quantize<G::columns>(scale_at<run>(row + i, column), patch.row[i], is_finite(patch.row[i], finite, i), words)) {
-                left |= 1u << i;
-            }
+            done &= quantize<G::columns>(scale(i), patch.row[i], finite, i, words);
             store_words(at_same(row + i, column), words);
         }
-        return left;
+        return done;
     }
 
     template <Run run>
-    GPUCAST_INLINE u32 quantize_rows_turned(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
+    GPUCAST_INLINE bool quantize_rows_turned(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
+        const auto scale = [&](u32 i) { return scale_at<run>(row + i, column); };
+        if (!are_quick<G::rows>(finite, scale, [&](u32 i) { return patch.row[i]; })) return false;
         Codes codes;
-        u32 left = 0;
+        bool done = true;
 #pragma unroll
         for (u32 i = 0; i < G::rows; i += 4) {
             u32 words[4][G::columns / 4];
 #pragma unroll
-            for (u32 k = 0; k < 4; ++k) {
-                const auto& in = patch.row[i + k];
-                if (!quantize<G::columns>(scale_at<run>(row + i + k, column), in, is_finite(in, finite, i + k), words[k])) {
-                    left |= 1u << (i + k);
-                }
-            }
+            for (u32 k = 0; k < 4; ++k) done &= quantize<G::columns>(scale(i + k), patch.row[i + k], finite, i + k, words[k]);
 #pragma unroll
             for (u32 j = 0; j < G::columns / 4; ++j) {
                 transpose_bytes(words[0][j], words[1][j], words[2][j], words[3][j]);
@@ -269,27 +285,26 @@ struct TileKernel {
             }
         }
         put_swapped(codes);
-        return left;
+        return done;
     }
 
     template <Run run, bool to_same, bool to_swapped>
-    GPUCAST_INLINE u32 quantize_columns(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
+    GPUCAST_INLINE bool quantize_columns(const Patch<Src, G::rows, G::columns>& patch, u32 finite) const {
+        const auto scale = [&](u32 j) { return scale_at<run>(row, column + j); };
+        if (!are_quick<G::columns>(finite, scale, [&](u32 j) { return patch.column(j); })) return false;
         Codes codes;
-        u32 left = 0;
+        bool done = true;
 #pragma unroll
-        for (u32 j = 0; j < G::columns; ++j) {
-            const auto in = patch.column(j);
-            if (!quantize<G::rows>(scale_at<run>(row, column + j), in, is_finite(in, finite, j), codes[j])) left |= 1u << j;
-        }
+        for (u32 j = 0; j < G::columns; ++j) done &= quantize<G::rows>(scale(j), patch.column(j), finite, j, codes[j]);
         if (to_same) put_same(codes);
         if (to_swapped) put_swapped(codes);
-        return left;
+        return done;
     }
 
-    // The codes of those rows (`by_rows`) or columns of the patch whose bits are set in `left`, of all with stochastic
-    // rounding. The elements are read again, because a loop that is not unrolled cannot index registers.
-    template <Run run, bool swapped, bool by_rows>
-    GPUCAST_INLINE void put_one_by_one(u32 left) const {
+    // The codes of a patch, one by one. The elements are read again, because a loop that is not unrolled cannot index
+    // registers.
+    template <Run run, bool swapped>
+    GPUCAST_INLINE void put_one_by_one() const {
         const u32 across = swapped ? G::rows / 4 : G::columns / 4;
 #pragma unroll 1
         for (u32 q = 0; q < G::rows * G::columns / 4; ++q) {
@@ -307,7 +322,6 @@ struct TileKernel {
             for (u32 k = 0; k < 4; ++k) {
                 const u32 own_row = swapped ? r + k : r, own_column = swapped ? c : c + k;
                 if (own_row >= rows || own_column >= columns) continue;
-                if (!F::stochastic && (left >> (by_rows ? own_row - row : own_column - column) & 1) == 0) continue;
                 const i64 at = own_row * given.columns + own_column;
                 const Word bits = V::of(reinterpret_cast<const SrcCode*>(src)[at]);
                 const Quotients divisor(scale_at<run>(own_row, own_column), global);
@@ -410,9 +424,7 @@ GPUCAST_INLINE void quantize_tiles(
             finite_rows |= u32(stats.row[i].template add_tile<Src, G::columns>(patch.row[i])) << i;
         }
         if constexpr (Shape::along) {
-            if constexpr (Shape::part_lanes > 1) {
-                GPUCAST_MERGE(Shape::part_lanes, stats);
-            }
+            merge<Shape::part_lanes>(stats);
             if (threadIdx.x % Shape::part_lanes == 0) {
 #pragma unroll
                 for (u32 i = 0; i < G::rows; ++i) {
@@ -423,7 +435,7 @@ GPUCAST_INLINE void quantize_tiles(
             Stats all = stats.row[0];
 #pragma unroll
             for (u32 i = 1; i < G::rows; ++i) all.merge(stats.row[i]);
-            GPUCAST_MERGE(Shape::block_lanes, all);
+            merge<Shape::block_lanes>(all);
             if (threadIdx.x % Shape::block_lanes == 0) {
                 shared.held.stats.in_columns.put(work.row / G::rows * Shape::runs_along + work.column / G::block, all);
             }
@@ -448,27 +460,25 @@ GPUCAST_INLINE void quantize_tiles(
     }
     // With squares, or one scale for all, both results have the same codes: by columns if the transposed one is wanted.
     const bool one = Shape::square || Shape::everywhere, by_rows = one && !Shape::swapped;
-    const u32 everything = F::stochastic ? ~0u : 0;
-    u32 same_left = everything, swapped_left = everything;
+    bool same_done = false, swapped_done = false;
     if constexpr (!F::stochastic) {
-        if constexpr (by_rows || G::same() == Run::along) same_left = work.template quantize_rows_of<G::same()>(patch, finite_rows);
-        if constexpr (G::swapped() == Run::along) swapped_left = work.template quantize_rows_turned<Run::along>(patch, finite_rows);
+        if constexpr (by_rows || G::same() == Run::along) same_done = work.template quantize_rows_of<G::same()>(patch, finite_rows);
+        if constexpr (G::swapped() == Run::along) swapped_done = work.template quantize_rows_turned<Run::along>(patch, finite_rows);
         if constexpr (one && Shape::swapped) {
-            // If one element of the patch needs `put_one_by_one`, all of them take it.
             const u32 finite = Shape::everywhere || finite_rows == (1u << G::rows) - 1 ? ~0u : 0;
-            swapped_left = work.template quantize_columns<G::swapped(), Shape::same, true>(patch, finite);
-            same_left = Shape::same ? swapped_left : 0;
+            swapped_done = work.template quantize_columns<G::swapped(), Shape::same, true>(patch, finite);
+            same_done = Shape::same && swapped_done;
         }
-        if constexpr (G::same() == Run::down) same_left = work.template quantize_columns<Run::down, true, false>(patch, finite_columns);
-        if constexpr (G::swapped() == Run::down) swapped_left = work.template quantize_columns<Run::down, false, true>(patch, finite_columns);
+        if constexpr (G::same() == Run::down) same_done = work.template quantize_columns<Run::down, true, false>(patch, finite_columns);
+        if constexpr (G::swapped() == Run::down) swapped_done = work.template quantize_columns<Run::down, false, true>(patch, finite_columns);
     }
-    if ((Shape::same && same_left != 0) || (Shape::swapped && swapped_left != 0)) {
+    if ((Shape::same && !same_done) || (Shape::swapped && !swapped_done)) {
         if constexpr (!F::stochastic) ptx::mark_rare();
         if constexpr (Shape::same) {
-            if (same_left != 0) work.template put_one_by_one<G::same(), false, (by_rows || G::same() == Run::along)>(same_left);
+            if (!same_done) work.template put_one_by_one<G::same(), false>();
         }
         if constexpr (Shape::swapped) {
-            if (swapped_left != 0) work.template put_one_by_one<G::swapped(), true, G::swapped() == Run::along>(swapped_left);
+            if (!swapped_done) work.template put_one_by_one<G::swapped(), true>();
         }
     }
     GPUCAST_BARRIER();

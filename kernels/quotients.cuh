@@ -139,11 +139,16 @@ struct ReciprocalCodes {
                 const u32 even = ptx::prmt(ptx::cvt_rz_f16x2(x[0], x[2]), ptx::cvt_rz_f16x2(x[4], x[6]), 0x7531) + repeated<8>(1);
                 const u32 odd = ptx::prmt(ptx::cvt_rz_f16x2(x[1], x[3]), ptx::cvt_rz_f16x2(x[5], x[7]), 0x7531) + repeated<8>(1);
                 overflow |= even | odd;
-                const u32 low_half = choose(even >> 4, even >> 1, repeated<8>(0x08));
-                const u32 high_half = choose(odd, odd << 3, repeated<8>(0x80));
-                return choose(low_half, high_half, repeated<8>(0x0f));
+                return nibbles(even, odd);
             }
         }
+    }
+
+    // Eight codes from those of even and of odd numbers, each with its sign in bit 7 of a byte and the rest in bits 1 to 3.
+    static GPUCAST_INLINE u32 nibbles(u32 even, u32 odd) {
+        const u32 low_half = choose(even >> 4, even >> 1, repeated<8>(0x08));
+        const u32 high_half = choose(odd, odd << 3, repeated<8>(0x80));
+        return choose(low_half, high_half, repeated<8>(0x0f));
     }
 
 private:

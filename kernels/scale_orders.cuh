@@ -49,27 +49,6 @@ struct MnMajor {
     }
 };
 
-// The order with a number, where a kernel is told it when it runs.
-template <typename... Orders>
-struct OneOf {
-    u32 number;
-
-    GPUCAST_INLINE u32 height() const {
-        u32 found = 0, i = 0;
-        ((found = number == i++ ? Orders::height() : found), ...);
-        return found;
-    }
-    template <u32 Bytes>
-    GPUCAST_INLINE i64 place(i64 row, i64 column, i64 rows, i64 columns) const {
-        i64 found = 0;
-        u32 i = 0;
-        ((number == i++ ? void(found = Orders::template place<Bytes>(row, column, rows, columns)) : void()), ...);
-        return found;
-    }
-};
-// Each at its number in gpucast/quantization/scale_orders.py.
-typedef OneOf<Linear, Order128x4, Order8x4, MnMajor> ScaleOrder;
-
 template <typename Order>
 GPUCAST_INLINE i64 padded_rows(Order order, i64 rows) {
     const i64 height = order.height();

@@ -91,6 +91,7 @@ struct WordStats {
 template <typename V, bool two_sided, bool finite_only>
 struct BlockStats {
     typedef typename V::Word Word;
+    enum : bool { has_low = two_sided };
     Word low, high;
 
     GPUCAST_INLINE void add(Word bits) {
@@ -140,11 +141,9 @@ struct BlockStats {
         if constexpr (two_sided) low = other.low > low ? other.low : low;
         high = other.high > high ? other.high : high;
     }
-#ifndef GPUCAST_HOST
     GPUCAST_INLINE BlockStats other(u32 step) const {
         return {two_sided ? __shfl_xor_sync(~0u, low, step) : 0, __shfl_xor_sync(~0u, high, step)};
     }
-#endif
     GPUCAST_INLINE bool has_nonfinite() const { return (low > high ? low : high) >= Word(V::infinity); }
 };
 
@@ -157,14 +156,12 @@ struct RowStats {
 #pragma unroll
         for (u32 i = 0; i < Rows; ++i) row[i].merge(other.row[i]);
     }
-#ifndef GPUCAST_HOST
     GPUCAST_INLINE RowStats other(u32 step) const {
         RowStats stats;
 #pragma unroll
         for (u32 i = 0; i < Rows; ++i) stats.row[i] = row[i].other(step);
         return stats;
     }
-#endif
 };
 
 // The statistics of neighbouring columns, vector by vector.
@@ -303,9 +300,26 @@ GPUCAST_INLINE Scale scale_by_steps(float amax, bool is_nan, float u) {
     return scale;
 }
 
+// The global scale, and what the largest magnitudes of blocks are multiplied by where their scales are FLOAT8E4M3FN:
+// mostly the two products, which bracket the quotient, have the same code, as those of elements (`ReciprocalCodes`).
+template <typename F>
+struct Global {
+    enum : bool { brackets = is_e4m3<typename F::scale>() && has_conversion<typename F::scale>() && !F::by_steps };
+    float scale, below, above;
+    bool in_range;
+
+    GPUCAST_INLINE explicit Global(float value) : scale(value), below(0), above(0), in_range(false) {
+        if constexpr (brackets) {
+            const Quotient by(float(F::divisor()), value);
+            below = by.reciprocal(-2), above = by.reciprocal(2), in_range = by.in_range();
+        }
+    }
+};
+
 template <typename F, typename Float, typename Double, typename V, bool finite_only>
-GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& stats, float global) {
+GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& stats, const Global<F>& of_all) {
     typedef typename F::scale DType;
+    const float global = of_all.scale;
     Scale scale = {0, 0, F::nan_in_scale && stats.has_nonfinite()};
     if constexpr (F::by_steps) return scale_by_steps<F, Float>(ptx::as_float(u32(stats.high)), scale.is_nan, global);
     // With a divisor of 1 amax may be subnormal, which the fast path for powers of two does not expect. Scales of
@@ -325,14 +339,11 @@ GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& st
         const float rest = ptx::fma_rn(ptx::neg(near), float(F::divisor()), amax);
         scale.code = ptx::bits(ptx::fma_rn(rest, F::reciprocal(), near));
     } else {
-        if constexpr (is_e4m3<DType>() && has_conversion<DType>()) {
-            // As for elements (`ReciprocalCodes`): mostly the two products that bracket the quotient have the same
-            // code.
-            const Quotient by(float(F::divisor()), global);
+        if constexpr (Global<F>::brackets) {
             const float amax = ptx::as_float(stats.high);
-            const u32 codes = ptx::cvt_e4m3x2(ptx::mul_rn(amax, by.reciprocal(-2)), ptx::mul_rn(amax, by.reciprocal(2)));
+            const u32 codes = ptx::cvt_e4m3x2(ptx::mul_rn(amax, of_all.below), ptx::mul_rn(amax, of_all.above));
             scale.code = codes & 0xff;
-            if (by.in_range() && ((codes ^ codes >> 8) & 0xff) == 0) return finished<F>(scale);
+            if (of_all.in_range && ((codes ^ codes >> 8) & 0xff) == 0) return finished<F>(scale);
             ptx::mark_rare();
         }
         // Where the divisor is tiny or huge, it and amax are multiplied by a power of two, so that the remainder of the
@@ -346,6 +357,10 @@ GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& st
         scale.code = small_code<DType>(ptx::as_float(by.template rounded_to_odd<false>(amax))) & u32(DType::mask);
     }
     return finished<F>(scale);
+}
+template <typename F, typename Float, typename Double, typename V, bool finite_only>
+GPUCAST_INLINE Scale scale_of(const BlockStats<V, F::two_sided, finite_only>& stats, float global) {
+    return scale_of<F, Float, Double>(stats, Global<F>(global));
 }
 
 }  // namespace gpucast

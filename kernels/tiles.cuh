@@ -1,9 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The data of quantize_tiles.cu: a thread's patch of a tile, codes as bytes, and the shared memory of a tile.
-#ifndef GPUCAST_OVERLAY
-// Of data that is used only before a barrier and data that is used only after it. The host build has a struct here.
-#define GPUCAST_OVERLAY union
-#endif
 
 namespace gpucast {
 
@@ -147,7 +143,8 @@ struct TileMemory {
         alignas(16) u8 same[Shape::same ? u32(Shape::tile) : 16u];
         alignas(16) u8 swapped[Shape::swapped ? u32(Shape::tile) : 16u];
     };
-    GPUCAST_OVERLAY Held {
+    // Statistics are used only before a barrier, and codes only after it.
+    union Held {
         Parts stats;
         Codes codes;
     };

@@ -54,7 +54,7 @@ STRANGERS = [
 SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu", "gpucast.user_kernels"}
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
-OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "orjson", "torch", "tqdm"}
+OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "torch", "tqdm"}
 #: The other imports inside functions, and why.
 INSIDE = {
     ("host.extension", "_host"): "the extension module, which may be missing",
@@ -224,7 +224,7 @@ def test_import_brings_no_optional_package() -> None:
         "gpucast.gpu.driver gpucast.gpu.cast_on_gpu gpucast.kernel.compiler "
         "gpucast.user_kernels gpucast.quantization gpucast.mixed gpucast.layers gpucast.libraries gpucast.onnx "
         "gpucast.interop "
-        "gpucast.cli zlib cupy torch jax onnx pyarrow orjson fastnumbers tqdm argparse subprocess"
+        "gpucast.cli zlib cupy torch jax onnx pyarrow fastnumbers tqdm argparse subprocess"
     )
     assert "gpucast" in loaded
     assert set(heavy.split()).isdisjoint(loaded)

@@ -162,8 +162,8 @@ _QUANTIZED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("mxfp8e4m3", {}), ("mxfp8e5m2", {"scale_layout": "128x4"}), ("mxfp4", {}), ("mxfp6e2m3", {}), ("nvfp4", {}),
     ("nvfp4", {"scale_layout": "128x4"}), ("nvfp4", {"scale_layout": "8x4"}), ("float8e4m3fn_1x128", {}),
     ("float8e4m3fn_1x128", {"scale_layout": "mn_major"}), ("float8e5m2_128x128", {}), ("float8e4m3fn_tensor", {}),
-    ("float8e4m3fn_axis", {}), ("int8_axis", {}), ("int8_axis", {"axis": 0}), ("int8_64", {}), ("int4_32", {}),
-    ("int4_zp_32", {}), ("uint8_zp_axis", {}), ("uint4_zp_64", {"axis": 0}), ("int2_128", {}),
+    ("int8_tensor", {}), ("float8e4m3fn_axis", {}), ("int8_axis", {}), ("int8_axis", {"axis": 0}), ("int8_64", {}),
+    ("int4_32", {}), ("int4_zp_32", {}), ("uint8_zp_axis", {}), ("uint4_zp_64", {"axis": 0}), ("int2_128", {}),
     ("mxfp8e4m3", {"axis": 0}), ("int4_32", {"axis": 0}), ("nvfp4_16x16", {}),
     ("mxfp8e4m3", {"rounding": "stochastic", "seed": 3}), ("deepgemm", {}), ("te-float8-current", {}),
     ("torchao-nvfp4", {}), ("vllm-fp8-token", {}), ("compressed-tensors-int4-128", {}), ("te-nvfp4", {}),
@@ -185,11 +185,17 @@ def _quantized(place: Place, x: Array, format: str, more: dict[str, Any], given:
 
 
 def _quantizing(
-    family: str, src: str, format: str, more: dict[str, Any], given: dict[str, Any] | None = None
+    family: str,
+    src: str,
+    format: str,
+    more: dict[str, Any],
+    given: dict[str, Any] | None = None,
+    numbers: Array = X,
+    what: str = "",
 ) -> DeviceCall:
-    """A call with `out`, and one without. `given`: arrays by keyword."""
-    name = f"{src} to {format}{_words(more)}{''.join(f', given {name}' for name in given or ())}"
-    x = gpucast.reference.cast(X, src)
+    """A call with `out`, and one without. `given`: arrays by keyword; `what`: a word for the numbers."""
+    name = f"{src} to {format}{_words(more)}{''.join(f', given {name}' for name in given or ())}{what and f', {what}'}"
+    x = gpucast.reference.cast(numbers, src)
     return DeviceCall(family, name, partial(_quantized, x=x, format=format, more=more, given=given or {}))
 
 
@@ -202,7 +208,7 @@ def _quantize_calls() -> Iterator[DeviceCall]:
     one, of_rows = np.array([0.01], np.float32), np.full(ROWS, 0.01, np.float32)
     given: tuple[tuple[str, dict[str, Any]], ...] = (
         ("nvfp4", {"scale": one}), ("nvfp4", {"amax": one * 400}), ("nvfp4", {"scale": of_rows}),
-        ("nvfp4", {"amax": of_rows * 400}), ("float8e4m3fn_tensor", {"scale": one}),
+        ("nvfp4", {"amax": of_rows * 400}), ("float8e4m3fn_tensor", {"scale": one}), ("int8_tensor", {"scale": one}),
         ("int8_axis", {"scale": np.full(COLUMNS, 0.03, np.float32)}),
         ("float8e4m3fn_1x128", {"scale": np.full((ROWS, 2), 0.01, np.float32)}),
     )  # fmt: skip
@@ -242,7 +248,9 @@ def _dequantize_calls() -> Iterator[DeviceCall]:
 
 
 def _transformed(place: Place, length: int, src: str, to: str, axis: int, inverse: bool) -> Any:
-    x, out = place("x", gpucast.reference.cast(X, src)), _empty(place, "out", to)
+    # Runs along the first axis have as many numbers as it.
+    numbers = X if axis else X.reshape(-1, ROWS)
+    x, out = place("x", gpucast.reference.cast(numbers, src)), _empty(place, "out", to, numbers.shape)
     return gpucast.hadamard(x, length, axis=axis, to=to, inverse=inverse, seed=2, out=out)
 
 
@@ -250,7 +258,8 @@ def _hadamard_calls() -> Iterator[DeviceCall]:
     for length, src, to, axis, inverse in (
         (16, "FLOAT", "FLOAT", -1, False), (32, "BFLOAT16", "FLOAT", 0, False), (64, "FLOAT16", "FLOAT16", -1, True),
         (128, "FLOAT", "BFLOAT16", -1, False), (16, "DOUBLE", "DOUBLE", 0, True),
-        (16, "BFLOAT16", "BFLOAT16", -1, False),
+        (16, "BFLOAT16", "BFLOAT16", -1, False), (64, "FLOAT", "FLOAT", 0, True),
+        (128, "BFLOAT16", "FLOAT16", 0, False), (128, "FLOAT16", "FLOAT", -1, True), (32, "FLOAT", "DOUBLE", -1, False),
     ):  # fmt: skip
         yield DeviceCall(
             "hadamard",
@@ -262,6 +271,11 @@ def _hadamard_calls() -> Iterator[DeviceCall]:
     ):
         keywords = {"transpose": transpose, "hadamard": length, "seed": 2}
         yield _quantizing("hadamard", "BFLOAT16" if length == 16 else "FLOAT", format, keywords)
+    square = np.concatenate([X, -3 * X]).reshape(-1, 128)
+    for format, src, length in (("nvfp4", "BFLOAT16", 128), ("mxfp8e4m3", "FLOAT", 64), ("int8_64", "BFLOAT16", 128)):
+        for transpose in (False, True, "both"):
+            keywords = {"transpose": transpose, "hadamard": length, "seed": 2}
+            yield _quantizing("hadamard", src, format, keywords, numbers=X if transpose is False else square)
     yield _quantizing("hadamard", "BFLOAT16", "nvfp4", {"transpose": "both", "hadamard": (None, 16)})
     yield _quantizing("hadamard", "FLOAT", "mxfp8e4m3", {"hadamard": 32, "axis": 0})
     yield _quantizing("hadamard", "BFLOAT16", "nvfp4", {"hadamard": 16, "scale_layout": "128x4"})
@@ -274,13 +288,33 @@ def _four_over_six_calls() -> Iterator[DeviceCall]:
     yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {"hadamard": 16, "transpose": "both"})
     of_rows: dict[str, Any] = {"scale": np.full(ROWS, 0.01, np.float32)}
     yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {}, of_rows)
+    for what, numbers in _hard_numbers().items():
+        for src, scale in (("FLOAT", None), ("BFLOAT16", 0.25), ("BFLOAT16", 1e-4)):
+            given = {} if scale is None else {"scale": np.array([scale], np.float32)}
+            yield _quantizing(
+                "4over6", src, "nvfp4_4over6", {}, given, numbers, f"{what}{'' if scale is None else f' by {scale}'}"
+            )
 
 
-def _quantized_groups(place: Place, src: str, format: str, more: dict[str, Any], scale: Array | None) -> Any:
-    x = gpucast.reference.cast(X, src)
+def _hard_numbers() -> dict[str, Array]:
+    """Numbers of which the choice of a scale is close, codes are midpoints, or blocks are not finite."""
+    random = np.random.default_rng(3)
+    midpoints = random.integers(-28, 29, (ROWS, COLUMNS)).astype(np.float32) / 4
+    not_finite = X.copy()
+    not_finite[::3, ::40] = np.nan
+    not_finite[1::3, ::50] = np.inf
+    return {"midpoints": midpoints, "not finite": not_finite, "large": X * np.float32(1e30)}
+
+
+def _quantized_groups(
+    place: Place, src: str, format: str, more: dict[str, Any], scale: Array | None, times: int = 1
+) -> Any:
+    """`times`: so often as many rows, and groups."""
+    x = gpucast.reference.cast(np.tile(X, (times, 1)), src)
+    offsets = np.concatenate([ENDS + ROWS * i for i in range(times)]).astype(np.int32)
     given: dict[str, Any] = {} if scale is None else {"scale": scale}
-    made = gpucast.quantize_grouped(x, ENDS, format, **more, **given)
-    ends, out, there = place("offsets", ENDS), _like(place, "out", made), place("x", x)
+    made = gpucast.quantize_grouped(x, offsets, format, **more, **given)
+    ends, out, there = place("offsets", offsets), _like(place, "out", made), place("x", x)
     given = {name: place(name, array) for name, array in given.items()}
     return (
         gpucast.quantize_grouped(there, ends, format, out=out, **more, **given),
@@ -308,6 +342,10 @@ def _grouped_calls() -> Iterator[DeviceCall]:
         name = f"{src} to {format}{_words(more)}{', scale' * (scale is not None)}"
         call = partial(_quantized_groups, src=src, format=format, more=more, scale=scale)
         yield DeviceCall("grouped", name, call)
+    # More tiles than blocks that stay on one SM.
+    for src, format, more in (("BFLOAT16", "mxfp8e4m3", {"scale_layout": "128x4"}), ("FLOAT", "mxfp4", {"pad": 32})):
+        call = partial(_quantized_groups, src=src, format=format, more=more, scale=None, times=6)
+        yield DeviceCall("grouped", f"{src} to {format}{_words(more)}, many tiles", call)
     for src, to, pad in (("FLOAT", "FLOAT8E4M3FN", 16), ("BFLOAT16", "FLOAT16", 1), ("FLOAT", "FLOAT4E2M1", 1)):
         yield DeviceCall("grouped", f"cast {src} to {to}", partial(_cast_groups, src=src, to=to, pad=pad))
 

@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 # ---- data ----
 
 
-def _in_range(src: DType, dst: DType, rng: np.random.Generator) -> Array:
+def in_range(src: DType, dst: DType, rng: np.random.Generator) -> Array:
     """Values that both types can hold: uniform where one is an integer, else normal."""
     if "bool" in (src.family, dst.family):
         values = rng.integers(0, 2, BLOCK).astype(np.float64)
@@ -121,11 +121,11 @@ def _sprinkle(x: Array, rule: CastRule, rng: np.random.Generator) -> None:
 def _measured(src: DType, dst: DType, sizes: Iterable[int], repeats: int) -> Iterator[HostMeasurement]:
     rng = np.random.default_rng(2)
     rule = resolve(src, dst)
-    block = _in_range(src, dst, rng)
+    block = in_range(src, dst, rng)
     for kind in KINDS:
         if kind != KINDS[0]:
             _sprinkle(block, rule, rng)
-        _check(block[-CHECKED:], rule)
+        check(block[-CHECKED:], rule)
         for size in sizes:
             x, calls = np.resize(block, size), CALLS if size <= SHORT else 1
             best = _best(_sides(x, rule), calls, repeats)
@@ -139,7 +139,7 @@ def _measured(src: DType, dst: DType, sizes: Iterable[int], repeats: int) -> Ite
 
 def _other_forms(src: DType, dst: DType, repeats: int, long: Sequence[int]) -> Iterator[HostMeasurement]:
     """Lists of small arrays, and arrays with strides."""
-    block, to = _in_range(src, dst, np.random.default_rng(2)), dst.numpy
+    block, to = in_range(src, dst, np.random.default_rng(2)), dst.numpy
     arrays = [block[64 * i : 64 * i + 64].copy() for i in range(MANY)]
     try:
         block[:1].astype(to)
@@ -164,7 +164,7 @@ def _into(x: Array, dst: DType, out: Array) -> Sides:
     return {"cast": lambda: gpucast.cast(x, dst, out=out), "astype": lambda: np.copyto(out, x, casting="unsafe")}
 
 
-def _check(x: Array, rule: CastRule) -> None:
+def check(x: Array, rule: CastRule) -> None:
     result = np.asarray(gpucast.cast(x, rule.dst))
     wanted = exact_cast.apply(x, rule)
     wrong = np.flatnonzero(result.view(rule.dst.code_numpy) != wanted.view(rule.dst.code_numpy))

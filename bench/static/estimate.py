@@ -9,7 +9,8 @@ the longer one of two:
 * **threads**: an SM has as many blocks as registers and shared memory allow. Each block waits for its rounds of loads,
   its barriers, and its own results from one instruction to the next; it needs the SM's busiest unit, which others may
   need too; and it makes room for the next block. Between barriers a block moves as one, without barriers each warp
-  moves alone. Mean value analysis gives the mean time in the queue for the unit.
+  moves alone. Mean value analysis gives the mean time in the queue for the unit. A round that was asked for `AHEAD`
+  instructions before it is needed, as that of the next turn of a loop, passes while the thread has or awaits the unit.
 
 A round of loads takes `IDLE` where memory is idle, and as much more under load that `GPU.in_flight` bytes have to be
 under way in every SM to reach the speed of a copy. A look at what all threads share, such as a scale, takes `IDLE`.
@@ -27,6 +28,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from bench.static.calls import Call, Pass
 from bench.static.kernels import Measured
@@ -87,6 +89,8 @@ _NO_UNIT = {
 _REGISTERS, _REGISTER_UNIT, _THREADS, _BLOCKS, _BLOCK_SHARED, _WARP = 65536, 256, 2048, 32, 1024, 32
 #: A round of loads is of data if it has this share of the largest one's bytes.
 _DATA = 8
+#: Instructions between a load and the first use of what it brings.
+AHEAD = 64
 _REGISTER = re.compile(r"\bR(\d+)")
 #: Registers and predicates, those of a warp included.
 _NAMES = re.compile(r"\bU?[RP]\d+")
@@ -136,11 +140,14 @@ def _timed(of: Measured) -> Timed:
     units = {unit: count / lanes[unit] / clocks / ATTAINABLE for unit, count in work(executed).items()}
     unit = max(units, key=lambda one: units[one])
     resident, each = resident_blocks(of), loads(executed)
+    most = max((one.nbytes for one in each), default=0)
+    data = [one for one in each if _DATA * one.nbytes >= most]
+    loaded, rounds = sum(one.nbytes for one in each), sum(not one.ahead for one in data)
     # What all threads look at, such as a scale, is in a cache.
-    loaded, rounds = sum(each), sum(_DATA * one >= max(each) for one in each)
-    looks = len(each) - rounds + of.of.rounds
-    # What moves as one: a block with barriers, else a warp.
-    team = kernel.threads if of.barriers else min(_WARP, kernel.threads)
+    looks = len(each) - len(data) + of.of.rounds
+    # What moves as one: a block with barriers, in a loop if there is one, else a warp.
+    waits = any(one.base == "BAR" for one in of.repeated or of.path)
+    team = kernel.threads if waits else min(_WARP, kernel.threads)
     teams = max(1, min(resident * kernel.threads, -(-of.of.threads // gpu.sms)) // team)
     travel = of.of.read + of.of.written - _cached(of.of, gpu)
     # A round while memory works at full speed: by Little's law, of a copy, of which half is read.
@@ -152,7 +159,8 @@ def _timed(of: Measured) -> Timed:
     # The share of memory's speed that the threads ask for, with the time that a load takes at this share.
     for _ in range(30):
         middle = (low + high) / 2
-        rate = _rate(rounds * (IDLE + middle * (full - IDLE)) + apart, service, teams)
+        trip = IDLE + middle * (full - IDLE)
+        rate = _rate(rounds * trip + apart, service, teams, (len(data) - rounds) * trip)
         asked = rate * team * gpu.sms / of.of.threads * travel / speed
         low, high = (middle, high) if asked > middle else (low, middle)
     memory, threads = travel / speed, travel / speed / max(low, 1e-9) if travel else 0.0
@@ -161,7 +169,10 @@ def _timed(of: Measured) -> Timed:
     if low <= 0.99 and units[unit] * of.of.threads / gpu.sms > 0.9 * seconds:
         bound = unit
     tile = of.of.load * (of.of.read > 0)
-    in_flight = teams * team * min(loaded, tile or loaded) / max(rounds, 1)
+    in_flight = teams * team * min(loaded, tile or loaded) / max(len(data), 1)
+    if len(data) > rounds:
+        # The next turn's loads are under way beside those that are waited for.
+        in_flight = teams * team * 2 * max(one.nbytes for one in data if one.ahead)
     return Timed(of, seconds, bound, resident * kernel.threads, round(in_flight))
 
 
@@ -171,12 +182,13 @@ def _cached(of: Pass, gpu: GPU) -> int:
     return min(of.again, gpu.l2) if of.reverse or of.again <= gpu.l2 else 0
 
 
-def _rate(think: float, service: float, customers: int) -> float:
-    """The customers a second that one server has where each of some comes again after a time: mean value analysis."""
+def _rate(think: float, service: float, customers: int, meanwhile: float = 0.0) -> float:
+    """The customers a second that one server has where each of some comes again after a time, and not before another
+    one since its last visit began: mean value analysis."""
     queue = rate = 0.0
     for number in range(1, customers + 1):
         answer = service * (1 + queue)
-        rate = number / (think + answer)
+        rate = number / (think + max(answer, meanwhile))
         queue = rate * answer
     return rate
 
@@ -222,25 +234,33 @@ def alone(path: Iterable[Instruction]) -> int:
     return clock
 
 
-def loads(path: Iterable[Instruction]) -> list[int]:
-    """The bytes of each round of loads of a thread from global memory: it waits for all that is under way where it
-    first uses some of it."""
-    rounds, under_way = list[int](), 0
+class Round(NamedTuple):
+    """Loads of a thread from global memory that it waits for together."""
+
+    nbytes: int
+    #: Whether it asked for them `AHEAD` instructions or more before.
+    ahead: bool = False
+
+
+def loads(path: Iterable[Instruction]) -> list[Round]:
+    """The rounds of a thread: it waits for all that is under way where it first uses some of it."""
+    rounds, under_way, last = list[Round](), 0, 0
     waiting = set[int]()
-    for one in path:
+    for number, one in enumerate(path):
         access = one.access
         load = access is not None and access.space == "global" and not access.store
-        used = {int(number) for operand in one.operands[load:] for number in _REGISTER.findall(operand)}
+        used = {int(name) for operand in one.operands[load:] for name in _REGISTER.findall(operand)}
         if used & waiting:
-            rounds.append(under_way)
+            rounds.append(Round(under_way, number - last >= AHEAD))
             under_way = 0
             waiting.clear()
         if load and access is not None:
             under_way += access.width
+            last = number
             match = _REGISTER.match(one.operands[0])
             if match:
                 waiting.update(range(int(match[1]), int(match[1]) + max(1, access.width // 4)))
-    return [*rounds, under_way] if under_way else rounds
+    return [*rounds, Round(under_way)] if under_way else rounds
 
 
 def resident_blocks(of: Measured) -> int:

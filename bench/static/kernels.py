@@ -10,7 +10,7 @@ from itertools import islice
 
 from bench import cubin
 from bench.static.calls import Pass
-from bench.static.paths import Path, by_wide_accesses, full_tile, loops
+from bench.static.paths import Path, by_wide_accesses, full_tile, loops, reach
 from bench.static.sass import Block, Instruction, UnknownCode, parse
 from gpucast.kernel import compiler, disassembler
 from gpucast.kernel.kernel import Kernel, Part, program
@@ -92,11 +92,14 @@ def _compiled(kernels: Sequence[Kernel], arch: str) -> list[Code]:
 def measured(of: Pass, arch: str, code: Code) -> Measured:
     """The facts of a pass from the machine code of its kernel."""
     flow = code.blocks
-    path, exact = _path(flow, of)
-    turning = loops(flow)
+    turn = of.kernel.turn * of.kernel.dtypes[0].bits / 8 if of.kernel.turn else 0
+    turns = max(1, round(of.load / turn)) if turn else 1
+    path, exact = _path(flow, of.load / turns, of.store / turns)
+    turning = _main_loop(flow, path) if turn else loops(flow)
     repeated = [one for number in path.blocks if number in turning for one in flow[number].instructions]
-    sides = ((of.load, path.loads), (of.store, path.stores))
-    turns = max((round(wanted / total) for wanted, counts in sides if (total := _total(counts))), default=1)
+    if not turn:
+        sides = ((of.load, path.loads), (of.store, path.stores))
+        turns = max((round(wanted / total) for wanted, counts in sides if (total := _total(counts))), default=1)
     return Measured(
         of,
         arch,
@@ -109,9 +112,21 @@ def measured(of: Pass, arch: str, code: Code) -> Measured:
     )
 
 
-def _path(flow: list[Block], of: Pass) -> tuple[Path, bool]:
-    """The path of a thread that has a full tile, and whether all of its bytes tell it apart."""
-    load, store = math.ceil(of.load), round(of.store)
+def _main_loop(flow: list[Block], path: Path) -> set[int]:
+    """The blocks of the loop in which a path stores: other loops come before it, once."""
+    onward = reach(flow)
+    stores = {
+        number
+        for number in path.blocks
+        for one in flow[number].instructions
+        if one.access is not None and one.access.store and one.access.space == "global" and number in onward[number]
+    }
+    return {other for number in stores for other in onward[number] if number in onward[other]}
+
+
+def _path(flow: list[Block], loaded: float, stored: float) -> tuple[Path, bool]:
+    """The path of a thread that has a full tile of so many bytes, and whether all of these tell it apart."""
+    load, store = math.ceil(loaded), round(stored)
     try:
         return full_tile(flow, load, [store + beside for beside in _BESIDE]), True
     except UnknownCode:

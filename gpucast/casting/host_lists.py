@@ -86,9 +86,9 @@ def _is_plain(item: BatchItem) -> bool:
     # Objects may be numbers, which were copied into another array.
     if source.device is not None or source.packed or not (item.adapter or item.given is source.array):
         return False
-    if item.rule.src.numpy.names or item.rule.dst.numpy.names:
+    if item.rule.src.family == "string" or not plans.has_arrays(item.rule):
         return False
-    return item.rule.src.family != "string" and bool(source.data.dtype.isnative) and loops.has(item.rule)
+    return bool(source.data.dtype.isnative) and loops.has(item.rule)
 
 
 def _fused(options: Options, finite: Any) -> FusedInputs | None:

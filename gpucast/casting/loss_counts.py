@@ -49,7 +49,7 @@ class CastReport:
 
     @property
     def lost(self) -> int:
-        """The sum of all counts of losses. Rounding is none."""
+        """The sum of all counts of losses. Rounding is no loss."""
         return self.saturated + self.wrapped + self.infinite + self.nan + self.nan_lost + self.underflowed
 
 

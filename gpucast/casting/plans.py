@@ -55,8 +55,9 @@ def keep(
     """
     if MODULE is None or options.versions is not CAST_VERSIONS or not is_lasting(x.dtype, to, *options[:5]):
         return
-    if rule.src not in DTYPES or rule.dst not in DTYPES or rule.src.numpy.names or rule.dst.numpy.names:
-        # The module knows arrays by the numbers that NumPy gives types; those with a field have none.
+    if rule.src not in DTYPES or rule.dst not in DTYPES:
+        return
+    if not has_arrays(rule):
         return
     changes = rule.src is not rule.dst
     if run is not None:
@@ -71,6 +72,11 @@ def keep(
         plan = MODULE.plan(rule, changes, None, rule.src.numpy, rule.dst.numpy, work, None)
     HITS.setdefault(type(x), hit)
     MODULE.keep(x, to, *options[:12], plan)
+
+
+def has_arrays(rule: CastRule) -> bool:
+    """Whether the module knows the arrays of both types: not those of types that NumPy and ml_dtypes lack."""
+    return not (rule.src.numpy.names or rule.dst.numpy.names)
 
 
 def is_lasting(*values: Any) -> bool:

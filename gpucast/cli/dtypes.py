@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpucast.core.dtypes import DTYPES, DType, finfo
@@ -27,7 +27,12 @@ _HEADINGS = {
     "safetensors": "safetensors",
 }
 
-_OF_RECIPES = ("recipe", "library", "version", "held", "element", "scale", "block", "scales", "codes")
+#: Two tables for a terminal of 100 columns: the names of the types, and their limits.
+_TABLES = (
+    ("name", "number", "bits", "layout", "opset", "numpy", "safetensors"),
+    ("name", "bias", "min", "max", "smallest", "specials"),
+)
+_OF_RECIPES = ("recipe", "library", "element", "scale", "block")
 
 
 def add(commands: Any) -> None:
@@ -46,10 +51,15 @@ def run(args: argparse.Namespace) -> int:
     rows = [describe(dtype) for dtype in DTYPES]
     if args.json:
         print(json.dumps(rows, indent=1))
+    elif args.markdown:
+        print(markdown(_lines(rows, _HEADINGS)))
     else:
-        lines = [list(_HEADINGS.values()), *([_text(row[key]) for key in _HEADINGS] for row in rows)]
-        print(markdown(lines) if args.markdown else columns(lines))
+        print("\n\n".join(columns(_lines(rows, keys)) for keys in _TABLES))
     return 0
+
+
+def _lines(rows: Iterable[Mapping[str, Any]], keys: Iterable[str]) -> list[list[str]]:
+    return [[_HEADINGS[key] for key in keys], *([_text(row[key]) for key in keys] for row in rows)]
 
 
 def describe(dtype: DType) -> dict[str, Any]:
@@ -138,6 +148,7 @@ def run_recipes(args: argparse.Namespace) -> int:
         print("\n\n".join(_in_full(row) for row in rows))
     else:
         print(columns([list(_OF_RECIPES), *([row[key] for key in _OF_RECIPES] for row in rows)]))
+        print("\n`gpucast recipes NAME` adds the version, the formulas, and how each was compared.")
     return 0
 
 

@@ -26,7 +26,6 @@ _REQUIRED = ("numpy", "ml_dtypes")
 #: What each optional package is for, and the command that installs it.
 _OPTIONAL = {
     "onnx": (".pb files, gpucast.interop.onnx", "pip install 'gpucast[onnx]'"),
-    "orjson": ("faster string casts", "pip install 'gpucast[fast]'"),
     "tqdm": ("progress bars", "pip install tqdm"),
 }
 #: Libraries whose arrays, tensors and models are taken where they are installed.

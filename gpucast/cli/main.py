@@ -16,7 +16,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from gpucast.cli import bench, convert, diff, dtypes, fold, info, inspect, kernel, parity, warmup
 from gpucast.core import interruption
@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(name, str(error))
 
 
-def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+def parsers() -> tuple[argparse.ArgumentParser, Any]:
+    """The parser of the command, and its subcommands."""
     parser = _Parser(
         prog="gpucast",
         description=f"Cast and quantize files in {len(DTYPES)} types, with the same bits on every machine.",
@@ -80,9 +81,14 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     for module in (bench, convert, diff, dtypes, fold, info, inspect, kernel, parity, warmup):
         module.add(commands)
-    args, unknown = parser.parse_known_args(argv)
+    return parser, commands
+
+
+def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
+    whole, commands = parsers()
+    args, unknown = whole.parse_known_args(argv)
     if args.command is None:
-        parser.exit(2, parser.format_help())
+        whole.exit(2, whole.format_help())
     if unknown:
         # By the subcommand: its help says more than the help of `gpucast`.
         command = commands.choices[args.command]

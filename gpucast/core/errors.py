@@ -43,7 +43,7 @@ class PrintableError(Exception):
 
 
 class DeviceUnavailable(RuntimeError):
-    """A cast was asked for on a GPU that this process cannot use. The message gives the reason and the command that
+    """The error of a call for a GPU that this process cannot use. The message gives the reason and the command that
     helps."""
 
 

@@ -74,14 +74,14 @@ def load(path: str | os.PathLike[str], *, library: str | None = None, device: An
     path
         A ``.safetensors``, ``.npz`` or ``.npy`` file, an ONNX tensor (``.pb``) or model (``.onnx``).
     library
-        "numpy" (the default), "cupy" (on a device), "torch" or "jax": whose arrays come.
+        "numpy" (the default), "cupy" (on a device), "torch" or "jax": the library of the arrays.
     device
-        Where they come: "cpu" (the default), "cuda" or "cuda:N".
+        The device of the arrays: "cpu" (the default), "cuda" or "cuda:N".
 
     Returns
     -------
     A dict. Types that NumPy lacks are arrays of ml_dtypes, those below one byte a `PackedArray`, or what the library
-    has for them, as in `gpucast.cast`. What was a `Quantized` is one again, also if ``gpucast convert`` wrote it. Text
+    has for them, as in `gpucast.cast`. A saved `Quantized` is one again, also if ``gpucast convert`` wrote it. Text
     is a NumPy array on the host.
 
     Raises

@@ -20,8 +20,9 @@ def described(kind: object, shape: object, nbytes: int, path: str, name: str) ->
         onnx_type = dtype(kind) if isinstance(kind, str) else None
     except TypeError:
         onnx_type = None
-    if onnx_type is None or not (onnx_type.packed or is_unknown(onnx_type)):
-        raise FileError(f"{path}: tensor {name!r}: {kind!r} is no type of 2, 4 or 6 bits")
+    lacking = onnx_type is not None and onnx_type.safetensors is None and onnx_type.family != "string"
+    if onnx_type is None or not (onnx_type.packed or lacking):
+        raise FileError(f"{path}: tensor {name!r}: {kind!r} is no type of 2, 4 or 6 bits, and none that formats lack")
     lengths = checked_lengths(shape, path, name)
     needed = onnx_type.nbytes(math.prod(lengths))
     if needed != nbytes:
@@ -30,11 +31,6 @@ def described(kind: object, shape: object, nbytes: int, path: str, name: str) ->
             f"the file holds {nbytes}"
         )
     return onnx_type, lengths
-
-
-def is_unknown(onnx_type: DType) -> bool:
-    """Tell whether files have no code for a type of whole bytes, and hold it as bytes."""
-    return onnx_type.safetensors is None and onnx_type.family != "string" and not onnx_type.packed
 
 
 def write(file: BinaryIO, onnx_type: DType, chunks: Iterable[Array]) -> int:

@@ -30,7 +30,6 @@ from gpucast.files.tensor import (
 )
 from gpucast.files.tensor import Writer as TensorWriter
 
-_UINT8 = dtype("UINT8")
 _METADATA = "__metadata__"
 _DTYPE, _SHAPE = "gpucast.dtype.", "gpucast.shape."
 #: Bits of known types that Cast does not take.
@@ -192,7 +191,7 @@ class Writer(TensorWriter):
             if spec.name == _METADATA:
                 raise FileError(f"{path}: the name {_METADATA!r} is reserved in .safetensors files")
             entries[spec.name] = entry = _entry(spec, path)
-            if spec.dtype is not None and spec.dtype is not _UINT8 and entry.code == "U8":
+            if spec.dtype is not None and spec.dtype.safetensors != "U8" and entry.code == "U8":
                 texts[_DTYPE + spec.name] = spec.dtype.name
                 texts[_SHAPE + spec.name] = json.dumps(spec.shape)
             elif spec.is_plain and spec.dtype is not None:
@@ -268,7 +267,6 @@ def _entry(spec: Spec, path: str) -> _Entry:
         raise FileError(f"{path}: .safetensors cannot hold STRING (tensor {spec.name!r}); write .npz")
     nbytes = onnx_type.nbytes(spec.size)
     # The safetensors package writes no float6, and float4 only if the elements fill whole bytes.
-    odd = onnx_type.packed and (onnx_type.bits == 6 or spec.size * onnx_type.bits % 8)
-    if onnx_type.safetensors is None or odd:
+    if onnx_type.safetensors is None or onnx_type.bits == 6 or spec.size * onnx_type.bits % 8:
         return _Entry("U8", (nbytes,), 8, nbytes)
     return _Entry(onnx_type.safetensors, spec.shape, onnx_type.bits, nbytes)

@@ -17,7 +17,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
 from gpucast.gpu import driver
-from gpucast.kernel.cast_kernel import Shape, square_side
+from gpucast.kernel.cast_kernel import Shape, square_sides
 from gpucast.kernel.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
 from gpucast.kernel.strides import Dims, collapse, squares
 
@@ -175,7 +175,7 @@ def strided_layout(
         return Layout("contiguous", None, n)
     if transposes:
         src_size, dst_size = itemsizes
-        transposed = squares(dims, src_size, dst_size, square_side(8 * src_size, 8 * dst_size))
+        transposed = squares(dims, src_size, dst_size, square_sides(8 * src_size, 8 * dst_size))
         if transposed is not None:
             return Layout("transposed", *transposed)
     return Layout("strided", dims, n)

@@ -72,6 +72,9 @@ class Driver(Protocol):
     def argument_bytes(self) -> int:
         """The most bytes of arguments that a kernel takes."""
 
+    def resident(self, kernel: Kernel) -> int:
+        """How many blocks of a kernel, which is loaded, the current device holds at a time."""
+
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
         """An array without gaps on the current device, C-contiguous where no strides are given.
 
@@ -234,6 +237,8 @@ class CupyDriver:
         # Kept for the life of the process: a plan may be used at any time, also while Python shuts down.
         function = int(driver.moduleGetFunction(driver.moduleLoadData(image), kernel.name))
         self._load(function)
+        if kernel.stays:
+            self._resident[kernel, device] = self._blocks_at_a_time(function, kernel.threads, device)
         return function
 
     @staticmethod
@@ -254,6 +259,21 @@ class CupyDriver:
     def argument_bytes(self) -> int:
         versions = nvidia.cuda_version() or (0, 0), compiler.compiler().version
         return ARGUMENT_BYTES[min(versions) >= LARGE_ARGUMENTS]
+
+    def resident(self, kernel: Kernel) -> int:
+        return self._resident[kernel, self.current()]
+
+    @cached_property
+    def _resident(self) -> dict[tuple[Kernel, int], int]:
+        """The answers of `resident`, from `_function` on."""
+        return {}
+
+    @staticmethod
+    def _blocks_at_a_time(function: int, threads: int, device: int) -> int:
+        from cupy_backends.cuda.api import driver, runtime
+
+        multiprocessors = int(runtime.deviceGetAttribute(runtime.cudaDevAttrMultiProcessorCount, device))
+        return multiprocessors * int(driver.occupancyMaxActiveBlocksPerMultiprocessor(function, threads, 0))
 
     @cached_property
     def empty(self) -> Callable[..., Any]:
@@ -338,6 +358,11 @@ def driver() -> Driver:
     return _recorder.get() or _driver
 
 
+def is_recording() -> bool:
+    """Whether the calls of this thread are only recorded."""
+    return _recorder.get() is not None
+
+
 @contextlib.contextmanager
 def recording(recorder: Driver) -> Iterator[None]:
     """Within, the calls of this thread ask `recorder` for kernels, and keep none; other threads see nothing of it."""
@@ -381,7 +406,7 @@ def load(kernel: Kernel, device: int) -> Launch:
 
 def loaded(kernel: Kernel, device: int) -> Launch | None:
     """The kernel if it is loaded on a device."""
-    return None if _recorder.get() is not None else _loaded.get((kernel, device))
+    return None if is_recording() else _loaded.get((kernel, device))
 
 
 #: The arguments of a kernel of one array, but for the struct that some have after these: (src, src_bit, dst, n).
@@ -391,7 +416,11 @@ array_arguments = ARRAY.pack
 def launch(kernel: Kernel, device: int, src: int, dst: int, n: int, given: bytes = b"") -> None:
     """Launch a kernel of one array on the current device, whose index is `device`, for n > 0 elements at these
     addresses. `given`: the bytes of the struct after the other arguments. RuntimeError as for `load`."""
-    load(kernel, device)(kernel.blocks(n, dst), array_arguments(src, 0, dst, n) + given)
+    blocks = kernel.blocks(n, dst)
+    start = load(kernel, device)
+    if kernel.stays:
+        blocks = min(blocks, driver().resident(kernel))
+    start(blocks, array_arguments(src, 0, dst, n) + given)
 
 
 def load_everywhere(kernels: Iterable[Kernel]) -> None:

@@ -3,20 +3,32 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+import numpy as np
+
+from gpucast import gpu
 from gpucast.core.dtypes import DType
 from gpucast.gpu import cast_on_gpu, driver
 
+#: Bytes of a cell: of a sector of its own, so that no other memory is in the way of its atomic operations.
+_CELL = 32
+#: The cells of calls whose memory is not kept, by device, stream and thread: work of one stream never overlaps, and
+#: CUDA's stream of each thread has one number in all of them. CuPy's pool of memory has the same rule.
+_CELLS: dict[tuple[int, int, int], Any] = {}
+gpu.ON_NEW_DRIVER.append(_CELLS.clear)
+
 
 class Workspace:
-    """The memory of a call on a device apart from its results, by name. A result keeps its workspace, so a call that
-    writes it again allocates nothing and can be captured in a CUDA graph.
+    """The memory of a call on a device apart from its results, by name. A result keeps its workspace (`kept`), so a
+    call that writes it again allocates nothing and can be captured in a CUDA graph.
     """
 
-    def __init__(self, caller: str, device: int) -> None:
-        self._caller, self._device = caller, device
+    def __init__(self, caller: str, device: int, *, kept: bool = False) -> None:
+        self._caller, self._device, self._kept = caller, device, kept
         self._arrays: dict[tuple[str, tuple[int, ...], DType], Any] = {}
+        self._cell: Any = None
 
     def array(self, name: str, shape: tuple[int, ...], kind: DType) -> Any:
         """An array on the device, whichever is current. RuntimeError if it would have to be allocated in a capture."""
@@ -26,6 +38,21 @@ class Workspace:
             with driver.driver().on(self._device):
                 self._arrays[key] = cast_on_gpu.new(shape, kind)
         return self._arrays[key]
+
+    def cell(self) -> Any:
+        """Some bytes for kernels that find zeros there and leave zeros. RuntimeError as for `array`."""
+        if self._cell is None:
+            with driver.driver().on(self._device):
+                key = (self._device, driver.driver().stream(), threading.get_ident())
+                # What is recorded has no memory.
+                own = self._kept or driver.is_recording()
+                self._cell = None if own else _CELLS.get(key)
+                if self._cell is None:
+                    self.check_capture()
+                    self._cell = driver.driver().to_device(np.zeros(_CELL, np.uint8))
+                    if not own:
+                        _CELLS[key] = self._cell
+        return self._cell
 
     def check_capture(self) -> None:
         """RuntimeError while a CUDA graph is captured."""

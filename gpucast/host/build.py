@@ -102,7 +102,7 @@ def build(
     objects = _compiled(jobs, command, version, folder, tell)
     made = folder / f"{os.getpid()}.so"
     # Nothing here is of C++'s own library, which Zig would compile first, for minutes.
-    linker = [*compiler[:-1], "cc"] if is_zig and compiler[-1] == "c++" else compiler
+    linker = ["cc" if is_zig and word == "c++" else word for word in compiler]
     # Sanitizers name the lines of the text, which are among the symbols.
     link = [*linker, "-shared", "-fPIC", *checks, *(() if sanitizers else ("-Wl,-s",)), "-o", str(made), *objects]
     try:
@@ -275,7 +275,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         default="",
         metavar="NAMES",
         help="with these sanitizers of the compiler, such as address,undefined; their library has to be loaded before "
-        "Python: LD_PRELOAD=$(g++ -print-file-name=libasan.so)",
+        "Python: LD_PRELOAD=$(g++ -print-file-name=libasan.so); this command does not start again without it, either, "
+        "before gpucast/_host.abi3.so is removed",
     )
     given = parser.parse_args(argv)
     return 0 if build_or_say_why(given.levels, tuple(filter(None, given.sanitize.split(",")))) else 1

@@ -37,8 +37,8 @@ PARTS: tuple[Part, ...] = (
 THREADS = 128
 #: Threads of a block with a table, which takes as long to fill as some tiles of many threads to cast.
 TABLE_THREADS = 512
-#: Bytes of one vector access.
-VECTOR = 16
+#: Bytes of one vector access, and of a line of the L2 cache.
+VECTOR, _LINE = 16, 128
 
 #: Bits, mantissa bits and bias of FLOAT8E4M3FN and FLOAT8E5M2, which instructions of newer GPUs know.
 _FLOAT8 = ((8, 3, 7), (8, 2, 15))
@@ -80,9 +80,9 @@ def plain_kernel(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = F
         tile = elements = strided_elements(src_bits, dst.bits)
         kernel = f"GPUCAST_STRIDED({head}, {src_bits}, {MAX_DIMS}, {elements}, {THREADS})\n"
     elif shape == "transposed":
-        side = square_side(src_bits, dst.bits)
-        tile = elements = side * side // THREADS
-        kernel = f"GPUCAST_TRANSPOSED({head}, {src_bits}, {MAX_DIMS}, {side}, {THREADS})\n"
+        rows, columns = square_sides(src_bits, dst.bits)
+        tile = elements = rows * columns // THREADS
+        kernel = f"GPUCAST_TRANSPOSED({head}, {src_bits}, {MAX_DIMS}, {rows}, {columns}, {THREADS})\n"
     else:
         tile = tile_elements(src_bits, dst.bits)
         tiles = tiles_of_thread(src_bits, dst.bits, looks_up=entry is not None)
@@ -225,9 +225,11 @@ def strided_elements(src_bits: int, dst_bits: int) -> int:
     return 16 if 6 in (src_bits, dst_bits) or src_bits + dst_bits <= 24 else 8
 
 
-def square_side(src_bits: int, dst_bits: int) -> int:
-    """The side, in elements, of the square tiles of a transposed kernel: at least 64 bytes per row."""
-    return 64 if max(src_bits, dst_bits) <= 16 else 32
+def square_sides(src_bits: int, dst_bits: int) -> tuple[int, int]:
+    """The tiles of a transposed kernel: their elements along the dense dimension of the source, and of the destination.
+    That is 128 bytes or more on either side."""
+    rows, columns = (max(_LINE * 8 // bits, 32) for bits in (src_bits, dst_bits))
+    return rows, columns
 
 
 def _unit(bits: int) -> int:

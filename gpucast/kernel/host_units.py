@@ -30,6 +30,8 @@ from gpucast.kernel.kernel import kernel_file, parts_text, unit
 #: How a quotient is computed, by the name of the struct of ``kernels/host/blocks.hpp`` that does.
 DIVISIONS = ("Divided", "Multiplied", "Near")
 _PTX = "instructions.cuh"
+#: What casts of flat arrays need, in this order.
+_CASTS = ("elements.hpp", "tables.hpp", "narrow.hpp", "casts.hpp")
 #: What random rounding needs.
 _RANDOM = ("philox.cuh", "stochastic.cuh")
 _NUMERIC = tuple(kind for kind in DTYPES if kind.family != "string")
@@ -75,7 +77,7 @@ def units() -> Iterator[HostUnit]:
         yield counted_unit(f"counted_{src.name}", [rule for rule in every_rule(src) if is_counted(rule)])
     for src in BLOCK_SOURCES:
         yield quantization_unit(src)
-    yield _finished("fused", _COMPUTE, ["casts.hpp", "work.hpp", "fused.hpp"], [], _FUSED)
+    yield _finished("fused", _COMPUTE, [*_CASTS, "work.hpp", "fused.hpp"], [], _FUSED)
     copies = [f"gpucast_copy_{bits}" for bits in ("bool", 2, 4, 6, 8, 16, 32, 64)]
     yield _finished("copies", (), ["copies.hpp"], [], copies, rules="")
     yield _finished("files", (), ["files.hpp"], [], ["cast_file", "sum_words", "look8", "look16", "look32"], rules="")
@@ -131,7 +133,7 @@ def stochastic_unit(name: str, rules: Sequence[CastRule]) -> HostUnit:
     """For each rule, with random rounding, ``void NAME(from, to, n, uint64 seed, uint64 first, uint64 skip)``
     (``kernels/host/stochastic.hpp``)."""
     functions = {rule.function: rule for rule in rules}
-    return _casts(name, "GPUCAST_STOCHASTIC_CAST", functions, ["casts.hpp", "stochastic.hpp"], _RANDOM)
+    return _casts(name, "GPUCAST_STOCHASTIC_CAST", functions, [*_CASTS, "stochastic.hpp"], _RANDOM)
 
 
 def quantization_unit(src: DType) -> HostUnit:
@@ -156,7 +158,7 @@ def quantization_unit(src: DType) -> HostUnit:
     return _finished(
         f"quantization_{src.name}",
         types,
-        ["casts.hpp", "work.hpp", "blocks.hpp", "hadamard.hpp"],
+        [*_CASTS, "work.hpp", "blocks.hpp", "hadamard.hpp"],
         lines,
         [*runs, *others],
     )
@@ -166,7 +168,7 @@ def _casts(
     name: str,
     macro: str,
     rules: dict[str, CastRule],
-    files: Sequence[str] = ("casts.hpp",),
+    files: Sequence[str] = _CASTS,
     more: Sequence[str] = (),
 ) -> HostUnit:
     lines = [f"{macro}({name}, {rule.src.name}, {rule.dst.name}, {_rule(rule)})\n" for name, rule in rules.items()]

@@ -47,6 +47,10 @@ class Kernel:
     tile: int = 1
     #: The most elements with which the first tile begins before the array: none where `dst` is a multiple of `ALIGNED`.
     ahead: int = 0
+    #: Elements of a thread in one turn of its loop; 0 without one.
+    turn: int = 0
+    #: Whether its blocks stay until all is done, so that no more are launched than a device holds at a time.
+    stays: bool = False
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Kernel) and (self.name, self.line) == (other.name, other.line))

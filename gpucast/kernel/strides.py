@@ -13,6 +13,8 @@ from gpucast.kernel.fields import Fields
 #: A result of 2^38 bytes, more than any GPU has, holds at most 2^40 elements. With every length at least 2 that is 40
 #: dimensions.
 MAX_DIMS = 40
+#: The most elements of a dimension that a tile of a transposed cast has to have, of a quarter of its own.
+_LEAST = 16
 
 #: Lengths, and the bytes from one element to the next, of a row-major array of `count` dimensions, at least one.
 #: `inverse` is (2^64 - 1) / length: a division takes many times as long, to compile as well.
@@ -72,22 +74,24 @@ def collapse(shape: Sequence[int], src: Sequence[int], dst: Sequence[int]) -> Di
 
 
 @lru_cache(maxsize=1024)
-def squares(dims: Dims, src_size: int, dst_size: int, side: int) -> tuple[Dims, int] | None:
-    """The dimensions of a transposed cast and the elements of all its square tiles, ragged ones counted in full.
+def squares(dims: Dims, src_size: int, dst_size: int, sides: tuple[int, int]) -> tuple[Dims, int] | None:
+    """The dimensions of a transposed cast and the elements of all its tiles, ragged ones counted in full.
 
     None where the cast is not a transposition, that is, unless the destination is contiguous along its last dimension
     and the source along another one, which is then moved to the last place but one. The sizes are those of elements, in
-    bytes.
+    bytes; `sides` those of a tile along these two dimensions.
     """
+    rows, columns = sides
+    least = min(rows // 4, _LEAST), min(columns // 4, _LEAST)
     last = len(dims.lengths) - 1
-    if last < 1 or dims.dst[last] != dst_size or abs(dims.src[last]) == src_size or dims.lengths[last] < side // 4:
+    if last < 1 or dims.dst[last] != dst_size or abs(dims.src[last]) == src_size or dims.lengths[last] < least[1]:
         return None
     for axis in range(last):
-        if dims.src[axis] == src_size and dims.lengths[axis] >= side // 4:
+        if dims.src[axis] == src_size and dims.lengths[axis] >= least[0]:
             break
     else:
         return None
     order = [*(other for other in range(last) if other != axis), axis, last]
     lengths, src, dst = (tuple(values[i] for i in order) for values in (dims.lengths, dims.src, dims.dst))
-    count = math.prod(lengths[:-2]) * math.prod(-(-length // side) for length in lengths[-2:])
-    return Dims(lengths, src, dst), count * side * side
+    count = math.prod(lengths[:-2]) * -(-lengths[-2] // rows) * -(-lengths[-1] // columns)
+    return Dims(lengths, src, dst), count * rows * columns

@@ -52,9 +52,9 @@ _CODES = {
 def from_dlpack(x: Any) -> Any:
     """An array of NumPy (from the host) or CuPy (from a device) over the memory of another library's array.
 
-    Any of the types may come: float8, bfloat16 and FLOAT8E8M0 as arrays with the ml_dtypes dtype, which CuPy's own
+    All types are taken: float8, bfloat16 and FLOAT8E8M0 as arrays with the ml_dtypes dtype, which CuPy's own
     ``from_dlpack`` refuses; types below one byte as a PackedArray if the library packs them. `x` is a tensor, a JAX
-    array, or any object with ``__dlpack__``. Work that its library has given to the device comes first.
+    array, or any object with ``__dlpack__``. It is used after the work that its library has queued on the device.
 
     TypeError for an object without memory to lend, and for a type that Cast does not take.
     """

@@ -34,15 +34,15 @@ _FINITE = np.finfo(np.float32)
 
 
 class DelayedScaling:
-    """Scales that fill a narrow type's range, one for each of some tensors, from the magnitudes of the last steps.
+    """Scales that fill a narrow type's range, one for each tensor, from the magnitudes of the last steps.
 
-    `cast` multiplies a tensor with its scale, casts it, and takes in its largest magnitude (amax) in the same pass.
+    `cast` multiplies a tensor by its scale, casts it, and measures its largest magnitude (amax) in the same pass.
     `update`, once in a step, moves all magnitudes into the history and sets ``scale = largest / amax / 2**margin``,
     where amax is the largest of the last `history` steps and `largest` that of the type. A scale stays while its
     history holds only zeros, or an infinity or NaN. It is kept between 2^-126 and the largest FLOAT. All arithmetic is
     FLOAT. Source: the recipe DelayedScaling of NVIDIA's Transformer Engine, with amax_compute_algo="max".
 
-    The state moves by itself to the device of the tensor that it got last; moving off a device waits for it. On a
+    The state follows the last tensor to its device; leaving a device waits for it. On a
     device nothing else waits, and after the first step a CUDA graph can capture both methods.
 
     Parameters
@@ -54,7 +54,7 @@ class DelayedScaling:
     history
         Steps that count. Transformer Engine's default is 1024; 1 takes the last step alone.
     margin
-        Halve scales as often: room for tensors that grow.
+        How many times scales are halved: room for tensors that grow.
     power_of_two
         Round scales down to powers of two, so that neither scaling nor its inverse rounds anything.
 
@@ -123,8 +123,7 @@ class DelayedScaling:
 
     @exact()
     def cast_many(self, arrays: Any, *, out: Any = None) -> Any:
-        """Cast a tree of arrays, each with its own scale, in one launch per device. It has as many arrays as there are
-        scales.
+        """Cast a tree of arrays, one for each scale, in one launch per device.
 
         ValueError for another number of arrays; otherwise as `gpucast.cast_many`.
         """
@@ -136,7 +135,7 @@ class DelayedScaling:
 
     @exact()
     def update(self) -> DelayedScaling:
-        """Set the scales of the next step, and begin to measure it; returns self. Nothing waits."""
+        """Set the scales of the next step and start its measurement; returns self. Nothing waits."""
         self._begun = True
         largest, margin = float(np.float32(finfo(self.to).max)), math.ldexp(1.0, -self.margin)
         if device_index(self._state) is not None:

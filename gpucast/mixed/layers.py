@@ -190,13 +190,13 @@ class Cast(_Layer):
     Parameters
     ----------
     to, saturate, round_mode, opset
-        As for `gpucast.cast`; an `opset` of None means the newest rules. With 19 the tables are those of that node.
+        As for `gpucast.cast`; an `opset` of None means the newest rules. 19 gives the tables of that node.
     training
         Whether there will be a backward pass. False: `forward` keeps nothing and `backward` is an error.
     lda_coeff
         The factor of the gradient in the backward pass, a finite number.
     name
-        For messages.
+        The name in messages.
 
     Raises
     ------

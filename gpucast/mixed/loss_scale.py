@@ -53,9 +53,9 @@ class LossScale:
         """The loss, or a tree of initial gradients, times the scale, in one pass.
 
         Floating leaves are multiplied as `gpucast.cast` with `scale=` does and rounded once, to their own types or to
-        `to`. Python floats become FLOAT arrays on the device of the first array, or without arrays on that of the
-        state. Arrays of other types, integers and texts are returned as they are; TypeError for anything else, such as
-        an iterator or a model.
+        `to`. Python floats become FLOAT arrays on the device of the first array, or without arrays on the
+        device of the state. Arrays of other types, integers and texts are returned as they are; TypeError for anything
+        else, such as an iterator or a model.
         """
         dst = None if to is None else dtype(to, caller="scale: to=")
         leaves, structure = trees.flatten(tree, "scale: tree")
@@ -159,7 +159,7 @@ class LossScale:
 
 
 class NoOpLossScale(LossScale):
-    """The scale 1: the loss is not touched, gradients are cast and checked."""
+    """The scale 1: the loss stays, gradients are cast and checked."""
 
 
 class StaticLossScale(LossScale):
@@ -184,14 +184,14 @@ class StaticLossScale(LossScale):
 
 
 class DynamicLossScale(LossScale):
-    """The largest scale that keeps gradients finite, found by the method of jmp, apex and PyTorch.
+    """The largest scale that keeps gradients finite, by the method of jmp, apex and PyTorch.
 
     After `period` consecutive steps with finite gradients the scale is multiplied with `factor`, unless the product is
     not finite as FLOAT. After any other step it is divided by `backoff` (None: by `factor`, too), but does not fall
     below `min_loss_scale`. (PyTorch's growth_factor is `factor`, its backoff_factor 1 / `backoff`.) All arithmetic is
     FLOAT.
 
-    The state moves by itself to the device of the gradients that it got last; moving off a device waits for it.
+    The state follows the last gradients to their device; leaving a device waits for it.
 
     TypeError for values that are no numbers. ValueError for a `factor` or `backoff` that is not above 1, a `period`
     below 1, and scales that are not finite, below 2^-126, or below `min_loss_scale`.

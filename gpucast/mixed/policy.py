@@ -25,9 +25,8 @@ class Policy:
     `gpucast.cast`, on a device all of them in one launch. Leaves that have the type already, and all other arrays,
     numbers and texts, are returned as they are, without a copy.
 
-    TypeError for an object that is no dtype, or a
-    dtype that cannot hold parameters: integers, BOOL, STRING, FLOAT8E8M0; and for
-    a leaf into which gpucast does not look: an iterator, a model, a container of another kind.
+    TypeError for an object that is no dtype, for a dtype that cannot hold parameters (integers, BOOL, STRING,
+    FLOAT8E8M0), and for a leaf into which gpucast does not look: an iterator, a model, a container of another kind.
     """
 
     param_dtype: DType
@@ -62,11 +61,12 @@ class Policy:
 
 
 def get_policy(text: str) -> Policy:
-    """The policy of a text in jmp's form.
+    """The policy that a text in jmp's form names.
 
-    Such as "params=float32,compute=bfloat16,output=float32", the same with keys p, c and o, or one type for all three.
-    Defaults: parameters are FLOAT, computations have the type of the parameters, outputs that of the computations.
-    Types: jmp's short names f16 or half, bf16, f32 or full, f64, and every name that `gpucast.dtype` takes.
+    Texts are such as "params=float32,compute=bfloat16,output=float32", the same with keys p, c and o, or one type for
+    all three. Defaults: parameters are FLOAT, computations have the type of the parameters, outputs the type of the
+    computations. Types: jmp's short names f16 or half, bf16, f32 or full, f64, and every name that `gpucast.dtype`
+    takes.
 
     TypeError for an object that is no text, and for text that names no type, ValueError for an unknown or repeated key.
     """

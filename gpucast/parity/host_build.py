@@ -31,23 +31,116 @@ _UNIT, _PROCESSES = 40, 2
 #: The compiler's option that has it check accesses.
 _CHECKS = "-fsanitize=alignment,bounds"
 
-#: How threads and barriers become loops. A block's threads run one after the other: all of them up to the first
-#: barrier, then all anew up to the second, and so on. So a kernel writes each place in shared memory between the same
-#: two barriers only: nothing takes another's place.
+#: Before the built-ins of CUDA: what waits for the threads of a block.
+_WAITING = """
+namespace { void wait_for_block(); }
+#define GPUCAST_BARRIER() wait_for_block()
+"""
+
+#: How threads become loops, after the built-ins of CUDA. A thread runs until it waits for others or ends. The next one
+#: goes on with the stack of one that has ended, and else gets a stack of its own, so that a kernel without barriers is
+#: a plain loop. Lanes of a warp wait for each other in shuffles, threads of a block at barriers; those that have ended
+#: are not waited for.
 _THREADS = """
+#include <sys/mman.h>
+#include <ucontext.h>
 namespace {
-unsigned phase, passed;
-bool at_barrier;
+typedef void Body(const unsigned char*);
+enum class State : unsigned char { runs, at_warp, at_block, ended };
+enum : unsigned { most_threads = 1024, stack_bytes = 1 << 19 };
+struct Stack {
+    ucontext_t context;
+    char* memory;
+} stacks[most_threads];
+struct {
+    ucontext_t caller;
+    Body* body;
+    const unsigned char* given;
+    unsigned threads, next, stack;
+    State state[most_threads];
+    unsigned short stack_of[most_threads];
+} running;
+
+void run_threads() {
+    const unsigned stack = running.stack;
+    for (;;) {
+        while (running.next < running.threads) {
+            const unsigned me = threadIdx.x = running.next++;
+            running.stack_of[me] = (unsigned short)stack;
+            running.state[me] = State::runs;
+            running.body(running.given);
+            running.state[me] = State::ended;
+        }
+        swapcontext(&stacks[stack].context, &running.caller);
+    }
 }
-#define GPUCAST_OVERLAY struct
-#define GPUCAST_BARRIER() if (passed++ == phase) { at_barrier = true; return; }
-// Before the barrier each thread leaves what it has found, for the turns of a loop at places of their own.
-#define GPUCAST_MERGE(LANES, STATS) \\
-    static decltype(STATS) stats_by[8][1024]; \\
-    auto& stats_of_turn = stats_by[passed % 8]; \\
-    stats_of_turn[threadIdx.x] = STATS; \\
-    GPUCAST_BARRIER() \\
-    for (unsigned i = threadIdx.x / LANES * LANES, end = i + LANES; i < end; ++i) STATS.merge(stats_of_turn[i]);
+void go_on(unsigned stack) {
+    running.stack = stack;
+    stack_end = stacks[stack].memory + stack_bytes;
+    swapcontext(&running.caller, &stacks[stack].context);
+}
+void wait(State state) {
+    const unsigned me = threadIdx.x;
+    running.state[me] = state;
+    swapcontext(&stacks[running.stack_of[me]].context, &running.caller);
+    threadIdx.x = me;
+}
+void wait_for_block() { wait(State::at_block); }
+
+// Lets some threads go on that all wait in one way, or have ended. False where they do not.
+bool release(unsigned begin, unsigned end, State state) {
+    bool some = false;
+    for (unsigned i = begin; i < end; ++i) {
+        if (running.state[i] != state && running.state[i] != State::ended) return false;
+        some |= running.state[i] == state;
+    }
+    for (unsigned i = begin; i < end; ++i) {
+        if (running.state[i] != state) continue;
+        running.state[i] = State::runs;
+        go_on(running.stack_of[i]);
+    }
+    return some;
+}
+void run_block() {
+    running.next = 0;
+    for (unsigned stack = 0; running.next < running.threads; ++stack) {
+        Stack& one = stacks[stack];
+        if (!one.memory) {
+            const int use = PROT_READ | PROT_WRITE, kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+            one.memory = (char*)mmap(nullptr, stack_bytes, use, kind, -1, 0);
+        }
+        getcontext(&one.context);
+        one.context.uc_stack.ss_sp = one.memory;
+        one.context.uc_stack.ss_size = stack_bytes;
+        one.context.uc_link = nullptr;
+        makecontext(&one.context, run_threads, 0);
+        go_on(stack);
+    }
+    for (bool some = true; some;) {
+        some = false;
+        for (unsigned i = 0; i < running.threads; i += 32) {
+            some |= release(i, i + 32 < running.threads ? i + 32 : running.threads, State::at_warp);
+        }
+        if (!some) some = release(0, running.threads, State::at_block);
+    }
+    for (unsigned i = 0; i < running.threads; ++i) faults.stuck += running.state[i] != State::ended;
+}
+void run_blocks(Body* body, const unsigned char* given, unsigned threads, unsigned first, unsigned end) {
+    faults = {};
+    running.body = body, running.given = given, running.threads = threads;
+    blockDim.x = threads, gridDim.x = end;
+    for (blockIdx.x = first; blockIdx.x < end; ++blockIdx.x) run_block();
+}
+unsigned long long of_lanes[most_threads];
+template <typename Word>
+Word __shfl_xor_sync(unsigned, Word value, unsigned step) {
+    of_lanes[threadIdx.x] = value;
+    wait(State::at_warp);
+    const Word other = (Word)of_lanes[threadIdx.x ^ step];
+    wait(State::at_warp);
+    return other;
+}
+}
 """
 
 #: The accesses at which a GPU stops, or reads and writes elsewhere, are counted. Instructions for global memory take no
@@ -55,8 +148,8 @@ bool at_barrier;
 #: instruments all others (`flags`); the functions that it calls are here, so that no library is needed.
 _FAULTS = """
 namespace {
-struct { unsigned long long misaligned, outside, elsewhere; } faults;
-const char* stack_end;
+struct { unsigned long long misaligned, outside, elsewhere, stuck; } faults;
+[[maybe_unused]] const char* stack_end;
 }
 extern "C" {
 #define HIDDEN __attribute__((visibility("hidden")))
@@ -78,19 +171,11 @@ void check_global(const void* pointer, unsigned bytes) {
 
 #: One launch; the result is `faults`.
 _LAUNCH = """
+static void body_{name}(const unsigned char* given) {{
+    {name}({arguments});
+}}
 extern "C" const void* launch_{name}(const unsigned char* given, unsigned first_block, unsigned blocks) {{
-    faults = {{}};
-    stack_end = (const char*)__builtin_frame_address(0);
-    for (blockIdx.x = first_block; blockIdx.x < blocks; ++blockIdx.x) {{
-        at_barrier = true;
-        for (phase = 0; at_barrier; ++phase) {{
-            at_barrier = false;
-            for (threadIdx.x = 0; threadIdx.x < {threads}; ++threadIdx.x) {{
-                passed = 0;
-                {name}({arguments});
-            }}
-        }}
-    }}
+    run_blocks(body_{name}, given, {threads}, first_block, blocks);
     return &faults;
 }}
 """
@@ -132,6 +217,7 @@ class _Faults(ctypes.Structure):
 
     _fields_ = (
         ("misaligned", ctypes.c_ulonglong), ("outside", ctypes.c_ulonglong), ("elsewhere", ctypes.c_ulonglong),
+        ("stuck", ctypes.c_ulonglong),
     )  # fmt: skip
 
     def check(self, name: str, where: str = "") -> None:
@@ -140,6 +226,7 @@ class _Faults(ctypes.Structure):
             "misaligned accesses": self.misaligned,
             "indices outside of an array": self.outside,
             "accesses of global memory to a block's or a thread's memory": self.elsewhere,
+            "threads that wait for others forever": self.stuck,
         }
         found = [f"{count} {kind}" for kind, count in counts.items() if count]
         if found:
@@ -235,7 +322,7 @@ def unit_text(kernels: Sequence[Kernel], arch: int = 90) -> str:
 @lru_cache
 def shim(arch: int = 90) -> str:
     """The text to put before kernels, or a device function, to compile them as host code."""
-    return f"{_THREADS}{_FAULTS}#define GPUCAST_ARCH {10 * arch}\n{host_section()}"
+    return f"{_WAITING}{_FAULTS}#define GPUCAST_ARCH {10 * arch}\n{host_section()}{_THREADS}"
 
 
 def _launcher(kernel: Kernel) -> str:

@@ -50,8 +50,10 @@ _RULES: dict[DType, tuple[ScaleRule, ...]] = {
 
 @dataclass(frozen=True)
 class Format:
-    """One row of the table. To define a format, make another object; types are anything that `gpucast.dtype` takes:
-    ``Format("mine", "INT4", "FLOAT", (48,), "amax")``.
+    """A format of quantization: the types of codes and scales, the blocks, and the rule for scales.
+
+    ``Format("mine", "INT4", "FLOAT", (48,), "amax")`` defines another one. Types are anything that `gpucast.dtype`
+    takes.
 
     TypeError or ValueError for columns that do not go together.
     """
@@ -146,8 +148,8 @@ class Format:
 
     @property
     def top_scale(self) -> float:
-        """With a global scale: the scale of the largest magnitude of an array. "4over6" leaves room for that by which
-        the magnitude becomes 4 in place of 6, 384."""
+        """The scale of an array's largest magnitude, in formats with a global scale. "4over6" leaves room for 384, the
+        scale by which the magnitude becomes 4 in place of 6."""
         return 256.0 if self.rule == "4over6" else float(self.scale.max)
 
     @property

@@ -35,12 +35,12 @@ from gpucast.quantization import gpu as on_device
 from gpucast.quantization.formats import LENGTHS, Format
 from gpucast.quantization.option_checks import check_constant, resolve_random
 from gpucast.quantization.quantized import source_dtype
-from gpucast.quantization.scale_orders import SCALE_LAYOUTS, SCALE_ORDERS, ScaleLayout, order
+from gpucast.quantization.scale_orders import SCALE_ORDERS, ScaleLayout, order
 
-#: `most_groups` of kernels/grouped.cu, and the orders of scales by the numbers that they have there.
+#: `most_groups` of kernels/grouped.cu.
 _MOST_GROUPS = 1024
-#: The kernels count columns in 32 bits, up to the elements of a block of threads behind the last.
-_MOST_COLUMNS = (1 << 32) - (1 << 13)
+#: The kernels count columns in 32 bits, up to the elements of a block of threads behind the last; and rows.
+_MOST_COLUMNS = _MOST_ROWS = (1 << 32) - (1 << 13)
 _LAYOUTS = tuple(row.name for row in SCALE_ORDERS if row.groups)
 
 
@@ -220,6 +220,8 @@ class _Call:
             raise ValueError(f"{caller}: offset={random.offset} and the {self.x.size} elements of x are beyond 2^64")
         if max(self.rows, self.result_rows) > np.iinfo(self.offsets.dtype).max:
             raise ValueError(f"{caller}: {self.result_rows} rows are more than offsets of {self.offsets.dtype} reach")
+        if max(self.rows, self.result_rows) > _MOST_ROWS:
+            raise ValueError(f"{caller}: {self.result_rows} rows are more than {_MOST_ROWS}")
         if scale is not None and namespace(scale) is None and adapters.find(scale) is None:
             resolve_scale(scale, None, caller)  # Refuses all but numbers.
             number = rounded(scale, np.float32)
@@ -240,7 +242,7 @@ class _Call:
         scales: tuple[DType, tuple[int, ...]] | None,
         rule: CastRule,
         format: Format | None,
-        layout: str,
+        layout: ScaleLayout,
     ) -> Grouped:
         """Fill new arrays, or those of `out`."""
         if not (out is None or isinstance(out, Grouped)):
@@ -306,7 +308,7 @@ class _Call:
         read += [] if isinstance(self.scale, float) else [Place("scale", self.scale)]
         check_written(written, read, self.caller)
 
-    def _on_device(self, parts: list[Any], rule: CastRule, format: Format | None, layout: str) -> None:
+    def _on_device(self, parts: list[Any], rule: CastRule, format: Format | None, layout: ScaleLayout) -> None:
         kernels = on_device.grouped_on_gpu
         assert self.device is not None
         with gpu.driver.driver().on(self.device):
@@ -321,8 +323,8 @@ class _Call:
             }
             given = kernels.grouped_arguments(
                 offsets, scale, written.get("scales"), written["offsets"], written["valid"], self.rows, self.columns,
-                self.result_rows, self.pad, SCALE_LAYOUTS.index(layout), *(self.random or (0, 0)),
+                self.result_rows, self.pad, *(self.random or (0, 0)),
             )  # fmt: skip
-            kernel = kernels.grouped_kernel(rule, format, self.random is not None)
+            kernel = kernels.grouped_kernel(rule, format, self.random is not None, layout)
             kernels.run(kernel, x, written["data"], self.result_rows, given, self.device)
             on_device.memory.hand_over(written, wanted)

@@ -35,7 +35,7 @@ def hadamard(
 ) -> Any:
     """Transform runs of numbers along an axis by a (random) Hadamard matrix, with the same bits on every machine.
 
-    It spreads what a few large numbers hold over their run. Two operands of a product that are transformed alike along
+    The transform spreads a few large numbers over their run. Two operands of a product that are transformed alike along
     the axis over which the product sums have the same product as before, but for rounding.
     `gpucast.quantization.exact_hadamard` defines every step.
 
@@ -44,14 +44,14 @@ def hadamard(
     x
         An array of FLOAT, FLOAT16, BFLOAT16 or DOUBLE, as `gpucast.quantize` takes it.
     length
-        Of a run: 16, 32, 64 or 128. It divides the axis.
+        The length of a run: 16, 32, 64 or 128. It divides the axis.
     axis
         The axis of the runs.
     signs
-        By which the numbers of each run are multiplied first: a sequence of `length` numbers that are +1 or -1, on the
-        host. None: the signs of the seed, or no signs.
+        The factors of the numbers in each run, before the transform: `length` numbers that are +1 or -1, on the host.
+        None: the signs of the seed, or no signs.
     seed
-        Gives random signs, the same for equal seeds: an integer from 0 to 2^64 - 1.
+        The seed of random signs, from 0 to 2^64 - 1; equal seeds give equal signs.
     inverse
         True: transform back.
     to
@@ -61,7 +61,7 @@ def hadamard(
 
     Returns
     -------
-    An array of x's shape and library, where x is. Through a tensor of PyTorch gradients pass, also in `torch.compile`.
+    An array of x's shape and library, where x is. Gradients of PyTorch pass through, also in `torch.compile`.
 
     Raises
     ------

@@ -108,13 +108,13 @@ def quantize(
         ties to even. With `hadamard`, and without `signs`, the seed also gives the signs.
     scale
         Given scales, for formats with FLOAT scales and without zero points: a number, or an array that broadcasts to
-        the scales' shape. For NVFP4, the global scale; with a recipe the number that its library calls so. An array of
-        the result's shape without its last axis (or with 1 for it) has a global scale for each row (token), where
-        blocks run along the last of several axes. Scales must be finite and above 0. This is not checked for an array
-        on a device.
+        the scales' shape. NVFP4 takes the global scale, and a recipe the number that its library calls the scale. An
+        array of the result's shape without its last axis (or with 1 for it) has a global scale for each row (token),
+        where blocks run along the last of several axes. Scales must be finite and above 0. This is not checked for an
+        array on a device.
     amax
-        For NVFP4: find the global scale from this magnitude instead of the largest one in x, such as that of an earlier
-        step. A number, or an array of one element, or one of each row as for `scale`: on a device a FLOAT array there,
+        For NVFP4: find the global scale from this magnitude, such as the one of an earlier step, instead of the largest
+        in x. A number, or an array of one element, or one of each row as for `scale`: on a device a FLOAT array there,
         which is not waited for. It must be finite and not below 0. This is not checked for an array on a device.
     scales_of
         A `Quantized` of this format, shape and axis, on x's device: the result has its scales, zero points and global
@@ -122,18 +122,18 @@ def quantize(
         quantization says when they do not by new scales). Not with `scale`, `amax`, `transpose`, `hadamard` and `out`.
     hadamard
         16, 32, 64 or 128: quantize ``gpucast.hadamard(x, hadamard, axis=axis, ...)`` in place of x, without that array
-        in memory where a device has a kernel for it. With transpose="both" also a pair, such as ``(None, 16)``: that of
-        the plain and that of the transposed result, each along its own `axis`; each result then has a global scale of
-        its own. Not for "..._axis" formats and recipes.
+        in memory where a device has a kernel for it. With transpose="both" also a pair, such as ``(None, 16)``: one
+        length for the plain result and one for the transposed, each along its own `axis`; each result then has a global
+        scale of its own. Not for "..._axis" formats and recipes.
     signs
-        The signs of the transform: a sequence of as many numbers, +1 or -1. None: those of the seed, also where it
-        rounds at random (its words for signs and for rounding are different ones). Without a seed: no signs.
+        The signs of the transform: a sequence of as many numbers, +1 or -1. None: the seed gives
+        them, by other random words than rounding takes. Without a seed: no signs.
     device
         Where to quantize: "cpu", "cuda" or "cuda:N". None: where x is.
     out
         A `Quantized` of an earlier, equal call, which is written and returned. With transpose="both" a tuple of two. On
-        a device it also keeps the call's other memory, among it a copy of codes that are not at a multiple of 16 bytes.
-        From the second call on nothing is allocated, so a CUDA graph can capture it.
+        a device it also keeps the call's other memory, including a copy of codes that are not at a multiple of 16
+        bytes. From the second call on nothing is allocated, so a CUDA graph can capture it.
 
     Returns
     -------

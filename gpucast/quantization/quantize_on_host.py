@@ -116,7 +116,11 @@ def _cast(x: Any, dst: DType, **attributes: Any) -> Array:
 
 
 def _grid(grid: BlockGrid) -> block_loops.Grid:
-    return block_loops.Grid(grid.shape, grid.lengths, grid.counts)
+    """The blocks as the module takes them: rows of a single element, as along a last axis, become one row."""
+    three = grid.shape, grid.lengths, grid.counts
+    if grid.shape[2] == 1:
+        return block_loops.Grid(*((1, outer, rows) for outer, rows, _ in three))
+    return block_loops.Grid(*three)
 
 
 # ---- extremes ----

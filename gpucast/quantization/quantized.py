@@ -52,7 +52,7 @@ class Quantized:
     the types that this library has. Codes below one byte are a `PackedArray`, except FLOAT4E2M1 in PyTorch (pairs along
     the last axis, where its length is even), and what JAX has for them on the host.
 
-    ``Quantized(data, scales, "mxfp4")`` makes one of existing parts and checks them: TypeError for wrong types,
+    ``Quantized(data, scales, "mxfp4")`` wraps existing parts and checks them: TypeError for wrong types,
     ValueError for wrong shapes.
     """
 
@@ -236,7 +236,7 @@ class Quantized:
         if device is None:
             return None
         if self not in _WORKSPACES:
-            _WORKSPACES[self] = gpu.workspace.Workspace(caller, device)
+            _WORKSPACES[self] = gpu.workspace.Workspace(caller, device, kept=True)
         return _WORKSPACES[self]
 
     def _visit(self) -> AbstractContextManager[None]:

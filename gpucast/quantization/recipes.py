@@ -23,7 +23,7 @@ __all__ = ["RECIPES", "Recipe", "find"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A row of the table."""
+    """A format with the codes and scales of another library."""
 
     format: Format
     #: The library, and its version or commit.

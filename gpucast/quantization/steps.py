@@ -55,21 +55,22 @@ class Node:
 
 @dataclass(frozen=True)
 class Steps:
-    """How a format's scales and codes are found, in place of `Format.rule`'s exact quotients.
+    """The formulas of a format's scales and codes, in place of the exact quotients of `Format.rule`.
 
     `a` is the largest magnitude of a block, `A` that of the whole array, `x` an element, `s` the scale as it is stored.
     ValueError for formulas that do not go together.
     """
 
-    #: Of a and u, before it is rounded to the type of the scales.
+    #: The formula of a scale, from a and u, before it is rounded to the type of the scales.
     scale: str
-    #: Of x: ``x*f`` or ``x/f`` or T of one of these, with f of a, s and u.
+    #: The formula of a code, from x: ``x*f`` or ``x/f`` or T of one of these, with f of a, s and u.
     code: str
-    #: In formats with a global scale: the number u that the library passes to its kernels, of A. A given `scale` is u.
+    #: The formula of u from A, in formats with a global scale: the number that the library passes to its kernels. A
+    #: given `scale` is u.
     u: str = ""
-    #: The global scale by which codes times scales are multiplied, of u.
+    #: The formula of the global scale from u: the factor of codes times scales.
     global_scale: str = "u"
-    #: What replaces a scale that is 0 after it was rounded.
+    #: The number in place of a scale that was rounded to 0.
     zero: str = ""
 
     def __post_init__(self) -> None:
@@ -104,7 +105,7 @@ class Steps:
 
     @property
     def factor(self) -> Node:
-        """The f of `code`."""
+        """The factor in `code`."""
         return self._code[2]
 
     @property

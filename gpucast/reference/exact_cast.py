@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The specification of record: what every cast means, literally, exactly and slowly.
+"""The exact meaning of every cast, computed slowly: the specification of record.
 
 It works on values, not on bits: a source code is decoded to the number it stands for; the destination is the sorted
 list of its values; rounding is a comparison with the midpoint of two neighbours. Where a list would be too long (FLOAT
@@ -273,7 +273,7 @@ def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...
 def from_strings(x: Array, rule: CastRule, first: int = 0) -> Array:
     """Text to the flat array that it stands for; errors count elements from `first`."""
     # An iterator, so that of two bad elements always the earlier one is reported.
-    texts, dst = strings.texts(x), rule.dst
+    texts, dst = strings.texts(x, first), rule.dst
     if dst.family == "string":
         result = np.empty(x.size, dtype=object)
         result[:] = list(texts)

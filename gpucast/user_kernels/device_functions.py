@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules of casts as ``__device__`` functions, for kernels of the user's own."""
+"""The rules of casts as ``__device__`` functions, for users' kernels."""
 
 from __future__ import annotations
 
@@ -55,8 +55,12 @@ def device_functions(functions: Iterable[tuple[Any, Any] | tuple[Any, Any, Mappi
 
         text = gpucast.device_functions([("FLOAT", "FLOAT8E4M3FN")])
         scaled = cupy.ElementwiseKernel(
-            "float32 x, float32 scale", "uint8 code",
-            "code = gpucast_float32_to_float8e4m3fn(x * scale)", "scaled", preamble=text)
+            "float32 x, float32 scale",
+            "uint8 code",
+            "code = gpucast_float32_to_float8e4m3fn(x * scale)",
+            "scaled",
+            preamble=text,
+        )
         y = scaled(x, 0.5).view(ml_dtypes.float8_e4m3fn)
     """
     rules: dict[CastRule, None] = {}

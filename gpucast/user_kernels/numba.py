@@ -7,11 +7,13 @@ by their codes, in uint8 or uint16. The third argument names the type of such a 
     from numba import cuda
     from gpucast.interop.numba import cast
 
+
     @cuda.jit
     def scaled(x, codes, scale):
         i = cuda.grid(1)
         if i < x.size:
             codes[i] = cast(x[i] * scale, "FLOAT8E4M3FN")
+
 
     @cuda.jit
     def numbers(codes, x):

@@ -8,6 +8,7 @@ have the same bits on every GPU, also for types that Triton does not have, or ro
     import triton, triton.language as tl
     from gpucast.interop.triton import decode, encode
 
+
     @triton.jit
     def scaled(x, codes, scale, n, BLOCK: tl.constexpr):
         i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

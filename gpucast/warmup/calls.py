@@ -24,7 +24,7 @@ from gpucast.quantization.grouped import cast_grouped, quantize_grouped
 from gpucast.quantization.hadamard_array import hadamard
 from gpucast.quantization.quantize_array import quantize
 from gpucast.quantization.quantized import check_layout
-from gpucast.quantization.scale_orders import SCALE_LAYOUTS, ScaleLayout
+from gpucast.quantization.scale_orders import SCALE_LAYOUTS, ScaleLayout, order
 from gpucast.warmup.recording import Recorder
 from gpucast.warmup.request import WarmupRequest
 
@@ -194,8 +194,13 @@ def _layouts(format: Format) -> Iterator[ScaleLayout]:
 
 def grouped(recorder: Recorder, asked: Any, format: Format, src: DType, keywords: Keywords) -> None:
     """Groups of rows that are quantized."""
-    scale = 1.0 if format.global_scale else None
-    quantize_grouped(recorder.array(_MATRIX, src), _ends(recorder), asked, scale=scale, **keywords)
+    given = {**keywords, "scale": 1.0 if format.global_scale else None}
+    for layout in SCALE_LAYOUTS:
+        pad = order(layout).height
+        # Not every format has every order of groups.
+        with contextlib.suppress(ValueError):
+            x, ends = recorder.array(_MATRIX, src), _ends(recorder)
+            quantize_grouped(x, ends, asked, pad=pad, scale_layout=layout, **given)
 
 
 def row_scaled(recorder: Recorder, asked: Any, format: Format, src: DType, keywords: Keywords) -> None:

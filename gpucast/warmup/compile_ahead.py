@@ -50,28 +50,47 @@ def warmup(
 
     The calls are made for arrays without contents, and compile what they ask for. This needs CuPy, but no GPU.
 
-    `pairs`: (source, destination) types, as for `gpucast.dtype`. None: all pairs of numeric types, or none with
-    `quantize` or `mixed`.
-    `arch`: one or several of "sm_90", "sm_100a", ... None: those of this machine's GPUs.
-    `scale`, `amax`: True: only casts with these keywords.
-    `transposed`: also plain casts of transposed arrays, such as ``x.T`` into an array in C order.
-    `fused`: also casts with a scale, with `amax`, with both, and with random rounding if the destination has it.
-    `many`: also `gpucast.cast_many` of trees of one type. With `scale` or `fused`, also with a scale, as the loss
-    scales of `gpucast.mixed` use it.
-    `mixed`: loss scales with losses and gradients of FLOAT, FLOAT16 or BFLOAT16 that are unscaled to FLOAT, in trees of
-    one type, `select_tree`, and delayed scales to FLOAT8E4M3FN.
-    `grouped`: also `gpucast.cast_grouped` of the pairs that it takes, and `gpucast.quantize_grouped` of the formats.
-    `row_scaled`: also formats with a global scale for each row.
-    `quantize`: one or several formats of `gpucast.quantize`: FLOAT, FLOAT16 and BFLOAT16 along the last axis, plain,
-    transposed or both, with scales in every order, and back.
-    `hadamard`: one or several lengths of transforms, alone and before `quantize`, and back.
-    `load`: also load the kernels on every GPU of this machine, so that a CUDA graph can capture their first calls.
-    `attributes`: saturate, round_mode, opset, rounding and overflow, as for `gpucast.cast`. Seeds need no kernel of
-    their own.
+    Parameters
+    ----------
+    pairs
+        (source, destination) types, as for `gpucast.dtype`. None: all pairs of numeric types, or none with `quantize`
+        or `mixed`.
+    arch
+        One or several of "sm_90", "sm_100a", ... None: those of this machine's GPUs.
+    scale, amax
+        True: only casts with these keywords.
+    transposed
+        Also plain casts of transposed arrays, such as ``x.T`` into an array in C order.
+    fused
+        Also casts with a scale, with `amax`, with both, and with random rounding if the destination has it.
+    many
+        Also `gpucast.cast_many` of trees of one type. With `scale` or `fused`, also with a scale, as the loss scales of
+        `gpucast.mixed` use it.
+    mixed
+        Loss scales with losses and gradients of FLOAT, FLOAT16 or BFLOAT16 that are unscaled to FLOAT, in trees of one
+        type, `select_tree`, and delayed scales to FLOAT8E4M3FN.
+    grouped
+        Also `gpucast.cast_grouped` of the pairs that it takes, and `gpucast.quantize_grouped` of the formats.
+    row_scaled
+        Also formats with a global scale for each row.
+    quantize
+        One or several formats of `gpucast.quantize`: FLOAT, FLOAT16 and BFLOAT16 along the last axis, plain, transposed
+        or both, with scales in every order, and back.
+    hadamard
+        One or several lengths of transforms, alone and before `quantize`, and back.
+    load
+        Also load the kernels on every GPU of this machine, so that a CUDA graph can capture their first calls.
+    attributes
+        Keywords: saturate, round_mode, opset, rounding and overflow, as for `gpucast.cast`. Seeds need no kernel of
+        their own.
 
-    Returns the number of kernels. Kernels in the cache take no time.
+    Returns
+    -------
+    The number of kernels. Kernels in the cache take no time.
 
-    Raises the errors of `gpucast.cast` and `gpucast.quantize` for types, formats and attributes. DeviceUnavailable
+    Raises
+    ------
+    The errors of `gpucast.cast` and `gpucast.quantize` for types, formats and attributes. DeviceUnavailable
     without NVRTC, or without a GPU if `arch` is None. ValueError for an architecture that this NVRTC does not know, or
     for `arch` with `load`. TypeError for a flag that is neither True nor False, for something that is not a pair, and
     for an unknown attribute.

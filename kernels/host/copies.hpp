@@ -42,7 +42,7 @@ inline void copy_bools(const void* from, void* to, u64 n) {
 }
 
 #define GPUCAST_COPY(NAME, ...) \
-    static void gpucast_copy_##NAME(const void* from, void* to, u64 n) { __VA_ARGS__(from, to, n); }
+    static void gpucast_copy_##NAME(const void* from, void* to, u64 n) { __VA_ARGS__(from, to, n & ~past_caches); }
 GPUCAST_COPY(bool, copy_bools)
 GPUCAST_COPY(2, copy_masked<2>)
 GPUCAST_COPY(4, copy_masked<4>)

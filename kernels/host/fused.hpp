@@ -74,30 +74,31 @@ GPUCAST_INLINE void multiply(const void* from, void* to, u64 n, Product kind, do
     else multiply<DOUBLE, false>(x, static_cast<u64*>(to), n, scale);
 }
 
-// A multiple of the four words of a random block.
-enum : u64 { together = 512 };
+// Elements that are cast together: multiples of the four words of a random block, and as many as the stack of a small thread
+// holds; fewer of those that are cast there and back.
+enum : u64 { together = 1024, together_and_back = 512 };
 
 // Casts n elements. The largest magnitude as a float, and whether all is finite, are merged into `largest` and `finite`
 // where these are not null. The random words begin in the block `first`, behind `skip` of its words.
 inline void run_fused(const Fused& with, const void* from, void* to, u64 n, u64 first, u64 skip, u32* largest, u8* finite) {
-    alignas(64) u32 own_floats[together];
-    alignas(64) u64 own_doubles[together], own_products[together];
+    alignas(64) u64 own_numbers[together], own_products[together];
     const bool is_multiplied = with.product != Product::none, is_looked_at = is_multiplied || finite;
     for (u64 start = 0; start < n; start += together, first += together / 4) {
         const u64 count = n - start < together ? n - start : u64(together);
         const void *src = static_cast<const u8*>(from) + start * with.src_bytes, *floats = src, *doubles = src;
         void* dst = static_cast<u8*>(to) + start * with.dst_bytes;
         if (with.to_floats && (largest || (is_looked_at && with.is_exact))) {
-            with.to_floats(src, own_floats, count);
-            floats = own_floats;
-        }
-        if (with.to_doubles && is_looked_at && !with.is_exact) {
-            with.to_doubles(src, own_doubles, count);
-            doubles = own_doubles;
+            with.to_floats(src, own_numbers, count);
+            floats = own_numbers;
         }
         if (largest) {
             const u32 top = largest_magnitude<u32>(floats, count);
             *largest = *largest > top ? *largest : top;
+        }
+        // In the place of floats that only the largest one was asked of.
+        if (with.to_doubles && is_looked_at && !with.is_exact) {
+            with.to_doubles(src, own_numbers, count);
+            doubles = own_numbers;
         }
         if (finite && (with.is_exact ? largest_magnitude<u32>(floats, count) > u32(FLOAT::max_code)
                                      : largest_magnitude<u64>(doubles, count) > u64(DOUBLE::max_code))) {
@@ -125,9 +126,9 @@ static void cast_fused(const Fused* with, const void* from, void* to, u64 n, u64
 static void cast_there_and_back(const Fused* there, const Fused* back, const void* from, void* to, u64 n, u64 first, u64 skip,
                                 u32* largest, u8* finite) {
     const Exactly exactly;
-    alignas(64) u64 codes[together];
-    for (u64 start = 0; start < n; start += together, first += together / 4) {
-        const u64 count = n - start < together ? n - start : u64(together);
+    alignas(64) u64 codes[together_and_back];
+    for (u64 start = 0; start < n; start += together_and_back, first += together_and_back / 4) {
+        const u64 count = n - start < together_and_back ? n - start : u64(together_and_back);
         run_fused(*there, static_cast<const u8*>(from) + start * there->src_bytes, codes, count, first, skip, largest, finite);
         run_fused(*back, codes, static_cast<u8*>(to) + start * back->dst_bytes, count, 0, 0, nullptr, nullptr);
     }

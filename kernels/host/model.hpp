@@ -70,10 +70,39 @@ inline void st_bytes(unsigned char* to, unsigned bytes, unsigned i, unsigned beg
     }
 }
 
+
+// Blocks run one after the other, so that these need no order.
 inline void red_max(int* to, int a) {
-    GPUCAST_CHECK_GLOBAL(to, 4);
+    GPUCAST_CHECK_GLOBAL(to, sizeof a);
     *to = a > *to ? a : *to;
 }
+inline void red_max(unsigned* to, unsigned a) {
+    GPUCAST_CHECK_GLOBAL(to, sizeof a);
+    *to = a > *to ? a : *to;
+}
+inline void red_max(unsigned long long* to, unsigned long long a) {
+    GPUCAST_CHECK_GLOBAL(to, sizeof a);
+    *to = a > *to ? a : *to;
+}
+inline unsigned take(unsigned* at) {
+    GPUCAST_CHECK_GLOBAL(at, sizeof *at);
+    const unsigned found = *at;
+    *at = 0;
+    return found;
+}
+inline unsigned long long take(unsigned long long* at) {
+    GPUCAST_CHECK_GLOBAL(at, sizeof *at);
+    const unsigned long long found = *at;
+    *at = 0;
+    return found;
+}
+inline unsigned count_up(unsigned* at, unsigned last) {
+    GPUCAST_CHECK_GLOBAL(at, 4);
+    const unsigned found = *at;
+    *at = found >= last ? 0 : found + 1;
+    return found;
+}
+inline void fence() {}
 
 inline unsigned bits(float a) {
     unsigned d;
@@ -257,6 +286,18 @@ inline void add_rn_f32x2(float a, float b, float x, float y, float& c, float& d)
 inline void sub_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
     c = sub_rn(a, x);
     d = sub_rn(b, y);
+}
+inline void mul_rn_f32x2(float a, float b, float x, float y, float& c, float& d) {
+    c = mul_rn(a, x);
+    d = mul_rn(b, y);
+}
+inline void fma_rn_f32x2(float a, float b, float x, float y, float more, float& c, float& d) {
+    c = fma_rn(a, x, more);
+    d = fma_rn(b, y, more);
+}
+inline void fma_rn_f32x2_of(float a, float b, float factor, float x, float y, float& c, float& d) {
+    c = fma_rn(a, factor, x);
+    d = fma_rn(b, factor, y);
 }
 inline void mul_rn_f32x2(float a, float b, float factor, float& c, float& d) {
     c = mul_rn(a, factor);

@@ -7,6 +7,7 @@
 #include "levels.hpp"
 #include "probe.hpp"
 #include "lists.hpp"
+#include "text.hpp"
 #include "xla.hpp"
 
 namespace gpucast {
@@ -104,7 +105,7 @@ PyCFunction as_method(Fast* function) {
 }
 
 // Counts the changes of the functions below: `gpucast.host.extension` knows by it whether this was built from its sources.
-enum : long { interface = 5 };
+enum : long { interface = 6 };
 
 static PyMethodDef methods[] = {
     {"find", find, METH_O, nullptr},
@@ -112,6 +113,8 @@ static PyMethodDef methods[] = {
     {"cast", cast, METH_VARARGS, nullptr},
     {"cast_each", as_method(cast_each), METH_FASTCALL, nullptr},
     {"cast_tensor", as_method(cast_tensor), METH_FASTCALL, nullptr},
+    {"read_texts", read_texts, METH_VARARGS, nullptr},
+    {"write_texts", write_texts, METH_VARARGS, nullptr},
     {"kernel", new_kernel, METH_VARARGS, nullptr},
     {"plan", new_plan, METH_VARARGS, nullptr},
     {"hit", as_method(hit), METH_FASTCALL, nullptr},

@@ -18,6 +18,10 @@ static inline u64 before_line(const Code* first) {
 
 typedef void CastArray(const void* from, void* to, u64 n);
 
+// Added to the n of a `CastArray` that is called for all of a cast: there are more results than caches hold, so that loops may
+// write past these, without reading first what they overwrite.
+enum : u64 { past_caches = u64(1) << 63 };
+
 // A function by its name; the last one of a unit has none.
 struct Entry {
     const char* name;

@@ -237,6 +237,9 @@ inline void walk_in_tiles(Walk& walk, const Work& work, Found* found) {
 
 // ---- parts ----
 
+// Bytes of results that few caches hold beside what they are made of. (What the system says of these is often not so.)
+enum : u64 { cache_bytes = 1 << 24 };
+
 // What another part found, too.
 inline void merge(Found* found, const Found& part) {
     u32 before = __atomic_load_n(&found->largest, __ATOMIC_RELAXED);
@@ -305,8 +308,9 @@ inline bool in_parts(u64 n, u64 each, u64 least, Found* found, Unlocked* unlocke
 
 inline bool walk_flat(const u8* src, u32 src_bytes, u8* dst, u32 dst_bytes, u64 size, const Work& work, Found* found,
                       Unlocked* unlocked) {
+    const u64 is_past = work.kind == WorkKind::plain && size * dst_bytes >= cache_bytes ? u64(past_caches) : 0;
     return in_parts(size, 1, part_unit, found, unlocked, [&](u64 begin, u64 end, Found* part) {
-        work.run(src + begin * src_bytes, dst + begin * dst_bytes, end - begin, begin, part);
+        work.run(src + begin * src_bytes, dst + begin * dst_bytes, (end - begin) | is_past, begin, part);
     });
 }
 

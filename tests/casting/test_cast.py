@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import enum
+import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -13,7 +15,11 @@ import pytest
 import gpucast
 from codes import assert_same, codes_of, random_codes
 from gpucast import PackedArray
-from gpucast.core.dtypes import DTYPES
+from gpucast.casting import plans
+from gpucast.core.dtypes import DTYPES, DType
+from gpucast.core.errors import SlowHostWarning
+from gpucast.core.rule import resolve
+from gpucast.host import loops
 
 X = np.array([[0.0, -0.0, 1.5], [-2.5, np.inf, np.nan]], np.float32)
 
@@ -162,3 +168,17 @@ def test_a_large_packed_array_is_cast_in_chunks() -> None:
     for to in ("FLOAT", "FLOAT4E2M1", "INT2"):
         result = gpucast.cast(packed, to)
         assert_same(result.get() if isinstance(result, PackedArray) else result, gpucast.reference.cast(unpacked, to))
+
+
+def test_a_type_that_numpy_lacks_has_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a row is in the table and the module has its loops; arrays of the type have one field of codes."""
+    row = DType("FLOAT8E2M5", None, "float", 8, 1, 2, 5, 1, "none", None, "float8_e2m5", None)
+    known = resolve(gpucast.dtype("FLOAT"), gpucast.dtype("UINT8"))
+    monkeypatch.setattr(plans, "loops", SimpleNamespace(plain=lambda rule: loops.plain(known)))
+    monkeypatch.setattr(plans, "DTYPES", (*DTYPES, row))
+    with gpucast.dtype.registered(row), warnings.catch_warnings():
+        warnings.simplefilter("ignore", SlowHostWarning)
+        x = np.float32([0.1, 2])
+        y = gpucast.cast(x, row)
+        assert gpucast.cast(y, "FLOAT").tolist() == [0.09375, 2]
+        assert gpucast.cast_many([x], row)[0].tobytes() == y.tobytes()

@@ -19,13 +19,14 @@ from gpucast import PackedArray, files
 from gpucast.core.dtypes import DTYPES, DType
 from tensors import SHAPES, ids, sample
 
-OF_ONNX = [row for row in DTYPES if row.number is not None]
 NUMERIC = [row for row in DTYPES if row.family != "string"]
+#: Types that ONNX has.
+ONNX = [row for row in DTYPES if row.number is not None]
 #: Types that safetensors.numpy can read; the others it opens, but has no NumPy type for them.
 SHOWN = [row for row in NUMERIC if row.safetensors and row.bits >= 8 and not row.name.startswith("FLOAT8")]
 
 
-@pytest.mark.parametrize("row", OF_ONNX, ids=ids)
+@pytest.mark.parametrize("row", ONNX, ids=ids)
 def test_onnx_reads_what_is_written(row: DType, tmp_path: Path) -> None:
     path = str(tmp_path / "x.pb")
     for shape in SHAPES:
@@ -40,7 +41,7 @@ def test_onnx_reads_what_is_written(row: DType, tmp_path: Path) -> None:
             assert numpy_helper.to_array(proto).tobytes() == x.tobytes()
 
 
-@pytest.mark.parametrize("row", OF_ONNX, ids=ids)
+@pytest.mark.parametrize("row", ONNX, ids=ids)
 def test_what_onnx_writes_is_read(row: DType, tmp_path: Path) -> None:
     """onnx stores elements in two ways: raw_data and the typed fields."""
     path = str(tmp_path / "x.pb")
@@ -102,8 +103,7 @@ def test_safetensors_opens_what_is_written(row: DType, tmp_path: Path) -> None:
                 assert file.get_tensor("w").tobytes() == x.tobytes()
                 assert stored.get_shape() == list(shape)
             elif stored.get_dtype() == "U8":
-                packed = PackedArray.pack(x) if row.packed else x
-                assert file.get_tensor("w").tobytes() == packed.tobytes()
+                assert file.get_tensor("w").tobytes() == (PackedArray.pack(x) if row.packed else x).tobytes()
                 assert file.metadata()["gpucast.dtype.w"] == row.name
                 assert json.loads(file.metadata()["gpucast.shape.w"]) == list(shape)
             else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pickle
 import signal
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,24 +26,6 @@ PRELUDE = """
 import os, signal, sys, threading, time, warnings
 import numpy as np
 import gpucast
-"""
-RESHAPED = """
-small = np.zeros(1 << 16, np.float32)
-big = np.ones((1 << 12, 1 << 12), np.float32).T
-gpucast.cast_many([big[:1], small[:1]], "FLOAT16")
-signal.signal(signal.SIGALRM, lambda *_: setattr(small, "shape", (2,) * 16))
-outs = [np.empty(big.shape, "f2"), np.empty(1 << 16, "f2")]
-wanted = [np.ones(big.shape, "f2"), np.zeros(1 << 16, "f2")]
-for given in (None, outs):
-    # At any time, now and then while item 0 is cast.
-    for delay in (0.001, 0.003, 0.01, 0.02, 0.1, 0.1):
-        small.shape = (1 << 16,)
-        threading.Timer(delay, lambda: setattr(small, "shape", (2,) * 16)).start()
-        signal.setitimer(signal.ITIMER_REAL, delay)
-        found = gpucast.cast_many([big, small], "FLOAT16", out=given)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        assert all(np.array_equal(a.reshape(b.shape), b) for a, b in zip(found, wanted, strict=True))
-print("done")
 """
 #: The thread is deep in its stack, which the system takes when the thread ends; the process lives on for a while.
 EXIT = """
@@ -117,8 +100,11 @@ thread.join()
 """
 
 
-def test_arrays_reshaped_while_a_list_is_cast() -> None:
-    assert run(PRELUDE + RESHAPED, GPUCAST_HOST_THREADS="1") == ["done"]
+def test_lists_that_are_reshaped_and_interrupted(exhaustive: bool) -> None:
+    script, count = Path(__file__).parents[1] / "interrupted_lists.py", 1000 if exhaustive else 40
+    code = f"import sys, runpy; sys.argv[1:] = ['{count}']; runpy.run_path({str(script)!r}, run_name='__main__')"
+    (said,) = run(code, GPUCAST_HOST_THREADS="1")
+    assert int(said.split()[0]) >= count
 
 
 def test_daemon_threads_in_a_cast_at_exit() -> None:

@@ -15,11 +15,12 @@ from codes import HOST_LOOPS, assert_codes, codes_of
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import cast_on_host, files
+from gpucast.host.extension import MODULE
 from gpucast.parity.cases import NUMERIC, WIDE, rules
 from gpucast.reference import exact_cast
 from hard_codes import hard_codes
 
-#: Elements that walks bring together at a time, as kernels/host/walk.hpp has them, times 4.
+#: Elements that walks bring together at a time, as kernels/host/walk.hpp has them, times 8.
 BLOCK = 1 << 13
 
 
@@ -124,3 +125,27 @@ def test_from_file_to_file(tmp_path: Path, size: int, flags: int, is_done: bool)
     if done is not None:
         assert done[0] == files.CastStats(0x4800, 1, 1)
         assert path.read_bytes()[: 2 * size] == x.astype(np.float16).tobytes()
+
+
+PAST_CACHES = [
+    *(("FLOAT8E4M3FN", dst) for dst in ("INT8", "FLOAT8E5M2", "BFLOAT16", "FLOAT", "DOUBLE")),
+    *(("INT4", "FLOAT6E2M3"), ("UINT16", "FLOAT8E4M3FN"), ("FLOAT16", "FLOAT4E2M1"), ("FLOAT16", "FLOAT8E5M2")),
+    *(("FLOAT16", "FLOAT16"), ("BOOL", "BOOL"), ("INT8", "BOOL")),
+]
+
+
+@pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
+@pytest.mark.parametrize(("src", "dst"), PAST_CACHES)
+@pytest.mark.parametrize("before", [0, 3])
+def test_more_results_than_caches_hold(src: str, dst: str, before: int) -> None:
+    """They are written past these (`cache_bytes` of kernels/host/walk.hpp), from wherever they begin."""
+    rule = resolve(dtype(src), dtype(dst))
+    size = (1 << 24) // rule.dst.code_numpy.itemsize + 37
+    every = np.arange(1 << 8 * rule.src.code_numpy.itemsize, dtype=rule.src.code_numpy)
+    codes = np.random.default_rng(5).integers(0, every.size, size + before, every.dtype)[before:]
+    if src == "BOOL":
+        every, codes = every[:2], codes % 2
+    wanted = codes_of(exact_cast.apply(every.view(rule.src.numpy), rule), rule.dst)[codes]
+    out = np.empty(size + before, rule.dst.numpy)[before:]
+    cast_on_host.into(codes.view(rule.src.numpy), rule, out)
+    assert_codes(codes_of(out, rule.dst), wanted, rule)

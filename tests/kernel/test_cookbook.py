@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernels of the cookbook: compiled by NVRTC, and run as host code, a thread for a thread, beside NumPy."""
+"""The six kernels of docs/building-blocks.md: by NVRTC, and as host code, a thread for a thread, beside NumPy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from codes import codes_of, values
 from gpucast.parity import host_build
 from nvrtc_wheels import INSTALLED, load
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "cookbook.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "building-blocks.md"
 KERNELS = ("GEMV", "SOFTMAX", "KV_CACHE", "GATHER", "UPDATE", "REDUCE")
 TARGETS = ("sm_80", "sm_90", "sm_100")
 WIDER = ("sm_75", "sm_86", "sm_89", "sm_100a", "sm_120", "sm_120a")

@@ -16,7 +16,7 @@ from codes import random_codes
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import BY_RULE
 from gpucast.core.rule import resolve
-from gpucast.kernel.cast_kernel import PARTS, square_side
+from gpucast.kernel.cast_kernel import PARTS, square_sides
 from gpucast.kernel.fused_kernel import cast_kernel
 from gpucast.kernel.kernel import parts_text
 from gpucast.kernel.strides import Dims, collapse, squares
@@ -251,7 +251,7 @@ TRANSPOSES = [
 def test_transposes(src: DType, dst: DType, kernels: HostKernels) -> None:
     """Squares, cut at the edges; sides of the destination with gaps and negative steps; any address."""
     rule = resolve(src, dst)
-    side = square_side(src.bits, dst.bits)
+    sides = square_sides(src.bits, dst.bits)
     rng = np.random.default_rng(31)
     for shape, order in TRANSPOSES:
         memory = random_codes(src, math.prod(shape), rng).reshape([shape[axis] for axis in order])
@@ -259,10 +259,10 @@ def test_transposes(src: DType, dst: DType, kernels: HostKernels) -> None:
         space = np.zeros((2 * shape[0], *shape[1:]), dst.code_numpy)
         for out in (space[: shape[0]], space[::-2]):
             space[...] = 0
-            found = squares(collapse(shape, x.strides, out.strides), x.itemsize, out.itemsize, side)
+            found = squares(collapse(shape, x.strides, out.strides), x.itemsize, out.itemsize, sides)
             assert found is not None
             dims, n = found
-            assert n >= x.size and n % side**2 == 0
+            assert n >= x.size and n % math.prod(sides) == 0
             arguments = Arguments(x.ctypes.data, out.ctypes.data, n, more=dims.packed)
             kernels.run(rule, arguments, "transposed")
             assert np.array_equal(out, wanted_codes(x.ravel(), rule).reshape(shape))
@@ -272,7 +272,7 @@ def test_transposes(src: DType, dst: DType, kernels: HostKernels) -> None:
 
 def test_other_strides_are_no_transpose() -> None:
     def of(shape: tuple[int, ...], src: tuple[int, ...], dst: tuple[int, ...]) -> object:
-        return squares(collapse(shape, src, dst), 4, 4, 32)
+        return squares(collapse(shape, src, dst), 4, 4, (32, 32))
 
     assert of((64, 64), (4, 256), (256, 4)) == (Dims((64, 64), (4, 256), (256, 4)), 4096)
     assert of((64, 64), (512, 4), (256, 4)) is None, "dense along the same dimension"

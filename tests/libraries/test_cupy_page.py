@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page "float8 in CuPy": its lines are tried on CuPy arrays over host memory."""
+"""CuPy in docs/libraries.md: its lines are tried on CuPy arrays over host memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cupy._core import _kernel, core
 import gpucast
 from host_driver import elements, upload
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "interop" / "cupy.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "libraries.md").read_text(encoding="utf-8")
 VIEWS = re.findall(r"^\| `(.+)` \| (\(.*\)) \|$", PAGE, re.MULTILINE)
 INSTEAD = re.findall(r"^\| `(.+)` \| `(.+)` \|$", PAGE, re.MULTILINE)
 X = np.linspace(-3, 3, 12, dtype=np.float32).reshape(3, 4)

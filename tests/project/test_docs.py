@@ -112,10 +112,60 @@ def test_the_layers_are_those_that_the_tests_enforce() -> None:
 
 
 def test_every_public_name_has_its_place_in_the_api() -> None:
-    """`.ci/run` builds the site."""
     page = (DOCS / "api.md").read_text(encoding="utf-8")
-    described = set(re.findall(r"^\.\. (?:auto\w+|py:\w+):: (?:gpucast\.)?(\w+)", page, re.MULTILINE))
+    described = set(re.findall(r"^### gpucast\.(\w+)", page, re.MULTILINE))
     assert set(gpucast.__all__) <= described
+
+
+def test_pages_are_plain_markdown_and_few() -> None:
+    """GitHub shows them whole: no roles or directives of Sphinx. `.ci/run` builds the site from the same pages."""
+    wrong = [
+        f"{name_of(page)}: {found}"
+        for page in PAGES
+        for found in re.findall(r"^ *(?:```|:::)\{.*|\{[\w:-]+\}`.*", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert not wrong, "\n".join(wrong)
+    assert len(PAGES) <= 21, "the README and twenty pages; another one takes the place of one that is there"
+
+
+def anchors(page: Path) -> set[str]:
+    """The ends of the addresses of a page's headings, as GitHub makes them."""
+    found: list[str] = []
+    for title in HEADING.findall(FENCED.sub("", page.read_text(encoding="utf-8"))):
+        text = re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title)
+        slug = re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+        count = sum(one == slug for one in found)
+        found.append(slug)
+        if count:
+            found.append(f"{slug}-{count}")
+    return set(found)
+
+
+HEADING = re.compile(r"^#{1,6} (.*)$", re.MULTILINE)
+FENCED = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+#: A link to a file, a heading, or a heading of a file.
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
+TOP = [*PAGES, *(ROOT / name for name in ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"))]
+
+
+@pytest.mark.parametrize("page", TOP, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"`[^`\n]*`", "", FENCED.sub("", page.read_text(encoding="utf-8")))
+    wrong = []
+    for file, heading in LINK.findall(text):
+        target = (page.parent / file).resolve() if file else page
+        if not target.exists():
+            wrong.append(file)
+        elif heading and heading not in anchors(target):
+            wrong.append(f"{file}#{heading}")
+    assert not wrong
+
+
+def test_training_in_pytorch_is_three_clicks_away() -> None:
+    """From the README by way of the page of PyTorch."""
+    clicks = [(ROOT / "README.md", "docs/torch.md"), (DOCS / "torch.md", "#train"), (DOCS / "torch.md", "mixed.md")]
+    for page, target in clicks:
+        assert f"]({target})" in page.read_text(encoding="utf-8"), (page, target)
 
 
 # ---- the README: its links lead somewhere, its commands are real ----
@@ -123,33 +173,25 @@ def test_every_public_name_has_its_place_in_the_api() -> None:
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def test_tables_are_what_the_code_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT))
-    from bench import readme
-
-    for page, text in readme.rendered().items():
-        assert page.read_text(encoding="utf-8") == text, "run python -m bench.readme"
+def test_parts_of_pages_are_what_the_code_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    pages = importlib.import_module("pages")
+    wrong = [name_of(page) for page, text in pages.rendered().items() if page.read_text(encoding="utf-8") != text]
+    assert not wrong, f"run python docs/pages.py: {', '.join(wrong)}"
 
 
 def test_whether_a_gpu_has_run_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     from bench import readme
 
-    nothing = readme.gpu_section().startswith("No run on a GPU is recorded yet")
-    assert ("**No run on a GPU is recorded yet" in README) == nothing
+    nothing = readme.gpu_section().startswith("No GPU has run gpucast yet")
+    assert ("**No GPU has run gpucast yet" in README) == nothing
 
 
-def test_the_first_screen_has_no_table_and_no_wide_code() -> None:
-    assert README.index("## Read on") < README.index("\n|")
+def test_the_first_screens_have_no_table_and_no_wide_code() -> None:
+    assert README.index("## Start") < README.index("\n|")
     for block in re.findall(r"^```\w*\n(.*?)^```$", README, re.MULTILINE | re.DOTALL):
         assert max(map(len, block.splitlines())) <= 80, block
-
-
-def test_links_lead_somewhere() -> None:
-    targets = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
-    assert targets
-    for target in targets:
-        assert (ROOT / target).exists(), target
 
 
 def test_the_two_commands_are_real(monkeypatch: pytest.MonkeyPatch) -> None:

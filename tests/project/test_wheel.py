@@ -40,7 +40,7 @@ def test_the_base_package_needs_numpy_and_ml_dtypes_only() -> None:
     base = {text.split(">")[0].replace("-", "_") for text in needed if "extra ==" not in text}
     assert base == {"numpy", "ml_dtypes"}
     extras = set(importlib.metadata.metadata("gpucast").get_all("Provides-Extra") or [])
-    assert {"cuda12", "cuda13", "test", "bench", "fast", "onnx"} <= extras
+    assert {"cuda12", "cuda13", "test", "bench", "onnx"} <= extras
     for major, other in (("cuda12", "cuda13"), ("cuda13", "cuda12")):
         wanted = [text for text in needed if f"extra == '{major}'" in text or f'extra == "{major}"' in text]
         assert any(f"cupy-{major}x" in text for text in wanted) and not any(f"cupy-{other}x" in text for text in wanted)

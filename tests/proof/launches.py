@@ -14,7 +14,7 @@ import numpy as np
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule
 from gpucast.kernel.batch_kernel import Batch, Kind, batch_kernel
-from gpucast.kernel.cast_kernel import Shape, square_side
+from gpucast.kernel.cast_kernel import Shape, square_sides
 from gpucast.kernel.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
 from gpucast.kernel.kernel import Kernel as Compiled
 from gpucast.kernel.strides import Dims, squares
@@ -206,13 +206,13 @@ def strided(source: Subject) -> Iterator[Launch]:
     """
     src, dst = (max(bits // 8, 1) for bits in (source.src_bits, source.rule.dst.bits))
     if source.shape == "transposed":
-        side = square_side(source.src_bits, source.rule.dst.bits)
+        down, across = square_sides(source.src_bits, source.rule.dst.bits)
         # The second of two matrices, and one with squares that are not full.
         second = tuple((1, number) for number in range(source.kernel.threads))
-        for many, rows, columns, some in ((2, side, side, second), (1, side // 4 + 1, side + side // 4, None)):
+        for many, rows, columns, some in ((2, down, across, second), (1, down // 4 + 1, across + across // 4, None)):
             count = rows * columns
             dims = Dims((many, rows, columns), (src * count, src, src * rows), (dst * count, dst * columns, dst))
-            found = squares(dims, src, dst, side)
+            found = squares(dims, src, dst, (down, across))
             assert found is not None
             yield Launch(many * count, threads=some, dims=found[0], grid=found[1])
         return

@@ -28,14 +28,15 @@ from tests.proof.warps import LANES, REDUCTIONS, source_lanes
 _ACCESS = re.compile(r"(ld|st)(?:\.(param|global|shared|local))?(\.nc)?(?:\.v([248]))?\.([bsuf])(8|16|32|64)")
 _MOVE = re.compile(r"mov\.(?:[bsuf](\d+)|pred)")
 _CVTA = re.compile(r"cvta(\.to)?\.(shared|local|global|param)\.u64")
-_ATOMIC = re.compile(r"(red|atom)\.global\.(max|min|add|or|and|exch)\.([bsu])(32|64)")
+_ATOMIC = re.compile(r"(red|atom)\.global\.(max|min|add|or|and|exch|inc)\.([bsu])(32|64)")
 _SHUFFLE = re.compile(r"shfl\.sync\.(bfly|up|down|idx)\.b32")
 _VOTE = re.compile(r"vote\.sync\.(ballot\.b32|any\.pred|all\.pred)")
 _WARP_REDUCTION = re.compile(r"redux\.sync\.(max|min|add|or|and)\.([bsu])32")
 #: Where threads wait for others.
 _WAITS = re.compile(r"bar\.sync|barrier\.sync|(?:shfl|vote|redux)\.sync\..*")
 _WINDOWS = {"shared": SHARED_WINDOW - SHARED, "local": LOCAL_WINDOW}
-_NOTHING = ("pmevent", "membar.gl", "fence.acq_rel.gpu")
+_FENCES = ("membar.gl", "fence.acq_rel.gpu")
+_NOTHING = ("pmevent",)
 _RUNS, _WAITING, _ENDED = range(3)
 #: The most instructions of a block, those of threads that run together counted once.
 _LIMIT = 5_000_000
@@ -80,6 +81,8 @@ class Block(Registers):
         self.clear((self.threads, self.count, block, blocks, self.threads % LANES))
         self.at = np.zeros(self.count, np.int64)
         self.state = np.full(self.count, _RUNS)
+        #: Where each thread last wrote to global memory since its last fence; 0 for nowhere.
+        self.unfenced = np.zeros(self.count, np.uint64)
         steps = 0
         while True:
             running = np.flatnonzero(self.state == _RUNS)
@@ -210,6 +213,8 @@ class Block(Registers):
             return prefetch
         if atomic := _ATOMIC.fullmatch(name):
             return self._atomic(instruction, atomic)
+        if name in _FENCES:
+            return self._fence
         if name in _NOTHING:
             return _nothing
         raise Unknown(f"proof: the instruction {name} is unknown: {instruction.text}")
@@ -220,6 +225,9 @@ class Block(Registers):
         return self.memory
 
     # ---- what steps do ----
+
+    def _fence(self, group: Array) -> None:
+        self.unfenced[group] = 0
 
     def _computes(self, target: str, value: Term, inputs: dict[Term, int]) -> Callable[[Array], None]:
         """Set a register, or several that share the bits of a value."""
@@ -287,6 +295,7 @@ class Block(Registers):
         many = len(targets)
         if space == "global":
             words = self._global().load(at, size, many, constant)
+            self._global().check_blocks(at, size * many, self.block * self.count, self.count)
         else:
             if space == "shared":
                 data = self.shared.load_by(group, at, size * many, many > 1)
@@ -310,6 +319,7 @@ class Block(Registers):
         given = [read(group) for read in values]
         if space == "global":
             self._global().store(self.block * self.count + group, at, given, size)
+            self.unfenced[group] = at
             return
         if space == "param":
             raise Fault("a store to parameters")
@@ -332,6 +342,11 @@ class Block(Registers):
             at = address(group)
             if (at % np.uint64(size)).any():
                 raise Fault("a misaligned atomic operation")
+            before = self.unfenced[group]
+            # With a result, a thread decides by what others have done: these must see what it wrote before.
+            if kind == "atom" and ((before != 0) & (before != at)).any():
+                raise Fault("an atomic operation whose thread wrote elsewhere, without a fence between the two")
+            self.unfenced[group] = at
             found = self._global().change(at, function, read(group), size)
             if slot is not None:
                 self.write(slot, group, found)

@@ -141,6 +141,15 @@ class Global:
         at = (address.view(np.int64) - self._low) // size
         return [self._words[size][at + number] for number in range(count)]
 
+    def check_blocks(self, address: Array, size: int, first: int, count: int) -> None:
+        """Fault for a read of what threads of another block have written; `first` and `count` are those of this one.
+        Blocks run in any order."""
+        if first == 0:
+            return
+        by = self._writer[self._bytes(address, self.places(address, size), size)]
+        if ((by >= 0) & (by < first)).any():
+            raise Fault("a read of what another block writes")
+
     def store(self, threads: Array, address: Array, values: Sequence[Array], size: int) -> None:
         arrays = self.places(address, size * len(values))
         if not self._writable[arrays].all():

@@ -18,7 +18,7 @@ from tests.proof.machine import Fault
 X = np.random.default_rng(1).standard_normal((64, 128)).astype(np.float32)
 #: The names of kernels, how they end, and calls that launch them.
 TILES = "tiles32_same_along_swapped_down"
-TOP = "top_lanes32"
+TOP = "_global_top"
 CAST = "float32_to_float8e4m3fn"
 CALLS: dict[str, Callable[[], Any]] = {
     TILES: lambda: gpucast.quantize(upload(X), "mxfp8e4m3", transpose="both"),
@@ -56,6 +56,12 @@ FAULTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("two threads that write one place", CAST, r"mov\.u32 \t%r1, %tid\.x;",
      "mov.u32 %r1, %tid.x; ld.param.u64 %rd1, [gpucast_float32_to_float8e4m3fn_param_2]; st.global.u8 [%rd1], %r1;",
      "two threads write different numbers to one place"),
+    ("a lost fence", TOP, r"fence\.acq_rel\.gpu;", "", "without a fence between the two"),
+    ("a lost fence of the last block", TOP, r"(?s)(atom\.global\.inc\.u32[^;]*;.*?)fence\.acq_rel\.gpu;", r"\1",
+     "without a fence between the two"),
+    ("a read of another block's result", CAST, r"(st\.global\.u32 \t\[%rd\d+\+1536\])",
+     (r"{ .reg .b64 at; .reg .b32 there; ld.param.u64 at, [gpucast_float32_to_float8e4m3fn_param_2]; "
+      r"ld.global.u32 there, [at]; } \1"), "a read of what another block writes"),
     ("a race by stores to one byte", TILES, r"(bar\.sync \t0;)",
      r"\1 { .reg .b32 me, zero; mov.u32 me, %tid.x; mov.u32 zero, 1024; st.shared.u32 [zero], me; }",
      "a race on shared memory"),

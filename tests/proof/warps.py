@@ -44,4 +44,5 @@ REDUCTIONS: dict[str, Callable[[str, Any, Any], Any]] = {
     "or": lambda code, a, b: np.uint64(int(a) | int(b)),
     "and": lambda code, a, b: np.uint64(int(a) & int(b)),
     "exch": lambda code, a, b: b,
+    "inc": lambda code, a, b: np.uint64(0 if int(a) >= int(b) else int(a) + 1),
 }

@@ -222,6 +222,12 @@ def test_dlpack() -> None:
         q.dlpack("zero_points")
     with pytest.raises(BufferError, match="INT4"):
         quantize(X, "int4_32").dlpack("data")
+    # DLPack has no byte orders: these bytes would be other numbers.
+    q = quantize(X, "int8_tensor")
+    swapped = replace(q, scales=q.scales.astype(q.scales.dtype.newbyteorder()))
+    assert same(dequantize(swapped), dequantize(q))
+    with pytest.raises(BufferError, match="dlpack: x.dtype='>f4' has a byte order that DLPack cannot tell"):
+        swapped.dlpack("scales")
 
 
 # ---- the order 128x4 ----

@@ -125,3 +125,17 @@ def test_without_cupy_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     recording._array_class.cache_clear()
     with pytest.raises(DeviceUnavailable, match="warmup: CuPy is not installed; run pip install"):
         Recorder()
+
+
+def test_what_is_recorded_leaves_no_memory_for_real_calls() -> None:
+    """The cell in which blocks meet is kept for a stream, but not one without memory."""
+    x = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
+    wanted = gpucast.quantize(x, "nvfp4")
+    with installed(HostDriver(1)):
+        with recording.recording(Tracer) as recorder:
+            gpucast.quantize(recorder.array((32, 64), "FLOAT"), "nvfp4")
+        for _ in range(2):
+            # The second call finds the zeros that the first one left.
+            found = gpucast.quantize(upload(x), "nvfp4")
+            for part in ("global_scale", "scales"):
+                assert download(getattr(found, part)).tobytes() == np.asarray(getattr(wanted, part)).tobytes()

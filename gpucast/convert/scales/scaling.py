@@ -207,7 +207,7 @@ def scaled_storage(
     if scale is None:
         raise FileError(
             f"{caller} from {tensor.dtype.name} to {dtype.name}: numbers of so few bits usually need scales; "
-            f"give --scale {accepted} (none: a plain cast)"
+            f"give --scale {accepted} (none: a plain cast, by --overflow and --rounding)"
         )
     format = format_of(scale, dtype)
     if format is None and scale in RECIPES:
@@ -369,7 +369,7 @@ class Scaled:
             )
             same &= given_global(wanted)
             if not same:
-                raise FileError(f"{caller}: tensor {self.tensor.name!r} is not what the reference gives")
+                raise FileError(f"{caller}: tensor {self.tensor.name!r} differs from the reference")
             return wanted.data.size, codes.size
 
         compared = 0

@@ -80,9 +80,9 @@ UNLIKE = {
 
 
 class Lookup:
-    """``gpucast.dtype(anything) -> DType``: find the row that `anything` names.
+    """``gpucast.dtype(anything) -> DType``: find a type by any of its names.
 
-    Taken, text in any case: a DType; an ONNX name ("FLOAT16", "float8e4m3fn"; "float" is ONNX's FLOAT) or number; a
+    Names are, in any case: a DType; an ONNX name ("FLOAT16", "float8e4m3fn"; "float" is ONNX's FLOAT) or number; a
     name of NumPy, ml_dtypes or PyTorch ("float32", "float8_e4m3fn", "torch.bfloat16"); a safetensors code ("BF16",
     "F8_E4M3"); a short form ("bf16", "fp16", "half", "f32"); a family with one member ("fp4", "e8m0"); NumPy's code
     with a byte order ("<f4"); a dtype or scalar type of NumPy, ml_dtypes, CuPy or PyTorch; ``bool``; ``str`` and

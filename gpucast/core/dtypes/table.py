@@ -31,7 +31,7 @@ _LEGAL: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DType:
-    """One row of the table. Rows compare by identity: each type has one object."""
+    """A number type: one row of the table of types. Each type has one object, so types compare by identity."""
 
     #: ONNX name, e.g. ``FLOAT8E4M3FN``.
     name: str

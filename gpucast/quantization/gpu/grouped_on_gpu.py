@@ -18,6 +18,7 @@ from gpucast.kernel.kernel import Kernel, Part, array_and
 from gpucast.quantization.formats import Format
 from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import DIVISION, PARTS, block_of, columns_of, divide_by, format_struct
+from gpucast.quantization.scale_orders import ScaleLayout
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: `group_threads` of kernels/grouped.cu.
@@ -48,7 +49,6 @@ GROUPED = Fields(
         ("groups", "u32"),
         ("pad", "u32"),
         ("wide", "u32"),
-        ("layout", "u32"),
         ("random", RANDOM),
     ),
 )
@@ -56,33 +56,35 @@ _PARTS: tuple[Part, ...] = (*PARTS, "tiles.cuh", GROUPED, "grouped.cu")
 
 
 @lru_cache(maxsize=256)
-def grouped_kernel(rule: CastRule, format: Format | None = None, stochastic: bool = False) -> Kernel:
+def grouped_kernel(
+    rule: CastRule, format: Format | None = None, stochastic: bool = False, layout: ScaleLayout = "linear"
+) -> Kernel:
     """The kernel that quantizes groups, or casts them where there is no format.
 
-    `rule`: from the source to the element type; with a scale where groups are cast.
+    `rule`: from the source to the element type; with a scale where groups are cast. `layout`: the order in which scales
+    are written.
     """
     src, dst = rule.src, rule.dst
     # Whole words of codes: 8 of 6 bits are none.
     elements = 8 if src.bits == 64 and dst.bits != 6 else 16
-    # The groups are found once for all tiles of a thread. More tiles than these need too many registers.
-    tiles = 2 if src.bits <= 16 else 1
     dtypes = [src, _FLOAT, _DOUBLE, dst]
-    # Random words, and quotients of DOUBLEs, take more registers than three blocks of an SM leave to a thread.
-    resident = 3 - stochastic - (src.bits == 64)
+    # Random words, and quotients of DOUBLEs, take more registers than four blocks of an SM leave to a thread.
+    resident = 2 if stochastic or src.bits == 64 else 4
     if format is None:
         name = f"gpucast_cast_groups_{src.numpy_name}_to_{dst.numpy_name}"
         name += "_saturate" * (rule.overflow == "saturate") + "_stochastic" * stochastic
         head = f"namespace gpucast {{\ntypedef CastRule<{options(rule)}> {name}_rule;\n}}\n"
-        work = f"CastGroups<{src.name}, {dst.name}, FLOAT, DOUBLE, {name}_rule, {elements}, {tiles}>"
+        work = f"CastGroups<{src.name}, {dst.name}, FLOAT, DOUBLE, {name}_rule, {elements}>"
     else:
         block = block_of(format)
         columns = [*columns_of(format), f"block{block}", *["stochastic"] * stochastic]
+        columns += [layout] * (layout != "linear")
         name = "_".join(["gpucast_quantize_groups", src.numpy_name, *columns])
-        head = format_struct(format, stochastic, f"{name}_format", src)
-        work = f"QuantizeGroups<{name}_format, {src.name}, FLOAT, DOUBLE, {elements}, {tiles}, {block}>"
+        head = format_struct(format, stochastic, f"{name}_format", src, layout=layout)
+        work = f"QuantizeGroups<{name}_format, {src.name}, FLOAT, DOUBLE, {elements}, {block}>"
         dtypes.append(format.scale)
-    line = f"{head}GPUCAST_GROUPED({name}, {resident}, {_THREADS * elements * tiles}, {work})\n"
-    return Kernel(name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements * tiles)
+    line = f"{head}GPUCAST_GROUPED({name}, {resident}, {work})\n"
+    return Kernel(name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements, turn=elements, stays=True)
 
 
 def grouped_arguments(
@@ -95,7 +97,6 @@ def grouped_arguments(
     columns: int,
     result_rows: int,
     pad: int,
-    layout: int,
     seed: int = 0,
     offset: int = 0,
 ) -> bytes:
@@ -107,7 +108,7 @@ def grouped_arguments(
         *(0 if scales is None else scales.data.ptr, ends.data.ptr, valid.data.ptr),
         *(rows, columns, result_rows, (2**64 - 1) // columns, *divide_by(columns)),
         *(scale if number else 1.0, 0 if number or scale.size == 1 else 1),
-        *(offsets.size, pad, offsets.dtype == np.int64, layout),
+        *(offsets.size, pad, offsets.dtype == np.int64),
         *(seed, offset),
     )
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hadamard transforms on a device, alone and before an array is quantized; and quantizing by the rule "4over6".
 
-Rows of whole blocks of 16, 32, 64 or 128 take one launch that reads x once and transforms it in registers; so does a
+Rows of whole blocks of 16, 32, 64 or 128 take one launch that reads x once and transforms it on its way; so does a
 transposed result, and the plain one with it, of matrices that consist of whole runs and blocks. Each global scale that
 is not given takes one more read. All else is transformed to a FLOAT array, and quantized as any other.
 """
@@ -24,17 +24,18 @@ from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.gpu import memory, quantize_on_gpu
 from gpucast.quantization.gpu.hadamard_source import (
     NO_RESULT,
+    PART,
+    PART_THREADS,
     HadamardResult,
     HadamardTile,
     hadamard_arguments,
     hadamard_kernel,
     takes,
 )
-from gpucast.quantization.gpu.source import WARP, quantize_arguments, quantize_kernel, stats_bytes
 from gpucast.quantization.gpu.tiles import ResultSpec
 from gpucast.quantization.scale_orders import ScaleLayout
 
-_FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
+_FLOAT = dtype("FLOAT")
 
 
 def transform(
@@ -127,7 +128,7 @@ class _Side:
 
     @property
     def in_registers(self) -> bool:
-        """Whether threads can hold whole runs and blocks along the last axis of the result."""
+        """Whether warps can hold whole runs and blocks along the last axis of the result."""
         if not takes(self.format) or self.spec.axis != self.x.ndim - 1 or not self.x.size:
             return False
         assert isinstance(self.format.block, tuple)
@@ -157,20 +158,21 @@ class _Side:
             self._find_transformed(self.how, result, workspace)
             return
         searched = self.x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
-        quantize_on_gpu.find_global_scale(searched, self.src, self.format, result, self.device, workspace)
+        quantize_on_gpu.find_global_scale(
+            searched, self.src, self.format, result, self.device, workspace, is_amax=amax is not None
+        )
 
     def _find_transformed(self, how: Hadamard, result: Any, workspace: Workspace) -> None:
         runs, inner = self.x.size // how.length, math.prod(self.x.shape[self.axis + 1 :])
-        threads = min(-(-max(runs, 1) // WARP) * WARP, quantize_on_gpu.BUSY_THREADS)
-        stats = workspace.array("transformed top", (threads // WARP * stats_bytes(_FLOAT),), _BYTE)
         strided = inner != 1 or not cast_on_gpu.is_aligned(self.x, VECTOR)
-        x, found = memory.address(self.x), memory.address(stats)
-        top = hadamard_kernel(CastRule(self.src, _FLOAT), "top", how.length, strided=strided)
-        given = hadamard_arguments(stats=found, runs=runs, inner=inner, transform=how)
-        driver.launch(top, self.device, x, found, threads, given)
-        last = quantize_kernel(CastRule(_FLOAT, self.format.element), self.format, "global")
-        parts = quantize_arguments(quantize_on_gpu.ONE, stats=found, parts=threads // WARP)
-        driver.launch(last, self.device, x, memory.address(result), WARP, parts)
+        kernel = hadamard_kernel(
+            CastRule(self.src, self.format.element), "top", how.length, self.format, strided=strided
+        )
+        stats = memory.address(workspace.cell())
+        given = hadamard_arguments(stats=stats, runs=runs, inner=inner, transform=how)
+        # No more blocks than have work.
+        threads = min(-(-max(self.x.size, 1) // (PART * PART_THREADS)) * PART_THREADS, quantize_on_gpu.BUSY_THREADS)
+        driver.launch(kernel, self.device, memory.address(self.x), memory.address(result), threads, given)
 
     def run(self, amax: Any, random: Random | None, workspace: Workspace) -> None:
         """Fill the result by launches of its own."""

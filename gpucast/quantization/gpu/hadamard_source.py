@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA text of the kernels whose threads hold whole runs of a Hadamard transform, and whole blocks of a format.
+"""The CUDA text of the kernels that transform runs of numbers, and quantize them.
 
 `kernels/hadamard.cu` has a function for each kind. This module writes its arguments and the structs of formats.
 """
@@ -25,6 +25,8 @@ HadamardKind = Literal["rows", "tiles", "top", "transform"]
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _SMALLEST_TILE, _SHARED_BYTES = 64, 48 << 10
+#: `part_size` and `part_threads` of kernels/hadamard.cu.
+PART, PART_THREADS = 16, 256
 
 
 #: One result, with a global scale of its own; zeros for parts that do not exist.
@@ -45,10 +47,10 @@ HADAMARD = Fields(
     (
         ("same", HADAMARD_RESULT),
         ("swapped", HADAMARD_RESULT),
-        # Statistics of each warp.
+        # As in `QUANTIZE`, of one block.
         ("stats", "u8*"),
         ("random", RANDOM),
-        # How many fragments there are, and the distance in elements of the numbers of one.
+        # How many runs there are, and the distance in elements of the numbers of one.
         ("runs", "i64"),
         ("inner", "i64"),
         # The size of one matrix of the array, in elements and in tiles.
@@ -60,12 +62,11 @@ HADAMARD = Fields(
         ("signs", "u32", LENGTHS[-1]),
     ),
 )
-_PARTS: tuple[Part, ...] = (*PARTS, HADAMARD_RESULT, HADAMARD, "hadamard.cu")
+_PARTS: tuple[Part, ...] = (*PARTS, HADAMARD_RESULT, HADAMARD, "two_scales.cuh", "hadamard.cu")
 
 
 class HadamardTile(NamedTuple):
-    """The numbers that a thread of the kind "tiles" holds for the plain and for the transposed result; 0 for a result
-    that is not requested."""
+    """The longest run or block of the plain and of the transposed result; 0 for a result that is not requested."""
 
     same: int
     swapped: int
@@ -79,11 +80,6 @@ class HadamardTile(NamedTuple):
     def side(self) -> int:
         """The rows and the columns of a tile."""
         return max(_SMALLEST_TILE, *self)
-
-    @property
-    def threads(self) -> int:
-        """Threads of a block, which works on one tile."""
-        return self.side**2 // max(self)
 
     def fits(self, src: DType) -> bool:
         """Whether a tile fits in shared memory."""
@@ -110,7 +106,7 @@ def hadamard_kernel(
 
     `rule`: from the source to the element type; for "transform" to the result's type.
     `length`: of a run of the transform; 0 for none. For "tiles" that of the plain result.
-    `format`: None for "top" and "transform", which know no format.
+    `format`: None for "transform", which knows no format.
     `strided`: whether the numbers of a run are not adjacent, or not aligned for vectors.
     `plain`, `turned`, `turned_length`: for "tiles", which results are wanted, and the length of a run of the transposed
     one.
@@ -133,28 +129,35 @@ def hadamard_kernel(
     of_format = f"{name}_format, {scales}, {src.name}, {both}"
     if kind == "tiles":
         assert format is not None
-        tile = HadamardTile.of(format, length, plain, turned, turned_length)
-        threads, elements = tile.threads, tile.side**2 // tile.threads
+        tile, threads = HadamardTile.of(format, length, plain, turned, turned_length), PART_THREADS
+        elements = tile.side**2 // threads
         sizes = {
-            "rows": tile.side, "columns": tile.side, "threads": threads, "same": tile.same, "same_run": length,
-            "swapped": tile.swapped, "swapped_run": turned_length,
+            "rows": tile.side, "columns": tile.side, "threads": threads, "same": int(plain), "same_run": length,
+            "swapped": int(turned), "swapped_run": turned_length,
         }  # fmt: skip
         listed = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         head += f"namespace gpucast {{\nstruct {name}_tiles {{\n    enum : u32 {{ {listed} }};\n}};\n}}\n"
         line = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {threads}, {of_format}, {block})\n"
     elif kind == "rows":
-        elements = max(length, block)
-        numbers = f"{length}, {elements}, {block}, {THREADS}"
-        line = f"GPUCAST_HADAMARD({name}, {THREADS}, quantize_fragments<{of_format}, {numbers}>(src, n, given))\n"
+        elements, numbers = PART, f"{length}, {block}, {THREADS}"
+        # Two scales to choose from, random words, and quotients of DOUBLEs take more registers.
+        resident: int | str = 8
+        if stochastic or src.bits == 64:
+            resident = 4
+        elif format is not None and format.rule == "4over6":
+            resident = "(GPUCAST_ARCH >= 900 ? 8 : 7)" if src.bits == 16 and length == 0 else 6
+        call = f"quantize_fragments<{of_format}, {numbers}>(src, n, given)"
+        line = f"GPUCAST_HADAMARD({name}, {THREADS}, {resident}, {call})\n"
     elif kind == "top":
-        elements, numbers = 1, f"{src.name}, {both}, {length}, {boolean(strided)}, {THREADS}"
-        line = f"GPUCAST_HADAMARD({name}, {THREADS}, find_transformed<{numbers}>(src, n, given))\n"
+        elements, threads = 1, PART_THREADS
+        to = f"ToGlobalScale<{name}_format, Value<FLOAT, {both}>, {both}>{{dst}}"
+        line = f"GPUCAST_HADAMARD_TOP({name}, {src.name}, {length}, {boolean(strided)}, {to})\n"
     else:
         dtypes.append(rule.dst)
-        elements, of_result = length, f"CastRule<{options(resolve(_FLOAT, rule.dst))}>"
-        flags = f"{length}, {boolean(inverse)}, {boolean(strided)}, {THREADS}"
-        call = f"transform_array<{src.name}, {rule.dst.name}, {of_result}, {both}, {flags}>(src, dst, n, given)"
-        line = f"GPUCAST_HADAMARD({name}, {THREADS}, {call})\n"
+        elements, threads = PART, PART_THREADS
+        of_result, flags = f"CastRule<{options(resolve(_FLOAT, rule.dst))}>", f"{boolean(inverse)}, {boolean(strided)}"
+        numbers = f"{src.name}, {rule.dst.name}, {of_result}, {both}, {length}, {flags}"
+        line = f"GPUCAST_HADAMARD_TRANSFORM({name}, {numbers})\n"
     return Kernel(name, _PARTS, tuple(dtypes), head + line, threads, array_and(HADAMARD), elements)
 
 
@@ -171,7 +174,7 @@ def _name(
     parts = ["gpucast_hadamard" if length or turned_length else "gpucast_quantize", rule.src.numpy_name]
     parts += [rule.dst.numpy_name] if format is None else columns_of(format)
     parts += [kind, *[f"run{length}"] * bool(length)]
-    if format is not None:
+    if format is not None and kind != "top":
         parts.append(f"block{block_of(format)}")
     if kind == "tiles":
         parts += [name for name, wanted in results.items() if wanted]
@@ -181,7 +184,7 @@ def _name(
 
 
 def takes(format: Format) -> bool:
-    """Whether a thread can hold whole blocks of a format."""
+    """Whether a format has the blocks of the kinds "rows" and "tiles"."""
     return format.min_ndim == 1 and isinstance(format.block, tuple) and format.block[-1] in LENGTHS
 
 

@@ -26,6 +26,7 @@ from gpucast.quantization.block_grid import BlockGrid, in_layout
 from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts
 from gpucast.quantization.gpu import memory
 from gpucast.quantization.gpu.source import (
+    ENTIRE_THREADS,
     WARP,
     Kind,
     finishing,
@@ -41,12 +42,14 @@ from gpucast.quantization.steps import Steps
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")
 #: Those of `quantize_arguments`, by name.
 _Arguments = dict[str, Any]
-#: The number of threads that keeps a device busy, and the elements that make a thread worth starting.
-BUSY_THREADS, _ELEMENTS = 1 << 17, 16
+#: The number of threads that keeps a device busy, and the elements that make a thread worth starting; the bytes, in the
+#: kinds `ENTIRE`.
+BUSY_THREADS, _ELEMENTS, _BYTES = 1 << 17, 16, 32
 #: The elements up to which 32-bit indices suffice, with a margin for a block's threads; the kinds that index elements.
-_LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "top", "elements")
-#: The kinds of kernels that read the global scale.
-_SCALING = ("rows", "scales", "kept", "elements")
+_LARGE, _COUNTING = 2**32 - 2**16, ("extremes", "columns", "elements")
+#: The kinds of kernels that read the global scale, and those that write scales in an order.
+_SCALING = ("rows", "scales", "kept", "entire", "entire_kept", "elements")
+_ORDERED = ("rows", "scales", "entire", "elements")
 #: Stands for any blocks where there are none.
 ONE = BlockGrid((1, 1, 1), (1, 1, 1), (1, 1, 1), False)
 #: Stands for any format where scales are only moved.
@@ -80,7 +83,7 @@ def quantize(
             if given is None:
                 global_scale = wanted[0].global_scale
                 searched = x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
-                find_global_scale(searched, src, format, global_scale, device, workspace)
+                find_global_scale(searched, src, format, global_scale, device, workspace, is_amax=amax is not None)
             else:
                 global_scale = memory.given(given, device, wanted[0].global_scale, workspace)
             result_specs = [replace(one, scale=None) for one in result_specs]
@@ -153,14 +156,26 @@ def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec, amax: A
     return Parts(cast_on_gpu.new(shape, format.element), scales, zero_points, global_scale)
 
 
-def find_global_scale(x: Any, src: DType, format: Format, result: Any, device: int, workspace: Workspace) -> None:
-    """Fill the global scale from the largest magnitude of a dense array; those of rows each from one of its numbers.
+def find_global_scale(
+    x: Any, src: DType, format: Format, result: Any, device: int, workspace: Workspace, *, is_amax: bool
+) -> None:
+    """Fill the global scale from the largest magnitude of a dense array; with `is_amax`, that of each row, or the only
+    one, from one of its numbers.
 
     `src`: the type of the array that is quantized; the formulas of steps depend on it.
     """
     own = dtype(x.dtype)
-    finds = own if format.steps is None else src
-    _ArrayQuantizer(x, own, format, 0, device, None, workspace).find_global_scale(result, finds)
+    call = _ArrayQuantizer(x, own, format, 0, device, None, workspace)
+    if not is_amax:
+        call.find_top(result)
+    elif x.size:
+        call.find_row_scales(result, own if format.steps is None else src)
+
+
+def entire_threads(nbytes: int) -> int:
+    """The threads that read so many bytes in a kernel of the kinds `ENTIRE`: whole blocks."""
+    blocks = -(-max(nbytes, 1) // (_BYTES * ENTIRE_THREADS))
+    return min(blocks * ENTIRE_THREADS, BUSY_THREADS)
 
 
 def _fill(
@@ -317,14 +332,20 @@ class _ArrayQuantizer:
             # The same blocks, and their scales in the same order, as whole columns of one matrix.
             self.blocks = BlockGrid((1, before, n), (1, max(before, 1), 1), (1, 1, n))
 
-    def find_global_scale(self, result: Any, src: DType) -> None:
+    def find_row_scales(self, result: Any, src: DType) -> None:
+        """Fill the global scales of rows from the largest magnitude of each; `src` as in `find_global_scale`."""
+        self._launch("globals", self.x.size, result, {"blocks": ONE}, src=src)
+
+    def find_top(self, result: Any) -> None:
+        """Fill the global scale."""
+        self._entire("top", result, {})
+
+    def _entire(self, kind: Kind, result: Any, arguments: _Arguments) -> None:
+        """One launch for a block that is the whole array."""
         size = self.x.size
-        if result.ndim:
-            if size:
-                self._launch("globals", size, result, {"blocks": ONE}, src=src)
-            return
-        everything = BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)
-        self._launch("global", WARP, result, self._extremes("top", everything), src=src)
+        arguments = {**arguments, "blocks": BlockGrid((1, 1, size), (1, 1, max(size, 1)), (1, 1, 1), False)}
+        arguments["stats"] = memory.address(self.workspace.cell())
+        self._launch(kind, entire_threads(self.x.nbytes), result, arguments)
 
     def run(self, result: Parts, *, given: bool) -> None:
         """Fill the result. With `given`, its scales are there already."""
@@ -338,7 +359,11 @@ class _ArrayQuantizer:
 
     def find_scales(self, result: Parts, *, given: bool) -> None:
         """Fill the scales and zero points. With `given`, only set the scales of blocks with NaN or infinity to NaN."""
-        if self.blocks.size and not (given and not self.format.nan_in_scale):
+        if given and not self.format.nan_in_scale:
+            return
+        if self.blocks.size == 1:
+            self._entire("entire_kept" if given else "entire", result.scales, self._arguments(result))
+        elif self.blocks.size:
             arguments = self._extremes("extremes", self.blocks, self._arguments(result))
             self._launch("kept" if given else "scales", self.blocks.size * WARP, result.data, arguments)
 
@@ -382,7 +407,7 @@ class _ArrayQuantizer:
         large = kind in _COUNTING and self.x.size > _LARGE
         rule = CastRule(src or self.src, self.format.element)
         row_scaled = self.row_scaled and kind in _SCALING
-        layout = self.layout if kind in ("rows", "scales", "elements") else "linear"
+        layout = self.layout if kind in _ORDERED else "linear"
         kernel = quantize_kernel(rule, self.format, kind, random, lanes, block, large, single, row_scaled, layout)
         if kind == "rows" and layout != "linear":
             blocks, n = rows_in_order(self.blocks, self.format, self.src, layout)

@@ -30,12 +30,13 @@ from gpucast.quantization.steps import Steps
 
 #: "rows" quantizes in one pass. Otherwise "extremes", then "scales" (or, for given scales, "kept", which only marks
 #: blocks with NaN or infinity), then "elements"; "columns" is "extremes" for blocks that are parts of columns, which
-#: vectors of 16 bytes have side by side. "top" and "global" compute the global scale, "globals" those of rows
-#: from the largest magnitude of each. "back" dequantizes. "swizzle" and "unswizzle" reorder scales. "finish" and
-#: "finish_global" end what formats with steps began.
+#: vectors of 16 bytes have side by side. "entire" computes the scale of one block that is the whole array, in one
+#: launch ("entire_kept" as "kept"), "top" the global scale, "globals" those of rows from the largest magnitude of each.
+#: "back" dequantizes. "swizzle" and "unswizzle" reorder scales. "finish" and "finish_global" end what formats with
+#: steps began.
 Kind = Literal[
-    "rows", "extremes", "columns", "scales", "kept", "top", "global", "globals", "elements", "finish", "finish_global",
-    "back", "swizzle", "unswizzle",
+    "rows", "extremes", "columns", "scales", "kept", "entire", "entire_kept", "top", "globals", "elements", "finish",
+    "finish_global", "back", "swizzle", "unswizzle",
 ]  # fmt: skip
 
 
@@ -69,7 +70,8 @@ QUANTIZE = Fields(
         ("zero_points", "u8*"),
         # The FLOAT that multiplies all scales, in formats that have it.
         ("global_scale", "const float*"),
-        # Statistics from one pass to the next: `parts` of every block.
+        # Statistics from one pass to the next: `parts` of every block. Of a block that is the whole array: its cell,
+        # which is zero before and after each launch.
         ("stats", "u8*"),
         ("parts", "i64"),
         ("chunk", "i64"),
@@ -91,6 +93,9 @@ PARTS: tuple[Part, ...] = (
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Threads that work on a block together in the kinds that compute statistics.
 WARP = 32
+#: Kinds for one block that is the whole array, and the threads of a block of theirs.
+ENTIRE: tuple[Kind, ...] = ("entire", "entire_kept", "top")
+ENTIRE_THREADS = 256
 
 
 @lru_cache(maxsize=1024)
@@ -123,7 +128,7 @@ def quantize_kernel(
     columns = [kind, *["stochastic"] * stochastic]
     if block:
         columns.append(f"block{block}")
-    elif kind in ("extremes", "top"):
+    elif kind == "extremes":
         columns.append(f"lanes{lanes}")
     columns += ["blocks1"] * single + ["large"] * large + ["row_scaled"] * row_scaled
     columns += [layout] * (layout != "linear")
@@ -145,10 +150,8 @@ def quantize_kernel(
         "rows": f"{rows}<{own}, {other.name}, {both}, {of_blocks}, {THREADS}>{arrays}",
         "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
         "columns": f"find_column_extremes<{value}, {other.name}, {by_column}, {THREADS}>(src, n, given)",
-        "top": f"find_extremes<{value}, {other.name}, {index}, false, true, {WARP}, {THREADS}>(src, n, given)",
         "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
         "kept": f"find_scales<{own}, {value}, {both}, true, {THREADS}>(given)",
-        "global": f"find_global_scale<{own}, {value}, DOUBLE, FLOAT, {THREADS}>(dst, given)",
         "globals": f"find_row_scales<{own}, {value}, DOUBLE, FLOAT, {THREADS}>{arrays}",
         "elements": f"quantize_elements<{own}, {other.name}, {both}, {place}, {THREADS}>{arrays}",
         "finish": f"static_cast<void>(given), finish_scales<{own}, false, {THREADS}>(dst, n)",
@@ -156,17 +159,16 @@ def quantize_kernel(
         "back": f"dequantize_{back_by}, {THREADS}>{arrays}",
         "swizzle": f"move_scales<{moved}, false, {THREADS}>(src, dst, n, given.blocks)",
         "unswizzle": f"move_scales<{moved}, true, {THREADS}>(src, dst, n, given.blocks)",
+        "entire": f"ToScale<{own}, {value}, {both}, false>{{given}}",
+        "entire_kept": f"ToScale<{own}, {value}, {both}, true>{{given}}",
+        "top": f"ToGlobalScale<{own}, {value}, {both}>{{dst}}",
     }[kind]
     head = format_struct(format, stochastic, own, other, row_scaled=row_scaled, layout=layout)
-    return Kernel(
-        name,
-        PARTS,
-        (other, _FLOAT, _DOUBLE, format.element, format.scale),
-        f"{head}GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n",
-        THREADS,
-        array_and(QUANTIZE),
-        elements * lines,
-    )
+    threads, line = THREADS, f"GPUCAST_QUANTIZE({name}, {THREADS}, {call})\n"
+    if kind in ENTIRE:
+        threads, line = ENTIRE_THREADS, f"GPUCAST_QUANTIZE_WHOLE({name}, {other.name}, {ENTIRE_THREADS}, {call})\n"
+    dtypes = other, _FLOAT, _DOUBLE, format.element, format.scale
+    return Kernel(name, PARTS, dtypes, head + line, threads, array_and(QUANTIZE), elements * lines)
 
 
 def lines_of(kind: Kind, layout: ScaleLayout) -> int:

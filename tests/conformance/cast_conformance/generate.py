@@ -30,7 +30,8 @@ from gpucast.parity.hard_values import codes as hard_values
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 
-NUMERIC = tuple(row for row in DTYPES if row.family != "string")
+#: The types of ONNX: others have no conventions.
+NUMERIC = tuple(row for row in DTYPES if row.family != "string" and row.number is not None)
 FLOAT, DOUBLE, FLOAT16 = map(dtype, ("FLOAT", "DOUBLE", "FLOAT16"))
 #: The roundings besides the default of which there are columns.
 _DIRECTED = ("toward_zero", "upward", "downward", "odd")

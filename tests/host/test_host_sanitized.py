@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The extension module under AddressSanitizer and UndefinedBehaviorSanitizer, as ``host.build --sanitize`` makes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sanitizer
+from gpucast.host import build
+from gpucast.host.extension import MODULE
+from sanitized_host import SOURCES
+
+pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
+
+SCRIPTS = Path(__file__).parents[1]
+#: Units of the module that the usual run builds: of all it would take a minute.
+SOME = {
+    *(f"{kind}_{src}" for kind in ("cast", "stochastic") for src in SOURCES),
+    *("cast_FLOAT_by_keywords", "cast_DOUBLE_by_keywords", "fused", "copies"),
+}
+
+
+@pytest.fixture(scope="module")
+def module(exhaustive: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sanitizer.library()
+    folder = tmp_path_factory.mktemp("sanitized")
+    target = folder / "_host.abi3.so"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPUCAST_BUILD_DIR", str(folder / "objects"))
+        patch.setattr(build, "_TARGET", target)
+        patch.setattr(build, "MISSING", folder / "missing.txt")
+        patch.delenv("GPUCAST_NO_HOST", raising=False)
+        if not exhaustive:
+            every = list(build.units())
+            patch.setattr(build, "units", lambda: [unit for unit in every if unit.name in SOME])
+        assert build.main(["--sanitize", "address,undefined"]) == 0
+    return target
+
+
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with the libraries of both sanitizers; it ends with the code 99 where one finds something."""
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": sanitizer.library(),
+        # Python leaks at exit by design.
+        "ASAN_OPTIONS": "detect_leaks=0:exitcode=99",
+        "UBSAN_OPTIONS": "exitcode=99",
+        "PYTHONPATH": os.pathsep.join([str(SCRIPTS), *sys.path]),
+        # Some loops are missing, and the reference stands in.
+        "PYTHONWARNINGS": "ignore",
+    }
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_casts_in_every_form(module: Path) -> None:
+    result = run("sanitized_host.py", str(module))
+    assert result.returncode == 0 and "clean" in result.stdout, result.stdout + result.stderr[-4000:]
+
+
+def test_an_access_outside_is_caught(module: Path) -> None:
+    result = run("sanitized_host.py", str(module), "overrun")
+    assert result.returncode == 99, result.stdout + result.stderr[-4000:]
+    assert "heap-buffer-overflow" in result.stderr
+
+
+def test_lists_that_are_reshaped_and_interrupted(module: Path, exhaustive: bool) -> None:
+    result = run("interrupted_lists.py", "1000" if exhaustive else "24", str(module))
+    assert result.returncode == 0, result.stdout + result.stderr[-4000:]
+    print(result.stdout)

@@ -79,7 +79,7 @@ def ranges() -> str:
 
 def torch_name(row: DType) -> str:
     """The dtype in PyTorch that has the values of a type; FLOAT4E2M1 only in pairs."""
-    if row.name in _NOT_IN_TORCH:
+    if row.name in _NOT_IN_TORCH or row.numpy.names:
         return ""
     return row.numpy_name + ("_x2" if row.name == "FLOAT4E2M1" else "")
 

@@ -24,7 +24,7 @@ from bench.host import casts as host
 from bench.host import overhead
 from bench.revision import FOLDER, code_digest, machine
 from bench.static import check as static
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 
 #: Option -> (what it does, the benchmark).
 BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]]]] = {

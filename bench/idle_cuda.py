@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CUDA functions that do nothing, under the real `gpucast.gpu.driver.CupyDriver` and CuPy arrays over host memory.
+"""CUDA functions that do nothing, under the real `gpucast.kernel.driver.CupyDriver` and CuPy arrays over host memory.
 
 What remains is the overhead of gpucast itself. It needs CuPy, but neither a GPU nor a driver.
 """
@@ -15,8 +15,8 @@ from unittest import mock
 
 import numpy as np
 
-from gpucast.gpu import driver as launch
 from gpucast.kernel import compiler, nvidia
+from gpucast.kernel import driver as launch
 
 
 def nothing(*_: Any) -> int:

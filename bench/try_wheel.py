@@ -20,7 +20,7 @@ from pathlib import Path
 SCRIPT = """
 import os, shutil, subprocess, sys
 import numpy as np, gpucast
-from gpucast.host.extension import MODULE
+from gpucast.core.extension import MODULE
 assert not any(map(shutil.which, ("c++", "g++", "clang++", "cc"))), "there is a compiler"
 assert MODULE is not None, "the wheel has no extension module for this Python"
 x = np.float32([0.1, 464.0, 1e9, -np.inf])

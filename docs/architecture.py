@@ -21,9 +21,8 @@ WORK = {
     "core": "dtypes, rules, options,\ntext, errors",
     "reference": "the exact, slow\nmeaning",
     "arrays": "PackedArray, operands,\nadapters",
-    "kernel": "kernels as values,\ntheir text, NVRTC,\nthe cache",
+    "kernel": "kernels as values,\ntheir text, NVRTC,\nthe driver, streams",
     "host": "the extension module,\nand its build",
-    "gpu": "driver, launches,\nfast path",
     "casting": "cast, cast_many,\nplans, reports",
     "files": "safetensors, npz,\nnpy, ONNX",
     "quantization": "blocks and\nscales",
@@ -36,8 +35,8 @@ WORK = {
     "warmup": "kernels ahead\nof time",
     "cli": "the gpucast\ncommand",
 }
-#: How the cast of an array on a device goes; to the last two only when its kernel is not loaded yet.
-PATH = (("casting", "gpu"), ("gpu", "kernel"))
+#: How the cast of an array on a device goes.
+PATH = (("casting", "kernel"),)
 _INK, _FILL, _MARK = "#30363d", "#f6f8fa", "#0969da"
 
 

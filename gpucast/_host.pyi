@@ -26,25 +26,6 @@ def call(function: int, arguments: int, /) -> int: ...
 def cast(work: bytes, x: Any, src_bits: int, out: Any, dst_bits: int, size: int, /) -> tuple[int, int]: ...
 def read_texts(reading: int, texts: Any, start: int, out: Any, least: int, most: int, /) -> int: ...
 def write_texts(x: Any, out: Any, /) -> None: ...
-def cast_each(
-    plans: dict[Any, Plan],
-    arrays: list[Any],
-    outs: list[Any] | None,
-    scale: float | None,
-    finite: Any,
-    view: int | None,
-    empty_like: Callable[[Any], Any] | None,
-    /,
-) -> list[Any] | None: ...
-def cast_tensor(
-    plan: Plan,
-    torch: tuple[int, int, tuple[Callable[[], Any], ...], dict[str, Any], Callable[[Any], None]],
-    empty_like: Callable[[Any], Any],
-    dtype: Any,
-    x: Any,
-    out: Any,
-    /,
-) -> Any: ...
 def kernel(
     launch: int,
     current: int,
@@ -59,19 +40,28 @@ def kernel(
     failed: Callable[[int, bool], None],
     /,
 ) -> Kernel: ...
+def function(names: tuple[str, ...], defaults: tuple[Any, ...], roles: str, /) -> tuple[Any, Any]: ...
 def plan(
-    rule: Any,
-    changes: bool,
-    run: Callable[..., Any] | None,
+    kind: str,
+    function: Callable[..., Any] | None,
+    empty: Callable[[Any], Any] | None,
     src: Any,
     dst: Any,
-    work: bytes | None,
-    kernels: dict[int, Any] | None,
+    works: bytes | None,
+    kernels: dict[Any, Any] | None,
+    kernels_by_float: dict[Any, Any] | None,
+    library: Any,
+    made: Any,
+    src_bits: int,
+    dst_bits: int,
     /,
 ) -> Plan: ...
-def hit(*arguments: Any) -> Any: ...
-def name_keywords(names: tuple[str, ...], defaults: tuple[Any, ...], /) -> None: ...
-def keep(*arguments: Any) -> None: ...
+def quantize(
+    how: bytes, library: Any, x: Any, data: Any, scales: Any, zero_points: Any, global_scale: Any, /
+) -> bool: ...
+def dequantize(
+    how: bytes, library: Any, data: Any, scales: Any, zero_points: Any, global_scale: Any, out: Any, /
+) -> bool: ...
 def forget() -> None: ...
 def count_plans() -> int: ...
 def serve(text: str, kernel: Kernel | None, given: bytes, bits: int, /) -> None: ...

@@ -19,7 +19,7 @@ import pytest
 
 from gpucast import PackedArray
 from gpucast.core.rule import CastRule
-from gpucast.gpu import driver as launch
+from gpucast.kernel import driver as launch
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES
 from gpucast.kernel.fused_kernel import cast_kernel
 from gpucast.kernel.kernel import Kernel

@@ -18,9 +18,9 @@ PACKAGE = Path(gpucast.__file__).parent
 #: The folders of the package: each imports from the rows above it alone. docs/architecture.py draws them.
 CASTER = (
     ("core",),
-    ("reference", "arrays", "kernel"),
+    ("reference", "arrays"),
+    ("kernel",),
     ("host",),
-    ("gpu",),
     ("casting",),
     ("libraries", "files"),
 )
@@ -45,19 +45,19 @@ PUBLIC = {
 EXTENSION = "gpucast._host"
 #: Folders that must not see each other even through a third: what they say of a cast is evidence for one another.
 STRANGERS = [
-    ("reference", "host"), ("reference", "gpu"), ("reference", "kernel"), ("kernel", "reference"),
+    ("reference", "host"), ("reference", "kernel"), ("kernel", "reference"),
     ("quantization.exact_quantize", "kernel"), ("quantization.exact_hadamard", "kernel"),
     ("kernel", "quantization.exact_quantize"),
 ]  # fmt: skip
 
 #: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs.
-SEAMS = {"gpucast.gpu", "gpucast.quantization.gpu", "gpucast.mixed.gpu", "gpucast.user_kernels"}
+SEAMS = {"gpucast.kernel", "gpucast.casting", "gpucast.quantization.gpu", "gpucast.mixed.gpu", "gpucast.user_kernels"}
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
 OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "torch", "tqdm"}
 #: The other imports inside functions, and why.
 INSIDE = {
-    ("host.extension", "_host"): "the extension module, which may be missing",
+    ("core.extension", "_host"): "the extension module, which may be missing",
     ("host.build", "numpy"): "its headers, which only a build needs",
     ("host.hatch_hook", "host.build"): "found in the folder that is being installed",
     ("core.dtypes.lookup", "difflib"): "slow, and needed for one message",
@@ -221,7 +221,7 @@ def python(code: str) -> str:
 def test_import_brings_no_optional_package() -> None:
     loaded = python("import gpucast, sys; print(' '.join(sys.modules))").split()
     heavy = (
-        "gpucast.gpu.driver gpucast.gpu.cast_on_gpu gpucast.kernel.compiler "
+        "gpucast.kernel.driver gpucast.casting.cuda gpucast.kernel.compiler "
         "gpucast.user_kernels gpucast.quantization gpucast.mixed gpucast.layers gpucast.libraries gpucast.onnx "
         "gpucast.interop "
         "gpucast.cli zlib cupy torch jax onnx pyarrow fastnumbers tqdm argparse subprocess"

@@ -7,7 +7,7 @@ import sys
 
 from bench.report.results import slug
 from bench.revision import code_digest
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 
 
 def main() -> int:

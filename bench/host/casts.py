@@ -28,9 +28,9 @@ from bench.report import host_tables
 from bench.report.host_tables import EVERYDAY, HostMeasurement
 from bench.timing.times import quickest
 from gpucast.cli.progress import progress_bar
+from gpucast.core import extension
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import CastRule, resolve
-from gpucast.host import extension
 from gpucast.reference import exact_cast
 
 try:

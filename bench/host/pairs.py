@@ -25,9 +25,9 @@ import gpucast
 from bench.host.casts import check, in_range
 from bench.revision import machine
 from bench.timing.times import quickest
+from gpucast.core import extension
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import resolve
-from gpucast.host import extension
 
 ELEMENTS = 1 << 25
 #: What the median of all pairs and each of them should not exceed.

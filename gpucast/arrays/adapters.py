@@ -24,7 +24,7 @@ from gpucast.core.rule import Options
 
 #: ``cast(x, to, options)``: the cast of a native array.
 CastFunction = Callable[[Any, Any, Options], Any]
-#: `gpucast.gpu.streams.visit`, which stands above and puts itself here.
+#: `gpucast.kernel.streams.visit`, which stands above and puts itself here.
 _VISIT: list[Callable[..., AbstractContextManager[None]]] = []
 
 
@@ -34,7 +34,7 @@ def register_visit(visit: Callable[..., AbstractContextManager[None]]) -> None:
 
 
 def visit(x: Any, *others: Any, **keywords: Any) -> AbstractContextManager[None]:
-    """`gpucast.gpu.streams.visit`."""
+    """`gpucast.kernel.streams.visit`."""
     return _VISIT[0](x, *others, **keywords)
 
 
@@ -146,6 +146,19 @@ class ArrayAdapter(ABC):
     @property
     def _name(self) -> str:
         return type(self).__name__.removesuffix("Adapter")
+
+    def placed(self, x: Any) -> tuple[int, int] | None:
+        """The device and the address of a row-major array that is no more than its memory there, which a plan may read
+        and write. Default: None, for a library without plans."""
+        return None
+
+    def written(self, x: Any) -> None:  # noqa: B027 (a default)
+        """Called for an array that `placed` has told of, after it was written. Default: do nothing."""
+
+    def like(self, x: Any) -> Callable[[], Any] | None:
+        """A function that gives new arrays of the host like `x`, for the results of plans. Default: None, for a library
+        without plans."""
+        return None
 
     # ---- layers ----
 

@@ -1,2 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public functions: they check a call and send it to the host or to a device."""
+"""The public casts. The modules for arrays on devices are imported at the first of these."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpucast.core import packages
+
+if TYPE_CHECKING:
+    from gpucast.casting import cuda as cuda
+    from gpucast.casting import cuda_batches as cuda_batches
+    from gpucast.casting import cuda_strided as cuda_strided
+    from gpucast.casting import cuda_workspace as cuda_workspace
+else:
+    __getattr__ = packages.submodules(__name__, "cuda", "cuda_batches", "cuda_strided", "cuda_workspace")

@@ -19,7 +19,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs, resolve_random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, Options
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 
 _NOTHING = FusedInputs()
 

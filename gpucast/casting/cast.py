@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import gpu
+from gpucast import casting
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index, register_cast
-from gpucast.casting import plans
+from gpucast.casting import cuda_plans, plans
 from gpucast.casting.fused_options import check_fused, resolve_fused, rule_of
-from gpucast.casting.plans import HITS
+from gpucast.casting.plans import KINDS, by_plan, hit
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import FusedInputs
@@ -33,16 +31,12 @@ from gpucast.core.rule import (
     destination,
     resolve,
 )
-from gpucast.gpu import devices, streams
 from gpucast.host import cast_on_host, text_on_host
+from gpucast.kernel import devices, streams
+from gpucast.kernel.fused_kernel import PLAIN
 
 #: What a cast on the host makes NumPy arrays of.
 HostInput = np.ndarray[Any, Any] | np.generic | float | str | bytes | list[Any] | tuple[Any, ...]
-#: Looked up once: `cast` counts nanoseconds.
-_ndarray, _hit = np.ndarray, plans.hit
-#: Stands for a second argument that was not given, as in ``cast(x, dtype="float16")``.
-_MISSING = object()
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class CastKeywords(TypedDict, total=False):
@@ -63,27 +57,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-def _by_plan(checked: _Function) -> _Function:
-    """The same function, which takes the result of a plan where there is one for the call."""
-
-    # Keywords that are not given cost nothing: so a call takes half as long as with a parameter for each.
-    @functools.wraps(checked)
-    def cast(x: Any, to: Any = _MISSING, **keywords: Any) -> Any:
-        if type(x) is _ndarray:
-            result = _hit(x, to, keywords)
-            if result is not None:
-                return result
-        elif type(x) in HITS:
-            result = HITS[type(x)](x, to, keywords)
-            if result is not None:
-                return result
-        if to is _MISSING:
-            raise TypeError("cast: the type is missing; the second argument is `to`: gpucast.cast(x, 'FLOAT16')")
-        return checked(x, to, **keywords)
-
-    return cast  # type: ignore[return-value]
-
-
 @overload
 def cast(
     x: HostInput,
@@ -98,7 +71,7 @@ def cast(
 def cast(
     x: Any, to: Any, *, opset: int = ..., device: Any = None, out: Any = None, **keywords: Unpack[CastKeywords]
 ) -> Any: ...
-@_by_plan
+@by_plan
 def cast(
     x: Any,
     to: Any,
@@ -258,8 +231,8 @@ register_cast(cast)
 
 def cast_with(x: Any, to: Any, options: Options) -> Any:
     """Cast by options."""
-    if options.versions is CAST_VERSIONS and type(x) in HITS:
-        result = HITS[type(x)](x, to, *options[:12])
+    if options.versions is CAST_VERSIONS and type(x) in KINDS:
+        result = hit(x, to, *options[:12])
         if result is not None:
             return result
     return _checked(x, to, options)
@@ -320,25 +293,21 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
     result = cast_operand(source, rule, place, target, caller, fused)
     # A cast of a type to itself ignores its seed, which the key of plans does not hold.
     if options.seed is None or rule.rounding == STOCHASTIC:
-        _keep_plan(x, to, options, source, rule)
+        _keep_plan(x, to, options, source, rule, fused)
     return result.array
 
 
-def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRule) -> None:
-    """Keep the plan of a successful cast, if it has a fast path."""
+def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRule, fused: FusedInputs | None) -> None:
+    """Keep the plan of a successful cast, if there may be one."""
     if "string" in (rule.src.family, rule.dst.family):
         return
-    is_plain = options.seed is options.scale is options.amax is None
     if source.device is None:
         if type(x) is np.ndarray and x.dtype.isnative:
-            plans.keep(x, to, options, rule)
-    elif type(source.data) is namespace(source.data).ndarray and (is_plain or not source.packed):
-        if is_plain:
-            kernels: dict[int, Any] = {}
-            run = gpu.fast_path.plain(source, rule, kernels)
-            plans.keep(x, to, options, rule, run, None if source.packed or rule.dst.packed else kernels)
-        else:
-            plans.keep(x, to, options, rule, gpu.fast_path.fused(source, rule))
+            fuses = not (options.seed is options.scale is options.amax is None)
+            plans.keep(x, to, options, rule, plans.of_arrays(rule, fuses, options.scale is not None))
+    elif type(source.data) is namespace(source.data).ndarray and type(x) in (type(source.data), PackedArray):
+        ops = PLAIN if fused is None else casting.cuda.ops_of(fused)
+        plans.keep(x, to, options, rule, cuda_plans.of_source(source, rule, ops))
 
 
 def _unchanged(source: Operand, rule: CastRule) -> bool:
@@ -386,7 +355,7 @@ def cast_operand(
         return apply(source, rule, target, fused)
     if fused is not None or rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
         return _moved(apply(source, rule, None, fused), device, source.packed, target)
-    x = gpu.cast_on_gpu.to_host(source.array) if device is None else gpu.cast_on_gpu.to_device(source.array, device)
+    x = casting.cuda.to_host(source.array) if device is None else casting.cuda.to_device(source.array, device)
     return apply(operand(x, rule.src), rule, target)
 
 
@@ -405,7 +374,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
     `gpucast.casting.fused_options.fused_rule`.
     """
     if source.device is not None:
-        return gpu.cast_on_gpu.apply(source, rule, target, fused)
+        return casting.cuda.apply(source, rule, target, fused)
     if "string" in (rule.src.family, rule.dst.family):
         return text_on_host.apply(source, rule, target)
     return cast_on_host.apply(source, rule, target, fused)
@@ -424,12 +393,12 @@ def _moved(y: Operand, device: int | None, packed: bool, target: Operand | None)
     """Move a finished result to the other side. On the host only PackedArrays give PackedArrays, on a device all arrays
     do."""
     if device is None:
-        x = gpu.cast_on_gpu.to_host(y.array)
+        x = casting.cuda.to_host(y.array)
         y = operand(x.get() if isinstance(x, PackedArray) and not packed else x, y.dtype)
         if target is None:
             return y
         target.data[...] = y.data
         return target
     x = PackedArray.pack(y.array) if y.dtype.packed and not y.packed and y.device is None else y.array
-    y = operand(gpu.cast_on_gpu.to_device(x, device), y.dtype)
-    return y if target is None else gpu.cast_on_gpu.apply(y, resolve(y.dtype, y.dtype), target)
+    y = operand(casting.cuda.to_device(x, device), y.dtype)
+    return y if target is None else casting.cuda.apply(y, resolve(y.dtype, y.dtype), target)

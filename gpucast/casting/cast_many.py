@@ -9,19 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting, kernel
 from gpucast.arrays import adapters, tree
 from gpucast.arrays.adapters import BatchAdapter, untraced
 from gpucast.arrays.batch_item import BatchItem, Names
 from gpucast.arrays.operand import Operand, operand
 from gpucast.arrays.tree import floating
-from gpucast.casting import batch_items, batch_plans, host_lists
+from gpucast.casting import batch_items, list_plans
 from gpucast.casting.cast import apply, cast_operand, cast_with
+from gpucast.casting.plans import KINDS, hit_list
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import Rounding
 from gpucast.core.rule import DEFAULT_OPSET, Options, OverflowKeyword, RoundMode
-from gpucast.gpu import streams
+from gpucast.kernel import streams
 
 
 def cast_many(
@@ -86,12 +87,19 @@ def cast_many(
     As `gpucast.cast`, with the path of the array, such as ``arrays['encoder'][3]``. ValueError for an `out` of another
     structure, or whose arrays share memory. After an error nothing is written.
     """
+    if type(arrays) is list and arrays and type(arrays[0]) in KINDS:
+        results = hit_list(
+            arrays, to, saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, None, out, True,
+            finite, floating_only,
+        )  # fmt: skip
+        if results is not None:
+            return results
     options = Options(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, caller="cast_many"
     )  # fmt: skip
     if not isinstance(floating_only, (bool, np.bool_)):
         raise TypeError(f"cast_many: floating_only={floating_only!r} must be True or False")
-    return untraced(_cast_list_or_tree, arrays, to, options, finite, out, floating_only)
+    return untraced(_cast_tree, arrays, to, options, finite, out, floating_only)
 
 
 def cast_arrays(
@@ -99,17 +107,7 @@ def cast_arrays(
 ) -> Any:
     """`cast_many` of a list, under another name in errors; `names` are the names of its arrays."""
     dst = dtype(to, caller=f"{caller}: to=")
-    return untraced(_cast_arrays, arrays, out, names, dst, Options(scale=scale, caller=caller), finite)
-
-
-def _cast_list_or_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, floating_only: bool) -> Any:
-    # The module looks at all of a list, which takes as long again as to cast small arrays.
-    is_list = type(arrays) is list and (out is None or type(out) is list)
-    if is_list and arrays and type(arrays[0]) is np.ndarray and options.scale is None and not floating_only:
-        results = host_lists.run(arrays, out, dtype(to, caller=f"{options.caller}: to="), options, finite)
-        if results is not None:
-            return results
-    return _cast_tree(arrays, to, options, finite, out, floating_only)
+    return untraced(_cast_arrays, arrays, out, names, dst, dst, Options(scale=scale, caller=caller), finite)
 
 
 @exact()
@@ -120,45 +118,34 @@ def _cast_tree(arrays: Any, to: Any, options: Options, finite: Any, out: Any, fl
     dst = dtype(to, caller=f"{caller}: to=")
     if not floating_only:
         names = Names("arrays", lambda: tree.paths(structure))
-        results = _cast_arrays(leaves, outs, names, dst, options, finite)
+        results = _cast_arrays(leaves, outs, names, to, dst, options, finite)
     else:
         results = list(leaves)
         indices = floating(leaves, lambda: tree.paths(structure), f"{caller}: arrays")
         names = Names("arrays", lambda: tree.paths(structure, indices))
         given, targets = [leaves[i] for i in indices], None if outs is None else [outs[i] for i in indices]
-        for i, result in zip(indices, _cast_arrays(given, targets, names, dst, options, finite), strict=True):
+        for i, result in zip(indices, _cast_arrays(given, targets, names, to, dst, options, finite), strict=True):
             results[i] = result
     return tree.unflatten(structure, results) if out is None else out
 
 
 @exact()
 def _cast_arrays(
-    given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
+    given: list[Any], outs: list[Any] | None, names: Names, to: Any, dst: DType, options: Options, finite: Any
 ) -> Sequence[Any]:
-    if options.scale is not None:
-        _check_scale(given, options)
-    results = host_lists.run(given, outs, dst, options, finite)
-    if results is None:
-        results = batch_plans.run(given, outs, dst, options, finite)
+    list_plans.check_scale(given, options)
+    results = list_plans.run(given, outs, to, options, finite)
     if results is None and _is_transforming(given):
         results = _one_by_one(given, outs, names, dst, options, finite)
     if results is None:
         items = batch_items.checked(given, outs, names, dst, options, finite)
         _run(items, (options.scale, options.amax, finite))
         if items:
-            host_lists.keep(items, dst, options, finite)
-            batch_plans.keep(items, outs, dst, options, finite)
+            list_plans.keep(items, outs, to, dst, options, finite)
         if outs is None:
             _attach(items, options.scale)
         results = [item.result for item in items]
     return results
-
-
-def _check_scale(given: list[Any], options: Options) -> None:
-    """ValueError for a scale that its library would not cast its own arrays with."""
-    adapter = adapters.find(options.scale)
-    if adapter is not None and any(adapters.find(x) is adapter for x in given):
-        adapter.check_scale(options.scale, options.caller)
 
 
 def _is_transforming(given: list[Any]) -> bool:
@@ -233,8 +220,8 @@ def _allocate(item: BatchItem) -> None:
         item.result, target = item.adapter.empty_like(item.given, item.rule.dst, item.caller)
         item.target = operand(target, item.rule.dst)
     elif item.source.device is not None:
-        with gpu.driver.driver().on(item.source.device):
-            item.target = gpu.cast_on_gpu.empty_like(item.source, item.rule.dst)
+        with kernel.driver.driver().on(item.source.device):
+            item.target = casting.cuda.empty_like(item.source, item.rule.dst)
         item.result = item.target.array
 
 
@@ -276,7 +263,7 @@ def _cast_on_devices(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
     """Cast arrays on devices, those of a stream together. `shared`: scale, amax, finite, as the caller has them."""
     if not items:
         return
-    cuda = gpu.driver.driver()
+    cuda = kernel.driver.driver()
     groups: dict[tuple[int, int], list[BatchItem]] = {}
     found: dict[tuple[int, Any], int] = {}
     for item in items:
@@ -291,7 +278,7 @@ def _cast_on_devices(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
     ready = []
     for (device, stream), group in groups.items():
         with cuda.using(stream, device):
-            ready.append((device, stream, group, gpu.batch_on_gpu.launches(group, device)))
+            ready.append((device, stream, group, casting.cuda_batches.launches(group, device)))
     # A kernel that cannot be loaded for one device leaves the others as they were.
     for device, stream, group, launches in ready:
         owners = map(streams.owner, (*shared, *(item.result for item in group)))

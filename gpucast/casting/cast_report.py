@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import gpu
+from gpucast import casting
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import codes_of
 from gpucast.arrays.chunks import elements, spans
@@ -18,8 +18,8 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import STOCHASTIC, Rounding, mode_of
 from gpucast.core.rule import DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
-from gpucast.gpu import devices, streams
 from gpucast.host import cast_on_host, text_on_host
+from gpucast.kernel import devices, streams
 from gpucast.reference.rounding import to_whole
 
 Array = npt.NDArray[Any]
@@ -62,7 +62,7 @@ def _checked_report(given: Any, to: Any, options: Options) -> CastReport:
     if device_index(x) is not None:
         devices.require("cast_report")
         with streams.visit(given):
-            x = gpu.cast_on_gpu.to_host(x)
+            x = casting.cuda.to_host(x)
     if isinstance(x, PackedArray):
         x = x.get()
     return _report(x, rule)

@@ -9,11 +9,11 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import gpu
+from gpucast import casting, kernel
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, checked_shape, device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 
 
 @overload
@@ -80,8 +80,8 @@ def from_bytes(buffer: Any, dtype: Any, shape: Any) -> Any:
 def _empty_on(index: int, shape: tuple[int, ...], kind: DType) -> Any:
     if kind.family == "string":
         raise ValueError("empty: a device cannot hold STRING; expected device=None or 'cpu'")
-    with gpu.driver.driver().on(index):
-        return gpu.cast_on_gpu.new(shape, kind)
+    with kernel.driver.driver().on(index):
+        return casting.cuda.new(shape, kind)
 
 
 def _kind(given: Any, caller: str) -> DType:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import Operand
@@ -22,7 +22,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs, resolve_random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, Options, resolve
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _DEFAULT = Options()
@@ -142,7 +142,7 @@ def _check_place(name: str, array: Any, device: int | None, caller: str) -> None
     index = device_index(array)
     if index != device:
         raise ValueError(f"{caller}: {name} is on {devices.name(index)}; x is on {devices.name(device)}")
-    if device is not None and not gpu.cast_on_gpu.is_aligned(array):
+    if device is not None and not casting.cuda.is_aligned(array):
         raise ValueError(f"{caller}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")
 
 

@@ -1,77 +1,135 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cache of plans: a cast keeps its decisions for the next call of the same kind.
+"""The cache of plans: a call keeps its decisions for the next call of the same kind.
 
-A plan is found by the class of x, its dtype, `to` and the keywords; it then looks at the array itself. The cache is in
-the extension module, which runs the plans of NumPy's arrays; without it there are none.
+A plan is found by the function, the class of x, its dtype, its new type and the keywords, in one probe; it then looks
+at the arrays themselves. The cache is in the extension module, which runs plans of casts; without it there are none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import lru_cache, wraps
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
-from gpucast import gpu
 from gpucast.core.dtypes import DTYPES, DType, is_foreign
+from gpucast.core.extension import MODULE
 from gpucast.core.rule import CAST_VERSIONS, CastRule, Options
 from gpucast.host import loops
-from gpucast.host.extension import MODULE
+from gpucast.kernel import ON_NEW_DRIVER
 
-#: The keywords of a cast.
-_DEFAULTS: dict[str, Any] = dict(zip(Options._fields[:12], Options()[:12], strict=True))
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+#: Stands for a second argument that was not given, as in ``cast(x, dtype="float16")``.
+_MISSING = object()
+_ndarray = np.ndarray
 
 
 def _nothing(*call: Any) -> None:
-    """Keep no plan: without the extension module every cast takes the checked path."""
+    """Keep no plan: without the extension module every call takes the checked path."""
 
 
-if MODULE is not None:
-    MODULE.name_keywords(tuple(_DEFAULTS), tuple(_DEFAULTS.values()))
-#: ``hit(x, to, keywords)``, or ``hit(x, to, saturate, ..., copy)`` with all of them in their order: the result of a
-#: `gpucast.cast` for which there is a plan; None, nothing done, for any other call.
-hit: Callable[..., Any] = _nothing if MODULE is None else MODULE.hit
+def function(roles: str, **defaults: Any) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """``hit`` and ``keep`` of a public function with these keywords, in their order.
+
+    ``hit(x, to, keywords)``, or ``hit(x, to, ...)`` with all of them: the result of a call for which there is a plan;
+    None, nothing done, for any other call. ``keep(x, to, ..., plan)`` makes the plan serve calls like this one.
+    A role says how a keyword takes part in the search: "k" by what it is, "f" by whether it is None, "." not at all.
+    """
+    if MODULE is None:
+        return _nothing, _nothing
+    found: tuple[Any, Any] = MODULE.function(tuple(defaults), tuple(defaults.values()), roles)
+    return found
+
+
+#: The keywords of a cast.
+_KEYWORDS = dict(zip(Options._fields[:12], Options()[:12], strict=True))
+_ROLES = "kkkkkf.ffk.k"
+hit, _keep = function(_ROLES, **_KEYWORDS)
+#: The keywords of `gpucast.cast_many` have the same places; a call cannot name those of a cast that it has not.
+hit_list, keep_list = function(
+    f"{_ROLES}f.",
+    **{{"device": " device", "copy": " copy"}.get(name, name): value for name, value in _KEYWORDS.items()},
+    finite=None,
+    floating_only=False,
+)
+#: The classes of x for which there may be plans.
+KINDS: set[type] = {np.ndarray}
+
+
+def by_plan(checked: _Function) -> _Function:
+    """The same function of an array and its new type, which takes the result of a plan where there is one."""
+
+    # Keywords that are not given cost nothing: so a call takes half as long as with a parameter for each.
+    @wraps(checked)
+    def cast(x: Any, to: Any = _MISSING, **keywords: Any) -> Any:
+        # Most arrays first: a cast of one element takes no longer than these lines.
+        if type(x) is _ndarray:
+            result = hit(x, to, keywords)
+            if result is not None:
+                return result
+        elif type(x) in KINDS:
+            result = hit(x, to, keywords)
+            if result is not None:
+                return result
+        if to is _MISSING:
+            raise TypeError("cast: the type is missing; the second argument is `to`: gpucast.cast(x, 'FLOAT16')")
+        return checked(x, to, **keywords)
+
+    return cast  # type: ignore[return-value]
+
+
 forget: Callable[[], None] = _nothing if MODULE is None else MODULE.forget
 count: Callable[[], int] = (lambda: 0) if MODULE is None else MODULE.count_plans
-#: `hit`, by the types of x for which there may be plans. A library whose compiler traces calls puts a function of its
-#: own here, into which that can look.
-HITS: dict[type, Callable[..., Any]] = {np.ndarray: hit}
 
 
-def keep(
-    x: Any,
-    to: Any,
-    options: Options,
-    rule: CastRule,
+def make(
+    kind: Literal["numpy", "cupy", "tensors", "list", ""],
     run: Callable[..., Any] | None = None,
-    kernels: dict[int, Any] | None = None,
-) -> None:
-    """Keep the plan of a call, if the names in the call can never change their meaning.
+    empty: Callable[[Any], Any] | None = None,
+    rule: CastRule | None = None,
+    works: bytes | None = None,
+    kernels: dict[Any, Any] | None = None,
+    kernels_by_float: dict[Any, Any] | None = None,
+    library: Any = None,
+    made: Any = None,
+    bits: tuple[int, int] = (0, 0),
+) -> Any:
+    """A plan of the module (``kernels/host/plan.hpp``), run for arrays of a kind; "": by `run` alone.
 
-    ``run(x, out)`` gives the result, or None, nothing done, where only the checked path can tell what is right. It
-    raises what an allocation or a launch raises, no more. That of a fused cast is
-    ``run(x, out, seed, offset, scale, amax)``. None: the module does it, for NumPy's arrays. `kernels`: those that
-    `run` has for each device; with them the module casts a CuPy array into another by itself.
+    ``run(x, ...)``, with the keywords that are no keys, serves calls that the module leaves to it: it gives the result,
+    or None, nothing done, where only the checked path can tell what is right. ``empty(x)`` gives a new result, or None.
     """
-    if MODULE is None or options.versions is not CAST_VERSIONS or not is_lasting(x.dtype, to, *options[:5]):
+    src, dst = (None, None) if rule is None else (rule.src.numpy, rule.dst.numpy)
+    return MODULE.plan(kind, run, empty, src, dst, works, kernels, kernels_by_float, library, made, *bits)
+
+
+def keep(x: Any, to: Any, options: Options, rule: CastRule, plan: Any) -> None:
+    """Keep the plan of a cast, if the names in the call can never change their meaning. `plan`: None for none."""
+    if plan is None or options.versions is not CAST_VERSIONS or options.device is not None:
         return
-    if rule.src not in DTYPES or rule.dst not in DTYPES:
+    if not (options.copy is True or (options.copy is False and rule.src is not rule.dst)):
         return
-    if not has_arrays(rule):
-        return
-    changes = rule.src is not rule.dst
-    if run is not None:
-        src, dst = (None, None) if kernels is None else (x.dtype, rule.dst.numpy)
-        plan = MODULE.plan(rule, changes, run, src, dst, None, kernels)
-    else:
-        fuses = not (options.seed is options.scale is options.amax is None)
-        try:
-            work = loops.fused(rule, options.scale is not None) if fuses else loops.plain(rule)
-        except LookupError:
-            return
-        plan = MODULE.plan(rule, changes, None, rule.src.numpy, rule.dst.numpy, work, None)
-    HITS.setdefault(type(x), hit)
-    MODULE.keep(x, to, *options[:12], plan)
+    if is_lasting(x.dtype, to, *options[:5]):
+        KINDS.add(type(x))
+        _keep(x, to, *options[:12], plan)
+
+
+def works(rule: CastRule, fuses: bool, scaled: bool) -> bytes | None:
+    """What loops do in a plan; None where the module has none, as for types that came later."""
+    if MODULE is None or rule.src not in DTYPES or rule.dst not in DTYPES or not has_arrays(rule):
+        return None
+    try:
+        return loops.fused(rule, scaled) if fuses else loops.plain(rule)
+    except LookupError:
+        return None
+
+
+@lru_cache(maxsize=4096)
+def of_arrays(rule: CastRule, fuses: bool, scaled: bool) -> Any:
+    """The plan for casts of NumPy's arrays; None where there is none."""
+    found = works(rule, fuses, scaled)
+    return None if found is None else make("numpy", rule=rule, works=found)
 
 
 def has_arrays(rule: CastRule) -> bool:
@@ -90,4 +148,4 @@ def is_lasting(*values: Any) -> bool:
 
 
 # Plans hold kernels of the driver with which they were made.
-gpu.ON_NEW_DRIVER.append(forget)
+ON_NEW_DRIVER.append(forget)

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from gpucast.core import extension
 from gpucast.core.version import __version__
-from gpucast.gpu import devices as device
-from gpucast.host import extension
 from gpucast.kernel import cxx, nvidia
+from gpucast.kernel import devices as device
 from gpucast.kernel.cache import cache_folder, writable
 from gpucast.kernel.cache import problem as cache_problem
 from gpucast.parity import self_test

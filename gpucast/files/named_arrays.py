@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting
 from gpucast.arrays import adapters, composites
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.arrays.packed import PackedArray, as_array, device_index
@@ -18,7 +18,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import raw_data, tensor_file
 from gpucast.files.tensor import CHUNK_BYTES, Array, FileError, Spec, Tensor, checked_name, slices
-from gpucast.gpu import devices, streams
+from gpucast.kernel import devices, streams
 
 #: Where the arrays of these libraries may be; others are registered adapters.
 _NATIVE = {"numpy": "on the host", "cupy": "on a device"}
@@ -168,7 +168,7 @@ def _checked(name: str, x: Any) -> tuple[Any, Any, DType]:
 def _chunks(x: Any, array: Any, kind: DType) -> Iterator[Array]:
     """The elements in row-major order, as `Tensor.chunks` gives them, copied from a device as they are written."""
     with streams.visit(x):
-        host = array if device_index(array) is None else gpu.cast_on_gpu.to_host(array)
+        host = array if device_index(array) is None else casting.cuda.to_host(array)
     if isinstance(host, PackedArray):
         data = host.data
         for start in range(0, array.size, CHUNK_BYTES):

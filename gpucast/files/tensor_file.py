@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors, strangers
 from gpucast.files.atomic import open_regular, replacing
@@ -118,7 +118,7 @@ def load(path: str) -> dict[str, Array]:
 def on_host(x: Any) -> Array:
     """An array or PackedArray of any device as an unpacked NumPy array."""
     if device_index(x) is not None:
-        x = gpu.cast_on_gpu.to_host(x)
+        x = casting.cuda.to_host(x)
     return np.asarray(x.get() if isinstance(x, PackedArray) else x)
 
 

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucast.host.extension import MISSING
+from gpucast.core.extension import MISSING
 from gpucast.kernel import cxx
 from gpucast.kernel.host_units import HostUnit, units
 

@@ -14,10 +14,10 @@ from gpucast.arrays.operand import Operand, result_like
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.extension import MODULE, say_slow
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import loops
-from gpucast.host.extension import MODULE, say_slow
 from gpucast.reference import exact_cast
 
 Array = npt.NDArray[Any]

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.dtypes import DType
+from gpucast.core.extension import MODULE
 from gpucast.core.rule import CastRule
 from gpucast.host import loops
-from gpucast.host.extension import MODULE
 from gpucast.kernel.host_units import is_counted
 
 Array = npt.NDArray[Any]

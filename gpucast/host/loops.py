@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from gpucast.core.dtypes import dtype
+from gpucast.core.extension import MODULE
 from gpucast.core.fused_ops import FusedInputs, Scaling, scaling_of
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, has_stochastic, resolve
-from gpucast.host.extension import MODULE
 from gpucast.kernel.host_units import BY_RULE_SOURCES
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")

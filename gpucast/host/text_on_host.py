@@ -22,9 +22,9 @@ from gpucast.arrays.chunks import spans
 from gpucast.arrays.operand import Operand, operand
 from gpucast.core import arithmetic, dtypes, strings
 from gpucast.core.dtypes import DType
+from gpucast.core.extension import MODULE, say_slow
 from gpucast.core.rule import CastRule
 from gpucast.host.cast_on_host import into
-from gpucast.host.extension import MODULE, say_slow
 from gpucast.reference.exact_cast import from_strings
 
 Array = npt.NDArray[Any]

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import kernel
 from gpucast.arrays.adapters import ArrayAdapter, Lent
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 
 
 class CudaArrayAdapter(ArrayAdapter):
@@ -26,7 +26,7 @@ class CudaArrayAdapter(ArrayAdapter):
     def take(self, x: Any, caller: str, writing: bool = False) -> Any:
         interface = x.__cuda_array_interface__
         devices.require(caller)
-        driver = gpu.driver.driver()
+        driver = kernel.driver.driver()
         try:
             address, readonly = interface["data"]
             shape, strides = tuple(interface["shape"]), interface.get("strides")
@@ -60,9 +60,9 @@ class CudaArrayAdapter(ArrayAdapter):
         try:
             interface = x.__cuda_array_interface__
             stream, shape = interface.get("stream"), interface["shape"]
-            if not stream or 0 in shape or gpu.driver.unavailable() is not None:
+            if not stream or 0 in shape or kernel.driver.unavailable() is not None:
                 return None
-            return Lent(gpu.driver.driver().device_of(interface["data"][0]), int(stream))
+            return Lent(kernel.driver.driver().device_of(interface["data"][0]), int(stream))
         except Exception:  # `take` tells what is wrong.
             return None
 

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import kernel
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import ArrayAdapter, Lent
 from gpucast.arrays.bitpacking import codes_of, namespace
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.gpu import devices, streams
+from gpucast.kernel import devices, streams
 
 # DLDeviceType.
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
@@ -171,9 +171,9 @@ def take(x: Any, caller: str, writing: bool = False) -> Any:
     if device_type in _ON_HOST:
         return _import(x, None, caller, writing, {})
     devices.require(caller)
-    with gpu.driver.driver().on(device_id):
+    with kernel.driver.driver().on(device_id):
         # 1 is DLPack's name of CUDA's default stream, whose handle is 0.
-        return _import(x, device_id, caller, writing, {"stream": gpu.driver.driver().stream() or 1})
+        return _import(x, device_id, caller, writing, {"stream": kernel.driver.driver().stream() or 1})
 
 
 def lent(x: Any) -> Lent | None:

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting
+from gpucast import kernel as room
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.extension import MODULE
 from gpucast.core.fused_ops import FusedInputs, Random, Scaling
 from gpucast.core.rule import CastRule
 from gpucast.host import loops
-from gpucast.host.extension import MODULE
 from gpucast.kernel import nvidia
 from gpucast.kernel.fused_kernel import FUSED, cast_kernel
 
@@ -66,7 +67,7 @@ def can_cast(wanted: ProgramCast) -> bool:
     if not (_register() and _serve_on_host(wanted.text())):
         return False
     backend = jax.default_backend()
-    return backend == "cpu" or (backend == "gpu" and gpu.driver.unavailable() is None)
+    return backend == "cpu" or (backend == "gpu" and room.driver.unavailable() is None)
 
 
 def cast(wanted: ProgramCast, x: Any, *scale: Any) -> Any:
@@ -120,7 +121,7 @@ def _serve(text: str, on_device: bool) -> None:
     if not on_device:
         MODULE.serve(text, None, loops.work(rule, inputs), 8)
         return
-    ops = gpu.cast_on_gpu.ops_of(inputs)
-    kernel = gpu.driver.load(cast_kernel(rule, unpacked=rule.src.packed, ops=ops), gpu.driver.driver().current())
-    given = FUSED.pack(*gpu.cast_on_gpu.fused_values(inputs)) if ops.fuses(rule) else b""
+    ops = casting.cuda.ops_of(inputs)
+    kernel = room.driver.ready(cast_kernel(rule, unpacked=rule.src.packed, ops=ops), room.driver.driver().current())
+    given = FUSED.pack(*casting.cuda.fused_values(inputs)) if ops.fuses(rule) else b""
     MODULE.serve(text, kernel, given, min(8, rule.dst.bits))

@@ -24,7 +24,7 @@ from gpucast.casting.cast_many import cast_many
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import count, integer, state_with_keys
 from gpucast.core.dtypes import dtype, finfo
-from gpucast.gpu import devices, streams
+from gpucast.kernel import devices, streams
 from gpucast.mixed import gpu
 from gpucast.mixed.fake_casts import fake_cast
 

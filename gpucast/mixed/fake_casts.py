@@ -22,12 +22,12 @@ from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.extension import MODULE
 from gpucast.core.fused_ops import FusedInputs, scaling_of
 from gpucast.core.rounding import Rounding
 from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
-from gpucast.gpu import devices, streams
 from gpucast.host import cast_on_host, loops
-from gpucast.host.extension import MODULE
+from gpucast.kernel import devices, streams
 from gpucast.mixed import gpu
 from gpucast.quantization import recipes
 from gpucast.quantization.formats import Format

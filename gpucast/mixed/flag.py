@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.arrays.tree import dtype_of
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 
 _ROWS = (dtype("BOOL"), dtype("UINT8"))
 
@@ -36,7 +36,7 @@ def new_flag(device: int | None) -> Any:
     flag = np.asarray(True)
     if device is None:
         return flag
-    return gpu.cast_on_gpu.to_device(flag, device)
+    return casting.cuda.to_device(flag, device)
 
 
 def flag_on(flag: Any, device: int) -> Any:

@@ -27,7 +27,7 @@ from gpucast.casting.cast_many import cast_arrays
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import count, is_real, rounded, state_with_keys
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import devices, streams
+from gpucast.kernel import devices, streams
 from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag, flag_on, new_flag
 

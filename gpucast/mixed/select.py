@@ -14,7 +14,7 @@ from gpucast.arrays.packed import device_index
 from gpucast.arrays.tree import dtype_of
 from gpucast.casting.cast import cast
 from gpucast.core.rule import resolve
-from gpucast.gpu import streams
+from gpucast.kernel import streams
 from gpucast.mixed import gpu
 from gpucast.mixed.flag import checked_flag
 

@@ -11,15 +11,16 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import gpu
+from gpucast import casting, kernel
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as gpucast_cast
+from gpucast.core import extension
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.gpu import devices as device
-from gpucast.host import cast_on_host, extension
+from gpucast.host import cast_on_host
+from gpucast.kernel import devices as device
 from gpucast.kernel import nvidia
 from gpucast.kernel.fused_kernel import FUSED, cast_kernel
 from gpucast.parity import host_build
@@ -107,7 +108,7 @@ class GpuBackend:
         problem = device.unavailable()
         if problem is not None:
             raise DeviceUnavailable(f"no GPU to compare: {problem[0]}; {problem[1]}")
-        self._index = gpu.driver.driver().current()
+        self._index = kernel.driver.driver().current()
         found = nvidia.find()
         devices = () if found is None else found.devices
         self.device = devices[self._index] if self._index < len(devices) else f"cuda:{self._index}"
@@ -116,8 +117,8 @@ class GpuBackend:
         def cast(case: Case, codes: Array) -> Array:
             src, dst = case.rule.src, case.rule.dst
             x = codes.view(src.numpy)
-            there = gpu.cast_on_gpu.to_device(PackedArray.pack(x) if src.packed else x, self._index)
-            y = gpu.cast_on_gpu.to_host(gpucast_cast(there, dst, **dict(case.attributes)))
+            there = casting.cuda.to_device(PackedArray.pack(x) if src.packed else x, self._index)
+            y = casting.cuda.to_host(gpucast_cast(there, dst, **dict(case.attributes)))
             return np.asarray(y.get() if dst.packed else y).view(dst.code_numpy)
 
         return cast

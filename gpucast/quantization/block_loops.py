@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.core.extension import MODULE
 from gpucast.host import loops
-from gpucast.host.extension import MODULE
 
 Array = npt.NDArray[Any]
 Triple = tuple[int, int, int]
@@ -94,6 +94,50 @@ class Transform(ctypes.Structure):
     """A Hadamard transform: a bit for each negative sign, the factor, and whether signs come last."""
 
     _fields_ = (("negative", ctypes.c_uint32 * 4), ("factor", ctypes.c_float), ("inverse", ctypes.c_uint32))
+
+
+class Triple3(ctypes.Structure):
+    """Three lengths."""
+
+    _fields_ = (("each", ctypes.c_uint64 * 3),)
+
+    @classmethod
+    def of(cls, three: Triple) -> Triple3:
+        return cls((ctypes.c_uint64 * 3)(*three))
+
+
+_GRID = tuple((name, Triple3) for name in ("shape", "lengths", "grid"))
+
+
+class Quantizing(ctypes.Structure):
+    """`Quantizing` of ``kernels/host/quantize.hpp``. Functions are addresses."""
+
+    _fields_ = (
+        *_GRID,
+        *(
+            (name, ctypes.c_uint64)
+            for name in (
+                "src_bytes", "scale_bytes", "element_bits", "extremes", "elements", "to_double", "to_scale",
+                "from_scale", "to_float", "scales", "division", "two_sided", "has_global", "has_zeros", "sign_code",
+                "max_code", "least_scale",
+            )
+        ),
+        *(
+            (name, ctypes.c_double)
+            for name in ("divisor", "top_scale", "steps", "negative_weight", "lowest", "largest")
+        ),
+        ("to", Integers),
+    )  # fmt: skip
+
+
+class Dequantizing(ctypes.Structure):
+    """`Dequantizing` of ``kernels/host/quantize.hpp``."""
+
+    _fields_ = (
+        *_GRID,
+        *((name, ctypes.c_uint64) for name in ("scale_bytes", "element_bits", "dst_bytes", "from_scale", "from_zero")),
+        ("products", Products),
+    )
 
 
 find: Callable[[str], int] = lru_cache(maxsize=256)(loops.find)

@@ -14,7 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting
+from gpucast import kernel as room
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
@@ -28,7 +29,7 @@ from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule, Options
-from gpucast.gpu import devices, streams
+from gpucast.kernel import devices, streams
 from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.quantization import block_grid, grouped_on_host, recipes
 from gpucast.quantization import gpu as on_device
@@ -278,9 +279,9 @@ class _Call:
     def _part(self, out: Grouped | None, name: str, packs: bool, kind: DType, shape: tuple[int, ...]) -> Any:
         """A new array, packed as `quantize` has it if `packs`, or the checked one of `out`."""
         if out is None and self.device is not None:
-            with gpu.driver.driver().on(self.device):
-                gpu.cast_on_gpu.check_allocation()
-                return gpu.cast_on_gpu.new(shape, kind)
+            with room.driver.driver().on(self.device):
+                casting.cuda.check_allocation()
+                return casting.cuda.new(shape, kind)
         if out is None and kind.packed and packs:
             return PackedArray(np.empty(kind.nbytes(math.prod(shape)), np.uint8), kind, shape)
         if out is None:
@@ -311,7 +312,7 @@ class _Call:
     def _on_device(self, parts: list[Any], rule: CastRule, format: Format | None, layout: ScaleLayout) -> None:
         kernels = on_device.grouped_on_gpu
         assert self.device is not None
-        with gpu.driver.driver().on(self.device):
+        with room.driver.driver().on(self.device):
             x = kernels.dense("x", self.x, self.caller, VECTOR)
             offsets, scale = kernels.dense("offsets", self.offsets, self.caller), self.scale
             if not isinstance(scale, float):

@@ -14,7 +14,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
-from gpucast.gpu import devices, streams
+from gpucast.kernel import devices, streams
 from gpucast.quantization import engine
 from gpucast.quantization.option_checks import check_runs, resolve_hadamard
 from gpucast.quantization.quantized import source_dtype

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
-from gpucast.host.extension import MODULE, say_slow
+from gpucast.core.extension import MODULE, say_slow
 from gpucast.quantization import block_loops, exact_hadamard
 from gpucast.quantization.formats import Hadamard
 

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
@@ -17,10 +16,12 @@ from gpucast.arrays.operand import check_written, operand
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
+from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.gpu import devices, streams
-from gpucast.quantization import engine, quantize_on_host, recipes
+from gpucast.kernel import devices, streams
+from gpucast.kernel.recording import recorded
+from gpucast.quantization import engine, plans, quantize_on_host, recipes
 from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.option_checks import (
     check_constant,
@@ -158,14 +159,13 @@ def quantize(
     byte (an odd number of 4-bit elements), and for many matrices that are far smaller than a tile of 64 x 128 elements.
     An array that is neither in C order nor the transpose of such an array is copied first.
     """
-    request = _QuantizeOptions(
-        axis, scale_layout, transpose, rounding, seed, offset, scale, amax, scales_of, hadamard, signs, device, out
-    )
-    return untraced(_quantize, x, format, request)
+    keywords = axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
+    if scales_of is not None:
+        return untraced(_quantize, x, format, _QuantizeOptions(*keywords, scales_of))
+    return untraced(_by_plan, x, format, keywords)
 
 
-@dataclass(frozen=True)
-class _QuantizeOptions:
+class _QuantizeOptions(NamedTuple):
     """The keywords of `quantize`, unchecked."""
 
     axis: Any
@@ -176,11 +176,22 @@ class _QuantizeOptions:
     offset: Any
     scale: Any
     amax: Any
-    scales_of: Any
     hadamard: Any
     signs: Any
     device: Any
     out: Any
+    scales_of: Any = None
+
+
+def _by_plan(x: Any, format: Any, keywords: tuple[Any, ...]) -> Any:
+    if type(x) in KINDS:
+        found = plans.hit_quantize(x, format, *keywords)
+        if found is not None:
+            return found
+    with recorded() as recording:
+        result = _quantize(x, format, _QuantizeOptions(*keywords))
+    plans.keep_quantize(x, format, keywords, result, recording)
+    return result
 
 
 @exact()
@@ -351,7 +362,7 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any, rows: tuple
         if amax.dtype != np.float32:
             raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected FLOAT on the device of x")
         return None, amax
-    numbers = np.asarray((amax if device is None else gpu.cast_on_gpu.to_host(amax)).astype(np.float32))
+    numbers = np.asarray((amax if device is None else casting.cuda.to_host(amax)).astype(np.float32))
     if not ((numbers >= 0) & (numbers < math.inf)).all():
         raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
     scale = np.asarray(quantize_on_host.global_scale(numbers, format, dtype(x.dtype)))
@@ -388,7 +399,7 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], rows: tuple[int, 
     if given.dtype.kind not in "fiu":
         raise TypeError(f"{_CALLER}: scale= has dtype {given.dtype}; expected numbers")
     if device_index(given) is not None and device_index(x) is None:
-        given = gpu.cast_on_gpu.to_host(given)
+        given = casting.cuda.to_host(given)
     if device_index(given) is None:
         given = given.astype(np.float32)
         if not (np.isfinite(given) & (given > 0)).all():

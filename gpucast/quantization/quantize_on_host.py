@@ -18,11 +18,11 @@ import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.extension import MODULE, say_slow
 from gpucast.core.fused_ops import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import Options, resolve
 from gpucast.host import cast_on_host, loops
-from gpucast.host.extension import MODULE, say_slow
 from gpucast.quantization import block_loops, exact_quantize
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Format, Parts
@@ -308,6 +308,12 @@ def _quick_run(source: Array, format: Format, d: Array) -> str | None:
             return f"Whole_{src.name}"
         is_known = not rounds or (element.name == "FLOAT8E4M3FN" and not steps.multiplies)
         return _named(src, element, steps.multiplies) if is_known else None
+    return _loop_of(src, format)
+
+
+def _loop_of(src: DType, format: Format) -> str | None:
+    """The same, for a format without steps."""
+    element = format.element
     if element.family == "int":
         # Other scales may give quotients that are too large for that loop's integers.
         return f"Whole_{src.name}" if format.has_float_scales or format.scale is _E8M0 else None
@@ -397,13 +403,66 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Ar
     of_blocks["factor"] = factor if parts.global_scale is None else factor * _by_row(parts.global_scale)
     if parts.zero_points is not None:
         of_blocks["zero"] = _cast(parts.zero_points, _DOUBLE).reshape(grid.counts)
-    results = resolve(_DOUBLE, to)
-    how = block_loops.Products(
-        loops.function_of(resolve(format.element, _DOUBLE)), 0 if to is _DOUBLE else loops.function_of(results),
-        to.code_numpy.itemsize,
-    )  # fmt: skip
-    block_loops.each_run(block_loops.find("multiply"), data, out, _grid(grid), of_blocks, how)
+    run = block_loops.find("multiply")
+    block_loops.each_run(run, data, out, _grid(grid), of_blocks, _products(format, to))
     return out.reshape(shape)
+
+
+# ---- the same in one call of the module ----
+
+
+def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) -> bytes | None:
+    """What the module does for `quantize` of finite arrays of that shape, to nearest (``kernels/host/quantize.hpp``);
+    None for what only the functions above do."""
+    grid, known = BlockGrid.of(format, shape, axis), format.steps is None and format.rule != "4over6"
+    if not known or src is _DOUBLE or grid.lengths[2] < _SHORTEST or not math.prod(shape):
+        return None
+    run, element, scale = _loop_of(src, format), format.element, format.scale
+    if run is None:
+        return None
+    attributes = {"round_mode": "down" if format.rounds_down else "up"} if scale is _E8M0 else {}
+    if format.has_float_scales:
+        attributes = {"overflow": "saturate"}
+    is_int, divides = element.family == "int", run.startswith("Divided")
+    find, cast = block_loops.find, _loop
+    how = block_loops.Quantizing(
+        *map(block_loops.Triple3.of, (grid.shape, grid.lengths, grid.counts)),
+        src.code_numpy.itemsize, scale.code_numpy.itemsize, element.bits,
+        find(f"{'Range' if format.two_sided else 'Largest'}_{src.name}"), find(run),
+        cast(src, _DOUBLE), cast(_DOUBLE, scale, **attributes), cast(scale, _DOUBLE),
+        cast(_DOUBLE, _FLOAT, overflow="saturate"),
+        0 if scale is _E8M0 else 1 if format.has_float_scales else 2,
+        0 if is_int else 1 if run.startswith("Near") else 2 if divides else 3,
+        format.two_sided, format.global_scale, format.zero_points,
+        src.sign_code, src.max_code, int(np.asarray(format.smallest_scale, scale.numpy).view(scale.code_numpy)),
+        format.divisor, format.top_scale, float(element.max) - float(element.min), format.negative_weight,
+        float(element.min), float(element.max), _integers(format),
+    )  # fmt: skip
+    return bytes(how)
+
+
+def dequantizing(format: Format, to: DType, shape: tuple[int, ...], axis: int) -> bytes | None:
+    """What the module does for `dequantize`; None for arrays without elements."""
+    if not math.prod(shape):
+        return None
+    grid = BlockGrid.of(format, shape, axis)
+    zero = 0 if format.zero_point is None else _loop(format.zero_point, _DOUBLE)
+    return bytes(
+        block_loops.Dequantizing(
+            *map(block_loops.Triple3.of, (grid.shape, grid.lengths, grid.counts)),
+            format.scale.code_numpy.itemsize, format.element.bits, to.code_numpy.itemsize,
+            _loop(format.scale, _DOUBLE), zero, _products(format, to),
+        )
+    )  # fmt: skip
+
+
+def _loop(src: DType, dst: DType, **attributes: Any) -> int:
+    return loops.function_of(resolve(src, dst, Options(**attributes)))
+
+
+def _products(format: Format, to: DType) -> block_loops.Products:
+    last = 0 if to is _DOUBLE else _loop(_DOUBLE, to)
+    return block_loops.Products(_loop(format.element, _DOUBLE), last, to.code_numpy.itemsize)
 
 
 # ---- counts, for conversions of files ----

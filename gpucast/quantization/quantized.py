@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import casting
 from gpucast.arrays import adapters
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.operand import check_out, operand
@@ -22,8 +22,9 @@ from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
 from gpucast.core.rule import resolve
-from gpucast.gpu import devices, streams
-from gpucast.quantization import engine, recipes, swizzle
+from gpucast.kernel import devices, streams
+from gpucast.kernel.recording import recorded
+from gpucast.quantization import engine, plans, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
 from gpucast.quantization.formats import SOURCES, Format, Hadamard, Parts
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
@@ -174,7 +175,7 @@ class Quantized:
 
     @property
     def owned(self) -> Any:
-        """The memory and its owner, for `gpucast.gpu.streams.visit`."""
+        """The memory and its owner, for `gpucast.kernel.streams.visit`."""
         return streams.Owned(self.data, self.library) if adapters.find(self.data) is None else self.data
 
     def dlpack(self, part: str) -> Any:
@@ -215,7 +216,7 @@ class Quantized:
         if device_index(native.data) is None:
             return self
         with self._visit():
-            parts = {name: gpu.cast_on_gpu.to_host(part) for name, part in vars(native).items() if part is not None}
+            parts = {name: casting.cuda.to_host(part) for name, part in vars(native).items() if part is not None}
             return replace(self, **parts)
 
     def dequantize(
@@ -228,7 +229,7 @@ class Quantized:
         out: Any = None,
     ) -> Any:
         """The numbers: `gpucast.dequantize` of this."""
-        return adapters.untraced(_dequantized, self, source_dtype(to, "dequantize: to="), (hadamard, signs, seed), out)
+        return adapters.untraced(_by_plan, self, to, (hadamard, signs, seed, out))
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
@@ -236,7 +237,7 @@ class Quantized:
         if device is None:
             return None
         if self not in _WORKSPACES:
-            _WORKSPACES[self] = gpu.workspace.Workspace(caller, device, kept=True)
+            _WORKSPACES[self] = casting.cuda_workspace.Workspace(caller, device, kept=True)
         return _WORKSPACES[self]
 
     def _visit(self) -> AbstractContextManager[None]:
@@ -281,8 +282,19 @@ class Quantized:
         )
 
 
+def _by_plan(q: Quantized, to: Any, keywords: tuple[Any, ...]) -> Any:
+    found = plans.hit_dequantize(q, to, *keywords)
+    if found is not None:
+        return found
+    *transform, out = keywords
+    with recorded() as recording:
+        numbers = _dequantized(q, source_dtype(to, "dequantize: to="), tuple(transform), out)
+    plans.keep_dequantize(q, to, keywords, numbers, recording)
+    return numbers
+
+
 @exact()
-def _dequantized(q: Quantized, to: DType, transform: tuple[Any, Any, Any], out: Any) -> Any:
+def _dequantized(q: Quantized, to: DType, transform: tuple[Any, ...], out: Any) -> Any:
     how = _transform(q, *transform)
     with streams.visit(q.owned, out):
         native = q.native("dequantize")

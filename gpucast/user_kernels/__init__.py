@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Casts in kernels that users write: expressions, device functions, Numba and Triton.
 
-The module for devices is loaded at the first device array, as those of `gpucast.gpu` are.
+The module for devices is loaded at the first device array, as `gpucast.casting.cuda` is.
 """
 
 from __future__ import annotations

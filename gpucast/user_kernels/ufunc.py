@@ -23,7 +23,7 @@ from gpucast.core.checks import cut, is_number, rounded
 from gpucast.core.dtypes import dtype
 from gpucast.core.rounding import Rounding
 from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, RoundMode, destination
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 from gpucast.user_kernels.expression import COMPUTE, parse
 
 #: To which arrays can be broadcast by NumPy.

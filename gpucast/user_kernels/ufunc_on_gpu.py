@@ -7,9 +7,10 @@ import math
 from collections.abc import Sequence
 
 from gpucast.arrays.operand import Operand, operand
+from gpucast.casting import cuda
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
-from gpucast.gpu import cast_on_gpu, driver
+from gpucast.kernel import driver
 from gpucast.kernel.fused_kernel import FUSED
 from gpucast.kernel.strides import collapse
 from gpucast.user_kernels.expression import Expression
@@ -31,22 +32,22 @@ def apply(
     """Evaluate on the current stream of a device into `target`, or a new array.
 
     Inputs are arrays on that device, or numbers of the compute type. ValueError for more inputs or dimensions than the
-    arguments of a kernel hold; else as for `gpucast.gpu.cast_on_gpu.apply`.
+    arguments of a kernel hold; else as for `gpucast.casting.cuda.apply`.
     """
     if len(inputs) > MAX_INPUTS:
         raise ValueError(f"ufunc: {len(inputs)} inputs; a kernel takes {MAX_INPUTS}")
     with driver.driver().on(device):
         if target is None:
-            cast_on_gpu.check_allocation()
-            target = operand(cast_on_gpu.new(shape, rule.dst), rule.dst)
+            cuda.check_allocation()
+            target = operand(cuda.new(shape, rule.dst), rule.dst)
         n = math.prod(shape)
         if n:
             out = _strides(target, shape)
             fused = fused or FusedInputs()
             kinds, given = zip(*(input_of(one, shape, out, rule) for one in inputs), strict=True)
             walk: Walk = "dense" if _is_dense(shape, out, rule.dst.bits) else "strided"
-            kernel = ufunc_kernel(expression, rule, cast_on_gpu.ops_of(fused), kinds, walk)
-            arguments = FUSED.pack(*cast_on_gpu.fused_values(fused)) + b"".join(given)
+            kernel = ufunc_kernel(expression, rule, cuda.ops_of(fused), kinds, walk)
+            arguments = FUSED.pack(*cuda.fused_values(fused)) + b"".join(given)
             driver.launch(kernel, device, 0, target.address, n, arguments)
     return target
 

@@ -7,9 +7,9 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpucast import gpu
+from gpucast import kernel as room
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 from gpucast.kernel.kernel import Kernel
 from gpucast.warmup.recording import Recorder, recording
 from gpucast.warmup.request import WarmupRequest, check_flag
@@ -109,7 +109,7 @@ def warmup(
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         compile_all(executor, work)
     if load:
-        gpu.driver.load_everywhere(dict.fromkeys(task.kernel for task in work))
+        room.driver.load_everywhere(dict.fromkeys(task.kernel for task in work))
     return len(work)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast import kernel as room
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import dtype
 from gpucast.core.errors import DeviceUnavailable
@@ -35,7 +35,7 @@ def recording(kind: type[_Recorder]) -> Iterator[_Recorder]:
     DeviceUnavailable without CuPy.
     """
     recorder = kind()
-    with gpu.driver.recording(recorder):
+    with room.driver.recording(recorder):
         yield recorder
 
 
@@ -61,7 +61,7 @@ def _array_class() -> Any:
 
 
 class Recorder:
-    """A `gpucast.gpu.driver.Driver` of one device that does nothing."""
+    """A `gpucast.kernel.driver.Driver` of one device that does nothing."""
 
     def __init__(self) -> None:
         #: Every kernel that was asked for, once, in order.

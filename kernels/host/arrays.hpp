@@ -29,12 +29,31 @@ inline u64 size_of(PyArrayObject* x) {
     return size;
 }
 
-inline bool is_row_major(PyArrayObject* x) {
-    return (PyArray_FLAGS(x) & (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED)) == (NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED);
+// Whether the elements of an array are native, aligned and adjacent, in row-major order.
+inline bool is_flat(PyArrayObject* x) {
+    const int flags = NPY_ARRAY_C_CONTIGUOUS | NPY_ARRAY_ALIGNED;
+    return (PyArray_FLAGS(x) & flags) == flags && !PyArray_ISBYTESWAPPED(x);
 }
 
-// Whether the elements of an array are native, aligned and adjacent, in row-major order.
-inline bool is_flat(PyArrayObject* x) { return is_row_major(x) && !PyArray_ISBYTESWAPPED(x); }
+// An array or a tensor of the host as casts see it. The lengths and strides are its own, and live as long as it keeps them.
+struct Layout {
+    u8* data;
+    u64 size;
+    u32 itemsize;
+    int dimensions;
+    const npy_intp *lengths, *strides;
+    // Bytes of a stride of 1.
+    npy_intp unit;
+    bool is_swapped, is_flat;
+
+    npy_intp stride(int i) const { return strides[i] * unit; }
+    Side side() const { return {data, itemsize, 0, is_swapped}; }
+};
+
+inline Layout layout_of(PyArrayObject* x) {
+    return {static_cast<u8*>(PyArray_DATA(x)), size_of(x), u32(PyArray_ITEMSIZE(x)), PyArray_NDIM(x), PyArray_DIMS(x),
+            PyArray_STRIDES(x), 1, PyArray_ISBYTESWAPPED(x) != 0, is_flat(x)};
+}
 
 // Shapes of no lengths may be null.
 template <typename Length>
@@ -50,6 +69,8 @@ inline bool is_same_shape(PyArrayObject* x, PyArrayObject* y) {
     return is_same_shape(PyArray_NDIM(x), PyArray_DIMS(x), PyArray_NDIM(y), PyArray_DIMS(y));
 }
 
+inline bool is_same_shape(const Layout& x, const Layout& y) { return is_same_shape(x.dimensions, x.lengths, y.dimensions, y.lengths); }
+
 // ---- overlap ----
 
 // Addresses from the first byte of some memory to behind the last one, on the host or on a device.
@@ -60,19 +81,17 @@ struct Extent {
 };
 
 // Of adjacent elements.
-inline Extent extent(const void* data, u64 bytes) {
-    const u64 begin = reinterpret_cast<Address>(data);
-    return {begin, begin + bytes};
-}
+inline Extent extent(u64 begin, u64 bytes) { return {begin, begin + bytes}; }
+inline Extent extent(const void* data, u64 bytes) { return extent(reinterpret_cast<Address>(data), bytes); }
 
-inline Extent extent(PyArrayObject* x) {
-    u64 begin = reinterpret_cast<Address>(PyArray_DATA(x)), end = begin;
-    if (size_of(x) == 0) return {begin, begin};
-    for (int i = 0; i < PyArray_NDIM(x); ++i) {
-        const npy_intp reach = PyArray_STRIDE(x, i) * (PyArray_DIM(x, i) - 1);
+inline Extent extent(const Layout& x) {
+    if (x.is_flat || !x.size) return extent(x.data, x.size * x.itemsize);
+    u64 begin = reinterpret_cast<Address>(x.data), end = begin;
+    for (int i = 0; i < x.dimensions; ++i) {
+        const npy_intp reach = x.stride(i) * (x.lengths[i] - 1);
         (reach < 0 ? begin : end) += u64(reach);
     }
-    return {begin, end + u64(PyArray_ITEMSIZE(x))};
+    return {begin, end + x.itemsize};
 }
 
 inline int compare_extents(const void* one, const void* other) {
@@ -100,21 +119,20 @@ inline bool are_disjoint(Extent* written, size_t writes, Extent* read, size_t re
     return true;
 }
 
-// Whether an array can take results: each element has a place of its own, as far as its strides tell.
-inline bool is_sound(PyArrayObject* out) {
-    if (!PyArray_ISWRITEABLE(out)) return false;
-    if (PyArray_IS_C_CONTIGUOUS(out)) return true;
+// Whether each element has a place of its own, as far as strides tell.
+inline bool is_sound(const Layout& out) {
+    if (out.is_flat) return true;
     npy_intp strides[max_dimensions], lengths[max_dimensions];
     int count = 0;
-    for (int i = 0; i < PyArray_NDIM(out); ++i) {
-        const npy_intp stride = magnitude(PyArray_STRIDE(out, i)), length = PyArray_DIM(out, i);
+    for (int i = 0; i < out.dimensions; ++i) {
+        const npy_intp stride = magnitude(out.stride(i)), length = out.lengths[i];
         if (length == 1) continue;
         int at = count++;
         for (; at && strides[at - 1] > stride; --at) strides[at] = strides[at - 1], lengths[at] = lengths[at - 1];
         strides[at] = stride, lengths[at] = length;
     }
     // From the shortest stride to the longest: each steps over all that the shorter ones reach.
-    npy_intp reached = PyArray_ITEMSIZE(out);
+    npy_intp reached = npy_intp(out.itemsize);
     for (int i = 0; i < count; ++i) {
         if (strides[i] < reached) return false;
         reached += strides[i] * (lengths[i] - 1);
@@ -124,28 +142,23 @@ inline bool is_sound(PyArrayObject* out) {
 
 // ---- casts ----
 
-inline Side side_of(PyArrayObject* x) {
-    return {static_cast<u8*>(PyArray_DATA(x)), u32(PyArray_ITEMSIZE(x)), 0, PyArray_ISBYTESWAPPED(x) != 0};
-}
-
 // The walk over two arrays of one shape.
-inline void set_walk(Walk* walk, PyArrayObject* x, PyArrayObject* out, bool is_ordered) {
-    walk->src = side_of(x), walk->dst = side_of(out), walk->size = size_of(x), walk->is_ordered = is_ordered;
-    walk->count = PyArray_NDIM(x);
-    for (int i = 0; i < walk->count; ++i) walk->loops[i] = {PyArray_DIM(x, i), PyArray_STRIDE(x, i), PyArray_STRIDE(out, i)};
+inline void set_walk(Walk* walk, const Layout& x, const Layout& out, bool is_ordered) {
+    walk->src = x.side(), walk->dst = out.side(), walk->size = x.size, walk->is_ordered = is_ordered;
+    walk->count = x.dimensions;
+    for (int i = 0; i < walk->count; ++i) walk->loops[i] = {x.lengths[i], x.stride(i), out.stride(i)};
 }
 
 // Casts x into out, which has its shape and shares no memory with it. False after an exception.
-inline bool cast_arrays(PyArrayObject* x, PyArrayObject* out, const Work& work, Found* found) {
-    const u64 size = size_of(x);
-    if (size <= lasting && is_flat(x) && is_flat(out)) {
-        if (size) work.run(PyArray_DATA(x), PyArray_DATA(out), size, 0, found);
+inline bool cast_arrays(const Layout& x, const Layout& out, const Work& work, Found* found) {
+    if (x.size <= lasting && x.is_flat && out.is_flat) {
+        if (x.size) work.run(x.data, out.data, x.size, 0, found);
         return true;
     }
     // All that is read of the arrays: others may reshape them as soon as the lock is released.
     Walk walk;
     set_walk(&walk, x, out, work.is_ordered());
-    Unlocked unlocked(size);
+    Unlocked unlocked(walk.size);
     return run_walk(walk, work, found, &unlocked);
 }
 

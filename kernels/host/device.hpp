@@ -173,10 +173,9 @@ static PyObject* call_kernel(PyObject* self, PyObject* arguments, PyObject*) {
 
 // ---- plans of arrays on devices ----
 
-// The plan's kernel of a device that is the current one; null, without an exception, where there is none.
-inline Kernel* kernel_of(Plan* plan, PyObject* index) {
-    if (!plan->kernels) return nullptr;
-    PyObject* found = PyDict_GetItemWithError(plan->kernels, index);
+// The kernel of a device that is the current one; null, without an exception, where there is none.
+inline Kernel* kernel_in(PyObject* kernels, PyObject* index) {
+    PyObject* found = kernels ? PyDict_GetItemWithError(kernels, index) : nullptr;
     if (!found || Py_TYPE(found) != kernel_type) {
         PyErr_Clear();
         return nullptr;
@@ -203,59 +202,146 @@ inline bool is_true(PyObject* x, PyObject* name) {
     return found == Py_True;
 }
 
-// An array of CuPy, row-major.
+// An array of CuPy whose elements are adjacent and row-major, or packed elements in one.
 struct Placed {
-    u64 data = 0, size = 0, dimensions = 0;
-    // The index of its device, with a reference of its own.
-    PyObject* device = nullptr;
+    u64 data = 0, size = 0, bits = 0;
+    // The index of its device, and the shape, with references of their own. Of one dimension the size says it all.
+    PyObject *device = nullptr, *shape = nullptr;
 
     Placed() = default;
-    ~Placed() { Py_XDECREF(device); }
+    ~Placed() {
+        Py_XDECREF(device);
+        Py_XDECREF(shape);
+    }
     Placed(const Placed&) = delete;
     Placed& operator=(const Placed&) = delete;
 
-    // False, without an exception, for any other array.
-    bool look_at(PyObject* x) {
-        PyObject* memory = PyObject_GetAttr(x, data_name);
+    // False, without an exception, for any other array. packed: the bits of elements that lie in `x.data`, or 0.
+    bool look_at(PyObject* x, u64 packed, u64 itemsize) {
+        bits = packed ? packed : 8 * itemsize;
+        PyObject* bytes = packed ? PyObject_GetAttr(x, data_name) : Py_NewRef(x);
+        PyObject* memory = bytes ? PyObject_GetAttr(bytes, data_name) : nullptr;
         if (memory) device = PyObject_GetAttr(memory, place_name);
         if (!device) PyErr_Clear();
-        const bool found = device && find_number(memory, pointer_name, &data) && find_number(x, size_name, &size) &&
-                           find_number(x, dimensions_name, &dimensions) && is_true(x, flat_name);
+        u64 dimensions = 0;
+        bool found = device && find_number(memory, pointer_name, &data) && is_true(bytes, flat_name);
+        found = found && (packed || (find_number(x, size_name, &size) && find_number(x, dimensions_name, &dimensions)));
+        if (found && dimensions != 1) {
+            shape = PyObject_GetAttr(x, shape_name);
+            found = shape && PyTuple_Check(shape);
+            if (found && packed) size = length_of(shape);
+        }
         Py_XDECREF(memory);
+        Py_XDECREF(bytes);
+        PyErr_Clear();
         return found;
+    }
+
+    u64 end() const { return data + (size * bits + 7) / 8; }
+
+    bool has_shape_of(const Placed& other) const {
+        if (size != other.size) return false;
+        if (!shape || !other.shape) return is_row() && other.is_row();
+        const bool found = PyObject_RichCompareBool(shape, other.shape, Py_EQ) == 1;
+        PyErr_Clear();
+        return found;
+    }
+
+   private:
+    bool is_row() const { return !shape || PyTuple_Size(shape) == 1; }
+
+    static u64 length_of(PyObject* shape) {
+        u64 size = 1;
+        for (Py_ssize_t i = 0; i < PyTuple_Size(shape); ++i) size *= PyLong_AsUnsignedLongLong(PyTuple_GetItem(shape, i));
+        return size;
     }
 };
 
-inline bool has_same_shape(PyObject* x, PyObject* y) {
-    PyObject *one = PyObject_GetAttr(x, shape_name), *other = PyObject_GetAttr(y, shape_name);
-    const bool found = one && other && PyObject_RichCompareBool(one, other, Py_EQ) == 1;
-    Py_XDECREF(one);
-    Py_XDECREF(other);
-    PyErr_Clear();
-    return found;
+// `FUSED` of gpucast/kernel/fused_kernel.py: the last argument of a kernel that fuses something with a cast.
+struct FusedArguments {
+    double scale;
+    u64 scale_at, amax, finite, seed, offset;
+    long long first;
+};
+
+inline FusedArguments arguments_of(const Fusion& fusion) {
+    return {fusion.number, reinterpret_cast<Address>(fusion.scale.data), reinterpret_cast<Address>(fusion.amax.data), 0,
+            fusion.seed, fusion.offset, 0};
 }
 
-// The cast of an array of CuPy into another: None, nothing done, where only the function of Python can tell what is right.
-inline PyObject* run_cupy(Plan* plan, PyObject* x, PyObject* out) {
-    if (!plan->kernels || !plan->src || Py_TYPE(out) != Py_TYPE(x)) return nothing();
-    Placed a, b;
-    if (!a.look_at(x) || !b.look_at(out) || a.size != b.size || !a.size || a.device != b.device) return nothing();
+// Launches the cast of adjacent elements. False after an exception.
+inline bool launch_fused(const Kernel* kernel, void* stream, u64 src, u64 dst, u64 n, const Fusion* fusion) {
+    FusedArguments fused;
+    if (fusion) fused = arguments_of(*fusion);
+    return launch_cast(kernel, stream, src, dst, n, fusion ? &fused : nullptr);
+}
+
+// Whether a kernel takes what is fused with a cast.
+inline bool is_kernel_of(const Kernel* kernel, const Fusion* fusion) {
+    return kernel->count == (fusion ? 5 : 4) && (!fusion || kernel->nbytes == kernel->offsets[4] + sizeof(FusedArguments));
+}
+
+// The kernel of what is fused, of a device that is the current one; null, without an exception, where there is none.
+inline Kernel* kernel_of(const Plan* plan, const Fusion* fusion, PyObject* index) {
+    Kernel* kernel = kernel_in(fusion && fusion->is_float ? plan->kernels_by_float : plan->kernels, index);
+    return kernel && is_kernel_of(kernel, fusion) ? kernel : nullptr;
+}
+
+inline int dtype_number(PyObject* x) {
+    PyObject* dtype = PyObject_GetAttr(x, dtype_name);
+    if (!dtype) PyErr_Clear();
+    const int number = dtype && PyArray_DescrCheck(dtype) ? number_of(reinterpret_cast<PyArray_Descr*>(dtype)) : 0;
+    Py_XDECREF(dtype);
+    return number;
+}
+
+// An array of one FLOAT or DOUBLE like x, on its device.
+inline bool take_placed(PyObject* given, PyObject* x, PyObject* device, Single* single) {
+    Placed own;
+    const int number = dtype_number(given);
+    if (Py_TYPE(given) != Py_TYPE(x) || !own.look_at(given, 0, 4) || own.size != 1 || own.device != device) return false;
+    single->is_double = number == NPY_DOUBLE + 1;
+    single->data = reinterpret_cast<u8*>(own.data);
+    return (single->is_double || number == NPY_FLOAT + 1) && own.data % (single->is_double ? 8 : 4) == 0;
+}
+
+// Whether `out` is an array for the results of a plan: of the class and dtype of its own packed ones, or as x has them.
+inline bool takes_results(const Plan* plan, PyObject* x, PyObject* out) {
+    if (!plan->dst_bits) return (plan->src_bits || Py_TYPE(out) == Py_TYPE(x)) && dtype_number(out) == plan->dst_number;
     PyObject* dtype = PyObject_GetAttr(out, dtype_name);
     if (!dtype) PyErr_Clear();
-    const bool fits = dtype && PyArray_DescrCheck(dtype) && number_of(reinterpret_cast<PyArray_Descr*>(dtype)) == plan->dst_number;
     Py_XDECREF(dtype);
-    if (!fits) return nothing();
-    if (!(a.dimensions == 1 && b.dimensions == 1) && !has_same_shape(x, out)) return nothing();
-    Extent read = {a.data, a.data + a.size * itemsize_of(plan->src)}, written = {b.data, b.data + b.size * itemsize_of(plan->dst)};
-    if (!are_disjoint(&written, 1, &read, 1)) return nothing();
-    Kernel* kernel = kernel_of(plan, a.device);
-    if (!kernel) return nothing();
-    void* stream;
+    return dtype && dtype == plan->made && Py_TYPE(out) == reinterpret_cast<PyTypeObject*>(plan->library);
+}
+
+// The cast of an array of CuPy, or of a PackedArray over one, whose elements are adjacent.
+inline PyObject* run_placed(Plan* plan, PyObject* const* arguments) {
+    PyObject *x = arguments[of_x], *out = arguments[of_out];
+    Placed a, b;
+    Fusion own;
+    if (!a.look_at(x, plan->src_bits, itemsize_of(plan->src)) || !a.size) return nothing();
+    const auto take = [&](PyObject* given, Single* single) { return take_placed(given, x, a.device, single); };
+    const bool is_random = plan->work.is_ordered();
+    const Fusion* const fusion = is_plain(arguments, is_random) ? nullptr : &own;
+    if (fusion && !take_fusion(arguments, is_random, take, &own)) return nothing();
+    if (own.scale.data) own.is_float = !own.scale.is_double;
+    Kernel* kernel = kernel_of(plan, fusion, a.device);
+    const bool is_new = is_none(out);
+    if (!kernel || (!is_new && !takes_results(plan, x, out))) return nothing();
     // Held, because other code may run from here on, and drop the plan's.
     Py_INCREF(reinterpret_cast<PyObject*>(kernel));
-    const bool done = find_stream(kernel, &stream) && launch_cast(kernel, stream, a.data, b.data, a.size, nullptr);
+    out = is_new ? PyObject_CallFunctionObjArgs(plan->empty, x, nullptr) : Py_NewRef(out);
+    PyObject* result = nullptr;
+    if (out) {
+        const bool is_fit = b.look_at(out, plan->dst_bits, itemsize_of(plan->dst)) && a.has_shape_of(b) && a.device == b.device;
+        const Extent read = {a.data, a.end()}, written = {b.data, b.end()};
+        void* stream;
+        if (!is_fit || !are_disjoint(read, written, fusion)) result = nothing();
+        else if (find_stream(kernel, &stream) && launch_fused(kernel, stream, a.data, b.data, a.size, fusion)) result = Py_NewRef(out);
+    }
+    Py_XDECREF(out);
     Py_DECREF(reinterpret_cast<PyObject*>(kernel));
-    return done ? Py_NewRef(out) : nullptr;
+    return result;
 }
 
 }  // namespace gpucast

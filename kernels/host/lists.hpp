@@ -5,6 +5,9 @@
 
 namespace gpucast {
 
+// The arguments of gpucast.cast_many are those of gpucast.cast, and these.
+enum : int { of_finite = arguments_of_cast, of_floating_only, arguments_of_many };
+
 // A cast of a list: all that is known of its arrays is read before anything is cast, because others may reshape them then.
 struct Item {
     PyObject *x, *y;
@@ -34,40 +37,46 @@ struct Items {
 };
 
 // Reads all of an item that its cast needs; false, without an exception, where only the checked path can tell what is right.
-// is_new: y was made for x.
-inline bool read_arrays(Item* item, bool is_new) {
-    PyArrayObject *x = array_of(item->x), *y = array_of(item->y);
-    if (number_of(PyArray_DESCR(x)) != item->plan->src_number || number_of(PyArray_DESCR(y)) != item->plan->dst_number) return false;
+// is_new: y was made for x. library: null for arrays of NumPy.
+inline bool read_item(Item* item, bool is_new, const TensorLibrary* library) {
+    const Plan* plan = item->plan;
+    Layout x, y;
+    if (library) {
+        Placement src, dst;
+        if (!src.look_at(item->x, library->view, itemsize_of(plan->src)) || !dst.look_at(item->y, library->view, itemsize_of(plan->dst))) return false;
+        if (src.device_type != on_host || dst.device_type != on_host) return false;
+        x = src.layout, y = dst.layout;
+        if (is_new) ask_for_large_pages(y.data, y.size * y.itemsize);
+    } else {
+        if (number_of(PyArray_DESCR(array_of(item->x))) != plan->src_number || number_of(PyArray_DESCR(array_of(item->y))) != plan->dst_number) return false;
+        if (!is_new && !is_writable(item->y)) return false;
+        x = layout_of(array_of(item->x)), y = layout_of(array_of(item->y));
+    }
     if (!is_same_shape(x, y) || !(is_new || is_sound(y))) return false;
-    item->size = size_of(x), item->reads = extent(x), item->writes = extent(y);
-    if (is_flat(x) && is_flat(y)) return true;
+    item->size = x.size, item->reads = extent(x), item->writes = extent(y);
+    if (x.is_flat && y.is_flat) return true;
     Walk walk;
-    set_walk(&walk, x, y, item->plan->work.is_ordered());
+    set_walk(&walk, x, y, plan->work.is_ordered());
     simplify(&walk);
     item->walk = PyMem_Malloc(walk.used_bytes());
     if (item->walk) memcpy(item->walk, &walk, walk.used_bytes());
     return item->walk != nullptr;
 }
 
-inline bool read_tensors(Item* item, View* view) {
-    Plain src, dst;
-    if (!are_plain(item->plan, item->x, item->y, view, &src, &dst) || src.device_type != on_host) return false;
-    item->size = src.size, item->reads = extent(src, item->plan->src), item->writes = extent(dst, item->plan->dst);
-    return true;
-}
-
 // Whether nothing that is written shares memory with anything else.
-inline bool are_disjoint(const Items& items, const Extent* finite) {
-    const size_t n = size_t(items.count);
-    Extent *written = static_cast<Extent*>(PyMem_Malloc(2 * (n + 1) * sizeof(Extent))), *read = written + n + 1;
+inline bool are_disjoint(const Items& items, const Fusion& fusion, const Extent* finite) {
+    const size_t n = size_t(items.count) + 2;
+    Extent *written = static_cast<Extent*>(PyMem_Malloc(2 * n * sizeof(Extent))), *read = written + n;
     if (!written) return false;
-    size_t count = 0;
-    for (size_t i = 0; i < n; ++i) {
+    size_t writes = 0, reads = 0;
+    for (Py_ssize_t i = 0; i < items.count; ++i) {
         const Item& item = items.first[i];
-        if (item.size) read[count] = item.reads, written[count++] = item.writes;
+        if (item.size) read[reads++] = item.reads, written[writes++] = item.writes;
     }
-    if (finite) written[count] = *finite;
-    const bool found = are_disjoint(written, count + (finite != nullptr), read, count);
+    if (finite) written[writes++] = *finite;
+    if (fusion.amax.data) written[writes++] = fusion.amax.extent();
+    if (fusion.scale.data) read[reads++] = fusion.scale.extent();
+    const bool found = are_disjoint(written, writes, read, reads);
     PyMem_Free(written);
     return found;
 }
@@ -78,7 +87,7 @@ inline Plan* find_plan(PyObject* plans, PyObject* x, PyObject** last_dtype, Plan
     if (!dtype) return nullptr;
     if (dtype != *last_dtype) {
         PyObject* found = PyDict_GetItemWithError(plans, dtype);
-        *last_dtype = dtype, *last = found ? plan_of(found) : nullptr;
+        *last_dtype = dtype, *last = found && Py_TYPE(found) == plan_type ? reinterpret_cast<Plan*>(found) : nullptr;
     }
     // The dictionary's keys live, those that are not in it end the call.
     Py_DECREF(dtype);
@@ -98,78 +107,107 @@ inline bool run(const Item& item, const Work& work, Found* found, Unlocked* unlo
     return run_walk(walk, work, found, unlocked);
 }
 
-inline bool run(const Items& items, const double* scale, Found* found) {
+// Random words go on from item to item.
+inline bool run(const Items& items, Fusion fusion, bool is_fused, bool wants_finite, Found* found) {
     u64 size = 0;
     for (Py_ssize_t i = 0; i < items.count; ++i) size += items.first[i].size;
     Unlocked unlocked(size);
     for (Py_ssize_t i = 0; i < items.count; ++i) {
         const Item& item = items.first[i];
-        Work scaled;
-        if (scale) scaled = item.plan->work, scaled.fused.scale = *scale;
-        if (!run(item, scale ? scaled : item.plan->work, found, &unlocked)) return false;
+        if (is_fused) {
+            Work work = work_of(item.plan, fusion);
+            work.wants_finite = wants_finite;
+            if (!run(item, work, found, &unlocked)) return false;
+            fusion.offset += item.size;
+        } else if (!run(item, item.plan->work, found, &unlocked)) {
+            return false;
+        }
     }
     return true;
 }
 
-// cast_each(plans, arrays, outs, scale, finite, view, empty_like): a list of the results of a list of arrays, or `outs`, a
-// list of arrays that are written; None, nothing done, where only the checked path can tell what is right. plans: by the
-// dtype of an array. scale: None or a float. finite: None or an array of one byte. view and empty_like: of tensors, as for
-// cast_tensor; else None.
-inline PyObject* cast_each(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    if (!is_call(count, 7, "cast_each")) return nullptr;
-    PyObject *plans = arguments[0], *arrays = arguments[1], *outs = arguments[2], *scale = arguments[3];
-    PyObject *finite = arguments[4], *empty_like = arguments[6];
-    View* view = arguments[5] == Py_None ? nullptr : function_at<View>(arguments[5]);
-    if (!PyDict_Check(plans) || !PyList_CheckExact(arrays) || !(outs == Py_None || PyList_CheckExact(outs))) return nothing();
+// The address of the byte that `finite` is; null for None. False for what only the checked path can tell.
+inline bool take_flag(PyObject* finite, u8** flag) {
+    *flag = nullptr;
+    if (is_none(finite)) return true;
+    if (!PyArray_CheckExact(finite) || !is_writable(finite) || PyArray_NBYTES(array_of(finite)) != 1) return false;
+    const int kind = PyArray_TYPE(array_of(finite));
+    *flag = static_cast<u8*>(PyArray_DATA(array_of(finite)));
+    return kind == NPY_BOOL || kind == NPY_UBYTE;
+}
+
+// A list of the results of a list of arrays, or `out`, a list of arrays that are written. The plan has plans by the dtype of
+// an array.
+inline PyObject* run_list(Plan* plan, PyObject* const* arguments) {
+    PyObject *arrays = arguments[of_x], *outs = arguments[of_out], *amax = arguments[of_amax];
+    const bool is_new = is_none(outs);
+    if (!PyList_CheckExact(arrays) || !(is_new || PyList_CheckExact(outs)) || arguments[of_floating_only] != Py_False) return nothing();
+    TensorLibrary known;
+    if (plan->library && !known.read(plan->library)) return nullptr;
+    const TensorLibrary* const library = plan->library ? &known : nullptr;
+    if (library && known.is_watching()) return nothing();
     Items items(PyList_Size(arrays));
     if (!items.first) return PyErr_NoMemory();
-    const bool is_new = outs == Py_None;
-    if (!is_new && PyList_Size(outs) != items.count) return nothing();
+    if (!items.count || (!is_new && PyList_Size(outs) != items.count)) return nothing();
+    PyTypeObject* const kind = library ? Py_TYPE(PyList_GetItem(arrays, 0)) : &PyArray_Type;
     PyObject* last_dtype = nullptr;
     Plan* last = nullptr;
     for (Py_ssize_t i = 0; i < items.count; ++i) {
         Item& item = items.first[i];
-        Plain plain;
         item.x = Py_XNewRef(PyList_GetItem(arrays, i));
         if (!item.x) return nullptr;
-        if (!view && !PyArray_CheckExact(item.x)) return nothing();
-        Plan* plan = find_plan(plans, item.x, &last_dtype, &last);
+        if (Py_TYPE(item.x) != kind) return nothing();
+        Plan* own = find_plan(plan->kernels, item.x, &last_dtype, &last);
         if (PyErr_Occurred()) return nullptr;
-        if (!plan || (view && !is_plain(item.x, view, itemsize_of(plan->src), &plain))) return nothing();
-        item.plan = reinterpret_cast<Plan*>(Py_NewRef(reinterpret_cast<PyObject*>(plan)));
+        if (!own) return nothing();
+        item.plan = reinterpret_cast<Plan*>(Py_NewRef(reinterpret_cast<PyObject*>(own)));
+        Placement placed;
+        if (library && !(placed.look_at(item.x, library->view, itemsize_of(own->src)) && placed.device_type == on_host &&
+                         is_simple(item.x, placed.layout.data, placed.layout.itemsize))) {
+            return nothing();
+        }
         if (is_new) continue;
         item.y = Py_XNewRef(PyList_GetItem(outs, i));
         if (!item.y) return nullptr;
-        if (!view && !PyArray_CheckExact(item.y)) return nothing();
-    }
-    double factor = 0;
-    if (scale != Py_None) {
-        factor = PyFloat_AsDouble(scale);
-        if (PyErr_Occurred()) return nullptr;
+        if (!(library ? is_kind(item.y, kind, own->made) : PyArray_CheckExact(item.y))) return nothing();
+        if (library && !(placed.look_at(item.y, library->view, itemsize_of(own->dst)) &&
+                         is_simple(item.y, placed.layout.data, placed.layout.itemsize))) {
+            return nothing();
+        }
     }
     for (Py_ssize_t i = 0; is_new && i < items.count; ++i) {
         Item& item = items.first[i];
-        item.y = view ? PyObject_CallFunctionObjArgs(empty_like, item.x, nullptr)
-                      : new_array(array_of(item.x), item.plan->dst);
+        item.y = library ? PyObject_CallFunctionObjArgs(item.plan->empty, item.x, nullptr) : new_array(array_of(item.x), item.plan->dst);
         if (!item.y) return nullptr;
     }
     // From here on no code of others runs before all is read.
     for (Py_ssize_t i = 0; i < items.count; ++i) {
-        Item& item = items.first[i];
-        if (!(view ? read_tensors(&item, view) : read_arrays(&item, is_new))) return nothing();
-        if (view && is_new) ask_for_large_pages(reinterpret_cast<u8*>(item.writes.begin), item.writes.end - item.writes.begin);
+        if (!read_item(&items.first[i], is_new, library)) return nothing();
     }
-    u8* flag = nullptr;
-    if (finite != Py_None) {
-        if (!PyArray_CheckExact(finite) || PyArray_NBYTES(array_of(finite)) != 1) return nothing();
-        flag = static_cast<u8*>(PyArray_DATA(array_of(finite)));
-    }
+    Fusion fusion;
+    const auto take = [&](PyObject* given, Single* single) {
+        if (library && Py_TYPE(given) == kind) return take_tensor(given, library->view, single) && single->device_type == on_host;
+        return take_array(given, single);
+    };
+    u8* flag;
+    bool is_random = false;
+    for (Py_ssize_t i = 0; i < items.count; ++i) is_random = is_random || items.first[i].plan->work.is_ordered();
+    if (!take_fusion(arguments, is_random, take, &fusion) || !take_flag(arguments[of_finite], &flag)) return nothing();
+    if (fusion.scale.data && !read_scale(&fusion)) return nothing();
+    if (PyArray_CheckExact(amax) && !is_writable(amax)) return nothing();
+    // The words of each array are counted in 64 bits.
+    if (fusion.offset >> 62) return nothing();
     const Extent flags = extent(flag, 1);
-    if ((!is_new || flag) && !are_disjoint(items, flag ? &flags : nullptr)) return nothing();
+    if ((!is_new || flag || fusion.amax.data) && !are_disjoint(items, fusion, flag ? &flags : nullptr)) return nothing();
     Found found;
-    const bool done = run(items, scale == Py_None ? nullptr : &factor, &found);
+    u64 size = 0;
+    for (Py_ssize_t i = 0; i < items.count; ++i) size += items.first[i].size;
+    const bool done = run(items, fusion, flag || !is_plain(arguments, is_random), flag != nullptr, &found);
     if (flag && !found.finite) *flag = 0;
     if (!done) return nullptr;
+    if (fusion.amax.data && size) keep_largest(fusion.amax.data, found.largest);
+    if (library && !is_new && !tell(library->written, outs)) return nullptr;
+    if (Py_TYPE(amax) == kind && library && !tell(library->written, amax)) return nullptr;
     if (!is_new) return Py_NewRef(outs);
     PyObject* results = PyList_New(items.count);
     for (Py_ssize_t i = 0; results && i < items.count; ++i) PyList_SetItem(results, i, Py_NewRef(items.first[i].y));

@@ -4,9 +4,7 @@
 #include "python.hpp"
 
 #include "modes.hpp"
-#include "levels.hpp"
-#include "probe.hpp"
-#include "lists.hpp"
+#include "quantize.hpp"
 #include "text.hpp"
 #include "xla.hpp"
 
@@ -61,14 +59,14 @@ static PyObject* cast(PyObject*, PyObject* arguments) {
     Found found;
     bool done;
     if (!src_bits && !dst_bits) {
-        if (!is_same_shape(x, out)) {
+        if (!is_same_shape(layout_of(x), layout_of(out))) {
             PyErr_SetString(PyExc_ValueError, "cast: the arrays have other shapes");
             return nullptr;
         }
-        done = cast_arrays(x, out, work, &found);
+        done = cast_arrays(layout_of(x), layout_of(out), work, &found);
     } else {
         Walk walk;
-        walk.src = side_of(x), walk.dst = side_of(out);
+        walk.src = layout_of(x).side(), walk.dst = layout_of(out).side();
         walk.src.bits = src_bits, walk.dst.bits = dst_bits;
         walk.size = size, walk.is_ordered = true;
         PyArrayObject* shaped = !src_bits ? x : !dst_bits ? out : nullptr;
@@ -99,29 +97,22 @@ static PyObject* set_modes(PyObject*, PyObject* asked) {
     return nothing();
 }
 
-template <typename Fast>
-PyCFunction as_method(Fast* function) {
-    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
-}
-
-// Counts the changes of the functions below: `gpucast.host.extension` knows by it whether this was built from its sources.
-enum : long { interface = 6 };
+// Counts the changes of the functions below: `gpucast.core.extension` knows by it whether this was built from its sources.
+enum : long { interface = 7 };
 
 static PyMethodDef methods[] = {
     {"find", find, METH_O, nullptr},
     {"call", as_method(call), METH_FASTCALL, nullptr},
     {"cast", cast, METH_VARARGS, nullptr},
-    {"cast_each", as_method(cast_each), METH_FASTCALL, nullptr},
-    {"cast_tensor", as_method(cast_tensor), METH_FASTCALL, nullptr},
     {"read_texts", read_texts, METH_VARARGS, nullptr},
     {"write_texts", write_texts, METH_VARARGS, nullptr},
     {"kernel", new_kernel, METH_VARARGS, nullptr},
     {"plan", new_plan, METH_VARARGS, nullptr},
-    {"hit", as_method(hit), METH_FASTCALL, nullptr},
-    {"name_keywords", name_keywords, METH_VARARGS, nullptr},
-    {"keep", as_method(keep), METH_FASTCALL, nullptr},
+    {"function", new_function, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"count_plans", count_plans, METH_NOARGS, nullptr},
+    {"quantize", as_method(quantize), METH_FASTCALL, nullptr},
+    {"dequantize", as_method(dequantize), METH_FASTCALL, nullptr},
     {"serve", serve, METH_VARARGS, nullptr},
     {"xla_handlers", xla_handlers, METH_VARARGS, nullptr},
     {"modes", get_modes, METH_NOARGS, nullptr},

@@ -5,60 +5,74 @@
 
 namespace gpucast {
 
+struct Plan;
+
+// The result of a call by a plan, of whose function the arguments come in their order; None, nothing done, where only the
+// checked path can tell what is right.
+typedef PyObject* Run(Plan* plan, PyObject* const* arguments);
+
 struct Plan {
     PyObject_HEAD
-    // The CastRule, and whether the result is never the source itself.
-    PyObject* rule;
-    int changes;
-    // Null for a plan of NumPy's arrays: this file runs it. Else a function of Python, called with x and out, and in a fused
-    // plan with seed, offset, scale and amax.
-    PyObject* run;
+    Run* run;
+    // A function of Python: it does what the module leaves to it, or all; or null.
+    PyObject* function;
+    // Gives a new result for x, or None; null where the module does it.
+    PyObject* empty;
     PyArray_Descr *src, *dst;
     // Of these, by which equal ones are known.
     int src_number, dst_number;
     Work work;
     // Of a fused plan: the same by a scale that FLOAT has.
     Work by_float;
-    // Those of devices, by their index: a dictionary that others fill; or null.
-    PyObject* kernels;
+    // Those of devices, by their index, and those by a scale that FLOAT has: dictionaries that others fill; or null.
+    PyObject *kernels, *kernels_by_float;
+    // What the module asks of the library of tensors, and their dtype of results; or null. Of arrays of CuPy the class of
+    // packed results, and their dtype.
+    PyObject *library, *made;
+    // Of packed elements of arrays of CuPy; else 0.
+    u32 src_bits, dst_bits;
 };
 
 static PyTypeObject* plan_type;
 // The text "dtype", and Python's integer 0.
 static PyObject *dtype_name, *zero;
 
-inline PyObject* nothing() { Py_RETURN_NONE; }
-
-// The keywords of a fused cast.
-struct FusedKeywords {
-    PyObject *seed, *offset, *scale, *amax;
+// The arguments of gpucast.cast, in their order.
+enum Argument : int {
+    of_x, of_to, of_saturate, of_round_mode, of_opset, of_rounding, of_overflow, of_seed, of_offset, of_scale, of_amax,
+    of_device, of_out, of_copy, arguments_of_cast
 };
 
-// The bits of the number that a scale is; false, without an exception, for what only the checked path knows, or refuses.
-inline bool read_scale(PyObject* given, u64* bits) {
-    double number;
-    if (PyFloat_CheckExact(given) || PyLong_CheckExact(given)) {
-        number = PyFloat_AsDouble(given);
-        PyErr_Clear();  // An integer may be too large: -1 then.
-        memcpy(bits, &number, sizeof number);
-        return *bits < u64(0x7ff) << 52;
-    }
+inline PyObject* nothing() { Py_RETURN_NONE; }
+
+inline bool is_none(PyObject* given) { return given == Py_None; }
+
+// ---- what is fused with a cast ----
+
+// A number in memory: of the host, unless it is on a device of that library's kind.
+struct Single {
+    u8* data = nullptr;
+    bool is_double = false;
+    int device_type = 0, device = 0;
+
+    Extent extent() const { return gpucast::extent(data, is_double ? 8 : 4); }
+};
+
+struct Fusion {
+    bool is_float = true;
+    double number = 1;
+    // Their data is null where there is none, or where the scale is a number.
+    Single scale, amax;
+    u64 seed = 0, offset = 0;
+};
+
+// An array of NumPy that has one FLOAT or DOUBLE.
+inline bool take_array(PyObject* given, Single* single) {
     if (!PyArray_CheckExact(given)) return false;
-    PyArrayObject* array = reinterpret_cast<PyArrayObject*>(given);
-    if (size_of(array) != 1 || PyArray_ISBYTESWAPPED(array)) return false;
-    if (PyArray_TYPE(array) == NPY_DOUBLE) {
-        memcpy(bits, PyArray_DATA(array), sizeof *bits);
-        return true;
-    }
-    u32 code;
-    if (PyArray_TYPE(array) != NPY_FLOAT) return false;
-    memcpy(&code, PyArray_DATA(array), sizeof code);
-    // The processor may flush a subnormal number.
-    if (!(code & 0x7f800000) && code << 1) return false;
-    float narrow;
-    memcpy(&narrow, &code, sizeof narrow);
-    number = narrow;
-    memcpy(bits, &number, sizeof number);
+    PyArrayObject* array = array_of(given);
+    const int kind = PyArray_TYPE(array);
+    if ((kind != NPY_FLOAT && kind != NPY_DOUBLE) || size_of(array) != 1 || PyArray_ISBYTESWAPPED(array)) return false;
+    single->data = static_cast<u8*>(PyArray_DATA(array)), single->is_double = kind == NPY_DOUBLE;
     return true;
 }
 
@@ -68,27 +82,71 @@ inline bool is_float(u64 bits) {
     return !(bits & ((u64(1) << 29) - 1)) && ((897 <= exponent && exponent <= 1150) || bits << 1 == 0);
 }
 
-// What a call of a fused plan does; false, without an exception, where only the checked path can tell.
-inline bool take_fused(const Plan* plan, const FusedKeywords& given, Work* work) {
-    u64 scale = 0;
-    if (given.scale != Py_None && !read_scale(given.scale, &scale)) return false;
-    *work = is_float(scale) ? plan->by_float : plan->work;
-    if (given.scale != Py_None) memcpy(&work->fused.scale, &scale, sizeof scale);
-    work->wants_largest = given.amax != Py_None;
-    if (given.amax != Py_None) {
-        if (!PyArray_CheckExact(given.amax)) return false;
-        PyArrayObject* amax = reinterpret_cast<PyArrayObject*>(given.amax);
-        if (PyArray_TYPE(amax) != NPY_FLOAT || PyArray_ISBYTESWAPPED(amax) || size_of(amax) != 1) return false;
-        if (!PyArray_ISWRITEABLE(amax)) return false;
+inline void set_number(Fusion* fusion, double number) {
+    u64 bits;
+    memcpy(&bits, &number, sizeof bits);
+    fusion->number = number, fusion->is_float = is_float(bits);
+}
+
+// Reads a scale of the host. False for a subnormal FLOAT, which the processor may flush.
+inline bool read_scale(Fusion* fusion) {
+    const u8* data = fusion->scale.data;
+    double number;
+    if (fusion->scale.is_double) {
+        memcpy(&number, data, sizeof number);
+    } else {
+        u32 code;
+        float narrow;
+        memcpy(&code, data, sizeof code);
+        if (!(code & 0x7f800000) && code << 1) return false;
+        memcpy(&narrow, data, sizeof narrow);
+        number = narrow;
     }
-    if (!work->is_ordered()) return given.seed == Py_None && given.offset == zero;
-    if (!PyLong_CheckExact(given.seed) || !PyLong_CheckExact(given.offset)) return false;
-    work->fused.seed = PyLong_AsUnsignedLongLong(given.seed);
-    const u64 offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(given.offset);
-    work->first = offset / 4, work->skip = offset % 4;
+    set_number(fusion, number);
+    return true;
+}
+
+// Whether a call fuses nothing with its cast.
+inline bool is_plain(PyObject* const* arguments, bool is_random) {
+    return !is_random && is_none(arguments[of_seed]) && arguments[of_offset] == zero && is_none(arguments[of_scale]) && is_none(arguments[of_amax]);
+}
+
+// What a call fuses with its cast; false, without an exception, for what only the checked path knows, or refuses.
+// take(given, single): whether something is an array of one FLOAT or DOUBLE in its library.
+template <typename Take>
+inline bool take_fusion(PyObject* const* arguments, bool is_random, const Take& take, Fusion* fusion) {
+    PyObject *seed = arguments[of_seed], *offset = arguments[of_offset], *scale = arguments[of_scale], *amax = arguments[of_amax];
+    // An offset belongs to random rounding alone: the checked path raises.
+    if (!is_random && !(is_none(seed) && offset == zero)) return false;
+    if (PyFloat_CheckExact(scale) || PyLong_CheckExact(scale)) {
+        const double number = PyFloat_AsDouble(scale);
+        PyErr_Clear();  // An integer may be too large: -1 then.
+        u64 bits;
+        memcpy(&bits, &number, sizeof bits);
+        if (bits >= u64(0x7ff) << 52) return false;
+        set_number(fusion, number);
+    } else if (!is_none(scale) && !take(scale, &fusion->scale)) {
+        return false;
+    }
+    if (!is_none(amax) && !(take(amax, &fusion->amax) && !fusion->amax.is_double)) return false;
+    if (!is_random) return true;
+    if (!PyLong_CheckExact(seed) || !PyLong_CheckExact(offset)) return false;
+    fusion->seed = PyLong_AsUnsignedLongLong(seed);
+    fusion->offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(offset);
     const bool is_known = !PyErr_Occurred();
     PyErr_Clear();
     return is_known;
+}
+
+inline Work work_of(const Plan* plan, const Fusion& fusion) {
+    Work work = fusion.is_float ? plan->by_float : plan->work;
+    work.fused.scale = fusion.number;
+    work.wants_largest = fusion.amax.data != nullptr;
+    if (work.is_ordered()) {
+        work.seed = work.fused.seed = fusion.seed;
+        work.first = fusion.offset / 4, work.skip = fusion.offset % 4;
+    }
+    return work;
 }
 
 // Keeps the larger code, as an integer with a sign; any NaN that was found is the positive one.
@@ -98,82 +156,101 @@ inline void keep_largest(void* amax, u32 found) {
     if (now > before) memcpy(amax, &now, sizeof now);
 }
 
-// Whether `out` can take the cast of x, which has its shape, and `amax`, or null, what is found: all are disjoint.
-inline bool are_targets(PyArrayObject* out, bool is_new, PyArrayObject* amax, PyArrayObject* x) {
-    Extent written[2], read = extent(x);
-    size_t writes = 0;
-    if (!is_new) {
-        if (!is_sound(out)) return false;
-        written[writes] = extent(out);
-        writes += size_of(out) != 0;
-    }
-    if (amax) written[writes++] = extent(amax);
-    return are_disjoint(written, writes, &read, size_of(x) != 0);
+// Whether the cast of x and what is fused with it write no memory that they read, or write elsewhere. out: empty for a
+// new one; fusion: null for a plain cast.
+inline bool are_disjoint(const Extent& x, const Extent& out, const Fusion* fusion) {
+    if (!fusion || !(fusion->amax.data || fusion->scale.data)) return !x.meets(out) || x.begin == x.end || out.begin == out.end;
+    Extent written[2], read[2];
+    size_t writes = 0, reads = 0;
+    if (out.begin != out.end) written[writes++] = out;
+    if (fusion->amax.data) written[writes++] = fusion->amax.extent();
+    if (x.begin != x.end) read[reads++] = x;
+    if (fusion->scale.data) read[reads++] = fusion->scale.extent();
+    return are_disjoint(written, writes, read, reads);
 }
 
-// The cast of an array by a plan of NumPy's: None, nothing done, where only the checked path can tell what is right.
-// fused: null for a plain cast.
-inline PyObject* run_numpy(Plan* plan, PyObject* given, PyObject* out, const FusedKeywords* fused) {
-    if (!PyArray_CheckExact(given)) return nothing();
-    PyArrayObject *x = array_of(given), *amax = nullptr;
-    if (number_of(PyArray_DESCR(x)) != plan->src_number) return nothing();
-    Work own;
-    if (fused && !take_fused(plan, *fused, &own)) return nothing();
-    if (fused && own.wants_largest) amax = array_of(fused->amax);
-    const bool is_new = out == Py_None;
-    if (!is_new && !(PyArray_CheckExact(out) && number_of(PyArray_DESCR(array_of(out))) == plan->dst_number)) return nothing();
-    out = is_new ? new_array(x, plan->dst) : Py_NewRef(out);
+// Casts x into an array of its shape, all of which is disjoint. False after an exception.
+inline bool cast_fused(const Plan* plan, const Layout& x, const Layout& out, const Fusion* fusion) {
+    Found found;
+    if (!fusion) return cast_arrays(x, out, plan->work, &found);
+    u8* const largest = x.size ? fusion->amax.data : nullptr;
+    if (!cast_arrays(x, out, work_of(plan, *fusion), &found)) return false;
+    if (largest) keep_largest(largest, found.largest);
+    return true;
+}
+
+// ---- arrays of NumPy ----
+
+inline bool is_writable(PyObject* array) { return PyArray_ISWRITEABLE(array_of(array)); }
+
+// By a plan of one array, where `out` is a place for it; fusion: null for a plain cast.
+inline __attribute__((always_inline)) PyObject* cast_numpy(Plan* plan, PyArrayObject* given, PyObject* out, const Fusion* fusion) {
+    const bool is_new = is_none(out);
+    if (!is_new) {
+        if (!PyArray_CheckExact(out) || number_of(PyArray_DESCR(array_of(out))) != plan->dst_number || !is_writable(out)) return nothing();
+    }
+    out = is_new ? new_array(given, plan->dst) : Py_NewRef(out);
     if (!out) return nullptr;
     // A new array may have run others' code, which reshaped x.
-    const bool is_place = is_same_shape(x, array_of(out)) && ((is_new && !amax) || are_targets(array_of(out), is_new, amax, x));
-    if (!is_place) {
-        Py_DECREF(out);
-        return nothing();
+    const Layout x = layout_of(given), y = layout_of(array_of(out));
+    bool is_place = is_same_shape(x, y);
+    if (is_place && (!is_new || (fusion && fusion->amax.data))) {
+        const Extent written = is_new ? Extent{0, 0} : extent(y);
+        is_place = (is_new || is_sound(y)) && are_disjoint(extent(x), written, fusion);
     }
-    Found found;
-    void* const largest = amax && size_of(x) ? PyArray_DATA(amax) : nullptr;
-    if (cast_arrays(x, array_of(out), fused ? own : plan->work, &found)) {
-        if (largest) keep_largest(largest, found.largest);
-        return out;
-    }
+    if (is_place && cast_fused(plan, x, y, fusion)) return out;
     Py_DECREF(out);
-    return nullptr;
+    return is_place ? nullptr : nothing();
+}
+
+inline PyObject* run_numpy(Plan* plan, PyObject* const* arguments) {
+    PyObject* given = arguments[of_x];
+    if (!PyArray_CheckExact(given) || number_of(PyArray_DESCR(array_of(given))) != plan->src_number) return nothing();
+    const bool is_random = plan->work.is_ordered();
+    if (is_plain(arguments, is_random)) return cast_numpy(plan, array_of(given), arguments[of_out], nullptr);
+    Fusion fusion;
+    if (!take_fusion(arguments, is_random, take_array, &fusion)) return nothing();
+    if (fusion.scale.data && !read_scale(&fusion)) return nothing();
+    if (fusion.amax.data && !is_writable(arguments[of_amax])) return nothing();
+    return cast_numpy(plan, array_of(given), arguments[of_out], &fusion);
+}
+
+// ---- plans as objects of Python ----
+
+// The dtype of x, with a reference of its own; null, without an exception, for what has none.
+inline PyObject* dtype_of(PyObject* x) {
+    if (PyArray_CheckExact(x)) return Py_NewRef(reinterpret_cast<PyObject*>(PyArray_DESCR(array_of(x))));
+    PyObject* dtype = PyObject_GetAttr(x, dtype_name);
+    if (!dtype) PyErr_Clear();
+    return dtype;
 }
 
 static void forget_plan(PyObject* self) {
     Plan* plan = reinterpret_cast<Plan*>(self);
-    Py_XDECREF(plan->rule);
-    Py_XDECREF(plan->run);
-    Py_XDECREF(reinterpret_cast<PyObject*>(plan->src));
-    Py_XDECREF(reinterpret_cast<PyObject*>(plan->dst));
-    Py_XDECREF(plan->kernels);
+    PyObject* const held[] = {plan->function, plan->empty, reinterpret_cast<PyObject*>(plan->src), reinterpret_cast<PyObject*>(plan->dst),
+                              plan->kernels, plan->kernels_by_float, plan->library, plan->made};
+    for (PyObject* one : held) Py_XDECREF(one);
     PyTypeObject* kind = Py_TYPE(self);
     reinterpret_cast<freefunc>(PyType_GetSlot(kind, Py_tp_free))(self);
     Py_DECREF(kind);
 }
 
-// plan(rule, changes, run, src, dst, work, kernels): src and dst are dtypes, or both None. work: the bytes of a Work, of a
-// fused plan's two, or None where a function `run` does it. kernels: a dictionary, or None.
-inline PyObject* new_plan(PyObject*, PyObject* arguments) {
-    PyObject *rule, *run, *src, *dst, *work, *kernels;
-    int changes;
-    if (!PyArg_ParseTuple(arguments, "OpOOOOO", &rule, &changes, &run, &src, &dst, &work, &kernels)) return nullptr;
+inline PyObject* held(PyObject* given) { return is_none(given) ? nullptr : Py_NewRef(given); }
+
+// A plan without a `run`; null after an exception. src and dst: native dtypes, or both None. works: the bytes of a Work, or of
+// a fused plan's two; or None.
+inline Plan* make_plan(PyObject* src, PyObject* dst, PyObject* works) {
     Work found[2] = {};
     const int src_number = PyArray_DescrCheck(src) ? number_of(reinterpret_cast<PyArray_Descr*>(src)) : 0;
     const int dst_number = PyArray_DescrCheck(dst) ? number_of(reinterpret_cast<PyArray_Descr*>(dst)) : 0;
-    const bool has_dtypes = src_number && dst_number;
-    if (!has_dtypes && !(run != Py_None && src == Py_None && dst == Py_None)) {
+    if (!(src_number && dst_number) && !(is_none(src) && is_none(dst))) {
         PyErr_SetString(PyExc_TypeError, "plan: src and dst must be native dtypes of numbers");
         return nullptr;
     }
-    if (kernels != Py_None && !PyDict_CheckExact(kernels)) {
-        PyErr_SetString(PyExc_TypeError, "plan: kernels must be a dict");
-        return nullptr;
-    }
-    if (work != Py_None || run == Py_None) {
+    if (!is_none(works)) {
         char* bytes;
         Py_ssize_t size;
-        if (PyBytes_AsStringAndSize(work, &bytes, &size) < 0) return nullptr;
+        if (PyBytes_AsStringAndSize(works, &bytes, &size) < 0) return nullptr;
         if (size != sizeof(Work) && size != sizeof found) {
             PyErr_SetString(PyExc_ValueError, "plan: work has another size");
             return nullptr;
@@ -182,17 +259,13 @@ inline PyObject* new_plan(PyObject*, PyObject* arguments) {
     }
     Plan* plan = reinterpret_cast<Plan*>(PyType_GenericAlloc(plan_type, 0));
     if (!plan) return nullptr;
-    plan->rule = Py_NewRef(rule);
-    plan->changes = changes;
-    if (run != Py_None) plan->run = Py_NewRef(run);
-    if (has_dtypes) {
+    if (src_number) {
         plan->src = reinterpret_cast<PyArray_Descr*>(Py_NewRef(src));
         plan->dst = reinterpret_cast<PyArray_Descr*>(Py_NewRef(dst));
-        plan->src_number = src_number, plan->dst_number = dst_number;
     }
-    if (kernels != Py_None) plan->kernels = Py_NewRef(kernels);
-    plan->work = found[0], plan->by_float = found[1];
-    return reinterpret_cast<PyObject*>(plan);
+    plan->src_number = src_number, plan->dst_number = dst_number;
+    plan->work = found[0], plan->by_float = found[1].function ? found[1] : found[0];
+    return plan;
 }
 
 }  // namespace gpucast

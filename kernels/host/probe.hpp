@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cache of plans: from a call of gpucast.cast to its plan in one probe, by the identity of what the call names.
+// The cache of plans: from a call of a public function to its plan in one probe, by the identity of what the call names.
 #pragma once
-#include "device.hpp"
+#include "lists.hpp"
 
 namespace gpucast {
 
-// The arguments of `hit` and `keep`, in their order.
-enum Argument : int {
-    of_x, of_to, of_saturate, of_round_mode, of_opset, of_rounding, of_overflow, of_seed, of_offset, of_scale, of_amax,
-    of_device, of_out, of_copy, arguments_of_hit
+enum : int { most_functions = 8, most_parameters = 20, most_keyed = 8 };
+
+// How an argument takes part in the search for a plan: by what it is, by whether it is there, or not at all.
+enum Role : char { keyed = 'k', flagged = 'f', free_of = '.' };
+
+// A public function, whose first two arguments are an array, or a list of such, and what it is to become.
+struct Function {
+    int count;
+    char roles[most_parameters];
+    // The places of keyed and of flagged arguments.
+    int keys, flags, key_places[most_keyed], flag_places[most_parameters];
+    // Of the keywords: names, which are interned, and the values of those that a call leaves out.
+    PyObject *names[most_parameters], *defaults[most_parameters];
 };
-
-// The names of the keywords, which are interned, and the values of those that a call leaves out.
-static PyObject *keyword_names[arguments_of_hit], *keyword_defaults[arguments_of_hit];
-
-// What a plan depends on. The keywords are those from `saturate` to `overflow`.
-enum : int { keywords = of_overflow - of_saturate + 1 };
+static Function functions[most_functions];
+static int function_count;
 
 // A dtype of NumPy by its number, which is 0 for all else: that counts by its identity.
 struct Name {
@@ -23,23 +28,27 @@ struct Name {
     int number;
 };
 
+// What a plan depends on beside the values of keyed arguments. `given`: a bit for each flagged argument that is there.
 struct Key {
+    const Function* function;
     PyTypeObject* kind;
     Name dtype, to;
-    PyObject* keyword[keywords];
-    // Whether the call fuses anything with the cast, and then whether there is a scale.
-    bool is_fused, is_scaled;
+    u32 given;
 };
 
 struct Slot {
     size_t hash;
     Key key;
+    PyObject* values[most_keyed];
     Plan* plan;
 };
 
 enum : size_t { slots = 1 << 12 };
 static Slot* table;
 static size_t kept;
+
+// What each call goes through is in one piece: a cast of one element takes no longer.
+#define QUICK inline __attribute__((always_inline))
 
 // Texts count by their value, all else by identity: most texts are the same object at every call.
 inline bool is_same(PyObject* one, PyObject* other) {
@@ -51,11 +60,15 @@ inline bool is_same(const Name& one, const Name& other) {
     return one.number == other.number && (one.number || is_same(one.object, other.object));
 }
 
-inline bool is_same(const Key& one, const Key& other) {
-    if (one.kind != other.kind || one.is_fused != other.is_fused || one.is_scaled != other.is_scaled) return false;
-    if (!is_same(one.dtype, other.dtype) || !is_same(one.to, other.to)) return false;
-    for (int i = 0; i < keywords; ++i) {
-        if (!is_same(one.keyword[i], other.keyword[i])) return false;
+QUICK bool is_same(const Key& one, const Key& other) {
+    if (one.function != other.function || one.kind != other.kind || one.given != other.given) return false;
+    return is_same(one.dtype, other.dtype) && is_same(one.to, other.to);
+}
+
+QUICK bool is_same(const Slot& slot, const Key& key, PyObject* const* arguments) {
+    if (!is_same(slot.key, key)) return false;
+    for (int i = 0; i < key.function->keys; ++i) {
+        if (!is_same(slot.values[i], arguments[key.function->key_places[i]])) return false;
     }
     return true;
 }
@@ -66,17 +79,15 @@ inline size_t hash_of(const Name& name) {
     return PyUnicode_CheckExact(name.object) ? size_t(PyObject_Hash(name.object)) : reinterpret_cast<size_t>(name.object) >> 4;
 }
 
-inline size_t hash_of(const Key& key) {
+QUICK size_t hash_of(const Key& key) {
     const size_t mixed = hash_of(key.dtype) * 31 + hash_of(key.to) * 17 + (reinterpret_cast<size_t>(key.kind) >> 4);
-    return (mixed * 0x9E3779B97F4A7C15u) >> 20;
+    return ((mixed + key.given + reinterpret_cast<size_t>(key.function)) * 0x9E3779B97F4A7C15u) >> 20;
 }
 
-// The dtype of x, with a reference of its own; null, without an exception, for what has none.
-inline PyObject* dtype_of(PyObject* x) {
-    if (PyArray_CheckExact(x)) return Py_NewRef(reinterpret_cast<PyObject*>(PyArray_DESCR(array_of(x))));
-    PyObject* dtype = PyObject_GetAttr(x, dtype_name);
-    if (!dtype) PyErr_Clear();
-    return dtype;
+// The dtype of x, with a reference of its own; null, without an exception, for what has none. Each array of a list may have
+// another one.
+QUICK PyObject* dtype_in(PyObject* x) {
+    return !PyArray_CheckExact(x) && PyList_CheckExact(x) ? Py_NewRef(Py_None) : dtype_of(x);
 }
 
 inline Name name_of(PyObject* object) {
@@ -87,20 +98,25 @@ inline Name name_of(PyObject* object) {
 // Whether no plan is for a name: each dtype of NumPy that has no number may be another object at every call.
 inline bool is_passing(const Name& name) { return !name.number && PyArray_DescrCheck(name.object); }
 
-inline Key key_of(PyObject* const* arguments, PyObject* dtype) {
+QUICK Key key_of(const Function* function, PyObject* const* arguments, PyObject* dtype) {
     Key key;
     PyObject* x = arguments[of_x];
-    key.kind = Py_TYPE(x), key.to = name_of(arguments[of_to]);
-    key.dtype = PyArray_CheckExact(x) ? Name{dtype, number_of(PyArray_DESCR(array_of(x)))} : name_of(dtype);
-    for (int i = 0; i < keywords; ++i) key.keyword[i] = arguments[of_saturate + i];
-    key.is_scaled = arguments[of_scale] != Py_None;
-    key.is_fused = key.is_scaled || arguments[of_seed] != Py_None || arguments[of_amax] != Py_None;
+    key.function = function, key.kind = Py_TYPE(x), key.to = name_of(arguments[of_to]);
+    if (PyArray_CheckExact(x)) {
+        key.dtype = {dtype, number_of(PyArray_DESCR(array_of(x)))};
+    } else {
+        key.dtype = name_of(dtype);
+        // That of a list is the class of its arrays.
+        if (PyList_CheckExact(x) && PyList_Size(x)) key.kind = Py_TYPE(PyList_GetItem(x, 0));
+    }
+    key.given = 0;
+    for (int i = 0; i < function->flags; ++i) key.given |= u32(!is_none(arguments[function->flag_places[i]])) << i;
     return key;
 }
 
-inline Slot* find_slot(const Key& key, size_t hash) {
+QUICK Slot* find_slot(const Key& key, size_t hash, PyObject* const* arguments) {
     size_t at = hash % slots;
-    while (table[at].plan && !(table[at].hash == hash && is_same(table[at].key, key))) at = (at + 1) % slots;
+    while (table[at].plan && !(table[at].hash == hash && is_same(table[at], key, arguments))) at = (at + 1) % slots;
     return &table[at];
 }
 
@@ -120,7 +136,7 @@ inline bool forget_plans() {
         Py_DECREF(reinterpret_cast<PyObject*>(key.kind));
         Py_DECREF(key.dtype.object);
         Py_DECREF(key.to.object);
-        for (int j = 0; j < keywords; ++j) Py_DECREF(key.keyword[j]);
+        for (int j = 0; j < key.function->keys; ++j) Py_DECREF(old[i].values[j]);
         Py_DECREF(reinterpret_cast<PyObject*>(old[i].plan));
     }
     PyMem_Free(old);
@@ -133,110 +149,93 @@ inline bool is_call(Py_ssize_t count, Py_ssize_t wanted, const char* name) {
     return false;
 }
 
-// name_keywords(names, defaults): what `hit` calls the arguments after `to`.
-inline PyObject* name_keywords(PyObject*, PyObject* arguments) {
-    PyObject *names, *defaults;
-    if (!PyArg_ParseTuple(arguments, "O!O!", &PyTuple_Type, &names, &PyTuple_Type, &defaults)) return nullptr;
-    const Py_ssize_t count = arguments_of_hit - of_saturate;
-    if (PyTuple_Size(names) != count || PyTuple_Size(defaults) != count) {
-        PyErr_Format(PyExc_TypeError, "name_keywords: expected %zd names, and as many values", count);
-        return nullptr;
-    }
-    for (Py_ssize_t i = 0; i < count; ++i) {
-        PyObject* name = Py_NewRef(PyTuple_GetItem(names, i));
-        PyUnicode_InternInPlace(&name);
-        // Once in a process: those of an earlier call stay, because a plan may still name them.
-        keyword_names[of_saturate + i] = name;
-        keyword_defaults[of_saturate + i] = Py_NewRef(PyTuple_GetItem(defaults, i));
-    }
-    return nothing();
-}
-
-// Puts the values of keywords in their places; false, without an exception, for one that a cast has not.
-inline bool take_keywords(PyObject* given, PyObject** arguments) {
+// Puts the values of keywords in their places; false, without an exception, for one that the function has not.
+QUICK bool take_keywords(const Function* function, PyObject* given, PyObject** arguments) {
     PyObject *name, *value;
     Py_ssize_t at = 0;
     while (PyDict_Next(given, &at, &name, &value)) {
-        int i = of_saturate;
+        int i = of_to + 1;
         // The names of keywords are interned where a call spells them.
-        while (i < arguments_of_hit && name != keyword_names[i]) ++i;
-        for (int j = of_saturate; i == arguments_of_hit && j < arguments_of_hit; ++j) {
-            if (is_same(name, keyword_names[j])) i = j;
+        while (i < function->count && name != function->names[i]) ++i;
+        if (i == function->count) {
+            i = of_to + 1;
+            while (i < function->count && !is_same(name, function->names[i])) ++i;
         }
-        if (i == arguments_of_hit) return false;
+        if (i == function->count) return false;
         arguments[i] = value;
     }
     return true;
 }
 
-inline PyObject* hit_call(PyObject* const* arguments);
-
-// hit(x, to, keywords) or hit(x, to, saturate, ...): the result of a call that a plan is for; None, nothing done, for any
-// other call.
-inline PyObject* hit(PyObject*, PyObject* const* given, Py_ssize_t count) {
-    if (count != of_saturate + 1) return is_call(count, arguments_of_hit, "hit") ? hit_call(given) : nullptr;
-    if (!PyDict_CheckExact(given[of_saturate])) {
-        PyErr_SetString(PyExc_TypeError, "hit: the keywords must be a dict");
-        return nullptr;
+// By the plan's function of Python: of x, and of all arguments that are not keyed, in their order.
+inline PyObject* call_function(const Function* function, const Plan* plan, PyObject* const* arguments) {
+    Py_ssize_t count = 1;
+    for (int i = of_to + 1; i < function->count; ++i) count += function->roles[i] != keyed;
+    PyObject* given = PyTuple_New(count);
+    if (!given) return nullptr;
+    PyTuple_SetItem(given, 0, Py_NewRef(arguments[of_x]));
+    for (int i = of_to + 1, at = 1; i < function->count; ++i) {
+        if (function->roles[i] != keyed) PyTuple_SetItem(given, at++, Py_NewRef(arguments[i]));
     }
-    PyObject* arguments[arguments_of_hit];
-    memcpy(arguments, keyword_defaults, sizeof arguments);
-    arguments[of_x] = given[of_x], arguments[of_to] = given[of_to];
-    return take_keywords(given[of_saturate], arguments) ? hit_call(arguments) : nothing();
+    PyObject* result = PyObject_CallObject(plan->function, given);
+    Py_DECREF(given);
+    return result;
 }
 
-inline PyObject* hit_call(PyObject* const* arguments) {
-    PyObject *x = arguments[of_x], *copy = arguments[of_copy];
-    if (arguments[of_device] != Py_None || !kept) return nothing();
-    PyObject* dtype = dtype_of(x);
-    if (!dtype) return nothing();
-    const Key key = key_of(arguments, dtype);
-    Plan* plan = find_slot(key, hash_of(key))->plan;
-    Py_DECREF(dtype);
-    if (!plan || !(copy == Py_True || (copy == Py_False && plan->changes))) return nothing();
-    if (!key.is_fused) {
-        // An offset belongs to random rounding alone: the checked path raises.
-        if (arguments[of_offset] != zero) return nothing();
+inline PyObject* run_nothing(Plan*, PyObject* const*) { return nothing(); }
+
+// hit(x, to, keywords) or hit(x, to, ...), with all arguments in their order: the result of a call that a plan is for; None,
+// nothing done, for any other call.
+inline PyObject* hit(const Function* function, PyObject* const* given, Py_ssize_t count) {
+    PyObject* arguments[most_parameters];
+    if (!kept) return nothing();
+    if (count == of_to + 2) {
+        if (!PyDict_CheckExact(given[of_to + 1])) {
+            PyErr_SetString(PyExc_TypeError, "hit: the keywords must be a dict");
+            return nullptr;
+        }
+        memcpy(arguments, function->defaults, size_t(function->count) * sizeof *arguments);
+        arguments[of_x] = given[of_x], arguments[of_to] = given[of_to];
+        if (!take_keywords(function, given[of_to + 1], arguments)) return nothing();
+        given = arguments;
+    } else if (!is_call(count, function->count, "hit")) {
+        return nullptr;
     }
+    PyObject* dtype = dtype_in(given[of_x]);
+    if (!dtype) return nothing();
+    const Key key = key_of(function, given, dtype);
+    Plan* plan = find_slot(key, hash_of(key), given)->plan;
+    Py_DECREF(dtype);
+    if (!plan) return nothing();
     // Others may drop the plan meanwhile.
     Py_INCREF(reinterpret_cast<PyObject*>(plan));
-    PyObject* out = arguments[of_out];
-    PyObject* result;
-    if (!plan->run) {
-        const FusedKeywords fused = {arguments[of_seed], arguments[of_offset], arguments[of_scale], arguments[of_amax]};
-        result = run_numpy(plan, x, out, key.is_fused ? &fused : nullptr);
-    } else if (key.is_fused) {
-        result = PyObject_CallFunctionObjArgs(plan->run, x, out, arguments[of_seed], arguments[of_offset], arguments[of_scale],
-                                              arguments[of_amax], nullptr);
-    } else {
-        result = out == Py_None ? nothing() : run_cupy(plan, x, out);
-        if (result == Py_None) {
-            Py_DECREF(result);
-            result = PyObject_CallFunctionObjArgs(plan->run, x, out, nullptr);
-        }
+    PyObject* result = plan->run(plan, given);
+    if (result == Py_None && plan->function) {
+        Py_DECREF(result);
+        result = call_function(function, plan, given);
     }
     Py_DECREF(reinterpret_cast<PyObject*>(plan));
     return result;
 }
 
-// keep(x, to, saturate, ..., plan): the plan serves later calls like this one.
-inline PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    if (!is_call(count, arguments_of_hit + 1, "keep")) return nullptr;
-    PyObject* plan = arguments[arguments_of_hit];
+// keep(x, to, ..., plan), with all arguments in their order: the plan serves later calls like this one.
+inline PyObject* keep(const Function* function, PyObject* const* arguments, Py_ssize_t count) {
+    if (!is_call(count, function->count + 1, "keep")) return nullptr;
+    PyObject* plan = arguments[function->count];
     if (Py_TYPE(plan) != plan_type) {
         PyErr_SetString(PyExc_TypeError, "keep: the last argument must be a plan");
         return nullptr;
     }
     if (2 * kept >= slots && !forget_plans()) return nullptr;
-    PyObject* dtype = dtype_of(arguments[of_x]);
+    PyObject* dtype = dtype_in(arguments[of_x]);
     if (!dtype) return nothing();
-    const Key key = key_of(arguments, dtype);
+    const Key key = key_of(function, arguments, dtype);
     if (is_passing(key.dtype) || is_passing(key.to)) {
         Py_DECREF(dtype);
         return nothing();
     }
     const size_t hash = hash_of(key);
-    Slot* slot = find_slot(key, hash);
+    Slot* slot = find_slot(key, hash, arguments);
     if (slot->plan) {
         Plan* old = slot->plan;
         slot->plan = reinterpret_cast<Plan*>(Py_NewRef(plan));
@@ -246,14 +245,109 @@ inline PyObject* keep(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     }
     Py_INCREF(reinterpret_cast<PyObject*>(key.kind));
     Py_INCREF(key.to.object);
-    for (int i = 0; i < keywords; ++i) Py_INCREF(key.keyword[i]);
-    *slot = {hash, key, reinterpret_cast<Plan*>(Py_NewRef(plan))};
+    slot->hash = hash, slot->key = key, slot->plan = reinterpret_cast<Plan*>(Py_NewRef(plan));
+    for (int i = 0; i < function->keys; ++i) slot->values[i] = Py_NewRef(arguments[function->key_places[i]]);
     ++kept;
     return nothing();
+}
+
+// Both of a function, by its place in the table.
+template <int place>
+struct MethodsOf {
+    static PyObject* own_hit(PyObject*, PyObject* const* given, Py_ssize_t count) { return hit(&functions[place], given, count); }
+    static PyObject* own_keep(PyObject*, PyObject* const* given, Py_ssize_t count) { return keep(&functions[place], given, count); }
+};
+
+template <typename Fast>
+PyCFunction as_method(Fast* function) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+template <int... place>
+inline PyMethodDef* methods_at(int at, std::integer_sequence<int, place...>) {
+    static PyMethodDef each[][2] = {{{"hit", as_method(MethodsOf<place>::own_hit), METH_FASTCALL, nullptr},
+                                     {"keep", as_method(MethodsOf<place>::own_keep), METH_FASTCALL, nullptr}}...};
+    return each[at];
+}
+
+// function(names, defaults, roles): `hit` and `keep` of a public function. The names and defaults are those of its keywords,
+// in the order of its arguments; a letter of `roles` is a Role.
+inline PyObject* new_function(PyObject*, PyObject* arguments) {
+    PyObject *names, *defaults;
+    const char* roles;
+    if (!PyArg_ParseTuple(arguments, "O!O!s", &PyTuple_Type, &names, &PyTuple_Type, &defaults, &roles)) return nullptr;
+    const Py_ssize_t count = PyTuple_Size(names);
+    int keys = 0;
+    for (const char* role = roles; *role; ++role) keys += *role == keyed;
+    if (PyTuple_Size(defaults) != count || Py_ssize_t(strlen(roles)) != count || count > most_parameters - 2 || keys > most_keyed ||
+        function_count == most_functions) {
+        PyErr_Format(PyExc_TypeError, "function: expected %zd defaults and roles of %zd names, and not so many", count, count);
+        return nullptr;
+    }
+    // Those of an earlier call stay, because a plan may name them.
+    Function* function = &functions[function_count];
+    function->count = int(count) + of_to + 1;
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        PyObject* name = Py_NewRef(PyTuple_GetItem(names, i));
+        PyUnicode_InternInPlace(&name);
+        const Py_ssize_t at = i + of_to + 1;
+        function->names[at] = name, function->roles[at] = roles[i];
+        function->defaults[at] = Py_NewRef(PyTuple_GetItem(defaults, i));
+        if (roles[i] == keyed) function->key_places[function->keys++] = int(at);
+        if (roles[i] == flagged) function->flag_places[function->flags++] = int(at);
+    }
+    PyMethodDef* own = methods_at(function_count++, std::make_integer_sequence<int, most_functions>());
+    PyObject* module_name = PyUnicode_FromString("gpucast._host");
+    PyObject *one = PyCFunction_NewEx(own, nullptr, module_name), *other = PyCFunction_NewEx(own + 1, nullptr, module_name);
+    PyObject* both = one && other ? PyTuple_Pack(2, one, other) : nullptr;
+    PyObject* const held[] = {module_name, one, other};
+    for (PyObject* each : held) Py_XDECREF(each);
+    return both;
 }
 
 inline PyObject* forget(PyObject*, PyObject*) { return forget_plans() ? nothing() : nullptr; }
 
 inline PyObject* count_plans(PyObject*, PyObject*) { return PyLong_FromSize_t(kept); }
+
+// plan(kind, function, empty, src, dst, works, kernels, kernels_by_float, library, made, src_bits, dst_bits): a plan that is run for arrays of
+// "numpy", "cupy", "tensors", a list of the host ("list": `kernels` are its plans by dtype), or by its function alone ("").
+inline PyObject* new_plan(PyObject*, PyObject* arguments) {
+    PyObject *function, *empty, *src, *dst, *works, *kernels, *by_float, *library, *made;
+    const char* kind;
+    unsigned src_bits, dst_bits;
+    if (!PyArg_ParseTuple(arguments, "sOOOOOOOOOII", &kind, &function, &empty, &src, &dst, &works, &kernels, &by_float, &library, &made,
+                          &src_bits, &dst_bits)) {
+        return nullptr;
+    }
+    struct {
+        const char* name;
+        Run* run;
+        // Whether it has dtypes and works, a dictionary, a function that gives results, and a library.
+        bool casts, has_kernels, allocates, is_library;
+    } const kinds[] = {{"numpy", run_numpy, true, false, false, false}, {"cupy", run_placed, true, true, true, false},
+                       {"tensors", run_tensor, true, true, true, true}, {"list", run_list, false, true, false, false},
+                       {"", run_nothing, false, false, false, false}};
+    const auto is_dict = [](PyObject* given) { return is_none(given) || PyDict_CheckExact(given); };
+    TensorLibrary asked;
+    for (const auto& one : kinds) {
+        if (strcmp(one.name, kind) != 0) continue;
+        if (one.casts == is_none(src) || one.casts == is_none(works) || one.has_kernels == is_none(kernels) || !is_dict(kernels) ||
+            !is_dict(by_float) || one.allocates == is_none(empty) || (one.is_library && is_none(library)) ||
+            (one.run == run_nothing && is_none(function)) || (dst_bits && !PyType_Check(library))) {
+            break;
+        }
+        // Calls read it again, and find no error.
+        if ((one.is_library || (one.run == run_list && !is_none(library))) && !asked.read(library)) return nullptr;
+        Plan* plan = make_plan(src, dst, works);
+        if (!plan) return nullptr;
+        plan->run = one.run, plan->function = held(function), plan->empty = held(empty);
+        plan->kernels = held(kernels), plan->kernels_by_float = held(by_float);
+        plan->library = held(library), plan->made = held(made);
+        plan->src_bits = src_bits, plan->dst_bits = dst_bits;
+        return reinterpret_cast<PyObject*>(plan);
+    }
+    PyErr_Format(PyExc_TypeError, "plan: '%s' with these arguments is no plan", kind);
+    return nullptr;
+}
 
 }  // namespace gpucast

@@ -5,13 +5,15 @@
 
 namespace gpucast {
 
+static_assert(sizeof(npy_intp) == 8, "lengths of tensors are those of NumPy");
+
 // DLTensor of DLPack 1.x. Strides are in elements.
 struct Tensor {
     u8* data;
     int device_type, device, dimensions;
     u8 kind, bits;
     u16 lanes;
-    const long long *shape, *strides;
+    const npy_intp *lengths, *strides;
     u64 offset;
 };
 
@@ -20,80 +22,11 @@ struct Tensor {
 typedef int View(void*, Tensor*);
 typedef int CurrentStream(int device_type, int device, void** stream);
 
-// Of a tensor's device.
-enum : int { on_host = 1, on_cuda = 2 };
+// Of a tensor's device; and the `kind` of floating-point numbers.
+enum : int { on_host = 1, on_cuda = 2, of_floats = 2 };
 
-// A row-major, aligned array of whichever library.
-struct Plain {
-    u8* data;
-    u64 size;
-    int device_type, device;
-};
-
-inline Extent extent(const Plain& plain, PyArray_Descr* dtype) { return extent(plain.data, plain.size * itemsize_of(dtype)); }
-
-inline bool is_aligned(const void* data, u64 itemsize) { return reinterpret_cast<Address>(data) % itemsize == 0; }
-
-// The fields of a tensor; false, without an exception, for what has none.
-inline bool look_at(PyObject* x, View* view, Tensor* tensor) {
-    if (view(x, tensor) == 0) return true;
-    PyErr_Clear();
-    return false;
-}
-
-// Whether a tensor has the strides of a new one. One that has no elements, or zeros alone, may have no memory: its address
-// is 0.
-inline bool is_row_major(const Tensor& tensor, u64 itemsize, Plain* plain) {
-    plain->size = 1;
-    long long stride = 1;
-    for (int i = tensor.dimensions; i-- > 0;) {
-        if (tensor.strides[i] != stride) return false;
-        plain->size *= u64(tensor.shape[i]);
-        stride *= tensor.shape[i] ? tensor.shape[i] : 1;
-    }
-    plain->data = tensor.data ? tensor.data + tensor.offset : nullptr;
-    plain->device_type = tensor.device_type, plain->device = tensor.device;
-    return plain->data && plain->size && is_aligned(plain->data, itemsize);
-}
-
-// The same, for a tensor of the host.
-inline bool is_plain(PyObject* x, View* view, u64 itemsize, Plain* plain) {
-    Tensor tensor;
-    return look_at(x, view, &tensor) && tensor.device_type == on_host && is_row_major(tensor, itemsize, plain);
-}
-
-inline Plan* plan_of(PyObject* given) {
-    if (Py_TYPE(given) == plan_type) return reinterpret_cast<Plan*>(given);
-    PyErr_SetString(PyExc_TypeError, "expected a plan");
-    return nullptr;
-}
-
-template <typename Function>
-Function* function_at(PyObject* address) {
-    return reinterpret_cast<Function*>(PyLong_AsVoidPtr(address));
-}
-
-// Whether `out`, which has the plan's dtype, is a place for the cast of x: then both are row-major, on one device, of one
-// shape and share no memory.
-inline bool are_plain(Plan* plan, PyObject* x, PyObject* out, View* view, Plain* src, Plain* dst) {
-    Tensor from, to;
-    if (!look_at(x, view, &from) || !look_at(out, view, &to)) return false;
-    if (!is_same_shape(from.dimensions, from.shape, to.dimensions, to.shape)) return false;
-    if (!is_row_major(from, itemsize_of(plan->src), src) || !is_row_major(to, itemsize_of(plan->dst), dst)) return false;
-    if (src->device_type != dst->device_type || src->device != dst->device) return false;
-    Extent read = extent(*src, plan->src), written = extent(*dst, plan->dst);
-    return are_disjoint(&written, 1, &read, 1);
-}
-
-// Launches the cast on the library's current stream. False after an exception.
-inline bool launch_plain(const Kernel* kernel, CurrentStream* current, const Plain& x, const Plain& y) {
-    void* stream;
-    if (current(on_cuda, x.device, &stream) != 0) {
-        if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "cast: the tensor's library gives no current stream");
-        return false;
-    }
-    return launch_cast(kernel, stream, reinterpret_cast<u64>(x.data), reinterpret_cast<u64>(y.data), x.size, nullptr);
-}
+// Addresses below are not told from the offset of a tensor without memory.
+enum : u64 { beyond_offsets = u64(1) << 44 };
 
 // The names of a tensor's attributes, and that of a torch module.
 static PyObject *gradient_name, *negated_name, *offset_name, *level_name;
@@ -105,6 +38,43 @@ inline bool take_tensor_names() {
     level_name = PyUnicode_InternFromString("_current_level");
     return gradient_name && negated_name && offset_name && level_name;
 }
+
+template <typename Function>
+Function* function_at(PyObject* address) {
+    return reinterpret_cast<Function*>(PyLong_AsVoidPtr(address));
+}
+
+// What is asked of a library: the addresses of a View and a CurrentStream, functions that tell whether it watches what is
+// done with tensors, the names of a module, and a function that is told of tensors that were written.
+struct TensorLibrary {
+    View* view;
+    CurrentStream* stream;
+    PyObject *functions, *names, *written;
+
+    // Of a tuple of five. False after an exception.
+    bool read(PyObject* given) {
+        if (!PyTuple_Check(given) || PyTuple_Size(given) != 5) {
+            PyErr_SetString(PyExc_TypeError, "expected what is asked of a library of tensors");
+            return false;
+        }
+        view = function_at<View>(PyTuple_GetItem(given, 0)), stream = function_at<CurrentStream>(PyTuple_GetItem(given, 1));
+        functions = PyTuple_GetItem(given, 2), names = PyTuple_GetItem(given, 3), written = PyTuple_GetItem(given, 4);
+        return !PyErr_Occurred();
+    }
+
+    // One of its functions says so, or the level of forward derivatives in the names of its module.
+    bool is_watching() const {
+        for (Py_ssize_t i = 0; i < PyTuple_Size(functions); ++i) {
+            PyObject* found = PyObject_CallNoArgs(PyTuple_GetItem(functions, i));
+            const bool is_quiet = found == Py_None || found == Py_False || (found && PyObject_IsTrue(found) == 0);
+            Py_XDECREF(found);
+            PyErr_Clear();
+            if (!is_quiet) return true;
+        }
+        PyObject* level = PyDict_GetItem(names, level_name);
+        return level && PyLong_AsLong(level) >= 0;
+    }
+};
 
 // The result of a tensor's method, or an attribute; null, without an exception, for what has none.
 inline PyObject* ask(PyObject* x, PyObject* name, bool is_method) {
@@ -119,97 +89,151 @@ inline bool is_false(PyObject* found) {
     return found == Py_False;
 }
 
-// Whether a tensor of torch is no more than the numbers in its memory. Those of one without memory would be at the address
-// of its offset.
-inline bool is_simple(PyObject* x, const Plain& plain, u64 itemsize) {
+// Whether a tensor is no more than the numbers in its memory. Those of one without memory would be at the address of its
+// offset.
+inline bool is_simple(PyObject* x, const u8* data, u64 itemsize) {
     if (!is_false(ask(x, gradient_name, false)) || !is_false(ask(x, negated_name, true))) return false;
+    const u64 address = reinterpret_cast<Address>(data);
+    if (address >= beyond_offsets) return true;
     PyObject* found = ask(x, offset_name, true);
     const u64 offset = found ? PyLong_AsUnsignedLongLong(found) : 0;
     const bool is_known = found && !PyErr_Occurred();
     Py_XDECREF(found);
     PyErr_Clear();
-    return is_known && (!offset || reinterpret_cast<u64>(plain.data) != offset * itemsize);
+    return is_known && (!offset || address != offset * itemsize);
 }
 
-// Whether torch is watching what is done with tensors: one of its functions says so, or the level of forward derivatives in
-// the names of its module.
-inline bool is_watched(PyObject* functions, PyObject* names) {
-    for (Py_ssize_t i = 0; i < PyTuple_Size(functions); ++i) {
-        PyObject* found = PyObject_CallNoArgs(PyTuple_GetItem(functions, i));
-        const bool is_quiet = found == Py_None || found == Py_False || (found && PyObject_IsTrue(found) == 0);
-        Py_XDECREF(found);
+// A tensor that has elements, and where it is.
+struct Placement {
+    Layout layout;
+    int device_type, device;
+
+    // False, without an exception, for what is no tensor, or may have no memory: its address is 0 then.
+    bool look_at(PyObject* x, View* view, u64 itemsize) {
+        Tensor tensor;
+        return see(x, view, &tensor) && set(tensor, itemsize);
+    }
+
+    static bool see(PyObject* x, View* view, Tensor* tensor) {
+        if (view(x, tensor) == 0) return true;
         PyErr_Clear();
-        if (!is_quiet) return true;
+        return false;
     }
-    PyObject* level = PyDict_GetItem(names, level_name);
-    return level && PyLong_AsLong(level) >= 0;
+
+    bool set(const Tensor& tensor, u64 itemsize) {
+        if (!tensor.data || tensor.dimensions > max_dimensions) return false;
+        u8* const data = tensor.data + tensor.offset;
+        u64 size = 1;
+        bool is_flat = reinterpret_cast<Address>(data) % itemsize == 0;
+        for (int i = tensor.dimensions; i-- > 0; size *= u64(tensor.lengths[i])) {
+            is_flat = is_flat && (u64(tensor.strides[i]) == size || tensor.lengths[i] == 1);
+        }
+        layout = {data, size, u32(itemsize), tensor.dimensions, tensor.lengths, tensor.strides, npy_intp(itemsize), false, is_flat};
+        device_type = tensor.device_type, device = tensor.device;
+        return size != 0;
+    }
+
+    bool is_beside(const Placement& other) const { return device_type == other.device_type && device == other.device; }
+};
+
+// A tensor of one FLOAT or DOUBLE.
+inline bool take_tensor(PyObject* given, View* view, Single* single) {
+    Tensor tensor;
+    Placement own;
+    if (!Placement::see(given, view, &tensor) || tensor.kind != of_floats || tensor.lanes != 1) return false;
+    if (tensor.bits != 32 && tensor.bits != 64) return false;
+    if (!own.set(tensor, tensor.bits / 8) || own.layout.size != 1 || !own.layout.is_flat) return false;
+    single->data = own.layout.data, single->is_double = tensor.bits == 64;
+    single->device_type = own.device_type, single->device = own.device;
+    return is_simple(given, own.layout.data, tensor.bits / 8);
 }
 
-// cast_tensor(plan, torch, empty_like, dtype, x, out): the cast of a tensor into `out`, of that dtype, or into the new one
-// that empty_like(x) gives; None, nothing done, where only the checked path can tell what is right, as for tensors that are
-// not row-major. torch: the addresses of a View and a CurrentStream, what is_watched asks, and a function that is told of
-// an `out` that was written.
-inline PyObject* cast_tensor(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    if (!is_call(count, 6, "cast_tensor")) return nullptr;
-    Plan* plan = plan_of(arguments[0]);
-    PyObject *torch[5], *x = arguments[4], *out = arguments[5];
-    if (!plan) return nullptr;
-    for (int i = 0; i < 5; ++i) {
-        torch[i] = PyTuple_GetItem(arguments[1], i);
-        if (!torch[i]) return nullptr;
+// Whether a tensor is of a class and has a dtype.
+inline bool is_kind(PyObject* x, PyTypeObject* kind, PyObject* made) {
+    PyObject* dtype = Py_TYPE(x) == kind ? ask(x, dtype_name, false) : nullptr;
+    Py_XDECREF(dtype);
+    return dtype && dtype == made;
+}
+
+// The kernel of a tensor's device; null, without an exception, where there is none.
+inline Kernel* kernel_of(const Plan* plan, const Fusion* fusion, const Placement& x) {
+    PyObject* index = x.device_type == on_cuda ? PyLong_FromLong(x.device) : nullptr;
+    Kernel* kernel = index ? kernel_of(plan, fusion, index) : nullptr;
+    Py_XDECREF(index);
+    return kernel;
+}
+
+// Launches the cast on the library's current stream. False after an exception.
+inline bool launch_on(const Kernel* kernel, CurrentStream* current, const Placement& x, const Placement& y, const Fusion* fusion) {
+    void* stream;
+    if (current(on_cuda, x.device, &stream) != 0) {
+        if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "cast: the tensor's library gives no current stream");
+        return false;
     }
-    PyObject *stream_address = torch[1], *functions = torch[2], *names = torch[3], *written = torch[4];
-    View* view = function_at<View>(torch[0]);
-    if (out != Py_None) {
-        PyObject* dtype = Py_TYPE(out) == Py_TYPE(x) ? ask(out, dtype_name, false) : nullptr;
-        Py_XDECREF(dtype);
-        if (dtype != arguments[3]) return nothing();
-    }
-    Tensor tensor;
-    Plain src, dst;
-    if (is_watched(functions, names) || !look_at(x, view, &tensor)) return nothing();
-    if (!is_row_major(tensor, itemsize_of(plan->src), &src) || !is_simple(x, src, itemsize_of(plan->src))) return nothing();
-    Kernel* kernel = nullptr;
-    if (src.device_type != on_host) {
-        PyObject* index = src.device_type == on_cuda ? PyLong_FromLong(src.device) : nullptr;
-        kernel = index ? kernel_of(plan, index) : nullptr;
-        Py_XDECREF(index);
-        if (!kernel) return nothing();
-    }
-    // Held, because other code may run from here on, and drop the plan's.
-    Py_XINCREF(reinterpret_cast<PyObject*>(kernel));
-    const bool is_new = out == Py_None;
-    out = is_new ? PyObject_CallFunctionObjArgs(arguments[2], x, nullptr) : Py_NewRef(out);
-    PyObject* result = nullptr;
-    const int device_type = src.device_type, device = src.device;
-    const bool is_fit = out && (is_new || (look_at(out, view, &tensor) && is_row_major(tensor, itemsize_of(plan->dst), &dst) &&
-                                           is_simple(out, dst, itemsize_of(plan->dst))));
-    // Both are looked at after all code of others, which may have given them other memory.
-    const bool is_place = is_fit && are_plain(plan, x, out, view, &src, &dst) && src.device_type == device_type && src.device == device;
-    if (out && !is_place) {
-        result = nothing();
-    } else if (out && kernel) {
-        if (launch_plain(kernel, function_at<CurrentStream>(stream_address), src, dst)) result = Py_NewRef(out);
-    } else if (out) {
-        bool is_done;
-        {
-            Found found;
-            Unlocked unlocked(src.size);
-            if (is_new) ask_for_large_pages(dst.data, dst.size * itemsize_of(plan->dst));
-            is_done = walk_flat(src.data, u32(itemsize_of(plan->src)), dst.data, u32(itemsize_of(plan->dst)), src.size,
-                                plan->work, &found, &unlocked);
+    return launch_fused(kernel, stream, reinterpret_cast<Address>(x.layout.data), reinterpret_cast<Address>(y.layout.data), x.layout.size, fusion);
+}
+
+inline bool tell(PyObject* written, PyObject* x) {
+    PyObject* told = PyObject_CallFunctionObjArgs(written, x, nullptr);
+    Py_XDECREF(told);
+    return told != nullptr;
+}
+
+// Casts x to `out`, which may be new, where all that is done is known. Returns 1 where that was done; 0, nothing done, where
+// only the checked path can tell; -1 after an exception.
+inline int cast_placed(Plan* plan, const TensorLibrary& library, PyObject* const* arguments, PyObject* out, bool is_new) {
+    PyObject *x = arguments[of_x], *amax = arguments[of_amax];
+    Placement src, dst;
+    Fusion own;
+    // All of them are looked at after all code of others, which may have given them other memory.
+    const auto take = [&](PyObject* given, Single* single) {
+        if (Py_TYPE(given) == Py_TYPE(x)) {
+            return take_tensor(given, library.view, single) && single->device_type == src.device_type && single->device == src.device;
         }
-        // References are counted with Python's lock held.
-        if (is_done) result = Py_NewRef(out);
+        return src.device_type == on_host && take_array(given, single);
+    };
+    if (!src.look_at(x, library.view, itemsize_of(plan->src)) || !dst.look_at(out, library.view, itemsize_of(plan->dst))) return 0;
+    if (!src.is_beside(dst) || !is_same_shape(src.layout, dst.layout)) return 0;
+    if (!is_new && !(is_simple(x, src.layout.data, src.layout.itemsize) && is_simple(out, dst.layout.data, dst.layout.itemsize))) return 0;
+    const bool is_random = plan->work.is_ordered();
+    const Fusion* const fusion = is_plain(arguments, is_random) ? nullptr : &own;
+    if (fusion && !take_fusion(arguments, is_random, take, &own)) return 0;
+    if (PyArray_CheckExact(amax) && !is_writable(amax)) return 0;
+    const Extent written = extent(dst.layout);
+    if (!is_sound(dst.layout) || !are_disjoint(extent(src.layout), written, fusion)) return 0;
+    if (src.device_type == on_host) {
+        if (own.scale.data && !read_scale(&own)) return 0;
+        if (is_new) ask_for_large_pages(dst.layout.data, dst.layout.size * dst.layout.itemsize);
+        return cast_fused(plan, src.layout, dst.layout, fusion) ? 1 : -1;
     }
-    if (result == out && out && !is_new) {
-        PyObject* told = PyObject_CallFunctionObjArgs(written, out, nullptr);
-        if (!told) Py_CLEAR(result);
-        Py_XDECREF(told);
-    }
-    Py_XDECREF(out);
-    Py_XDECREF(reinterpret_cast<PyObject*>(kernel));
-    return result;
+    if (own.scale.data) own.is_float = !own.scale.is_double;
+    Kernel* kernel = src.layout.is_flat && dst.layout.is_flat ? kernel_of(plan, fusion, src) : nullptr;
+    if (!kernel) return 0;
+    // Held, because other code may run from here on, and drop the plan's.
+    Py_INCREF(reinterpret_cast<PyObject*>(kernel));
+    const bool is_done = launch_on(kernel, library.stream, src, dst, fusion);
+    Py_DECREF(reinterpret_cast<PyObject*>(kernel));
+    return is_done ? 1 : -1;
+}
+
+inline PyObject* run_tensor(Plan* plan, PyObject* const* arguments) {
+    PyObject *x = arguments[of_x], *out = arguments[of_out], *amax = arguments[of_amax];
+    TensorLibrary library;
+    if (!library.read(plan->library)) return nullptr;
+    const bool is_new = is_none(out);
+    if (!is_new && !is_kind(out, Py_TYPE(x), plan->made)) return nothing();
+    Placement src;
+    if (library.is_watching() || !src.look_at(x, library.view, itemsize_of(plan->src))) return nothing();
+    if (src.device_type != on_host && (!src.layout.is_flat || !plan->kernels || !PyDict_Size(plan->kernels))) return nothing();
+    if (is_new && !is_simple(x, src.layout.data, src.layout.itemsize)) return nothing();
+    out = is_new ? PyObject_CallFunctionObjArgs(plan->empty, x, nullptr) : Py_NewRef(out);
+    if (!out) return nullptr;
+    int done = cast_placed(plan, library, arguments, out, is_new);
+    if (done > 0 && !is_new && !tell(library.written, out)) done = -1;
+    if (done > 0 && Py_TYPE(amax) == Py_TYPE(x) && !tell(library.written, amax)) done = -1;
+    if (done > 0) return out;
+    Py_DECREF(out);
+    return done ? nullptr : nothing();
 }
 
 }  // namespace gpucast

@@ -20,7 +20,7 @@ from gpucast.arrays import adapters
 from gpucast.arrays.adapters import ArrayAdapter, find
 from gpucast.arrays.packed import as_array
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.gpu import streams
+from gpucast.kernel import streams
 from gpucast.libraries import cuda_array, dlpack
 from host_driver import HostDriver, download, upload
 

@@ -19,8 +19,7 @@ import pytest
 from bench import __main__ as command
 from bench.revision import FOLDER
 from bench.timing import machine as gpu
-from gpucast.gpu import devices
-from gpucast.kernel import compiler, disassembler
+from gpucast.kernel import compiler, devices, disassembler
 
 # ---- python -m bench ----
 

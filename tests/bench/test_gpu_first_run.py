@@ -36,7 +36,7 @@ def test_the_steps_and_their_order() -> None:
 
 
 def test_without_a_gpu_it_says_why() -> None:
-    if gpucast.gpu.devices.unavailable() is None:
+    if gpucast.kernel.devices.unavailable() is None:
         pytest.skip("there is a GPU")
     environment = {**os.environ, "PYTHON": sys.executable}
     command = ["bash", str(PROJECT / "bench" / "gpu.sh")]

@@ -10,7 +10,7 @@ import pytest
 
 from bench.host import pairs
 from bench.host.pairs import PairMeasurement
-from gpucast.host.extension import MODULE
+from gpucast.core.extension import MODULE
 
 ROWS = [PairMeasurement("INT8", "FLOAT", 20.0, 30.0), PairMeasurement("INT8", "INT4", 50.0, 50.0)]
 

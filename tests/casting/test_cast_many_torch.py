@@ -11,8 +11,7 @@ import pytest
 
 import gpucast
 from gpucast import PackedArray
-from gpucast.casting import batch_plans as device_plans
-from gpucast.casting import host_lists
+from gpucast.casting import list_plans
 from host_driver import HostDriver, download, installed, upload
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -28,7 +27,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     monkeypatch.setattr(adapted, "device_of", lambda x, caller: 1)
     monkeypatch.setattr(adapted, "stream", lambda device: 700 + 77 * device)
     # Plans for tensors of the host do not ask for the device.
-    monkeypatch.delitem(host_lists.RUNS, torch.Tensor, raising=False)
+    monkeypatch.delitem(list_plans.HOST_KINDS, torch.Tensor, raising=False)
     with installed(driver):
         yield driver
 
@@ -48,9 +47,9 @@ def tensors() -> list[Any]:
     return [torch.randn(30, 7), torch.randn(5, dtype=torch.float64), torch.arange(9), torch.randn(0, 3)]
 
 
-def batch_plans() -> list[tuple[device_plans.BatchPlan, ...]]:
+def batch_plans() -> list[list_plans.BatchPlan]:
     """Those that are kept."""
-    return list(device_plans._PLANS.values())
+    return [plan for known in list_plans._KNOWN.values() for plan in known.launches]
 
 
 def test_tensors_give_tensors_in_one_launch_on_their_stream(cuda: HostDriver) -> None:

@@ -157,7 +157,7 @@ def test_info(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatc
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == facts["verdict"]
     assert str(tmp_path / "kept") in next(line for line in lines if line.startswith("cache"))
-    monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("it sleeps", "run wake"))
+    monkeypatch.setattr(gpucast.kernel.devices, "unavailable", lambda: ("it sleeps", "run wake"))
     assert main(["info"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "GPU casts: no, because it sleeps; run wake"
 
@@ -207,7 +207,7 @@ def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CUDA error 100" in nvidia.describe(fake_driver(13000, [], error=100)).problem
 
     # Whether casts work is tested elsewhere; with this driver CuPy would be asked next.
-    monkeypatch.setattr(gpucast.gpu.devices, "unavailable", lambda: ("it sleeps", "run wake"))
+    monkeypatch.setattr(gpucast.kernel.devices, "unavailable", lambda: ("it sleeps", "run wake"))
     machine = None
     monkeypatch.setattr(nvidia, "_load", lambda: machine)
     assert nvidia.find() is None

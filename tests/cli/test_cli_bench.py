@@ -17,7 +17,7 @@ from fake_machine import FakeMachine, FakeRival, TimedDriver
 from gpucast.cli import bench, main
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 from host_driver import both_shapes, installed
 
 PAIRS = [(dtype("FLOAT"), dtype("FLOAT16")), (dtype("INT8"), dtype("UINT8"))]

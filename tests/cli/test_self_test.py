@@ -13,9 +13,8 @@ import pytest
 
 from gpucast.cli import main
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.gpu import devices
-from gpucast.gpu import driver as launch
-from gpucast.kernel import nvidia, nvrtc_search
+from gpucast.kernel import devices, nvidia, nvrtc_search
+from gpucast.kernel import driver as launch
 from gpucast.kernel.kernel import ARRAY, Kernel
 from gpucast.kernel.nvrtc import CompileError, Nvrtc
 from gpucast.kernel.nvrtc_search import NvrtcCopy

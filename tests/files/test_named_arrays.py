@@ -340,7 +340,7 @@ def test_bad_loads(keywords: Any, message: str, tmp_path: Path) -> None:
 
 
 def test_without_a_gpu_or_a_library_it_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpucast.gpu.driver, "unavailable", lambda: ("there is none", "buy one"))
+    monkeypatch.setattr(gpucast.kernel.driver, "unavailable", lambda: ("there is none", "buy one"))
     for keywords in ({"device": "cuda"}, {"library": "cupy"}):
         with pytest.raises(gpucast.DeviceUnavailable, match="^load: no GPU can be used here: there is none; buy one"):
             gpucast.load(tmp_path / "missing.npz", **keywords)

@@ -15,7 +15,7 @@ from gpucast.arrays import packed
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.arrays.packed import LibraryPackedArray
 from gpucast.arrays.unowned import view_at
-from gpucast.casting import host_lists
+from gpucast.casting import list_plans
 from gpucast.core.dtypes import dtype
 from host_driver import installed
 
@@ -56,7 +56,7 @@ def with_torch(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "stream", lambda device: TORCH)
     # The extension module sees that they are on the host.
     monkeypatch.setattr(plain, "MODULE", None)
-    monkeypatch.delitem(host_lists.RUNS, torch.Tensor, raising=False)
+    monkeypatch.delitem(list_plans.HOST_KINDS, torch.Tensor, raising=False)
     new, from_array = tensors.new, tensors.from_array
 
     def kept(*arguments: Any) -> Any:

@@ -13,7 +13,7 @@ import gpucast
 from delayed_driver import DelayedDriver
 from delayed_streams import CUPY, TORCH, Streams
 from fake_cuda import Cuda
-from gpucast.gpu.driver import CupyDriver
+from gpucast.kernel.driver import CupyDriver
 from gpucast.warmup import compile_ahead
 
 X = np.linspace(-3, 5, 256, dtype=np.float32).reshape(4, 64)

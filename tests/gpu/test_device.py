@@ -12,8 +12,8 @@ import pytest
 import gpucast
 from codes import assert_same, values
 from gpucast import PackedArray
+from gpucast.casting import cuda
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import cast_on_gpu
 from host_driver import HostDriver, device_array, download, elements, upload
 
 
@@ -142,7 +142,7 @@ def test_empty_and_moves_of_every_width(name: str, driver: HostDriver) -> None:
 @pytest.mark.parametrize("name", ["INT4", "FLOAT8E5M2", "FLOAT"])
 def test_strided_arrays_are_moved(name: str, driver: HostDriver) -> None:
     host = values(name, (6, 4))
-    for moved in (cast_on_gpu.to_host(upload(host)[::2]), download(cast_on_gpu.to_device(upload(host)[::2], 1))):
+    for moved in (cuda.to_host(upload(host)[::2]), download(cuda.to_device(upload(host)[::2], 1))):
         assert_same(moved, host[::2])
 
 

@@ -18,7 +18,7 @@ from bench.gpu.device_calls import FAMILIES
 from host_driver import HostDriver, Quiet, download, installed, upload
 
 PROJECT = Path(__file__).parents[2]
-PROBLEM = gpucast.gpu.devices.unavailable()
+PROBLEM = gpucast.kernel.devices.unavailable()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

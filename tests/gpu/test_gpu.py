@@ -13,7 +13,7 @@ import gpucast
 from codes import assert_same, values
 from gpucast import PackedArray
 
-PROBLEM = gpucast.gpu.devices.unavailable()
+PROBLEM = gpucast.kernel.devices.unavailable()
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=f"siblings run without a GPU: {PROBLEM}")]
 
 

@@ -19,10 +19,9 @@ import gpucast
 from bench import idle_cuda
 from fake_cuda import Cuda, arrays
 from gpucast.core.dtypes import dtype
+from gpucast.core.extension import WHY_NOT
 from gpucast.core.rule import resolve
-from gpucast.gpu import driver
-from gpucast.host.extension import WHY_NOT
-from gpucast.kernel import nvidia
+from gpucast.kernel import driver, nvidia
 from gpucast.kernel.fused_kernel import cast_kernel
 
 

@@ -15,7 +15,7 @@ from fake_cuda import Cuda
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from gpucast.gpu.driver import CupyDriver  # noqa: E402
+from gpucast.kernel.driver import CupyDriver  # noqa: E402
 from gpucast.libraries.torch import plain, tensors  # noqa: E402
 
 pytestmark = pytest.mark.peers
@@ -45,10 +45,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
     held = _VIEW(view), _CURRENT(current)
     for name, function in zip(("VIEW", "STREAM"), held, strict=True):
         monkeypatch.setattr(tensors, name, ctypes.cast(function, ctypes.c_void_p).value)
-    monkeypatch.setattr(plain, "_TORCH", (tensors.VIEW, tensors.STREAM, *plain._TORCH[2:]))
+    monkeypatch.setattr(plain, "_LIBRARY", (tensors.VIEW, tensors.STREAM, *plain._LIBRARY[2:]))
     monkeypatch.setattr(tensors, "device_of", lambda x, caller: 0)
     monkeypatch.setattr(tensors, "stream", lambda device: _STREAM)
-    plain._ways.cache_clear()
+    plain._plan.cache_clear()
     with Cuda().in_use() as fake:
 
         @contextlib.contextmanager
@@ -69,7 +69,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
         monkeypatch.setattr(CupyDriver, "using", using)
         monkeypatch.setattr(CupyDriver, "_switched", switched)
         yield fake
-    plain._ways.cache_clear()
+    plain._plan.cache_clear()
 
 
 def _launched(cuda: Cuda, x: Any, y: Any) -> None:
@@ -94,11 +94,11 @@ def test_plans_of_tensors(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
         assert gpucast.cast(given, "FLOAT16", out=out) is out and out._version == before + 1
         _launched(cuda, given, out)
     assert not slow
-    # To all of these the checked path has the answer.
+    # To all of these but the gradient, which is a node over the cast by the plan, the checked path has the answer.
     launches = len(cuda.launches)
     for given in (x.T, x.requires_grad_(), torch.ones(5, 60, dtype=torch.int8)):
         assert gpucast.cast(given, "FLOAT16").shape == given.shape
-    assert len(slow) == 3 and len(cuda.launches) == launches + 3
+    assert len(slow) == 2 and len(cuda.launches) == launches + 3
     leaf = torch.ones(4)
     for out, error in (
         (torch.empty(5, dtype=torch.float16), ValueError),
@@ -109,6 +109,22 @@ def test_plans_of_tensors(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(error):
             gpucast.cast(leaf, "FLOAT16", out=out)
     assert len(cuda.launches) == launches + 3
+
+
+def test_plans_of_fused_casts_of_tensors(cuda: Cuda) -> None:
+    x, scale, amax = torch.ones(5, 60), torch.tensor(2.0), torch.tensor(0.0)
+    for keywords in ({"scale": 2.0}, {"scale": 0.1}, {"scale": scale, "amax": amax}, {"scale": scale.double()}):
+        for _ in range(2):
+            before, known = amax._version, len(cuda.launches)
+            y = gpucast.cast(x, "FLOAT16", **keywords)
+            assert amax._version == before + ("amax" in keywords)
+            assert len(cuda.launches) == known + 1
+        _launched(cuda, x, y)
+    # One that shares memory with what is written, and one that requires a gradient.
+    with pytest.raises(ValueError, match="amax shares memory with scale"):
+        gpucast.cast(x, "FLOAT16", scale=amax, amax=amax)
+    with pytest.raises(ValueError, match="scale requires grad"):
+        gpucast.cast(x, "FLOAT16", scale=scale.requires_grad_(), amax=amax)
 
 
 def test_a_plan_of_tensors_on_another_device_or_in_a_new_thread(cuda: Cuda) -> None:

@@ -17,7 +17,7 @@ from delayed_driver import DelayedDriver
 from delayed_streams import CUPY, INTERFACE, LENDER, TORCH, Streams
 from gpucast import PackedArray, mixed
 from gpucast.core.dtypes import dtype
-from gpucast.gpu import driver
+from gpucast.kernel import driver
 from gpucast.quantization import Quantized
 
 ORDERS = tuple(itertools.permutations((CUPY, TORCH, INTERFACE, LENDER)))

@@ -15,7 +15,7 @@ from test_fallback import run
 
 import gpucast
 from gpucast.casting import plans
-from gpucast.host.extension import MODULE
+from gpucast.core.extension import MODULE
 
 pytestmark = [
     pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucast.host.extension import MODULE
+from gpucast.core.extension import MODULE
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = """
@@ -57,7 +57,7 @@ def test_the_reference_does_the_work_and_says_so_once() -> None:
 
 @pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
 def test_levels_that_are_not_there() -> None:
-    code = "from gpucast.host import extension; print(extension.status())"
+    code = "from gpucast.core import extension; print(extension.status())"
     (line,) = run(code, GPUCAST_HOST_LEVEL="x86-64-v9")
     assert "GPUCAST_HOST_LEVEL=x86-64-v9 is not a level that is built and that this processor has" in line
     assert "-m gpucast.host.build" in line
@@ -73,7 +73,7 @@ module = types.ModuleType("gpucast._host")
 sys.modules["gpucast._host"] = module
 import gpucast
 gpucast._host = module
-from gpucast.host.extension import MODULE, status
+from gpucast.core.extension import MODULE, status
 assert MODULE is None
 print(status())
 """

@@ -12,7 +12,7 @@ import sys
 import pytest
 from test_fallback import run
 
-from gpucast.host.extension import MODULE
+from gpucast.core.extension import MODULE
 from processor_modes import KNOWN
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
@@ -185,7 +185,7 @@ def test_inexact_results_may_trap() -> None:
 
 
 def test_how_many() -> None:
-    code = "from gpucast.host import extension; print(extension.status())"
+    code = "from gpucast.core import extension; print(extension.status())"
     for asked, limit, wanted in (("3", "2", "3 threads"), ("", "1", "1 thread")):
         (line,) = run(code, GPUCAST_HOST_THREADS=asked, OMP_NUM_THREADS=limit)
         assert line.endswith(f", {wanted} for long casts"), line

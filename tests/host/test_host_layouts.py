@@ -13,9 +13,9 @@ import pytest
 
 from codes import HOST_LOOPS, assert_codes, codes_of
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.extension import MODULE
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import cast_on_host, files
-from gpucast.host.extension import MODULE
 from gpucast.parity.cases import NUMERIC, WIDE, rules
 from gpucast.reference import exact_cast
 from hard_codes import hard_codes

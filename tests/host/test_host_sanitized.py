@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import sanitizer
+from gpucast.core.extension import MODULE
 from gpucast.host import build
-from gpucast.host.extension import MODULE
 from sanitized_host import SOURCES
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")

@@ -8,7 +8,7 @@ import sys
 import pytest
 from test_fallback import run
 
-from gpucast.host.extension import MODULE
+from gpucast.core.extension import MODULE
 
 pytestmark = pytest.mark.skipif(
     MODULE is None or sys.platform != "linux", reason="needs the extension module, and Linux's large pages"

@@ -25,7 +25,7 @@ from foreign_arrays import (
 )
 from gpucast import PackedArray
 from gpucast.core.dtypes import DType, dtype
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 from host_driver import elements
 
 _HAS_GPU = devices.unavailable() is None

@@ -17,8 +17,8 @@ import gpucast
 from codes import assert_same, values
 from foreign_arrays import NUMERIC, PAIRED, from_torch, tensor
 from gpucast import PackedArray
+from gpucast.core import extension
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.host import extension
 from host_driver import HostDriver, download, installed
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
@@ -57,6 +57,7 @@ def test_large_results_ask_for_large_pages() -> None:
     x, flags = torch.ones(1 << 23), {}
     # The first call makes the plan.
     gpucast.cast_many([x[:8]], "DOUBLE")
+    gpucast.cast(x[:8], "DOUBLE")
     for y in (gpucast.cast(x, "DOUBLE"), gpucast.cast(x, "DOUBLE"), *gpucast.cast_many([x, x], "DOUBLE")):
         inside = y.data_ptr() + y.nbytes // 2
         for line in Path("/proc/self/smaps").read_text().splitlines():
@@ -467,7 +468,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     driver = HostDriver()
     monkeypatch.setattr(tensors, "device_of", lambda x, caller: 1)
     # These tensors lie in the host's memory.
-    monkeypatch.setattr(plain, "cast", lambda x, to, options: None)
+    monkeypatch.setattr(plain, "keep", lambda x, to, options: None)
     monkeypatch.setattr(tensors, "stream", lambda device: 700 + 77 * device)
     with installed(driver):
         yield driver

@@ -20,7 +20,7 @@ from gpucast.mixed import DynamicLossScale, LossScale, NoOpLossScale, StaticLoss
 from gpucast.mixed.gpu.kernels import ADJUST, select_kernel
 from host_driver import HostDriver, download, installed, upload
 
-PROBLEM = gpucast.gpu.devices.unavailable()
+PROBLEM = gpucast.kernel.devices.unavailable()
 
 
 # ---- scales ----

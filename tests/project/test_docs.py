@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import gpucast
+from gpucast.core import extension
 from gpucast.core.errors import SlowHostWarning
-from gpucast.host import extension
 from test_imports import LAYERS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,7 @@ import gpucast
 from gpucast import PackedArray
 from gpucast.core.dtypes import dtype
 from gpucast.files import FileError
-from gpucast.gpu import driver
+from gpucast.kernel import driver
 from gpucast.libraries.dlpack import take as taken
 from gpucast.quantization import FORMATS, Format, Quantized, dequantize, quantize, swizzle
 from quantization_cases import same

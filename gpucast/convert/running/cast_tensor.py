@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import files, gpu
+from gpucast import casting, files
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_report import cast_report, result_report
@@ -27,8 +27,8 @@ from gpucast.core.errors import printable
 from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor, Window
-from gpucast.gpu import devices
 from gpucast.host.files import CastStats, CountedCast, FilePosition, counted
+from gpucast.kernel import devices
 
 #: Elements that are read, cast, counted and written while they are in the second-level cache.
 _BLOCK = 1 << 17
@@ -197,5 +197,5 @@ def _cast_on(device: str | None, x: Array, dst: DType, attributes: dict[str, Any
     if place is None or place == "cpu" or "string" in (src.family, dst.family):
         return files.on_host(cast(x, dst, device=place, **attributes))
     devices.require("cast")
-    there = gpu.cast_on_gpu.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
+    there = casting.cuda.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
     return files.on_host(cast(there, dst, **attributes))

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, Options, destination
-from gpucast.gpu import devices, streams
+from gpucast.kernel import devices, streams
 from gpucast.libraries.torch import gradients, op, plain, tensor_batches, tensors
 from gpucast.libraries.torch.op import cast_out_op
 from gpucast.libraries.torch.tensors import DEFAULTS, named
@@ -34,8 +36,10 @@ class TorchAdapter(BatchAdapter):
     def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
         if x.requires_grad and options.device is None and tensors.is_plain(x):
             return self._cast_with_node(cast, x, to, options)
-        y = plain.cast(x, to, options)
-        return self._cast(cast, x, to, options) if y is None else y
+        y = self._cast(cast, x, to, options)
+        if not torch.compiler.is_compiling():
+            plain.keep(x, to, options)
+        return y
 
     def _cast_with_node(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
         """The cast of the numbers, by a plan if there is one, and a node. The op does the same, and takes ten times as
@@ -111,6 +115,23 @@ class TorchAdapter(BatchAdapter):
 
     def from_array(self, x: Any) -> Any:
         return tensors.from_array(x)
+
+    def placed(self, x: torch.Tensor) -> tuple[int, int] | None:
+        if type(x) is not torch.Tensor or x.requires_grad or not tensors.is_plain(x) or x.layout is not torch.strided:
+            return None
+        if not x.is_contiguous() or x.is_neg() or not x.numel():
+            return None
+        device = tensors.device_of(x, "quantize")
+        return None if device is None or not tensors.has_memory(x) else (device, int(x.data_ptr()))
+
+    def written(self, x: Any) -> None:
+        if isinstance(x, torch.Tensor):
+            tensors.written(x)
+
+    def like(self, x: torch.Tensor) -> Callable[[], Any] | None:
+        if type(x) is not torch.Tensor or not x.is_cpu:
+            return None
+        return partial(torch.empty, tuple(x.shape), dtype=x.dtype, device="cpu")
 
     def stream(self, device: int) -> int:
         return tensors.stream(device)

@@ -14,11 +14,8 @@ import torch
 
 from gpucast.arrays.adapters import BatchPlanner, one_class
 from gpucast.arrays.packed import PackedArray
-from gpucast.casting import host_lists
 from gpucast.casting.cast_many import cast_many
 from gpucast.core.dtypes import DType
-from gpucast.core.fused_ops import FusedInputs
-from gpucast.host.extension import MODULE
 from gpucast.libraries.torch import gradients, tensors
 
 #: Calls a function that torch.compile does not trace, but runs between two graphs.
@@ -59,44 +56,6 @@ def _are_plain(arrays: Sequence[torch.Tensor]) -> bool:
     if tensors.is_watched() or (torch.is_grad_enabled() and any(map(_requires_grad, arrays))):
         return False
     return not any(map(torch.Tensor.is_neg, arrays))
-
-
-def _on_host(
-    plans: dict[Any, Any], given: list[Any], outs: list[Any] | None, dst: DType, fused: FusedInputs
-) -> Sequence[Any] | None:
-    """`gpucast.casting.host_lists.Run` of tensors."""
-    kind = tensors.TORCH_DTYPES.get(dst)
-    if kind is None or dst.packed or torch.compiler.is_compiling() or not _are_host_tensors(given):
-        return None
-    if outs is not None:
-        if not _are_host_tensors(outs) or any(out.dtype is not kind for out in outs):
-            return None
-        if any(out.shape != x.shape for x, out in zip(given, outs, strict=True)):
-            return None
-        try:
-            for out in outs:
-                tensors.check_writable(out, "cast_many")
-        except ValueError:  # The checked path says which one.
-            return None
-    empty_like = partial(torch.empty_like, dtype=kind)
-    results: list[Any] | None = MODULE.cast_each(
-        plans, given, outs, fused.scale, fused.finite, tensors.VIEW, empty_like
-    )
-    if outs is not None and results is not None:
-        for out in outs:
-            tensors.written(out)
-    return results
-
-
-def _are_host_tensors(arrays: Sequence[torch.Tensor]) -> bool:
-    if not all(type(x) is torch.Tensor for x in arrays) or not _are_plain(arrays):
-        return False
-    # The module knows a tensor without memory by its address, which is the offset.
-    return all(not x.storage_offset() or tensors.has_memory(x) for x in arrays)
-
-
-if MODULE is not None and tensors.VIEW:
-    host_lists.RUNS[torch.Tensor] = _on_host
 
 
 class TensorPlanner(BatchPlanner):

@@ -15,7 +15,7 @@ from gpucast.arrays.unowned import view_at
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET, Options, resolve
-from gpucast.gpu import streams
+from gpucast.kernel import streams
 from gpucast.libraries import dlpack
 
 #: torch's dtypes with one element per item; types below one byte take a byte each.
@@ -52,10 +52,21 @@ def take(x: torch.Tensor, caller: str, writing: bool = False) -> Any:
     return PackedArray(codes, src, tuple(shape_of(x)))
 
 
-def written(x: torch.Tensor) -> None:
-    """Tell autograd that a tensor was changed, so that values it saved are invalid."""
-    if not x.is_inference():
-        torch.autograd.graph.increment_version(x)
+_is_inference = torch.Tensor.is_inference
+#: Whether torch takes several tensors at a time.
+_TAKES_LISTS = "Iterable" in str(torch.autograd.graph.increment_version.__annotations__.get("tensor"))
+
+
+def written(x: torch.Tensor | list[torch.Tensor]) -> None:
+    """Tell autograd that a tensor, or each of several, was changed, so that values it saved are invalid."""
+    tensors = x if isinstance(x, list) else [x]
+    if any(map(_is_inference, tensors)):
+        tensors = [one for one in tensors if not one.is_inference()]
+    if len(tensors) == 1 or not _TAKES_LISTS:
+        for one in tensors:
+            torch.autograd.graph.increment_version(one)
+    else:
+        torch.autograd.graph.increment_version(tensors)
 
 
 def check_writable(out: torch.Tensor, caller: str) -> None:

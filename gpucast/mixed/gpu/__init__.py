@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss scales, tree selection and fake casts on a device. Loaded at the first device array, as `gpucast.gpu` is."""
+"""Loss scales, tree selection and fake casts on devices. Loaded at the first device array, as `casting.cuda` is."""
 
 from __future__ import annotations
 

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from gpucast.arrays.operand import Operand
+from gpucast.casting.cuda import empty_like, fused_values, layout_of, ops_of
 from gpucast.core.arithmetic import exact
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
-from gpucast.gpu import driver
-from gpucast.gpu.cast_on_gpu import empty_like, fused_values, layout_of, ops_of
+from gpucast.kernel import driver
 from gpucast.kernel.fake_kernel import fake_kernel
 from gpucast.kernel.fused_kernel import FUSED
 

@@ -12,11 +12,11 @@ import numpy as np
 from gpucast.arrays.packed import device_index
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty_like
+from gpucast.casting.cuda import address, is_contiguous
+from gpucast.casting.cuda_batches import Prepared
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
-from gpucast.gpu import driver
-from gpucast.gpu.batch_on_gpu import Prepared
-from gpucast.gpu.cast_on_gpu import address, is_contiguous
+from gpucast.kernel import driver
 from gpucast.kernel.batch_kernel import ARRAYS, Batch, Kind, capacity_of, one_table
 from gpucast.kernel.cast_kernel import PARTS, options
 from gpucast.kernel.fields import Fields

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization on a device. Loaded at the first device array, as `gpucast.gpu` is."""
+"""Quantization on a device. Loaded at the first device array, as `gpucast.casting.cuda` is."""
 
 from __future__ import annotations
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from gpucast.casting import cuda
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
-from gpucast.gpu import cast_on_gpu, driver
+from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import options
 from gpucast.kernel.fields import Fields
 from gpucast.kernel.fused_kernel import RANDOM
@@ -130,7 +131,7 @@ def target(name: str, x: Any, caller: str, alignment: int = 0) -> Any:
             f"{caller}: a CUDA graph is being captured, and {name} is not in C order at an aligned address; "
             "memory for a copy cannot be allocated then"
         )
-    return cast_on_gpu.new(x.shape, dtype(x.dtype))
+    return cuda.new(x.shape, dtype(x.dtype))
 
 
 def run(kernel: Kernel, x: Any, data: Any, rows: int, given: bytes, device: int) -> None:

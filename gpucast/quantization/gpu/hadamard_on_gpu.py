@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.arrays.packed import device_index
+from gpucast.casting import cuda
+from gpucast.casting.cuda_workspace import Workspace
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
-from gpucast.gpu import cast_on_gpu, driver
-from gpucast.gpu.workspace import Workspace
+from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.gpu import memory, quantize_on_gpu
@@ -57,9 +58,9 @@ def transform(
         x = memory.dense(x, workspace, "x")
         if out is None:
             workspace.check_capture()
-            made = out = cast_on_gpu.new(x.shape, to)
+            made = out = cuda.new(x.shape, to)
         else:
-            made = out if cast_on_gpu.is_contiguous(out) else workspace.array("transformed", x.shape, to)
+            made = out if cuda.is_contiguous(out) else workspace.array("transformed", x.shape, to)
         _transform(x, made, hadamard, axis, device, inverse=inverse)
         if made is not out:
             memory.copy(made, out)
@@ -134,7 +135,7 @@ class _Side:
         assert isinstance(self.format.block, tuple)
         given = self.spec.scale is not None and not self.format.global_scale
         whole = self.x.shape[self.axis] % max(self.length, self.format.block[-1]) == 0
-        return whole and not given and cast_on_gpu.is_aligned(self.x, VECTOR)
+        return whole and not given and cuda.is_aligned(self.x, VECTOR)
 
     @property
     def in_tiles(self) -> bool:
@@ -164,7 +165,7 @@ class _Side:
 
     def _find_transformed(self, how: Hadamard, result: Any, workspace: Workspace) -> None:
         runs, inner = self.x.size // how.length, math.prod(self.x.shape[self.axis + 1 :])
-        strided = inner != 1 or not cast_on_gpu.is_aligned(self.x, VECTOR)
+        strided = inner != 1 or not cuda.is_aligned(self.x, VECTOR)
         kernel = hadamard_kernel(
             CastRule(self.src, self.format.element), "top", how.length, self.format, strided=strided
         )
@@ -249,7 +250,7 @@ def _transform(x: Any, y: Any, hadamard: Hadamard, axis: int, device: int, *, in
     if not x.size:
         return
     inner = math.prod(x.shape[axis + 1 :])
-    strided = inner != 1 or not all(cast_on_gpu.is_aligned(one, VECTOR) for one in (x, y))
+    strided = inner != 1 or not all(cuda.is_aligned(one, VECTOR) for one in (x, y))
     rule = CastRule(dtype(x.dtype), dtype(y.dtype))
     kernel = hadamard_kernel(rule, "transform", hadamard.length, inverse=inverse, strided=strided)
     given = hadamard_arguments(inner=inner, transform=hadamard)

@@ -11,10 +11,10 @@ import numpy as np
 
 from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import device_index
+from gpucast.casting import cuda
+from gpucast.casting.cuda_workspace import Workspace
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
-from gpucast.gpu import cast_on_gpu
-from gpucast.gpu.workspace import Workspace
 from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.quantization.formats import Parts
 
@@ -24,9 +24,9 @@ def given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:
     if device_index(scale) != device:
         # From the host: of a graph the copy would read what is there when it runs.
         workspace.check_capture()
-        scale = cast_on_gpu.to_host(scale) if device_index(scale) is not None else scale
+        scale = cuda.to_host(scale) if device_index(scale) is not None else scale
         scale = np.ascontiguousarray(np.broadcast_to(np.asarray(scale, np.float32), target.shape))
-        return cast_on_gpu.to_device(scale, device).reshape(target.shape)
+        return cuda.to_device(scale, device).reshape(target.shape)
     import cupy
 
     copy(cupy.broadcast_to(scale, target.shape), target)
@@ -34,8 +34,8 @@ def given(scale: Any, device: int, target: Any, workspace: Workspace) -> Any:
 
 
 def is_dense(x: Any, alignment: int = 0) -> bool:
-    """Whether an array is in C order, and `cast_on_gpu.is_aligned`."""
-    return cast_on_gpu.is_contiguous(x) and cast_on_gpu.is_aligned(x, alignment)
+    """Whether an array is in C order, and `cuda.is_aligned`."""
+    return cuda.is_contiguous(x) and cuda.is_aligned(x, alignment)
 
 
 def dense(x: Any, workspace: Workspace, name: str) -> Any:
@@ -54,7 +54,7 @@ def targets(parts: Parts, workspace: Workspace, name: str) -> Parts:
     made = {
         of: workspace.array(f"{name}: {of}", part.shape, dtype(part.dtype))
         for of, part in given.items()
-        if not cast_on_gpu.is_aligned(part, VECTOR if of == "data" else 0)
+        if not cuda.is_aligned(part, VECTOR if of == "data" else 0)
     }
     return replace(parts, **made) if made else parts
 
@@ -69,9 +69,9 @@ def hand_over(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 def copy(x: Any, target: Any) -> None:
     """Copy an array's elements to another one of its shape."""
     source, to = operand(x), operand(target)
-    cast_on_gpu.apply(source, resolve(source.dtype, to.dtype), to)
+    cuda.apply(source, resolve(source.dtype, to.dtype), to)
 
 
 def address(x: Any) -> int:
     """The address of an array's first byte; 0 for None."""
-    return 0 if x is None else cast_on_gpu.address(x)
+    return 0 if x is None else cuda.address(x)

@@ -15,11 +15,12 @@ from dataclasses import replace
 from typing import Any
 
 from gpucast.arrays.packed import device_index
+from gpucast.casting import cuda
+from gpucast.casting.cuda_workspace import Workspace
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
-from gpucast.gpu import cast_on_gpu, driver
-from gpucast.gpu.workspace import Workspace
+from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.kernel.kernel import Kernel
 from gpucast.quantization.block_grid import BlockGrid, in_layout
@@ -149,11 +150,11 @@ def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec, amax: A
     """Newly allocated parts of a result."""
     shape = _swap(shape) if spec.swapped else shape
     scales_shape = format.scales_shape(shape, spec.axis)
-    zero_points = None if format.zero_point is None else cast_on_gpu.new(scales_shape, format.zero_point)
+    zero_points = None if format.zero_point is None else cuda.new(scales_shape, format.zero_point)
     given = amax if spec.scale is None else spec.scale
-    global_scale = cast_on_gpu.new(() if given is None else given.shape, _FLOAT) if format.global_scale else None
-    scales = cast_on_gpu.new(in_layout(scales_shape, layout, format.scale.bits // 8), format.scale)
-    return Parts(cast_on_gpu.new(shape, format.element), scales, zero_points, global_scale)
+    global_scale = cuda.new(() if given is None else given.shape, _FLOAT) if format.global_scale else None
+    scales = cuda.new(in_layout(scales_shape, layout, format.scale.bits // 8), format.scale)
+    return Parts(cuda.new(shape, format.element), scales, zero_points, global_scale)
 
 
 def find_global_scale(
@@ -257,7 +258,7 @@ def swizzle(
     assert device is not None
     with driver.driver().on(device):
         scales = memory.dense(scales, Workspace("swizzle", device), "scales")
-        out = cast_on_gpu.new(shape if back else (size,), kind) if out is None else out
+        out = cuda.new(shape if back else (size,), kind) if out is None else out
         if size:
             rows, columns = math.prod(shape[:-1]), shape[-1]
             blocks = BlockGrid((1, rows, columns), (1, 1, 1), (1, rows, columns))
@@ -288,10 +289,10 @@ def dequantize(
         )
         if out is None:
             workspace.check_capture()
-            dense = out = cast_on_gpu.new(shape, to)
+            dense = out = cuda.new(shape, to)
         else:
             # Rows of whole blocks are written in vectors; the kernel of all others writes to any address.
-            dense = out if cast_on_gpu.is_contiguous(out) else workspace.array("result", shape, to)
+            dense = out if cuda.is_contiguous(out) else workspace.array("result", shape, to)
         if out.size:
             blocks = BlockGrid.of(format, shape, axis)
             given = quantize_arguments(
@@ -386,7 +387,7 @@ class _ArrayQuantizer:
         teams = blocks.size * lanes
         side_by_side = VECTOR // self.x.itemsize
         in_vectors = blocks.counts[2] == blocks.shape[2] and blocks.shape[2] % side_by_side == 0
-        if lanes == 1 and blocks.splits_outer and in_vectors and cast_on_gpu.is_aligned(self.x, VECTOR):
+        if lanes == 1 and blocks.splits_outer and in_vectors and cuda.is_aligned(self.x, VECTOR):
             kind, teams = "columns", teams // side_by_side
         parts = max(1, min(-(-blocks.largest // (lanes * _ELEMENTS)), -(-BUSY_THREADS // teams)))
         # A multiple of the elements that the lanes read together.
@@ -423,5 +424,5 @@ def _in_rows(blocks: BlockGrid, *arrays: Any) -> bool:
         and blocks.lengths[1] == 1
         and blocks.lengths[2] in LENGTHS
         and blocks.shape[2] % blocks.lengths[2] == 0
-        and all(cast_on_gpu.is_aligned(x, VECTOR) for x in arrays)
+        and all(cuda.is_aligned(x, VECTOR) for x in arrays)
     )

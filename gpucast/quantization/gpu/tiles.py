@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
-from gpucast.gpu import driver
+from gpucast.kernel import driver
 from gpucast.kernel.kernel import Kernel
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import LENGTHS, Format

@@ -16,7 +16,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
-from gpucast.gpu import driver
+from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import Shape, square_sides
 from gpucast.kernel.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
 from gpucast.kernel.strides import Dims, collapse, squares
@@ -31,10 +31,10 @@ _LAST = 2**64 - 1
 def new(shape: tuple[int, ...], kind: DType) -> Any:
     """An array without set values on the current device: packed, or tagged with NumPy's dtype."""
     if not kind.packed:
-        return driver.driver().empty(shape, kind.numpy)
+        return driver.empty(shape, kind.numpy)
     # Past __init__, whose checks take longer than all else here.
     array = object.__new__(PackedArray)
-    array.data = driver.driver().empty((kind.nbytes(math.prod(shape)),), _BYTE)
+    array.data = driver.empty((kind.nbytes(math.prod(shape)),), _BYTE)
     array.dtype, array.shape = kind, shape
     return array
 
@@ -42,7 +42,7 @@ def new(shape: tuple[int, ...], kind: DType) -> Any:
 def new_strided(shape: tuple[int, ...], strides: tuple[int, ...], kind: DType) -> Any:
     """The same for whole bytes, without gaps, with the axes in the order in memory that `strides` have ("K")."""
     dtype = kind.numpy
-    return driver.driver().empty(shape, dtype, _strides_like(shape, strides, dtype.itemsize))
+    return driver.empty(shape, dtype, _strides_like(shape, strides, dtype.itemsize))
 
 
 @lru_cache(maxsize=1024)
@@ -205,6 +205,7 @@ def fused_values(fused: FusedInputs) -> tuple[float, int, int, int, int, int, in
 
 def to_host(x: Any) -> Any:
     """A copy in host memory: NumPy, with ml_dtypes where NumPy lacks the type, or a PackedArray."""
+    driver.moves()
     cuda = driver.driver()
     with cuda.on(_index(x)):
         if isinstance(x, PackedArray):
@@ -217,6 +218,7 @@ def to_host(x: Any) -> Any:
 
 def to_device(x: Any, device: int) -> Any:
     """A copy on a device of a host array or of an array on another device."""
+    driver.moves()
     cuda = driver.driver()
     if isinstance(x, PackedArray):
         return PackedArray(to_device(x.data, device), x.dtype, x.shape)

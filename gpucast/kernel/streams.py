@@ -11,11 +11,11 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from gpucast import gpu
+from gpucast import kernel
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import ArrayAdapter, Lent
 from gpucast.arrays.packed import device_index
-from gpucast.gpu import devices
+from gpucast.kernel import devices
 
 
 class Owned(NamedTuple):
@@ -38,7 +38,7 @@ def visit(x: Any, *others: Any, device: Any = None) -> Iterator[None]:
         return
     own, lent = owner(x), list(map(owner, others))
     places = {index for index in (None if own is None else own.device, _index(device)) if index is not None}
-    if not (places or any(lent)) or gpu.driver.unavailable() is not None:
+    if not (places or any(lent)) or kernel.driver.unavailable() is not None:
         # The call itself says why it cannot go to a device.
         yield
         return
@@ -69,7 +69,7 @@ def on(streams: Mapping[int, int], lent: Iterable[Lent | None]) -> contextlib.Ab
 
 @contextlib.contextmanager
 def _joined(streams: Mapping[int, int], owners: Iterable[tuple[int, int]]) -> Iterator[None]:
-    cuda = gpu.driver.driver()
+    cuda = kernel.driver.driver()
     waiting: list[tuple[int, int, int]] = []
     with contextlib.ExitStack() as stack:
         current = cuda.current()
@@ -104,8 +104,8 @@ def owner(x: Any) -> Lent | None:
     index = device_index(x)
     if index is None:
         return None
-    with gpu.driver.driver().on(index):
-        return Lent(index, gpu.driver.driver().stream())
+    with kernel.driver.driver().on(index):
+        return Lent(index, kernel.driver.driver().stream())
 
 
 def _adapter(x: Any) -> ArrayAdapter | None:
@@ -127,8 +127,8 @@ def _index(device: Any) -> int | None:
 def _settle(places: Iterable[int]) -> None:
     """Wait for devices."""
     for index in places:
-        with gpu.driver.driver().on(index):
-            gpu.driver.driver().synchronize()
+        with kernel.driver.driver().on(index):
+            kernel.driver.driver().synchronize()
 
 
 adapters.register_visit(visit)

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from gpucast.arrays.batch_item import BatchItem, Launch
 from gpucast.arrays.operand import Operand
 from gpucast.arrays.overlap import Table
+from gpucast.casting import cuda
 from gpucast.core.fused_ops import FusedInputs
-from gpucast.gpu import cast_on_gpu, driver
+from gpucast.kernel import driver
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, ARRAYS, Batch, Kind, batch_kernel, sorted_kinds
 from gpucast.kernel.fields import Fields
 from gpucast.kernel.fused_kernel import FUSED, FusedOps
@@ -53,12 +54,12 @@ def _target(item: BatchItem) -> Operand:
 
 
 def _alone(item: BatchItem) -> Callable[[], None]:
-    return cast_on_gpu.launch_of(item.source, item.rule, _target(item), item.fused)
+    return cuda.launch_of(item.source, item.rule, _target(item), item.fused)
 
 
 def is_flat(item: BatchItem) -> bool:
     """Whether both sides are contiguous in the same order."""
-    return cast_on_gpu.layout_of(item.source, _target(item), item.fused).shape == "contiguous"
+    return cuda.layout_of(item.source, _target(item), item.fused).shape == "contiguous"
 
 
 def fused_of(items: Sequence[BatchItem]) -> FusedInputs:
@@ -109,7 +110,7 @@ def prepare(items: Sequence[BatchItem], device: int) -> Launch:
         if not fuses:
             prepared.run({"src": src, "dst": dst})
             return
-        number, scale_at, amax, *others = cast_on_gpu.fused_values(fused)
+        number, scale_at, amax, *others = cuda.fused_values(fused)
 
         def write(table: npt.NDArray[Any], begin: int) -> None:
             moved = scale_at + scale_step * begin, amax + amax_step * begin
@@ -150,7 +151,7 @@ class Prepared:
         batch = batch_of(ARGUMENT_BYTES[0])
         if len(n) > batch.capacity:
             batch = batch_of(driver.driver().argument_bytes)
-        self._launch = driver.load(batch.kernel, device)
+        self._launch = driver.ready(batch.kernel, device)
         places = np.array(kind)
         self._n = np.array(n, np.int64)
         self._elements = batch.elements[places]

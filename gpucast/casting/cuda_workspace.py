@@ -4,20 +4,21 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
-from gpucast import gpu
+from gpucast.casting import cuda
 from gpucast.core.dtypes import DType
-from gpucast.gpu import cast_on_gpu, driver
+from gpucast.kernel import ON_NEW_DRIVER, driver
 
 #: Bytes of a cell: of a sector of its own, so that no other memory is in the way of its atomic operations.
 _CELL = 32
 #: The cells of calls whose memory is not kept, by device, stream and thread: work of one stream never overlaps, and
 #: CUDA's stream of each thread has one number in all of them. CuPy's pool of memory has the same rule.
 _CELLS: dict[tuple[int, int, int], Any] = {}
-gpu.ON_NEW_DRIVER.append(_CELLS.clear)
+ON_NEW_DRIVER.append(_CELLS.clear)
 
 
 class Workspace:
@@ -36,8 +37,16 @@ class Workspace:
         if key not in self._arrays:
             self.check_capture()
             with driver.driver().on(self._device):
-                self._arrays[key] = cast_on_gpu.new(shape, kind)
+                self._arrays[key] = cuda.new(shape, kind)
         return self._arrays[key]
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        """The arrays that there are, by a key of each."""
+        return [*self._arrays.items(), *([] if self._cell is None else [(_CELL, self._cell)])]
+
+    def kept(self, key: Any) -> Any:
+        """The array of a key of `items`; None where there is none."""
+        return self._cell if key is _CELL else self._arrays.get(key)
 
     def cell(self) -> Any:
         """Some bytes for kernels that find zeros there and leave zeros. RuntimeError as for `array`."""

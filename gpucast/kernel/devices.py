@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which device a call means, and whether casts can run there.
 
-The driver is imported when a device is asked for (see `gpucast.gpu`), so that ``import gpucast`` stays quick. Nothing
-falls back to the host silently: what cannot run ends in `DeviceUnavailable`.
+The driver is imported when a device is asked for (see `gpucast.kernel`), so that ``import gpucast`` stays quick.
+Nothing falls back to the host silently: what cannot run ends in `DeviceUnavailable`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from gpucast import gpu
+from gpucast import kernel
 from gpucast.core.errors import DeviceUnavailable
 
 
 def unavailable() -> tuple[str, str] | None:
     """The reason why no cast can run on a GPU here (one clause) and the remedy, or None."""
-    return gpu.driver.unavailable()
+    return kernel.driver.unavailable()
 
 
 def parse(device: Any, caller: str) -> str | None:
@@ -56,8 +56,8 @@ def index(device: str, caller: str) -> int:
     require(caller)
     number = device.partition(":")[2]
     if not number:
-        return gpu.driver.driver().current()
-    count = gpu.driver.driver().count()
+        return kernel.driver.driver().current()
+    count = kernel.driver.driver().count()
     if int(number) >= count:
         last = f"cuda:{count - 1}"
         raise DeviceUnavailable(f"{caller}: device={device!r} does not exist; expected 'cuda' or 'cuda:0' to '{last}'")

@@ -18,12 +18,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpucast import gpu
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.host.extension import MODULE
-from gpucast.kernel import compiler, nvidia
+from gpucast.core.extension import MODULE
+from gpucast.kernel import ON_NEW_DRIVER, compiler, nvidia
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, LARGE_ARGUMENTS
 from gpucast.kernel.kernel import ARRAY, Kernel
+from gpucast.kernel.recording import current as recording_of_thread
 
 #: CUDA_ERROR_INVALID_CONTEXT.
 _NO_CONTEXT = 201
@@ -379,13 +379,13 @@ def use(other: Driver) -> Driver:
     before, _driver = _driver, other
     _available = False
     _loaded.clear()
-    for forget in gpu.ON_NEW_DRIVER:
+    for forget in ON_NEW_DRIVER:
         forget()
     return before
 
 
-def load(kernel: Kernel, device: int) -> Launch:
-    """The kernel on the current device, whose index is `device`.
+def ready(kernel: Kernel, device: int) -> Launch:
+    """The kernel on the current device, whose index is `device`; to be kept.
 
     RuntimeError for one that is not loaded yet while a CUDA graph is captured: loading would break the capture.
     """
@@ -402,6 +402,28 @@ def load(kernel: Kernel, device: int) -> Launch:
         # Two threads may both load: the second finds the cubin in the cache, and either kernel serves.
         found = _loaded[kernel, device] = _driver.load(kernel)
     return found
+
+
+def load(kernel: Kernel, device: int) -> Launch:
+    """The same, to be launched by this call, which a plan may repeat."""
+    found, recording = ready(kernel, device), recording_of_thread()
+    return found if recording is None else recording.launch(kernel, found)
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
+    """`Driver.empty`."""
+    array = driver().empty(shape, dtype, strides)
+    recording = recording_of_thread()
+    if recording is not None:
+        recording.made.append(array)
+    return array
+
+
+def moves() -> None:
+    """Say that memory is copied to or from the host, or to another device, which no plan repeats."""
+    recording = recording_of_thread()
+    if recording is not None:
+        recording.is_whole = False
 
 
 def loaded(kernel: Kernel, device: int) -> Launch | None:
@@ -429,4 +451,4 @@ def load_everywhere(kernels: Iterable[Kernel]) -> None:
     for device in range(_driver.count()):
         with _driver.on(device):
             for kernel in kernels:
-                load(kernel, device)
+                ready(kernel, device)

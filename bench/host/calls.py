@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost of a repeated call of each kind: ``python -m bench.host.calls``.
+
+Times are multiples of ``t.to(torch.float16)`` of the same tensor in the same process, with PyTorch's default settings
+but one thread; those of devices are microseconds of our own part, because CUDA's functions do nothing (`idle_cuda`).
+Beside them stand the Python functions of gpucast that a call enters, and in how many files.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import gpucast
+from bench import idle_cuda
+from bench.timing.times import quickest
+
+#: Elements of an array, and of each of those of a list.
+SIZE, EACH, LIST = 1024, 64, 100
+CALLS, ROUNDS = 50, 40
+_FOLDER = str(Path(gpucast.__file__).parent)
+Call = Callable[[], object]
+
+
+def entered(call: Call) -> tuple[int, int]:
+    """The Python functions of gpucast that a call enters, and the files that these are in."""
+    files: list[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(_FOLDER):
+            files.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(files), len(set(files))
+
+
+def host() -> dict[str, tuple[Call, Call]]:
+    """Calls, and beside each the one whose time is 1."""
+    t = torch.randn(SIZE)
+    x, half, into = t.numpy(), torch.float16, torch.empty(SIZE, dtype=torch.float16)
+    gradient, apart = torch.randn(SIZE, requires_grad=True), torch.randn(64, 2 * SIZE // 64)[:, ::2]
+    away, amax, x_amax, x_into = x.reshape(64, -1)[:, ::2], torch.zeros(()), np.zeros((), np.float32), into.numpy()
+    lists = [torch.randn(EACH) for _ in range(LIST)], [torch.empty(EACH, dtype=half) for _ in range(LIST)]
+    arrays = [one.numpy() for one in lists[0]], [one.numpy() for one in lists[1]]
+    to, numbers, tensor = (lambda: t.to(half)), np.empty(SIZE, np.float32), torch.empty(SIZE)
+    cast, quantize, dequantize, many = gpucast.cast, gpucast.quantize, gpucast.dequantize, gpucast.cast_many
+    rows: dict[str, tuple[Call, Call]] = {
+        "tensor": (lambda: cast(t, "FLOAT16"), to),
+        "tensor, out=": (lambda: cast(t, "FLOAT16", out=into), to),
+        "tensor, gradient": (lambda: cast(gradient, "FLOAT16"), lambda: gradient.to(half)),
+        "tensor, strided": (lambda: cast(apart, "FLOAT16"), lambda: apart.to(half)),
+        "tensor, scale=": (lambda: cast(t, "FLOAT16", scale=2.0), to),
+        "tensor, scale=, amax=": (lambda: cast(t, "FLOAT16", scale=2.0, amax=amax), to),
+        "tensor, stochastic": (lambda: cast(t, "FLOAT16", rounding="stochastic", seed=1), to),
+        "NumPy": (lambda: cast(x, "FLOAT16"), to),
+        "NumPy, out=": (lambda: cast(x, "FLOAT16", out=x_into), to),
+        "NumPy, strided": (lambda: cast(away, "FLOAT16"), to),
+        "NumPy, scale=, amax=": (lambda: cast(x, "FLOAT16", scale=2.0, amax=x_amax), to),
+    }
+    for name in ("mxfp8e4m3", "nvfp4", "int4_128"):
+        q, p = quantize(x, name), quantize(t, name)
+        rows |= {
+            f"{name}": (partial(quantize, x, name), to),
+            f"{name}, out=": (partial(quantize, x, name, out=q), to),
+            f"{name} of a tensor": (partial(quantize, t, name), to),
+            f"{name} of a tensor, out=": (partial(quantize, t, name, out=p), to),
+            f"{name}, dequantize": (partial(dequantize, q), to),
+            f"{name}, dequantize out=": (partial(dequantize, q, out=numbers), to),
+            f"{name} of a tensor, dequantize out=": (partial(dequantize, p, out=tensor), to),
+        }
+    rows["hadamard"] = (lambda: gpucast.hadamard(x, 16), to)
+    for kind, (given, outs) in (("tensors", lists), ("arrays", arrays)):
+        one_by_one = partial(_each, given, outs)
+        rows[f"{LIST} {kind}, out="] = (partial(many, given, "FLOAT16", out=outs), one_by_one)
+        rows[f"{LIST} {kind}"] = (partial(many, given, "FLOAT16"), one_by_one)
+    return rows
+
+
+def _each(given: list[Any], outs: list[Any]) -> None:
+    for x, y in zip(given, outs, strict=True):
+        gpucast.cast(x, "FLOAT16", out=y)
+
+
+def device() -> dict[str, Call]:
+    x, half = idle_cuda.array((SIZE,), np.float32), idle_cuda.array((SIZE,), np.float16)
+    scale, amax = idle_cuda.array((), np.float32), idle_cuda.array((), np.float32)
+    square, halves = idle_cuda.array((32, 32), np.float32).T, idle_cuda.array((32, 32), np.float16)
+    given = [idle_cuda.array((EACH,), np.float32) for _ in range(LIST)]
+    outs = [idle_cuda.array((EACH,), np.float16) for _ in range(LIST)]
+    numbers = idle_cuda.array((SIZE,), np.float32)
+    with idle_cuda.idle(allocate=lambda nbytes: idle_cuda.array((nbytes,), np.uint8).data):
+        q = gpucast.quantize(x, "mxfp8e4m3")
+    cast = gpucast.cast
+    return {
+        "CuPy, out=": lambda: cast(x, "FLOAT16", out=half),
+        "CuPy": lambda: cast(x, "FLOAT16"),
+        "CuPy, transposed, out=": lambda: cast(square, "FLOAT16", out=halves),
+        "CuPy, scale=, out=": lambda: cast(x, "FLOAT16", scale=2.0, out=half),
+        "CuPy, scale=, amax=, out=": lambda: cast(x, "FLOAT16", scale=scale, amax=amax, out=half),
+        "CuPy, stochastic": lambda: cast(x, "FLOAT16", rounding="stochastic", seed=1),
+        "CuPy, mxfp8e4m3": lambda: gpucast.quantize(x, "mxfp8e4m3"),
+        "CuPy, mxfp8e4m3, out=": lambda: gpucast.quantize(x, "mxfp8e4m3", out=q),
+        "CuPy, dequantize": lambda: gpucast.dequantize(q),
+        "CuPy, dequantize out=": lambda: gpucast.dequantize(q, out=numbers),
+        f"{LIST} of CuPy, out=": lambda: gpucast.cast_many(given, "FLOAT16", out=outs),
+    }
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"{'call':40} {'time':>9}  functions/files")
+    for what, (ours, theirs) in host().items():
+        best = quickest({"ours": ours, "theirs": theirs}, ROUNDS, calls=CALLS, clock=time.thread_time)
+        _show(what, f"{best['ours'] / best['theirs']:8.2f}x", ours)
+    rooms = itertools.cycle([idle_cuda.array((1 << 16,), np.uint8).data for _ in range(16)])
+    with idle_cuda.idle(allocate=lambda nbytes: next(rooms)):
+        for what, ours in device().items():
+            [seconds] = quickest({what: ours}, ROUNDS, calls=CALLS, clock=time.thread_time).values()
+            _show(what, f"{1e6 * seconds:6.2f} us", ours)
+
+
+def _show(what: str, cost: str, call: Call) -> None:
+    functions, files = min(entered(call) for _ in itertools.repeat(None, 3))
+    print(f"{what:40} {cost:>9}  {functions}/{files}")
+
+
+if __name__ == "__main__":
+    main()

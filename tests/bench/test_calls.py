@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python that repeated calls enter. Time is noisy, these counts are not: they may fall, not rise unnoticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpucast.core.extension import MODULE
+
+pytestmark = [
+    pytest.mark.peers,
+    pytest.mark.skipif(MODULE is None, reason="without the extension module there are no plans"),
+]
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from bench import idle_cuda  # noqa: E402
+from bench.host import calls  # noqa: E402
+
+#: The most functions and files, by the end of a row's name; the first that fits counts.
+MOST = {
+    "hadamard": (60, 15),
+    "gradient": (20, 8),
+    "tensors, out=": (3, 2),
+    "arrays, out=": (3, 2),
+    "transposed, out=": (10, 4),
+    "of CuPy, out=": (60, 9),
+    "dequantize": (26, 6),
+    "dequantize out=": (20, 6),
+    "of a tensor": (12, 4),
+    "of a tensor, out=": (12, 4),
+}
+OTHERS, QUANTIZED = (4, 3), (28, 6)
+
+
+def most(row: str) -> tuple[int, int]:
+    found = next((counts for end, counts in MOST.items() if row.endswith(end)), None)
+    return found or (QUANTIZED if any(name in row for name in ("mxfp8e4m3", "nvfp4", "int4_128")) else OTHERS)
+
+
+def check(row: str, call: calls.Call) -> None:
+    for _ in range(3):
+        call()
+    functions, files = min(calls.entered(call) for _ in range(5))
+    assert (functions, files) <= most(row) and files <= most(row)[1], (row, functions, files)
+
+
+def test_calls_of_the_host() -> None:
+    rows = calls.host()
+    assert len(rows) > 30
+    for row, (call, beside) in rows.items():
+        check(row, call)
+        beside()
+
+
+def test_calls_on_a_device() -> None:
+    rooms = [idle_cuda.array((1 << 16,), "uint8").data for _ in range(16)]
+    with idle_cuda.idle(allocate=lambda nbytes: rooms.append(rooms.pop(0)) or rooms[-1]):
+        for row, call in calls.device().items():
+            check(row, call)

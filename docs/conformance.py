@@ -52,7 +52,7 @@ _OPEN = ("c-cast", "nearest", "ocp", "ocp-up", "ocp-down", "ocp-nearest", "ocp-n
 INTRO = """\
 # How others cast: the scoreboard
 
-`tests/conformance` is **cast-conformance**, a suite that anyone can run: the expected bits of every cast between 25
+`tests/conformance` is **cast-conformance**, a suite that anyone can run: the expected bits of every cast between 26
 types, complete for sources of 16 bits or fewer, hard cases for wider ones. Its
 [README](../tests/conformance/README.md) says how to run it, how to read it in C or Python, and how to write
 an adapter in 20 lines. `docs/pages.py` writes this page from the committed results.
@@ -137,7 +137,7 @@ def systems() -> list[System]:
 
 def scoreboard(all_systems: list[System]) -> Iterator[str]:
     yield "## Scoreboard\n"
-    yield "![For each system a square of 25 by 25 cells, a row for each source](static/conformance.svg)\n"
+    yield "![For each system a square of 26 by 26 cells, a row for each source](static/conformance.svg)\n"
     yield "Rows are sources, columns destinations, in the order of [the types](types.md).\n"
     rows = []
     for each in all_systems:
@@ -206,7 +206,7 @@ def readme() -> str:
     return f"""\
 `tests/conformance` compares gpucast and {len(all_systems) - 1} other systems with the expected bits of every cast, by
 named conventions: ONNX, IEEE 754, OCP, C, CUDA. All were measured on x86-64 CPUs, the last on {dates[-1]}. A number
-counts the pairs of types, of up to 625, in which a system does so:
+counts the pairs of types, of up to 676, in which a system does so:
 
 {markdown(["What", "Who", "For example"], rows)}
 """
@@ -257,7 +257,7 @@ def picture(all_systems: list[System]) -> str:
     """A square for each system, a cell for each pair."""
     cell, columns, gap, top = 6, 4, 26, 84
     side = cell * len(NAMES)
-    parts = [text(16, 28, "Casts between 25 types: rows are sources, columns destinations", "title")]
+    parts = [text(16, 28, "Casts between 26 types: rows are sources, columns destinations", "title")]
     words = {"onnx": "as ONNX", "convention": "another convention", "open": "open", "differs": "differs"}
     for i, (kind, colour) in enumerate(COLOURS.items()):
         parts += [f'<rect x="{16 + 165 * i}" y="42" width="12" height="12" fill="{colour}"/>']
@@ -276,7 +276,7 @@ def picture(all_systems: list[System]) -> str:
             parts += [f'<path d="{"".join(squares)}" fill="{colour}"/>'] if squares else []
     rows = -(-len(all_systems) // columns)
     width = 16 + (side + gap) * columns
-    return svg(width, top + (side + gap + 14) * rows, f"How {len(all_systems)} systems cast between 25 types", parts)
+    return svg(width, top + (side + gap + 14) * rows, f"How {len(all_systems)} systems cast between 26 types", parts)
 
 
 # ---- held from outside, and ONNX's pages ----

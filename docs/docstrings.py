@@ -54,7 +54,7 @@ INTERNAL = (
 VALUES = {
     "DEFAULT_OPSET": "The opset whose rules a cast follows if it is called without `opset`: the newest that"
     " this version knows. It\ndoes not change within a major version of gpucast, so that an upgrade changes no bits.",
-    "DTYPES": "The 26 types (a tuple of `DType`), in the order in which Cast came to support them.",
+    "DTYPES": "The 27 types (a tuple of `DType`), in the order in which Cast came to support them.",
     "quantization.FORMATS": "All formats: a dict of `Format` by name.",
     "quantization.RECIPES": "All recipes: a dict of `Recipe` by name. `gpucast recipes` prints them.",
 }

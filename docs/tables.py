@@ -79,7 +79,7 @@ def ranges() -> str:
 
 def torch_name(row: DType) -> str:
     """The dtype in PyTorch that has the values of a type; FLOAT4E2M1 only in pairs."""
-    if row.name in _NOT_IN_TORCH:
+    if row.name in _NOT_IN_TORCH or row.numpy.names:
         return ""
     return row.numpy_name + ("_x2" if row.name == "FLOAT4E2M1" else "")
 
@@ -179,7 +179,7 @@ def _largest(row: DType) -> str:
 
 
 def _lowest(row: DType) -> str:
-    if row.family == "float" and row.bits <= 8:
+    if row.family == "float" and row.signed and row.bits <= 8:
         return coded(row, row.max_code | row.sign_code)
     return number(row.min) if row.is_float or row.family == "int" else ""
 
@@ -217,7 +217,7 @@ def values(kind: str) -> str:
 
 def _values(row: DType) -> str:
     """Every value of a type. Where the sign bit only turns the sign, the half without it."""
-    half = row.family == "float"
+    half = row.family == "float" and row.signed
     count = 1 << (row.bits - half)
     columns = 1 << row.mantissa_bits if row.is_float and row.mantissa_bits > 1 else 16 if row.family == "int" else 8
     columns = min(columns, count)

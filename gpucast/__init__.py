@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Casts and quantization in 26 number types, with the same bits on NVIDIA GPUs and on the CPU."""
+"""Casts and quantization in 27 number types, with the same bits on NVIDIA GPUs and on the CPU."""
 
 from __future__ import annotations
 

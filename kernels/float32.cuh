@@ -116,10 +116,10 @@ GPUCAST_INLINE float as_float32(Word code) {
     }
 }
 
-// The sign of a code, as the top bit; FLOAT8E8M0 has none.
+// The sign of a code, as the top bit; floats without one have none.
 template <typename DType, typename Word>
 GPUCAST_INLINE u32 sign_of(Word code) {
-    if constexpr (DType::is_e8m0) {
+    if constexpr (DType::is_e8m0 || (DType::is_float && DType::sign_code == 0)) {
         return 0;
     } else if constexpr (DType::bits == 64) {
         return u32(code >> 32) & 0x80000000;

@@ -417,6 +417,14 @@ GPUCAST_INLINE Scale load_scale(const u8* scales, const u8* zero_points, i64 blo
     return {code, zero, F::nan_in_scale && (code & 0x7fffffff) >= u32(DType::nan_code)};
 }
 
+// The same to divide by. Given scales may be 0, which counts as the smallest one.
+template <typename F>
+GPUCAST_INLINE Scale load_divisor(const QuantizeArguments& given, i64 block) {
+    Scale scale = load_scale<F>(given.scales, given.zero_points, block, &given.blocks);
+    if constexpr (!F::by_steps) scale.code = scale.code == 0 ? u32(F::smallest_scale) : scale.code;
+    return scale;
+}
+
 template <typename F, typename Src, typename Float, typename Double, typename Index, bool single, u32 Elements, u32 Threads>
 GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef Value<Src, Float, Double> V;
@@ -434,7 +442,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
         Tile<Elements * DType::bits / 8> out = {};
         load_aligned(from, in);
         BlockStats<V, F::zero_points, false> stats = {0, 0};
-        const Divisor<F, Src, Float, Double> divisor(load_scale<F>(given.scales, given.zero_points, cursor.block, &given.blocks), global);
+        const Divisor<F, Src, Float, Double> divisor(load_divisor<F>(given, cursor.block), global);
         const bool finite = stats.template add_tile<Src, Elements>(in);
         divisor.template tile<Elements, false>(in, out, begin, finite, given.random);
         store_aligned(to, out);
@@ -445,7 +453,7 @@ GPUCAST_INLINE void quantize_elements(const u8* src, u8* dst, i64 n, const Quant
 #pragma unroll 1
     for (u32 i = 0; i < last; ++i) {
         if constexpr (F::row_scaled) global = global_value<F>(given.global_scale, begin + i, given.blocks.columns);
-        const Divisor<F, Src, Float, Double> own(load_scale<F>(given.scales, given.zero_points, cursor.block, &given.blocks), global);
+        const Divisor<F, Src, Float, Double> own(load_divisor<F>(given, cursor.block), global);
         const Word bits = V::of(load_element<Src::bits, Word>(from + i * (Src::bits / 8)));
         if constexpr (F::stochastic) out.put(own.at_random(bits, given.random.one(begin + i)));
         else out.put(own.one(bits));

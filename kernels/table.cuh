@@ -45,7 +45,7 @@ GPUCAST_INLINE void look_up_nibbles(u32 nibbles, u32& low, u32& high, Rule) {
 template <typename Src, typename Dst>
 GPUCAST_CONSTANT bool has_nibble_codes() {
     if constexpr (!Src::is_int || !Dst::is_float || Dst::bits != 8) return false;
-    else return GPUCAST_ARCH >= 1000 && Src::bits == 4;
+    else return GPUCAST_ARCH >= 1000 && Src::bits == 4 && Dst::sign_code != 0;
 }
 
 // The low two bits of eight integers of 4 bits, or of the integer parts of eight FLOAT4E2M1, in bytes 1 and 3. The others

@@ -57,9 +57,11 @@ GPUCAST_CONSTANT Word encode(const Number<Word>& x, Rule rule, FloatFamily) {
     const int drop = Width<Word>::bits - 1 - int(DType::mantissa_bits) + below;
     Word code = Word(above) << DType::mantissa_bits;
     constexpr Rounding mode = Rule::rounding();
-    code += rounded<mode>(x.significand, drop, x.negative);
+    // A type without a sign rounds magnitudes.
+    const bool negative = DType::sign_code != 0 && x.negative;
+    code += rounded<mode>(x.significand, drop, negative);
     if constexpr (is_directed(mode)) {
-        const bool away = mode == (x.negative ? Rounding::toward_negative : Rounding::toward_positive);
+        const bool away = mode == (negative ? Rounding::toward_negative : Rounding::toward_positive);
         if (!away && code > Word(DType::max_code)) code = Word(DType::max_code);
     }
     return finish_float<DType>(code, x, rule);
@@ -132,7 +134,7 @@ GPUCAST_INLINE u32 signed_lanes(const u32 (&magnitude)[N], const u32 (&sign)[N])
         return code;
     } else {
         const u32 signs = high_lanes<lane>(sign) >> (lane - Dst::bits) & repeated<lane>(u32(Dst::sign_code));
-        if constexpr (Dst::has_negative_zero) return code | signs;
+        if constexpr (Dst::has_negative_zero || Dst::sign_code == 0) return code | signs;
         // Zero has no sign. A lane's top bit is set in the sum unless the lane is zero; only types of 8 bits have no
         // -0.
         return code | (signs & (code + 0x7f7f7f7f));
@@ -453,6 +455,7 @@ GPUCAST_INLINE u32 halves_lanes(u32 low, u32 high, Rule rule) {
     u32 signs = ptx::prmt(low, high, 0x7531);
     if constexpr (Dst::has_nan) {
         const u32 found = (code & ~nan) | (nan & repeated<8>(u32(Dst::nan_code)));
+        if constexpr (Dst::sign_code == 0) return found;
         if constexpr (Dst::has_negative_zero) return found | (signs & top);
         return found | (signs & (found + repeated<8>(0x7f)) & top);
     } else {

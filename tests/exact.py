@@ -155,14 +155,14 @@ def round_magnitude(magnitude: Fraction, dtype: DType, away: bool = False) -> in
     return ((exponent - lowest) << dtype.mantissa_bits) + whole
 
 
-def round_directed(x: ExactNumber, dtype: DType, rounding: str, largest: int) -> int:
+def round_directed(magnitude: Fraction, negative: bool, dtype: DType, rounding: str, largest: int) -> int:
     """The neighbour in a direction as a code; only away from zero is there one beyond the largest number."""
-    if x.magnitude == 0:
+    if magnitude == 0:
         return 0
     lowest = 1 - dtype.bias
-    exponent = max(floor_log2(x.magnitude), lowest)
-    steps = x.magnitude / Fraction(2) ** (exponent - dtype.mantissa_bits)
-    away = rounding == ("toward_negative" if x.negative else "toward_positive")
+    exponent = max(floor_log2(magnitude), lowest)
+    steps = magnitude / Fraction(2) ** (exponent - dtype.mantissa_bits)
+    away = rounding == ("toward_negative" if negative else "toward_positive")
     whole = math.ceil(steps) if away else math.floor(steps)
     if rounding == "to_odd" and whole != steps and whole % 2 == 0:
         whole += 1
@@ -184,13 +184,14 @@ def round_at_random(magnitude: Fraction, dtype: DType, word: int) -> int:
 
 def to_float(x: ExactNumber, rule: CastRule, word: int | None = None) -> int:
     dtype = rule.dst
-    width = dtype.bits - 1
-    sign = int(x.negative) << width
+    width = dtype.bits - dtype.sign_bits
+    # A type without a sign has the magnitude.
+    negative = x.negative and dtype.sign_bits == 1
+    sign = int(negative) << width
     top = ((1 << dtype.exponent_bits) - 1) << dtype.mantissa_bits
-    largest = {"ieee": top - 1, "fn": (1 << width) - 2, "fnuz": (1 << width) - 1, "none": (1 << width) - 1}[
-        dtype.specials
-    ]
-    nan = {"ieee": sign | top | 1 << (dtype.mantissa_bits - 1), "fn": sign | (1 << width) - 1, "fnuz": 1 << width}
+    last = (1 << width) - 1
+    largest = {"ieee": top - 1, "fn": last - 1, "nan_ff": last - 1, "fnuz": last, "none": last}[dtype.specials]
+    nan = {"ieee": sign | top | 1 << (dtype.mantissa_bits - 1), "fn": sign | last, "nan_ff": last, "fnuz": 1 << width}
     if x.kind == "nan":
         return nan[dtype.specials] if dtype.specials in nan else (1 << width) ^ sign
     if x.kind == "infinite":
@@ -202,7 +203,7 @@ def to_float(x: ExactNumber, rule: CastRule, word: int | None = None) -> int:
     elif rule.rounding == "ties_to_away":
         code = round_magnitude(x.magnitude, dtype, away=True)
     elif rule.rounding != "ties_to_even":
-        code = round_directed(x, dtype, rule.rounding, largest)
+        code = round_directed(x.magnitude, negative, dtype, rule.rounding, largest)
     else:
         cached = x.memo.get(dtype)
         if cached is None:

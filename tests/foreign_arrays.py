@@ -14,8 +14,8 @@ from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.libraries import dlpack
 
 NUMERIC = [row for row in DTYPES if row.family != "string"]
-#: JAX has no types of 6 bits.
-HELD_BY_JAX = [row for row in NUMERIC if row.bits != 6]
+#: JAX has no types of 6 bits, and none that ml_dtypes lacks.
+HELD_BY_JAX = [row for row in NUMERIC if row.bits != 6 and not row.numpy.names]
 #: What torch has in pairs.
 PAIRED = dtype("FLOAT4E2M1")
 
@@ -73,7 +73,8 @@ def from_jax(y: Any, row: DType) -> np.ndarray:
     if row.bits == 6:
         assert isinstance(y, PackedArray)
         return y.get()
-    assert not isinstance(y, np.ndarray) and y.dtype == row.numpy
+    # What JAX lacks stays an array of NumPy.
+    assert isinstance(y, np.ndarray) == bool(row.numpy.names) and y.dtype == row.numpy
     # JAX fills the upper bits of packed types with the sign.
     found = np.asarray(y)
     return (found.view(np.uint8) & row.code_mask).view(row.numpy) if row.packed else found

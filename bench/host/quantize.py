@@ -129,6 +129,10 @@ def quantize_formula(x: Array, format: Format) -> tuple[Array, Array, Array | No
         scale = np.exp2(np.ceil(np.log2(amax / np.float32(format.divisor))))
     else:
         scale = amax / np.float32(format.divisor)
+    if format.scale.name == "FLOAT8UE5M3":
+        # NumPy has no such type: four significant bits.
+        part, power = np.frexp(scale)
+        scale = np.ldexp(np.rint(part * 16) / 16, power).astype(np.float32)
     divisor = scale
     if format.global_scale:
         whole = amax.max() / np.float32(format.divisor * format.scale.max)
@@ -138,13 +142,15 @@ def quantize_formula(x: Array, format: Format) -> tuple[Array, Array, Array | No
     if element.family == "int":
         quotient = np.rint(quotient)
     limit = np.float32(element.max)
-    return np.clip(quotient, -limit, limit).astype(element.numpy), scale.astype(format.scale.numpy), None
+    stored = scale if format.scale.numpy.names else scale.astype(format.scale.numpy)
+    return np.clip(quotient, -limit, limit).astype(element.numpy), stored, None
 
 
 def dequantize_formula(parts: Parts, format: Format, to: DType) -> Array:
     """The matrix that codes in whole blocks along the last axis stand for."""
     x, _ = _in_blocks(parts.data.astype(np.float32), format)
-    scale = _of_blocks(parts.scales.astype(np.float32), format)
+    scales = cast(parts.scales, "FLOAT") if parts.scales.dtype.names else parts.scales.astype(np.float32)
+    scale = _of_blocks(scales, format)
     if parts.global_scale is not None:
         scale = scale * parts.global_scale
     if parts.zero_points is not None:

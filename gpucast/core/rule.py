@@ -126,9 +126,8 @@ def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, caller
 
 
 def first_opset(row: DType) -> int:
-    """The first opset whose Cast takes a type. For a type that no known version takes it is 1: versions say nothing
-    about it."""
-    return row.opset if row.opset is not None and row.opset <= DEFAULT_OPSET else 1
+    """The first opset whose Cast takes a type. A type that no known version takes goes with the default alone."""
+    return row.opset if row.opset is not None and row.opset <= DEFAULT_OPSET else DEFAULT_OPSET
 
 
 _DEFAULT = Options()
@@ -145,9 +144,8 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
     version = newest_version(opset, options.versions, caller)
     for role, row in (("source", src), ("to", dst)):
         if first_opset(row) > version:
-            raise TypeError(
-                f"{caller}: {role}={row.name} entered at opset {row.opset}; opset={opset} has version {version}"
-            )
+            since = "is in no opset" if row.opset is None else f"entered at opset {row.opset}"
+            raise TypeError(f"{caller}: {role}={row.name} {since}; opset={opset} has version {version}")
     if isinstance(saturate, np.bool_) or (isinstance(saturate, int) and saturate in (0, 1)):
         saturate = bool(saturate)
     if not isinstance(saturate, bool):
@@ -174,10 +172,10 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
         return CastRule(src, dst, overflow=overflow or "wrap", rounding=rounding)
     if not dst.has_nan:
         return CastRule(src, dst, overflow="saturate", rounding=rounding)
+    without: Overflow = "infinity" if dst.has_inf else "nan"
     if not dst.saturate_applies:
-        return CastRule(src, dst, overflow=overflow or "infinity", rounding=rounding)
+        return CastRule(src, dst, overflow=overflow or without, rounding=rounding)
     if not saturate and overflow is None:
-        without: Overflow = "infinity" if dst.has_inf else "nan"
         return CastRule(src, dst, overflow=without, rounding=rounding, round_mode=_mode(dst, round_mode))
     return CastRule(
         src,

@@ -144,10 +144,11 @@ def _is_computed(rule: CastRule) -> bool:
     if src.family == "bool":
         return dst.family in ("float", "e8m0") and dst.bits <= 8
     if (src.family, src.bits) == ("int", 4):
-        return dst.family == "float" and dst.bits == 8
+        return dst.family == "float" and dst.bits == 8 and dst.signed
     truncates = dst.family == "int" and rule.overflow == "wrap" and rule.rounding == "toward_zero"
     shifts = src.family == "e8m0" and dst.bits in (2, 4, 64)
-    return truncates and (shifts or ((src.bits, src.mantissa_bits) in ((8, 2), (8, 3)) and dst.bits < 8))
+    float8 = src.signed and (src.bits, src.mantissa_bits) in ((8, 2), (8, 3))
+    return truncates and (shifts or (float8 and dst.bits < 8))
 
 
 def _is_shorter(rule: CastRule, known: bool) -> bool:
@@ -170,7 +171,7 @@ def _is_shorter(rule: CastRule, known: bool) -> bool:
     if src.family == "e8m0":
         return double or half or float4 or (dst.bits == 32 and dst.is_float)
     if float4:
-        return (src.bits, src.mantissa_bits) in ((6, 2), (6, 3), (8, 2), (8, 3))
+        return src.signed and (src.bits, src.mantissa_bits) in ((6, 2), (6, 3), (8, 2), (8, 3))
     return src.bits == 4 and double
 
 

@@ -93,7 +93,7 @@ def _to_jax(y: Any, like: Any) -> Any:
     if isinstance(y, PackedArray):
         # What JAX packs on a device it does not take.
         return y if y.dtype.bits == 6 or device_index(y) is not None else _to_jax(y.get(), like)
-    if y.dtype == object:
+    if y.dtype == object or y.dtype.names:
         return y
     if not isinstance(y, np.ndarray):
         return jax.dlpack.from_dlpack(dlpack.Export(y))

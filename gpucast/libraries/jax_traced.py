@@ -37,7 +37,7 @@ def cast(x: Any, dst: DType, options: Options, coefficient: float | None = None)
         if getattr(options, name) is not None:
             raise ValueError(f"{caller}: {name}= cannot be used within a transform of JAX; call gpucast outside")
     src = dtype(x.dtype, caller=f"{caller}: x.dtype=")
-    if dst.family == "string" or dst.bits == 6:
+    if dst.family == "string" or dst.bits == 6 or dst.numpy.names:
         raise TypeError(
             f"{caller}: to={dst.name} is no type of JAX; within its transforms results are JAX arrays. Call it "
             "outside; gpucast.layers.Cast has the gradient of such a cast"

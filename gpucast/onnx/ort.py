@@ -9,7 +9,7 @@ most of the types that NumPy lacks; these functions pass addresses and ONNX type
     (y,) = session.run_with_ort_values(["y"], {"x": value})
     ort.from_ortvalue(y)
 
-They take all 26 types except FLOAT6E2M3 and FLOAT6E3M2, which onnxruntime 1.32 does not know, and STRING, which it
+They take all 27 types except FLOAT6E2M3 and FLOAT6E3M2, which onnxruntime 1.32 does not know, and STRING, which it
 takes only in ``session.run``, as object arrays. For which operators support a type see docs/onnx.md.
 """
 

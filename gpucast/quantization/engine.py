@@ -79,6 +79,17 @@ def quantize(
     return targets or results
 
 
+def quantize_by(x: Any, format: Format, known: Parts, axis: int, random: Random | None, layout: ScaleLayout) -> Parts:
+    """The parts by the scales of others, which are linear; see `exact_quantize.quantize_by`."""
+    if device_index(x) is not None:
+        parts = gpu.quantize_on_gpu.quantize_by(x, format.by_given_scales, known, axis, random)
+    else:
+        parts = quantize_on_host.quantize_by(x, format, known, axis=axis, random=random)
+        if format.element.packed:
+            parts = replace(parts, data=PackedArray.pack(parts.data))
+    return parts if layout == "linear" else replace(parts, scales=swizzle.swizzle(parts.scales, layout=layout))
+
+
 def _is_long(
     shape: tuple[int, ...], format: Format, result_specs: list[tuple[bool, int, Any]], layout: ScaleOrder
 ) -> bool:

@@ -21,7 +21,7 @@ elements.
       multiplied by Q / -P (7 / 8), which is exact but for DOUBLE: P is used, and nothing clamps.
     - "amax" with FLOAT8E4M3FN scales (NVIDIA's NVFP4): g = cast(largest amax / (6 * 448), FLOAT, overflow="saturate"),
       at least 2^-126, one for the whole array (or the caller's); s = cast(amax / (6 * g), FLOAT8E4M3FN). Without a
-      global scale g is 1.
+      global scale g is 1. With FLOAT8UE5M3 scales, whose range needs no second level, it is alike, and g is 1.
     - "4over6" (Four Over Six, MIT and NVIDIA, 2025; NVFP4 alone): two scales are tried, by 6 and by 4. g is as before
       with 256 in place of 448, so that the scale by 4 fits too; s6 = cast(amax / (6 * g), FLOAT8E4M3FN), and s4 with 4
       in place of 6, both not 0. The codes by each are those of step 4, to nearest. y = cast(x, FLOAT) * (1 / g) for
@@ -42,8 +42,8 @@ elements.
     Scales of BFLOAT16 (a `Format` that you define) are as those of FLOAT, cast to BFLOAT16 in place of FLOAT.
 
     No scale is 0: s is at least `Format.smallest_scale` (2^-126 for FLOAT, whose reciprocal is finite; 2^-9 for
-    FLOAT8E4M3FN, whose subnormals are valid scales; 2^-127 for FLOAT8E8M0). So an all-zero block is no special case:
-    its scale is the smallest, its elements are zeros.
+    FLOAT8E4M3FN and 2^-17 for FLOAT8UE5M3, whose subnormals are valid scales; 2^-127 for FLOAT8E8M0). So an all-zero
+    block is no special case: its scale is the smallest, its elements are zeros.
 3.  *Zero point.* z = P - t clamped to P..Q, t = lo / s rounded to the nearest integer, ties to even.
 4.  *Elements.* q = x / (s * g); s * g is exact, the quotient is rounded once to DOUBLE. Floats: cast(q, element), which
     saturates; -0 stays -0. Integers: q is rounded to the nearest integer, ties to even (as INT16, clamped); the zero
@@ -76,6 +76,10 @@ elements.
 9.  *Transforms.* With a Hadamard transform x is replaced by that of `gpucast.quantization.exact_hadamard` along `axis`,
     a FLOAT array, before step 1. Each result of an array then has a global scale of its own. Random rounding (step 7)
     is that of the transformed numbers.
+
+10. *Scales of another result.* With the scales of a `Quantized` (zero points and global scale too) steps 1 to 3 are
+    left out, and step 4 gives the codes, not 8. A block that has the scale NaN, or gets it by step 5, has codes 0. To
+    divide by, a scale of 0 counts as the smallest one.
 
 **Dequantizing.** (code - zero point) * s * g, in DOUBLE, where it is exact, then one cast to the destination (out of
 range: infinity). Where s * g is NaN the result is the positive NaN, whatever the code; a NaN element keeps its sign.
@@ -111,7 +115,7 @@ def quantize(
     axis %= x.ndim
     value = cast(x, "DOUBLE")
     block, grid = _blocks(x.shape, format, axis)
-    finite, nan = np.isfinite(value), np.isnan(value)
+    finite = np.isfinite(value)
 
     low, high = np.zeros(grid), np.zeros(grid)
     np.minimum.at(low, _at(block, finite), value[finite])
@@ -138,8 +142,8 @@ def quantize(
             scales = cast(spread / float(format.element.max - format.element.min), format.scale, overflow="saturate")
         elif format.has_float_scales:
             scales = cast(largest / format.divisor, format.scale, overflow="saturate")
-        elif format.scale is dtype("FLOAT8E4M3FN"):
-            scales = cast(largest / (format.divisor * g), "FLOAT8E4M3FN")
+        elif format.scale.family == "float":
+            scales = cast(largest / (format.divisor * g), format.scale)
         else:
             mode: Literal["down", "up"] = "down" if format.rounds_down else "up"
             scales = cast(largest / format.divisor, "FLOAT8E8M0", round_mode=mode)
@@ -157,14 +161,7 @@ def quantize(
         first, last = int(format.element.min), int(format.element.max)
         zero = np.where(lost, 0, np.clip(first - _integers(low / s), first, last))
 
-    gone = lost[_at(block)]
-    q = np.where(nan, value, value / (s * g)[_at(block)])
-    q = np.where(gone, 0.0, q)
-    if format.element.family == "int":
-        data = cast(_integers(q) + zero[_at(block)], format.element, overflow="saturate")
-    else:
-        data = cast(q, format.element, **stochastic)
-
+    data = _elements(value, format, block, s * g, zero, lost, stochastic)
     shape = format.scales_shape(x.shape, axis)
     return Parts(
         data,
@@ -172,6 +169,42 @@ def quantize(
         None if format.zero_point is None else cast(zero, format.zero_point).reshape(shape),
         _of_rows(cast(g, "FLOAT")) if format.global_scale else None,
     )
+
+
+def _elements(
+    value: Array, format: Format, block: tuple[Array, ...], d: Array, zero: Array, lost: Array, stochastic: Any
+) -> Array:
+    """Step 4, by the products d of scales and global scale. `lost`: blocks whose codes are 0."""
+    with np.errstate(all="ignore"):
+        q = np.where(np.isnan(value), value, value / d[_at(block)])
+    q = np.where(lost[_at(block)], 0.0, np.where(np.isnan(q) & ~np.isnan(value), np.nan, q))
+    if format.element.family == "int":
+        return cast(_integers(q) + zero[_at(block)], format.element, overflow="saturate")
+    return cast(q, format.element, **stochastic)
+
+
+@exact()
+def quantize_by(x: Array, format: Format, known: Parts, *, axis: int = -1, **stochastic: Any) -> Parts:
+    """Step 10: quantize a NumPy array by the scales of `known`."""
+    if x.ndim == 0:
+        parts = quantize_by(x.reshape(1), format, known, **stochastic)
+        return replace(parts, data=parts.data.reshape(()))
+    format = format.by_given_scales
+    value = cast(x, "DOUBLE")
+    block, grid = _blocks(x.shape, format, axis % x.ndim)
+    s = cast(known.scales, "DOUBLE").reshape(grid)
+    lost = np.isnan(s) & format.nan_in_scale
+    if format.nan_in_scale:
+        lost[_at(block, ~np.isfinite(value))] = True
+    zero = np.zeros(grid, np.int32)
+    if known.zero_points is not None:
+        zero = np.where(lost, 0, known.zero_points.reshape(grid).astype(np.int32))
+    g = _by_row(np.float64(1 if known.global_scale is None else known.global_scale))
+    data = _elements(value, format, block, np.where(s == 0, format.smallest_scale, s) * g, zero, lost, stochastic)
+    scales = known.scales.reshape(grid).copy()
+    scales[lost] = cast(np.float64(np.nan), format.scale)
+    stored = None if format.zero_point is None else zero.astype(format.zero_point.numpy).reshape(known.scales.shape)
+    return Parts(data, scales.reshape(known.scales.shape), stored, known.global_scale)
 
 
 def _by_row(numbers: Any) -> Any:

@@ -35,7 +35,7 @@ ROW = (1 << 31) - 1
 #: the last one along the axis.
 Block = Literal["tensor", "axis"] | tuple[int, ...]
 
-_FLOAT, _BFLOAT16, _E8M0, _E4M3 = map(dtype, ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "FLOAT8E4M3FN"))
+_FLOAT, _BFLOAT16, _E8M0, _E4M3, _UE5M3 = map(dtype, ("FLOAT", "BFLOAT16", "FLOAT8E8M0", "FLOAT8E4M3FN", "FLOAT8UE5M3"))
 #: The types of the arrays that can be quantized.
 SOURCES = (dtype("FLOAT"), dtype("FLOAT16"), dtype("BFLOAT16"), dtype("DOUBLE"))
 #: The first one belongs to the names in the table that have no ending.
@@ -43,6 +43,7 @@ _RULES: dict[DType, tuple[ScaleRule, ...]] = {
     _FLOAT: ("amax", "full_range", "no_clipping"),
     _BFLOAT16: ("amax", "full_range", "no_clipping"),
     _E4M3: ("amax", "4over6"),
+    _UE5M3: ("amax",),
     _E8M0: ("floor", "up", "even"),
 }
 
@@ -60,7 +61,7 @@ class Format:
     name: str
     #: The type of the codes: a float or integer type of at most 8 bits.
     element: DType
-    #: The type of the scales: FLOAT, BFLOAT16, FLOAT8E4M3FN or FLOAT8E8M0.
+    #: The type of the scales: FLOAT, BFLOAT16, FLOAT8E4M3FN, FLOAT8UE5M3 or FLOAT8E8M0.
     scale: DType
     block: Block
     rule: ScaleRule
@@ -99,8 +100,8 @@ class Format:
             )
         if self.zero_points and not (element.family == "int" and self.has_float_scales):
             raise ValueError(f"{self._caller}zero points need integers with FLOAT or BFLOAT16 scales")
-        if element.family == "int" and not element.signed and not self.zero_points:
-            raise ValueError(f"{self._caller}{element} needs zero points: without them it has no negative numbers")
+        if not element.signed and not self.zero_points:
+            raise ValueError(f"{self._caller}{element} has no negative numbers; expected a signed type, or zero points")
         if self.rule in ("full_range", "no_clipping") and (element.family != "int" or self.zero_points):
             raise ValueError(f"{self._caller}rule={self.rule!r} is for integers without zero points")
         if self.rule == "4over6" and (
@@ -198,6 +199,11 @@ class Format:
     def zero_point(self) -> DType | None:
         """The type of the zero points, one byte each; None for a symmetric format."""
         return (dtype("INT8") if self.element.signed else dtype("UINT8")) if self.zero_points else None
+
+    @property
+    def by_given_scales(self) -> Format:
+        """The format whose codes are the nearest ones by given scales: without steps, or a choice of two scales."""
+        return replace(self, steps=None, rule="amax" if self.rule == "4over6" else self.rule)
 
     # ---- shapes ----
 
@@ -320,6 +326,7 @@ FORMATS: dict[str, Format] = _table("""
     mxfp4_up      FLOAT4E2M1    FLOAT8E8M0    32                         up     -   -
     nvfp4         FLOAT4E2M1    FLOAT8E4M3FN  16                         amax   -   global
     nvfp4_16x16   FLOAT4E2M1    FLOAT8E4M3FN  16x16                      amax   -   global
+    nvfp4_ue5m3   FLOAT4E2M1    FLOAT8UE5M3   16                         amax   -   -
     int8          INT8          FLOAT         tensor,axis,32,64,128      amax   -   -
     int8_zp       INT8          FLOAT         tensor,axis,32,64,128      amax   zp  -
     uint8_zp      UINT8         FLOAT         tensor,axis,32,64,128      amax   zp  -

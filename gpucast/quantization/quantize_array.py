@@ -49,6 +49,7 @@ class QuantizeKeywords(TypedDict, total=False):
     offset: int
     scale: Any
     amax: Any
+    scales_of: Quantized | None
     hadamard: Any
     signs: Any
     device: Any
@@ -75,6 +76,7 @@ def quantize(
     offset: int = 0,
     scale: Any = None,
     amax: Any = None,
+    scales_of: Quantized | None = None,
     hadamard: Any = None,
     signs: Any = None,
     device: Any = None,
@@ -115,6 +117,10 @@ def quantize(
         For NVFP4: find the global scale from this magnitude, such as the one of an earlier step, instead of the largest
         in x. A number, or an array of one element, or one of each row as for `scale`: on a device a FLOAT array there,
         which is not waited for. It must be finite and not below 0. This is not checked for an array on a device.
+    scales_of
+        A `Quantized` of this format, shape and axis, on x's device: the result has its scales, zero points and global
+        scale, and the codes nearest to x by these. So numbers that were dequantized get their codes back (the page on
+        quantization says when they do not by new scales). Not with `scale`, `amax`, `transpose`, `hadamard` and `out`.
     hadamard
         16, 32, 64 or 128: quantize ``gpucast.hadamard(x, hadamard, axis=axis, ...)`` in place of x, without that array
         in memory where a device has a kernel for it. With transpose="both" also a pair, such as ``(None, 16)``: one
@@ -154,6 +160,8 @@ def quantize(
     An array that is neither in C order nor the transpose of such an array is copied first.
     """
     keywords = axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
+    if scales_of is not None:
+        return untraced(_quantize, x, format, _QuantizeOptions(*keywords, scales_of))
     return untraced(_by_plan, x, format, keywords)
 
 
@@ -172,6 +180,7 @@ class _QuantizeOptions(NamedTuple):
     signs: Any
     device: Any
     out: Any
+    scales_of: Any = None
 
 
 def _by_plan(x: Any, format: Any, keywords: tuple[Any, ...]) -> Any:
@@ -188,7 +197,7 @@ def _by_plan(x: Any, format: Any, keywords: tuple[Any, ...]) -> Any:
 @exact()
 def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     outs = request.out if isinstance(request.out, (tuple, list)) else [request.out]
-    owned = [q.owned for q in outs if isinstance(q, Quantized)]
+    owned = [q.owned for q in (*outs, request.scales_of) if isinstance(q, Quantized)]
     with streams.visit(x, request.scale, request.amax, *owned, device=request.device):
         return _quantize_array(x, format, request)
 
@@ -216,6 +225,17 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         if target != "cpu":
             devices.index(target, _CALLER)
         array = cast(array, src, device=target, copy=False)
+    if request.scales_of is not None:
+        known = _known_scales(request, format, array)
+        parts = engine.quantize_by(array, format, known, request.scales_of.axis, random, scale_layout)
+        return Quantized(
+            **vars(parts),
+            format=format,
+            dtype=src,
+            axis=request.scales_of.axis,
+            scale_layout=scale_layout,
+            library=adapters.library_of(x),
+        )
     result_specs = []
     for swapped, how in zip((False, True) if transpose == "both" else (bool(transpose),), hadamards, strict=True):
         shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
@@ -290,6 +310,30 @@ def _hadamards(request: _QuantizeOptions, format: Format) -> list[Hadamard | Non
     if any(hadamards):
         check_format(format, _CALLER)
     return hadamards
+
+
+def _known_scales(request: _QuantizeOptions, format: Format, x: Any) -> Parts:
+    """The parts of `scales_of`, with its scales in the linear layout."""
+    q = request.scales_of
+    if not isinstance(q, Quantized):
+        raise TypeError(f"{_CALLER}: scales_of={type(q).__name__} must be a Quantized")
+    for name in ("scale", "amax", "hadamard", "signs", "out"):
+        if getattr(request, name) is not None:
+            raise ValueError(f"{_CALLER}: {name}= and scales_of= do not go together")
+    if request.transpose:
+        raise ValueError(f"{_CALLER}: transpose={request.transpose!r} and scales_of= do not go together")
+    axis = checked_axis(request.axis, x.shape, format, _CALLER)
+    check_layout(request.scale_layout, x.shape, axis, format, _CALLER)
+    linear = q.with_layout("linear").native(_CALLER)
+    for name, got, expected in (
+        ("format", q.format, format),
+        ("shape", q.shape, x.shape),
+        ("axis", q.axis, axis),
+        ("device", devices.name(device_index(linear.scales)), devices.name(device_index(x))),
+    ):
+        if got != expected:
+            raise ValueError(f"{_CALLER}: scales_of has {name} {got}; expected {expected}")
+    return linear
 
 
 def _check_choice(format: Format, shape: tuple[int, ...], axis: int) -> None:

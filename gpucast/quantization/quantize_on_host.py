@@ -44,8 +44,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
     array that is not in C order is copied."""
     if MODULE is None:
         say_slow()
-        keywords = {} if random is None else {"rounding": STOCHASTIC, "seed": random.seed, "offset": random.offset}
-        return exact_quantize.quantize(x, format, axis=axis, scale=scale, **keywords)
+        return exact_quantize.quantize(x, format, axis=axis, scale=scale, **_stochastic(random))
     axis = axis % x.ndim if x.ndim else 0
     grid, shape = BlockGrid.of(format, x.shape, axis), format.scales_shape(x.shape, axis)
     source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(grid.shape)
@@ -76,6 +75,37 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
         None if format.zero_point is None else zero.astype(format.zero_point.numpy).reshape(shape),
         np.asarray(g, np.float32).reshape(np.shape(scale)) if format.global_scale else None,
     )
+
+
+@exact()
+def quantize_by(x: Array, format: Format, known: Parts, *, axis: int = -1, random: Random | None = None) -> Parts:
+    """As `gpucast.quantization.exact_quantize.quantize_by`."""
+    if MODULE is None:
+        say_slow()
+        return exact_quantize.quantize_by(x, format, known, axis=axis, **_stochastic(random))
+    format = format.by_given_scales
+    grid = BlockGrid.of(format, x.shape, axis % x.ndim if x.ndim else 0)
+    source = np.require(x, x.dtype.newbyteorder("="), ["C", "A"]).reshape(grid.shape)
+    stored = known.scales.reshape(grid.counts).copy()
+    s = _cast(stored, _DOUBLE)
+    lost = np.zeros(grid.counts, bool)
+    if format.nan_in_scale:
+        lost = np.isnan(s) | _extremes(source, grid, format)[2]
+        stored[lost] = _cast(np.float64(np.nan), format.scale)
+    zero = np.zeros(grid.counts, np.int32)
+    if known.zero_points is not None:
+        zero = np.where(lost, 0, known.zero_points.reshape(grid.counts).astype(np.int32))
+    d = np.where(s == 0, format.smallest_scale, s)
+    if known.global_scale is not None:
+        d = d * _by_row(known.global_scale)
+    data = _codes(source, grid, format, d, zero, lost, False, random)
+    shape = known.scales.shape
+    points = None if format.zero_point is None else zero.astype(format.zero_point.numpy).reshape(shape)
+    return Parts(data.reshape(x.shape), stored.reshape(shape), points, known.global_scale)
+
+
+def _stochastic(random: Random | None) -> dict[str, Any]:
+    return {} if random is None else {"rounding": STOCHASTIC, "seed": random.seed, "offset": random.offset}
 
 
 def _cast(x: Any, dst: DType, **attributes: Any) -> Array:

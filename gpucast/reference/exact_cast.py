@@ -187,13 +187,15 @@ def _to_e8m0(x: Numbers, rule: CastRule) -> Array:
 
 def _to_float(x: Numbers, rule: CastRule, words: Array | None) -> Array:
     dst = rule.dst
+    # A type without a sign has the magnitude.
+    negative = x.negative & dst.signed
     finite = np.where(x.infinite, 0, x.magnitude)
     if rule.rounding == STOCHASTIC:
         assert words is not None and words.dtype == np.uint32 and words.size == finite.size
         code = random_in_table(finite, words.reshape(-1), dst)
     else:
-        code = to_codes(finite, x.negative, dst, rule.rounding)
-    return _finish_float(code, x.negative, x.nan, x.infinite, rule)
+        code = to_codes(finite, negative, dst, rule.rounding)
+    return _finish_float(code, negative, x.nan, x.infinite, rule)
 
 
 def _finish_float(code: Array, negative: Array, nan: Array, infinite: Array, rule: CastRule) -> Array:
@@ -290,6 +292,7 @@ def from_strings(x: Array, rule: CastRule, first: int = 0) -> Array:
         stand_ins = np.array([_between_powers(number.magnitude) for number in numbers], dtype=np.float64)
         stand_ins[infinite] = np.inf
         return _to_array(_to_e8m0(Numbers(stand_ins, negative, nan), rule), dst)
+    negative &= dst.signed
     codes = fractions_to_codes([number.magnitude for number in numbers], negative, dst, rule.rounding)
     return _to_array(_finish_float(codes, negative, nan, infinite, rule), dst)
 

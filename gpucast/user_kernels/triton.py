@@ -38,8 +38,8 @@ class _Small:
 
     def __init__(self, name: Any, saturate: Any) -> None:
         kind = dtype(name, caller="gpucast.interop.triton: ")
-        if kind.family != "float" or kind.bits > 16:
-            raise ValueError(f"gpucast.interop.triton: {kind.name} is not a float of 16 bits or fewer")
+        if kind.family != "float" or kind.bits > 16 or not kind.signed:
+            raise ValueError(f"gpucast.interop.triton: {kind.name} is not a float with a sign of 16 bits or fewer")
         overflow = resolve(dtype("FLOAT"), kind, Options(saturate=bool(saturate))).overflow
         beyond = kind.inf_code if overflow == "infinity" else kind.nan_code if overflow == "nan" else kind.max_code
         #: Bits, those of the mantissa, and the bias.

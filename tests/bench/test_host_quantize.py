@@ -24,7 +24,7 @@ def test_the_formulas_are_those_of_the_formats(name: str) -> None:
         # A quotient rounded to FLOAT may be a midpoint, and so may many of numbers of few bits.
         differ = codes.reshape(x.shape).astype(np.float32) != parts.data.astype(np.float32)
         assert np.count_nonzero(differ) <= x.size // 100
-        scales = (s.reshape(parts.scales.shape).astype(np.float32) for s in (scale, parts.scales))
+        scales = (cast(s.reshape(parts.scales.shape), "FLOAT") for s in (scale, parts.scales))
         assert np.isclose(*scales).mean() > 0.99
         assert (zero is None) == (parts.zero_points is None)
         assert zero is None or np.mean(zero.reshape(parts.scales.shape) == parts.zero_points) > 0.98

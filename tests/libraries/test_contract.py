@@ -87,7 +87,8 @@ def of_torch(function: Any) -> tuple[Any, ...]:
     return function, importlib.import_module("torch").vmap(function)
 
 
-WHOLE = [row for row in NUMERIC if not row.packed]
+#: What DLPack has a code for.
+WHOLE = [row for row in NUMERIC if not row.packed and not row.numpy.names]
 SOME = [dtype(name) for name in ("FLOAT16", "FLOAT8E4M3FN", "INT4")]
 LIBRARIES = {
     "dlpack": Library(Namespaced, from_dlpack, WHOLE, WHOLE, views=True, writable=True, needs="numpy"),

@@ -179,14 +179,15 @@ def _to_e8m0(x: Number, rule: CastRule) -> Term:
 def _to_float(x: Number, rule: CastRule, word: Term | None) -> Term:
     """Round a magnitude, then add the sign and handle infinity and NaN."""
     dst = rule.dst
-    width = dst.bits - 1
+    width = dst.bits - dst.sign_bits
     over = {
         "saturate": dst.max_code,
         "infinity": dst.inf_code if dst.has_inf else 0,
         "nan": dst.nan_code if dst.has_nan else 0,
     }[rule.overflow]
-    signless = rule.overflow == "nan" and not dst.nan_is_signed
-    past = const(1 << width, dst.bits)
+    signless = not dst.signed or (rule.overflow == "nan" and not dst.nan_is_signed)
+    beyond = _beyond(dst)
+    past = const(beyond, dst.bits)
     if rule.rounding == STOCHASTIC:
         assert word is not None
         size = _at_random(x, dst, word)
@@ -194,7 +195,7 @@ def _to_float(x: Number, rule: CastRule, word: Term | None) -> Term:
         size = _directed(x, rule)
         past = past if dst.bits <= 8 else const(dst.inf_code, dst.bits)
     elif dst.bits <= 8:
-        size = nearest(x.size, x.src, dst, 1 << width, dst.bits, rule.rounding == "ties_to_away")
+        size = nearest(x.size, x.src, dst, beyond, dst.bits, rule.rounding == "ties_to_away")
     else:
         size = t.zext(_ieee(x, dst, "rn" if rule.rounding == "ties_to_even" else "ra"), dst.bits)
         past = const(dst.inf_code, dst.bits)
@@ -202,7 +203,7 @@ def _to_float(x: Number, rule: CastRule, word: Term | None) -> Term:
     sign = x.negative
     if not dst.has_negative_zero:
         sign = t.bitwise("and", sign, t.invert(t.eq(size, const(0, dst.bits))))
-    code = t.join((part(size, 0, width), sign))
+    code = t.join((part(size, 0, width), sign)) if dst.signed else size
     above = const(over, dst.bits) if signless else t.join((const(over, width), x.negative))
     code = t.ite(too_large, above, code)
     if rule.infinity_is_nan:
@@ -216,19 +217,24 @@ def _to_float(x: Number, rule: CastRule, word: Term | None) -> Term:
     return t.ite(x.nan, nan, code)
 
 
+def _beyond(dst: DType) -> int:
+    """What stands for a magnitude above the largest one: a word that is none."""
+    return 1 << (dst.bits - 1) if dst.signed else dst.max_code + 1
+
+
 def _directed(x: Number, rule: CastRule) -> Term:
     """One of the two neighbours of a magnitude."""
     dst = rule.dst
     if dst.bits <= 8:
-        below, above = neighbours(x.size, x.src, dst, 1 << (dst.bits - 1), dst.bits)
+        below, above = neighbours(x.size, x.src, dst, _beyond(dst), dst.bits)
     else:
         below, above = (t.zext(_ieee(x, dst, mode), dst.bits) for mode in ("rz", "rp"))
     if rule.rounding == "to_odd":
         # Beyond the largest number there is none, whatever its last bit.
         inside = t.invert(t.eq(below, const(dst.max_code, dst.bits)))
         return t.bitwise("or", below, t.zext(t.conj(inside, t.invert(t.eq(below, above))), dst.bits))
-    positive = t.invert(x.negative)
-    away = {"toward_zero": const(0, 1), "toward_positive": positive, "toward_negative": x.negative}
+    negative = x.negative if dst.signed else const(0, 1)
+    away = {"toward_zero": const(0, 1), "toward_positive": t.invert(negative), "toward_negative": negative}
     return t.ite(away[rule.rounding], above, below)
 
 
@@ -276,5 +282,5 @@ def _at_random(x: Number, dst: DType, word: Term) -> Term:
     last = const(dst.max_code + 1, 16)
     far = t.slt(const(2 * dst.bias + 1, 16), above)
     zero = t.eq(significand, const(0, width))
-    size = t.ite(t.bitwise("or", far, t.invert(t.ult(size, last))), const(1 << (dst.bits - 1), 16), size)
+    size = t.ite(t.bitwise("or", far, t.invert(t.ult(size, last))), const(_beyond(dst), 16), size)
     return part(t.ite(zero, const(0, 16), size), 0, dst.bits)

@@ -23,7 +23,7 @@ Specials = Literal["none", "ieee", "fn", "fnuz", "nan_ff"]
 _LEGAL: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
     "bool": ((8,), ("none",)),
     "int": ((2, 4, 6, 8, 16, 32, 64), ("none",)),
-    "float": ((4, 6, 8, 16, 32, 64), ("none", "ieee", "fn", "fnuz")),
+    "float": ((4, 6, 8, 16, 32, 64), ("none", "ieee", "fn", "fnuz", "nan_ff")),
     "e8m0": ((8,), ("nan_ff",)),
     "string": ((0,), ("none",)),
 }
@@ -47,7 +47,7 @@ class DType:
     mantissa_bits: int
     bias: int
     #: The codes that are not finite numbers: ``ieee`` (top exponent: infinity and NaN), ``fn`` (NaN where all magnitude
-    #: bits are set), ``fnuz`` (NaN in place of -0), ``nan_ff`` (all bits set, unsigned), ``none``.
+    #: bits are set), ``fnuz`` (NaN in place of -0), ``nan_ff`` (NaN where all bits are set; no sign), ``none``.
     specials: Specials
     #: First opset whose Cast takes the type; None for a type that ONNX does not have.
     opset: int | None
@@ -139,7 +139,7 @@ class DType:
 
     @property
     def has_negative_zero(self) -> bool:
-        return self.family == "float" and self.specials != "fnuz"
+        return self.family == "float" and self.signed and self.specials != "fnuz"
 
     @property
     def sign_code(self) -> int:
@@ -209,7 +209,7 @@ class DType:
         """The lowest finite value."""
         if self.family == "int":
             return self.value(self.sign_code)
-        return self.value(0 if self.family in ("bool", "e8m0") else self.max_code | self.sign_code)
+        return self.value(self.max_code | self.sign_code if self.signed else 0)
 
 
 def _problem(row: DType) -> str | None:
@@ -222,7 +222,7 @@ def _problem(row: DType) -> str | None:
     if row.specials not in specials:
         return f"special codes {row.specials!r}; {row.family} types have {', '.join(specials)}"
     if row.is_float:
-        sign, least = int(row.family == "float"), int(row.specials == "ieee")
+        sign, least = int(row.specials != "nan_ff"), int(row.specials == "ieee")
         if row.sign_bits != sign or row.exponent_bits < 1 or row.mantissa_bits < least:
             found = f"bits of sign, exponent, mantissa: {row.sign_bits}, {row.exponent_bits}, {row.mantissa_bits}"
             return f"{found}; sign {sign}, exponent 1 or more, mantissa {least} or more"
@@ -293,4 +293,5 @@ DTYPES: tuple[DType, ...] = _table("""
     INT2            26  int      2  1   -   -     -  -       25  int2             -
     FLOAT6E2M3      27  float    6  1   2   3     1  -       28  float6_e2m3fn    F6_E2M3
     FLOAT6E3M2      28  float    6  1   3   2     3  -       28  float6_e3m2fn    F6_E3M2
+    FLOAT8UE5M3      -  float    8  0   5   3    15  nan_ff   -  float8_ue5m3     -
 """)

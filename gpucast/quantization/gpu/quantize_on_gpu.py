@@ -105,6 +105,23 @@ def quantize(
         return results
 
 
+def quantize_by(x: Any, format: Format, known: Parts, axis: int, random: Random | None) -> Parts:
+    """The parts of a checked CuPy array, by the scales of others on its device."""
+    device = device_index(x)
+    assert device is not None
+    workspace = Workspace("quantize", device)
+    with driver.driver().on(device):
+        workspace.check_capture()
+        x = memory.dense(x, workspace, "x")
+        made = _new_parts(x.shape, format, ResultSpec(False, axis, known.global_scale), None, "linear")
+        for name in ("scales", "zero_points", "global_scale"):
+            if getattr(known, name) is not None:
+                memory.copy(getattr(known, name), getattr(made, name))
+        call = _ArrayQuantizer(x, dtype(x.dtype), format, axis, device, random, workspace, is_row_scaled(made))
+        call.run(made, given=True)
+        return made
+
+
 def prepare(
     x: Any,
     format: Format,

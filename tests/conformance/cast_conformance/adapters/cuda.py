@@ -17,7 +17,8 @@ from cast_conformance.compiled import call, library
 
 MODES = ("", "cuda-satfinite", "ocp-overflowing", "cuda-up", "cuda-down")
 _INCLUDE = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
-_HEAD = """#include <cuda_fp16.h>
+_HEAD = """#include <cuda_runtime_api.h>
+#include <cuda_fp16.h>
 #include <cuda_bf16.h>
 #include <cuda_fp8.h>
 #include <cuda_fp6.h>
@@ -65,6 +66,14 @@ def _text() -> str:
         for src, (kind, type_) in _SMALL.items()
     ]
     lines.append("CAST(FLOAT8E8M0_BFLOAT16, unsigned char, __nv_bfloat16_raw, __nv_cvt_e8m0_to_bf16raw(x))")
+    # Headers before CUDA 13.4 lack the type.
+    lines.append("#if CUDART_VERSION >= 13040")
+    for (src, name), (ending, how) in product(_FROM.items(), (("", "__NV_SATFINITE"), ("_over", "__NV_NOSAT"))):
+        call_ = f"__nv_cvt_{name}_to_ue5m3(x, {how}, cudaRoundNearest)"
+        lines.append(f"CAST({src}_FLOAT8UE5M3{ending}, {_C[src]}, unsigned char, {call_})")
+    for dst, ending in (("FLOAT16", "halfraw"), ("BFLOAT16", "bf16raw")):
+        lines.append(f"CAST(FLOAT8UE5M3_{dst}, unsigned char, {_C[dst]}, __nv_cvt_ue5m3_to_{ending}(x))")
+    lines.append("#endif")
     return _HEAD + "\n".join(lines)
 
 

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ledger is what its command writes, and its evidence exists; suites of others are run where they are installed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.peers import suites
+from gpucast.quantization import FORMATS, RECIPES
+
+ROOT = Path(__file__).resolve().parents[2]
+#: The module of each package.
+MODULES = {"softfloat": "softfloatpy", "zmij": "pyzmij", "p3109": "gfloat"}
+
+
+@pytest.fixture(scope="module")
+def ledger() -> Any:
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        import ledger
+    finally:
+        sys.path.remove(str(ROOT / "docs"))
+    return ledger
+
+
+def test_the_page_is_what_the_command_writes(ledger: Any) -> None:
+    assert ledger.PAGE.read_text(encoding="utf-8") == ledger.page(), "run docs/ledger.py"
+
+
+def test_evidence_exists_and_nothing_was_measured(ledger: Any) -> None:
+    text = ledger.PAGE.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((\.\./[^)#]+)\)", text):
+        assert (ROOT / "docs" / link).exists(), link
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    assert {row[-1].strip(" |") for row in rows} == {"", "---", "Measured on a GPU"}
+    claims = " ".join(row[0] for row in rows)
+    assert all(f"`{name}`" in claims for name in RECIPES)
+    assert all(re.sub(r"_(tensor|axis|\d+x?\d*)$", "", name) in claims for name in FORMATS)
+
+
+def test_suites_of_others_differ_nowhere() -> None:
+    rows = json.loads(suites.RESULT.read_text(encoding="utf-8"))
+    assert {row["suite"] for row in rows} >= {
+        "SoftFloat (softfloatpy)",
+        "zmij (pyzmij)",
+        "gfloat's tests",
+        "ml_dtypes's tests",
+    }
+    for row in rows:
+        assert row["cases"] > 0 and row["differ"] == 0 and row["licence"], row["suite"]
+        assert row["why"] or not row["legal"]
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", suites.PACKAGES)
+def test_a_suite_of_others(name: str) -> None:
+    pytest.importorskip(MODULES[name])
+    found = suites.PACKAGES[name](2000)
+    assert found.cases > 500 and found.differ == 0, found.first
+
+
+def test_casts_in_tests_of_others_are_replaced() -> None:
+    text = suites._functions("y = x.astype(kind).astype(np.float32, copy=False)\n")
+    assert text == "y = gpucast_astype(gpucast_astype(x, kind), np.float32, copy=False)"
+    before = suites.ANSWERED["calls"]
+    assert suites.astype(np.float32([1e9, 2.5]), np.float16).tolist() == [np.inf, 2.5]
+    assert suites.astype(np.float32([2.9]), np.int8).tolist() == [2]
+    assert suites.astype(np.float32([1]), complex).dtype == np.complex128
+    assert suites.ANSWERED["calls"] == before + 2
+
+
+def test_numbers_that_no_integer_is() -> None:
+    x = np.float64([2**31 - 1, 2**31 - 0.5, 2**31, -(2**31) - 0.5, -(2**31) - 1, 1e300, np.nan, 5])
+    outside = suites._is_outside(x, suites.dtype("INT32"), "truncate")
+    assert outside.tolist() == [False, False, True, False, True, True, True, False]
+    assert suites._is_outside(x, suites.dtype("INT32"), "nearest_even")[1]

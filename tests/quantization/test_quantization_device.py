@@ -48,18 +48,18 @@ LAUNCHES: list[tuple[Array, str, dict[str, Any], list[str]]] = [
     *((ONES, "float8e4m3fn_128x128", {"transpose": swap}, ["tiles"]) for swap in (False, True, "both")),
     (ONES, "mxfp8e4m3", {}, ["rows"]),
     (ONES, "mxfp8e4m3", {"transpose": "both", "scale_layout": "128x4"}, ["tiles"]),
-    (ONES, "nvfp4", {}, ["top", "global", "rows"]),
-    (ONES, "nvfp4", {"amax": AMAX}, ["top", "global", "rows"]),
+    (ONES, "nvfp4", {}, ["top", "rows"]),
+    (ONES, "nvfp4", {"amax": AMAX}, ["globals", "rows"]),
     (ONES, "nvfp4", {"amax": np.float32(3)}, ["rows"]),
     (ONES, "nvfp4", {"scale": 0.5}, ["rows"]),
-    (ONES, "nvfp4", {"transpose": "both"}, ["top", "global", "tiles"]),
+    (ONES, "nvfp4", {"transpose": "both"}, ["top", "tiles"]),
     (ONES, "nvfp4", {"transpose": "both", "scale": 0.5}, ["tiles"]),
     (ONES, "int8_axis", {"axis": 0}, ["extremes", "scales", "elements"]),
     (ONES, "int8_axis", {"scale": np.float32(2)}, ["columns", "kept", "tiles"]),
     (ONES[:8, :5], "int8_axis", {}, ["extremes", "scales", "tiles"]),
     (ONES, "int8_64", {"scale": np.float32(2)}, ["tiles"]),
     (ONES, "float8e4m3fn_tensor", {"scale": 2}, ["elements"]),
-    (gpucast.cast(ONES, "BFLOAT16"), "float8e5m2_tensor", {"transpose": "both"}, ["extremes", "scales", "tiles"]),
+    (gpucast.cast(ONES, "BFLOAT16"), "float8e5m2_tensor", {"transpose": "both"}, ["entire", "tiles"]),
 ]
 #: Its blocks fit no tile.
 MINE = Format("mine", "INT4", "FLOAT", (24,), "amax")
@@ -236,7 +236,7 @@ def test_elements_at_odd_addresses(driver: HostDriver) -> None:
     x = np.random.default_rng(7).standard_normal((4, 64)).astype(np.float32)
     expected = exact_quantize.quantize(x, ALL["nvfp4"])
     q = quantize(upload(x, offset=1), "nvfp4")
-    assert kinds(driver)[1:] == ["top", "global", "rows"]
+    assert kinds(driver)[1:] == ["top", "rows"]
     compare(q, expected, "odd")
     g = upload(expected.global_scale, offset=2)
     back = Quantized(q.data, q.scales, "nvfp4", global_scale=g).dequantize()

@@ -129,7 +129,7 @@ def test_how_much_python_a_warm_call_is() -> None:
 
 
 @pytest.mark.skipif(MODULE is None, reason="the extension module is missing")
-def test_the_first_call_of_a_kind_enters_nine_files() -> None:
+def test_the_first_call_of_a_kind_enters_few_files() -> None:
     entered: set[str] = set()
     sys.setprofile(lambda frame, event, argument: entered.add(frame.f_code.co_filename))
     try:
@@ -137,7 +137,7 @@ def test_the_first_call_of_a_kind_enters_nine_files() -> None:
     finally:
         sys.setprofile(None)
     folder = str(Path(gpucast.__file__).parent)
-    assert 0 < len([file for file in entered if file.startswith(folder)]) <= 9, sorted(entered)
+    assert 0 < len([file for file in entered if file.startswith(folder)]) <= 10, sorted(entered)
 
 
 @pytest.mark.skipif(MODULE is None, reason="the extension module is missing")

@@ -85,7 +85,8 @@ def fake_cast(
     -------
     An array of x's shape, type and library. Through tensors of PyTorch and arrays of JAX gradients pass, in
     `torch.compile`, ``torch.func`` and ``jax.jit`` too. `scale` and `amax` get no gradient. There formats with blocks
-    are for calls outside of ``torch.func`` and ``jax.jit``, and `amax` outside of both.
+    are for calls outside of ``torch.func`` and ``jax.jit``, and `amax` outside of both. Within ``jax.jit`` the inverse
+    of a traced scale above 2^126 is 0, because XLA flushes subnormal numbers.
 
     Raises
     ------

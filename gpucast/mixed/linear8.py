@@ -180,7 +180,7 @@ def _inverse(scaling: DelayedScaling, tensor: int, like: torch.Tensor) -> torch.
     inverse = scaling.inverse[tensor : tensor + 1]
     if like.is_cuda:
         return torch.from_dlpack(inverse).clone()  # type: ignore[no-any-return, unused-ignore]
-    return torch.tensor(float(inverse[0]))
+    return torch.tensor(float(inverse[0]), dtype=torch.float32, device="cpu")
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, a_inverse: torch.Tensor, b_inverse: torch.Tensor, to: Any) -> Any:

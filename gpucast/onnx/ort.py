@@ -9,8 +9,8 @@ most of the types that NumPy lacks; these functions pass addresses and ONNX type
     (y,) = session.run_with_ort_values(["y"], {"x": value})
     ort.from_ortvalue(y)
 
-They take all 27 types except FLOAT6E2M3 and FLOAT6E3M2, which onnxruntime 1.32 does not know, and STRING, which it
-takes only in ``session.run``, as object arrays. For which operators support a type see docs/onnx.md.
+They take all types except FLOAT6E2M3, FLOAT6E3M2 and FLOAT8UE5M3, which onnxruntime 1.32 does not know, and STRING,
+which it takes only in ``session.run``, as object arrays. For which operators support a type see docs/onnx.md.
 """
 
 from __future__ import annotations
@@ -117,6 +117,8 @@ def _known_dtype(x: Any, caller: str) -> DType:
 
 @lru_cache
 def _is_known(kind: DType) -> bool:
+    if kind.number is None:
+        return False
     try:
         onnxruntime.OrtValue.ortvalue_from_shape_and_type([0], kind.number)
     except Exception:  # onnxruntime has exceptions of its own for this

@@ -243,12 +243,14 @@ class QuantizePlan(CudaPlan):
     @staticmethod
     def key(x: Any, scale: Any, amax: Any, out: Any) -> tuple[Any, ...]:
         """What `known` is found by."""
-        given = [None if one is None else getattr(one, "shape", one) for one in (scale, amax)]
+        given = [None if one is None else getattr(one, "shape", ()) for one in (scale, amax)]
         return x.shape, *given, out is None
 
     def run(self, x: Any, seed: Any, offset: Any, scale: Any, amax: Any, signs: Any, out: Any) -> Any:
         key = self.key(x, scale, amax, out)
         known = self.known.get(key)
+        if any(one is not None and type(one) is not type(x) for one in (scale, amax)):
+            return None
         if known is None or signs is not None or type(offset) is not int:
             return None
         if self.stochastic:

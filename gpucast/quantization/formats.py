@@ -178,6 +178,13 @@ class Format:
         return float(self.scale.value(0 if self.scale is _E8M0 else 1))
 
     @property
+    def smallest_scale_code(self) -> int:
+        """The code of `smallest_scale`."""
+        if self.scale is _E8M0:
+            return 0
+        return 1 << self.scale.mantissa_bits if self.scale.bits >= 16 else 1
+
+    @property
     def nan_in_scale(self) -> bool:
         """True: a block with NaN or infinity has the scale NaN. False: NaN stays in its element, infinities clamp."""
         return self.steps is not None or not (self.has_float_scales and self.element.has_nan)

@@ -190,7 +190,9 @@ def _by_plan(x: Any, format: Any, keywords: tuple[Any, ...]) -> Any:
             return found
     with recorded() as recording:
         result = _quantize(x, format, _QuantizeOptions(*keywords))
-    plans.keep_quantize(x, format, keywords, result, recording)
+    # Later results look like this one. One that the caller gave may be of another class or library.
+    if type(result) is Quantized and result.library == adapters.library_of(x):
+        plans.keep_quantize(x, format, keywords, result, recording)
     return result
 
 

@@ -434,7 +434,7 @@ def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) ->
         0 if scale is _E8M0 else 1 if format.has_float_scales else 2,
         0 if is_int else 1 if run.startswith("Near") else 2 if divides else 3,
         format.two_sided, format.global_scale, format.zero_points,
-        src.sign_code, src.max_code, int(np.asarray(format.smallest_scale, scale.numpy).view(scale.code_numpy)),
+        src.sign_code, src.max_code, format.smallest_scale_code,
         format.divisor, format.top_scale, float(element.max) - float(element.min), format.negative_weight,
         float(element.min), float(element.max), _integers(format),
     )  # fmt: skip

@@ -44,7 +44,7 @@ class ScaleOrderRow(NamedTuple):
         return (rows // math.prod(self.split), *self.split, words)
 
 
-#: The only list of them; kernels know each by its index.
+#: The only list of them; kernels know each by its struct.
 SCALE_ORDERS = (
     ScaleOrderRow("linear", "Linear", itemsizes=(1, 2, 4)),
     ScaleOrderRow("128x4", "Order128x4", 128, (4, 32), (0, 3, 2, 1)),

@@ -20,7 +20,7 @@ from gpucast.core.rule import has_stochastic
 from gpucast.mixed import DelayedScaling, DynamicLossScale, select_tree
 from gpucast.quantization import recipes
 from gpucast.quantization.formats import SOURCES, Format
-from gpucast.quantization.grouped import cast_grouped, quantize_grouped
+from gpucast.quantization.grouped import cast_grouped, check_grouped, quantize_grouped
 from gpucast.quantization.hadamard_array import hadamard
 from gpucast.quantization.quantize_array import quantize
 from gpucast.quantization.quantized import check_layout
@@ -194,6 +194,7 @@ def _layouts(format: Format) -> Iterator[ScaleLayout]:
 
 def grouped(recorder: Recorder, asked: Any, format: Format, src: DType, keywords: Keywords) -> None:
     """Groups of rows that are quantized."""
+    check_grouped(format, "warmup")
     given = {**keywords, "scale": 1.0 if format.global_scale else None}
     for layout in SCALE_LAYOUTS:
         pad = order(layout).height

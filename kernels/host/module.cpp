@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gpucast._host: casts of the host, and launches on devices, as functions of Python. The loops are those of units that gpucast/codegen/host_units.py writes
+// gpucast._host: casts of the host, and launches on devices, as functions of Python. The loops are those of units that gpucast/kernel/host_units.py writes
 // of the kernels' own text, for several levels of the processor; gpucast/host is what the rest of the package sees of it.
 #include "python.hpp"
 

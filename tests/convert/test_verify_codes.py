@@ -109,5 +109,5 @@ def test_the_whole_is_verified_so(scale: str, folder: Any, monkeypatch: pytest.M
         return parts
 
     monkeypatch.setattr(scaling.quantize_on_host, "quantize", wrong)
-    assert "'w' is not what the reference gives" in failure(capsys, *command)
+    assert "tensor 'w' differs from the reference" in failure(capsys, *command)
     assert not passed[-1]

@@ -87,7 +87,7 @@ def test_the_results_of_the_stock_package_where_it_is_right(to: str, tmp_path: P
     np.testing.assert_array_equal(ours, stock, strict=True)
 
 
-@pytest.mark.parametrize("dst", DTYPES, ids=str)
+@pytest.mark.parametrize("dst", [row for row in DTYPES if row.number is not None], ids=str)
 def test_every_type_runs(dst: DType, tmp_path: Path) -> None:
     path = cast_file(tmp_path, dst.number)
     if dst.name not in STOCK_TYPES:

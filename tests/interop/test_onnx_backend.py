@@ -245,7 +245,7 @@ def test_versions_are_those_of_onnx(operator: str, versions: tuple[int, ...]) ->
 def test_types_of_a_version(operator: str, version: int) -> None:
     legal = schema_types(operator, version)
     assert FLOAT in legal
-    for row in DTYPES:
+    for row in (row for row in DTYPES if row.number is not None):
         for src, dst in ((row, FLOAT), (FLOAT, row)):
             if row in legal:
                 result = run_pair(operator, src, dst, version)

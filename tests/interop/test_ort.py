@@ -21,7 +21,7 @@ from host_driver import upload
 from tensors import sample
 
 #: What onnxruntime does not know.
-UNKNOWN = [row for row in NUMERIC if row.name.startswith("FLOAT6")]
+UNKNOWN = [row for row in NUMERIC if row.name.startswith("FLOAT6") or row.number is None]
 KNOWN = [row for row in NUMERIC if row not in UNKNOWN]
 #: What its Cast on the CPU takes.
 CASTS = [row for row in KNOWN if row.name != "FLOAT4E2M1"]

@@ -250,7 +250,7 @@ def format_struct(
         f"enum : bool {{ two_sided = {format.two_sided:d}, clamps = {_clamps(format):d} }};",
         f"enum : bool {{ global_scale = {format.global_scale:d}, row_scaled = {row_scaled:d} }};",
         f"enum : bool {{ stochastic = {stochastic:d} }};",
-        f"enum : u32 {{ smallest_scale = {_smallest(scale):#x} }};",
+        f"enum : u32 {{ smallest_scale = {format.smallest_scale_code:#x} }};",
         f"typedef {order(layout).struct} order;",
         f"enum : u32 {{ padding = {padding:#x} }};",
         f"enum : int {{ lowest = {lowest}, largest = {largest} }};",
@@ -265,13 +265,6 @@ def format_struct(
     ]
     body = "".join(f"    {line}\n" for line in lines)
     return f"namespace gpucast {{\nstruct {name} {{\n{body}}};\n}}\n"
-
-
-def _smallest(scale: DType) -> int:
-    """The code of `Format.smallest_scale`."""
-    if scale.family == "e8m0":
-        return 0
-    return 1 << scale.mantissa_bits if scale.bits >= 16 else 1
 
 
 def _clamps(format: Format) -> bool:

@@ -30,8 +30,10 @@ from gpucast.parity.hard_values import codes as hard_values
 Array = npt.NDArray[Any]
 Columns = dict[str, Array]
 
-#: The types of ONNX: others have no conventions.
-NUMERIC = tuple(row for row in DTYPES if row.family != "string" and row.number is not None)
+#: The types of the tables: those of ONNX, and the one that CUDA's headers have besides.
+NUMERIC = tuple(
+    row for row in DTYPES if row.family != "string" and (row.number is not None or row.name == "FLOAT8UE5M3")
+)
 FLOAT, DOUBLE, FLOAT16 = map(dtype, ("FLOAT", "DOUBLE", "FLOAT16"))
 #: The roundings besides the default of which there are columns.
 _DIRECTED = ("toward_zero", "upward", "downward", "odd")

@@ -207,7 +207,7 @@ def find(asked: Any, caller: str) -> Format:
     if not isinstance(asked, str):
         return formats.find(asked, caller)
     name = asked.lower()
-    if name in RECIPES or "-" in name or name in _LIBRARIES:
+    if name.replace("_", "-") in RECIPES or "-" in name or name in _LIBRARIES:
         return find_recipe(asked, f"{caller}: format=").format
     return formats.find(asked, caller)
 
@@ -215,8 +215,9 @@ def find(asked: Any, caller: str) -> Format:
 def find_recipe(asked: str, caller: str) -> Recipe:
     """The recipe of a name. ValueError with the nearest names for an unknown one; `caller` stands before the name."""
     name = asked.lower()
-    if name in RECIPES:
-        return RECIPES[name]
+    for known in (name, name.replace("_", "-")):
+        if known in RECIPES:
+            return RECIPES[known]
     alike = [known for known in RECIPES if known.startswith(name.split("-")[0])]
     near = difflib.get_close_matches(name, RECIPES, 3) or alike or list(RECIPES)
     raise ValueError(f"{caller}{asked!r} is no recipe; did you mean one of {', '.join(near)}?")

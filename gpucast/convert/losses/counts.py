@@ -55,8 +55,8 @@ def check(caller: str, src: str, dst: str, report: CastReport) -> None:
     raise TooMuchLost(
         f"{caller} from {src} to {dst} would lose {report.lost:,} of its {total:,} {kind} "
         f"({100 * report.lost / total:.1f} %): {words(report, zeros=False)}. Nothing was written. "
-        "Give --scale for codes with scales, or --overflow saturate and --rounding nearest_even to clamp and round, or "
-        "--allow-loss"
+        "Give --scale for codes with scales, or --allow-loss to write what is left (of integers, --overflow saturate "
+        "and --rounding nearest_even clamp and round)"
     )
 
 

@@ -288,7 +288,8 @@ def _quantized(name: str) -> _Refused:
         call = "gpucast.quantize(x, 'nvfp4'), 'mxfp4' or 'int4_32' instead: NF4 itself is not among its formats"
     else:
         options = _QUANTIZED_FILES.get(name.lower()[:5])
-        call = f"gpucast.quantize(x, {name.lower()!r})" + (f", or `gpucast convert` with {options}" if options else "")
+        format = {"mxfp8": "mxfp8e4m3", "mxfp6": "mxfp6e3m2"}.get(name.lower(), name.lower())
+        call = f"gpucast.quantize(x, {format!r})" + (f", or `gpucast convert` with {options}" if options else "")
     return _Refused(f"{name!r} is a format of quantization, with scales, and no dtype; use {call}")
 
 

@@ -249,7 +249,7 @@ class QuantizePlan(CudaPlan):
     def run(self, x: Any, seed: Any, offset: Any, scale: Any, amax: Any, signs: Any, out: Any) -> Any:
         key = self.key(x, scale, amax, out)
         known = self.known.get(key)
-        if any(one is not None and type(one) is not type(x) for one in (scale, amax)):
+        if not (scale is None or type(scale) is type(x)) or not (amax is None or type(amax) is type(x)):
             return None
         if known is None or signs is not None or type(offset) is not int:
             return None

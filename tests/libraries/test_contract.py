@@ -89,6 +89,8 @@ def of_torch(function: Any) -> tuple[Any, ...]:
 
 #: What DLPack has a code for.
 WHOLE = [row for row in NUMERIC if not row.packed and not row.numpy.names]
+#: Tensors have no FLOAT8UE5M3.
+OF_ONNX = [row for row in NUMERIC if row.number is not None]
 SOME = [dtype(name) for name in ("FLOAT16", "FLOAT8E4M3FN", "INT4")]
 LIBRARIES = {
     "dlpack": Library(Namespaced, from_dlpack, WHOLE, WHOLE, views=True, writable=True, needs="numpy"),
@@ -96,9 +98,11 @@ LIBRARIES = {
     "interface": Library(Interface, from_interface, [dtype("FLOAT")], SOME, views=True, writable=True, needs="driver"),
     "dask": Library(to_dask, from_dask, NUMERIC, SOME, views=True, lazy=True, needs="dask"),
     "jax": Library(new_jax, from_jax, HELD_BY_JAX, transforms=of_jax, comes_back=True, needs="jax"),
-    "torch": Library(tensor, from_torch, [], writable=True, transforms=of_torch, comes_back=True, needs="torch"),
+    "torch": Library(
+        tensor, from_torch, [], OF_ONNX, writable=True, transforms=of_torch, comes_back=True, needs="torch"
+    ),
     "torch on a GPU": Library(
-        lambda x: tensor(x).cuda(), from_torch, [], writable=True, comes_back=True, needs="torch"
+        lambda x: tensor(x).cuda(), from_torch, [], OF_ONNX, writable=True, comes_back=True, needs="torch"
     ),
 }
 MARKS = {

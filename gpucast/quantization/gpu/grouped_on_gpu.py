@@ -69,8 +69,8 @@ def grouped_kernel(
     # Whole words of codes: 8 of 6 bits are none.
     elements = 8 if src.bits == 64 and dst.bits != 6 else 16
     dtypes = [src, _FLOAT, _DOUBLE, dst]
-    # Random words, and quotients of DOUBLEs, take more registers than three blocks of an SM leave to a thread; scales of
-    # FP8, such as those of NVFP4, take more than four do.
+    # Random words, and quotients of DOUBLEs, take more registers than three blocks of an SM leave to a thread; scales
+    # of FP8, such as those of NVFP4, take more than four do.
     resident = 4
     if stochastic or src.bits == 64:
         resident = 2

@@ -409,7 +409,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
 }  // namespace gpucast
 
 // Macros, because a kernel's name is that of its work; gpucast/quantization/gpu/hadamard_source.py writes the rest.
-// RESIDENT: blocks of an SM at a time, whose registers must suffice.
+// RESIDENT: blocks of an SM at a time, whose registers must suffice; 0: as the compiler chooses.
 #define GPUCAST_HADAMARD(NAME, THREADS, RESIDENT, ...)                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                    \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64 n,                                       \
@@ -435,8 +435,8 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
         __shared__ WarpStats<Finish::Stats, part_threads> shared;                                                      \
         find_transformed<SRC, FLOAT, DOUBLE, LENGTH, STRIDED, part_threads>(src, n, given, numbers, shared, __VA_ARGS__); \
     }
-#define GPUCAST_HADAMARD_TILES(NAME, SRC, THREADS, ...)                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
+#define GPUCAST_HADAMARD_TILES(NAME, SRC, THREADS, RESIDENT, ...)                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                    \
         NAME(const gpucast::u8* src, gpucast::u32, gpucast::u8*, gpucast::i64 n,                                       \
              const __grid_constant__ gpucast::HadamardArguments given) {                                               \
         using namespace gpucast;                                                                                       \

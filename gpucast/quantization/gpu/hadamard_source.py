@@ -137,11 +137,14 @@ def hadamard_kernel(
         }  # fmt: skip
         listed = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         head += f"namespace gpucast {{\nstruct {name}_tiles {{\n    enum : u32 {{ {listed} }};\n}};\n}}\n"
-        line = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {threads}, {of_format}, {block})\n"
+        # The compiler chooses, but for two scales of a transposed result alone, where it would have registers spill.
+        of_two = format.rule == "4over6" and not plain and not stochastic
+        resident: int | str = "(GPUCAST_ARCH < 1000 ? 2 : 0)" if of_two else 0
+        line = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {threads}, {resident}, {of_format}, {block})\n"
     elif kind == "rows":
         elements, numbers = PART, f"{length}, {block}, {THREADS}"
         # Two scales to choose from, random words, and quotients of DOUBLEs take more registers.
-        resident: int | str = 8
+        resident = 8
         if stochastic or src.bits == 64:
             resident = 4
         elif format is not None and format.rule == "4over6":

@@ -69,13 +69,17 @@ def grouped_kernel(
     # Whole words of codes: 8 of 6 bits are none.
     elements = 8 if src.bits == 64 and dst.bits != 6 else 16
     dtypes = [src, _FLOAT, _DOUBLE, dst]
-    # Random words, and quotients of DOUBLEs, take more registers than three blocks of an SM leave to a thread; scales
-    # of FP8, such as those of NVFP4, take more than four do.
-    resident = 4
+    # Random words, and quotients of DOUBLEs, take more registers than three blocks of an SM leave to a thread.
+    # Quotients for scales that are no powers of two take more than four do, or more than three: of FLOATs by scales of
+    # FP8.
+    resident: int | str = 4
     if stochastic or src.bits == 64:
         resident = 2
-    elif format is not None and not format.has_float_scales and format.scale is not _E8M0:
-        resident = 3
+    elif format is not None and format.scale is not _E8M0:
+        if format.has_float_scales:
+            resident = 3 if src.bits == 32 else "(GPUCAST_ARCH >= 900 ? 4 : 3)"
+        else:
+            resident = 2 if src.bits == 32 else 3
     if format is None:
         name = f"gpucast_cast_groups_{src.numpy_name}_to_{dst.numpy_name}"
         name += "_saturate" * (rule.overflow == "saturate") + "_stochastic" * stochastic

@@ -187,7 +187,7 @@ def test_plans_change_nothing_for_arrays(seed: int) -> None:
 _ON_DEVICES = [["mxfp8e4m3", "int4_128"], ["nvfp4", "mxfp4"], ["int8_axis", "float8e4m3fn_tensor"]]
 
 
-def compare_on_device(seed: int, library: Library, monkeypatch: pytest.MonkeyPatch, least: int = 3) -> None:
+def compare_on_device(seed: int, library: Library, monkeypatch: pytest.MonkeyPatch, least: int = 1) -> None:
     """The kernels as host code. Their launches are Python's: programs are repeated, and casts go the checked path."""
     monkeypatch.setattr(sys.modules[__name__], "FORMATS", dict.fromkeys(_ON_DEVICES[seed]))
     monkeypatch.setattr(sys.modules[__name__], "_KINDS", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -230,7 +230,8 @@ def test_plans_change_nothing_for_tensors_on_devices(seed: int, monkeypatch: pyt
 
     def tensor(x: Any) -> Any:
         kind = gpucast.dtype(x.dtype)
-        codes = torch.from_numpy(np.array(x, order="C").view(kind.code_numpy))
+        # Copies lie at multiples of 64 bytes: a program repeats for memory that is aligned as that of the first call.
+        codes = torch.from_numpy(np.array(x, order="C").view(kind.code_numpy)).clone()
         return codes.view(getattr(torch, kind.numpy_name))
 
     compare_on_device(seed, tensor, monkeypatch, 0)

@@ -48,8 +48,10 @@ def test_a_library_gives_what_its_score_says(name: str, tmp_path: Path, monkeypa
     except ImportError as error:
         pytest.skip(f"{name}: {str(error)[:80]}")
     score = json.loads((SCORES / f"{name}.json").read_text("utf-8"))
-    if adapter.version() != score["version"]:
+    # Ours is made again with each version.
+    if adapter.version() != score["version"] and name != "gpucast":
         pytest.skip(f"the score is of {score['version']}, installed is {adapter.version()}")
+    assert adapter.version() == score["version"]
     assert generate.main(["--pairs", *PAIRS, "--out", str(tmp_path)]) == 0
     monkeypatch.setattr("cast_conformance.compare.TABLES", tmp_path)
     pairs = [(src, dst) for src, dst in (pair.split(":") for pair in PAIRS)]

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """NVIDIA's headers cuda_fp8.h, cuda_fp6.h, cuda_fp4.h, cuda_fp16.h and cuda_bf16.h, compiled for the host: no GPU.
 
-``CUDA_INCLUDE`` names their folder; else it is that of CUDA's usual place.
+``CUDA_INCLUDE`` names their folder; else it is that of the packages nvidia-cuda-runtime, -crt and -cccl for CUDA 13, or
+CUDA's usual place.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,16 @@ from typing import Any
 from cast_conformance.compiled import call, library
 
 MODES = ("", "cuda-satfinite", "ocp-overflowing", "cuda-up", "cuda-down")
-_INCLUDE = Path(os.environ.get("CUDA_INCLUDE", "/usr/local/cuda/include"))
+
+
+def _include() -> Path:
+    folders = (Path(folder, "nvidia", "cu13", "include") for folder in sys.path)
+    # The packages share a folder, and each has a part.
+    whole = (folder for folder in folders if all((folder / part).exists() for part in ("cuda_fp8.h", "crt", "nv")))
+    return Path(os.environ.get("CUDA_INCLUDE") or next(whole, "/usr/local/cuda/include"))
+
+
+_INCLUDE = _include()
 _HEAD = """#include <cuda_runtime_api.h>
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>

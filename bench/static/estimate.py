@@ -153,18 +153,18 @@ def _timed(of: Measured) -> Timed:
     # A round while memory works at full speed: by Little's law, of a copy, of which half is read.
     full = gpu.in_flight * gpu.sms / (speed / 2)
     service = units[unit] * team
-    apart = of.barriers * BARRIER + looks * IDLE + TURNOVER * (kernel.threads < of.of.threads)
-    apart += max(0.0, alone(executed) / clocks - service)
+    delay = of.barriers * BARRIER + looks * IDLE + TURNOVER * (kernel.threads < of.of.threads)
+    delay += max(0.0, alone(executed) / clocks - service)
     low, high = 0.0, 1.0
     # The share of memory's speed that the threads ask for, with the time that a load takes at this share.
     for _ in range(30):
         middle = (low + high) / 2
         trip = IDLE + middle * (full - IDLE)
-        rate = _rate(rounds * trip + apart, service, teams, (len(data) - rounds) * trip)
+        rate = _rate(rounds * trip + delay, service, teams, (len(data) - rounds) * trip)
         asked = rate * team * gpu.sms / of.of.threads * travel / speed
         low, high = (middle, high) if asked > middle else (low, middle)
     memory, threads = travel / speed, travel / speed / max(low, 1e-9) if travel else 0.0
-    seconds = max(memory, threads, rounds * IDLE + apart + service)
+    seconds = max(memory, threads, rounds * IDLE + delay + service)
     bound = "memory" if low > 0.99 else "waiting"
     if low <= 0.99 and units[unit] * of.of.threads / gpu.sms > 0.9 * seconds:
         bound = unit

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from gpucast import casting
-from gpucast import kernel as room
+from gpucast import kernel as kernels
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
 from gpucast.core.fused_ops import FusedInputs, Random, Scaling
@@ -67,7 +67,7 @@ def can_cast(wanted: ProgramCast) -> bool:
     if not (_register() and _serve_on_host(wanted.text())):
         return False
     backend = jax.default_backend()
-    return backend == "cpu" or (backend == "gpu" and room.driver.unavailable() is None)
+    return backend == "cpu" or (backend == "gpu" and kernels.driver.unavailable() is None)
 
 
 def cast(wanted: ProgramCast, x: Any, *scale: Any) -> Any:
@@ -122,6 +122,8 @@ def _serve(text: str, on_device: bool) -> None:
         MODULE.serve(text, None, loops.work(rule, inputs), 8)
         return
     ops = casting.cuda.ops_of(inputs)
-    kernel = room.driver.ready(cast_kernel(rule, unpacked=rule.src.packed, ops=ops), room.driver.driver().current())
+    kernel = kernels.driver.ready(
+        cast_kernel(rule, unpacked=rule.src.packed, ops=ops), kernels.driver.driver().current()
+    )
     given = FUSED.pack(*casting.cuda.fused_values(inputs)) if ops.fuses(rule) else b""
     MODULE.serve(text, kernel, given, min(8, rule.dst.bits))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from gpucast import kernel as room
+from gpucast import kernel as kernels
 from gpucast.core.dtypes import dtype
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
@@ -99,7 +99,7 @@ def _compared(index: int, codes: npt.NDArray[Any]) -> tuple[int, Problem | None]
 
     case = Case(_RULE)
     try:
-        with room.driver.driver().on(index):
+        with kernels.driver.driver().on(index):
             outcome = compare(GpuBackend().prepare([case], False), case, codes)
     except DeviceUnavailable as error:
         return 0, Problem(_line(error))

@@ -173,16 +173,14 @@ class Format:
     def smallest_scale(self) -> float:
         """The lower bound of scales: FLOAT's smallest normal number, so that its reciprocal is finite and processors
         that flush subnormals can read it; for a narrow type its smallest positive number. Scales of steps have none."""
-        if self.has_float_scales:
-            return math.ldexp(1.0, 1 - self.scale.bias)
-        return float(self.scale.value(0 if self.scale is _E8M0 else 1))
+        return float(self.scale.value(self.smallest_scale_code))
 
     @property
     def smallest_scale_code(self) -> int:
         """The code of `smallest_scale`."""
         if self.scale is _E8M0:
             return 0
-        return 1 << self.scale.mantissa_bits if self.scale.bits >= 16 else 1
+        return 1 << self.scale.mantissa_bits if self.has_float_scales else 1
 
     @property
     def nan_in_scale(self) -> bool:

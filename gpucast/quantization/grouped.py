@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from gpucast import casting
-from gpucast import kernel as room
+from gpucast import kernel as kernels
 from gpucast.arrays import adapters
 from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import namespace
@@ -279,7 +279,7 @@ class _Call:
     def _part(self, out: Grouped | None, name: str, packs: bool, kind: DType, shape: tuple[int, ...]) -> Any:
         """A new array, packed as `quantize` has it if `packs`, or the checked one of `out`."""
         if out is None and self.device is not None:
-            with room.driver.driver().on(self.device):
+            with kernels.driver.driver().on(self.device):
                 casting.cuda.check_allocation()
                 return casting.cuda.new(shape, kind)
         if out is None and kind.packed and packs:
@@ -310,22 +310,22 @@ class _Call:
         check_written(written, read, self.caller)
 
     def _on_device(self, parts: list[Any], rule: CastRule, format: Format | None, layout: ScaleLayout) -> None:
-        kernels = on_device.grouped_on_gpu
+        on_gpu = on_device.grouped_on_gpu
         assert self.device is not None
-        with room.driver.driver().on(self.device):
-            x = kernels.dense("x", self.x, self.caller, VECTOR)
-            offsets, scale = kernels.dense("offsets", self.offsets, self.caller), self.scale
+        with kernels.driver.driver().on(self.device):
+            x = on_gpu.dense("x", self.x, self.caller, VECTOR)
+            offsets, scale = on_gpu.dense("offsets", self.offsets, self.caller), self.scale
             if not isinstance(scale, float):
-                scale = kernels.dense("scale", scale, self.caller)
+                scale = on_gpu.dense("scale", scale, self.caller)
             wanted = {name: part for name, part in zip(Grouped._fields, parts, strict=True) if part is not None}
             written = {
-                name: kernels.target(f"out.{name}", part, self.caller, VECTOR if name == "data" else 0)
+                name: on_gpu.target(f"out.{name}", part, self.caller, VECTOR if name == "data" else 0)
                 for name, part in wanted.items()
             }
-            given = kernels.grouped_arguments(
+            given = on_gpu.grouped_arguments(
                 offsets, scale, written.get("scales"), written["offsets"], written["valid"], self.rows, self.columns,
                 self.result_rows, self.pad, *(self.random or (0, 0)),
             )  # fmt: skip
-            kernel = kernels.grouped_kernel(rule, format, self.random is not None, layout)
-            kernels.run(kernel, x, written["data"], self.result_rows, given, self.device)
+            kernel = on_gpu.grouped_kernel(rule, format, self.random is not None, layout)
+            on_gpu.run(kernel, x, written["data"], self.result_rows, given, self.device)
             on_device.memory.hand_over(written, wanted)

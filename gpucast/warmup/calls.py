@@ -209,9 +209,9 @@ def row_scaled(recorder: Recorder, asked: Any, format: Format, src: DType, keywo
     for shape in _shapes(format):
         x, amax = recorder.array(shape, src), recorder.array(shape[:-1], _FLOAT)
         for layout in _layouts(format) if shape is _MATRIX else ("linear",):
-            _there_and_back(x, asked, {**keywords, "amax": amax, "scale_layout": layout})
+            given = {**keywords, "amax": amax, "scale_layout": layout}
+            _there_and_back(x, asked, given)
             if shape is _MATRIX:
-                given = {**keywords, "amax": amax, "scale_layout": layout}
                 q = quantize(_shifted(recorder, shape, src), asked, **given)
                 for to in dict.fromkeys((src, _FLOAT)):
                     q.dequantize(to, out=_shifted(recorder, shape, to))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gpucast import kernel as room
+from gpucast import kernel as kernels
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.kernel import devices
 from gpucast.kernel.kernel import Kernel
@@ -109,7 +109,7 @@ def warmup(
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as executor:
         compile_all(executor, work)
     if load:
-        room.driver.load_everywhere(dict.fromkeys(task.kernel for task in work))
+        kernels.driver.load_everywhere(dict.fromkeys(task.kernel for task in work))
     return len(work)
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from gpucast import kernel as room
+from gpucast import kernel as kernels
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import dtype
 from gpucast.core.errors import DeviceUnavailable
@@ -35,7 +35,7 @@ def recording(kind: type[_Recorder]) -> Iterator[_Recorder]:
     DeviceUnavailable without CuPy.
     """
     recorder = kind()
-    with room.driver.recording(recorder):
+    with kernels.driver.recording(recorder):
         yield recorder
 
 

@@ -143,9 +143,8 @@ inline PyObject* run_list(Plan* plan, PyObject* const* arguments) {
     const bool is_new = is_none(outs);
     if (!PyList_CheckExact(arrays) || !(is_new || PyList_CheckExact(outs)) || arguments[of_floating_only] != Py_False) return nothing();
     TensorLibrary known;
-    if (plan->library && !known.read(plan->library)) return nullptr;
-    const TensorLibrary* const library = plan->library ? &known : nullptr;
-    if (library && known.is_watching()) return nothing();
+    const TensorLibrary* library;
+    if (!find_library(plan->library, &known, &library)) return PyErr_Occurred() ? nullptr : nothing();
     Items items(PyList_Size(arrays));
     if (!items.first) return PyErr_NoMemory();
     if (!items.count || (!is_new && PyList_Size(outs) != items.count)) return nothing();

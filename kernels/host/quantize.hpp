@@ -331,9 +331,8 @@ inline PyObject* quantize(PyObject*, PyObject* const* arguments, Py_ssize_t coun
     Quantizing how;
     TensorLibrary known;
     if (!is_call(count, 7, "quantize") || !read_bytes(arguments[0], &how, "quantize")) return nullptr;
-    const bool has_library = !is_none(arguments[1]);
-    if (has_library && (!known.read(arguments[1]) || known.is_watching())) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
-    const TensorLibrary* library = has_library ? &known : nullptr;
+    const TensorLibrary* library;
+    if (!find_library(arguments[1], &known, &library)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
     const u64 n = product(how.shape), blocks = product(how.grid);
     Part x, parts[4];
     const bool is_fit = n && x.take(arguments[2], how.src_bytes, n * how.src_bytes, false, library) &&
@@ -343,7 +342,7 @@ inline PyObject* quantize(PyObject*, PyObject* const* arguments, Py_ssize_t coun
                         parts[3].take(arguments[6], 4, how.has_global ? 4 : 0, true, library) && are_disjoint(parts, 4, &x, 1);
     const int done = is_fit ? quantize_blocks(how, x.data, parts[0].data, parts[1].data, parts[2].data, parts[3].data) : 0;
     for (Py_ssize_t i = 3; done > 0 && i < 7; ++i) {
-        if (library && !is_none(arguments[i]) && !PyArray_CheckExact(arguments[i]) && !tell(library->written, arguments[i])) return nullptr;
+        if (!tell_of(library, arguments[i])) return nullptr;
     }
     return done < 0 ? nullptr : Py_NewRef(done ? Py_True : Py_False);
 }
@@ -353,9 +352,8 @@ inline PyObject* dequantize(PyObject*, PyObject* const* arguments, Py_ssize_t co
     Dequantizing how;
     TensorLibrary known;
     if (!is_call(count, 7, "dequantize") || !read_bytes(arguments[0], &how, "dequantize")) return nullptr;
-    const bool has_library = !is_none(arguments[1]);
-    if (has_library && (!known.read(arguments[1]) || known.is_watching())) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
-    const TensorLibrary* library = has_library ? &known : nullptr;
+    const TensorLibrary* library;
+    if (!find_library(arguments[1], &known, &library)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
     const u64 n = product(how.shape), blocks = product(how.grid);
     const bool has_zeros = !is_none(arguments[4]), has_global = !is_none(arguments[5]);
     Part parts[4], out;
@@ -366,7 +364,7 @@ inline PyObject* dequantize(PyObject*, PyObject* const* arguments, Py_ssize_t co
                         out.take(arguments[6], how.dst_bytes, n * how.dst_bytes, true, library) && are_disjoint(&out, 1, parts, 4);
     if (!is_fit) return Py_NewRef(Py_False);
     if (!dequantize_blocks(how, parts[0].data, parts[1].data, parts[2].data, parts[3].data, out.data)) return nullptr;
-    if (library && !PyArray_CheckExact(arguments[6]) && !tell(library->written, arguments[6])) return nullptr;
+    if (!tell_of(library, arguments[6])) return nullptr;
     return Py_NewRef(Py_True);
 }
 

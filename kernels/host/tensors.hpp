@@ -76,6 +76,16 @@ struct TensorLibrary {
     }
 };
 
+// The library of which `given` asks: null for null or None. False after an exception, or where one of its functions watches
+// what is done with tensors.
+inline bool find_library(PyObject* given, TensorLibrary* known, const TensorLibrary** library) {
+    *library = nullptr;
+    if (!given || is_none(given)) return true;
+    if (!known->read(given) || known->is_watching()) return false;
+    *library = known;
+    return true;
+}
+
 // The result of a tensor's method, or an attribute; null, without an exception, for what has none.
 inline PyObject* ask(PyObject* x, PyObject* name, bool is_method) {
     PyObject* found = is_method ? PyObject_CallMethodObjArgs(x, name, nullptr) : PyObject_GetAttr(x, name);
@@ -177,6 +187,11 @@ inline bool tell(PyObject* written, PyObject* x) {
     PyObject* told = PyObject_CallFunctionObjArgs(written, x, nullptr);
     Py_XDECREF(told);
     return told != nullptr;
+}
+
+// The same for what may be None or an array of NumPy, of which nothing is told, as without a library.
+inline bool tell_of(const TensorLibrary* library, PyObject* x) {
+    return !library || is_none(x) || PyArray_CheckExact(x) || tell(library->written, x);
 }
 
 // Casts x to `out`, which may be new, where all that is done is known. Returns 1 where that was done; 0, nothing done, where

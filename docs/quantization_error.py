@@ -21,10 +21,10 @@ import gpucast
 from gpucast.quantization import FORMATS
 
 RESULT = Path(__file__).resolve().parent.parent / "bench" / "results" / "quantization-error.json"
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 SHAPE, SEED = (512, 2048), 2026
 #: All with mean 0; the width has no influence. Student's t with 3 degrees of freedom has outliers like activations.
-DATA: dict[str, Callable[[np.random.Generator], Array]] = {
+DATA: dict[str, Callable[[np.random.Generator], NDArray]] = {
     "uniform": lambda rng: rng.uniform(-1, 1, SHAPE),
     "normal": lambda rng: rng.standard_normal(SHAPE),
     "Laplace": lambda rng: rng.laplace(size=SHAPE),
@@ -45,7 +45,7 @@ def measured() -> dict[str, Any]:
     return {"gpucast": gpucast.__version__, "shape": SHAPE, "seed": SEED, "formats": rows}
 
 
-def _ratio(x: Array, y: Array) -> float:
+def _ratio(x: NDArray, y: NDArray) -> float:
     x, y = x.astype(np.float64), y.astype(np.float64)
     return round(-10 * math.log10(float(np.sum((x - y) ** 2) / np.sum(x * x))), 2)
 

@@ -22,7 +22,7 @@ from gpucast.quantization import FORMATS, RECIPES, Format, Quantized, recipes
 
 PAGE = Path(__file__).resolve().parent / "requantizing.md"
 TYPES = ("FLOAT", "BFLOAT16", "FLOAT16")
-Array = np.ndarray[Any, Any]
+NDArray = np.ndarray[Any, Any]
 
 INTRO = """\
 # What requantizing keeps
@@ -66,7 +66,7 @@ def one_block(format: Format, length: int) -> Format:
     return replace(format, block=(length,))
 
 
-def cases(format: Format, source: str, quick: bool) -> Iterator[Array]:
+def cases(format: Format, source: str, quick: bool) -> Iterator[NDArray]:
     """Matrices of blocks, a row each; with a global scale a row of several has one of its own."""
     rng = np.random.default_rng(3)
     step = 64 if quick else 1
@@ -90,7 +90,7 @@ def cases(format: Format, source: str, quick: bool) -> Iterator[Array]:
             yield part.view(np.float32)[:, None]
 
 
-def quantized(x: Array, format: Format) -> Quantized:
+def quantized(x: NDArray, format: Format) -> Quantized:
     one = one_block(format, min(16, x.shape[1]))
     if not format.global_scale:
         return gpucast.quantize(x, one)
@@ -105,7 +105,7 @@ class Verdict:
     example: str = ""
 
 
-def codes_of(q: Quantized) -> Array:
+def codes_of(q: Quantized) -> NDArray:
     parts = [q.data.get() if hasattr(q.data, "get") else q.data, q.scales, q.zero_points, q.global_scale]
     rows = q.shape[0]
     return np.hstack(
@@ -113,7 +113,7 @@ def codes_of(q: Quantized) -> Array:
     )
 
 
-def rounds(x: Array, format: Format, to: str) -> tuple[Array, Array, Array, Array]:
+def rounds(x: NDArray, format: Format, to: str) -> tuple[NDArray, NDArray, NDArray, NDArray]:
     """The numbers of rows after one round and two; which rows have other codes or scales alone, and other numbers."""
     q = quantized(x, format)
     y = q.dequantize(to)
@@ -141,7 +141,7 @@ def judge(format: Format, source: str, to: str, quick: bool) -> Verdict:
     return found
 
 
-def shrunk(block: Array, format: Format, to: str, moves: bool) -> str:
+def shrunk(block: NDArray, format: Format, to: str, moves: bool) -> str:
     """A block that is not kept either, with fewer numbers; and what becomes of these."""
     for i in range(1, block.size):
         fewer = block.copy()
@@ -154,7 +154,7 @@ def shrunk(block: Array, format: Format, to: str, moves: bool) -> str:
     return f"{given} becomes {first}" + (f", then {second}" if moves else "")
 
 
-def _length(row: Array) -> tuple[int, float]:
+def _length(row: NDArray) -> tuple[int, float]:
     """How long a block is to write."""
     top = float(row[0])
     return int(np.count_nonzero(row)), 4 * len(top.hex().split("p")[0].rstrip("0")) + abs(np.log2(abs(top)))

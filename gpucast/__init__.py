@@ -15,7 +15,7 @@ with exact():
     from gpucast import device as device
     from gpucast import dtypes as dtypes
     from gpucast import reference
-    from gpucast.arrays import adapters, composites
+    from gpucast.arrays import composites, libraries
     from gpucast.arrays.packed import PackedArray
     from gpucast.casting.cast import cast, cast_like
     from gpucast.casting.cast_many import cast_many
@@ -77,31 +77,31 @@ __all__ = [
 packages.publish(globals())
 
 
-def _torch() -> adapters.ArrayAdapter:
+def _torch() -> libraries.Library:
     from gpucast.libraries.torch import ADAPTER
 
     return ADAPTER
 
 
-def _jax() -> adapters.ArrayAdapter:
+def _jax() -> libraries.Library:
     from gpucast.libraries.jax import ADAPTER
 
     return ADAPTER
 
 
-def _dask() -> adapters.ArrayAdapter:
+def _dask() -> libraries.Library:
     from gpucast.libraries.dask import ADAPTER
 
     return ADAPTER
 
 
-def _dlpack() -> adapters.ArrayAdapter:
+def _dlpack() -> libraries.Library:
     from gpucast.libraries.dlpack import ADAPTER
 
     return ADAPTER
 
 
-def _cuda_array() -> adapters.ArrayAdapter:
+def _cuda_array() -> libraries.Library:
     from gpucast.libraries.cuda_array import ADAPTER
 
     return ADAPTER
@@ -112,12 +112,12 @@ def _cuda_array() -> adapters.ArrayAdapter:
 _TORCH_COMPILES = (("compiler", "is_compiling"), ("_C", "_dynamo", "eval_frame", "get_eval_frame_callback"))
 
 # The libraries, beside NumPy and CuPy, whose arrays gpucast takes. These entries import none of them.
-adapters.register(
-    adapters.Library("torch", "Tensor", _torch, dtype="dtype", is_compiling=_TORCH_COMPILES),
-    adapters.Library("jax", "Array", _jax),
-    adapters.Library("dask.array", "Array", _dask, has_arrays=False),
-    adapters.Protocol(("__dlpack__", "__dlpack_device__"), _dlpack),
-    adapters.Protocol(("__cuda_array_interface__",), _cuda_array),
+libraries.register(
+    libraries.LibraryEntry("torch", "Tensor", _torch, dtype="dtype", is_compiling=_TORCH_COMPILES),
+    libraries.LibraryEntry("jax", "Array", _jax),
+    libraries.LibraryEntry("dask.array", "Array", _dask, has_arrays=False),
+    libraries.Protocol(("__dlpack__", "__dlpack_device__"), _dlpack),
+    libraries.Protocol(("__cuda_array_interface__",), _cuda_array),
 )
 
 

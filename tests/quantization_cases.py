@@ -14,7 +14,7 @@ from gpucast.quantization import exact_quantize
 from gpucast.quantization.formats import FORMATS, Format, Parts, find
 from host_driver import elements
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 #: The formats of the table, and for each element those with its further rules.
 ALL = FORMATS | {
@@ -48,7 +48,7 @@ ALL |= {
 LENGTH = 133
 
 
-def rows(format: Format, source: DType) -> dict[str, Array]:
+def rows(format: Format, source: DType) -> dict[str, NDArray]:
     """Rows of LENGTH numbers of a type by what is in them."""
     rng = np.random.default_rng(7)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -79,7 +79,7 @@ def rows(format: Format, source: DType) -> dict[str, Array]:
         return {name: row.astype(source.numpy) for name, row in found.items()}
 
 
-def _ties(format: Format, scale: float) -> Array:
+def _ties(format: Format, scale: float) -> NDArray:
     """The midpoints of the elements, in their order, times a scale that the largest element sets."""
     element = format.element
     if element.family == "int":
@@ -93,12 +93,12 @@ def _ties(format: Format, scale: float) -> Array:
     return middle * scale
 
 
-def matrix(format: Format, source: str) -> Array:
+def matrix(format: Format, source: str) -> NDArray:
     """All rows, one below the other."""
     return np.stack(list(rows(format, dtype(source)).values()))
 
 
-def same(one: Array | None, other: Array | None) -> bool:
+def same(one: NDArray | None, other: NDArray | None) -> bool:
     """Equal in type, shape and bits."""
     if one is None or other is None:
         return one is other
@@ -115,11 +115,11 @@ def compare(q: Any, expected: Parts, what: object = "") -> None:
             raise AssertionError(f"{what}: {part} differs, first at {where}")
 
 
-def _codes(x: Array) -> Array:
+def _codes(x: NDArray) -> NDArray:
     return x.view(f"u{x.itemsize}")
 
 
-def beside_midpoints(format: Format, axis: int) -> tuple[Array, Array]:
+def beside_midpoints(format: Format, axis: int) -> tuple[NDArray, NDArray]:
     """A matrix of FLOATs around all midpoints times the scale of their block, where division as FLOAT may give the
     wrong side; the scales, which are those of some extremes that it has too."""
     rng = np.random.default_rng(17)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bench.timing.machine import ALIGNMENT, Array, Machine
+from bench.timing.machine import ALIGNMENT, Machine, NDArray
 from gpucast.arrays.bitpacking import pack_codes
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
@@ -57,7 +57,7 @@ class Layout:
             return flat.reshape(*reversed(self.shape(flat.shape[0]))).T
         return flat
 
-    def places(self, elements: Array, n: int) -> Array:
+    def places(self, elements: NDArray, n: int) -> NDArray:
         """The indices in the flat array of elements given by their row-major indices in the view."""
         if self.kind == "strided":
             return 2 * elements
@@ -82,7 +82,7 @@ LAYOUTS = {
 
 
 @lru_cache(maxsize=len(NUMERIC))
-def source_codes(dtype: DType) -> Array:
+def source_codes(dtype: DType) -> NDArray:
     """BLOCK codes of a type, one element each: floats distributed like weights, 1 % random codes; random integers."""
     rng = np.random.default_rng([19, dtype.number or 0])
     if dtype.family == "bool":
@@ -94,7 +94,7 @@ def source_codes(dtype: DType) -> Array:
     return codes
 
 
-def raw(codes: Array, dtype: DType) -> Array:
+def raw(codes: NDArray, dtype: DType) -> NDArray:
     """Codes as the bytes of ONNX raw_data."""
     return np.asarray(pack_codes(codes, dtype.bits)) if dtype.packed else codes.view(np.uint8)
 
@@ -115,7 +115,7 @@ class Sets:
     sources: tuple[Any, ...]
     outs: tuple[Any, ...]
     #: The codes that every source repeats.
-    codes: Array
+    codes: NDArray
 
     @property
     def moved(self) -> float:
@@ -131,7 +131,7 @@ class Sets:
         shape = self.layout.shape(self.n)
         return [as_array(data, self.dst, self.n).reshape(shape) for data in self.outs]
 
-    def taken(self, elements: Array) -> Array:
+    def taken(self, elements: NDArray) -> NDArray:
         """The source codes of the elements with these indices."""
         return np.asarray(self.codes[self.layout.places(elements, self.n) % self.codes.size])
 
@@ -154,7 +154,7 @@ def make_sets(machine: Machine, src: DType, dst: DType, n: int, layout: Layout =
     return sets_of(machine, src, dst, n, layout, source_codes(src), wanted)
 
 
-def sets_of(machine: Machine, src: DType, dst: DType, n: int, layout: Layout, codes: Array, count: int) -> Sets:
+def sets_of(machine: Machine, src: DType, dst: DType, n: int, layout: Layout, codes: NDArray, count: int) -> Sets:
     """`count` sets whose sources repeat `codes`, a whole number of bytes of them."""
     sources = tuple(_arena(machine, src, layout.held(n), layout.src_shift, count))
     outs = tuple(_arena(machine, dst, n, layout.dst_shift, count))
@@ -175,7 +175,7 @@ def _arena(machine: Machine, dtype: DType, n: int, shift: int, count: int) -> It
         yield arena[i * step + offset : i * step + offset + nbytes]
 
 
-def repeat(machine: Machine, into: Any, data: Array) -> None:
+def repeat(machine: Machine, into: Any, data: NDArray) -> None:
     """Fill an array with bytes, again and again."""
     filled = min(data.size, into.nbytes)
     machine.upload(into[:filled], data[:filled])

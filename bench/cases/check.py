@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.cases.buffers import CONTIGUOUS, Sets, sets_of
-from bench.timing.machine import Array, Machine
+from bench.timing.machine import Machine, NDArray
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule, resolve
 from gpucast.parity.compare import codes_of, describe, wanted_codes
@@ -56,7 +56,7 @@ def check_windows(contender: Any, sets: Sets, result: Any, exact: bool) -> Check
     return total
 
 
-def compare(got: Array, codes: Array, wanted: Array, src: DType, dst: DType, exact: bool) -> Check:
+def compare(got: NDArray, codes: NDArray, wanted: NDArray, src: DType, dst: DType, exact: bool) -> Check:
     """How the codes of a result differ from those that are wanted, which `codes` were cast to."""
     differs = got != wanted
     if dst.has_nan and not exact:
@@ -72,12 +72,12 @@ def compare(got: Array, codes: Array, wanted: Array, src: DType, dst: DType, exa
     return Check(got.size, wrong, first)
 
 
-def _is_nan(codes: Array, dtype: DType) -> Array:
+def _is_nan(codes: NDArray, dtype: DType) -> NDArray:
     # NumPy warns of signaling NaNs.
     with np.errstate(invalid="ignore"):
         return np.isnan(codes.view(dtype.numpy).astype(np.float64))
 
 
 @lru_cache(maxsize=2)
-def _hard_codes(rule: CastRule) -> Array:
+def _hard_codes(rule: CastRule) -> NDArray:
     return codes_of(rule, 0, _SHARE, _RANDOM)

@@ -12,7 +12,7 @@ import numpy as np
 
 import gpucast
 from bench.cases.buffers import Sets
-from bench.timing.machine import ALIGNMENT, Array, Copy, Machine
+from bench.timing.machine import ALIGNMENT, Copy, Machine, NDArray
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
@@ -53,7 +53,7 @@ class Contender:
         """Wait until a result is complete."""
         self.machine.synchronize()
 
-    def codes(self, result: Any, dst: DType, start: int, stop: int) -> Array:
+    def codes(self, result: Any, dst: DType, start: int, stop: int) -> NDArray:
         """Some codes of a result in row-major order, one element each, on the host; `start` is a multiple of 8."""
         if isinstance(result, PackedArray):
             data = self.machine.download(result.data[start * dst.bits // 8 : dst.nbytes(stop)])
@@ -187,7 +187,7 @@ class TorchTo(Contender):
         kind, xs = getattr(self.torch, sets.dst.numpy_name), self.tensors(sets)
         return lambda i: xs[i].to(kind, copy=True)
 
-    def codes(self, result: Any, dst: DType, start: int, stop: int) -> Array:
+    def codes(self, result: Any, dst: DType, start: int, stop: int) -> NDArray:
         data = result.contiguous().reshape(-1)[start:stop].view(self.torch.uint8).cpu().numpy()
         return np.asarray(data).view(dst.code_numpy)
 
@@ -259,7 +259,7 @@ class JaxJit(Contender):
     def wait(self, result: Any) -> None:
         self.jax.block_until_ready(result)
 
-    def codes(self, result: Any, dst: DType, start: int, stop: int) -> Array:
+    def codes(self, result: Any, dst: DType, start: int, stop: int) -> NDArray:
         return np.asarray(result.reshape(-1)[start:stop]).view(dst.code_numpy)
 
 

@@ -21,13 +21,13 @@ from gpucast import PackedArray, mixed
 from gpucast.core.dtypes import dtype
 from gpucast.quantization import Quantized, swizzle
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 ROWS, COLUMNS = 32, 256
-X: Array = np.random.default_rng(11).standard_normal((ROWS, COLUMNS)).astype(np.float32)
+X: NDArray = np.random.default_rng(11).standard_normal((ROWS, COLUMNS)).astype(np.float32)
 X[3] = 0
 #: Where groups of rows end.
-ENDS: Array = np.array([7, 7, 20, 29], np.int32)
+ENDS: NDArray = np.array([7, 7, 20, 29], np.int32)
 
 
 class Place(Protocol):
@@ -37,7 +37,7 @@ class Place(Protocol):
     def on_device(self) -> bool:
         """Whether it is a device."""
 
-    def __call__(self, name: str, x: Array, *, whole: bool = False) -> Any:
+    def __call__(self, name: str, x: NDArray, *, whole: bool = False) -> Any:
         """A copy of a host array there. `whole`: numbers that are taken at multiples of their size alone."""
 
 
@@ -177,7 +177,7 @@ def _words(more: dict[str, Any]) -> str:
     return "".join(f", {name} {value}" for name, value in more.items())
 
 
-def _quantized(place: Place, x: Array, format: str, more: dict[str, Any], given: dict[str, Any]) -> Any:
+def _quantized(place: Place, x: NDArray, format: str, more: dict[str, Any], given: dict[str, Any]) -> Any:
     made = gpucast.quantize(x, format, **more, **given)
     keywords = {**more, **{name: place(name, array) for name, array in given.items()}}
     out, there = _like(place, "out", made), place("x", x)
@@ -190,7 +190,7 @@ def _quantizing(
     format: str,
     more: dict[str, Any],
     given: dict[str, Any] | None = None,
-    numbers: Array = X,
+    numbers: NDArray = X,
     what: str = "",
 ) -> DeviceCall:
     """A call with `out`, and one without. `given`: arrays by keyword; `what`: a word for the numbers."""
@@ -221,7 +221,7 @@ def _back(place: Place, q: Quantized, to: str, length: int | None = None) -> Any
     return gpucast.dequantize(there, to, hadamard=length, out=out), gpucast.dequantize(there, to, hadamard=length)
 
 
-def _swizzled(place: Place, scales: Array, layout: Any) -> Any:
+def _swizzled(place: Place, scales: NDArray, layout: Any) -> Any:
     other = swizzle.swizzle(scales, layout=layout)
     out, back = _like(place, "out", other), _like(place, "back", scales)
     return (
@@ -296,7 +296,7 @@ def _four_over_six_calls() -> Iterator[DeviceCall]:
             )
 
 
-def _hard_numbers() -> dict[str, Array]:
+def _hard_numbers() -> dict[str, NDArray]:
     """Numbers of which the choice of a scale is close, codes are midpoints, or blocks are not finite."""
     random = np.random.default_rng(3)
     midpoints = random.integers(-28, 29, (ROWS, COLUMNS)).astype(np.float32) / 4
@@ -307,7 +307,7 @@ def _hard_numbers() -> dict[str, Array]:
 
 
 def _quantized_groups(
-    place: Place, src: str, format: str, more: dict[str, Any], scale: Array | None, times: int = 1
+    place: Place, src: str, format: str, more: dict[str, Any], scale: NDArray | None, times: int = 1
 ) -> Any:
     """`times`: so often as many rows, and groups."""
     x = gpucast.reference.cast(np.tile(X, (times, 1)), src)
@@ -331,7 +331,7 @@ def _cast_groups(place: Place, src: str, to: str, pad: int) -> Any:
 
 def _grouped_calls() -> Iterator[DeviceCall]:
     each = np.arange(1, 5, dtype=np.float32) / 100
-    of_formats: tuple[tuple[str, str, dict[str, Any], Array | None], ...] = (
+    of_formats: tuple[tuple[str, str, dict[str, Any], NDArray | None], ...] = (
         ("BFLOAT16", "mxfp8e4m3", {}, None), ("FLOAT", "mxfp8e4m3", {"scale_layout": "128x4"}, None),
         ("BFLOAT16", "nvfp4", {"scale_layout": "128x4"}, each), ("FLOAT", "float8e4m3fn_1x128", {"pad": 4}, None),
         ("FLOAT", "float8e4m3fn_1x128", {"pad": 4, "scale_layout": "mn_major"}, None),

@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.gpu.device_calls import FAMILIES, Array, DeviceCall
+from bench.gpu.device_calls import FAMILIES, DeviceCall, NDArray
 from gpucast import PackedArray
 from gpucast.core.dtypes import dtype
 from gpucast.quantization import Quantized
 
 #: ``put(x, offset)`` copies a host array to a device, so many bytes behind an aligned address; ``get(x)`` copies back.
-Put = Callable[[Array, int], Any]
-Get = Callable[[Any], Array]
+Put = Callable[[NDArray, int], Any]
+Get = Callable[[Any], NDArray]
 #: The bytes that arrays begin behind an aligned address.
 OFFSETS = (1, 2, 4, 8)
 
@@ -44,7 +44,7 @@ class Placed:
     def on_device(self) -> bool:
         return self.put is not None
 
-    def __call__(self, name: str, x: Array, *, whole: bool = False) -> Any:
+    def __call__(self, name: str, x: NDArray, *, whole: bool = False) -> Any:
         self.names[name] = None
         offset = self.offsets.get(name, self.offsets.get(None, 0))
         if whole and offset % x.itemsize:
@@ -150,12 +150,12 @@ def of_gpu() -> tuple[Put, Get]:
     # A pool would place arrays next to each other, so that accesses beyond their ends would not be detected.
     cupy.cuda.set_allocator(None)
 
-    def put(x: Array, offset: int) -> Any:
+    def put(x: NDArray, offset: int) -> Any:
         memory = cupy.cuda.alloc(x.nbytes + offset) + offset
         memory.copy_from_host(x.ctypes.data, x.nbytes)
         return cupy.ndarray(x.shape, x.dtype, memory)
 
-    def get(x: Any) -> Array:
+    def get(x: Any) -> NDArray:
         kind = dtype(x.dtype)
         return np.asarray(x.view(kind.code_numpy).get()).view(kind.numpy)
 

@@ -38,7 +38,7 @@ try:
 except ImportError:
     torch = None
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 Sides = dict[str, Callable[[], object]]
 
 SIZES = (1, 1_000, 100_000, 1_000_000, 16_000_000)
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 # ---- data ----
 
 
-def in_range(src: DType, dst: DType, rng: np.random.Generator) -> Array:
+def in_range(src: DType, dst: DType, rng: np.random.Generator) -> NDArray:
     """Values that both types can hold: uniform where one is an integer, else normal."""
     if "bool" in (src.family, dst.family):
         values = rng.integers(0, 2, BLOCK).astype(np.float64)
@@ -101,7 +101,7 @@ def in_range(src: DType, dst: DType, rng: np.random.Generator) -> Array:
     return np.asarray(gpucast.cast(values, src))
 
 
-def _sprinkle(x: Array, rule: CastRule, rng: np.random.Generator) -> None:
+def _sprinkle(x: NDArray, rule: CastRule, rng: np.random.Generator) -> None:
     """Put 1 % of NaN, infinities, limits, numbers out of the destination's range, and subnormals into x."""
     src, dst = rule.src, rule.dst
     numbers = [0.0, float(src.min), float(src.max), 4 * float(dst.max), 3 * float(dst.min)]
@@ -156,15 +156,15 @@ def _other_forms(src: DType, dst: DType, repeats: int, long: Sequence[int]) -> I
         yield HostMeasurement(src.name, dst.name, TRANSPOSED, size, _best(_into(square, dst, out), 1, repeats))
 
 
-def _allocating(x: Array, dst: DType) -> Sides:
+def _allocating(x: NDArray, dst: DType) -> Sides:
     return {"cast": lambda: gpucast.cast(x, dst), "astype": lambda: x.astype(dst.numpy)}
 
 
-def _into(x: Array, dst: DType, out: Array) -> Sides:
+def _into(x: NDArray, dst: DType, out: NDArray) -> Sides:
     return {"cast": lambda: gpucast.cast(x, dst, out=out), "astype": lambda: np.copyto(out, x, casting="unsafe")}
 
 
-def check(x: Array, rule: CastRule) -> None:
+def check(x: NDArray, rule: CastRule) -> None:
     result = np.asarray(gpucast.cast(x, rule.dst))
     wanted = exact_cast.apply(x, rule)
     wrong = np.flatnonzero(result.view(rule.dst.code_numpy) != wanted.view(rule.dst.code_numpy))
@@ -173,7 +173,7 @@ def check(x: Array, rule: CastRule) -> None:
         raise SystemExit(f"bench: {rule} is wrong at {x[i]!r}: got {result[i]!r}, expected {wanted[i]!r}")
 
 
-def _sides(x: Array, rule: CastRule) -> Sides:
+def _sides(x: NDArray, rule: CastRule) -> Sides:
     dst = rule.dst
     out = np.empty(x.shape, dst.numpy)
     sides: Sides = {"cast": lambda: gpucast.cast(x, dst), "cast, out=": lambda: gpucast.cast(x, dst, out=out)}
@@ -183,7 +183,7 @@ def _sides(x: Array, rule: CastRule) -> Sides:
     return sides
 
 
-def _tensor_sides(x: Array, rule: CastRule) -> Sides:
+def _tensor_sides(x: NDArray, rule: CastRule) -> Sides:
     tensor, to = _tensor(x, rule.src), getattr(torch, _TORCH[rule.dst.name])
     # A tensor that has the type already would be returned as it is.
     copy = {"copy": True} if rule.src is rule.dst else {}
@@ -194,7 +194,7 @@ def _has_tensors(rule: CastRule) -> bool:
     return torch is not None and {rule.src.name, rule.dst.name} <= _TORCH.keys()
 
 
-def _tensor(x: Array, src: DType) -> Any:
+def _tensor(x: NDArray, src: DType) -> Any:
     """The same numbers as a tensor."""
     return torch.from_numpy(x.view(f"u{x.itemsize}")).view(getattr(torch, _TORCH[src.name]))
 

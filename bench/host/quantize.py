@@ -32,7 +32,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.quantization import FORMATS, Format, quantize_on_host
 from gpucast.quantization.formats import Parts
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 #: More than the caches of a core hold.
 SHAPE = (1024, 4096)
@@ -82,7 +82,7 @@ def measured(
     formats: dict[str, Format], types: Sequence[str], shape: tuple[int, int], repeats: int
 ) -> Iterator[QuantizeMeasurement]:
     """A row for every format, type and direction."""
-    normal: Array = np.random.default_rng(_SEED).standard_normal(shape).astype(np.float32)
+    normal: NDArray = np.random.default_rng(_SEED).standard_normal(shape).astype(np.float32)
     for name, format in formats.items():
         for row in map(dtype, types):
             x = cast(normal, row)
@@ -92,7 +92,7 @@ def measured(
                 yield QuantizeMeasurement(name, row.name, direction, ours, formula, copy)
 
 
-def _sides(x: Array, format: Format, to: DType) -> Iterator[dict[str, Callable[[], object]]]:
+def _sides(x: NDArray, format: Format, to: DType) -> Iterator[dict[str, Callable[[], object]]]:
     parts = quantize_on_host.quantize(x, format)
     moved = np.ones((x.nbytes + sum(part.nbytes for part in vars(parts).values() if part is not None)) // 2, np.uint8)
     copy = moved.copy
@@ -111,7 +111,7 @@ def _sides(x: Array, format: Format, to: DType) -> Iterator[dict[str, Callable[[
 # ---- the formulas ----
 
 
-def quantize_formula(x: Array, format: Format) -> tuple[Array, Array, Array | None]:
+def quantize_formula(x: NDArray, format: Format) -> tuple[NDArray, NDArray, NDArray | None]:
     """Codes, scales and zero points of a matrix, whose blocks (along the last axis) are whole."""
     element = format.element
     x, within = _in_blocks(x.astype(np.float32, copy=False), format)
@@ -146,7 +146,7 @@ def quantize_formula(x: Array, format: Format) -> tuple[Array, Array, Array | No
     return np.clip(quotient, -limit, limit).astype(element.numpy), stored, None
 
 
-def dequantize_formula(parts: Parts, format: Format, to: DType) -> Array:
+def dequantize_formula(parts: Parts, format: Format, to: DType) -> NDArray:
     """The matrix that codes in whole blocks along the last axis stand for."""
     x, _ = _in_blocks(parts.data.astype(np.float32), format)
     scales = cast(parts.scales, "FLOAT") if parts.scales.dtype.names else parts.scales.astype(np.float32)
@@ -155,11 +155,11 @@ def dequantize_formula(parts: Parts, format: Format, to: DType) -> Array:
         scale = scale * parts.global_scale
     if parts.zero_points is not None:
         x = x - _of_blocks(parts.zero_points.astype(np.float32), format)
-    y: Array = (x * scale).reshape(parts.data.shape).astype(to.numpy, copy=False)
+    y: NDArray = (x * scale).reshape(parts.data.shape).astype(to.numpy, copy=False)
     return y
 
 
-def _in_blocks(x: Array, format: Format) -> tuple[Array, Any]:
+def _in_blocks(x: NDArray, format: Format) -> tuple[NDArray, Any]:
     """A matrix, reshaped so that some axes run within blocks; those axes."""
     if format.block == "tensor":
         return x, None
@@ -172,7 +172,7 @@ def _in_blocks(x: Array, format: Format) -> tuple[Array, Any]:
     return x.reshape(rows, columns // length, length), 2
 
 
-def _of_blocks(x: Array, format: Format) -> Array:
+def _of_blocks(x: NDArray, format: Format) -> NDArray:
     """Scales, reshaped so that they broadcast with `_in_blocks`."""
     if isinstance(format.block, str):
         return x

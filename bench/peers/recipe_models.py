@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 #: Codes, scales and the global scale (1 where there is none) of a matrix.
-Found = tuple[Array, Array, Any]
+Found = tuple[NDArray, NDArray, Any]
 
 _E4M3, _E5M2, _E2M1, _E8M0 = (
     ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, ml_dtypes.float4_e2m1fn, ml_dtypes.float8_e8m0fnu,
@@ -28,7 +28,7 @@ _finfo: Any = ml_dtypes.finfo
 _TOP = np.finfo(np.float32).max
 
 
-def models() -> dict[str, Callable[[Array], Found]]:
+def models() -> dict[str, Callable[[NDArray], Found]]:
     """The functions by the names of recipes."""
     return {
         "deepgemm": lambda x: _deepgemm(x, (1, 128), False),
@@ -105,7 +105,7 @@ def _over(a: Any, number: float, cuda: bool) -> Any:
     return (a.astype(_F32) * (_F32(1) / _F32(number))).astype(a.dtype)
 
 
-def _amax(x: Array, block: tuple[int, ...]) -> Any:
+def _amax(x: NDArray, block: tuple[int, ...]) -> Any:
     rows, columns = x.shape[0] // block[0], x.shape[1] // block[1]
     return np.abs(x).reshape(rows, block[0], columns, block[1]).max((1, 3))
 
@@ -130,7 +130,7 @@ def _powers(codes: Any) -> Any:
 # ---- DeepSeek: DeepGEMM (deep_gemm/utils/math.py), TileKernels (tile_kernels/torch/cast.py) ----
 
 
-def _deepgemm(x: Array, block: tuple[int, ...], powers: bool, cuda: bool = False) -> Found:
+def _deepgemm(x: NDArray, block: tuple[int, ...], powers: bool, cuda: bool = False) -> Found:
     amax = np.maximum(_amax(x, block).astype(_F32), _F32(1e-4))
     scale = _over(amax, 448, cuda)
     if powers:
@@ -139,7 +139,7 @@ def _deepgemm(x: Array, block: tuple[int, ...], powers: bool, cuda: bool = False
     return codes, scale, 1
 
 
-def _tilekernels(x: Array, block: tuple[int, ...]) -> Found:
+def _tilekernels(x: NDArray, block: tuple[int, ...]) -> Found:
     amax = np.maximum(_amax(x, block).astype(_F32), _F32(1e-4))
     return _narrow(x.astype(_F32) * spread(_F32(448) / amax, block), _E4M3), amax / _F32(448), 1
 
@@ -147,7 +147,7 @@ def _tilekernels(x: Array, block: tuple[int, ...]) -> Found:
 # ---- torchao: mx_tensor.py, nvfp4_tensor.py, float8_utils.py, quant_primitives.py ----
 
 
-def _torchao_mx(x: Array, element: Any, mode: str, normal: bool = False) -> Found:
+def _torchao_mx(x: NDArray, element: Any, mode: str, normal: bool = False) -> Found:
     amax = _amax(x, (1, 32)).astype(_F32)
     if mode == "rceil":
         codes = _next_power(amax * _F32(1 / _LIMIT[element]))
@@ -162,17 +162,17 @@ def _torchao_mx(x: Array, element: Any, mode: str, normal: bool = False) -> Foun
     return _narrow(x.astype(_F32) * spread(factor, (1, 32)), element), scale, 1
 
 
-def _torchao_float8(x: Array, block: tuple[int, ...], cuda: bool = False) -> Found:
+def _torchao_float8(x: NDArray, block: tuple[int, ...], cuda: bool = False) -> Found:
     scale = _over(_amax(x, block), 448, cuda).astype(_F32)
     return _narrow(x.astype(_F32) / spread(scale, block), _E4M3), scale, 1
 
 
-def _torchao_training(x: Array, block: tuple[int, ...]) -> Found:
+def _torchao_training(x: NDArray, block: tuple[int, ...]) -> Found:
     factor = (448 / np.maximum(_amax(x, block).astype(np.float64), 1e-12)).astype(_F32)
     return _narrow(x.astype(_F32) * spread(factor, block), _E4M3), _F32(1) / factor, 1
 
 
-def _torchao_nvfp4(x: Array, two_levels: bool, cuda: bool = False) -> Found:
+def _torchao_nvfp4(x: NDArray, two_levels: bool, cuda: bool = False) -> Found:
     g = _over(np.abs(x).max().astype(_F32), 448 * 6, cuda) if two_levels else _F32(1)
     scale = _over(_amax(x, (1, 16)).astype(_F32), 6, cuda)
     scale = np.clip(scale / g, _F32(2**-6), _F32(448)).astype(_E4M3)
@@ -180,7 +180,7 @@ def _torchao_nvfp4(x: Array, two_levels: bool, cuda: bool = False) -> Found:
     return _narrow(x.astype(_F32) * spread(factor, (1, 16)), _E2M1), scale, g
 
 
-def _torchao_int(x: Array, bits: int, block: tuple[int, ...]) -> Found:
+def _torchao_int(x: NDArray, bits: int, block: tuple[int, ...]) -> Found:
     kind, half = x.dtype.type, 1 << bits - 1
     scale = np.maximum(_amax(x, block) / kind((2 * half - 1) / 2), _finfo(x.dtype).smallest_normal)
     codes = np.rint(x * spread(kind(1) / scale, block))
@@ -190,7 +190,7 @@ def _torchao_int(x: Array, bits: int, block: tuple[int, ...]) -> Found:
 # ---- compressed-tensors: quantization/utils, lifecycle/forward_helpers.py ----
 
 
-def _compressed(x: Array, block: tuple[int, ...], most: float, half: int | None) -> Found:
+def _compressed(x: NDArray, block: tuple[int, ...], most: float, half: int | None) -> Found:
     scale = _amax(x, block) / x.dtype.type(most)
     scale = np.where(scale == 0, _finfo(x.dtype).eps, scale)
     q = x / spread(scale, block)
@@ -200,14 +200,14 @@ def _compressed(x: Array, block: tuple[int, ...], most: float, half: int | None)
     return codes.astype(np.int8), scale.astype(_F32), 1
 
 
-def _compressed_mx(x: Array, element: Any, offset: int) -> Found:
+def _compressed_mx(x: NDArray, element: Any, offset: int) -> Found:
     amax = _amax(x, (1, 32)).astype(_F32)
     exponent = ((amax.view(np.int32) + (1 << 21)) >> 23) - 127 - offset
     scale = _powers(np.clip(exponent + 127, 0, 254).astype(np.uint8))
     return _narrow(x.astype(_F32) / spread(scale, (1, 32)), element), scale, 1
 
 
-def _compressed_nvfp4(x: Array) -> Found:
+def _compressed_nvfp4(x: NDArray) -> Found:
     kind = x.dtype.type
     with np.errstate(over="ignore"):
         # A number divided by a tensor is its reciprocal times the number in PyTorch.
@@ -223,7 +223,7 @@ def _compressed_nvfp4(x: Array) -> Found:
 # ---- TransformerEngine: recipe_common.cuh, quantize_mxfp8.cuh, core_nvfp4.cuh, reference_nvfp4.py ----
 
 
-def _te_float8(x: Array, block: tuple[int, ...], element: Any, powers: bool) -> Found:
+def _te_float8(x: NDArray, block: tuple[int, ...], element: Any, powers: bool) -> Found:
     amax = _amax(x, block).astype(_F32)
     with np.errstate(all="ignore"):
         factor = np.minimum(_F32(_LIMIT[element]) / amax, _TOP)
@@ -233,13 +233,13 @@ def _te_float8(x: Array, block: tuple[int, ...], element: Any, powers: bool) -> 
     return _narrow(x.astype(_F32) * spread(factor, block), element), _F32(1) / factor, 1
 
 
-def _te_mxfp8(x: Array, element: Any) -> Found:
+def _te_mxfp8(x: NDArray, element: Any) -> Found:
     codes = _next_power(_amax(x, (1, 32)).astype(_F32) * (_F32(1) / _F32(_LIMIT[element])))
     factor = _powers((254 - codes).astype(np.uint8))
     return _narrow(x.astype(_F32) * spread(factor, (1, 32)), element), _powers(codes), 1
 
 
-def _te_nvfp4(x: Array, block: tuple[int, ...]) -> Found:
+def _te_nvfp4(x: NDArray, block: tuple[int, ...]) -> Found:
     top = np.abs(x).max().astype(_F32)
     with np.errstate(all="ignore"):
         encode = np.minimum(_F32(448 * 6) / top, _TOP) if top else _F32(1)
@@ -253,7 +253,7 @@ def _te_nvfp4(x: Array, block: tuple[int, ...]) -> Found:
 # ---- ModelOpt: qtensor/nvfp4_tensor.py, qtensor/fp8_tensor.py ----
 
 
-def _modelopt_nvfp4(x: Array, cuda: bool = False) -> Found:
+def _modelopt_nvfp4(x: NDArray, cuda: bool = False) -> Found:
     g = _over(np.abs(x).max().astype(_F32), 6 * 448, cuda)
     scale = _amax(x, (1, 16)).astype(_F32) / (_F32(6) * g)
     scale = np.where(scale == 0, _F32(1), scale)
@@ -261,7 +261,7 @@ def _modelopt_nvfp4(x: Array, cuda: bool = False) -> Found:
     return _narrow(x.astype(_F32) / spread(scale.astype(_F32) * g, (1, 16)), _E2M1), scale, g
 
 
-def _modelopt_fp8(x: Array, cuda: bool = False) -> Found:
+def _modelopt_fp8(x: NDArray, cuda: bool = False) -> Found:
     scale = _over(_amax(x, x.shape), 448, cuda)
     return _narrow((x / spread(scale, x.shape)).astype(_F32), _E4M3), scale.astype(_F32), 1
 
@@ -269,7 +269,7 @@ def _modelopt_fp8(x: Array, cuda: bool = False) -> Found:
 # ---- vLLM: fp8/common.cu, per_token_group_quant.cu, the reference in test_nvfp4_quant.py ----
 
 
-def _vllm_fp8(x: Array, block: tuple[int, ...], kind: str) -> Found:
+def _vllm_fp8(x: NDArray, block: tuple[int, ...], kind: str) -> Found:
     amax = _amax(x, block).astype(_F32)
     if kind == "group":
         scale = np.maximum(amax, _F32(1e-10)) / _F32(448)
@@ -282,7 +282,7 @@ def _vllm_fp8(x: Array, block: tuple[int, ...], kind: str) -> Found:
     return _narrow(x.astype(_F32) / spread(scale, block), _E4M3), scale, 1
 
 
-def _vllm_nvfp4(x: Array) -> Found:
+def _vllm_nvfp4(x: NDArray) -> Found:
     encode = _F32(1) / np.abs(x).max().astype(_F32) * _F32(448 * 6)
     scale = encode * (_amax(x, (1, 16)).astype(_F32) * _F32(1 / 6))
     scale = np.minimum(scale, _F32(448)).astype(_E4M3)
@@ -295,7 +295,7 @@ def _vllm_nvfp4(x: Array) -> Found:
 # ---- FlashInfer: DISABLE_FP4_QUANT_FAST_MATH in quantization_utils.cuh ----
 
 
-def _flashinfer_nvfp4(x: Array) -> Found:
+def _flashinfer_nvfp4(x: NDArray) -> Found:
     with np.errstate(all="ignore"):
         encode = _F32(1) / np.abs(x).max().astype(_F32) * _F32(448 * 6)
         amax = _amax(x, (1, 16)).astype(_F32)
@@ -309,10 +309,10 @@ def _flashinfer_nvfp4(x: Array) -> Found:
 # ---- microxcaling: mx/cpp/quantize.cuh, shared_exp.cuh ----
 
 
-def _microxcaling(element: Any, rounding: str) -> Callable[[Array], Found]:
+def _microxcaling(element: Any, rounding: str) -> Callable[[NDArray], Found]:
     info, largest = _finfo(element), _LIMIT[element]
 
-    def found(x: Array) -> Found:
+    def found(x: NDArray) -> Found:
         exponent = (_amax(x, (1, 32)).astype(_F32).view(np.int32) >> 23) - int(np.log2(largest))
         scale = _powers(np.clip(exponent, 0, 254).astype(np.uint8))
         y = x.astype(_F32) / spread(scale, (1, 32))

@@ -24,10 +24,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bench.peers.recipe_models import Array, Found
+from bench.peers.recipe_models import Found, NDArray
 from bench.revision import ROOT
 
-Reference = Callable[[Array], Found]
+Reference = Callable[[NDArray], Found]
 
 
 def available() -> Iterator[tuple[str, Reference]]:
@@ -44,7 +44,7 @@ def available() -> Iterator[tuple[str, Reference]]:
             yield from found(folder / name)
 
 
-def _tensor(x: Array) -> Any:
+def _tensor(x: NDArray) -> Any:
     import torch
 
     if x.dtype == ml_dtypes.bfloat16:
@@ -52,15 +52,15 @@ def _tensor(x: Array) -> Any:
     return torch.from_numpy(x.copy())
 
 
-def _array(tensor: Any) -> Array:
+def _array(tensor: Any) -> NDArray:
     """Any tensor as the NumPy array of the numbers that it stands for."""
     import torch
 
-    numpy: Array = tensor.detach().to(torch.float32).numpy()
+    numpy: NDArray = tensor.detach().to(torch.float32).numpy()
     return numpy
 
 
-def _halves(packed: Any) -> Array:
+def _halves(packed: Any) -> NDArray:
     """Two FLOAT4E2M1 codes of each byte, the low ones first."""
     import torch
 
@@ -78,7 +78,7 @@ def _torchao() -> Iterator[tuple[str, Reference]]:
     from torchao.float8.config import ScalingGranularity
     from torchao.float8.float8_training_tensor import hp_tensor_and_scale_to_float8
 
-    def training(x: Array, granularity: Any, axis: int | None) -> Found:
+    def training(x: NDArray, granularity: Any, axis: int | None) -> Found:
         kind = torch.float8_e4m3fn
         scale = float8_utils.tensor_to_scale(_tensor(x), kind, scaling_granularity=granularity, axiswise_dim=axis)
         found = hp_tensor_and_scale_to_float8(_tensor(x), scale, kind)
@@ -179,7 +179,7 @@ def _tilekernels(folder: Path) -> Iterator[tuple[str, Reference]]:
     yield "tilekernels-128x128", found((128, 128))
 
 
-def _not_half(x: Array) -> Array:
+def _not_half(x: NDArray) -> NDArray:
     """The reference refuses FLOAT16, which FLOAT holds."""
     return x.astype(np.float32) if x.dtype == np.float16 else x
 
@@ -204,19 +204,19 @@ def _transformer_engine(folder: Path) -> Iterator[tuple[str, Reference]]:
         transformer_engine__pytorch__quantized_tensor={"QuantizedTensorStorage": object, "Quantizer": object},
     ).NVFP4QuantizerRef
 
-    def current(x: Array, kind: Any) -> Found:
+    def current(x: NDArray, kind: Any) -> Found:
         given = _tensor(x)
         amax = given.float().abs().max().view(1)
         scale, inverse, _ = scales.scale_from_amax_tensor(given.dtype, amax, kind, eps=0.0, pow_2_scales=False)
         return _array((given.float() * scale).to(kind)), _array(inverse).reshape(()), 1
 
-    def block(x: Array, shape: tuple[int, int]) -> Found:
+    def block(x: NDArray, shape: tuple[int, int]) -> Found:
         result = blocks.quantize(
             _tensor(x), torch.float8_e4m3fn, pow_2_scales=True, quant_tile_shape=shape, munge_scale_shapes=False
         )
         return _array(result.data), _array(result.scale), 1
 
-    def four(x: Array, side: int) -> Found:
+    def four(x: NDArray, side: int) -> Found:
         given = _tensor(x)
         top = given.abs().max().to(torch.float32).view(1)
         codes, scale = nvfp4._quantize_blockwise_reference(given, top, 16, side, pow_2_scales=False, eps=0.0)
@@ -253,11 +253,11 @@ def _modelopt(folder: Path) -> Iterator[tuple[str, Reference]]:
     four = _module(files / "nvfp4_tensor.py", "m.qtensor.nvfp4_tensor", **modelopt).NVFP4QTensor
     eight = _module(files / "fp8_tensor.py", "m.qtensor.fp8_tensor", **modelopt).FP8QTensor
 
-    def nvfp4(x: Array) -> Found:
+    def nvfp4(x: NDArray) -> Found:
         found, scale, g = four.quantize(_tensor(x), 16)
         return _halves(found.data), _array(scale), g.item()
 
-    def fp8(x: Array) -> Found:
+    def fp8(x: NDArray) -> Found:
         found, scale = eight.quantize(_tensor(x))
         return _array(found.data), _array(scale), 1
 
@@ -274,7 +274,7 @@ def _flashinfer(folder: Path) -> Iterator[tuple[str, Reference]]:
         flashinfer__quantization__nvfp4_quantization_utils=dict.fromkeys(names, object),
     )
 
-    def nvfp4(x: Array) -> Found:
+    def nvfp4(x: NDArray) -> Found:
         given = _tensor(x)
         u = (448 * 6) / given.float().abs().nan_to_num().max()
         codes, scale = reference.ref_fp4_quant(given, u, 16)
@@ -294,7 +294,7 @@ def _microxcaling(folder: Path) -> Iterator[tuple[str, Reference]]:
         subprocess.run([*command, "-o", f"{made}/shim.so"], check=True)
         run = ctypes.CDLL(f"{made}/shim.so").run
 
-    def found(x: Array, bits: tuple[int, int, float], rounding: int) -> Found:
+    def found(x: NDArray, bits: tuple[int, int, float], rounding: int) -> Found:
         values = np.ascontiguousarray(x, np.float32)
         codes, scales = np.empty_like(values), np.empty((x.shape[0], x.shape[1] // 32), np.float32)
         pointers = (ctypes.c_void_p(array.ctypes.data) for array in (values, codes, scales))

@@ -24,13 +24,13 @@ from bench.peers.recipe_models import Found, models
 from bench.revision import ROOT
 from gpucast.quantization import RECIPES, Quantized
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 RESULT = ROOT / "bench" / "results" / "recipes.json"
 SOURCES: tuple[Any, ...] = (np.float32, ml_dtypes.bfloat16, np.float16)
 _SEED, _ROWS, _COLUMNS = 20261124, 128, 256
 
 
-def hard(kind: Any, rng: np.random.Generator, wide: bool, rows: int = _ROWS, columns: int = _COLUMNS) -> Array:
+def hard(kind: Any, rng: np.random.Generator, wide: bool, rows: int = _ROWS, columns: int = _COLUMNS) -> NDArray:
     """A matrix whose rows are hard in different ways; all its numbers are finite. `wide`: rows of all magnitudes."""
     finfo: Any = ml_dtypes.finfo
     info = finfo(kind)
@@ -65,7 +65,7 @@ def hard(kind: Any, rng: np.random.Generator, wide: bool, rows: int = _ROWS, col
     return np.where(np.isfinite(found.astype(np.float32)), found, kind(1))
 
 
-def ours(name: str, x: Array) -> Found:
+def ours(name: str, x: NDArray) -> Found:
     """What gpucast finds, as the models give it."""
     return _as_found(gpucast.quantize(x, name))
 
@@ -93,7 +93,7 @@ def differing(one: Found, other: Found) -> tuple[int, int, str]:
 
 
 def compared(
-    name: str, reference: Callable[[Array], Found], elements: int, ours: Callable[[str, Array], Found] = ours
+    name: str, reference: Callable[[NDArray], Found], elements: int, ours: Callable[[str, NDArray], Found] = ours
 ) -> dict[str, Any]:
     """The counts of a recipe over hard matrices of all its sources."""
     sources = [kind for kind in SOURCES if gpucast.dtype(kind).name in RECIPES[name].sources]
@@ -113,7 +113,7 @@ def compared(
     return found
 
 
-def nonfinite(name: str, reference: Callable[[Array], Found]) -> dict[str, str]:
+def nonfinite(name: str, reference: Callable[[NDArray], Found]) -> dict[str, str]:
     """What a library makes of a NaN and of an infinity in one block, where it is not what the recipe gives: for the
     element itself, the rest of its block, and all other blocks. "" where it is the same."""
     kind = next(kind for kind in SOURCES if gpucast.dtype(kind).name == RECIPES[name].sources[-1])
@@ -136,11 +136,11 @@ def nonfinite(name: str, reference: Callable[[Array], Found]) -> dict[str, str]:
     return found
 
 
-def _own(name: str) -> Callable[[Array], Found]:
+def _own(name: str) -> Callable[[NDArray], Found]:
     return lambda x: ours(name, x)
 
 
-def _numbers(function: Callable[[Array], Found], x: Array) -> Array:
+def _numbers(function: Callable[[NDArray], Found], x: NDArray) -> NDArray:
     """What codes, scales and the global scale of a matrix stand for."""
     codes, scales, global_scale = (np.asarray(part).astype(np.float64) for part in function(x))
     if scales.ndim < 2:
@@ -149,7 +149,7 @@ def _numbers(function: Callable[[Array], Found], x: Array) -> Array:
     return np.asarray(codes * scales.repeat(block[0], 0).repeat(block[1], 1) * global_scale)
 
 
-def _described(numbers: Array, usual: Array) -> str:
+def _described(numbers: NDArray, usual: NDArray) -> str:
     """Numbers in a word, beside those without a NaN or infinity nearby."""
     if np.isnan(numbers).all() and numbers.size:
         return "NaN"
@@ -187,7 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(found["codes"] or found["scales"] for found in counts))
 
 
-def available() -> Iterator[tuple[str, Callable[[Array], Found]]]:
+def available() -> Iterator[tuple[str, Callable[[NDArray], Found]]]:
     """The libraries themselves, by recipe, where they are installed."""
     from bench.peers import recipe_packages
 

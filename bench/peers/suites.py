@@ -37,7 +37,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.parity.hard_values import codes as hard_values
 
 RESULT = Path(os.environ.get("SUITES_RESULT", ROOT / "bench" / "results" / "suites.json"))
-Array = np.ndarray[Any, Any]
+NDArray = np.ndarray[Any, Any]
 _cast: Any = gpucast.cast
 
 
@@ -102,7 +102,7 @@ def codes_of(name: str) -> np.dtype[Any]:
     return dtype(name).code_numpy
 
 
-def _codes(src: DType, dst: DType, samples: int) -> Array:
+def _codes(src: DType, dst: DType, samples: int) -> NDArray:
     """Every code of 16 bits; of more the hard ones, and random ones."""
     if src.bits == 16:
         every = np.arange(1 << 16, dtype=np.uint16)
@@ -115,7 +115,7 @@ def _codes(src: DType, dst: DType, samples: int) -> Array:
     return np.concatenate([hard, more]).astype(src.code_numpy)
 
 
-def _is_outside(x: Array, dst: DType, rounding: str) -> Any:
+def _is_outside(x: NDArray, dst: DType, rounding: str) -> Any:
     """Which numbers an integer type does not hold when they are rounded."""
     value = _cast(x, "DOUBLE")
     with np.errstate(all="ignore"):
@@ -125,7 +125,7 @@ def _is_outside(x: Array, dst: DType, rounding: str) -> Any:
         return ~np.isfinite(value) | (whole >= float(dst.max + 1)) | (whole < float(dst.min))
 
 
-def _count(found: Outcome, differ: Array, legal: Array, given: Any, what: str) -> None:
+def _count(found: Outcome, differ: NDArray, legal: NDArray, given: Any, what: str) -> None:
     found.cases += differ.size
     found.legal += int((differ & legal).sum())
     wrong = np.flatnonzero(differ & ~legal)
@@ -257,7 +257,7 @@ def round_float(fi: Any, v: float, rnd: Any = None, sat: bool = False, *more: An
     return float(_cast(found, "DOUBLE"))
 
 
-def round_ndarray(fi: Any, v: Array, rnd: Any = None, sat: bool = False, *more: Any, **keywords: Any) -> Any:
+def round_ndarray(fi: Any, v: NDArray, rnd: Any = None, sat: bool = False, *more: Any, **keywords: Any) -> Any:
     import gfloat
 
     rnd = gfloat.RoundMode.TiesToEven if rnd is None else rnd

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from bench.revision import processor
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 #: Copies one array into another: `copy(dst, src)`.
 Copy = Callable[[Any, Any], object]
 
@@ -131,13 +131,13 @@ class Machine:
         """An uninitialised array of bytes at a multiple of ALIGNMENT."""
         return self._cupy.empty(nbytes, np.uint8)
 
-    def upload(self, into: Any, data: Array) -> None:
+    def upload(self, into: Any, data: NDArray) -> None:
         """Copy a host array of as many bytes into an array."""
         # Waits, because the data may be pageable and be freed.
         into.set(np.ascontiguousarray(data).reshape(-1).view(np.uint8))
         self.synchronize()
 
-    def download(self, x: Any) -> Array:
+    def download(self, x: Any) -> NDArray:
         """A host copy of a contiguous array of any dtype; waits for the stream."""
         codes = x.view(np.dtype(f"u{x.dtype.itemsize}"))
         return np.asarray(codes.get()).view(x.dtype)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from gpucast.arrays.adapters import ArrayAdapter, BatchAdapter
-from gpucast.arrays.operand import Operand
+from gpucast.arrays.array import Array
+from gpucast.arrays.libraries import BatchLibrary, Library
 from gpucast.arrays.overlap import Table
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
@@ -34,11 +34,11 @@ class BatchItem:
     caller: str
     #: The array as given, its adapter (None: it is native), and the native array over its memory.
     given: Any
-    adapter: ArrayAdapter | None
-    source: Operand
+    adapter: Library | None
+    source: Array
     #: The result for the caller, and the native array over its memory; None until there is one.
     result: Any
-    target: Operand | None = None
+    target: Array | None = None
     rule: CastRule = field(init=False)
     #: The fused operations; None for a plain cast.
     fused: FusedInputs | None = None
@@ -48,4 +48,4 @@ class BatchItem:
     @property
     def is_alone(self) -> bool:
         """Whether it is of a library whose arrays share no launches with ours."""
-        return self.adapter is not None and not isinstance(self.adapter, BatchAdapter)
+        return self.adapter is not None and not isinstance(self.adapter, BatchLibrary)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 #: Elements of a chunk: few enough that a few scratch arrays of 4 or 8 bytes per element fit the second-level cache, so
 #: many that the cost of a NumPy call does not matter. A multiple of 8, so that packed chunks are whole bytes.
@@ -26,7 +26,7 @@ def spans(size: int, chunk: int = CHUNK) -> Iterator[slice]:
         yield slice(start, min(start + chunk, size))
 
 
-def elements(x: Array, chunk: int = CHUNK) -> Iterator[Array]:
+def elements(x: NDArray, chunk: int = CHUNK) -> Iterator[NDArray]:
     """The elements of one array in memory order. A chunk is valid only until the next one is requested."""
     flags: Any = ["external_loop", "buffered", "zerosize_ok"]
     with np.nditer(x, flags=flags, order="K", buffersize=chunk) as chunks:

@@ -2,7 +2,7 @@
 """Objects of several arrays, such as codes with scales: how files hold them. Extensions have the classes.
 
 A file holds the arrays of one as tensors, whose names begin with its own, and an entry of its metadata that describes
-it. Like `gpucast.arrays.adapters`, this module names no class: `gpucast/__init__.py` registers them.
+it. Like `gpucast.arrays.libraries`, this module names no class: `gpucast/__init__.py` registers them.
 """
 
 from __future__ import annotations

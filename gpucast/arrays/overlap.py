@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that arrays share: the one check that written arrays are disjoint, and the bounds that fast paths ask for.
 
-Arrays here are those of NumPy or CuPy that hold the bytes (`gpucast.arrays.operand.Operand.data`).
+Arrays here are those of NumPy or CuPy that hold the bytes (`gpucast.arrays.array.Array.data`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Place:
 def check_disjoint(written: Sequence[Place], read: Sequence[Place], caller: str) -> None:
     """Raise a ValueError where an array that is written shares memory with another one of the call.
 
-    `gpucast.arrays.operand.check_out` looks at source and destination of one item, and at elements within one array.
+    `gpucast.arrays.array.check_out` looks at source and destination of one item, and at elements within one array.
     """
     if len(written) * (len(written) + len(read)) <= _FEW:
         for i, place in enumerate(written):

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays import adapters
-from gpucast.arrays.adapters import ArrayAdapter, CastFunction, Lent
+from gpucast.arrays import libraries
 from gpucast.arrays.bitpacking import group_of, namespace, pack_codes, to_numpy, unpack_codes
+from gpucast.arrays.libraries import CastFunction, Lent, Library
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
@@ -56,7 +56,7 @@ def _in_order(method: Callable[..., _Result]) -> Callable[..., _Result]:
     def inner(self: PackedArray, *arguments: Any, **keywords: Any) -> _Result:
         if not any(isinstance(one, LibraryPackedArray) for one in (self, *arguments)):
             return method(self, *arguments, **keywords)
-        with adapters.visit(None, self, *arguments):
+        with libraries.visit(None, self, *arguments):
             return method(self, *arguments, **keywords)
 
     return inner
@@ -88,7 +88,7 @@ def as_array(x: Any, caller: str) -> Any:
     unmasked(x, f"{caller}: x")
     if isinstance(x, PackedArray) or namespace(x) not in (None, np):
         return x
-    adapter = adapters.find(x)
+    adapter = libraries.find(x)
     if adapter is not None:
         return adapter.take(x, caller)
     # asarray, because subclasses such as np.matrix change what indexing and reshaping mean.
@@ -212,7 +212,7 @@ class PackedArray:
         """
         if isinstance(x, PackedArray):
             raise TypeError("PackedArray.pack: x is packed already; expected an unpacked array")
-        with adapters.visit(None, x):
+        with libraries.visit(None, x):
             x = as_array(x, "PackedArray.pack")
             xp = namespace(x)
             row = _packed_row(x.dtype if dtype is None else dtype, "PackedArray.pack")
@@ -313,15 +313,15 @@ class PackedArray:
         FLOAT4E2M1: ``torch.float4_e2m1fn_x2``, pairs along the last axis; other types: ``torch.uint8``, the packed
         bytes. The last axis takes whole bytes and is as long as their number; else ValueError.
         """
-        return adapters.untraced(adapters.of_library("torch").from_packed, self)
+        return libraries.untraced(libraries.of_library("torch").from_packed, self)
 
     @_in_order
     def __dlpack__(self, **keywords: Any) -> Any:
         """DLPack: FLOAT4E2M1 alone, in pairs along the last axis, as torch takes it; else BufferError."""
-        return adapters.of_protocol("__dlpack__").export(self).__dlpack__(**keywords)
+        return libraries.of_protocol("__dlpack__").export(self).__dlpack__(**keywords)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        device: tuple[int, int] = adapters.of_protocol("__dlpack__").export(self).__dlpack_device__()
+        device: tuple[int, int] = libraries.of_protocol("__dlpack__").export(self).__dlpack_device__()
         return device
 
     @_in_order
@@ -457,30 +457,30 @@ class LibraryPackedArray(PackedArray):
         return LibraryPackedArray, (self.data, self.dtype, self.shape, self.library)
 
 
-class _LibraryPackedAdapter(ArrayAdapter):
+class _PackedLibrary(Library):
     def take(self, x: LibraryPackedArray, caller: str, writing: bool = False) -> PackedArray:
         return x.plain()
 
     def cast(self, cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
-        return adapters.untraced(_cast_packed, cast, x, to, options)
+        return libraries.untraced(_cast_packed, cast, x, to, options)
 
     def lent(self, x: LibraryPackedArray) -> Lent | None:
         index = device_index(x)
         return None if index is None else Lent(index, self.home(x).stream(index))
 
-    def home(self, x: LibraryPackedArray) -> ArrayAdapter:
-        return adapters.of_library(x.library)
+    def home(self, x: LibraryPackedArray) -> Library:
+        return libraries.of_library(x.library)
 
 
 def _cast_packed(cast: CastFunction, x: LibraryPackedArray, to: Any, options: Options) -> Any:
     plain = x.plain()
-    with adapters.visit(x, options.out, options.scale, options.amax, device=options.device):
-        y = adapters.of_library(x.library).cast_array(cast, plain, to, options)
+    with libraries.visit(x, options.out, options.scale, options.amax, device=options.device):
+        y = libraries.of_library(x.library).cast_array(cast, plain, to, options)
     return x if y is plain else y
 
 
-adapters.register_ours(PackedArray)
-adapters.register_ours(LibraryPackedArray, _LibraryPackedAdapter())
+libraries.register_ours(PackedArray)
+libraries.register_ours(LibraryPackedArray, _PackedLibrary())
 
 
 def _packed_row(kind: Any, caller: str) -> DType:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
+from gpucast.arrays.array import Array, check_out
 from gpucast.arrays.batch_item import BatchItem, Names
-from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.fused_options import resolve_amax, resolve_finite, resolve_scale, rule_of
@@ -74,12 +74,12 @@ def _items(given: Sequence[Any], outs: Sequence[Any] | None, whos: Sequence[str]
     items = []
     known: dict[Any, DType] = {}
     for x, out, caller in zip(given, outs or [None] * len(given), whos, strict=True):
-        adapter = adapters.find(x)
+        adapter = libraries.find(x)
         array = as_array(x, caller) if adapter is None else adapter.take(x, caller)
         kind = known.get(array.dtype)
         if kind is None:
             kind = known[array.dtype] = dtype(array.dtype, caller=f"{caller}: x.dtype=")
-        items.append(BatchItem(caller, x, adapter, operand(array, kind), out))
+        items.append(BatchItem(caller, x, adapter, Array.of(array, kind), out))
     return items
 
 
@@ -114,13 +114,13 @@ def _own(fused: FusedInputs, i: int) -> FusedInputs:
 
 
 def _device(x: Any, caller: str) -> int | None:
-    adapter = adapters.find(x)
+    adapter = libraries.find(x)
     return device_index(x if adapter is None else adapter.take(x, caller))
 
 
-def _target(item: BatchItem) -> Operand:
+def _target(item: BatchItem) -> Array:
     """The `out` of an item as a native array that can take the result."""
-    adapter, source, dst = adapters.find(item.result), item.source, item.rule.dst
+    adapter, source, dst = libraries.find(item.result), item.source, item.rule.dst
     if item.adapter is not None:
         item.adapter.check_into(item.given, item.caller)
     out = item.result if adapter is None else adapter.take(item.result, item.caller, writing=True)
@@ -128,7 +128,7 @@ def _target(item: BatchItem) -> Operand:
     if source.device is None and dst.packed and isinstance(out, PackedArray) and item.adapter is not None:
         if not source.packed:
             # A tensor of the host takes a packed `out`, as its own result is packed: checked as for a packed source.
-            source = operand(PackedArray(np.empty(dst.nbytes(source.size), np.uint8), dst, source.shape))
+            source = Array.of(PackedArray(np.empty(dst.nbytes(source.size), np.uint8), dst, source.shape))
     target = check_out(source, item.rule, out, source.device is not None or device is not None, item.caller)
     place = None if dst.family == "string" else source.device
     if device != place:

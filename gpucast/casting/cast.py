@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast import casting
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
+from gpucast.arrays.array import Array, check_out
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array, device_index, register_cast
 from gpucast.casting import cuda_plans, plans
 from gpucast.casting.fused_options import check_fused, resolve_fused, rule_of
@@ -240,10 +240,10 @@ def cast_with(x: Any, to: Any, options: Options) -> Any:
 
 def _checked(x: Any, to: Any, options: Options) -> Any:
     """Cast with all checks."""
-    adapter = adapters.find(x)
+    adapter = libraries.find(x)
     if adapter is not None:
         return adapter.cast(cast_with, x, to, options)
-    return adapters.untraced(_checked_array, x, to, options)
+    return libraries.untraced(_checked_array, x, to, options)
 
 
 def _checked_array(x: Any, to: Any, options: Options) -> Any:
@@ -262,7 +262,7 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
         array = as_array(x, caller)
         if array is not x:
             return cast_with(array, to, options)
-    source = operand(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
+    source = Array.of(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
     dst = destination(to, caller)
     # What a plain cast of a NumPy array does without is not asked.
     if options.fuses:
@@ -275,7 +275,7 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
     place = None if options.device is None else devices.parse(options.device, caller)
     target = None
     if out is not None:
-        adapter = adapters.find(out)
+        adapter = libraries.find(out)
         if adapter is not None:
             cast_with(x, to, options._replace(out=adapter.take(out, caller, writing=True)))
             return out
@@ -290,14 +290,14 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
         return x
     if fused is not None:
         check_fused(fused, source, target, caller)
-    result = cast_operand(source, rule, place, target, caller, fused)
+    result = cast_array(source, rule, place, target, caller, fused)
     # A cast of a type to itself ignores its seed, which the key of plans does not hold.
     if options.seed is None or rule.rounding == STOCHASTIC:
         _keep_plan(x, to, options, source, rule, fused)
     return result.array
 
 
-def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRule, fused: FusedInputs | None) -> None:
+def _keep_plan(x: Any, to: Any, options: Options, source: Array, rule: CastRule, fused: FusedInputs | None) -> None:
     """Keep the plan of a successful cast, if there may be one."""
     if "string" in (rule.src.family, rule.dst.family):
         return
@@ -310,7 +310,7 @@ def _keep_plan(x: Any, to: Any, options: Options, source: Operand, rule: CastRul
         plans.keep(x, to, options, rule, cuda_plans.of_source(source, rule, ops))
 
 
-def _unchanged(source: Operand, rule: CastRule) -> bool:
+def _unchanged(source: Array, rule: CastRule) -> bool:
     """Tell whether a cast would return an equal array: the type is the same, and the array has the form of results."""
     kind, x = source.dtype, source.data
     if kind is not rule.dst:
@@ -331,14 +331,14 @@ def _unchanged(source: Operand, rule: CastRule) -> bool:
     return True
 
 
-def cast_operand(
-    source: Operand,
+def cast_array(
+    source: Array,
     rule: CastRule,
     place: str | None,
-    target: Operand | None,
+    target: Array | None,
     caller: str,
     fused: FusedInputs | None = None,
-) -> Operand:
+) -> Array:
     """Cast to where `place` says, into `target` if there is one; None is where the source is.
 
     The cast runs on the side of the bus that leaves fewer bytes to cross it; text is read and written on the host. A
@@ -356,18 +356,18 @@ def cast_operand(
     if fused is not None or rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
         return _moved(apply(source, rule, None, fused), device, source.packed, target)
     x = casting.cuda.to_host(source.array) if device is None else casting.cuda.to_device(source.array, device)
-    return apply(operand(x, rule.src), rule, target)
+    return apply(Array.of(x, rule.src), rule, target)
 
 
 def times(x: Any, to: Any, options: Options) -> Any:
     """The cast of a NumPy or CuPy array times ``options.scale``, a number of any sign, as gradients need it."""
     src, dst = dtype(x.dtype), destination(to, options.caller)
-    target = None if options.out is None else operand(options.out, dst)
+    target = None if options.out is None else Array.of(options.out, dst)
     fused = FusedInputs(scale=options.scale)
-    return cast_operand(operand(x, src), rule_of(src, dst, options), None, target, options.caller, fused).array
+    return cast_array(Array.of(x, src), rule_of(src, dst, options), None, target, options.caller, fused).array
 
 
-def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
+def apply(source: Array, rule: CastRule, target: Array | None = None, fused: FusedInputs | None = None) -> Array:
     """Cast where the source is; on a device in one launch.
 
     The result is `target`, or a new array of the source's kind and in its memory order. With `fused` the rule is a
@@ -380,7 +380,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
     return cast_on_host.apply(source, rule, target, fused)
 
 
-def _device_of_result(source: Operand, rule: CastRule, place: str | None, caller: str) -> int | None:
+def _device_of_result(source: Array, rule: CastRule, place: str | None, caller: str) -> int | None:
     device = source.device if place is None else None if place == "cpu" else devices.index(place, caller)
     if rule.dst.family != "string":
         return device
@@ -389,16 +389,16 @@ def _device_of_result(source: Operand, rule: CastRule, place: str | None, caller
     return None
 
 
-def _moved(y: Operand, device: int | None, packed: bool, target: Operand | None) -> Operand:
+def _moved(y: Array, device: int | None, packed: bool, target: Array | None) -> Array:
     """Move a finished result to the other side. On the host only PackedArrays give PackedArrays, on a device all arrays
     do."""
     if device is None:
         x = casting.cuda.to_host(y.array)
-        y = operand(x.get() if isinstance(x, PackedArray) and not packed else x, y.dtype)
+        y = Array.of(x.get() if isinstance(x, PackedArray) and not packed else x, y.dtype)
         if target is None:
             return y
         target.data[...] = y.data
         return target
     x = PackedArray.pack(y.array) if y.dtype.packed and not y.packed and y.device is None else y.array
-    y = operand(casting.cuda.to_device(x, device), y.dtype)
+    y = Array.of(casting.cuda.to_device(x, device), y.dtype)
     return y if target is None else casting.cuda.apply(y, resolve(y.dtype, y.dtype), target)

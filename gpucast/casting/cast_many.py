@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from gpucast import casting, kernel
-from gpucast.arrays import adapters, tree
-from gpucast.arrays.adapters import BatchAdapter, untraced
+from gpucast.arrays import libraries, tree
+from gpucast.arrays.array import Array
 from gpucast.arrays.batch_item import BatchItem, Names
-from gpucast.arrays.operand import Operand, operand
+from gpucast.arrays.libraries import BatchLibrary, untraced
 from gpucast.arrays.tree import floating
 from gpucast.casting import batch_items, list_plans
-from gpucast.casting.cast import apply, cast_operand, cast_with
+from gpucast.casting.cast import apply, cast_array, cast_with
 from gpucast.casting.plans import KINDS, hit_list
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
@@ -150,7 +150,7 @@ def _cast_arrays(
 
 def _is_transforming(given: list[Any]) -> bool:
     """Tell whether some arrays have no values yet: their library transforms a function, or is lazy."""
-    found = ((adapters.find(x), x) for x in given)
+    found = ((libraries.find(x), x) for x in given)
     return any(adapter is not None and adapter.is_transforming(x) for adapter, x in found)
 
 
@@ -169,7 +169,7 @@ def _one_by_one(
         caller = f"{options.caller}: {names.parameter}{path}"
         results.append(cast_with(x, dst, options._replace(out=out, caller=caller)))
         if options.seed is not None:
-            adapter = adapters.find(x)
+            adapter = libraries.find(x)
             shape = np.shape(x) if adapter is None else adapter.shape(x)
             options = options._replace(offset=options.offset + math.prod(shape))
     return results
@@ -205,9 +205,9 @@ def _run(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
 
 def _attach(items: Sequence[BatchItem], scale: Any) -> None:
     """Let libraries differentiate through the cast."""
-    by_adapter: dict[BatchAdapter, list[BatchItem]] = {}
+    by_adapter: dict[BatchLibrary, list[BatchItem]] = {}
     for item in items:
-        if isinstance(item.adapter, BatchAdapter):
+        if isinstance(item.adapter, BatchLibrary):
             by_adapter.setdefault(item.adapter, []).append(item)
     for adapter, own in by_adapter.items():
         results = adapter.attach([item.given for item in own], [item.result for item in own], scale)
@@ -216,9 +216,9 @@ def _attach(items: Sequence[BatchItem], scale: Any) -> None:
 
 
 def _allocate(item: BatchItem) -> None:
-    if isinstance(item.adapter, BatchAdapter):
+    if isinstance(item.adapter, BatchLibrary):
         item.result, target = item.adapter.empty_like(item.given, item.rule.dst, item.caller)
-        item.target = operand(target, item.rule.dst)
+        item.target = Array.of(target, item.rule.dst)
     elif item.source.device is not None:
         with kernel.driver.driver().on(item.source.device):
             item.target = casting.cuda.empty_like(item.source, item.rule.dst)
@@ -231,20 +231,20 @@ def _cast_alone(item: BatchItem, shared: Sequence[Any]) -> None:
     def cast(x: Any, to: Any, options: Options) -> Any:
         target = item.target
         if target is None and options.out is not None:
-            target = operand(options.out, item.rule.dst)
-        return _cast(item, operand(x, item.rule.src), target).array
+            target = Array.of(options.out, item.rule.dst)
+        return _cast(item, Array.of(x, item.rule.src), target).array
 
     assert item.adapter is not None
     with streams.visit(item.given, *shared):
         item.result = item.adapter.cast(cast, item.given, item.rule.dst, Options(out=item.result, caller=item.caller))
 
 
-def _cast(item: BatchItem, source: Operand, target: Operand | None) -> Operand:
+def _cast(item: BatchItem, source: Array, target: Array | None) -> Array:
     """Cast the array of one item alone, into a target if there is one."""
-    return cast_operand(source, item.rule, None, target, item.caller, item.fused)
+    return cast_array(source, item.rule, None, target, item.caller, item.fused)
 
 
-def _cast_text(item: BatchItem) -> Operand:
+def _cast_text(item: BatchItem) -> Array:
     try:
         with streams.visit(item.given):
             return _cast(item, item.source, None)

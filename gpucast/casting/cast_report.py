@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast import casting
-from gpucast.arrays.adapters import untraced
 from gpucast.arrays.bitpacking import codes_of
 from gpucast.arrays.chunks import elements, spans
+from gpucast.arrays.libraries import untraced
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.arithmetic import exact
@@ -22,7 +22,7 @@ from gpucast.host import cast_on_host, text_on_host
 from gpucast.kernel import devices, streams
 from gpucast.reference.rounding import to_whole
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 #: Elements that are cast at a time, so that a report takes little memory beyond x, and compared at a time: their
 #: float64 values stay in the cache.
@@ -69,7 +69,7 @@ def _checked_report(given: Any, to: Any, options: Options) -> CastReport:
 
 
 @exact()
-def result_report(x: Array, y: Array, rule: CastRule) -> CastReport:
+def result_report(x: NDArray, y: NDArray, rule: CastRule) -> CastReport:
     """The report of flat elements whose casts `y` are known, as after stochastic rounding. A number beyond the largest
     counts as saturated where it would be after rounding to nearest."""
     total = CastReport()
@@ -78,7 +78,7 @@ def result_report(x: Array, y: Array, rule: CastRule) -> CastReport:
     return total
 
 
-def _report(x: Array, rule: CastRule) -> CastReport:
+def _report(x: NDArray, rule: CastRule) -> CastReport:
     if rule.src.family == "string":
         y = text_on_host.parse(x, rule)
         if rule.dst.family in ("string", "bool"):
@@ -90,7 +90,7 @@ def _report(x: Array, rule: CastRule) -> CastReport:
         return _by_code(x, rule)
     total = CastReport()
     for chunk in elements(x, _CAST):
-        beyond: list[Array] = []
+        beyond: list[NDArray] = []
         if rule.dst.family in ("bool", "string"):
             beyond.append(chunk)
         else:
@@ -102,7 +102,7 @@ def _report(x: Array, rule: CastRule) -> CastReport:
     return total
 
 
-def _double(x: Array, row: DType) -> Array:
+def _double(x: NDArray, row: DType) -> NDArray:
     """The values as float64: exact, except that 64-bit integers are rounded."""
     if row.bits >= 16:
         return x.astype(np.float64, copy=False)
@@ -111,13 +111,13 @@ def _double(x: Array, row: DType) -> Array:
     return values
 
 
-def _cast(x: Array, rule: CastRule) -> Array:
+def _cast(x: NDArray, rule: CastRule) -> NDArray:
     y = np.empty(x.shape, rule.dst.numpy)
     cast_on_host.into(x, rule, y)
     return y
 
 
-def _by_code(x: Array, rule: CastRule) -> CastReport:
+def _by_code(x: NDArray, rule: CastRule) -> CastReport:
     row = rule.src
     counts = np.zeros(1 << max(8, row.bits), np.int64)
     for chunk in elements(x, _CAST):
@@ -127,7 +127,7 @@ def _by_code(x: Array, rule: CastRule) -> CastReport:
     return _compare(codes, rule, row, weights=counts[found])
 
 
-def _compare_within(x: Array, after: Array, rule: CastRule, beyond: list[Array]) -> CastReport:
+def _compare_within(x: NDArray, after: NDArray, rule: CastRule, beyond: list[NDArray]) -> CastReport:
     """The report of the numbers within the destination's limits: they can only be rounded, which is soon told. The
     others (in FLOAT8E8M0 zeros as well) are added to `beyond`. `after`: the results, where the destination is a float.
     """
@@ -144,7 +144,7 @@ def _compare_within(x: Array, after: Array, rule: CastRule, beyond: list[Array])
             return CastReport()
         beyond.append(x[outside])
 
-    def nonzero(values: Array) -> int:
+    def nonzero(values: NDArray) -> int:
         return int(np.count_nonzero(values != 0)) - int(np.count_nonzero(values[outside]))
 
     size, kept = x.size - before[outside].size, nonzero(before)
@@ -167,7 +167,9 @@ def _limits(kind: np.dtype[Any], dst: DType) -> tuple[Any, Any]:
     return float(dst.min), high if high <= dst.max else float(np.nextafter(high, 0.0))
 
 
-def _compare(x: Array, rule: CastRule, src: DType, y: Array | None = None, weights: Array | None = None) -> CastReport:
+def _compare(
+    x: NDArray, rule: CastRule, src: DType, y: NDArray | None = None, weights: NDArray | None = None
+) -> CastReport:
     """The report of any elements. `y`: their casts, if known; `weights`: how often each counts, if not once."""
     dst = rule.dst
     before = _double(x, src)
@@ -184,7 +186,7 @@ def _compare(x: Array, rule: CastRule, src: DType, y: Array | None = None, weigh
     return count(before, after, outside, overflow=overflow, difference=difference, weights=weights)
 
 
-def _outside(x: Array, before: Array, src: DType, rule: CastRule) -> Array:
+def _outside(x: NDArray, before: NDArray, src: DType, rule: CastRule) -> NDArray:
     """Where the rounded source is beyond the destination's finite values."""
     dst = rule.dst
     if src is dst:
@@ -206,13 +208,15 @@ def _outside(x: Array, before: Array, src: DType, rule: CastRule) -> Array:
     return np.abs(before) > limit if stays else np.abs(before) >= limit
 
 
-def _whole(numbers: Array, rule: CastRule) -> Array:
+def _whole(numbers: NDArray, rule: CastRule) -> NDArray:
     """The integers that numbers are rounded to; infinities and NaN stay."""
     with np.errstate(invalid="ignore"):
         return np.copysign(to_whole(np.abs(numbers), rule.rounding), numbers)
 
 
-def _difference(x: Array, before: Array, after: Array, outside: Array | None, src: DType, dst: DType) -> Array:
+def _difference(
+    x: NDArray, before: NDArray, after: NDArray, outside: NDArray | None, src: DType, dst: DType
+) -> NDArray:
     """Result minus source. `outside` (None: nowhere) matters between integers alone."""
     if not src.is_float and not dst.is_float:
         # Integers in range are kept; float64 might not show it.

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpucast.arrays.operand import Operand, operand, result_like
+from gpucast.arrays.array import Array, result_like
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
@@ -56,7 +56,7 @@ def _strides_like(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
     return tuple(dense)
 
 
-def empty_like(source: Operand, kind: DType) -> Operand:
+def empty_like(source: Array, kind: DType) -> Array:
     """Memory on the current device for a cast of `source`: in the order of its memory, row-major where a side is
     packed. Errors as for `check_allocation`."""
     check_allocation()
@@ -72,7 +72,7 @@ def check_allocation() -> None:
 
 
 def is_contiguous(x: Any) -> bool:
-    """`Operand.contiguous` of an array on a device, for callers that need nothing else of it."""
+    """`Array.contiguous` of an array on a device, for callers that need nothing else of it."""
     return isinstance(x, PackedArray) or bool(x._c_contiguous)
 
 
@@ -85,7 +85,7 @@ def is_aligned(x: Any, alignment: int = 0) -> bool:
 
 
 def address(x: Any) -> int:
-    """`Operand.address` of an array on a device, for callers that need nothing else of it."""
+    """`Array.address` of an array on a device, for callers that need nothing else of it."""
     return int((x.data if isinstance(x, PackedArray) else x).data.ptr)
 
 
@@ -93,7 +93,7 @@ def address(x: Any) -> int:
 
 
 @exact()
-def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
+def apply(source: Array, rule: CastRule, target: Array | None = None, fused: FusedInputs | None = None) -> Array:
     """Cast on the source's device, on its current stream, into `target`, which is there too, or a new array.
 
     With `fused` more is done in the same pass, and `rule` is a `gpucast.casting.fused_options.fused_rule`.
@@ -108,12 +108,12 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
     return target
 
 
-def _device(source: Operand) -> int:
+def _device(source: Array) -> int:
     assert source.device is not None, "`gpucast.casting.cast.apply` sends device arrays here"
     return source.device
 
 
-def launch_of(source: Operand, rule: CastRule, target: Operand, fused: FusedInputs | None = None) -> Callable[[], None]:
+def launch_of(source: Array, rule: CastRule, target: Array, fused: FusedInputs | None = None) -> Callable[[], None]:
     """The cast of an array with elements on the current device, whose kernel is loaded by now."""
     layout = layout_of(source, target, fused)
     ops, given = PLAIN, b""
@@ -137,7 +137,7 @@ class Layout(NamedTuple):
     n: int
 
 
-def layout_of(source: Operand, target: Operand, fused: FusedInputs | None) -> Layout:
+def layout_of(source: Array, target: Array, fused: FusedInputs | None) -> Layout:
     """The layout of a cast. It is contiguous where both sides are, in the same order of axes."""
     if source.contiguous and target.contiguous:
         return Layout("contiguous", None, source.size)
@@ -248,7 +248,7 @@ def _copy(x: Any) -> Any:
     # Types below one byte lie one element per byte here: as plain bytes they stay so.
     kind = dtype("UINT8") if dtype(x.dtype).packed else dtype(x.dtype)
     copy = new(x.shape, kind)
-    apply(operand(x.view(kind.numpy), kind), resolve(kind, kind), operand(copy, kind))
+    apply(Array.of(x.view(kind.numpy), kind), resolve(kind, kind), Array.of(copy, kind))
     return copy.view(x.dtype)
 
 

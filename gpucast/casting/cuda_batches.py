@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.arrays.array import Array
 from gpucast.arrays.batch_item import BatchItem, Launch
-from gpucast.arrays.operand import Operand
 from gpucast.arrays.overlap import Table
 from gpucast.casting import cuda
 from gpucast.core.fused_ops import FusedInputs
@@ -48,7 +48,7 @@ def launches(items: Sequence[BatchItem], device: int) -> list[Callable[[], None]
     return found
 
 
-def _target(item: BatchItem) -> Operand:
+def _target(item: BatchItem) -> Array:
     assert item.target is not None, "memory has been allocated"
     return item.target
 

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gpucast import casting, kernel
+from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import Operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
 from gpucast.core.rule import CastRule
@@ -33,7 +33,7 @@ class Kernels(NamedTuple):
             (self.by_double if ops.scaling == "wide" or self.by_float is None else self.by_float)[device] = found
 
 
-def of_source(source: Operand, rule: CastRule, ops: FusedOps) -> Any:
+def of_source(source: Array, rule: CastRule, ops: FusedOps) -> Any:
     """The plan for casts of arrays like `source`, with its kernel if that is loaded; None where there is none."""
     assert source.device is not None, "on a device"
     array = namespace(source.data).ndarray

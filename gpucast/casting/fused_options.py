@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from gpucast import casting
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
+from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import Operand
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import device_index, unmasked
 from gpucast.core.arithmetic import exact
@@ -100,7 +100,7 @@ def resolve_finite(finite: Any, device: int | None, caller: str) -> Any:
     return array
 
 
-def check_fused(fused: FusedInputs, source: Operand, target: Operand | None, caller: str) -> None:
+def check_fused(fused: FusedInputs, source: Array, target: Array | None, caller: str) -> None:
     """ValueError if amax or the target shares memory with an array that is read."""
     scale, amax = None if isinstance(fused.scale, float) else fused.scale, fused.amax
     if scale is None and amax is None:
@@ -115,7 +115,7 @@ def check_fused(fused: FusedInputs, source: Operand, target: Operand | None, cal
 
 def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writing: bool, count: int = 1) -> Any:
     """An array of one element of some kinds, or of `count`."""
-    adapter = None if isinstance(value, numbers.Number) else adapters.find(value)
+    adapter = None if isinstance(value, numbers.Number) else libraries.find(value)
     array = value if adapter is None else adapter.take(value, f"{caller}: {name}", writing)
     unmasked(array, f"{caller}: {name}")
     if isinstance(array, np.ndarray):

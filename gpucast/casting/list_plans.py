@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpucast import casting, kernel
-from gpucast.arrays import adapters
-from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, one_class
+from gpucast.arrays import libraries
 from gpucast.arrays.batch_item import BatchItem, Launch
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.libraries import BatchLibrary, BatchPlanner, one_class
 from gpucast.arrays.overlap import Table, batch_is_disjoint, is_clear, share_memory
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
@@ -228,8 +228,8 @@ def keep(
 
 def check_scale(given: Sequence[Any], options: Options) -> None:
     """ValueError for a scale that its library would not cast its own arrays with."""
-    adapter = None if options.scale is None else adapters.find(options.scale)
-    if adapter is not None and any(adapters.find(x) is adapter for x in given):
+    adapter = None if options.scale is None else libraries.find(options.scale)
+    if adapter is not None and any(libraries.find(x) is adapter for x in given):
         adapter.check_scale(options.scale, options.caller)
 
 
@@ -326,9 +326,9 @@ def _register(x: Any) -> None:
     kind = type(x)
     if kind in _PLANNERS:
         return
-    adapter = adapters.find(x)
+    adapter = libraries.find(x)
     planner: BatchPlanner | None = None
-    if isinstance(adapter, BatchAdapter):
+    if isinstance(adapter, BatchLibrary):
         planner = adapter.planner(kind)
     elif adapter is None and kind is getattr(namespace(x), "ndarray", None):
         planner = CupyPlanner()

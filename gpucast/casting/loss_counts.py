@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gpucast.arrays.bitpacking import codes_of
 from gpucast.core.dtypes import DType
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ _COUNTS = tuple(field.name for field in fields(CastReport))[:-1]
 
 
 def count(
-    before: Array,
-    after: Array,
-    outside: Array,
+    before: NDArray,
+    after: NDArray,
+    outside: NDArray,
     *,
     overflow: str | None,
-    difference: Array,
-    weights: Array | None = None,
+    difference: NDArray,
+    weights: NDArray | None = None,
 ) -> CastReport:
     """The report of any float64 values `before` and `after`, of equal shapes; floating-point errors must be off.
 
@@ -73,7 +73,7 @@ def count(
     `weights`: how often each element counts, if not once.
     """
 
-    def total(mask: Array) -> int:
+    def total(mask: NDArray) -> int:
         return int(np.count_nonzero(mask) if weights is None else weights[mask].sum())
 
     number, nonzero = ~np.isnan(before), before != 0
@@ -96,7 +96,7 @@ def count(
     )
 
 
-def relative(error: Array, size: Array) -> Array:
+def relative(error: NDArray, size: NDArray) -> NDArray:
     """Errors of values of these magnitudes as shares of them, written over `error`; 0 where the value is 0.
 
     `size` is written to. Floating-point errors must be off.
@@ -110,7 +110,7 @@ def relative(error: Array, size: Array) -> Array:
 # ---- codes ----
 
 
-def magnitudes(x: Array, row: DType) -> Array:
+def magnitudes(x: NDArray, row: DType) -> NDArray:
     """The codes of floats without their signs: they order as the magnitudes do, infinity and NaN above all numbers; the
     NaN of the FNUZ types alone is 0."""
     codes = codes_of(x, row.code_numpy)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from gpucast import casting
-from gpucast.arrays import adapters, composites
+from gpucast.arrays import composites, libraries
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import raw_data, tensor_file
-from gpucast.files.tensor import CHUNK_BYTES, Array, FileError, Spec, Tensor, checked_name, slices
+from gpucast.files.tensor import CHUNK_BYTES, FileError, NDArray, Spec, Tensor, checked_name, slices
 from gpucast.kernel import devices, streams
 
 #: Where the arrays of these libraries may be; others are registered adapters.
@@ -165,7 +165,7 @@ def _checked(name: str, x: Any) -> tuple[Any, Any, DType]:
     return x, array, dtype(array.dtype, caller=f"{caller}: ")
 
 
-def _chunks(x: Any, array: Any, kind: DType) -> Iterator[Array]:
+def _chunks(x: Any, array: Any, kind: DType) -> Iterator[NDArray]:
     """The elements in row-major order, as `Tensor.chunks` gives them, copied from a device as they are written."""
     with streams.visit(x):
         host = array if device_index(array) is None else casting.cuda.to_host(array)
@@ -184,7 +184,7 @@ class _Place:
 
     def __init__(self, library: Any, device: Any) -> None:
         caller = "load"
-        others = adapters.with_arrays()
+        others = libraries.with_arrays()
         if library not in (None, *_NATIVE, *others):
             names = ", ".join(map(repr, (*_NATIVE, *others)))
             raise ValueError(f"{caller}: library={library!r} is not known; expected one of {names}")
@@ -195,7 +195,7 @@ class _Place:
         if on_device:
             devices.require(caller)
         self.library = library if library in others else None
-        self._adapter = None if self.library is None else adapters.of_library(self.library)
+        self._adapter = None if self.library is None else libraries.of_library(self.library)
 
     def native(self, tensor: Tensor) -> Any:
         """The array of a tensor, of NumPy or CuPy."""

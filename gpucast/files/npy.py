@@ -23,7 +23,7 @@ import numpy as np
 from gpucast.core import strings
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import file_limits, raw_data
-from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_lengths
+from gpucast.files.tensor import FileError, NDArray, Spec, StoredTensor, Tensor, check_bytes, checked_lengths
 from gpucast.files.tensor import Writer as TensorWriter
 
 _BYTE_ORDERS = "<>=|"
@@ -193,14 +193,14 @@ class Writer(TensorWriter):
             raise FileError(f"{path}: .npy cannot hold {dtype.name}, whose elements take {dtype.bits} bits; write .npz")
         self._file, self._path = file, path
 
-    def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
+    def write(self, spec: Spec, chunks: Iterable[NDArray]) -> int:
         return write(self._file, spec, chunks, self._path)
 
     def copy(self, spec: Spec) -> int:
         return copy(self._file, spec)
 
 
-def write(file: BinaryIO, spec: Spec, chunks: Iterable[Array], path: str) -> int:
+def write(file: BinaryIO, spec: Spec, chunks: Iterable[NDArray], path: str) -> int:
     """Write header and data of a tensor of whole-byte elements; the number of bytes of data."""
     dtype = spec.dtype
     assert dtype is not None
@@ -222,7 +222,7 @@ def copy(file: BinaryIO, spec: Spec) -> int:
     return spec.source.nbytes
 
 
-def texts(chunks: Iterable[Array], name: str, path: str) -> list[str]:
+def texts(chunks: Iterable[NDArray], name: str, path: str) -> list[str]:
     """The elements of string chunks as str; bytes are decoded as ASCII, as in a cast."""
     flat: list[str] = []
     try:
@@ -233,7 +233,7 @@ def texts(chunks: Iterable[Array], name: str, path: str) -> list[str]:
     return flat
 
 
-def _text_array(chunks: Iterable[Array], name: str, path: str) -> Array:
+def _text_array(chunks: Iterable[NDArray], name: str, path: str) -> NDArray:
     flat = texts(chunks, name, path)
     for index, text in enumerate(flat):
         if text.endswith("\0"):

@@ -20,7 +20,7 @@ import numpy as np
 
 from gpucast.core.dtypes import dtype
 from gpucast.files import file_limits, npy, raw_data
-from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, check_bytes, checked_name
+from gpucast.files.tensor import FileError, NDArray, Spec, StoredTensor, Tensor, check_bytes, checked_name
 from gpucast.files.tensor import Writer as TensorWriter
 
 _METADATA, _TEXTS = "__gpucast__", "__metadata__"
@@ -139,7 +139,7 @@ class Writer(TensorWriter):
         self._path = path
         self._described: dict[str, Any] = {_TEXTS: dict(metadata)} if metadata else {}
 
-    def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
+    def write(self, spec: Spec, chunks: Iterable[NDArray]) -> int:
         onnx_type = spec.dtype
         assert onnx_type is not None
         with self._open(spec.name) as member:

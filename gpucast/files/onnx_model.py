@@ -18,8 +18,8 @@ from gpucast.core.places import close_quietly
 from gpucast.files import file_limits, onnx_graph, onnx_pb, onnx_weights, raw_data
 from gpucast.files.atomic import inside, open_regular
 from gpucast.files.tensor import (
-    Array,
     FileError,
+    NDArray,
     Spec,
     StoredTensor,
     Tensor,
@@ -66,7 +66,7 @@ class Model:
             self.tensors.append(tensor)
         held = {tensor.name: tensor for tensor in self.tensors}
 
-        def first(name: str, count: int) -> Array:
+        def first(name: str, count: int) -> NDArray:
             return next(held[name].pieces(-(-count // 4) * 4))[:count]
 
         #: For each initializer why it is no weight; "" if it is.
@@ -179,7 +179,7 @@ class Writer(TensorWriter):
         self._data = external() if self._external else None
         self._position = 0
 
-    def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
+    def write(self, spec: Spec, chunks: Iterable[NDArray]) -> int:
         onnx_type = spec.dtype
         assert onnx_type is not None
         if spec.name in self._external:

@@ -16,9 +16,9 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import file_limits, npy, raw_data
 from gpucast.files.tensor import (
-    Array,
     FileError,
     LoadedTensor,
+    NDArray,
     Spec,
     Tensor,
     check_bytes,
@@ -95,7 +95,7 @@ def type_of(proto: Any) -> tuple[DType | None, str]:
     return onnx_type, onnx_type.name
 
 
-def _elements(proto: Any, onnx_type: DType, shape: tuple[int, ...], path: str, name: str) -> Array:
+def _elements(proto: Any, onnx_type: DType, shape: tuple[int, ...], path: str, name: str) -> NDArray:
     size = math.prod(shape)
     if onnx_type.family == "string":
         texts = _texts(proto, path, name)
@@ -114,12 +114,12 @@ def _elements(proto: Any, onnx_type: DType, shape: tuple[int, ...], path: str, n
     if onnx_type.family == "bool":
         return np.asarray(raw != 0).reshape(shape)
     codes = raw.view(onnx_type.code_numpy.newbyteorder("<")).astype(onnx_type.code_numpy, copy=False)
-    elements: Array = codes.view(onnx_type.numpy).reshape(shape)
+    elements: NDArray = codes.view(onnx_type.numpy).reshape(shape)
     return elements
 
 
 @exact()
-def typed(proto: Any, onnx_type: DType, size: int, path: str, name: str) -> Array:
+def typed(proto: Any, onnx_type: DType, size: int, path: str, name: str) -> NDArray:
     """The elements in typed fields, as raw_data. Types of 16 bits or fewer are stored in int32_data as codes."""
     field, element = _FIELDS.get(onnx_type.name, ("int32_data", "int32"))
     values = np.array(getattr(proto, field), dtype=element)
@@ -167,7 +167,7 @@ class Writer(TensorWriter):
             raise FileError(f"{path}: .pb holds less than 2 GiB; write .safetensors")
         self._file, self._path = file, path
 
-    def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
+    def write(self, spec: Spec, chunks: Iterable[NDArray]) -> int:
         onnx_type = spec.dtype
         assert onnx_type is not None
         number = number_of(onnx_type, self._path)
@@ -181,7 +181,7 @@ class Writer(TensorWriter):
         self._file.write(proto.SerializeToString())
         return nbytes
 
-    def _add_texts(self, proto: Any, spec: Spec, chunks: Iterable[Array]) -> int:
+    def _add_texts(self, proto: Any, spec: Spec, chunks: Iterable[NDArray]) -> int:
         try:
             texts = [text.encode("utf-8") for text in npy.texts(chunks, spec.name, self._path)]
         except UnicodeEncodeError as error:

@@ -15,7 +15,7 @@ import numpy as np
 
 from gpucast.files import onnx_graph
 from gpucast.files.onnx_graph import inner_graphs
-from gpucast.files.tensor import Array
+from gpucast.files.tensor import NDArray
 
 #: Operators of ONNX, and their inputs that are weights whatever their shapes.
 _ONNX: dict[str, tuple[int, ...]] = {
@@ -64,7 +64,7 @@ _ROWS = slice(2, 6)
 _WAY = "; --as-weights casts it"
 
 #: Reads the first elements of an initializer.
-First = Callable[[str, int], Array]
+First = Callable[[str, int], NDArray]
 
 
 def of_model(model: Any, first: First) -> dict[str, str]:

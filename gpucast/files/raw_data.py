@@ -11,7 +11,7 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import codes_of, pack_codes
 from gpucast.core.dtypes import DType, dtype
-from gpucast.files.tensor import Array, FileError, checked_lengths
+from gpucast.files.tensor import FileError, NDArray, checked_lengths
 
 
 def described(kind: object, shape: object, nbytes: int, path: str, name: str) -> tuple[DType, tuple[int, ...]]:
@@ -33,7 +33,7 @@ def described(kind: object, shape: object, nbytes: int, path: str, name: str) ->
     return onnx_type, lengths
 
 
-def write(file: BinaryIO, onnx_type: DType, chunks: Iterable[Array]) -> int:
+def write(file: BinaryIO, onnx_type: DType, chunks: Iterable[NDArray]) -> int:
     """Write the elements of flat chunks as raw_data; the number of bytes."""
     total = 0
     for chunk in chunks:
@@ -43,7 +43,7 @@ def write(file: BinaryIO, onnx_type: DType, chunks: Iterable[Array]) -> int:
     return total
 
 
-def encoded(onnx_type: DType, chunk: Array) -> Array:
+def encoded(onnx_type: DType, chunk: NDArray) -> NDArray:
     """Flat elements as raw_data: packed codes, or little-endian elements."""
     if onnx_type.packed:
         return np.asarray(pack_codes(np.ascontiguousarray(chunk).view(np.uint8), onnx_type.bits))

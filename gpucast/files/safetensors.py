@@ -20,8 +20,8 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.files import file_limits, raw_data
 from gpucast.files.tensor import (
     CHUNK_BYTES,
-    Array,
     FileError,
+    NDArray,
     Spec,
     StoredTensor,
     Tensor,
@@ -228,7 +228,7 @@ class Writer(TensorWriter):
             left -= len(block)
             yield block
 
-    def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
+    def write(self, spec: Spec, chunks: Iterable[NDArray]) -> int:
         assert spec.dtype is not None
         self._file.seek(self.begin(spec))
         return raw_data.write(self._file, spec.dtype, chunks)
@@ -237,7 +237,7 @@ class Writer(TensorWriter):
         """The byte position in the file where a tensor of the plan begins."""
         return self._start + self._offsets[spec.name]
 
-    def position(self, spec: Spec, start: int, chunk: Array) -> tuple[int, Array]:
+    def position(self, spec: Spec, start: int, chunk: NDArray) -> tuple[int, NDArray]:
         """The byte position of flat elements in the file, and their bytes, for a caller that writes them itself.
 
         `start` is the index of the first element, a multiple of 4.

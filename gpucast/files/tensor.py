@@ -22,7 +22,7 @@ from gpucast.files import file_limits
 
 #: Windows has neither call.
 _CAN_READ, _CAN_WRITE = hasattr(os, "preadv"), hasattr(os, "pwrite")
-Array = np.ndarray[Any, Any]
+NDArray = np.ndarray[Any, Any]
 #: Bytes of one piece in memory. Pieces have a multiple of 4 elements, so that packed codes end on a byte.
 CHUNK_BYTES = 1 << 23
 
@@ -90,10 +90,10 @@ class Tensor(ABC):
         return math.prod(self.shape)
 
     @abstractmethod
-    def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
+    def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[NDArray]:
         """The elements in row-major order, as flat unpacked arrays; all but the last have a multiple of 4 elements."""
 
-    def pieces(self, count: int) -> Iterator[Array]:
+    def pieces(self, count: int) -> Iterator[NDArray]:
         """As `chunks`, with `count` elements at a time, a multiple of 4."""
         return self.chunks(count * self.itemsize)
 
@@ -112,7 +112,7 @@ class Tensor(ABC):
         """Bytes of one element in memory."""
 
     @abstractmethod
-    def read(self) -> Array:
+    def read(self) -> NDArray:
         """All elements as one array of `shape`: `dtype.numpy`, or NumPy's own string dtypes for STRING."""
 
 
@@ -120,16 +120,16 @@ class Tensor(ABC):
 class LoadedTensor(Tensor):
     """A tensor whose elements are already in memory."""
 
-    array: Array = field(repr=False)
+    array: NDArray = field(repr=False)
 
-    def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
+    def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[NDArray]:
         return slices(self.array.reshape(-1), self.array.itemsize, limit)
 
     @property
     def itemsize(self) -> int:
         return int(self.array.itemsize)
 
-    def read(self) -> Array:
+    def read(self) -> NDArray:
         return self.array
 
 
@@ -159,7 +159,7 @@ class StoredTensor(Tensor):
             left -= len(block)
             yield bytes(block)
 
-    def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
+    def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[NDArray]:
         return self._in_row_major_order(limit) if self.fortran else self._in_file_order(limit)
 
     def parts(self, limit: int = CHUNK_BYTES) -> Iterator[Tensor]:
@@ -183,7 +183,7 @@ class StoredTensor(Tensor):
         open_part: Callable[[], Any] = partial(Window, stream, position)
         return replace(self, shape=(count,), nbytes=self._nbytes(count), open=open_part)
 
-    def read(self) -> Array:
+    def read(self) -> NDArray:
         if self.dtype is None:
             more = "" if self.element is None else f": {UNLIKE[name]}" if (name := self.element.name) in UNLIKE else ""
             raise FileError(f"{self.path}: tensor {self.name!r} has type {self.kind}, which Cast does not take{more}")
@@ -202,7 +202,7 @@ class StoredTensor(Tensor):
     def itemsize(self) -> int:
         return 1 if self.element is None else self.element.itemsize
 
-    def _in_row_major_order(self, limit: int) -> Iterator[Array]:
+    def _in_row_major_order(self, limit: int) -> Iterator[NDArray]:
         """Chunks of a tensor in Fortran order, which is read as a whole: its second element may be anywhere."""
         flat = next(self._in_file_order((self.size + 4) * self.itemsize), None)
         if flat is None:
@@ -218,7 +218,7 @@ class StoredTensor(Tensor):
             yield x.flat[start : start + count]
             start += count
 
-    def _in_file_order(self, limit: int) -> Iterator[Array]:
+    def _in_file_order(self, limit: int) -> Iterator[NDArray]:
         dtype, stream = self.dtype, self.open()
         assert dtype is not None, "tensors of other types are only copied"
         for count in _counts(self.size, self.itemsize, limit):
@@ -246,7 +246,7 @@ class StoredTensor(Tensor):
                 )
             done += got
 
-    def _decode(self, raw: Array, dtype: DType, count: int) -> Array:
+    def _decode(self, raw: NDArray, dtype: DType, count: int) -> NDArray:
         if self.element is None:
             return np.asarray(unpack_codes(raw, dtype.bits, count)).view(dtype.numpy)
         if dtype.family == "bool":
@@ -300,7 +300,7 @@ class Writer(ABC):
         """FileError if the format cannot hold the tensors of `plan`."""
 
     @abstractmethod
-    def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
+    def write(self, spec: Spec, chunks: Iterable[NDArray]) -> int:
         """Write one tensor of the plan from flat arrays as `Tensor.chunks` gives them; the bytes written."""
 
     @abstractmethod
@@ -314,7 +314,7 @@ class Writer(ABC):
         """Release the file after an error; its content no longer matters."""
 
 
-def slices(flat: Array, itemsize: int, limit: int = CHUNK_BYTES) -> Iterator[Array]:
+def slices(flat: NDArray, itemsize: int, limit: int = CHUNK_BYTES) -> Iterator[NDArray]:
     start = 0
     for count in _counts(flat.size, itemsize, limit):
         yield flat[start : start + count]

@@ -16,7 +16,7 @@ from gpucast import casting
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors, strangers
 from gpucast.files.atomic import open_regular, replacing
-from gpucast.files.tensor import Array, FileError, Spec, StoredTensor, Tensor, Writer
+from gpucast.files.tensor import FileError, NDArray, Spec, StoredTensor, Tensor, Writer
 
 _MODULES: dict[str, Any] = {".npy": npy, ".npz": npz, ".pb": onnx_pb, ".safetensors": safetensors}
 #: The formats that tensors can be saved in.
@@ -108,14 +108,14 @@ def kept(tensor: Tensor, path: str) -> Spec:
     return Spec(tensor.name, tensor.dtype, tensor.shape)
 
 
-def load(path: str) -> dict[str, Array]:
+def load(path: str) -> dict[str, NDArray]:
     """All tensors of a file by name, as they are stored: types that NumPy lacks are ml_dtypes arrays, never packed, and
     codes and scales are apart. `gpucast.load` gives what was saved."""
     with TensorFile(path) as file:
         return {tensor.name: tensor.read() for tensor in file.tensors}
 
 
-def on_host(x: Any) -> Array:
+def on_host(x: Any) -> NDArray:
     """An array or PackedArray of any device as an unpacked NumPy array."""
     if device_index(x) is not None:
         x = casting.cuda.to_host(x)

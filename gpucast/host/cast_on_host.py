@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.operand import Operand, result_like
+from gpucast.arrays.array import Array, result_like
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
@@ -20,14 +20,14 @@ from gpucast.core.rule import CastRule, resolve
 from gpucast.host import loops
 from gpucast.reference import exact_cast
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: Elements that are cast at a time: the reference takes a hundred bytes for each.
 _CHUNK = 1 << 16
 
 
-def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused: FusedInputs | None = None) -> Operand:
+def apply(source: Array, rule: CastRule, target: Array | None = None, fused: FusedInputs | None = None) -> Array:
     """Cast into `target`, which is returned, or into a new array of the source's kind. With a scale the rule is a
     `gpucast.casting.fused_options.fused_rule`."""
     # Packed elements, which have equal layouts if they share memory, are read before they are written. A packed target
@@ -43,7 +43,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None, fused:
     return target
 
 
-def empty_like(source: Operand, kind: DType) -> Operand:
+def empty_like(source: Array, kind: DType) -> Array:
     """A new array for the cast of `source` to a dtype, of the kind that the source is."""
     array: Any
     if not source.packed:
@@ -86,7 +86,7 @@ def keep(fused: FusedInputs, largest: int, finite: bool) -> None:
         fused.finite[...] = 0
 
 
-def _bytes_of(x: Any) -> tuple[Array, int]:
+def _bytes_of(x: Any) -> tuple[NDArray, int]:
     """The array that holds the elements, and the bits of each where they are packed, else 0."""
     return (x.data, x.dtype.bits) if isinstance(x, PackedArray) else (x, 0)
 
@@ -108,7 +108,7 @@ def _by_reference(x: Any, rule: CastRule, out: Any, fused: FusedInputs | None = 
         out[...] = results.reshape(out.shape)
 
 
-def _cast(x: Array, rule: CastRule, fused: FusedInputs) -> Array:
+def _cast(x: NDArray, rule: CastRule, fused: FusedInputs) -> NDArray:
     _look(x, rule.src, fused)
     words = fused.random and exact_cast.random_words(fused.random, x.size)
     if fused.scale is None:
@@ -116,21 +116,21 @@ def _cast(x: Array, rule: CastRule, fused: FusedInputs) -> Array:
     return exact_cast.apply(_products(x, rule.src, fused.scale), replace(rule, src=_DOUBLE), words)
 
 
-def _look(x: Array, src: DType, fused: FusedInputs) -> None:
+def _look(x: NDArray, src: DType, fused: FusedInputs) -> None:
     largest = 0
     if fused.amax is not None:
         largest = int((_to(x, src, _FLOAT).view(np.uint32) & np.uint32(0x7FFFFFFF)).max())
     keep(fused, largest, fused.finite is None or bool(np.isfinite(_to(x, src, _DOUBLE)).all()))
 
 
-def _products(x: Array, src: DType, scale: float) -> Array:
+def _products(x: NDArray, src: DType, scale: float) -> NDArray:
     """Values times a scale as DOUBLE: NaN keeps its sign, and that of infinity times zero is positive."""
     values = _to(x, src, _DOUBLE)
-    products: Array = values * np.float64(scale)
+    products: NDArray = values * np.float64(scale)
     lost = np.isnan(products)
     products[lost] = np.copysign(np.nan, np.where(np.isnan(values[lost]), values[lost], 1.0))
     return products
 
 
-def _to(x: Array, src: DType, wide: DType) -> Array:
+def _to(x: NDArray, src: DType, wide: DType) -> NDArray:
     return exact_cast.apply(x, resolve(src, wide))

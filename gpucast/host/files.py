@@ -19,7 +19,7 @@ from gpucast.core.rule import CastRule
 from gpucast.host import loops
 from gpucast.kernel.host_units import is_counted
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 #: Elements of a file that are cast at a time: they stay in the second-level cache.
 _BLOCK = 1 << 15
@@ -54,7 +54,7 @@ class CountedCast:
         self._address = loops.find(f"{rule.function}_counted")
         self._function = _function(f"{rule.function}_counted", None)
 
-    def __call__(self, x: Array, out: Array) -> CastStats:
+    def __call__(self, x: NDArray, out: NDArray) -> CastStats:
         """Cast flat, native codes into all of `out`, which does not overlap them."""
         assert x.size == out.size <= _MOST
         stats = (ctypes.c_uint32 * 3)()
@@ -86,7 +86,7 @@ def counted(rule: CastRule) -> CountedCast | None:
 _counted = lru_cache(maxsize=256)(CountedCast)
 
 
-def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
+def look(codes: NDArray, magnitude: int) -> tuple[int, int] | None:
     """The largest magnitude of flat, native codes of at most 32 bits, and how many are zero; `magnitude` masks out the
     sign."""
     if MODULE is None or codes.size > _MOST:
@@ -97,7 +97,7 @@ def look(codes: Array, magnitude: int) -> tuple[int, int] | None:
     return stats[0], stats[1]
 
 
-def sum_words(raw: Array) -> int | None:
+def sum_words(raw: NDArray) -> int | None:
     """The sum of bytes as 64-bit words, not reduced modulo anything. They are a multiple of 8."""
     if MODULE is None:
         return None
@@ -112,6 +112,6 @@ def _function(name: str, result: Any) -> Any:
     return ctypes.CFUNCTYPE(result)(loops.find(name))
 
 
-def _at(x: Array) -> ctypes.c_void_p:
+def _at(x: NDArray) -> ctypes.c_void_p:
     """The address of the first element; the array has to live as long as it is used."""
     return ctypes.c_void_p(x.ctypes.data)

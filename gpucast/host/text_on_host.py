@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.arrays.array import Array
 from gpucast.arrays.chunks import spans
-from gpucast.arrays.operand import Operand, operand
 from gpucast.core import arithmetic, dtypes, strings
 from gpucast.core.dtypes import DType
 from gpucast.core.extension import MODULE, say_slow
@@ -27,18 +27,18 @@ from gpucast.core.rule import CastRule
 from gpucast.host.cast_on_host import into
 from gpucast.reference.exact_cast import from_strings
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 #: `Reading` of ``kernels/host/text.hpp``.
 _NEAREST_DOUBLES, _ODD_DOUBLES, _INTEGERS, _BOOLS = range(4)
 
 
-def apply(source: Operand, rule: CastRule, target: Operand | None = None) -> Operand:
+def apply(source: Array, rule: CastRule, target: Array | None = None) -> Array:
     """Cast text, or to text, into `target`, which is returned, or into a new array."""
     # All of it before the target is touched: a text that is no number leaves that as it was.
     texts = source.array.get() if source.packed else source.data
     convert = parse if rule.src.family == "string" else format
-    result = operand(convert(texts, rule), rule.dst)
+    result = Array.of(convert(texts, rule), rule.dst)
     if target is None:
         return result
     target.data[...] = result.data
@@ -46,7 +46,7 @@ def apply(source: Operand, rule: CastRule, target: Operand | None = None) -> Ope
 
 
 @arithmetic.exact()
-def parse(x: Array, rule: CastRule) -> Array:
+def parse(x: NDArray, rule: CastRule) -> NDArray:
     """Text (object, str, bytes or StringDType, any shape) to a new array of ``rule.dst``, of x's shape, in C order.
 
     Raises what `strings` raises for the first element, row-major, that the destination cannot take.
@@ -59,7 +59,7 @@ def parse(x: Array, rule: CastRule) -> Array:
 
 
 @arithmetic.exact()
-def format(x: Array, rule: CastRule) -> Array:
+def format(x: NDArray, rule: CastRule) -> NDArray:
     """Numbers of any type (or text) to a new object array of str, of x's shape, in C order."""
     src = rule.src
     if src.family == "string":
@@ -78,7 +78,7 @@ def format(x: Array, rule: CastRule) -> Array:
 # ---- text -> number ----
 
 
-def _read(chunk: Array, first: int, rule: CastRule, out: Array) -> None:
+def _read(chunk: NDArray, first: int, rule: CastRule, out: NDArray) -> None:
     """Cast texts into a flat array; errors count elements from `first`."""
     dst = rule.dst
     by_reference = dst.family == "string" or (rule.rounds_by_rule and dst.numpy == np.float64)
@@ -108,7 +108,7 @@ def _read(chunk: Array, first: int, rule: CastRule, out: Array) -> None:
 
 
 def _read_most(
-    texts: Array, first: int, rule: CastRule, reading: int, numbers: Array, least: int, most: int
+    texts: NDArray, first: int, rule: CastRule, reading: int, numbers: NDArray, least: int, most: int
 ) -> dict[int, Any]:
     """Read the numbers of texts; returns the results for those that only exact arithmetic can tell, by their places."""
     exact: dict[int, Any] = {}
@@ -128,7 +128,7 @@ _TABLE_SIZE = 4096
 
 @cache
 @arithmetic.exact()
-def _table(src: DType) -> Array:
+def _table(src: DType) -> NDArray:
     """The texts of all codes of a type of 16 bits or fewer."""
     codes = range(1 << src.bits)
     result = np.empty(len(codes), dtype=object)
@@ -139,7 +139,7 @@ def _table(src: DType) -> Array:
     return result
 
 
-def _write(chunk: Array, src: DType, out: Array) -> None:
+def _write(chunk: NDArray, src: DType, out: NDArray) -> None:
     """Write numbers of more than 8 bits into a flat array of objects."""
     if src.family == "int":
         values = chunk.astype(np.int64 if src.signed else np.uint64)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from gpucast import kernel
-from gpucast.arrays import adapters
-from gpucast.arrays.adapters import ArrayAdapter, Lent
+from gpucast.arrays import libraries
+from gpucast.arrays.libraries import Lent, Library
 from gpucast.arrays.packed import device_index
 from gpucast.kernel import devices
 
@@ -108,11 +108,11 @@ def owner(x: Any) -> Lent | None:
         return Lent(index, kernel.driver.driver().stream())
 
 
-def _adapter(x: Any) -> ArrayAdapter | None:
+def _adapter(x: Any) -> Library | None:
     if isinstance(x, Owned):
         # The host has no streams, and the library need not be there.
-        return None if x.library is None or device_index(x.array) is None else adapters.of_library(x.library)
-    return adapters.find(x)
+        return None if x.library is None or device_index(x.array) is None else libraries.of_library(x.library)
+    return libraries.find(x)
 
 
 def _index(device: Any) -> int | None:
@@ -131,4 +131,4 @@ def _settle(places: Iterable[int]) -> None:
             kernel.driver.driver().synchronize()
 
 
-adapters.register_visit(visit)
+libraries.register_visit(visit)

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from gpucast import kernel
-from gpucast.arrays.adapters import ArrayAdapter, Lent
+from gpucast.arrays.libraries import Lent, Library
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import dtype
 from gpucast.kernel import devices
 
 
-class CudaArrayAdapter(ArrayAdapter):
+class CudaArrayLibrary(Library):
     """Objects with ``__cuda_array_interface__``. Results are CuPy arrays, which have the interface too."""
 
     def take(self, x: Any, caller: str, writing: bool = False) -> Any:
@@ -67,4 +67,4 @@ class CudaArrayAdapter(ArrayAdapter):
             return None
 
 
-ADAPTER = CudaArrayAdapter()
+ADAPTER = CudaArrayLibrary()

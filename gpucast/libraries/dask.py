@@ -32,8 +32,8 @@ try:
 except ImportError as error:
     raise ImportError(f"gpucast.interop.dask needs Dask ({error}): pip install 'gpucast[dask]'") from error
 
-from gpucast.arrays.adapters import ArrayAdapter, CastFunction
 from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.libraries import CastFunction, Library
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import cast as casting
 from gpucast.core.dtypes import dtype
@@ -147,7 +147,7 @@ def _of_dimensions(nothing: Any, ndim: int) -> Any:
 _cast = cast
 
 
-class DaskAdapter(ArrayAdapter):
+class DaskLibrary(Library):
     """Dask arrays, which are cast when they are computed."""
 
     def take(self, x: Any, caller: str, writing: bool = False) -> Any:
@@ -167,7 +167,7 @@ class DaskAdapter(ArrayAdapter):
         return _cast(x, to, **keywords)
 
 
-ADAPTER = DaskAdapter()
+ADAPTER = DaskLibrary()
 
 
 # ---- what dask.distributed gets wrong ----

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from gpucast import kernel
-from gpucast.arrays import adapters
-from gpucast.arrays.adapters import ArrayAdapter, Lent
+from gpucast.arrays import libraries
 from gpucast.arrays.bitpacking import codes_of, namespace
+from gpucast.arrays.libraries import Lent, Library
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.arrays.unowned import view_at
 from gpucast.core.dtypes import DTYPES, DType, dtype
@@ -58,9 +58,9 @@ def from_dlpack(x: Any) -> Any:
 
     TypeError for an object without memory to lend, and for a type that Cast does not take.
     """
-    if adapters.find(x) is None and not hasattr(x, "__dlpack__"):
+    if libraries.find(x) is None and not hasattr(x, "__dlpack__"):
         raise TypeError(f"from_dlpack: {type(x).__name__} has no __dlpack__; expected an array of a library")
-    with adapters.visit(None, x):
+    with libraries.visit(None, x):
         return as_array(x, "from_dlpack")
 
 
@@ -357,7 +357,7 @@ class Export:
         return capsule
 
 
-class DlpackAdapter(ArrayAdapter):
+class DlpackLibrary(Library):
     """Objects with ``__dlpack__`` and ``__dlpack_device__``. Results come from `from_dlpack` of the object's
     library.
     """
@@ -379,4 +379,4 @@ class DlpackAdapter(ArrayAdapter):
         return Export(x, library)
 
 
-ADAPTER = DlpackAdapter()
+ADAPTER = DlpackLibrary()

@@ -32,7 +32,7 @@ try:
 except ImportError as error:
     raise ImportError(f"gpucast.interop.jax needs JAX ({error}): pip install jax") from error
 
-from gpucast.arrays.adapters import ArrayAdapter, CastFunction, Lent, visit
+from gpucast.arrays.libraries import CastFunction, Lent, Library, visit
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, destination
@@ -103,7 +103,7 @@ def _to_jax(y: Any, like: Any) -> Any:
     return jax.device_put(y, next(iter(like.devices())) if of_like else jax.devices("cpu")[0])
 
 
-class JaxAdapter(ArrayAdapter):
+class JaxLibrary(Library):
     """JAX arrays."""
 
     settles = True
@@ -150,4 +150,4 @@ class JaxAdapter(ArrayAdapter):
         return _to_jax(x, None)
 
 
-ADAPTER = JaxAdapter()
+ADAPTER = JaxLibrary()

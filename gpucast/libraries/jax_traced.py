@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
 from gpucast.casting.cast import cast_with
 from gpucast.casting.cast import times as array_times
 from gpucast.casting.fused_options import fused_rule, resolve_scale, rule_of
@@ -73,7 +73,7 @@ def _cast(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> An
     """
     if not (isinstance(x, jax.core.Tracer) or isinstance(scale, jax.core.Tracer)):
         # As where `grad` is not within `jit`: there are values.
-        adapter = adapters.find(x)
+        adapter = libraries.find(x)
         if _is_times(options) and adapter is not None:
             return adapter.cast_times(array_times, x, dst, options)
         return cast_with(x, dst, options if scale is None else options._replace(scale=scale))

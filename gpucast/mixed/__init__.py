@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
 from gpucast.core import packages
 from gpucast.mixed.delayed_scaling import DelayedScaling
 from gpucast.mixed.fake_casts import fake_cast
@@ -42,5 +42,5 @@ def _fake_cast_of_jax() -> Callable[..., Any]:
     return fake_cast
 
 
-adapters.extend("torch", "fake_cast", _fake_cast_of_tensors)
-adapters.extend("jax", "fake_cast", _fake_cast_of_jax)
+libraries.extend("torch", "fake_cast", _fake_cast_of_tensors)
+libraries.extend("jax", "fake_cast", _fake_cast_of_jax)

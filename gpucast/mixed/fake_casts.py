@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays import adapters
-from gpucast.arrays.adapters import untraced
-from gpucast.arrays.operand import Operand, check_out, operand
+from gpucast.arrays import libraries
+from gpucast.arrays.array import Array, check_out
+from gpucast.arrays.libraries import untraced
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
 from gpucast.core.arithmetic import exact
@@ -99,7 +99,7 @@ def fake_cast(
     options = Options(
         saturate, round_mode, _DEFAULT.opset, rounding, overflow, seed, offset, scale, amax, out=out, caller=CALLER
     )
-    with_gradient = adapters.function_of(x, CALLER)
+    with_gradient = libraries.function_of(x, CALLER)
     if with_gradient is not None:
         return with_gradient(x, to, options, axis)
     return untraced(there_and_back, x, to, options, axis)
@@ -138,7 +138,7 @@ def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
                 f"{CALLER}: x is a PackedArray of {array.dtype.name}; expected an array of FLOAT or the like"
             )
         src, narrow = source_dtype(array.dtype, f"{CALLER}: x.dtype="), narrow_type(to)
-        source = operand(array, src)
+        source = Array.of(array, src)
         target = None if options.out is None else _target(source, options.out)
         if isinstance(narrow, Format):
             check_keywords(narrow, options)
@@ -149,8 +149,8 @@ def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
             y = _cast(source, narrow, options, target).array
         if options.out is not None:
             return options.out
-        library = adapters.library_of(x)
-        return y if library is None else adapters.of_library(library).from_array(y)
+        library = libraries.library_of(x)
+        return y if library is None else libraries.of_library(library).from_array(y)
 
 
 @lru_cache(maxsize=1024)
@@ -160,7 +160,7 @@ def _rules(src: DType, dst: DType, attributes: tuple[Any, ...], scaled: bool) ->
     return fused_rule(src, dst, options, scaled=scaled), fused_rule(dst, src, scaled=scaled)
 
 
-def _cast(source: Operand, dst: DType, options: Options, target: Operand | None) -> Operand:
+def _cast(source: Array, dst: DType, options: Options, target: Array | None) -> Array:
     asked = source.dtype, dst, options[:5], options.scale is not None
     try:
         there, back = _rules(*asked)
@@ -184,13 +184,13 @@ def inverse_of(scale: float) -> float:
 
 
 def _on_host(
-    source: Operand,
+    source: Array,
     there: CastRule,
     back: CastRule,
-    target: Operand | None,
+    target: Array | None,
     fused: FusedInputs,
     inverse: float | None,
-) -> Operand:
+) -> Array:
     try:
         work = None if MODULE is None else loops.there_and_back(there, back, fused, inverse)
     except LookupError:
@@ -210,9 +210,9 @@ def _on_host(
     return result if target is None else target
 
 
-def _target(source: Operand, out: Any) -> Operand:
+def _target(source: Array, out: Any) -> Array:
     """An `out` that can take the result."""
-    adapter = adapters.find(out)
+    adapter = libraries.find(out)
     array = out if adapter is None else adapter.take(out, CALLER, writing=True)
     if device_index(array) != source.device:
         there, here = devices.name(device_index(array)), devices.name(source.device)

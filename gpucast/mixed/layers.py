@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting.cast import cast, cast_like, cast_with, times
 from gpucast.core.checks import as_double, is_real
@@ -148,10 +148,10 @@ class _Layer:
             return cast(dy, to, saturate=self.saturate, round_mode=self.round_mode, opset=self._cast_opset)
 
         options = self._options(caller)._replace(scale=coefficient)
-        adapter = adapters.find(dy)
+        adapter = libraries.find(dy)
         if adapter is None:
             return times(as_array(dy, caller), to, options)
-        if adapters.library_of(dy) is None and not isinstance(dy, PackedArray):
+        if libraries.library_of(dy) is None and not isinstance(dy, PackedArray):
             raise TypeError(
                 f"{caller}: dy is a {type(dy).__name__}; with lda_coeff={coefficient} expected a NumPy or CuPy array, "
                 "a PackedArray, a tensor of PyTorch or an array of JAX"
@@ -165,7 +165,7 @@ class _Layer:
 
     def _through(self, x: Any, to: Any, options: Options) -> Any:
         """The cast of an array of another library, through which that differentiates."""
-        adapter = adapters.find(x)
+        adapter = libraries.find(x)
         assert adapter is not None
         return adapter.cast_layer(cast_with, x, to, options, self._coefficient(self.lda_coeff))
 
@@ -174,13 +174,13 @@ def _with_dtype(x: Any, caller: str) -> Any:
     """Lists, Python scalars and objects with DLPack alone as arrays of NumPy or CuPy, anything else unchanged."""
     if hasattr(x, "dtype"):
         return x
-    with adapters.visit(None, x):
+    with libraries.visit(None, x):
         return as_array(x, caller)
 
 
 def _shape(x: Any) -> tuple[int, ...]:
     """The shape of the elements: a tensor of pairs has half as many along the last axis."""
-    adapter = None if isinstance(x, PackedArray) else adapters.find(x)
+    adapter = None if isinstance(x, PackedArray) else libraries.find(x)
     return tuple(x.shape) if adapter is None else tuple(adapter.shape(x))
 
 
@@ -236,7 +236,7 @@ class Cast(_Layer):
 
     def result(self, x: Any) -> Any:
         """The result of `forward`, without keeping anything for `backward`."""
-        if adapters.find(x) is not None:
+        if libraries.find(x) is not None:
             return self._through(x, self.to, self._options("cast"))
         return cast(x, self.to, saturate=self.saturate, round_mode=self.round_mode, opset=self._cast_opset)
 
@@ -258,7 +258,7 @@ class CastLike(_Layer):
     def result(self, x: Any, like: Any) -> Any:
         """The result of `forward`, without keeping anything for `backward`."""
         keywords: Any = {"saturate": self.saturate, "round_mode": self.round_mode, "opset": self.opset}
-        if adapters.find(x) is None:
+        if libraries.find(x) is None:
             return cast_like(x, like, **keywords)
         # A scalar or a list has the type that it has there.
         to = like.dtype if hasattr(like, "dtype") else cast_like(np.empty(0), like).dtype

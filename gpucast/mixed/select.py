@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays import adapters, tree
-from gpucast.arrays.operand import check_out, operand
+from gpucast.arrays import libraries, tree
+from gpucast.arrays.array import Array, check_out
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import device_index
 from gpucast.arrays.tree import dtype_of
@@ -89,13 +89,13 @@ def _check(caller: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
     if device is None and target is None:
         return
     for leaf in (x, y):
-        if adapters.find(leaf) is not None:
+        if libraries.find(leaf) is not None:
             wanted = "with out=" if device is None else "with the flag on a device"
             raise TypeError(f"{caller} is of type {type(leaf).__name__}; {wanted} expected an array of NumPy or CuPy")
         if device is not None and device_index(leaf) != device:
             raise ValueError(f"{caller} is not on cuda:{device}, where finite is; bool(finite) reads the flag")
         if target is not None:
-            check_out(operand(leaf, kind), resolve(kind, kind), target, device is not None, caller)
+            check_out(Array.of(leaf, kind), resolve(kind, kind), target, device is not None, caller)
             if device_index(target) != device_index(leaf):
                 raise ValueError(f"{caller} lies elsewhere in out than in new and old")
 

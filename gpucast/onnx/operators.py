@@ -19,7 +19,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CAST_VERSIONS, CASTLIKE_VERSIONS, ROUND_MODE_SINCE, SATURATE_SINCE, newest_version
 from gpucast.files.onnx_graph import inner_graphs
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 #: The domain names of ONNX's own operators.
 _DOMAINS = ("", "ai.onnx")
 #: The first IR version in which an initializer need not be an input too.
@@ -97,7 +97,7 @@ class Cast(_Operator):
     versions = CAST_VERSIONS
     attributes: ClassVar[Mapping[str, int]] = {"to": 1, "saturate": SATURATE_SINCE, "round_mode": ROUND_MODE_SINCE}
 
-    def _run(self, x: Any, to: Any, saturate: Any = None, round_mode: Any = None) -> tuple[Array]:
+    def _run(self, x: Any, to: Any, saturate: Any = None, round_mode: Any = None) -> tuple[NDArray]:
         # Version 1 has the type's name as text, later versions its number.
         dst = dtype(self._checked("to", to, str if self._opset < CAST_VERSIONS[1] else int), caller="Cast: to=")
         keywords = self._keywords(saturate, round_mode, _dtype_of(x, "Cast"), dst)
@@ -110,7 +110,7 @@ class CastLike(_Operator):
     versions = CASTLIKE_VERSIONS
     attributes: ClassVar[Mapping[str, int]] = {"saturate": SATURATE_SINCE, "round_mode": ROUND_MODE_SINCE}
 
-    def _run(self, x: Any, like: Any, saturate: Any = None, round_mode: Any = None) -> tuple[Array]:
+    def _run(self, x: Any, like: Any, saturate: Any = None, round_mode: Any = None) -> tuple[NDArray]:
         keywords = self._keywords(saturate, round_mode, _dtype_of(x, "CastLike"), _dtype_of(like, "CastLike"))
         return (_on_host(casting.cast_like(x, like, **keywords)),)
 
@@ -136,7 +136,7 @@ def _dtype_of(x: Any, caller: str) -> DType:
     return dtype(x.dtype, caller=f"{caller}: input of type ")
 
 
-def _on_host(x: Any) -> Array:
+def _on_host(x: Any) -> NDArray:
     return x if isinstance(x, np.ndarray) else x.get()
 
 

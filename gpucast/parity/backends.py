@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast import casting, kernel
+from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
-from gpucast.arrays.operand import operand
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as gpucast_cast
 from gpucast.core import extension
@@ -26,9 +26,9 @@ from gpucast.kernel.fused_kernel import FUSED, cast_kernel
 from gpucast.parity import host_build
 from gpucast.parity.cases import Case
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 #: From flat codes of the case's source type, one element each, to as many codes of its destination type.
-CastCodes = Callable[[Case, Array], Array]
+CastCodes = Callable[[Case, NDArray], NDArray]
 
 
 class CastBackend(Protocol):
@@ -54,8 +54,8 @@ class HostBackend:
         self.device = f"{extension.status()}, {platform.machine()}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-        def cast(case: Case, codes: Array) -> Array:
-            source = operand(codes.view(case.rule.src.numpy), case.rule.src)
+        def cast(case: Case, codes: NDArray) -> NDArray:
+            source = Array.of(codes.view(case.rule.src.numpy), case.rule.src)
             fused = None if case.random is None else FusedInputs(random=case.random)
             result = cast_on_host.apply(source, case.rule, None, fused)
             return np.asarray(result.data.view(case.rule.dst.code_numpy))
@@ -83,7 +83,7 @@ class KernelsBackend:
             for at_random in (False, True)
         )
 
-        def cast(case: Case, codes: Array) -> Array:
+        def cast(case: Case, codes: NDArray) -> NDArray:
             src, dst = case.rule.src, case.rule.dst
             data = np.ascontiguousarray(pack_codes(codes, src.bits) if src.packed else codes)
             out = np.empty(dst.nbytes(codes.size), np.uint8)
@@ -114,7 +114,7 @@ class GpuBackend:
         self.device = devices[self._index] if self._index < len(devices) else f"cuda:{self._index}"
 
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
-        def cast(case: Case, codes: Array) -> Array:
+        def cast(case: Case, codes: NDArray) -> NDArray:
             src, dst = case.rule.src, case.rule.dst
             x = codes.view(src.numpy)
             there = casting.cuda.to_device(PackedArray.pack(x) if src.packed else x, self._index)

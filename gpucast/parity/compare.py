@@ -17,7 +17,7 @@ from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import Random
 from gpucast.core.rule import CastRule
 from gpucast.parity import hard_values
-from gpucast.parity.backends import Array, CastBackend, CastCodes
+from gpucast.parity.backends import CastBackend, CastCodes, NDArray
 from gpucast.parity.cases import Case
 from gpucast.reference import exact_cast
 
@@ -66,7 +66,7 @@ def describe(dtype: DType, code: int) -> str:
     return f"{bits} ({dtype.value(code)!r})" if code <= dtype.code_mask else f"{bits} (no code of {dtype.name})"
 
 
-def codes_of(rule: CastRule, seed: int, share: float, random: int) -> Array:
+def codes_of(rule: CastRule, seed: int, share: float, random: int) -> NDArray:
     """The codes to try: all of a source of 16 bits or fewer, or hard values and random ones of a wider source.
 
     `share`: the share of the destination's midpoints to try if it has thousands.
@@ -79,7 +79,7 @@ def codes_of(rule: CastRule, seed: int, share: float, random: int) -> Array:
     return np.resize(np.arange(count, dtype=src.code_numpy), max(count, _LEAST))
 
 
-def wanted_codes(rule: CastRule, codes: Array, random: Random | None = None, start: int = 0) -> Array:
+def wanted_codes(rule: CastRule, codes: NDArray, random: Random | None = None, start: int = 0) -> NDArray:
     """The reference's result for codes; with stochastic rounding, for the elements from `start` on of an array."""
     words = None
     if random is not None:
@@ -87,7 +87,7 @@ def wanted_codes(rule: CastRule, codes: Array, random: Random | None = None, sta
     return np.asarray(exact_cast.apply(codes.view(rule.src.numpy), rule, words).view(rule.dst.code_numpy))
 
 
-def compare(cast: CastCodes, case: Case, codes: Array) -> CaseResult:
+def compare(cast: CastCodes, case: Case, codes: NDArray) -> CaseResult:
     """Cast the codes, as one array, and compare them block by block."""
     got = cast(case, codes)
     wrong, first, random = 0, None, case.random
@@ -100,7 +100,7 @@ def compare(cast: CastCodes, case: Case, codes: Array) -> CaseResult:
     return CaseResult(case, codes.size, wrong, first)
 
 
-def mismatch(case: Case, codes: Array, got: Array, index: int, base: int = 0) -> Mismatch:
+def mismatch(case: Case, codes: NDArray, got: NDArray, index: int, base: int = 0) -> Mismatch:
     """The mismatch at `index` of two arrays. Their first element is number `base` of all elements tried."""
     wanted = wanted_codes(case.rule, codes[index : index + 1], case.random, index)
     return Mismatch(case, base + index, int(codes[index]), int(wanted[0]), int(got[index]))

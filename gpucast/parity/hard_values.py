@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import DType
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 
-def codes(src: DType, dst: DType, seed: int, share: float, random: int) -> Array:
+def codes(src: DType, dst: DType, seed: int, share: float, random: int) -> NDArray:
     """Unique codes of a 32- or 64-bit source: specials, powers of two, the midpoints of `dst` (a seeded share of them
     where it has thousands), each with the next code below and above, and `random` random codes."""
     rng = np.random.default_rng([seed, src.number or 0, dst.number or 0])
@@ -47,7 +47,7 @@ def _specials(src: DType) -> list[int]:
     return [first_normal, src.max_code, src.inf_code, src.inf_code + 2, src.nan_code, src.nan_code + 5]
 
 
-def _float_points(dst: DType, rng: np.random.Generator, share: float) -> Array:
+def _float_points(dst: DType, rng: np.random.Generator, share: float) -> NDArray:
     """The points at which rounding to `dst` changes, as exact float64."""
     powers = 2.0 ** np.arange(-160, 130)
     points = [powers, 1.5 * powers, 2.0 ** np.array([-1074, -1022, 1023.0])]
@@ -78,12 +78,12 @@ def _values(dst: DType) -> tuple[float, ...]:
     return (*values, 2 * values[-1] - values[-2])
 
 
-def _codes_of_floats(points: Array, src: DType) -> Array:
+def _codes_of_floats(points: NDArray, src: DType) -> NDArray:
     with np.errstate(over="ignore", under="ignore"):
         return points.astype(src.numpy).view(src.code_numpy)
 
 
-def _codes_of_integers(points: Array, src: DType) -> Array:
+def _codes_of_integers(points: NDArray, src: DType) -> NDArray:
     whole = np.floor(points[np.abs(points) < 2.0**src.bits])
     magnitude = np.abs(whole).astype(np.uint64)
     # Between neighbours of FLOAT and of DOUBLE: odd numbers with one bit too many.

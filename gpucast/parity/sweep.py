@@ -18,7 +18,7 @@ import numpy as np
 from gpucast.core.fused_ops import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule
-from gpucast.parity.backends import Array, CastBackend
+from gpucast.parity.backends import CastBackend, NDArray
 from gpucast.parity.cases import Case
 from gpucast.parity.compare import BLOCK, CaseResult, Mismatch, mismatch, run_threads, wanted_codes
 
@@ -29,7 +29,7 @@ _PROBES = 100_000
 #: The reference is asked on both sides of every multiple of this where results go up by equal steps.
 _ASKED = 1 << 12
 #: The destination codes of so many source codes from the first one on.
-Codes = Callable[[int, int], Array]
+Codes = Callable[[int, int], NDArray]
 
 
 def sweep(
@@ -111,7 +111,7 @@ def intervals(rule: CastRule, seed: int = 0) -> Codes:
         raise RuntimeError(f"parity: the reference is not constant between the ends of an interval: {rule}")
     starts = np.append(starts, count)
 
-    def codes(start: int, count: int) -> Array:
+    def codes(start: int, count: int) -> NDArray:
         first, last = np.searchsorted(starts, [start, start + count - 1], side="right") - 1
         edges = starts[first : last + 2].clip(start, start + count)
         return np.repeat(values[first : last + 1], np.diff(edges))
@@ -157,23 +157,23 @@ def stairs(rule: CastRule, seed: int = 0) -> Codes:
         raise RuntimeError(f"parity: the reference's results do not go up by equal steps: {rule}")
     starts = np.append(starts, count)
 
-    def of_range(i: int, start: int, stop: int) -> Array:
+    def of_range(i: int, start: int, stop: int) -> NDArray:
         begin, end = (int(edge) for edge in starts[i : i + 2])
         climbed = np.arange(max(start, begin) - begin, min(stop, end) - begin, dtype=np.uint32) >> shifts[i]
-        results: Array = climbed.astype(values.dtype)
+        results: NDArray = climbed.astype(values.dtype)
         results *= steps[i]
         results += values[i]
         results &= mask
         return results
 
-    def codes(start: int, count: int) -> Array:
+    def codes(start: int, count: int) -> NDArray:
         first, last = np.searchsorted(starts, [start, start + count - 1], side="right") - 1
         return np.concatenate([of_range(i, start, start + count) for i in range(first, last + 1)])
 
     return codes
 
 
-def _binades(rule: CastRule) -> Array:
+def _binades(rule: CastRule) -> NDArray:
     """The first codes of the ranges in which the source's magnitude changes by at most a factor of two."""
     src, count = rule.src, 1 << rule.src.bits
     if src.is_float:
@@ -182,7 +182,7 @@ def _binades(rule: CastRule) -> Array:
     return np.unique(np.concatenate([[0], powers, count - powers]))
 
 
-def _by_block(rule: CastRule, codes: Array, random: Random | None = None) -> Array:
+def _by_block(rule: CastRule, codes: NDArray, random: Random | None = None) -> NDArray:
     """The reference's results for codes (of any integer type), computed in blocks that stay in the cache."""
     result = np.empty(codes.shape, rule.dst.code_numpy)
     for start in range(0, codes.size, BLOCK):

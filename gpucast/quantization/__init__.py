@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
 from gpucast.core import packages
 from gpucast.quantization.formats import FORMATS, Format
 from gpucast.quantization.grouped import Grouped, cast_grouped, quantize_grouped
@@ -46,4 +46,4 @@ def _hadamard_of_tensors() -> Callable[..., Any]:
     return hadamard
 
 
-adapters.extend("torch", "hadamard", _hadamard_of_tensors)
+libraries.extend("torch", "hadamard", _hadamard_of_tensors)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gpucast.core.extension import MODULE
 from gpucast.host import loops
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 Triple = tuple[int, int, int]
 
 #: Elements of a call: signals, such as Ctrl-C, are looked at between calls.
@@ -143,7 +143,7 @@ class Dequantizing(ctypes.Structure):
 find: Callable[[str], int] = lru_cache(maxsize=256)(loops.find)
 
 
-def each_run(run: int, src: Array, dst: Array, grid: Grid, of_blocks: Array, more: Any = None) -> None:
+def each_run(run: int, src: NDArray, dst: NDArray, grid: Grid, of_blocks: NDArray, more: Any = None) -> None:
     """Call a function for all elements of an array in C order: `src` is read and `dst`, which may be the same, written.
 
     `of_blocks`: what belongs to each block, in C order. `more`: a structure or an array that belongs to all.

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gpucast import casting, kernel
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
@@ -53,7 +53,7 @@ class _Part(NamedTuple):
             array: Any = object.__new__(PackedArray)
             array.data, (array.dtype, array.shape) = data, self.packed
             data = array
-        return data if library is None else adapters.of_library(library).from_array(data)
+        return data if library is None else libraries.of_library(library).from_array(data)
 
 
 class _Known(NamedTuple):
@@ -92,7 +92,7 @@ class _Known(NamedTuple):
     def _serve_library(self, given: Sequence[Any], workspace: Any, seed: int, offset: int) -> list[Any] | None:
         """The same for arrays of a library, on its current stream."""
         assert self.library is not None
-        adapter, addresses = adapters.of_library(self.library), []
+        adapter, addresses = libraries.of_library(self.library), []
         for x, (kind, shape, own, _, alike) in zip(given, self.given, strict=True):
             # What the library lacks is packed in an array of CuPy.
             found = _placed(x, adapter) if type(x) is kind else None
@@ -161,7 +161,7 @@ class CudaPlan:
         offset: int = 0,
     ) -> bool:
         """Keep a call that can be repeated. result: the parts of a new one; None where there was an `out`."""
-        given, adapter = [*read, *written], None if library is None else adapters.of_library(library)
+        given, adapter = [*read, *written], None if library is None else libraries.of_library(library)
         places = [_placed(x, adapter) for x in given]
         if None in places or (result is None and recording.made):
             return False
@@ -187,7 +187,7 @@ class CudaPlan:
         return True
 
 
-def _placed(x: Any, adapter: adapters.ArrayAdapter | None) -> tuple[int, int] | None:
+def _placed(x: Any, adapter: libraries.Library | None) -> tuple[int, int] | None:
     """The device and the address of a row-major array of CuPy, or of the adapter's library; None for any other."""
     if _is_array(x):
         return (int(x.data.device_id), int(x.data.ptr)) if x._c_contiguous else None
@@ -198,7 +198,7 @@ def _data(x: Any) -> Any:
     return x.data if isinstance(x, PackedArray) else x
 
 
-def _part(part: Any, made: Sequence[Any], adapter: adapters.ArrayAdapter | None) -> _Part | None:
+def _part(part: Any, made: Sequence[Any], adapter: libraries.Library | None) -> _Part | None:
     """How a part of a new result is one of the new arrays; None for one that is none."""
     place = None if part is None else _placed(_data(part), adapter)
     if place is None:
@@ -287,7 +287,7 @@ def keep_quantize(x: Any, asked: Any, keywords: tuple[Any, ...], q: Any, recordi
     # Another library's arrays may be written on another stream.
     if MODULE is None or device is not None or signs is not None or any(type(one) is not type(x) for one in given):
         return None
-    if transpose is not False or _placed(x, None if q.library is None else adapters.of_library(q.library)) is None:
+    if transpose is not False or _placed(x, None if q.library is None else libraries.of_library(q.library)) is None:
         return None
     # A seed also gives the signs of a transform.
     if seed is not None and (rounding is None or hadamard is not None):
@@ -353,7 +353,7 @@ def keep_dequantize(q: Any, to: Any, keywords: tuple[Any, ...], y: Any, recordin
     if MODULE is None or not signs is seed is None or not plans.is_lasting(to, hadamard):
         return None
     # Another library's array may be in use on another stream.
-    if adapters.library_of(y) != q.library:
+    if libraries.library_of(y) != q.library:
         return None
     plan = _dequantize_plan(type(y), q.dtype, dtype(to), hadamard)  # type: ignore[arg-type]
     workspace = None if out is None else q.workspace("dequantize")

@@ -30,11 +30,11 @@ from gpucast.core.arithmetic import exact
 from gpucast.quantization.formats import LENGTHS, Hadamard
 from gpucast.reference.exact_cast import cast, philox
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 
 @exact()
-def transform(x: Array, hadamard: Hadamard, *, axis: int = -1, inverse: bool = False) -> Array:
+def transform(x: NDArray, hadamard: Hadamard, *, axis: int = -1, inverse: bool = False) -> NDArray:
     """The FLOAT array of the transformed numbers of a NumPy array."""
     n = hadamard.length
     value = np.moveaxis(cast(x, "FLOAT"), axis, -1)

@@ -101,12 +101,12 @@ from gpucast.quantization.formats import Format, Parts
 from gpucast.quantization.steps import Node, evaluate, parse
 from gpucast.reference.exact_cast import cast
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 
 @exact()
 def quantize(
-    x: Array, format: Format, *, axis: int = -1, scale: Any = None, amax: Any = None, **stochastic: Any
+    x: NDArray, format: Format, *, axis: int = -1, scale: Any = None, amax: Any = None, **stochastic: Any
 ) -> Parts:
     """Quantize a NumPy array, as described above. `scale`, `amax`: see step 6; `stochastic`: the keywords of step 7."""
     if x.ndim == 0:
@@ -172,8 +172,14 @@ def quantize(
 
 
 def _elements(
-    value: Array, format: Format, block: tuple[Array, ...], d: Array, zero: Array, lost: Array, stochastic: Any
-) -> Array:
+    value: NDArray,
+    format: Format,
+    block: tuple[NDArray, ...],
+    d: NDArray,
+    zero: NDArray,
+    lost: NDArray,
+    stochastic: Any,
+) -> NDArray:
     """Step 4, by the products d of scales and global scale. `lost`: blocks whose codes are 0."""
     with np.errstate(all="ignore"):
         q = np.where(np.isnan(value), value, value / d[_at(block)])
@@ -184,7 +190,7 @@ def _elements(
 
 
 @exact()
-def quantize_by(x: Array, format: Format, known: Parts, *, axis: int = -1, **stochastic: Any) -> Parts:
+def quantize_by(x: NDArray, format: Format, known: Parts, *, axis: int = -1, **stochastic: Any) -> Parts:
     """Step 10: quantize a NumPy array by the scales of `known`."""
     if x.ndim == 0:
         parts = quantize_by(x.reshape(1), format, known, **stochastic)
@@ -217,7 +223,7 @@ def _of_rows(numbers: Any) -> Any:
     return numbers[..., 0] if np.ndim(numbers) else numbers
 
 
-def _error(value: Array, block: tuple[Array, ...], s: Array, g: Any) -> Array:
+def _error(value: NDArray, block: tuple[NDArray, ...], s: NDArray, g: Any) -> NDArray:
     """The squared error of each block by the scales s, for "4over6"."""
     at = _at(block)
     with np.errstate(all="ignore"):
@@ -231,13 +237,13 @@ def _error(value: Array, block: tuple[Array, ...], s: Array, g: Any) -> Array:
 
 
 def _by_steps(
-    x: Array, value: Array, largest: Array, format: Format, axis: int, scale: Any, amax: Any, stochastic: Any
+    x: NDArray, value: NDArray, largest: NDArray, format: Format, axis: int, scale: Any, amax: Any, stochastic: Any
 ) -> Parts:
     """Step 8."""
     steps, source = format.steps, dtype(x.dtype)
     assert steps is not None
 
-    def of(formula: str | Node, **values: Array) -> Array:
+    def of(formula: str | Node, **values: NDArray) -> NDArray:
         node = parse(formula) if isinstance(formula, str) else formula
         return evaluate(node, values, source, lambda p: cast(cast(p, source), "FLOAT"))
 
@@ -275,7 +281,7 @@ def _by_steps(
 
 
 @exact()
-def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -1) -> Array:
+def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -1) -> NDArray:
     """The numbers that the parts stand for, cast to the type `to`."""
     shape = parts.data.shape
     if not shape:
@@ -294,18 +300,18 @@ def dequantize(parts: Parts, format: Format, to: Any = "FLOAT", *, axis: int = -
     return cast(np.where(np.isnan(factor), np.nan, product), to)
 
 
-def _blocks(shape: tuple[int, ...], format: Format, axis: int) -> tuple[tuple[Array, ...], tuple[int, ...]]:
+def _blocks(shape: tuple[int, ...], format: Format, axis: int) -> tuple[tuple[NDArray, ...], tuple[int, ...]]:
     """For each dimension the block index of every element, and the number of blocks."""
     lengths = format.lengths(shape, axis)
     block = tuple(index // length for index, length in zip(np.indices(shape), lengths, strict=True))
     return block, format.grid(shape, axis)
 
 
-def _at(block: tuple[Array, ...], where: Any = ...) -> tuple[Array, ...]:
+def _at(block: tuple[NDArray, ...], where: Any = ...) -> tuple[NDArray, ...]:
     """The index, into an array over all blocks, of the blocks of the elements selected by `where`."""
     return tuple(index[where] for index in block)
 
 
-def _integers(q: Array) -> Array:
+def _integers(q: NDArray) -> NDArray:
     """To the nearest integer, ties to even, clamped to INT16: wider than any element, so that sums are exact."""
     return cast(cast(q, "INT16", rounding="nearest_even", overflow="saturate"), "INT32")

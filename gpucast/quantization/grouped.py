@@ -16,10 +16,10 @@ import numpy as np
 
 from gpucast import casting
 from gpucast import kernel as kernels
-from gpucast.arrays import adapters
-from gpucast.arrays.adapters import untraced
+from gpucast.arrays import libraries
+from gpucast.arrays.array import check_written
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import check_written
+from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.creation import empty
@@ -194,7 +194,7 @@ class _Call:
         self, caller: str, x: Any, offsets: Any, block: int, scale: Any, pad: Any, random: Random | None
     ) -> None:
         self.random = random
-        self.caller, self.given, self.library = caller, (x, offsets, scale), adapters.library_of(x)
+        self.caller, self.given, self.library = caller, (x, offsets, scale), libraries.library_of(x)
         self.x, self.offsets = as_array(x, caller), as_array(offsets, f"{caller}: offsets")
         check_constant(x, caller)
         self.device = device_index(self.x)
@@ -223,7 +223,7 @@ class _Call:
             raise ValueError(f"{caller}: {self.result_rows} rows are more than offsets of {self.offsets.dtype} reach")
         if max(self.rows, self.result_rows) > _MOST_ROWS:
             raise ValueError(f"{caller}: {self.result_rows} rows are more than {_MOST_ROWS}")
-        if scale is not None and namespace(scale) is None and adapters.find(scale) is None:
+        if scale is not None and namespace(scale) is None and libraries.find(scale) is None:
             resolve_scale(scale, None, caller)  # Refuses all but numbers.
             number = rounded(scale, np.float32)
             if not 0 < number < math.inf:
@@ -272,7 +272,7 @@ class _Call:
             if out is not None:
                 return out
             if self.library is not None:
-                of_library = adapters.of_library(self.library)
+                of_library = libraries.of_library(self.library)
                 parts = [p if p is None or isinstance(p, PackedArray) else of_library.from_array(p) for p in parts]
             return Grouped(*parts)
 
@@ -290,7 +290,7 @@ class _Call:
         if isinstance(given, PackedArray) or namespace(given) is not None:
             part = as_array(given, caller)
         else:
-            adapter = adapters.find(given)
+            adapter = libraries.find(given)
             if adapter is None:
                 raise TypeError(f"{caller} is {type(given).__name__}; expected an array that can be written")
             part = adapter.take(given, caller, writing=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpucast.arrays import adapters
-from gpucast.arrays.adapters import untraced
-from gpucast.arrays.operand import check_out, operand
+from gpucast.arrays import libraries
+from gpucast.arrays.array import Array, check_out
+from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.core.arithmetic import exact
@@ -70,7 +70,7 @@ def hadamard(
     ValueError
         For another length, an axis that is no multiple of it, other signs, or an `out` that does not fit.
     """
-    with_gradient = adapters.function_of(x, "hadamard")
+    with_gradient = libraries.function_of(x, "hadamard")
     y = None if with_gradient is None else with_gradient(x, length, axis, (signs, seed), inverse, to, out)
     return untraced(transformed, x, length, axis, (signs, seed), inverse, to, out) if y is None else y
 
@@ -91,8 +91,8 @@ def transformed(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse:
         check_runs(how, array.shape, place, _CALLER)
         if out is None:
             result = engine.transform(array, how, place, kind, inverse=inverse)
-            library = adapters.library_of(x)
-            return result if library is None else adapters.of_library(library).from_array(result)
+            library = libraries.library_of(x)
+            return result if library is None else libraries.of_library(library).from_array(result)
         engine.transform(array, how, place, kind, inverse=inverse, out=_checked_out(array, kind, out))
         return out
 
@@ -107,10 +107,10 @@ def checked_axis(axis: Any, shape: tuple[int, ...]) -> int:
 
 def _checked_out(x: Any, to: DType, out: Any) -> Any:
     """The native array over an `out` that can take the result of `x`."""
-    adapter = adapters.find(out)
+    adapter = libraries.find(out)
     array = out if adapter is None else adapter.take(out, _CALLER, writing=True)
     device = device_index(x)
-    check_out(operand(x), resolve(operand(x).dtype, to), array, device is not None, _CALLER)
+    check_out(Array.of(x), resolve(Array.of(x).dtype, to), array, device is not None, _CALLER)
     if device_index(array) != device:
         there, here = devices.name(device_index(array)), devices.name(device)
         raise ValueError(f"{_CALLER}: out is on {there}; the result belongs on {here}")

@@ -15,11 +15,11 @@ from gpucast.core.extension import MODULE, say_slow
 from gpucast.quantization import block_loops, exact_hadamard
 from gpucast.quantization.formats import Hadamard
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 
 @exact()
-def transform(x: Array, hadamard: Hadamard, *, axis: int = -1, inverse: bool = False) -> Array:
+def transform(x: NDArray, hadamard: Hadamard, *, axis: int = -1, inverse: bool = False) -> NDArray:
     """As `gpucast.quantization.exact_hadamard.transform`."""
     if MODULE is None:
         say_slow()

@@ -21,7 +21,7 @@ from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Format
 from gpucast.quantization.quantized import Quantized, checked_axis
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 _CALLER = "repack"
 _FLOAT, _E4M3, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E4M3FN"), dtype("FLOAT8E8M0")
 
@@ -67,7 +67,7 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
         own = _checked(global_scale)
     data: Any = None
 
-    def changed(scales: Array, g: float) -> int:
+    def changed(scales: NDArray, g: float) -> int:
         nonlocal data
         data, count = recoded(values, scales, g, target, axis)
         return count
@@ -97,12 +97,12 @@ class Blocks:
     """Of each block of numbers the largest magnitude, the largest scale that it has, and whether there is a NaN; 0
     where there are none."""
 
-    amax: Array
-    unit: Array
-    lost: Array
+    amax: NDArray
+    unit: NDArray
+    lost: NDArray
 
 
-def examined(values: Array, old: Array, format: Format, axis: int) -> Blocks:
+def examined(values: NDArray, old: NDArray, format: Format, axis: int) -> Blocks:
     """The blocks that an array will have, given its numbers and the scale of each, both DOUBLE."""
     grid = BlockGrid.of(format, values.shape, axis)
     values, old = values.reshape(grid.shape), old.reshape(grid.shape)
@@ -121,8 +121,8 @@ def joined(pieces: Sequence[Blocks], format: Format) -> Blocks:
 
 
 def chosen(
-    blocks: Blocks, format: Format, own: float | None, changed: Callable[[Array, float], int], size: int, before: str
-) -> tuple[Array, float]:
+    blocks: Blocks, format: Format, own: float | None, changed: Callable[[NDArray, float], int], size: int, before: str
+) -> tuple[NDArray, float]:
     """The scales, NaN where a block has one, and the global scale, that keep all numbers.
 
     `own`: a global scale that the numbers have already; `changed`: how many numbers scales change, of `size`.
@@ -137,7 +137,7 @@ def chosen(
     raise ValueError(f"{_CALLER}: {min(counts):,} of {size:,} numbers would change from {before} to {format}")
 
 
-def recoded(values: Array, scales: Array, g: float, format: Format, axis: int) -> tuple[Array, int]:
+def recoded(values: NDArray, scales: NDArray, g: float, format: Format, axis: int) -> tuple[NDArray, int]:
     """The codes of numbers (DOUBLE), in their shape, and how many numbers they change."""
     grid = BlockGrid.of(format, values.shape, axis)
     factor = _spread(np.asarray(cast(scales, "DOUBLE")).reshape(grid.counts) * g, grid).reshape(values.shape)
@@ -160,19 +160,19 @@ def _checked(global_scale: Any) -> float:
     return own
 
 
-def _of_elements(q: Quantized) -> Array:
+def _of_elements(q: Quantized) -> NDArray:
     """The scale of each element, with the global one."""
     grid = BlockGrid.of(q.format, q.shape, q.axis)
     scales = np.asarray(cast(q.linear_scales(), "DOUBLE")).reshape(grid.counts)
     return _spread(scales * float(1 if q.global_scale is None else q.global_scale), grid).reshape(q.shape or (1,))
 
 
-def _spread(of_blocks: Array, grid: BlockGrid) -> Array:
+def _spread(of_blocks: NDArray, grid: BlockGrid) -> NDArray:
     """The values of blocks, repeated for each of their elements."""
     return of_blocks[np.ix_(*(np.arange(n) // length for n, length in zip(grid.shape, grid.lengths, strict=True)))]
 
 
-def _largest(of_elements: Array, grid: BlockGrid) -> Array:
+def _largest(of_elements: NDArray, grid: BlockGrid) -> NDArray:
     """The largest number of each block, none of which is negative; 0 for a block without elements."""
     if not of_elements.size:
         return np.zeros(grid.counts)
@@ -182,7 +182,7 @@ def _largest(of_elements: Array, grid: BlockGrid) -> Array:
     return of_elements if grid.splits_outer else of_elements.max(0, keepdims=True)
 
 
-def _scales(blocks: Blocks, format: Format, headroom: bool, own: float | None) -> tuple[Array, float]:
+def _scales(blocks: Blocks, format: Format, headroom: bool, own: float | None) -> tuple[NDArray, float]:
     """The scales as they are stored, and the global one. With `headroom` scales are as small as the largest number
     allows, which leaves the most room for small ones."""
     amax, unit = blocks.amax, blocks.unit

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
 from gpucast.arrays.packed import device_index
 from gpucast.core import fused_ops
 from gpucast.core.checks import integer
@@ -31,7 +31,7 @@ def resolve_hadamard(length: Any, signs: Any, seed: Any, caller: str) -> Hadamar
 
 def check_constant(x: Any, caller: str) -> None:
     """ValueError for an array through whose parts its library would record no gradient, though one is asked for."""
-    adapter = adapters.find(x)
+    adapter = libraries.find(x)
     if adapter is not None:
         instead = (
             "codes with scales pass no gradient on; pass x.detach(), or work within torch.no_grad(), and write the "

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
 from gpucast.casting.list_plans import HOST_KINDS
@@ -143,7 +143,7 @@ def _make(part: Any) -> Make | None:
         return partial(np.empty, part.shape, part.dtype)
     if type(part) in (PackedArray, LibraryPackedArray) and type(part.data) is np.ndarray:
         return partial(_new_packed, type(part), part.data.size, part.dtype, part.shape, getattr(part, "library", None))
-    adapter = None if part is None else adapters.find(part)
+    adapter = None if part is None else libraries.find(part)
     return None if adapter is None else adapter.like(part)
 
 

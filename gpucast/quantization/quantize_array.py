@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 import numpy as np
 
 from gpucast import casting
-from gpucast.arrays import adapters
-from gpucast.arrays.adapters import untraced
+from gpucast.arrays import libraries
+from gpucast.arrays.array import Array, check_written
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import check_written, operand
+from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.cast import cast
@@ -191,7 +191,7 @@ def _by_plan(x: Any, format: Any, keywords: tuple[Any, ...]) -> Any:
     with recorded() as recording:
         result = _quantize(x, format, _QuantizeOptions(*keywords))
     # Later results look like this one. One that the caller gave may be of another class or library.
-    if type(result) is Quantized and result.library == adapters.library_of(x):
+    if type(result) is Quantized and result.library == libraries.library_of(x):
         plans.keep_quantize(x, format, keywords, result, recording)
     return result
 
@@ -236,7 +236,7 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
             dtype=src,
             axis=request.scales_of.axis,
             scale_layout=scale_layout,
-            library=adapters.library_of(x),
+            library=libraries.library_of(x),
         )
     result_specs = []
     for swapped, how in zip((False, True) if transpose == "both" else (bool(transpose),), hadamards, strict=True):
@@ -257,7 +257,7 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         engine.quantize(array, format, result_specs, random, targets, workspace, amax, hadamards, scale_layout)
         return request.out
     made = engine.quantize(array, format, result_specs, random, amax=amax, hadamards=hadamards, layout=scale_layout)
-    library = adapters.library_of(x)
+    library = libraries.library_of(x)
     results = [
         Quantized(
             parts.data, parts.scales, format, parts.zero_points, parts.global_scale, src, on, scale_layout, library
@@ -461,7 +461,7 @@ def checked_outs(
         common += ["out.scales", "out.zero_points"]
     # One array for both counts once, though each result may have an object of its own over it.
     once = {
-        (place.name, operand(place.array).address if place.name in common else i): place
+        (place.name, Array.of(place.array).address if place.name in common else i): place
         for i, place in enumerate(written)
     }
     check_written(list(once.values()), read, _CALLER)

@@ -28,7 +28,7 @@ from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Format, Parts
 from gpucast.quantization.steps import Node, evaluate, parse
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 _FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
 _SMALLEST_FLOAT = math.ldexp(1.0, -126)
@@ -39,7 +39,7 @@ _COUNTS = 32
 
 
 @exact()
-def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None) -> Parts:
+def quantize(x: NDArray, format: Format, *, axis: int = -1, scale: Any = None, random: Random | None = None) -> Parts:
     """As `gpucast.quantization.exact_quantize.quantize`. Extra memory grows with the number of blocks only, but an
     array that is not in C order is copied."""
     if MODULE is None:
@@ -78,7 +78,7 @@ def quantize(x: Array, format: Format, *, axis: int = -1, scale: Any = None, ran
 
 
 @exact()
-def quantize_by(x: Array, format: Format, known: Parts, *, axis: int = -1, random: Random | None = None) -> Parts:
+def quantize_by(x: NDArray, format: Format, known: Parts, *, axis: int = -1, random: Random | None = None) -> Parts:
     """As `gpucast.quantization.exact_quantize.quantize_by`."""
     if MODULE is None:
         say_slow()
@@ -108,7 +108,7 @@ def _stochastic(random: Random | None) -> dict[str, Any]:
     return {} if random is None else {"rounding": STOCHASTIC, "seed": random.seed, "offset": random.offset}
 
 
-def _cast(x: Any, dst: DType, **attributes: Any) -> Array:
+def _cast(x: Any, dst: DType, **attributes: Any) -> NDArray:
     x = np.asarray(x)
     out = np.empty(x.shape, dst.numpy)
     cast_on_host.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
@@ -126,7 +126,7 @@ def _grid(grid: BlockGrid) -> block_loops.Grid:
 # ---- extremes ----
 
 
-def _extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Array, Array, bool]:
+def _extremes(source: NDArray, grid: BlockGrid, format: Format) -> tuple[NDArray, NDArray, NDArray, bool]:
     """Of each block the lowest and the largest finite number, 0 included (for formats that are not `two_sided` 0 and
     the largest magnitude), and whether its scale is NaN; and whether all numbers are finite FLOATs or shorter, in
     blocks for which there are quick loops."""
@@ -142,7 +142,7 @@ def _extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Ar
     return low, high, lost, False
 
 
-def _quick_extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Array, Array] | None:
+def _quick_extremes(source: NDArray, grid: BlockGrid, format: Format) -> tuple[NDArray, NDArray] | None:
     """None for DOUBLE, short blocks, and arrays with an infinity or NaN."""
     src = dtype(source.dtype)
     if src is _DOUBLE or grid.lengths[2] < _SHORTEST:
@@ -164,7 +164,7 @@ def _quick_extremes(source: Array, grid: BlockGrid, format: Format) -> tuple[Arr
     return _cast(low.view(src.numpy), _DOUBLE), _cast(high.view(src.numpy), _DOUBLE)
 
 
-def _name(source: Array) -> str:
+def _name(source: NDArray) -> str:
     return dtype(source.dtype).name
 
 
@@ -184,7 +184,7 @@ def _by_row(numbers: Any) -> Any:
     return np.float64(numbers).reshape((1, -1, 1) if np.ndim(numbers) else ())
 
 
-def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[int, ...]) -> tuple[Array, Any]:
+def _scales(low: NDArray, high: NDArray, format: Format, scale: Any, shape: tuple[int, ...]) -> tuple[NDArray, Any]:
     """The scales of all blocks as they are stored, and the global scale as `_by_row` has it."""
     g: Any = np.float64(1)
     if format.global_scale:
@@ -206,8 +206,8 @@ def _scales(low: Array, high: Array, format: Format, scale: Any, shape: tuple[in
 
 
 def _scales_by_steps(
-    high: Array, format: Format, source: DType, scale: Any, shape: tuple[int, ...]
-) -> tuple[Array, Any, Array, Array]:
+    high: NDArray, format: Format, source: DType, scale: Any, shape: tuple[int, ...]
+) -> tuple[NDArray, Any, NDArray, NDArray]:
     """The scales of all blocks as they are stored, the global scale, what divides or multiplies elements, and whether
     the formula makes the scale NaN."""
     steps = format.steps
@@ -232,21 +232,21 @@ def _scales_by_steps(
     return np.array(scales, format.scale.numpy), g, factor, undefined
 
 
-def _formula(formula: str | Node, source: DType, **values: Array) -> Array:
+def _formula(formula: str | Node, source: DType, **values: NDArray) -> NDArray:
     node = parse(formula) if isinstance(formula, str) else formula
     return evaluate(node, values, source, lambda p: _cast(_cast(p, source), _FLOAT))
 
 
-def _powers(x: Array, up: bool) -> Array:
+def _powers(x: NDArray, up: bool) -> NDArray:
     """Finite, nonnegative DOUBLE numbers rounded to FLOAT8E8M0: to the next power of two, up or down."""
     return _cast(x, _E8M0, round_mode="up" if up else "down")
 
 
-def _float(x: Any) -> Array:
+def _float(x: Any) -> NDArray:
     return _cast(x, _FLOAT, overflow="saturate")
 
 
-def _zero_points(low: Array, s: Array, format: Format) -> Array:
+def _zero_points(low: NDArray, s: NDArray, format: Format) -> NDArray:
     if not format.zero_points:
         return np.zeros(s.shape, np.int32)
     lowest, largest = format.element.min, format.element.max
@@ -254,8 +254,15 @@ def _zero_points(low: Array, s: Array, format: Format) -> Array:
 
 
 def _four_over_six(
-    source: Array, grid: BlockGrid, format: Format, high: Array, six: Array, g: Array, lost: Array, is_quick: bool
-) -> tuple[Array, Array, Array]:
+    source: NDArray,
+    grid: BlockGrid,
+    format: Format,
+    high: NDArray,
+    six: NDArray,
+    g: NDArray,
+    lost: NDArray,
+    is_quick: bool,
+) -> tuple[NDArray, NDArray, NDArray]:
     """The scales, the divisors and the codes of a format with the rule "4over6", from the scales by 6."""
     four = np.maximum(_cast(high / (4 * g), format.scale).view(np.uint8), 1).view(format.scale.numpy)
     four[lost] = six[lost]
@@ -277,15 +284,15 @@ def _four_over_six(
 
 
 def _codes(
-    source: Array,
+    source: NDArray,
     grid: BlockGrid,
     format: Format,
-    d: Array,
-    zero: Array,
-    lost: Array,
+    d: NDArray,
+    zero: NDArray,
+    lost: NDArray,
     is_quick: bool,
     random: Random | None,
-) -> Array:
+) -> NDArray:
     """The codes of all elements. `is_quick`: they are finite FLOATs or shorter, and the scales their own."""
     data = np.empty(grid.shape, format.element.numpy)
     run = _quick_run(source, format, d) if is_quick and random is None else None
@@ -296,7 +303,7 @@ def _codes(
     return data
 
 
-def _quick_run(source: Array, format: Format, d: Array) -> str | None:
+def _quick_run(source: NDArray, format: Format, d: NDArray) -> str | None:
     """The name of the loop that works with FLOATs; None where there is none."""
     src, element = dtype(source.dtype), format.element
     if format.steps is not None:
@@ -330,7 +337,7 @@ def _named(src: DType, element: DType, multiplies: bool) -> str | None:
 
 
 def _divide_quickly(
-    run: str, source: Array, grid: BlockGrid, format: Format, d: Array, zero: Array, data: Array
+    run: str, source: NDArray, grid: BlockGrid, format: Format, d: NDArray, zero: NDArray, data: NDArray
 ) -> None:
     element, more, steps = format.element, None, format.steps
     if element.family == "int":
@@ -350,14 +357,14 @@ def _divide_quickly(
 
 
 def _divide(
-    source: Array,
+    source: NDArray,
     grid: BlockGrid,
     format: Format,
-    d: Array,
-    zero: Array,
-    lost: Array,
+    d: NDArray,
+    zero: NDArray,
+    lost: NDArray,
     random: Random | None,
-    data: Array,
+    data: NDArray,
 ) -> None:
     """Write the codes of all quotients as DOUBLE gives them."""
     of_blocks = np.empty(grid.counts, block_loops.DIVISOR)
@@ -389,7 +396,7 @@ def _integers(format: Format) -> block_loops.Integers:
 
 
 @exact()
-def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Array:
+def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> NDArray:
     """As `gpucast.quantization.exact_quantize.dequantize`, to the floating type `to`."""
     if MODULE is None:
         say_slow()
@@ -397,7 +404,7 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> Ar
     shape: tuple[int, ...] = parts.data.shape
     grid = BlockGrid.of(format, shape, axis % len(shape) if shape else 0)
     data = np.ascontiguousarray(parts.data).reshape(grid.shape)
-    out: Array = np.empty(grid.shape, to.numpy)
+    out: NDArray = np.empty(grid.shape, to.numpy)
     of_blocks = np.zeros(grid.counts, block_loops.FACTOR)
     factor = _cast(parts.scales, _DOUBLE).reshape(grid.counts)
     of_blocks["factor"] = factor if parts.global_scale is None else factor * _by_row(parts.global_scale)
@@ -469,7 +476,7 @@ def _products(format: Format, to: DType) -> block_loops.Products:
 
 
 @exact()
-def beyond(source: Array, grid: BlockGrid, limits: Array) -> int | None:
+def beyond(source: NDArray, grid: BlockGrid, limits: NDArray) -> int | None:
     """How many magnitudes of a native array in C order, without NaN, exceed the limits of their blocks (DOUBLE, not
     negative); None where there is no loop for that."""
     src = dtype(source.dtype)
@@ -483,7 +490,7 @@ def beyond(source: Array, grid: BlockGrid, limits: Array) -> int | None:
     return int(counts.sum())
 
 
-def equal(codes: Array, grid: BlockGrid, of_blocks: Array) -> int | None:
+def equal(codes: NDArray, grid: BlockGrid, of_blocks: NDArray) -> int | None:
     """How many codes of a UINT8 array in C order equal `of_blocks` of their block; None where there is no loop."""
     if MODULE is None or grid.lengths[2] < _SHORTEST:
         return None

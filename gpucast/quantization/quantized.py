@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from gpucast import casting
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
+from gpucast.arrays.array import Array, check_out
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.operand import check_out, operand
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
 from gpucast.core.arithmetic import exact
@@ -117,7 +117,7 @@ class Quantized:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the array that was quantized."""
-        adapter = None if self.library is None else adapters.find(self.data)
+        adapter = None if self.library is None else libraries.find(self.data)
         shape: tuple[int, ...] = self.data.shape if adapter is None else adapter.shape(self.data)
         return shape
 
@@ -176,7 +176,7 @@ class Quantized:
     @property
     def owned(self) -> Any:
         """The memory and its owner, for `gpucast.kernel.streams.visit`."""
-        return streams.Owned(self.data, self.library) if adapters.find(self.data) is None else self.data
+        return streams.Owned(self.data, self.library) if libraries.find(self.data) is None else self.data
 
     def dlpack(self, part: str) -> Any:
         """A part for other libraries' ``from_dlpack``, without a copy: ``torch.from_dlpack(q.dlpack("data"))``.
@@ -187,7 +187,7 @@ class Quantized:
         parts = self.parts()
         if part not in parts:
             raise ValueError(f"dlpack: part={part!r} is none of {', '.join(parts)}")
-        return adapters.of_protocol("__dlpack__").export(getattr(self.native("dlpack"), part), self.library)
+        return libraries.of_protocol("__dlpack__").export(getattr(self.native("dlpack"), part), self.library)
 
     def linear_scales(self) -> Any:
         """The scales in the layout "linear"."""
@@ -229,7 +229,7 @@ class Quantized:
         out: Any = None,
     ) -> Any:
         """The numbers: `gpucast.dequantize` of this."""
-        return adapters.untraced(_by_plan, self, to, (hadamard, signs, seed, out))
+        return libraries.untraced(_by_plan, self, to, (hadamard, signs, seed, out))
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
@@ -301,7 +301,7 @@ def _dequantized(q: Quantized, to: DType, transform: tuple[Any, ...], out: Any) 
         if out is None:
             parts = replace(native, scales=q._linear(native.scales))
             numbers = engine.dequantize(parts, q.format, to, q.axis, hadamard=how)
-            return numbers if q.library is None else adapters.of_library(q.library).from_array(numbers)
+            return numbers if q.library is None else libraries.of_library(q.library).from_array(numbers)
         target = _checked_out(native, to, out)
         workspace, scales = q.workspace("dequantize"), native.scales
         if q.scale_layout != "linear":
@@ -329,9 +329,9 @@ def _transform(q: Quantized, length: Any, signs: Any, seed: Any) -> Hadamard | N
 
 def _checked_out(parts: Parts, to: DType, out: Any) -> Any:
     """The native array over an `out` that can take the numbers. TypeError or ValueError for one that cannot."""
-    adapter = adapters.find(out)
+    adapter = libraries.find(out)
     array = out if adapter is None else adapter.take(out, "dequantize", writing=True)
-    codes = operand(parts.data)
+    codes = Array.of(parts.data)
     check_out(codes, resolve(codes.dtype, to), array, codes.device is not None, "dequantize")
     if device_index(array) != codes.device:
         there, here = devices.name(device_index(array)), devices.name(codes.device)
@@ -342,21 +342,21 @@ def _checked_out(parts: Parts, to: DType, out: Any) -> Any:
 
 
 def _native(part: Any, caller: str, writing: bool) -> Any:
-    adapter = adapters.find(part)
+    adapter = libraries.find(part)
     return part if adapter is None else adapter.take(part, caller, writing)
 
 
-def _adapter_of(library: Any, caller: str) -> adapters.ArrayAdapter:
+def _adapter_of(library: Any, caller: str) -> libraries.Library:
     """The adapter of a library that arrays may be asked of. ValueError for an unknown one."""
     try:
-        return adapters.of_library(library)
+        return libraries.of_library(library)
     except ValueError as error:
         raise ValueError(f"{caller}: {error}") from None
 
 
 def _library_of(part: Any) -> str | None:
     """The name of the library whose array, or stands for whose array, a part is."""
-    return part.library if isinstance(part, LibraryPackedArray) else adapters.library_of(part)
+    return part.library if isinstance(part, LibraryPackedArray) else libraries.library_of(part)
 
 
 def _shown(part: Any, prefix: str) -> str:

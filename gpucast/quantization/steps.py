@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from gpucast.core.dtypes import DType
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 _CONSTANTS = ("largest", "tiny", "eps")
 _OPERATORS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
@@ -151,7 +151,7 @@ def _node(part: ast.expr) -> Node:
     raise KeyError
 
 
-def evaluate(node: Node, values: Mapping[str, Array], source: DType, to_source: Any) -> Array:
+def evaluate(node: Node, values: Mapping[str, NDArray], source: DType, to_source: Any) -> NDArray:
     """The FLOAT value of a formula for FLOATs. `to_source` rounds FLOATs to the type of the array."""
     if node.number is not None:
         return np.asarray(np.float32(node.number))

@@ -32,7 +32,7 @@ from gpucast.reference.rounding import (
     to_whole,
 )
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 
 @exact()
@@ -47,7 +47,7 @@ def cast(
     overflow: OverflowKeyword | None = None,
     seed: int | None = None,
     offset: int = 0,
-) -> Array:
+) -> NDArray:
     """Cast a NumPy array of any shape; same meaning, types and errors as `gpucast.cast`.
 
     The result has x's shape, in C order; types that NumPy lacks are ml_dtypes, one element per byte.
@@ -63,7 +63,7 @@ def cast(
 
 
 @exact()
-def apply(x: Array, rule: CastRule, words: Array | None = None) -> Array:
+def apply(x: NDArray, rule: CastRule, words: NDArray | None = None) -> NDArray:
     """Cast an array of the dtype ``rule.src``.
 
     `words`: for stochastic rounding a uint32 for each element, in row-major order.
@@ -80,17 +80,17 @@ def apply(x: Array, rule: CastRule, words: Array | None = None) -> Array:
     return _to_array(_cast_codes(codes, rule, words), dst).reshape(x.shape)
 
 
-def _codes_of(x: Array, src: DType) -> Array:
+def _codes_of(x: NDArray, src: DType) -> NDArray:
     """The flat codes of an array. Bits above the code's own are cleared; any nonzero BOOL byte becomes 1."""
     codes = np.ascontiguousarray(x, dtype=x.dtype.newbyteorder("=")).reshape(-1).view(src.code_numpy)
     return np.asarray(codes != 0 if src.family == "bool" else codes & src.code_numpy.type(src.code_mask))
 
 
-def _to_array(codes: Array, dst: DType) -> Array:
+def _to_array(codes: NDArray, dst: DType) -> NDArray:
     return codes.astype(dst.code_numpy).view(dst.numpy)
 
 
-def _cast_codes(codes: Array, rule: CastRule, words: Array | None) -> Array:
+def _cast_codes(codes: NDArray, rule: CastRule, words: NDArray | None) -> NDArray:
     if rule.src is rule.dst:
         return codes
     x = _decode(codes, rule.src)
@@ -110,17 +110,17 @@ def _cast_codes(codes: Array, rule: CastRule, words: Array | None) -> Array:
 class Numbers:
     """Exact numbers: uint64 magnitudes for integers, float64 magnitudes (every value fits) for floating types."""
 
-    magnitude: Array
-    negative: Array
+    magnitude: NDArray
+    negative: NDArray
     #: NaN keeps its sign in `negative`; its magnitude is 0.
-    nan: Array
+    nan: NDArray
 
     @property
-    def infinite(self) -> Array:
+    def infinite(self) -> NDArray:
         return np.asarray(self.magnitude == np.inf)
 
 
-def _decode(codes: Array, src: DType) -> Numbers:
+def _decode(codes: NDArray, src: DType) -> Numbers:
     code = codes.astype(np.uint64)
     negative = code & np.uint64(src.sign_code) != 0
     if not src.is_float:
@@ -148,7 +148,7 @@ def _decode(codes: Array, src: DType) -> Numbers:
 # ---- destination: numbers -> codes ----
 
 
-def _to_int(x: Numbers, rule: CastRule) -> Array:
+def _to_int(x: Numbers, rule: CastRule) -> NDArray:
     dst = rule.dst
     magnitude = np.where(x.infinite, 0, x.magnitude)
     huge = x.infinite
@@ -163,7 +163,7 @@ def _to_int(x: Numbers, rule: CastRule) -> Array:
     return np.asarray(code & np.uint64(dst.code_mask))
 
 
-def _to_e8m0(x: Numbers, rule: CastRule) -> Array:
+def _to_e8m0(x: Numbers, rule: CastRule) -> NDArray:
     dst = rule.dst
     powers, midpoints = _e8m0_table(dst) if x.magnitude.dtype == np.float64 else (POWERS, POWERS + POWERS // 2)
     zero_code = 0 if powers is not POWERS else dst.bias
@@ -185,7 +185,7 @@ def _to_e8m0(x: Numbers, rule: CastRule) -> Array:
     return code
 
 
-def _to_float(x: Numbers, rule: CastRule, words: Array | None) -> Array:
+def _to_float(x: Numbers, rule: CastRule, words: NDArray | None) -> NDArray:
     dst = rule.dst
     # A type without a sign has the magnitude.
     negative = x.negative & dst.signed
@@ -198,7 +198,7 @@ def _to_float(x: Numbers, rule: CastRule, words: Array | None) -> Array:
     return _finish_float(code, negative, x.nan, x.infinite, rule)
 
 
-def _finish_float(code: Array, negative: Array, nan: Array, infinite: Array, rule: CastRule) -> Array:
+def _finish_float(code: NDArray, negative: NDArray, nan: NDArray, infinite: NDArray, rule: CastRule) -> NDArray:
     """From rounded magnitudes (as codes that continue beyond the largest) to the destination's codes."""
     dst = rule.dst
     sign = np.where(negative, np.uint64(dst.sign_code), np.uint64(0))
@@ -216,13 +216,13 @@ def _finish_float(code: Array, negative: Array, nan: Array, infinite: Array, rul
     return np.where(nan, _nan(dst, sign) if dst.has_nan else dst.sign_code ^ sign, code)
 
 
-def _nan(dst: DType, sign: Array) -> Array:
+def _nan(dst: DType, sign: NDArray) -> NDArray:
     return np.asarray(np.uint64(dst.nan_code) | (sign if dst.nan_is_signed else np.uint64(0)))
 
 
 @lru_cache
 @exact()
-def _e8m0_table(dst: DType) -> tuple[Array, Array]:
+def _e8m0_table(dst: DType) -> tuple[NDArray, NDArray]:
     powers = np.array([float(dst.value(code)) for code in range(dst.max_code + 1)])
     return powers, 1.5 * powers
 
@@ -230,7 +230,7 @@ def _e8m0_table(dst: DType) -> tuple[Array, Array]:
 # ---- random words ----
 
 
-def random_words(random: Random, n: int) -> Array:
+def random_words(random: Random, n: int) -> NDArray:
     """The uint32 words of the elements 0 to n - 1."""
     first, skip = divmod(random.offset, 4)
     # The number of a block fits in 63 bits.
@@ -238,21 +238,21 @@ def random_words(random: Random, n: int) -> Array:
     return _block_words(random.seed, blocks).reshape(-1)[skip : skip + n]
 
 
-def random_words_at(random: Random, places: Array) -> Array:
+def random_words_at(random: Random, places: NDArray) -> NDArray:
     """The uint32 words of the elements with these indices; ``random.offset`` plus an index is below 2^64."""
     offsets = np.uint64(random.offset) + places.astype(np.uint64)
     every = _block_words(random.seed, offsets // np.uint64(4))
     return np.take_along_axis(every, (offsets % np.uint64(4)).astype(np.intp)[:, None], axis=1).reshape(-1)
 
 
-def _block_words(seed: int, blocks: Array) -> Array:
+def _block_words(seed: int, blocks: NDArray) -> NDArray:
     """The four uint32 words of each block, by its number."""
     low, zero = np.uint64(2**32 - 1), np.zeros(blocks.shape, np.uint64)
     words = philox((blocks & low, blocks >> np.uint64(32), zero, zero), (seed & 2**32 - 1, seed >> 32))
     return np.stack(words, axis=1).astype(np.uint32)
 
 
-def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...]:
+def philox(counter: tuple[NDArray, ...], key: tuple[int, int]) -> tuple[NDArray, ...]:
     """Philox4x32-10: four words for each counter of four, all of them 32 bits in uint64, the low words first.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
@@ -270,7 +270,7 @@ def philox(counter: tuple[Array, ...], key: tuple[int, int]) -> tuple[Array, ...
 # ---- text: one exact fraction at a time ----
 
 
-def from_strings(x: Array, rule: CastRule, first: int = 0) -> Array:
+def from_strings(x: NDArray, rule: CastRule, first: int = 0) -> NDArray:
     """Text to the flat array that it stands for; errors count elements from `first`."""
     # An iterator, so that of two bad elements always the earlier one is reported.
     texts, dst = strings.texts(x, first), rule.dst

@@ -19,13 +19,13 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
 from gpucast.core.rounding import RoundingName
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 #: The powers of two that a 64-bit integer can be.
 POWERS = np.left_shift(np.uint64(1), np.arange(64, dtype=np.uint64))
 
 
-def to_whole(magnitude: Array, rounding: RoundingName) -> Array:
+def to_whole(magnitude: NDArray, rounding: RoundingName) -> NDArray:
     """Round float64 magnitudes to whole numbers."""
     whole = np.floor(magnitude)
     if rounding == "toward_zero":
@@ -35,7 +35,7 @@ def to_whole(magnitude: Array, rounding: RoundingName) -> Array:
     return np.asarray(whole + up[rounding])
 
 
-def to_codes(magnitude: Array, negative: Array, dst: DType, rounding: RoundingName) -> Array:
+def to_codes(magnitude: NDArray, negative: NDArray, dst: DType, rounding: RoundingName) -> NDArray:
     """Round to a floating type, in any mode but at random."""
     narrow = dst.bits <= 16
     if rounding in ("ties_to_even", "ties_to_away"):
@@ -44,7 +44,7 @@ def to_codes(magnitude: Array, negative: Array, dst: DType, rounding: RoundingNa
     return _directed(below, inexact, negative, dst, rounding)
 
 
-def fractions_to_codes(magnitudes: list[Fraction], negative: Array, dst: DType, rounding: RoundingName) -> Array:
+def fractions_to_codes(magnitudes: list[Fraction], negative: NDArray, dst: DType, rounding: RoundingName) -> NDArray:
     """The same for fractions."""
     pairs = [_below_fraction(magnitude, dst) for magnitude in magnitudes]
     below = np.array([code for code, _ in pairs], dtype=np.uint64)
@@ -56,7 +56,7 @@ def fractions_to_codes(magnitudes: list[Fraction], negative: Array, dst: DType, 
     return _directed(below, np.array([rest != 0 for _, rest in pairs], bool), negative, dst, rounding)
 
 
-def _nearest_in_table(magnitude: Array, dst: DType, rounding: RoundingName) -> Array:
+def _nearest_in_table(magnitude: NDArray, dst: DType, rounding: RoundingName) -> NDArray:
     """To a type of 16 bits or fewer: to the nearer of two neighbours."""
     middle, floor, whole = _midpoints(dst)
     points = floor if magnitude.dtype == np.uint64 else middle
@@ -70,20 +70,20 @@ def _nearest_in_table(magnitude: Array, dst: DType, rounding: RoundingName) -> A
     return np.asarray(code + up, dtype=np.uint64)
 
 
-def _nearest_step(magnitude: Array, dst: DType, rounding: RoundingName) -> Array:
+def _nearest_step(magnitude: NDArray, dst: DType, rounding: RoundingName) -> NDArray:
     """To FLOAT or DOUBLE: to a whole number of ULPs."""
     code, rest, half = _steps(magnitude, dst)
     up = rest == half if rounding == "ties_to_away" else (rest == half) & (code % np.uint64(2) == 1)
     return np.asarray(code + ((rest > half) | up).astype(np.uint64))
 
 
-def _below_step(magnitude: Array, dst: DType) -> tuple[Array, Array]:
+def _below_step(magnitude: NDArray, dst: DType) -> tuple[NDArray, NDArray]:
     """The code of the value of FLOAT or DOUBLE at or below a magnitude, and whether the value is below."""
     code, rest, _ = _steps(magnitude, dst)
     return code, rest != 0
 
 
-def _steps(magnitude: Array, dst: DType) -> tuple[Array, Array, Any]:
+def _steps(magnitude: NDArray, dst: DType) -> tuple[NDArray, NDArray, Any]:
     """The code of the value at or below a magnitude; the rest, and half an ULP in the same unit.
 
     Up to the first normal number, codes count ULPs of 2^(1 - bias - mantissa_bits). Each further binade adds
@@ -108,7 +108,7 @@ def _steps(magnitude: Array, dst: DType) -> tuple[Array, Array, Any]:
     return np.asarray(np.where(magnitude == 0, np.uint64(0), code)), rest, half
 
 
-def _directed(below: Array, inexact: Array, negative: Array, dst: DType, rounding: RoundingName) -> Array:
+def _directed(below: NDArray, inexact: NDArray, negative: NDArray, dst: DType, rounding: RoundingName) -> NDArray:
     """From the codes at or below magnitudes to those in a direction. Only away from zero is there one beyond the
     largest; in every other direction the largest is the last."""
     if rounding == "to_odd":
@@ -122,7 +122,7 @@ def _directed(below: Array, inexact: Array, negative: Array, dst: DType, roundin
     return np.asarray(np.minimum(code, np.uint64(dst.max_code)))
 
 
-def _below_in_table(magnitude: Array, dst: DType) -> tuple[Array, Array]:
+def _below_in_table(magnitude: NDArray, dst: DType) -> tuple[NDArray, NDArray]:
     """The code of the value at or below a magnitude, in a type of 16 bits or fewer, and whether the value is below."""
     values, integers = _table_of_values(dst)
     if magnitude.dtype == np.float64:
@@ -132,7 +132,7 @@ def _below_in_table(magnitude: Array, dst: DType) -> tuple[Array, Array]:
     return code.astype(np.uint64), (integers[code] != magnitude) | (np.floor(values[code]) != values[code])
 
 
-def random_in_table(magnitude: Array, words: Array, dst: DType) -> Array:
+def random_in_table(magnitude: NDArray, words: NDArray, dst: DType) -> NDArray:
     """Round stochastically to a type of 16 bits or fewer.
 
     The fraction is the distance from the value at or below the magnitude to the magnitude, relative to the distance to
@@ -186,7 +186,7 @@ def _float_table(dst: DType) -> tuple[float, ...]:
 
 @lru_cache
 @exact()
-def _midpoints(dst: DType) -> tuple[Array, Array, Array]:
+def _midpoints(dst: DType) -> tuple[NDArray, NDArray, NDArray]:
     """The midpoints between neighbouring values; the integers at or below them; which midpoints are integers.
 
     All are exact in float64, because a midpoint has only one bit more than the values. Integers above 2^64 become
@@ -200,7 +200,7 @@ def _midpoints(dst: DType) -> tuple[Array, Array, Array]:
 
 @lru_cache
 @exact()
-def _table_of_values(dst: DType) -> tuple[Array, Array]:
+def _table_of_values(dst: DType) -> tuple[NDArray, NDArray]:
     """The values of `_float_table`, and these rounded up to integers, as far as they fit in 64 bits.
 
     An integer is at or above a value if it is at or above the rounded value.

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast import user_kernels
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
+from gpucast.arrays.array import Array, check_out
 from gpucast.arrays.bitpacking import codes_of
 from gpucast.arrays.chunks import CHUNK
-from gpucast.arrays.operand import Operand, check_out, operand
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting.cast import cast
 from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
@@ -117,26 +117,26 @@ class Ufunc:
             raise TypeError(f"ufunc: got {got}; expected one for each of {', '.join(self.names)}")
         options = self._options._replace(seed=seed, offset=offset, scale=scale, amax=amax, out=out)
         given |= named
-        return adapters.untraced(self._call, [given[name] for name in self.names], options)
+        return libraries.untraced(self._call, [given[name] for name in self.names], options)
 
     @exact()
     def _call(self, given: Sequence[Any], options: Options) -> Any:
         for x, name in zip(given, self.names, strict=True):
             if getattr(x, "requires_grad", False) is True:
                 raise ValueError(f"ufunc: {name} requires a gradient, and there is none; pass {name}.detach()")
-        home = next((x for x in given if adapters.find(x) is not None), None)
+        home = next((x for x in given if libraries.find(x) is not None), None)
         arrays = [x for x in given if not is_number(x)]
         first, *others = [home, *arrays] if home is not None else arrays or [None]
-        with adapters.visit(first, *others, options.out, options.scale, options.amax):
+        with libraries.visit(first, *others, options.out, options.scale, options.amax):
             y = self._evaluate(given, options)
-            adapter = None if home is None else adapters.find(home)
+            adapter = None if home is None else libraries.find(home)
             if options.out is not None or adapter is None:
                 return y if options.out is None else options.out
             return adapter.give_back(y, home, "ufunc")
 
     def _evaluate(self, given: Sequence[Any], options: Options) -> Any:
         inputs = [self._input(x, name) for x, name in zip(given, self.names, strict=True)]
-        operands = [one for one in inputs if isinstance(one, Operand)] or [operand(np.zeros(()))]
+        operands = [one for one in inputs if isinstance(one, Array)] or [Array.of(np.zeros(()))]
         places = {one.device for one in operands}
         if len(places) > 1:
             raise ValueError(f"ufunc: arrays lie on {' and '.join(map(devices.name, places))}; expected one place")
@@ -144,14 +144,14 @@ class Ufunc:
             shape = np.broadcast_shapes(*(one.shape for one in operands))
         except ValueError:
             shapes = ", ".join(f"{name} {one.shape}" for name, one in zip(self.names, inputs, strict=True)
-                               if isinstance(one, Operand))  # fmt: skip
+                               if isinstance(one, Array))  # fmt: skip
             raise ValueError(f"ufunc: shapes do not broadcast: {shapes}") from None
         device = operands[0].device
         rule = fused_rule(self._compute, self._dtype, options, scaled=options.scale is not None)
         fused = resolve_fused(options, rule, device)
         target, out = None, options.out
         if out is not None:
-            adapter = adapters.find(out)
+            adapter = libraries.find(out)
             out = out if adapter is None else adapter.take(out, "ufunc: out", writing=True)
         packed = any(one.packed for one in operands)
         for one in operands:
@@ -173,11 +173,11 @@ class Ufunc:
         target.data[...] = whole.data
         return target.array
 
-    def _input(self, x: Any, name: str) -> Operand | float:
+    def _input(self, x: Any, name: str) -> Array | float:
         """An array, or a number of the compute type."""
         if is_number(x):
             return rounded(x, self._compute.numpy.type)
-        one = operand(as_array(x, f"ufunc: {name}"))
+        one = Array.of(as_array(x, f"ufunc: {name}"))
         if one.dtype.family == "string":
             raise TypeError(f"ufunc: {name} has dtype STRING; expected numbers")
         if len(one.shape) > _MOST_DIMENSIONS:
@@ -185,7 +185,7 @@ class Ufunc:
         return one
 
     def _on_host(
-        self, inputs: Sequence[Operand | float], shape: tuple[int, ...], target: Operand | None, options: Options
+        self, inputs: Sequence[Array | float], shape: tuple[int, ...], target: Array | None, options: Options
     ) -> Any:
         kind = self._dtype
         result = np.empty(shape, kind.numpy) if target is None or target.packed else target.data
@@ -212,9 +212,9 @@ class Ufunc:
                 begin += written.size if options.seed is not None else 0
         return result
 
-    def _codes(self, one: Operand | float) -> tuple[npt.NDArray[Any], np.dtype[Any]]:
+    def _codes(self, one: Array | float) -> tuple[npt.NDArray[Any], np.dtype[Any]]:
         """An input as codes, which NumPy's iterator takes of any type, and the dtype that they are of."""
-        if isinstance(one, Operand):
+        if isinstance(one, Array):
             array = one.array.get() if isinstance(one.array, PackedArray) else one.data
             return codes_of(array, one.dtype.code_numpy), one.dtype.numpy
         number = np.full((), one, self._compute.numpy)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from gpucast.arrays.operand import Operand, operand
+from gpucast.arrays.array import Array
 from gpucast.casting import cuda
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule
@@ -22,13 +22,13 @@ _Strides = tuple[int, ...]
 
 def apply(
     expression: Expression,
-    inputs: Sequence[Operand | float],
+    inputs: Sequence[Array | float],
     shape: tuple[int, ...],
     rule: CastRule,
-    target: Operand | None,
+    target: Array | None,
     fused: FusedInputs | None,
     device: int,
-) -> Operand:
+) -> Array:
     """Evaluate on the current stream of a device into `target`, or a new array.
 
     Inputs are arrays on that device, or numbers of the compute type. ValueError for more inputs or dimensions than the
@@ -39,7 +39,7 @@ def apply(
     with driver.driver().on(device):
         if target is None:
             cuda.check_allocation()
-            target = operand(cuda.new(shape, rule.dst), rule.dst)
+            target = Array.of(cuda.new(shape, rule.dst), rule.dst)
         n = math.prod(shape)
         if n:
             out = _strides(target, shape)
@@ -52,7 +52,7 @@ def apply(
     return target
 
 
-def input_of(one: Operand | float, shape: tuple[int, ...], out: _Strides, rule: CastRule) -> tuple[UfuncInput, bytes]:
+def input_of(one: Array | float, shape: tuple[int, ...], out: _Strides, rule: CastRule) -> tuple[UfuncInput, bytes]:
     """How a kernel reads an input, and the bytes of `UFUNC_INPUT`."""
     if isinstance(one, float):
         kind = UfuncInput(rule.src, rule.src.bits, "number")
@@ -64,7 +64,7 @@ def input_of(one: Operand | float, shape: tuple[int, ...], out: _Strides, rule: 
     return kind, UFUNC_INPUT.pack(at, number, *collapse(shape, strides, out).values(MAX_UFUNC_DIMS))
 
 
-def _strides(x: Operand, shape: tuple[int, ...]) -> _Strides:
+def _strides(x: Array, shape: tuple[int, ...]) -> _Strides:
     """Those of an array broadcast to a shape."""
     if x.strides is None:
         strides = [x.dtype.bits * math.prod(x.shape[axis + 1 :]) for axis in range(len(x.shape))]

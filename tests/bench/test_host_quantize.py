@@ -9,13 +9,13 @@ import pytest
 from bench.host import quantize as bench
 from gpucast import cast, dtype
 from gpucast.quantization import FORMATS, quantize_on_host
-from quantization_cases import Array
+from quantization_cases import NDArray
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_formulas_are_those_of_the_formats(name: str) -> None:
     format = FORMATS[name]
-    x: Array = np.random.default_rng(5).standard_normal((128, 256)).astype(np.float32)
+    x: NDArray = np.random.default_rng(5).standard_normal((128, 256)).astype(np.float32)
     for kind in bench.TYPES:
         given = cast(x, kind)
         parts = quantize_on_host.quantize(given, format)

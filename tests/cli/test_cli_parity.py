@@ -13,7 +13,7 @@ import pytest
 
 from gpucast.cli import main
 from gpucast.parity import backends
-from gpucast.parity.backends import Array, CastCodes
+from gpucast.parity.backends import CastCodes, NDArray
 from gpucast.parity.cases import NUMERIC, Case, all_cases, all_pairs
 from gpucast.parity.compare import run
 
@@ -34,8 +34,8 @@ def flipping(prepare: Any) -> Any:
     def prepare_faulty(self: Any, cases: Sequence[Case], optimize: bool) -> CastCodes:
         cast = prepare(self, cases, optimize)
 
-        def faulty(case: Case, codes: Array) -> Array:
-            result: Array = cast(case, codes)
+        def faulty(case: Case, codes: NDArray) -> NDArray:
+            result: NDArray = cast(case, codes)
             if (case.rule.src.name, case.rule.dst.name) == ("FLOAT8E5M2", "INT8"):
                 result = result ^ (codes == 0x3E).astype(result.dtype)
             return result

@@ -39,7 +39,7 @@ from gpucast.quantization.gpu import source
 from hard_codes import hard_codes
 from processor_modes import ALL, DEFAULT, Modes, current, everywhere, under
 
-Array = np.ndarray[Any, Any]
+NDArray = np.ndarray[Any, Any]
 
 pytestmark = processor_modes.needed
 #: All at once, one of the processor's alone, and a rounding alone.
@@ -147,7 +147,7 @@ def _codes(row: DType) -> list[int]:
     return chosen + some[:50] + [code % first for code in some[50:]]
 
 
-def _sources(src: DType) -> Array:
+def _sources(src: DType) -> NDArray:
     """Hard elements: subnormals, the points where rounding changes for some types, edges."""
     if src.bits <= 8:
         return hard_codes(src, src, 256).view(src.numpy)

@@ -13,7 +13,7 @@ from codes import random_codes
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rounding import ROUNDING_MODES
 
-Array = np.ndarray[Any, Any]
+NDArray = np.ndarray[Any, Any]
 
 SEEDS = st.integers(0, 2**32 - 1)
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)
@@ -23,11 +23,11 @@ NUMERIC = tuple(dtype for dtype in DTYPES if dtype.family != "string")
 _TEXTS = ("0", "-0", "1.5", " 2 ", "+7", "-inf", "NaN", "1e400", "-1e-400", "255", "256", "1e3", "0x10", "", "a", "1_0")
 
 
-def _reversed(x: Array) -> Array:
+def _reversed(x: NDArray) -> NDArray:
     return x[::-1] if x.ndim else x
 
 
-def _stepped(x: Array) -> Array:
+def _stepped(x: NDArray) -> NDArray:
     """Every other element of a larger array."""
     wide = np.zeros((*x.shape[:-1], 2 * x.shape[-1]), x.dtype) if x.ndim else x
     if x.ndim:
@@ -35,7 +35,7 @@ def _stepped(x: Array) -> Array:
     return wide[..., ::2] if x.ndim else x
 
 
-def _unaligned(x: Array) -> Array:
+def _unaligned(x: NDArray) -> NDArray:
     if x.dtype == object:
         return x
     space = np.empty(x.nbytes + 1, np.uint8)
@@ -44,18 +44,18 @@ def _unaligned(x: Array) -> Array:
     return placed
 
 
-def _swapped(x: Array) -> Array:
+def _swapped(x: NDArray) -> NDArray:
     return x.astype(x.dtype.newbyteorder()) if x.dtype.isbuiltin == 1 and x.dtype != object else x
 
 
-def _read_only(x: Array) -> Array:
+def _read_only(x: NDArray) -> NDArray:
     x = x.copy()
     x.flags.writeable = False
     return x
 
 
 #: Ways in which the elements of an array may lie in memory.
-LAYOUTS: tuple[Callable[[Array], Array], ...] = (
+LAYOUTS: tuple[Callable[[NDArray], NDArray], ...] = (
     np.ascontiguousarray,
     np.asfortranarray,
     np.transpose,
@@ -67,7 +67,7 @@ LAYOUTS: tuple[Callable[[Array], Array], ...] = (
 )
 
 
-def codes(dtype: DType, shape: tuple[int, ...], seed: int) -> Array:
+def codes(dtype: DType, shape: tuple[int, ...], seed: int) -> NDArray:
     """Codes at random, every third one of a special value; for STRING texts, most of them of numbers."""
     rng = np.random.default_rng(seed)
     if dtype.family == "string":
@@ -83,7 +83,7 @@ def codes(dtype: DType, shape: tuple[int, ...], seed: int) -> Array:
 
 
 @st.composite
-def arrays(draw: st.DrawFn, dtypes: Sequence[DType] = DTYPES, shapes: st.SearchStrategy[Any] = SHAPES) -> Array:
+def arrays(draw: st.DrawFn, dtypes: Sequence[DType] = DTYPES, shapes: st.SearchStrategy[Any] = SHAPES) -> NDArray:
     """An array of one of the types."""
     x = codes(draw(st.sampled_from(dtypes)), draw(shapes), draw(SEEDS))
     layout = draw(st.sampled_from(LAYOUTS))

@@ -21,7 +21,7 @@ from gpucast.quantization import exact_quantize
 from gpucast.quantization.formats import FORMATS
 from processor_modes import sometimes
 
-Array = np.ndarray[Any, Any]
+NDArray = np.ndarray[Any, Any]
 
 #: What `cast` documents.
 DOCUMENTED = (TypeError, ValueError, OverflowError, RuntimeError)
@@ -34,7 +34,7 @@ def image(x: Any) -> Any:
 
 
 @contextlib.contextmanager
-def untouched(*arrays: Array) -> Iterator[None]:
+def untouched(*arrays: NDArray) -> Iterator[None]:
     before = [image(x) for x in arrays]
     yield
     assert [image(x) for x in arrays] == before
@@ -66,7 +66,7 @@ def check_same(got: Any, wanted: Any, dst: DType) -> None:
 
 
 @given(strategies.arrays(), TYPES, strategies.ATTRIBUTES)
-def test_a_cast_is_the_references(x: Array, to: DType, attributes: dict[str, Any]) -> None:
+def test_a_cast_is_the_references(x: NDArray, to: DType, attributes: dict[str, Any]) -> None:
     with untouched(x):
         wanted = outcome(reference.cast, x, to, **attributes)
         check_same(outcome(gpucast.cast, x, to, **attributes), wanted, to)
@@ -76,7 +76,7 @@ def test_a_cast_is_the_references(x: Array, to: DType, attributes: dict[str, Any
 
 @given(strategies.arrays(), TYPES, strategies.ATTRIBUTES, TYPES, st.none() | strategies.SHAPES, st.integers(0, 7))
 def test_out_is_written_whole_or_not_at_all(
-    x: Array, to: DType, attributes: dict[str, Any], kind: DType, shape: Any, layout: int
+    x: NDArray, to: DType, attributes: dict[str, Any], kind: DType, shape: Any, layout: int
 ) -> None:
     """An `out` that fits or does not: of another type or shape, read-only, over x itself."""
     fits = layout % 2 == 0
@@ -97,7 +97,7 @@ def test_out_is_written_whole_or_not_at_all(
     strategies.arrays(strategies.NUMERIC), st.sampled_from(strategies.NUMERIC),
     st.sampled_from([0.0, 0.5, 1.0, 3.7, 1e-30, 1e300, 2**-1074]), st.booleans(),
 )  # fmt: skip
-def test_scale_and_amax(x: Array, to: DType, scale: float, saturate: bool) -> None:
+def test_scale_and_amax(x: NDArray, to: DType, scale: float, saturate: bool) -> None:
     amax = np.zeros(1, np.float32)
     with untouched(x), np.errstate(all="ignore"):
         with sometimes():
@@ -140,7 +140,7 @@ def test_cast_many_is_many_casts(arrays: Any, to: DType, attributes: dict[str, A
         raise AssertionError(f"cast_many went well, and cast raised {failed!r}")
 
 
-def _cast_at(x: Array, to: DType, attributes: dict[str, Any], offset: int) -> Array:
+def _cast_at(x: NDArray, to: DType, attributes: dict[str, Any], offset: int) -> NDArray:
     """The cast of an array whose random words begin at an offset, which may be beyond those that a cast takes."""
     before = max(0, offset - (2**64 - 1))
     if not before:
@@ -149,7 +149,7 @@ def _cast_at(x: Array, to: DType, attributes: dict[str, Any], offset: int) -> Ar
     return gpucast.cast(longer, to, **attributes | {"offset": 2**64 - 1})[before:].reshape(x.shape)
 
 
-def _leaves(tree: Any) -> Iterator[Array]:
+def _leaves(tree: Any) -> Iterator[NDArray]:
     if isinstance(tree, (list, dict)):
         for part in tree.values() if isinstance(tree, dict) else tree:
             yield from _leaves(part)
@@ -157,7 +157,7 @@ def _leaves(tree: Any) -> Iterator[Array]:
         yield tree
 
 
-def _like(tree: Any, leaves: Iterator[Array]) -> Any:
+def _like(tree: Any, leaves: Iterator[NDArray]) -> Any:
     if isinstance(tree, dict):
         return {name: _like(part, leaves) for name, part in tree.items()}
     if isinstance(tree, list):
@@ -171,7 +171,7 @@ def _like(tree: Any, leaves: Iterator[Array]) -> Any:
     st.sampled_from([-1, 0, 1]),
     st.sampled_from(strategies.QUANTIZED),
 )
-def test_quantize_is_the_references(x: Array, name: str, axis: int, to: DType) -> None:
+def test_quantize_is_the_references(x: NDArray, name: str, axis: int, to: DType) -> None:
     format = FORMATS[name]
     with untouched(x):
         got = outcome(gpucast.quantize, x, name, axis=axis)
@@ -187,7 +187,7 @@ def test_quantize_is_the_references(x: Array, name: str, axis: int, to: DType) -
 
 
 @given(strategies.arrays(), TYPES, st.sampled_from([1.0, 0.5, -3.0]))
-def test_a_layer_goes_forward_and_back(x: Array, to: DType, coefficient: float) -> None:
+def test_a_layer_goes_forward_and_back(x: NDArray, to: DType, coefficient: float) -> None:
     layer = layers.Cast(to, lda_coeff=coefficient)
     y = outcome(layer.forward, x)
     check_same(y, outcome(reference.cast, x, to), to)
@@ -202,7 +202,7 @@ def test_a_layer_goes_forward_and_back(x: Array, to: DType, coefficient: float) 
 
 
 @given(strategies.arrays(), st.sampled_from([dtype for dtype in DTYPES if dtype.packed]), TYPES)
-def test_packed_arrays_hold_what_was_packed(x: Array, kind: DType, to: DType) -> None:
+def test_packed_arrays_hold_what_was_packed(x: NDArray, kind: DType, to: DType) -> None:
     codes = outcome(reference.cast, x, kind)
     if isinstance(codes, Exception):
         return
@@ -217,7 +217,7 @@ def test_packed_arrays_hold_what_was_packed(x: Array, kind: DType, to: DType) ->
 
 
 @given(st.lists(strategies.arrays(strategies.FLOATS), max_size=3), st.sampled_from([1.0, 2.0**15, 3.0]))
-def test_loss_scales_scale_and_unscale(grads: list[Array], factor: float) -> None:
+def test_loss_scales_scale_and_unscale(grads: list[NDArray], factor: float) -> None:
     scale = mixed.StaticLossScale(factor)
     with untouched(*grads), np.errstate(all="ignore"):
         with sometimes():
@@ -232,7 +232,7 @@ def test_loss_scales_scale_and_unscale(grads: list[Array], factor: float) -> Non
 
 
 @given(strategies.arrays(), st.booleans(), strategies.SEEDS)
-def test_select_tree_selects(x: Array, flag: bool, seed: int) -> None:
+def test_select_tree_selects(x: NDArray, flag: bool, seed: int) -> None:
     other = strategies.codes(gpucast.dtype(x.dtype), x.shape, seed)
     out = strategies.codes(gpucast.dtype(x.dtype), x.shape, seed + 1)
     with untouched(x, other):

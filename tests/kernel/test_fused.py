@@ -14,7 +14,7 @@ import pytest
 
 from codes import assert_same
 from fused_cases import CASES, RANDOM, in_use, largest, oracle, rule_of
-from gpucast.arrays.operand import operand
+from gpucast.arrays.array import Array
 from gpucast.casting.cast import apply
 from gpucast.casting.fused_options import fused_rule
 from gpucast.core.dtypes import DType, dtype
@@ -44,7 +44,7 @@ def check(codes: np.ndarray, rule: CastRule, scale: float | None, ops: FusedOps,
         amax = place(np.zeros((), np.float32)) if ops.amax else None
         flag = place(np.ones((1, 1), bool)) if ops.finite else None
         inputs = FusedInputs(scale, amax, flag, RANDOM if attributes else None)
-        y = apply(operand(place(x)), rule, fused=inputs).array
+        y = apply(Array.of(place(x)), rule, fused=inputs).array
         assert_same(elements(y), oracle(x, rule.dst, scale, **attributes))
         if ops.amax:
             assert_same(elements(amax), largest(x, rule.src))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gpucast
-from gpucast.arrays import adapters
+from gpucast.arrays import libraries
 
 
 class Beads:
@@ -33,7 +33,7 @@ class Beads:
         return tuple(self.rows.shape)
 
 
-class AbacusAdapter(adapters.ArrayAdapter):
+class AbacusLibrary(libraries.Library):
     def take(self, x: Beads, caller: str, writing: bool = False) -> Any:
         return x.rows
 
@@ -46,10 +46,10 @@ def _abacus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module = ModuleType("abacus")
     module.Array = Beads  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "abacus", module)
-    monkeypatch.setattr(adapters, "_LIBRARIES", [*adapters._LIBRARIES])
-    adapters.register(adapters.Library("abacus", "Array", AbacusAdapter))
+    monkeypatch.setattr(libraries, "_LIBRARIES", [*libraries._LIBRARIES])
+    libraries.register(libraries.LibraryEntry("abacus", "Array", AbacusLibrary))
     yield
-    assert adapters.library_of(Beads(X)) == "abacus"
+    assert libraries.library_of(Beads(X)) == "abacus"
 
 
 X = np.array([[1.25, -2.5, 300.0, 0.1] * 16], np.float32)

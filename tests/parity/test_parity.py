@@ -15,7 +15,7 @@ from gpucast.kernel.cast_kernel import PARTS
 from gpucast.kernel.fused_kernel import cast_kernel
 from gpucast.kernel.kernel import parts_text
 from gpucast.parity import backends, compare, host_build, sweep
-from gpucast.parity.backends import Array, CastCodes
+from gpucast.parity.backends import CastCodes, NDArray
 from gpucast.parity.cases import NUMERIC, Case, all_cases, all_pairs, cases, shuffled, stochastic_cases
 
 ROWS = {row.name: row for row in NUMERIC}
@@ -38,7 +38,7 @@ class Faulty:
         self.prepared += chosen
         cast = backends.HostBackend().prepare(chosen, optimize)
 
-        def faulty(case: Case, codes: Array) -> Array:
+        def faulty(case: Case, codes: NDArray) -> NDArray:
             result = cast(case, codes)
             if (case.rule.src.name, case.rule.dst.name) == self.pair:
                 result = result ^ (codes == self.bits).astype(result.dtype)

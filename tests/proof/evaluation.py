@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from tests.proof.terms import BRAIN, HALF, INTEGERS, TWICE, Format, Term, in_order, infinity
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 
-def evaluate(root: Term, inputs: Mapping[Term, Array]) -> Array:
+def evaluate(root: Term, inputs: Mapping[Term, NDArray]) -> NDArray:
     """The values of a term for given values of its variables. IndexError for a look-up outside its memory."""
     return Program(root)(inputs)
 
@@ -35,20 +35,20 @@ class Program:
             if term.op not in ("var", "const")
         ]
 
-    def __call__(self, inputs: Mapping[Term, Array]) -> Array:
+    def __call__(self, inputs: Mapping[Term, NDArray]) -> NDArray:
         values = list(self._values)
         for number, term in self.variables:
             values[number] = np.asarray(inputs[term]).astype(_kind(term.width))
         return self._run(values)
 
-    def of(self, *given: Array) -> Array:
+    def of(self, *given: NDArray) -> NDArray:
         """The values for those of `variables`, in their order, which are of the kind that the widths ask for."""
         values = list(self._values)
         for (number, _), one in zip(self.variables, given, strict=True):
             values[number] = one
         return self._run(values)
 
-    def _run(self, values: list[Any]) -> Array:
+    def _run(self, values: list[Any]) -> NDArray:
         with np.errstate(all="ignore"):
             for number, compute, term, args in self._steps:
                 found = compute(term, *[values[arg] for arg in args])
@@ -62,7 +62,7 @@ def _kind(width: int) -> Any:
     return np.uint64 if width <= 64 else object
 
 
-def _cut(found: Array, width: int) -> Array:
+def _cut(found: NDArray, width: int) -> NDArray:
     if width > 64:
         return np.asarray(found.astype(object) & ((1 << width) - 1), object)
     if found.dtype == object:
@@ -72,7 +72,7 @@ def _cut(found: Array, width: int) -> Array:
     return np.asarray(found.astype(np.uint64) & np.uint64((1 << width) - 1))
 
 
-def _signed(a: Array, width: int) -> Array:
+def _signed(a: NDArray, width: int) -> NDArray:
     """Read codes as two's complement."""
     if a.dtype == object:
         return np.asarray(a - ((a >> (width - 1)) << width), object)
@@ -80,7 +80,7 @@ def _signed(a: Array, width: int) -> Array:
     return np.asarray((a << spare).view(np.int64) >> spare.astype(np.int64))
 
 
-def _join(term: Term, *parts: Array) -> Array:
+def _join(term: Term, *parts: NDArray) -> NDArray:
     found, at = np.zeros((), _kind(term.width)), 0
     for piece, value in zip(term.args, parts, strict=True):
         found = (
@@ -92,7 +92,7 @@ def _join(term: Term, *parts: Array) -> Array:
     return np.asarray(found)
 
 
-def _shift(term: Term, a: Array, by: Array) -> Array:
+def _shift(term: Term, a: NDArray, by: NDArray) -> NDArray:
     width, top = term.width, term.width - 1
     if width > 64:
         a, by = a.astype(object), np.minimum(by.astype(object), width)
@@ -103,16 +103,16 @@ def _shift(term: Term, a: Array, by: Array) -> Array:
     return np.where(out, np.uint64(0), a << by if term.op == "shl" else a >> by)
 
 
-def _ite(_: Term, condition: Array, a: Array, b: Array) -> Array:
+def _ite(_: Term, condition: NDArray, a: NDArray, b: NDArray) -> NDArray:
     return np.where(condition != 0, a, b)
 
 
-def _udiv(term: Term, a: Array, b: Array) -> Array:
+def _udiv(term: Term, a: NDArray, b: NDArray) -> NDArray:
     every = np.array((1 << term.width) - 1, a.dtype)
     return np.where(b == 0, every, a // np.maximum(b, 1))
 
 
-def _look_up(term: Term, at: Array) -> Array:
+def _look_up(term: Term, at: NDArray) -> NDArray:
     base, memory = term.param
     size = term.width // 8
     offset = at.astype(np.int64) - base
@@ -121,7 +121,7 @@ def _look_up(term: Term, at: Array) -> Array:
     return np.asarray(np.frombuffer(memory, f"<u{size}", len(memory) // size)[offset // size])
 
 
-def _search(term: Term, key: Array) -> Array:
+def _search(term: Term, key: NDArray) -> NDArray:
     bounds, values = term.param
     found = np.searchsorted(np.array(bounds, np.uint64), key, side="right")
     return np.array(values, _kind(term.width))[found]
@@ -130,7 +130,7 @@ def _search(term: Term, key: Array) -> Array:
 # ---- floating point, computed as float64 ----
 
 
-def decode(bits: Array, form: Format) -> Array:
+def decode(bits: NDArray, form: Format) -> NDArray:
     """The exact values of codes."""
     if form == TWICE:
         return bits.astype(np.uint64).view(np.float64)
@@ -140,7 +140,7 @@ def decode(bits: Array, form: Format) -> Array:
     return wide.astype(np.uint32).view(np.float32).astype(np.float64)
 
 
-def encode(x: Array, form: Format, mode: str) -> Array:
+def encode(x: NDArray, form: Format, mode: str) -> NDArray:
     """Round values to codes by a mode, "rp" only if they are not negative. NaN becomes the NaN of the PTX manual."""
     if form == TWICE:
         return np.where(np.isnan(x), np.uint64(0x7FF8 << 48), x.view(np.uint64))
@@ -150,7 +150,7 @@ def encode(x: Array, form: Format, mode: str) -> Array:
     lowest = 2 - bias - digits
     step = np.where(finite == 0, lowest, np.maximum(np.frexp(finite)[1] - digits, lowest))
     whole = np.ldexp(np.abs(finite), -step)
-    roundings: dict[str, Callable[[Array], Array]] = {
+    roundings: dict[str, Callable[[NDArray], NDArray]] = {
         "rn": np.rint, "ra": _nearest_away, "rz": np.floor, "rp": np.ceil,
     }  # fmt: skip
     whole = roundings[mode](whole)
@@ -162,12 +162,12 @@ def encode(x: Array, form: Format, mode: str) -> Array:
     return code.astype(np.uint64)
 
 
-def _nearest_away(x: Array) -> Array:
+def _nearest_away(x: NDArray) -> NDArray:
     below = np.floor(x)
     return np.asarray(below + (x - below >= 0.5))
 
 
-def _to_odd(x: Array, rest: Array) -> Array:
+def _to_odd(x: NDArray, rest: NDArray) -> NDArray:
     """Round the sum x + `rest` to odd: another rounding then gives what one rounding of the exact sum gives."""
     with np.errstate(invalid="ignore"):
         lost = np.isfinite(x) & (rest != 0)
@@ -175,13 +175,13 @@ def _to_odd(x: Array, rest: Array) -> Array:
     return np.asarray(np.where(lost, bits | np.uint64(1), bits)).view(np.float64)
 
 
-def _add(a: Array, b: Array) -> Array:
+def _add(a: NDArray, b: NDArray) -> NDArray:
     total = a + b
     part = total - a
     return _to_odd(total, (a - (total - part)) + (b - part))
 
 
-def _arithmetic(term: Term, *args: Array) -> Array:
+def _arithmetic(term: Term, *args: NDArray) -> NDArray:
     form, mode = term.param
     a, *others = (decode(arg, form) for arg in args)
     # Products of two numbers of up to 24 digits are exact in float64.
@@ -209,7 +209,7 @@ def _arithmetic(term: Term, *args: Array) -> Array:
     return encode(np.asarray(found), form, mode)
 
 
-def _from_int(term: Term, a: Array) -> Array:
+def _from_int(term: Term, a: NDArray) -> NDArray:
     signed, form, mode = term.param
     width = term.args[0].width
     negative = _signed(a, width) < 0 if signed else np.zeros(a.shape, bool)
@@ -232,7 +232,7 @@ def _from_int(term: Term, a: Array) -> Array:
     return encode(np.where(negative, -wide, wide), form, mode)
 
 
-def _to_int(term: Term, a: Array) -> Array:
+def _to_int(term: Term, a: NDArray) -> NDArray:
     form, signed, mode = term.param
     x = decode(a, form)
     nan = np.isnan(x)
@@ -244,7 +244,7 @@ def _to_int(term: Term, a: Array) -> Array:
     return np.where(nan & (term.width == 64), np.uint64(1 << 63), code)
 
 
-_OPERATIONS: dict[str, Callable[..., Array]] = {
+_OPERATIONS: dict[str, Callable[..., NDArray]] = {
     **{op: (lambda t, *args, compute=compute: compute(*args)) for op, compute in INTEGERS.items()},
     "udiv": _udiv,
     "eq": lambda t, a, b: a == b,

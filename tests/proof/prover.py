@@ -12,7 +12,7 @@ import numpy as np
 
 from gpucast.core.rounding import STOCHASTIC
 from tests.proof import terms as t
-from tests.proof.evaluation import Array, evaluate
+from tests.proof.evaluation import NDArray, evaluate
 from tests.proof.launches import (
     AMAX,
     FINITE,
@@ -304,7 +304,7 @@ def _alone(got: Term) -> Term:
     return t.substitute(got, new)
 
 
-def _every(found: Sequence[Term]) -> dict[Term, Array]:
+def _every(found: Sequence[Term]) -> dict[Term, NDArray]:
     """All combinations of values of some unknowns; the first varies fastest."""
     numbers, low, inputs = np.arange(1 << sum(x.width for x in found), dtype=np.uint64), 0, {}
     for x in found:
@@ -321,7 +321,7 @@ def exhaust(condition: Term, found: Sequence[Term]) -> dict[str, int] | None:
     return {x.param: int(values[at]) for x, values in inputs.items()} if true[at] else None
 
 
-def _evaluate(term: Term, inputs: Mapping[Term, Array]) -> Array:
+def _evaluate(term: Term, inputs: Mapping[Term, NDArray]) -> NDArray:
     try:
         return evaluate(term, inputs)
     except IndexError as error:

@@ -13,7 +13,7 @@ from tests.proof import terms as t
 from tests.proof.evaluation import Program
 from tests.proof.machine import Fault, Unknown
 from tests.proof.ptx import Kernel
-from tests.proof.spaces import PARAMS, SHARED, Array, Bytes
+from tests.proof.spaces import PARAMS, SHARED, Bytes, NDArray
 from tests.proof.terms import Term, const, var
 from tests.proof.warps import LANES
 
@@ -115,28 +115,28 @@ class Registers:
             inputs[found] = slot
         return found
 
-    def read(self, slot: int, group: Array) -> Array:
+    def read(self, slot: int, group: NDArray) -> NDArray:
         if not self.known[slot, group].all():
             name = next(name for name, one in self.slots.items() if one == slot)
             raise Fault(f"{name} is read before it is written")
         return np.asarray(self.values[slot, group])
 
-    def write(self, slot: int, group: Array, values: Any) -> None:
+    def write(self, slot: int, group: NDArray, values: Any) -> None:
         self.values[slot, group] = values
         self.known[slot, group] = True
 
-    def reader(self, operand: str, width: int) -> Callable[[Array], Array]:
+    def reader(self, operand: str, width: int) -> Callable[[NDArray], NDArray]:
         """A function that reads an operand."""
         inputs: dict[Term, int] = {}
         value = program(self.term(operand, width, inputs))
         slots = [inputs[term] for _, term in value.variables]
 
-        def read(group: Array) -> Array:
+        def read(group: NDArray) -> NDArray:
             return np.broadcast_to(value.of(*(self.read(slot, group) for slot in slots)), group.shape)
 
         return read
 
-    def address(self, operand: str, width: int) -> Callable[[Array], Array]:
+    def address(self, operand: str, width: int) -> Callable[[NDArray], NDArray]:
         """A function that computes the addresses that an operand in brackets names."""
         register, _, offset = (one.strip() for one in operand.strip("[]").partition("+"))
         more = np.uint64(int(offset or "0", 0) & ((1 << 64) - 1))

@@ -21,7 +21,7 @@ from tests.proof.instructions import OPERATIONS, RUNNING
 from tests.proof.machine import Fault, Unknown
 from tests.proof.ptx import Instruction, Kernel
 from tests.proof.registers import Registers, program
-from tests.proof.spaces import LOCAL_WINDOW, SHARED, SHARED_WINDOW, WINDOW, Array, Bytes, Global, Shared
+from tests.proof.spaces import LOCAL_WINDOW, SHARED, SHARED_WINDOW, WINDOW, Bytes, Global, NDArray, Shared
 from tests.proof.terms import Term, const
 from tests.proof.warps import LANES, REDUCTIONS, source_lanes
 
@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
     instruction: Instruction
     kind: str
-    run: Callable[[Array], None]
+    run: Callable[[NDArray], None]
     #: The register of the guard, and what it must be; the instruction to which a branch leads.
     guard: tuple[int, int] | None
     target: int
@@ -59,7 +59,7 @@ class Block(Registers):
     def __init__(self, kernel: Kernel, threads: int, params: Sequence[bytes], arrays: Sequence[range]) -> None:
         super().__init__(kernel, threads, params)
         #: Functions that read the mask of an instruction for a warp.
-        self._masks: dict[int, Callable[[Array], Array]] = {}
+        self._masks: dict[int, Callable[[NDArray], NDArray]] = {}
         self._tables = {name: np.frombuffer(table, np.uint8).copy() for name, table in kernel.tables.items()}
         for name, table in self._tables.items():
             self.symbols[name] = table.ctypes.data
@@ -99,7 +99,7 @@ class Block(Registers):
             if steps > _LIMIT:
                 raise Fault("a block does not end")
 
-    def _advance(self, group: Array, at: int, limit: int) -> int:
+    def _advance(self, group: NDArray, at: int, limit: int) -> int:
         """Run some threads until they part, wait, end, or come to others."""
         done = 0
         while at < limit and done < _LIMIT:
@@ -157,7 +157,7 @@ class Block(Registers):
         what = "a barrier" if step.kind == "barrier" else "a shuffle"
         raise self._fault(step, waiting, Fault(f"{what} that not all threads reach"))
 
-    def _complete(self, step: Step, group: Array) -> bool:
+    def _complete(self, step: Step, group: NDArray) -> bool:
         """Whether all lanes of each mask are there, and name the same mask."""
         masks = self._mask(step, group).astype(np.int64)
         if not (masks >> group % LANES & 1).all():
@@ -167,7 +167,7 @@ class Block(Registers):
         named = masks[:, None] >> np.arange(LANES) & 1
         return bool(((there[group // LANES] == masks[:, None]) | (named == 0)).all())
 
-    def _fault(self, step: Step, group: Array, fault: Fault) -> Fault:
+    def _fault(self, step: Step, group: NDArray, fault: Fault) -> Fault:
         lanes = f"thread {int(group[0])}" if len(group) else "no thread"
         return Fault(f"{self.kernel.name}, block {self.block}, {lanes}: {step.instruction.text}: {fault}")
 
@@ -184,7 +184,7 @@ class Block(Registers):
             return Step(instruction, *self._waiting(instruction), guard, 0)
         return Step(instruction, "run", self._runs(instruction), guard, 0)
 
-    def _runs(self, instruction: Instruction) -> Callable[[Array], None]:
+    def _runs(self, instruction: Instruction) -> Callable[[NDArray], None]:
         """What an instruction does by each thread alone."""
         name, operands = instruction.name, instruction.operands
         operation = OPERATIONS.get(name) or RUNNING.get(name)
@@ -207,7 +207,7 @@ class Block(Registers):
             # What it asks for must be in an array, as for a load.
             address = self.address(operands[0], 64)
 
-            def prefetch(group: Array) -> None:
+            def prefetch(group: NDArray) -> None:
                 self._global().load(address(group), 1, 1, False)
 
             return prefetch
@@ -226,10 +226,10 @@ class Block(Registers):
 
     # ---- what steps do ----
 
-    def _fence(self, group: Array) -> None:
+    def _fence(self, group: NDArray) -> None:
         self.unfenced[group] = 0
 
-    def _computes(self, target: str, value: Term, inputs: dict[Term, int]) -> Callable[[Array], None]:
+    def _computes(self, target: str, value: Term, inputs: dict[Term, int]) -> Callable[[NDArray], None]:
         """Set a register, or several that share the bits of a value."""
         names = [name.strip() for name in target.strip("{} ").split(",")]
         width = value.width // len(names)
@@ -241,7 +241,7 @@ class Block(Registers):
             value_of = program(part)
             made.append((self.slot(name), value_of, [inputs[term] for _, term in value_of.variables]))
 
-        def compute(group: Array) -> None:
+        def compute(group: NDArray) -> None:
             found = [(slot, one.of(*[self.read(place, group) for place in slots])) for slot, one, slots in made]
             for slot, values in found:
                 self.values[slot, group] = values
@@ -249,21 +249,21 @@ class Block(Registers):
 
         return compute
 
-    def _accesses(self, instruction: Instruction, access: re.Match[str]) -> Callable[[Array], None]:
+    def _accesses(self, instruction: Instruction, access: re.Match[str]) -> Callable[[NDArray], None]:
         kind, space, constant, count, sign, bits = access.groups()
         size, many = int(bits) // 8, int(count or 1)
         load, (one, other) = kind == "ld", instruction.operands
         address = self.address(other if load else one, 64 if space in (None, "global") else 32)
         listed = (one if load else other).strip("{} ")
         names = [name.strip() for name in listed.split(",")] if many > 1 else [listed]
-        run: Callable[[Array, str, Array], None]
+        run: Callable[[NDArray, str, NDArray], None]
         if load:
             targets = [None if name == "_" else (self.slot(name), self.width(name)) for name in names]
             run = partial(self._load, targets=targets, size=size, signed=sign == "s", constant=bool(constant))
         else:
             run = partial(self._store, values=[self.reader(name, int(bits)) for name in names], size=size)
 
-        def accessed(group: Array) -> None:
+        def accessed(group: NDArray) -> None:
             at = address(group)
             bad = at % np.uint64(size * many) != 0
             if bad.any():
@@ -284,9 +284,9 @@ class Block(Registers):
 
     def _load(
         self,
-        group: Array,
+        group: NDArray,
         space: str,
-        at: Array,
+        at: NDArray,
         targets: Sequence[tuple[int, int] | None],
         size: int,
         signed: bool,
@@ -314,7 +314,7 @@ class Block(Registers):
                 self.write(slot, group, value)
 
     def _store(
-        self, group: Array, space: str, at: Array, values: Sequence[Callable[[Array], Array]], size: int
+        self, group: NDArray, space: str, at: NDArray, values: Sequence[Callable[[NDArray], NDArray]], size: int
     ) -> None:
         given = [read(group) for read in values]
         if space == "global":
@@ -330,7 +330,7 @@ class Block(Registers):
         else:
             self.local.store(at, data, group)
 
-    def _atomic(self, instruction: Instruction, atomic: re.Match[str]) -> Callable[[Array], None]:
+    def _atomic(self, instruction: Instruction, atomic: re.Match[str]) -> Callable[[NDArray], None]:
         kind, op, sign, bits = atomic.groups()
         *target, where, operand = instruction.operands
         address = self.address(where, 64)
@@ -338,7 +338,7 @@ class Block(Registers):
         function = partial(REDUCTIONS[op], f"{'i' if sign == 's' else 'u'}{size}")
         slot = self.slot(target[0]) if kind == "atom" and target[0] != "_" else None
 
-        def run(group: Array) -> None:
+        def run(group: NDArray) -> None:
             at = address(group)
             if (at % np.uint64(size)).any():
                 raise Fault("a misaligned atomic operation")
@@ -355,7 +355,7 @@ class Block(Registers):
 
     # ---- what threads do together ----
 
-    def _waiting(self, instruction: Instruction) -> tuple[str, Callable[[Array], None]]:
+    def _waiting(self, instruction: Instruction) -> tuple[str, Callable[[NDArray], None]]:
         name, operands = instruction.name, instruction.operands
         if name in ("bar.sync", "barrier.sync"):
             if len(operands) != 1:
@@ -370,15 +370,15 @@ class Block(Registers):
             return "warp", self._reduction(operands, *reduction.groups())
         raise Unknown(f"proof: the instruction {name} is unknown: {instruction.text}")
 
-    def _mask(self, step: Step, group: Array) -> Array:
+    def _mask(self, step: Step, group: NDArray) -> NDArray:
         return self._masks[id(step.instruction)](group)
 
-    def _shuffle(self, operands: Sequence[str], mode: str) -> Callable[[Array], None]:
+    def _shuffle(self, operands: Sequence[str], mode: str) -> Callable[[NDArray], None]:
         register, _, inside = operands[0].partition("|")
         slot, flag = self.slot(register), self.slot(inside) if inside else None
         given, by, last, masks = (self.reader(one, 32) for one in operands[1:5])
 
-        def run(group: Array) -> None:
+        def run(group: NDArray) -> None:
             lane = group % LANES
             source, holds = source_lanes(mode, lane, by(group), last(group), masks(group))
             value = given(group)
@@ -390,10 +390,10 @@ class Block(Registers):
 
         return run
 
-    def _vote(self, operands: Sequence[str], mode: str) -> Callable[[Array], None]:
+    def _vote(self, operands: Sequence[str], mode: str) -> Callable[[NDArray], None]:
         slot, given, masks = self.slot(operands[0]), self.reader(operands[1], 1), self.reader(operands[2], 32)
 
-        def run(group: Array) -> None:
+        def run(group: NDArray) -> None:
             bits = np.zeros(self.count // LANES + 1, np.int64)
             np.bitwise_or.at(bits, group // LANES, given(group).astype(np.int64) << group % LANES)
             found, mask = bits[group // LANES], masks(group).astype(np.int64)
@@ -402,10 +402,10 @@ class Block(Registers):
 
         return run
 
-    def _reduction(self, operands: Sequence[str], op: str, sign: str) -> Callable[[Array], None]:
+    def _reduction(self, operands: Sequence[str], op: str, sign: str) -> Callable[[NDArray], None]:
         slot, given, function = self.slot(operands[0]), self.reader(operands[1], 32), REDUCTIONS[op]
 
-        def run(group: Array) -> None:
+        def run(group: NDArray) -> None:
             values = given(group)
             for warp in np.unique(group // LANES):
                 members = group // LANES == warp
@@ -417,5 +417,5 @@ class Block(Registers):
         return run
 
 
-def _nothing(group: Array) -> None:
+def _nothing(group: NDArray) -> None:
     pass

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from tests.proof.machine import Fault
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 #: Where shared and local memory lie among generic addresses, and where parameters lie in their own space. No process
 #: has memory there.
@@ -43,7 +43,7 @@ class Bytes:
         self.data = np.zeros((rows, size), np.uint8)
         self.known = np.zeros((rows, size), bool)
 
-    def places(self, address: Array, size: int) -> Array:
+    def places(self, address: NDArray, size: int) -> NDArray:
         """The bytes of each access, by their offsets."""
         offset = address.astype(np.int64) - self.base
         bad = (offset < 0) | (offset + size > self.size)
@@ -52,13 +52,13 @@ class Bytes:
             raise Fault(f"{at:#x} is outside of {self.name} memory: an address of {space_of(at)}")
         return np.asarray(offset[:, None] + np.arange(size))
 
-    def load(self, address: Array, size: int, rows: Array) -> Array:
+    def load(self, address: NDArray, size: int, rows: NDArray) -> NDArray:
         places = self.places(address, size)
         if not self.known[rows[:, None], places].all():
             raise Fault(f"a read of {self.name} memory that nobody has written")
         return np.asarray(self.data[rows[:, None], places])
 
-    def store(self, address: Array, data: Array, rows: Array) -> None:
+    def store(self, address: NDArray, data: NDArray, rows: NDArray) -> None:
         places = self.places(address, data.shape[1])
         self.data[rows[:, None], places] = data
         self.known[rows[:, None], places] = True
@@ -75,7 +75,7 @@ class Shared(Bytes):
     def barrier(self) -> None:
         self.writer[:] = self.reader[:] = _NOBODY
 
-    def load_by(self, threads: Array, address: Array, size: int, partly: bool) -> Array:
+    def load_by(self, threads: NDArray, address: NDArray, size: int, partly: bool) -> NDArray:
         """What threads read. `partly`: what nobody has written is poison beside bytes of the same access that were
         written, because kernels discard the ends of vectors."""
         places, me = self.places(address, size), threads[:, None]
@@ -89,7 +89,7 @@ class Shared(Bytes):
         self.reader[places[self.reader[places] != me]] = _SEVERAL
         return data
 
-    def store_by(self, threads: Array, address: Array, data: Array) -> None:
+    def store_by(self, threads: NDArray, address: NDArray, data: NDArray) -> None:
         places, me = self.places(address, data.shape[1]), threads[:, None]
         self._check(self.writer[places], me, "writes what another thread writes")
         self._check(self.reader[places], me, "writes what another thread reads")
@@ -98,7 +98,7 @@ class Shared(Bytes):
         self.store(address, data, np.zeros_like(threads))
 
     @staticmethod
-    def _check(by: Array, me: Array, what: str) -> None:
+    def _check(by: NDArray, me: NDArray, what: str) -> None:
         race = (by != _NOBODY) & (by != me)
         if race.any():
             raise Fault(f"a race on shared memory: thread {int(me[race.any(1).argmax(), 0])} {what} without a barrier")
@@ -121,7 +121,7 @@ class Global:
         everything = np.ctypeslib.as_array((ctypes.c_uint8 * length).from_address(self._low))
         self._words = {size: everything.view(f"u{size}") for size in (1, 2, 4, 8)}
 
-    def places(self, address: Array, size: int) -> Array:
+    def places(self, address: NDArray, size: int) -> NDArray:
         """The number of the array of each access."""
         at = address.view(np.int64)
         found = np.searchsorted(self._starts, at, "right") - 1
@@ -134,14 +134,14 @@ class Global:
             raise Fault(f"{size} bytes at {wrong:#x} are outside of the arrays")
         return found
 
-    def load(self, address: Array, size: int, count: int, constant: bool) -> list[Array]:
+    def load(self, address: NDArray, size: int, count: int, constant: bool) -> list[NDArray]:
         arrays = self.places(address, size * count)
         if constant and (self._writer[self._bytes(address, arrays, size * count)] != _NOBODY).any():
             raise Fault("a read by ld.global.nc of what this launch writes")
         at = (address.view(np.int64) - self._low) // size
         return [self._words[size][at + number] for number in range(count)]
 
-    def check_blocks(self, address: Array, size: int, first: int, count: int) -> None:
+    def check_blocks(self, address: NDArray, size: int, first: int, count: int) -> None:
         """Fault for a read of what threads of another block have written; `first` and `count` are those of this one.
         Blocks run in any order."""
         if first == 0:
@@ -150,7 +150,7 @@ class Global:
         if ((by >= 0) & (by < first)).any():
             raise Fault("a read of what another block writes")
 
-    def store(self, threads: Array, address: Array, values: Sequence[Array], size: int) -> None:
+    def store(self, threads: NDArray, address: NDArray, values: Sequence[NDArray], size: int) -> None:
         arrays = self.places(address, size * len(values))
         if not self._writable[arrays].all():
             raise Fault("a store to a table of constants")
@@ -168,7 +168,7 @@ class Global:
                 raise Fault("two threads write different numbers to one place")
         self._writer[bytes_] = threads[:, None]
 
-    def change(self, address: Array, function: Any, values: Array, size: int) -> Array:
+    def change(self, address: NDArray, function: Any, values: NDArray, size: int) -> NDArray:
         """An atomic operation; the numbers before it."""
         arrays = self.places(address, size)
         if not self._writable[arrays].all():
@@ -179,7 +179,7 @@ class Global:
             words[at] = function(words[at], values[number])
         return found
 
-    def _bytes(self, address: Array, arrays: Array, size: int) -> Array:
+    def _bytes(self, address: NDArray, arrays: NDArray, size: int) -> NDArray:
         return np.asarray((address.view(np.int64) + self._moved[arrays])[:, None] + np.arange(size))
 
 

@@ -24,7 +24,7 @@ from tests.proof.solvers import ask
 from tests.proof.specification import random_word, specification
 from tests.proof.terms import BRAIN, HALF, SINGLE, TWICE, Term, const
 
-Array = np.ndarray[Any, Any]
+NDArray = np.ndarray[Any, Any]
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def fresh_terms() -> None:
     t.forget()
 
 
-def specified(rule: CastRule, codes: Array, words: Array | None = None) -> Array:
+def specified(rule: CastRule, codes: NDArray, words: NDArray | None = None) -> NDArray:
     code, word = t.var("x", rule.src.bits), t.var("word", 32)
     inputs = {code: codes} if words is None else {code: codes, word: words}
     return evaluate(specification(rule, code, None if words is None else word), inputs)

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from tests.proof.machine import Fault
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 LANES = 32
 
 
-def source_lanes(mode: str, lane: Array, by: Array, last: Array, mask: Array) -> tuple[Array, Array]:
+def source_lanes(mode: str, lane: NDArray, by: NDArray, last: NDArray, mask: NDArray) -> tuple[NDArray, NDArray]:
     """The lane whose number each lane takes by ``shfl.sync``, and whether it is another's; operands as in the manual of
     PTX. Fault for one outside of the mask."""
     b, c = by.astype(np.int64) & 31, last.astype(np.int64)

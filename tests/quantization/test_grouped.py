@@ -19,7 +19,7 @@ from gpucast.quantization import FORMATS, Grouped, swizzle
 from gpucast.quantization.gpu.grouped_on_gpu import grouped_kernel
 from host_driver import HostDriver, elements, installed, upload
 
-Array = np.ndarray[Any, Any]
+NDArray = np.ndarray[Any, Any]
 #: Ends of groups of 300 rows, and how many of the groups are valid.
 ENDS = [
     ([17, 17, 100, 299, 300], 5),
@@ -38,14 +38,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def numbers(columns: int = 384) -> Array:
+def numbers(columns: int = 384) -> NDArray:
     rng = np.random.default_rng(3)
     x = rng.standard_normal((300, columns)) * np.exp(3 * rng.standard_normal((300, columns)))
     x[7, 3], x[290], x[150, :40] = np.nan, np.inf, 0
     return x.astype(ml_dtypes.bfloat16)
 
 
-def model(x: Array, ends: list[int], valid: int, format: str, keywords: dict[str, Any]) -> list[bytes]:
+def model(x: NDArray, ends: list[int], valid: int, format: str, keywords: dict[str, Any]) -> list[bytes]:
     """The parts of a `Grouped`, from a call of `quantize` for each group."""
     pad, scale = keywords.get("pad", 128), keywords.get("scale")
     rows = (len(x) + len(ends) * (pad - 1)) // pad * pad

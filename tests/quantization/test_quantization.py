@@ -19,7 +19,7 @@ from gpucast.parity import host_build
 from gpucast.quantization import Quantized, block_loops, exact_quantize, quantize
 from gpucast.quantization.formats import SOURCES, Format, Parts
 from host_driver import DEVICES, HostDriver, elements, installed, on_gpu, rehearsed, upload
-from quantization_cases import ALL, LENGTH, Array, beside_midpoints, compare, matrix, same
+from quantization_cases import ALL, LENGTH, NDArray, beside_midpoints, compare, matrix, same
 
 NAMES = [row.name for row in SOURCES]
 #: The first format of each element; a format of each kind of block and arithmetic.
@@ -41,7 +41,7 @@ AT_RANDOM = {"rounding": "stochastic", "seed": 2**63 + 1, "offset": 2**64 - 9}
 Put = Callable[..., Any]
 
 
-def on_host(x: Array, offset: int = 0) -> Array:
+def on_host(x: NDArray, offset: int = 0) -> NDArray:
     return x
 
 
@@ -78,7 +78,9 @@ def shared() -> HostDriver:
     )
 
 
-def check(put: Put, x: Array, name: str, axis: int = -1, *, given: Any = None, to: str = "", **keywords: Any) -> Parts:
+def check(
+    put: Put, x: NDArray, name: str, axis: int = -1, *, given: Any = None, to: str = "", **keywords: Any
+) -> Parts:
     """Quantize x, or `given`, which has its numbers in the place of the test; and back."""
     format, given = ALL[name], put(x) if given is None else given
     expected = exact_quantize.quantize(x, format, axis=axis, **keywords)
@@ -93,7 +95,7 @@ def check(put: Put, x: Array, name: str, axis: int = -1, *, given: Any = None, t
     return expected
 
 
-def check_back(put: Put, parts: Parts, format: Format, axis: int, to: str) -> Array:
+def check_back(put: Put, parts: Parts, format: Format, axis: int, to: str) -> NDArray:
     """Dequantize parts that no quantizing gave."""
     data = PackedArray.pack(parts.data) if format.element.packed else parts.data
     if isinstance(data, PackedArray):
@@ -107,7 +109,7 @@ def check_back(put: Put, parts: Parts, format: Format, axis: int, to: str) -> Ar
     return back
 
 
-def edges(format: Format, source: str) -> Iterator[tuple[Array, int]]:
+def edges(format: Format, source: str) -> Iterator[tuple[NDArray, int]]:
     """Everything that a block can meet, in whole and ragged blocks along every axis."""
     x = matrix(format, source)
     yield from ((x, -1), (x.T, 0), (x[:, : LENGTH // 128 * 128], -1), (np.stack([x, x[::-1]]), 1))
@@ -241,7 +243,7 @@ def test_any_codes_and_scales_come_back(put: Put, name: str) -> None:
     shape = (4, LENGTH)
     grid = format.scales_shape(shape, 1)
 
-    def codes(row: Any, shape: tuple[int, ...]) -> Array:
+    def codes(row: Any, shape: tuple[int, ...]) -> NDArray:
         return rng.integers(0, 2**row.bits - 1, shape, endpoint=True).astype(row.code_numpy).view(row.numpy)
 
     zero = None if format.zero_point is None else codes(format.zero_point, grid)

@@ -15,7 +15,7 @@ from gpucast.quantization import Quantized, exact_quantize, quantize, swizzle
 from gpucast.quantization.formats import SOURCES, Format
 from gpucast.quantization.gpu import quantize_on_gpu
 from host_driver import HostDriver, device_array, download, elements, installed, rehearsed, upload
-from quantization_cases import ALL, LENGTH, Array, compare, matrix, same
+from quantization_cases import ALL, LENGTH, NDArray, compare, matrix, same
 
 Way = tuple[int, Any]
 #: How results may be asked for: the axis of the blocks, and whether the array is transposed.
@@ -43,7 +43,7 @@ AT_RANDOM = {"rounding": "stochastic", "seed": 2**63 + 1, "offset": 2**64 - 9}
 ONES = np.ones((96, 256), np.float32)
 AMAX = upload(np.float32(3))
 #: The kernels of a call: short blocks take one launch, along whichever axis and both ways; others read x twice.
-LAUNCHES: list[tuple[Array, str, dict[str, Any], list[str]]] = [
+LAUNCHES: list[tuple[NDArray, str, dict[str, Any], list[str]]] = [
     *((ONES, "mxfp8e4m3", {"axis": axis, "transpose": swap}, ["tiles"]) for axis, swap in WAYS[1:]),
     *((ONES, "float8e4m3fn_128x128", {"transpose": swap}, ["tiles"]) for swap in (False, True, "both")),
     (ONES, "mxfp8e4m3", {}, ["rows"]),
@@ -67,7 +67,7 @@ MINE = Format("mine", "INT4", "FLOAT", (24,), "amax")
 _OF_TILES = "same swapped nothing along down square everywhere given stochastic whole".split()
 
 
-def arrays(name: str, source: str) -> Iterator[Array]:
+def arrays(name: str, source: str) -> Iterator[NDArray]:
     """All that a block can meet, along rows and down columns, in whole and in ragged tiles; lines of odd lengths."""
     x = matrix(ALL[name], source)
     yield x[:, : LENGTH if ALL[name].element.bits == 8 else LENGTH - 1]
@@ -81,7 +81,7 @@ def arrays(name: str, source: str) -> Iterator[Array]:
 def shared() -> HostDriver:
     cases = [(name, source, way, {}) for name, source, ways in TILES for way in ways]
     cases += [(name, "FLOAT", way, AT_RANDOM) for name, ways in STOCHASTIC for way in ways]
-    calls: list[tuple[Array, Any, dict[str, Any]]] = [
+    calls: list[tuple[NDArray, Any, dict[str, Any]]] = [
         (x, ALL[name], {"axis": axis, "transpose": transpose} | more)
         for name, source, (axis, transpose), more in cases
         for x in arrays(name, source)
@@ -113,7 +113,7 @@ def kinds(driver: HostDriver) -> list[str]:
     ]
 
 
-def check(x: Array, format: Any, way: Way = (-1, False), *, given: Any = None, **keywords: Any) -> Any:
+def check(x: NDArray, format: Any, way: Way = (-1, False), *, given: Any = None, **keywords: Any) -> Any:
     """As the reference, each of the results by itself. `given`: x on the device."""
     axis, transpose = way
     format = ALL.get(format, format)
@@ -166,7 +166,7 @@ def test_every_format_source_and_way(exhaustive: bool) -> None:
 
 
 @pytest.mark.parametrize(("x", "name", "how", "launched"), LAUNCHES, ids=[row[1] for row in LAUNCHES])
-def test_launches(driver: HostDriver, x: Array, name: str, how: dict[str, Any], launched: list[str]) -> None:
+def test_launches(driver: HostDriver, x: NDArray, name: str, how: dict[str, Any], launched: list[str]) -> None:
     quantize(upload(x), name, **how)
     assert kinds(driver) == launched
 

@@ -21,12 +21,12 @@ from gpucast.quantization.gpu.source import divide_by
 from host_driver import DEVICES, HostDriver, installed, on_gpu
 from quantization_cases import compare, same
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 _BITS = {2: np.uint16, 4: np.uint32}
 
 
-def divisors(count: int) -> Array:
+def divisors(count: int) -> NDArray:
     """FLOATs with few bits, with 11, 12 and 24 bits, and with reciprocals next to powers of two."""
     rng = np.random.default_rng(11)
     bits = rng.choice([0, 1, 3, 6, 10, 11, 12, 16, 23], count)
@@ -37,7 +37,7 @@ def divisors(count: int) -> Array:
     return (mantissa | exponent << 23).astype(np.uint32).view(np.float32)
 
 
-def factors(to: DType, count: int) -> Array:
+def factors(to: DType, count: int) -> NDArray:
     """FLOATs whose products with some small odd number are so close to a midpoint of the type that FLOAT gives it."""
     rng = np.random.default_rng(13)
     odd = rng.choice([3, 5, 7, 9, 11, 13, 15, 21, 27, 45, 63, 101, 125], count)
@@ -45,19 +45,19 @@ def factors(to: DType, count: int) -> Array:
     return (middle / odd * 2.0 ** rng.integers(-12, 2, count)).astype(np.float32)
 
 
-def values(element: DType) -> Array:
+def values(element: DType) -> NDArray:
     """What the magnitudes of a float's codes, or all of an integer's, are, in their order."""
     if element.family == "int":
         return np.arange(int(element.min), int(element.max) + 1, dtype=np.float64)
     return np.array([float(element.value(code)) for code in range(element.max_code + 1)])
 
 
-def midpoints(element: DType) -> Array:
+def midpoints(element: DType) -> NDArray:
     found = values(element)
     return (found[1:] + found[:-1]) / 2
 
 
-def neighbours(x: Array, source: DType, steps: int = 3) -> Array:
+def neighbours(x: NDArray, source: DType, steps: int = 3) -> NDArray:
     """The numbers of the type nearest to x, and those up to `steps` ULPs away, with both signs; zeros too."""
     near = np.minimum(np.abs(x), float(source.max)).astype(np.float32).astype(source.numpy)
     codes = near.view(_BITS[near.itemsize]).astype(np.int64)
@@ -66,7 +66,7 @@ def neighbours(x: Array, source: DType, steps: int = 3) -> Array:
     return np.concatenate([flat, -flat], axis=-1)
 
 
-def rows(format: Format, source: DType, d: Array, length: int) -> Array:
+def rows(format: Format, source: DType, d: NDArray, length: int) -> NDArray:
     """For each divisor a row of whole vectors: its midpoints and their neighbours, then random numbers."""
     middle = midpoints(format.element)
     middle = middle[middle > 0] if format.element.family == "int" else middle
@@ -77,13 +77,13 @@ def rows(format: Format, source: DType, d: Array, length: int) -> Array:
     return np.concatenate([near, others.astype(np.float32).astype(source.numpy)], axis=1)
 
 
-def every_number(source: DType) -> Array:
+def every_number(source: DType) -> NDArray:
     """All finite numbers of a type of 16 bits."""
     every = np.arange(1 << 16, dtype=np.uint16)
     return every[every & (source.sign_code - 1) <= source.max_code].view(source.numpy)
 
 
-def check(x: Array, name: str, scale: Any, axis: int) -> None:
+def check(x: NDArray, name: str, scale: Any, axis: int) -> None:
     """A matrix that is quantized on the device with given scales."""
     expected = exact_quantize.quantize(x, FORMATS[name], axis=axis, scale=scale)
     compare(quantize(x, name, axis=axis, scale=scale, device="cuda"), expected, (name, x.dtype, scale))

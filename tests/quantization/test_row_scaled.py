@@ -18,7 +18,7 @@ from gpucast.quantization.gpu.source import quantize_kernel
 from host_driver import HostDriver, elements, installed, upload
 from quantization_cases import compare, same
 
-Array = np.ndarray[Any, Any]
+NDArray = np.ndarray[Any, Any]
 NVFP4, FOUR = (recipes.find(name, "tests") for name in ("nvfp4", "nvfp4_4over6"))
 ROWS = 12
 RNG = np.random.default_rng(5)
@@ -27,10 +27,10 @@ SCALES = (2.0 ** RNG.uniform(-12, 6, ROWS)).astype(np.float32)
 SHAPE = (3, 4)
 
 
-def numbers(columns: int, source: str = "BFLOAT16", rows: int = ROWS) -> Array:
+def numbers(columns: int, source: str = "BFLOAT16", rows: int = ROWS) -> NDArray:
     x = RNG.standard_normal((rows, columns)) * 2.0 ** RNG.integers(-9, 9, (rows, 1))
     x[1, 3], x[2, 5], x[3] = np.nan, -np.inf, 0
-    found: Array = gpucast.cast(x, source)
+    found: NDArray = gpucast.cast(x, source)
     return found
 
 

@@ -18,7 +18,7 @@ from gpucast.casting import plans
 from gpucast.quantization import Format, Quantized, engine, swizzle
 from gpucast.reference import exact_cast
 from host_driver import HostDriver, elements, installed, upload
-from quantization_cases import ALL, Array
+from quantization_cases import ALL, NDArray
 
 
 def _scales(rows: int, columns: int, kind: Any = np.uint8) -> Any:
@@ -157,7 +157,7 @@ SUBNORMAL, END = 1 << 23, 20 << 23
 PART = 1 << 20
 
 
-def codes(format: Format, exhaustive: bool) -> Iterator[Array]:
+def codes(format: Format, exhaustive: bool) -> Iterator[NDArray]:
     """Codes of positive FLOATs: all subnormal ones and the next binade, or some, and what is beside powers of two and
     their products with the divisor."""
     near = np.arange(-3, 4)
@@ -173,7 +173,7 @@ def codes(format: Format, exhaustive: bool) -> Iterator[Array]:
         yield np.arange(start, start + PART, dtype=np.uint32)
 
 
-def scales(amax: Array, format: Format) -> Array:
+def scales(amax: NDArray, format: Format) -> NDArray:
     """The rule, as the reference states it."""
     wanted = amax.astype(np.float64) / format.divisor
     mode = {"round_mode": "down" if format.rounds_down else "up"} if format.scale.family == "e8m0" else {}

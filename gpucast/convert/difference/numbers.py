@@ -15,7 +15,7 @@ from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.streaming.pieces import regroup
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import Tensor
-from gpucast.files.tensor import Array
+from gpucast.files.tensor import NDArray
 
 #: Elements that are compared at a time.
 PIECE = 1 << 20
@@ -30,7 +30,7 @@ class Count:
     differ: int = 0
     ulps: int | None = None
 
-    def add(self, a: Array, b: Array) -> Array:
+    def add(self, a: NDArray, b: NDArray) -> NDArray:
         """Count two flat arrays; returns where they differ by value."""
         found = a.view(_codes_of(a)) != b.view(_codes_of(b)) if a.dtype == b.dtype else np.ones(a.shape, bool)
         if found.any():
@@ -136,7 +136,7 @@ def _compare_parts(found: Difference, a: Tensor, b: Tensor) -> None:
         found.scales.add(*scales)
 
 
-def code_pieces(tensor: Dequantized) -> Iterator[Array]:
+def code_pieces(tensor: Dequantized) -> Iterator[NDArray]:
     """The codes of a tensor in row-major order, `PIECE` at a time."""
     with contextlib.ExitStack() as stack:
         stored, tensors = tensor.opened(stack)
@@ -144,7 +144,7 @@ def code_pieces(tensor: Dequantized) -> Iterator[Array]:
         yield from regroup(flat, _sizes(tensor.size))
 
 
-def _pieces(tensor: Tensor) -> Iterator[Array]:
+def _pieces(tensor: Tensor) -> Iterator[NDArray]:
     return regroup(tensor.chunks(), _sizes(tensor.size))
 
 
@@ -152,11 +152,11 @@ def _sizes(size: int) -> Iterator[int]:
     return (min(PIECE, size - first) for first in range(0, size, PIECE))
 
 
-def _doubles(x: Array) -> Array:
+def _doubles(x: NDArray) -> NDArray:
     return x if x.dtype == np.float64 else np.asarray(cast(x, _DOUBLE))
 
 
-def unequal(a: Array, b: Array) -> Array:
+def unequal(a: NDArray, b: NDArray) -> NDArray:
     """Where the numbers of two arrays differ. No two NaN do."""
     x, y = _doubles(a), _doubles(b)
     found = ~((x == y) | (np.isnan(x) & np.isnan(y)))
@@ -166,21 +166,21 @@ def unequal(a: Array, b: Array) -> Array:
     return np.asarray(found)
 
 
-def _is_wide(a: Array, b: Array) -> bool:
+def _is_wide(a: NDArray, b: NDArray) -> bool:
     """Whether there are integers of 64 bits. Neighbours from 2^53 on may be one DOUBLE."""
     return any(part.dtype.kind in "iu" and part.dtype.itemsize == 8 for part in (a, b))
 
 
-def _integers(a: Array, b: Array) -> Iterator[tuple[int, int]]:
+def _integers(a: NDArray, b: NDArray) -> Iterator[tuple[int, int]]:
     """Numbers from 2^53 on, of any type, as Python's integers."""
     return ((int(p), int(q)) for p, q in zip(a.tolist(), b.tolist(), strict=True))
 
 
-def _codes_of(x: Array) -> np.dtype:
+def _codes_of(x: NDArray) -> np.dtype:
     return np.dtype(f"u{x.dtype.itemsize}")
 
 
-def _ordered(x: Array, kind: DType) -> Array:
+def _ordered(x: NDArray, kind: DType) -> NDArray:
     """Codes as UINT64 in the order of their numbers, so that neighbours are one apart."""
     code, middle = x.view(_codes_of(x)).astype(np.uint64), np.uint64(1 << 63)
     if kind.family == "int" and x.dtype.kind == "u":

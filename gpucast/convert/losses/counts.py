@@ -20,7 +20,7 @@ from gpucast.convert.streaming.pieces import axis, dequantized
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import PrintableError
-from gpucast.files.tensor import Array
+from gpucast.files.tensor import NDArray
 from gpucast.host.files import CastStats, look
 from gpucast.quantization import quantize_on_host
 from gpucast.quantization.block_grid import BlockGrid
@@ -81,7 +81,7 @@ def as_json(report: CastReport) -> dict[str, Any]:
 
 
 def of_cast(
-    x: Array, y: Array, src: DType, dst: DType, attributes: Mapping[str, Any], stats: CastStats | None = None
+    x: NDArray, y: NDArray, src: DType, dst: DType, attributes: Mapping[str, Any], stats: CastStats | None = None
 ) -> CastReport:
     """The counts of ``cast_report(x, dst, **attributes)``; without the largest error where statistics tell them."""
     stats = _looked(x, y, src, dst) if stats is None else stats
@@ -89,7 +89,7 @@ def of_cast(
     return cast_report(x, dst, **attributes) if counts is None else counts
 
 
-def _looked(x: Array, y: Array, src: DType, dst: DType) -> CastStats | None:
+def _looked(x: NDArray, y: NDArray, src: DType, dst: DType) -> CastStats | None:
     """The statistics of a cast that did not count, between floats whose NaN is the largest code."""
     if not (src.family == dst.family == "float" and dst.has_nan and dst.bits <= 32):
         return None
@@ -124,7 +124,7 @@ def _holds(dst: DType, src: DType) -> bool:
     return specials and digits and dst.max >= src.max and dst.value(1) <= src.value(1)
 
 
-def special(y: Array, dst: DType) -> tuple[int, int]:
+def special(y: NDArray, dst: DType) -> tuple[int, int]:
     """How many elements of a type are NaN, and how many infinite."""
     if not dst.is_float or dst.family == "string" or not (dst.has_nan or dst.has_inf):
         return 0, 0
@@ -147,7 +147,7 @@ def special(y: Array, dst: DType) -> tuple[int, int]:
 # ---- quantized pieces ----
 
 
-def of_piece(x: Array, parts: Parts, format: Format) -> CastReport:
+def of_piece(x: NDArray, parts: Parts, format: Format) -> CastReport:
     """The losses of a piece, counted as for a cast of its quotients, without the largest error."""
     scales = cast(parts.scales, "DOUBLE")
     nonzero = None if np.isnan(scales).any() else _nonzero_of_finite(x.reshape(-1))
@@ -158,12 +158,12 @@ def of_piece(x: Array, parts: Parts, format: Format) -> CastReport:
     return CastReport(x.size, nonzero, _saturated(x, parts, format, scales), underflowed=nonzero - kept)
 
 
-def _values(x: Array) -> Array:
+def _values(x: NDArray) -> NDArray:
     """The values as a type that NumPy can compare."""
     return x if x.dtype in (np.float32, np.float64) else cast(x, "FLOAT")
 
 
-def _nonzero_of_finite(values: Array) -> int | None:
+def _nonzero_of_finite(values: NDArray) -> int | None:
     """How many flat values are not zero; None if one is infinite or NaN."""
     src = dtype(values.dtype)
     codes = magnitudes(values, src) if src.bits > 32 else values.view(src.code_numpy)
@@ -184,7 +184,7 @@ def _kept(parts: Parts, format: Format) -> int | None:
     return None if equal is None else int(raw.size) - equal
 
 
-def _saturated(x: Array, parts: Parts, format: Format, scales: Array) -> int:
+def _saturated(x: NDArray, parts: Parts, format: Format, scales: NDArray) -> int:
     """How many finite values became the largest number although they do not round to it. `scales` are DOUBLE."""
     if format.zero_points or ((format.scale is _FLOAT or format.rule == "up") and x.dtype != np.float64):
         # Here a block's largest magnitude divided by its scale exceeds the largest number by rounding errors alone.
@@ -201,7 +201,7 @@ def _saturated(x: Array, parts: Parts, format: Format, scales: Array) -> int:
     return int(np.count_nonzero(np.abs(_values(x.reshape(-1)[edge])) > limits))
 
 
-def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> CastReport:
+def _of_all(values: NDArray, parts: Parts, format: Format, restored: NDArray) -> CastReport:
     """As `of_piece`, for any values and without the extension module."""
     report = CastReport()
     values, restored, codes = values.reshape(-1), restored.reshape(-1), parts.data.reshape(-1)
@@ -216,7 +216,7 @@ def _of_all(values: Array, parts: Parts, format: Format, restored: Array) -> Cas
     return report
 
 
-def largest_error(before: Array, after: Array) -> float:
+def largest_error(before: NDArray, after: NDArray) -> float:
     """The largest relative error of flat values that are finite before and after, and not zero before."""
     x, y = _values(before).astype(np.float64), after
     with np.errstate(all="ignore"):
@@ -224,13 +224,13 @@ def largest_error(before: Array, after: Array) -> float:
         return float(error[np.isfinite(x) & np.isfinite(y)].max(initial=0.0))
 
 
-def _at_largest(codes: Array, element: DType) -> Array:
+def _at_largest(codes: NDArray, element: DType) -> NDArray:
     """Which codes stand for the largest number or its negative."""
     raw = codes.view(np.uint8)
     if element.family == "float":
         return np.asarray(magnitudes(raw, element) == element.max_code)
     largest, mask = int(element.max), element.code_mask
-    positive: Array = raw & mask == largest
+    positive: NDArray = raw & mask == largest
     return positive | (raw & mask == -largest & mask) if element.signed else positive
 
 

@@ -20,7 +20,7 @@ from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport, relative
 from gpucast.convert.losses import counts
 from gpucast.core.dtypes import dtype
-from gpucast.files.tensor import Array
+from gpucast.files.tensor import NDArray
 
 #: Tensors up to this many elements are examined as a whole.
 EXACT = 1 << 16
@@ -73,7 +73,7 @@ class Histogram:
     inf: int = 0
     nan: int = 0
 
-    def add(self, values: Array) -> None:
+    def add(self, values: NDArray) -> None:
         """`values`: flat float64."""
         exponents = values.view(np.uint64) >> np.uint64(52) & np.uint64(_SPECIAL)
         numbers = np.bincount(exponents.view(np.int64), minlength=_SPECIAL + 1)
@@ -126,7 +126,7 @@ class Errors:
         """For the `Detail` of a request."""
         return Errors(before=Histogram(), after=Histogram()) if detail == "all" else Errors()
 
-    def add(self, before: Array, after: Array) -> None:
+    def add(self, before: NDArray, after: NDArray) -> None:
         """Flat float64 values of equal sizes."""
         self.examined += before.size
         if self.before is not None and self.after is not None:
@@ -176,7 +176,7 @@ class Statistics:
     nan: int = 0
     infinite: int = 0
 
-    def examine(self, x: Array, y: Array, largest: float) -> None:
+    def examine(self, x: NDArray, y: NDArray, largest: float) -> None:
         """Add the errors of flat elements: before and after (of types that cast to DOUBLE), and the largest one."""
         self.report += CastReport(max_relative_error=largest)
         if self.errors is None or dtype(y.dtype).family == "string":

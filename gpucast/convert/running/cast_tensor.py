@@ -26,7 +26,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import printable
 from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.files import Spec, Tensor
-from gpucast.files.tensor import Array, FileError, LoadedTensor, StoredTensor, Window
+from gpucast.files.tensor import FileError, LoadedTensor, NDArray, StoredTensor, Window
 from gpucast.host.files import CastStats, CountedCast, FilePosition, counted
 from gpucast.kernel import devices
 
@@ -60,10 +60,10 @@ class Casting:
 
     def _made(
         self, positioned: PositionedWriter | None, prefetcher: Prefetcher, observe: Callable[[int, Statistics], None]
-    ) -> Generator[Array, None, None]:
+    ) -> Generator[NDArray, None, None]:
         """The cast parts, in order, that still have to be written."""
 
-        def work(part: tuple[int, Tensor]) -> tuple[int, Statistics, list[Array]]:
+        def work(part: tuple[int, Tensor]) -> tuple[int, Statistics, list[NDArray]]:
             return self._part(*part, positioned)
 
         try:
@@ -91,9 +91,9 @@ class Casting:
 
     def _part(
         self, start: int, part: Tensor, positioned: PositionedWriter | None
-    ) -> tuple[int, Statistics, list[Array]]:
+    ) -> tuple[int, Statistics, list[NDArray]]:
         """Cast a part. Returns its elements, what they lost, and the result if it is not written yet."""
-        statistics, casts = Statistics(errors=Errors.of(self.request.detail)), list[Array]()
+        statistics, casts = Statistics(errors=Errors.of(self.request.detail)), list[NDArray]()
         if positioned is not None and (passed := self._passed_on(start, part, positioned)) is not None:
             statistics.report, stats = passed
             if stats.largest > self.dtype.max_code:
@@ -123,10 +123,10 @@ class Casting:
         """The elements of a part whose errors are computed, as slices of the part."""
         return runs(self.tensor.size, start, size)
 
-    def _note_special(self, statistics: Statistics, y: Array) -> None:
+    def _note_special(self, statistics: Statistics, y: NDArray) -> None:
         statistics.add_special(*counts.special(y, self.dtype))
 
-    def _examine(self, statistics: Statistics, x: Array, y: Array) -> None:
+    def _examine(self, statistics: Statistics, x: NDArray, y: NDArray) -> None:
         if self.request.seed is not None:
             report = result_report(x, y, self._rule)
         else:
@@ -165,7 +165,7 @@ class Casting:
         # A limit that is no whole group of 4 elements would be cut down to one.
         return (_BLOCK if quick and self._on_host else part.size + 4) * part.itemsize
 
-    def _cast(self, x: Array, start: int) -> tuple[Array, CastStats | None]:
+    def _cast(self, x: NDArray, start: int) -> tuple[NDArray, CastStats | None]:
         """Cast flat elements. `start` is the index of the first one."""
         counting = self._counted()
         if counting is not None:
@@ -174,7 +174,7 @@ class Casting:
         random = keywords(moved(self.request.random(self.tensor.name), start))
         return _cast_on(self.device, x, self.dtype, {**self.request.attributes, **random}).reshape(-1), None
 
-    def _lost(self, x: Array, y: Array, found: CastStats | None) -> CastReport:
+    def _lost(self, x: NDArray, y: NDArray, found: CastStats | None) -> CastReport:
         if self.request.seed is not None:
             return result_report(x, y, self._rule)
         return counts.of_cast(x, y, self._rule.src, self.dtype, self.request.attributes, found)
@@ -189,7 +189,7 @@ class Casting:
         return self.device in (None, "cpu")
 
 
-def _cast_on(device: str | None, x: Array, dst: DType, attributes: dict[str, Any]) -> Array:
+def _cast_on(device: str | None, x: NDArray, dst: DType, attributes: dict[str, Any]) -> NDArray:
     """``cast(x, dst, **attributes)`` on that device: x moves there first. `gpucast.cast` would narrow x before the
     move.
     """

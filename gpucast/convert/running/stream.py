@@ -29,7 +29,7 @@ from gpucast.convert.streaming.prefetch import Prefetcher, threads
 from gpucast.core.arithmetic import exact
 from gpucast.core.places import durable
 from gpucast.files import FileError, Spec, Tensor
-from gpucast.files.tensor import Array
+from gpucast.files.tensor import NDArray
 
 
 class Stream:
@@ -182,7 +182,7 @@ class Stream:
         elif scaled is not None:
 
             def observe(
-                report: CastReport, examined: list[tuple[Array, Array, float]], special: tuple[int, int]
+                report: CastReport, examined: list[tuple[NDArray, NDArray, float]], special: tuple[int, int]
             ) -> None:
                 statistics.report += report
                 statistics.add_special(*special)

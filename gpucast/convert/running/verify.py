@@ -19,7 +19,7 @@ from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.files import FileError, Tensor, TensorFile
-from gpucast.files.tensor import Array, StoredTensor
+from gpucast.files.tensor import NDArray, StoredTensor
 from gpucast.reference import exact_cast
 
 #: Elements of a piece, and those of it that are compared when not all are: what a tensor of any size can afford.
@@ -103,7 +103,7 @@ def _compare(
     random = request.random(plan.name)
     intervals = _intervals(rule) if rule is not None and everything and _are_worth_it(rule, plan, many) else None
 
-    def work(piece: tuple[int, Array, Array]) -> int:
+    def work(piece: tuple[int, NDArray, NDArray]) -> int:
         start, x, y = piece
         size, places = int(x.size), None
         if intervals is not None:
@@ -142,7 +142,7 @@ def _intervals(rule: CastRule) -> Intervals:
     return Intervals(rule)
 
 
-def _pieces(source: Tensor, target: Tensor, everything: bool) -> Iterator[tuple[int, Array, Array]]:
+def _pieces(source: Tensor, target: Tensor, everything: bool) -> Iterator[tuple[int, NDArray, NDArray]]:
     """Pieces of both tensors with the index of their first element: all elements, or some of each piece."""
     chance = np.random.default_rng(source.size)
     sizes = [min(_PIECE, source.size - start) for start in range(0, source.size, _PIECE)]
@@ -160,7 +160,7 @@ def _pieces(source: Tensor, target: Tensor, everything: bool) -> Iterator[tuple[
         yield place + first, x[chosen], y[chosen]
 
 
-def _differences(wanted: Array, found: Array) -> Array:
+def _differences(wanted: NDArray, found: NDArray) -> NDArray:
     if wanted.dtype == object or wanted.dtype.kind in "USO":
         return np.flatnonzero(wanted.astype(object) != found.astype(object))
     codes = np.dtype(f"u{wanted.dtype.itemsize}")

@@ -15,7 +15,7 @@ from gpucast.convert.scales.stored import Stored
 from gpucast.convert.streaming.pieces import dequantized, regroup, sliced
 from gpucast.core.dtypes import dtype
 from gpucast.files import FileError, TensorFile
-from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
+from gpucast.files.tensor import CHUNK_BYTES, NDArray, Tensor
 from gpucast.quantization.formats import Parts
 
 _DOUBLE, _FLOAT = dtype("DOUBLE"), dtype("FLOAT")
@@ -66,7 +66,7 @@ class Dequantized(Tensor):
         shape = stored.model_shape
         return Dequantized(stored.name, _DOUBLE, shape, detected.kind, detected.nbytes, detected, tensors, path)
 
-    def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[Array]:
+    def chunks(self, limit: int = CHUNK_BYTES) -> Iterator[NDArray]:
         step = max(4, limit // self.itemsize // 4 * 4)
         return regroup(self._pieces(), (min(step, self.size - start) for start in range(0, self.size, step)))
 
@@ -74,7 +74,7 @@ class Dequantized(Tensor):
     def itemsize(self) -> int:
         return 8
 
-    def read(self) -> Array:
+    def read(self) -> NDArray:
         return np.concatenate([*self._pieces(), np.empty(0)]).reshape(self.shape)
 
     def check_scales(self) -> None:
@@ -92,12 +92,12 @@ class Dequantized(Tensor):
                 f"leave {self.name!r} as it is with --exclude"
             )
 
-    def scales(self) -> Array:
+    def scales(self) -> NDArray:
         """The scales, in the type and shape of the format."""
         stored = self.detected.stored
         assert stored is not None
         with contextlib.ExitStack() as stack:
-            scales: Array = stored.loaded_parts({"scales": self._tensor(stored.specs["scales"].name, stack)}).scales
+            scales: NDArray = stored.loaded_parts({"scales": self._tensor(stored.specs["scales"].name, stack)}).scales
             return scales
 
     def all_scales(self) -> Parts:
@@ -106,7 +106,7 @@ class Dequantized(Tensor):
             stored, tensors = self.opened(stack)
             return stored.loaded_parts(tensors)
 
-    def scale_pieces(self) -> Iterator[Array]:
+    def scale_pieces(self) -> Iterator[NDArray]:
         """The scale of each number, times the global one: flat, in the order of the numbers. DOUBLE."""
         stored, parts = self.detected.stored, self.all_scales()
         assert stored is not None
@@ -126,7 +126,7 @@ class Dequantized(Tensor):
         assert stored is not None
         return stored, {part: self._opened(spec.name, stack) for part, spec in stored.specs.items()}
 
-    def _pieces(self) -> Iterator[Array]:
+    def _pieces(self) -> Iterator[NDArray]:
         stored = self.detected.stored
         assert stored is not None
         with contextlib.ExitStack() as stack:
@@ -150,7 +150,7 @@ class Dequantized(Tensor):
         raise FileError(f"{path}: tensor {name!r} is gone since the file was first looked at")
 
 
-def _transposed(stored: Stored, data: Iterable[Array], scales: Array) -> Iterator[Array]:
+def _transposed(stored: Stored, data: Iterable[NDArray], scales: NDArray) -> Iterator[NDArray]:
     """The numbers of matrices that are stored with their columns as rows: some columns of a matrix at a time.
 
     The codes of one matrix are in memory, two to a byte.

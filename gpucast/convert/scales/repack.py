@@ -25,7 +25,7 @@ from gpucast.convert.streaming.pieces import dequantized, matrices, regroup, sha
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import dtype
 from gpucast.files import Tensor
-from gpucast.files.tensor import Array, FileError
+from gpucast.files.tensor import FileError, NDArray
 from gpucast.quantization import lossless
 from gpucast.quantization.formats import Format, Parts
 
@@ -91,7 +91,7 @@ class Repacked(Scaled):
             parts = self._parts(old.loaded_parts(tensors), old)
             flat = (codes.reshape(-1) for codes in old.codes(tensors["data"]))
 
-            def pieces() -> Iterator[Array]:
+            def pieces() -> Iterator[NDArray]:
                 for codes, start, values in self._compared(shaped(flat, stored.cut), parts, "while it is written"):
                     chosen = runs_of_piece(self.tensor.size, start, values.size)
                     report = CastReport(values.size, int(np.count_nonzero(values)))
@@ -134,7 +134,7 @@ class Repacked(Scaled):
         converted = scales if source.format.scale is format.scale else cast(scales, format.scale)
         return Parts(None, converted.reshape(format.scales_shape(shape, axis)), None, old.global_scale)
 
-    def _compared(self, pieces: Iterator[Array], parts: Parts, when: str) -> Iterator[tuple[Array, int, Array]]:
+    def _compared(self, pieces: Iterator[NDArray], parts: Parts, when: str) -> Iterator[tuple[NDArray, int, NDArray]]:
         """Each piece of codes, the index of its first element, and its values, flat. FileError where one is not the
         old."""
         format, start = self.stored.format, 0
@@ -164,7 +164,7 @@ class Rescaled(Repacked):
         except (TypeError, ValueError) as error:
             raise FileError(f"tensor {self.tensor.name!r}: {error}") from None
 
-        def pieces() -> Iterator[Array]:
+        def pieces() -> Iterator[NDArray]:
             start = 0
             for codes, changed, values in self._recoded(parts):
                 if changed:
@@ -195,19 +195,19 @@ class Rescaled(Repacked):
         parts = [lossless.examined(x, scale, format, _piece_axis(format)) for x, scale in pairs]
         blocks = lossless.joined(parts, format)
 
-        def changed(scales: Array, g: float) -> int:
+        def changed(scales: NDArray, g: float) -> int:
             return sum(count for _, count, _ in self._recoded(self._parts_of(scales, g)))
 
         given = self._global()
         scales, g = lossless.chosen(blocks, format, own if given is None else given, changed, tensor.size, tensor.kind)
         return self._parts_of(scales, g)
 
-    def _parts_of(self, scales: Array, g: float) -> Parts:
+    def _parts_of(self, scales: NDArray, g: float) -> Parts:
         format, shape = self.stored.format, self.stored.shape
         made = scales.reshape(format.scales_shape(shape, _axis(format, shape)))
         return Parts(None, made, None, np.float32(g) if format.global_scale else None)
 
-    def _recoded(self, parts: Parts) -> Iterator[tuple[Array, int, Array]]:
+    def _recoded(self, parts: Parts) -> Iterator[tuple[NDArray, int, NDArray]]:
         """Each piece of codes, how many numbers they change when they are read back, and these."""
         format, cut = self.stored.format, self.stored.cut
         g = 1.0 if parts.global_scale is None else self.stored.global_scale_read_back(float(parts.global_scale))

@@ -37,7 +37,7 @@ from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError, TensorFile
-from gpucast.files.tensor import Array, Spec, Tensor
+from gpucast.files.tensor import NDArray, Spec, Tensor
 from gpucast.quantization import RECIPES, quantize_on_host, recipes
 from gpucast.quantization.formats import FORMATS, SOURCES, Format, Parts, ScaleRule
 
@@ -73,11 +73,11 @@ _FORM = ("element", "scale", "block", "zero_points", "global_scale")
 #: Elements of a piece that are compared when a sample is verified.
 _SAMPLE = 1 << 10
 #: Writes one tensor from flat pieces in order; returns the bytes written.
-Write = Callable[[Spec, Iterable[Array]], int]
+Write = Callable[[Spec, Iterable[NDArray]], int]
 #: Called for each piece with its counts of losses, and with the elements of it that were examined: before (flat), as
 #: they will be read back (scales applied), and their largest relative error; and how many of its elements are NaN, and
 #: infinite.
-Observe = Callable[[CastReport, list[tuple[Array, Array, float]], tuple[int, int]], None]
+Observe = Callable[[CastReport, list[tuple[NDArray, NDArray, float]], tuple[int, int]], None]
 
 
 @dataclass
@@ -88,16 +88,16 @@ class FusedGroup:
     paths: Mapping[str, str]
     #: Which tensors of those files are codes and scales.
     scales: Mapping[str, FileScales]
-    _extremes: Array | None = field(default=None, repr=False)
+    _extremes: NDArray | None = field(default=None, repr=False)
 
-    def extremes(self) -> Array:
+    def extremes(self) -> NDArray:
         """As `gpucast.convert.streaming.pieces.extremes`, of all the weights. FileError if one is gone."""
         if self._extremes is None:
             found = [self._of(name, path) for name, path in self.paths.items()]
             self._extremes = np.array([min(low for low, _ in found), max(high for _, high in found)])
         return self._extremes
 
-    def _of(self, name: str, path: str) -> Array:
+    def _of(self, name: str, path: str) -> NDArray:
         with TensorFile(path) as file:
             for tensor in read_as_numbers(file.tensors, self.scales[path], path):
                 if tensor.name == name:
@@ -285,7 +285,7 @@ class Scaled:
         quantize = self._quantizer(engine)
         scales: list[Parts] = []
 
-        def work(piece: tuple[int, Array]) -> tuple[Array, CastReport, Any, Any, Parts]:
+        def work(piece: tuple[int, NDArray]) -> tuple[NDArray, CastReport, Any, Any, Parts]:
             start, x = piece
             parts = quantize(x, start)
             chosen = runs_of_piece(size, start, x.size)
@@ -299,7 +299,7 @@ class Scaled:
             report = counts.of_piece(x, parts, format)
             return stored.pack(parts.data), report, examined, special, replace(parts, data=None)
 
-        def pieces() -> Iterator[Array]:
+        def pieces() -> Iterator[NDArray]:
             for packed, report, examined, special, parts in prefetcher.in_order(
                 work, placed(matrices(self.tensor, stored.cut))
             ):
@@ -354,7 +354,7 @@ class Scaled:
             known = stored.stored_parts(Parts(None, None, None, wanted.global_scale))
             return _same(known["global_scale"], global_scale)
 
-        def work(given: tuple[tuple[int, _Sample, Array] | None, tuple[Array, Parts]]) -> tuple[int, int]:
+        def work(given: tuple[tuple[int, _Sample, NDArray] | None, tuple[NDArray, Parts]]) -> tuple[int, int]:
             piece, (codes, parts) = given
             if piece is None:
                 return 0, codes.size
@@ -428,7 +428,7 @@ def _samples(stored: Stored, everything: bool, whole_rows: bool) -> Iterator[_Sa
 
 def _chosen(
     tensor: Tensor, stored: Stored, samples: Iterator[_Sample | None]
-) -> Iterator[tuple[int, _Sample, Array] | None]:
+) -> Iterator[tuple[int, _Sample, NDArray] | None]:
     """For each piece the index of its first element, the part that is compared, and the same part of the source."""
     cut, start = stored.cut, 0
     placed = tensor.part(0, 1) is not None and not (tensor.dtype is not None and tensor.dtype.packed)
@@ -446,5 +446,5 @@ def _chosen(
         start += rows * columns
 
 
-def _same(wanted: Array, actual: Array) -> bool:
+def _same(wanted: NDArray, actual: NDArray) -> bool:
     return wanted.dtype == actual.dtype and wanted.tobytes() == actual.tobytes()

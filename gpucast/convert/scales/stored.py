@@ -13,7 +13,7 @@ import numpy as np
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.convert.streaming.pieces import Cut, grouped, shaped
 from gpucast.core.dtypes import DType, dtype
-from gpucast.files.tensor import Array, Spec, Tensor
+from gpucast.files.tensor import NDArray, Spec, Tensor
 from gpucast.quantization import swizzle
 from gpucast.quantization.formats import Format, Parts
 from gpucast.reference import cast
@@ -63,7 +63,7 @@ class Stored:
 
     # ---- data ----
 
-    def pack(self, codes: Array) -> Array:
+    def pack(self, codes: NDArray) -> NDArray:
         """A piece of codes (a matrix) as flat stored elements."""
         if self.packing == "plain":
             return codes.reshape(-1)
@@ -74,17 +74,17 @@ class Stored:
             return packed if self.packing == "bytes" else _swapped(packed)
         return _words((raw ^ self._offset).astype(np.uint8), bits).reshape(-1)
 
-    def in_groups(self, pieces: Iterator[Array]) -> Iterator[Array]:
+    def in_groups(self, pieces: Iterator[NDArray]) -> Iterator[NDArray]:
         """The packed pieces, regrouped as writers need them: packed types in whole groups of elements."""
         return grouped(pieces) if self.packing == "plain" and self.format.element.packed else pieces
 
-    def codes(self, data: Tensor) -> Iterator[Array]:
+    def codes(self, data: Tensor) -> Iterator[NDArray]:
         """The codes in the tensor `data`, as matrices: the pieces of `cut`."""
         flat = data.chunks() if self.packing == "plain" else self._unpacked(data)
         for codes in shaped(flat, self.cut):
             yield codes.view(self.format.element.numpy)
 
-    def _unpacked(self, data: Tensor) -> Iterator[Array]:
+    def _unpacked(self, data: Tensor) -> Iterator[NDArray]:
         """The codes in packed elements, flat."""
         bits, columns = self.format.element.bits, self.shape[-1]
         if self.packing in _BYTES:
@@ -107,7 +107,7 @@ class Stored:
 
     # ---- scales ----
 
-    def stored_parts(self, parts: Parts) -> dict[str, Array]:
+    def stored_parts(self, parts: Parts) -> dict[str, NDArray]:
         """The arrays to store besides the data, by part."""
         given = {"scales": parts.scales, "zero_points": parts.zero_points, "global_scale": parts.global_scale}
         arrays = {part: array for part, array in given.items() if array is not None and part in self.specs}
@@ -172,7 +172,7 @@ class Stored:
             return np.float64(1) / stored.astype(np.float64)
 
 
-def _swapped(packed: Array) -> Array:
+def _swapped(packed: NDArray) -> NDArray:
     """Bytes with their halves the other way round."""
     return packed >> 4 | packed << 4
 
@@ -182,7 +182,7 @@ def words(count: int, bits: int) -> int:
     return -(-count * bits // _WORD)
 
 
-def _words(codes: Array, bits: int) -> Array:
+def _words(codes: NDArray, bits: int) -> NDArray:
     rows, count = codes.shape
     padded = np.zeros((rows, words(count, bits) * _WORD // bits), np.uint8)
     padded[:, :count] = codes
@@ -190,14 +190,14 @@ def _words(codes: Array, bits: int) -> Array:
     return packed.reshape(-1).view("<i4").astype(np.int32, copy=False).reshape(rows, -1)
 
 
-def _codes(stored: Array, bits: int) -> Array:
+def _codes(stored: NDArray, bits: int) -> NDArray:
     raw = np.ascontiguousarray(stored, "<i4").view(np.uint8).reshape(-1)
     count = stored.size * _WORD // bits
     codes = raw if bits == 8 else np.asarray(unpack_codes(raw, bits, count))
     return codes.reshape(stored.shape[0], -1) if stored.shape[0] else codes.reshape(0, 0)
 
 
-def _as(array: Array, scale: DType) -> Array:
+def _as(array: NDArray, scale: DType) -> NDArray:
     """Stored scales as the type of the format: bytes are FLOAT8E8M0 codes, narrow floats become FLOAT (exactly)."""
     if scale.name == "FLOAT8E8M0" and array.dtype.itemsize == 1:
         return array.view(scale.numpy)

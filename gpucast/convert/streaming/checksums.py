@@ -20,7 +20,7 @@ import numpy as np
 from gpucast import files
 from gpucast.core.places import replaced
 from gpucast.files import Spec, safetensors, tensor
-from gpucast.files.tensor import Array
+from gpucast.files.tensor import NDArray
 from gpucast.host.files import sum_words
 
 _WORD = 8
@@ -119,7 +119,7 @@ class ChecksumWriter:
         self._writer, self._target = writer, target
         self.nbytes, self.checksums = 0, list[int]()
 
-    def write(self, spec: Spec, chunks: Iterable[Array]) -> int:
+    def write(self, spec: Spec, chunks: Iterable[NDArray]) -> int:
         return self._recorded(lambda: self._writer.write(spec, chunks))
 
     def copy(self, spec: Spec) -> int:
@@ -168,7 +168,7 @@ class PositionedWriter:
         self._nbytes = self._sum = 0
         self._lock = threading.Lock()
 
-    def write(self, start: int, chunk: Array) -> None:
+    def write(self, start: int, chunk: NDArray) -> None:
         """Write flat elements; `start` is the index of the first one, a multiple of 4."""
         position, data = self._writer.position(self._spec, start, chunk)
         tensor.write(self._file, position, data.data)

@@ -9,7 +9,7 @@ import numpy as np
 from gpucast.core.dtypes import DType
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule
-from gpucast.files.tensor import Array
+from gpucast.files.tensor import NDArray
 from gpucast.reference import exact_cast
 
 #: Beyond all keys, for results that are NaN though the source is none.
@@ -45,7 +45,7 @@ class Intervals:
         plain = all("fnuz" not in one.specials and one.sign_code for one in (rule.src, rule.dst))
         return rule.src.bits << rule.dst.bits if known and plain and rule.rounding != STOCHASTIC else None
 
-    def suspects(self, x: Array, y: Array) -> Array:
+    def suspects(self, x: NDArray, y: NDArray) -> NDArray:
         """The places of flat elements whose results may be others than those of the reference."""
         codes = x.view(self._rule.src.code_numpy)
         place = self._place[y.view(self._rule.dst.code_numpy)]
@@ -53,7 +53,7 @@ class Intervals:
         within = (self._first[place] <= key) & (key < self._first[place + 1])
         return np.flatnonzero(~within | (place < 0) | _is_nan(codes, self._rule.src))
 
-    def _reached(self, keys: Array) -> Array:
+    def _reached(self, keys: NDArray) -> NDArray:
         """The keys of the results of sources."""
         src, dst = self._rule.src, self._rule.dst
         sizes = np.where(keys < 0, -1 - keys, keys).astype(np.uint64)
@@ -62,11 +62,11 @@ class Intervals:
         return np.where(_is_nan(made, dst), np.where(keys < 0, -_BEYOND, _BEYOND), _keys(made, dst))
 
 
-def _magnitudes(codes: Array, kind: DType) -> Array:
+def _magnitudes(codes: NDArray, kind: DType) -> NDArray:
     return np.asarray(codes.astype(np.int64) & np.int64(kind.sign_code - 1))
 
 
-def _keys(codes: Array, kind: DType) -> Array:
+def _keys(codes: NDArray, kind: DType) -> NDArray:
     """Codes as integers in the order of their numbers; that of -0 is just below that of 0."""
     size = _magnitudes(codes, kind)
     return np.where(codes >> (kind.bits - 1) != 0, -1 - size, size)
@@ -77,5 +77,5 @@ def _top(kind: DType) -> int:
     return int(kind.max_code) + (1 if kind.has_inf else 0)
 
 
-def _is_nan(codes: Array, kind: DType) -> Array:
+def _is_nan(codes: NDArray, kind: DType) -> NDArray:
     return np.asarray(_magnitudes(codes, kind) > _top(kind))

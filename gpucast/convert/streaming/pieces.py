@@ -20,7 +20,7 @@ from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
 from gpucast.core.fused_ops import Random
 from gpucast.core.rounding import STOCHASTIC
-from gpucast.files.tensor import CHUNK_BYTES, Array, Tensor
+from gpucast.files.tensor import CHUNK_BYTES, NDArray, Tensor
 from gpucast.quantization import exact_quantize, quantize_array, quantize_on_host
 from gpucast.quantization.formats import SOURCES, Format, Parts
 
@@ -43,7 +43,7 @@ def tensor_seed(seed: int, name: str) -> int:
     return int.from_bytes(digest.digest()[:8], "little")
 
 
-def placed(pieces: Iterable[Array]) -> Iterator[tuple[int, Array]]:
+def placed(pieces: Iterable[NDArray]) -> Iterator[tuple[int, NDArray]]:
     """Each piece of a tensor, with the index of its first element."""
     start = 0
     for piece in pieces:
@@ -109,7 +109,7 @@ class Cut:
                     yield min(self.step, self.rows - start), min(self.width, self.columns - column)
 
 
-def regroup(chunks: Iterable[Array], sizes: Iterable[int]) -> Iterator[Array]:
+def regroup(chunks: Iterable[NDArray], sizes: Iterable[int]) -> Iterator[NDArray]:
     """The elements of flat chunks, as flat arrays of the given sizes."""
     source = iter(chunks)
     held = np.empty(0, np.uint8)
@@ -124,24 +124,24 @@ def regroup(chunks: Iterable[Array], sizes: Iterable[int]) -> Iterator[Array]:
         yield parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def shaped(chunks: Iterable[Array], cut: Cut) -> Iterator[Array]:
+def shaped(chunks: Iterable[NDArray], cut: Cut) -> Iterator[NDArray]:
     """The pieces of a tensor as matrices, made from its elements in flat chunks."""
     flat = regroup(chunks, (rows * columns for rows, columns in cut.shapes()))
     return (piece.reshape(shape) for piece, shape in zip(flat, cut.shapes(), strict=True))
 
 
-def matrices(tensor: Tensor, cut: Cut) -> Iterator[Array]:
+def matrices(tensor: Tensor, cut: Cut) -> Iterator[NDArray]:
     """The pieces of a tensor as matrices, of values that can be quantized."""
     size = min(CHUNK_BYTES // tensor.itemsize, cut.step * cut.width) // _GROUP * _GROUP
     return (quantizable(x) for x in shaped(tensor.pieces(max(_GROUP, size)), cut))
 
 
-def quantizable(x: Array) -> Array:
+def quantizable(x: NDArray) -> NDArray:
     """The same values in a type that can be quantized: narrow floats become FLOAT, which holds them exactly."""
     return x if dtype(x.dtype) in SOURCES else cast(x, "FLOAT")
 
 
-def grouped(chunks: Iterable[Array]) -> Iterator[Array]:
+def grouped(chunks: Iterable[NDArray]) -> Iterator[NDArray]:
     """The elements of flat chunks, as flat arrays of whole groups of elements except for the last one."""
     rest = np.empty(0, np.uint8)
     for chunk in chunks:
@@ -169,12 +169,12 @@ class Quantizer:
         format: Format,
         engine: Engine = quantize_on_host.quantize,
         random: Random | None = None,
-        among: Callable[[], Array] | None = None,
+        among: Callable[[], NDArray] | None = None,
     ) -> None:
         """`among`: the extremes for the global scale, if it covers more than this tensor."""
         self.format, self._engine, self.random = format, engine, random
         #: The extremes of a tensor that has one scale, and the global scale of others.
-        self.shared: Array | None = None
+        self.shared: NDArray | None = None
         self.scale: Any = None
         if format.block == "tensor":
             self.shared = extremes(tensor, format.nan_in_scale)
@@ -186,7 +186,7 @@ class Quantizer:
                 kind = tensor.dtype if tensor.dtype in SOURCES else dtype("FLOAT")
                 self.scale = quantize_on_host.global_scale(amax, format, kind)
 
-    def __call__(self, x: Array, start: int) -> Parts:
+    def __call__(self, x: NDArray, start: int) -> Parts:
         """Quantize the piece whose first element is element `start` of the tensor."""
         random = moved(self.random, start)
         if self.shared is None:
@@ -203,7 +203,7 @@ class Quantizer:
         return Parts(parts.data[: x.size].reshape(x.shape), parts.scales, parts.zero_points)
 
 
-def extremes(tensor: Tensor, nan: bool) -> Array:
+def extremes(tensor: Tensor, nan: bool) -> NDArray:
     """The lowest and the largest finite value, 0 included. With `nan`, also a NaN if any value is not finite."""
     low = high = 0.0
     lost = False
@@ -220,7 +220,7 @@ def extremes(tensor: Tensor, nan: bool) -> Array:
 def on_device(device: str) -> Engine:
     """An engine that quantizes on `device` and returns arrays of the host."""
 
-    def quantize(x: Array, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
+    def quantize(x: NDArray, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
         q = quantize_array.quantize(x, format, axis=axis, scale=scale, device=device, **keywords(random)).get()
         data = q.data.get() if format.element.packed else q.data
         return Parts(data, q.scales, q.zero_points, q.global_scale)
@@ -228,7 +228,7 @@ def on_device(device: str) -> Engine:
     return quantize
 
 
-def by_reference(x: Array, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
+def by_reference(x: NDArray, format: Format, *, axis: int, scale: Any, random: Random | None = None) -> Parts:
     """The engine that uses the reference, which is slow."""
     return exact_quantize.quantize(x, format, axis=axis, scale=scale, **keywords(random))
 
@@ -237,7 +237,7 @@ def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:
     """The scales of the tensor, joined from its pieces; no data."""
     scales_shape = format.scales_shape(shape, 0 if format.block == "axis" else len(shape) - 1)
 
-    def join(arrays: list[Any]) -> Array:
+    def join(arrays: list[Any]) -> NDArray:
         needed = arrays[:1] if format.block == "tensor" else arrays
         return np.concatenate([array.reshape(-1) for array in needed]).reshape(scales_shape)
 
@@ -260,6 +260,6 @@ def sliced(format: Format, cut: Cut, parts: Parts) -> Iterator[Parts]:
         yield Parts(None, parts.scales.reshape(-1)[part].reshape(shape), zero_points, parts.global_scale)
 
 
-def dequantized(parts: Parts, format: Format) -> Array:
+def dequantized(parts: Parts, format: Format) -> NDArray:
     """The values of a piece, as DOUBLE."""
     return quantize_on_host.dequantize(parts, format, dtype("DOUBLE"), axis=axis(format))

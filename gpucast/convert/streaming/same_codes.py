@@ -18,13 +18,13 @@ from gpucast.convert.streaming.intervals import Intervals
 from gpucast.convert.streaming.pieces import Quantizer, by_reference
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, resolve
-from gpucast.files.tensor import Array
+from gpucast.files.tensor import NDArray
 from gpucast.quantization.formats import Format, Parts
 from gpucast.quantization.steps import evaluate
 from gpucast.reference import cast
 
 
-def are_same(quantizer: Quantizer, x: Array, codes: Array, parts: Parts) -> bool:
+def are_same(quantizer: Quantizer, x: NDArray, codes: NDArray, parts: Parts) -> bool:
     """Whether the reference gives these codes and scales of a matrix. False where it takes the reference itself to
     tell."""
     format, scale, shared = quantizer.format, quantizer.scale, quantizer.shared
@@ -48,7 +48,7 @@ def are_same(quantizer: Quantizer, x: Array, codes: Array, parts: Parts) -> bool
     return bool((wanted.astype(np.uint8) == codes.view(np.uint8)).all())
 
 
-def _quotients(x: Array, ends: Array, known: Parts, format: Format, scale: Any) -> Array:
+def _quotients(x: NDArray, ends: NDArray, known: Parts, format: Format, scale: Any) -> NDArray:
     steps = format.steps
     if steps is None:
         g = np.float64(1) if known.global_scale is None else np.float64(known.global_scale)
@@ -66,7 +66,7 @@ def _quotients(x: Array, ends: Array, known: Parts, format: Format, scale: Any) 
     return np.asarray(numbers * wide if steps.multiplies else numbers / wide)
 
 
-def _extremes(x: Array, format: Format) -> Array:
+def _extremes(x: NDArray, format: Format) -> NDArray:
     """The lowest and the largest number of each block, in the order of the scales."""
     given, x = x.dtype, x if x.dtype in (np.float32, np.float64) else x.astype(np.float32)
     places = [range(0, size, length) for size, length in zip(x.shape, _lengths(x.shape, format), strict=True)]
@@ -80,7 +80,7 @@ def _extremes(x: Array, format: Format) -> Array:
     return np.stack(found, 1).astype(given)
 
 
-def _wide(by_block: Array, shape: tuple[int, ...], format: Format) -> Array:
+def _wide(by_block: NDArray, shape: tuple[int, ...], format: Format) -> NDArray:
     """What belongs to blocks, for each of their elements."""
     if by_block.size == 1:
         return by_block.reshape(1, 1)
@@ -97,7 +97,7 @@ def _lengths(shape: tuple[int, ...], format: Format) -> tuple[int, ...]:
     return format.lengths(shape, 0 if format.block == "axis" else 1)
 
 
-def _same(wanted: Array, actual: Array) -> bool:
+def _same(wanted: NDArray, actual: NDArray) -> bool:
     return wanted.dtype == actual.dtype and wanted.tobytes() == actual.tobytes()
 
 

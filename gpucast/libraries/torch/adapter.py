@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpucast.arrays.adapters import BatchAdapter, BatchPlanner, CastFunction, Lent, compiler
+from gpucast.arrays.libraries import BatchLibrary, BatchPlanner, CastFunction, Lent, compiler
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import resolve_random
@@ -22,7 +22,7 @@ from gpucast.libraries.torch.op import cast_out_op
 from gpucast.libraries.torch.tensors import DEFAULTS, named
 
 
-class TorchAdapter(BatchAdapter):
+class TorchLibrary(BatchLibrary):
     """Tensors of PyTorch."""
 
     take = staticmethod(tensors.take)
@@ -180,4 +180,4 @@ def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: An
     return out
 
 
-ADAPTER = TorchAdapter()
+ADAPTER = TorchLibrary()

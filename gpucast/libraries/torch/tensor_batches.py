@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpucast.arrays.adapters import BatchPlanner, one_class
+from gpucast.arrays.libraries import BatchPlanner, one_class
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast_many import cast_many
 from gpucast.core.dtypes import DType

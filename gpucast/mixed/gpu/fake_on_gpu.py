@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from gpucast.arrays.operand import Operand
+from gpucast.arrays.array import Array
 from gpucast.casting.cuda import empty_like, fused_values, layout_of, ops_of
 from gpucast.core.arithmetic import exact
 from gpucast.core.fused_ops import FusedInputs
@@ -14,7 +14,7 @@ from gpucast.kernel.fused_kernel import FUSED
 
 
 @exact()
-def apply(source: Operand, there: CastRule, back: CastRule, target: Operand | None, fused: FusedInputs) -> Operand:
+def apply(source: Array, there: CastRule, back: CastRule, target: Array | None, fused: FusedInputs) -> Array:
     """Cast by `there`, and the results back by `back`, into `target`, which is where the source is, or a new array."""
     assert source.device is not None
     with driver.driver().on(source.device):

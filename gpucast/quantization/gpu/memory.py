@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.operand import operand
+from gpucast.arrays.array import Array
 from gpucast.arrays.packed import device_index
 from gpucast.casting import cuda
 from gpucast.casting.cuda_workspace import Workspace
@@ -68,7 +68,7 @@ def hand_over(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 
 def copy(x: Any, target: Any) -> None:
     """Copy an array's elements to another one of its shape."""
-    source, to = operand(x), operand(target)
+    source, to = Array.of(x), Array.of(target)
     cuda.apply(source, resolve(source.dtype, to.dtype), to)
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from cast_conformance.numbers import codes_dtype
 from cast_conformance.reader import manifest
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 #: The names of ml_dtypes; NumPy's own types are the rest.
 _ML_DTYPES = {
@@ -52,17 +52,17 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     return found
 
 
-def array_of(codes: Array, name: str) -> Array:
+def array_of(codes: NDArray, name: str) -> NDArray:
     return codes.view(numpy_dtype(name))
 
 
-def codes_of(x: Any, name: str) -> Array:
+def codes_of(x: Any, name: str) -> NDArray:
     """The codes of an array; TypeError where it is not of the type."""
     array = np.ascontiguousarray(x)
     if array.dtype != numpy_dtype(name):
         raise TypeError(f"the result is {array.dtype}")
     row = manifest()["types"][name]
-    codes: Array = array.view(codes_dtype(row)) & codes_dtype(row).type((1 << row["bits"]) - 1)
+    codes: NDArray = array.view(codes_dtype(row)) & codes_dtype(row).type((1 << row["bits"]) - 1)
     return codes
 
 

@@ -14,7 +14,7 @@ from gpucast.quantization import formats, recipes
 from gpucast.quantization.exact_quantize import quantize
 from gpucast.reference.exact_cast import random_words
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 COLUMNS = 256
 #: Rows of moderate numbers; formats with one scale for many rows get these alone, as one NaN would take all.
@@ -49,7 +49,7 @@ def described(name: str) -> dict[str, Any]:
 
 
 @exact()
-def inputs(row: formats.Format) -> Array:
+def inputs(row: formats.Format) -> NDArray:
     """FLOAT numbers: moderate ones; ties; ranges from subnormal to the largest; zeros, infinities and NaN."""
     moderate = _random(_MODERATE, 0) * 2.0 ** np.arange(-4, _MODERATE - 4)[:, None]
     if isinstance(row.block, str) or row.min_ndim == 2:
@@ -80,13 +80,13 @@ def inputs(row: formats.Format) -> Array:
     return np.clip(np.nan_to_num(x), -limit, limit)
 
 
-def _random(rows: int, seed: int) -> Array:
+def _random(rows: int, seed: int) -> NDArray:
     """Numbers in (-2, 2), more of them near zero, with as many bits as FLOAT has."""
     words = random_words(Random(seed, 0), rows * COLUMNS * 4).reshape(rows, COLUMNS, 4).astype(np.int64)
     return np.asarray((words.sum(axis=2) - 2**33) * 2.0**-32)
 
 
-def block_table(name: str) -> dict[str, Array]:
+def block_table(name: str) -> dict[str, NDArray]:
     """The arrays of a format: codes one a byte, all in row-major order."""
     row = recipes.find(name, "blocks")
     x = inputs(row)

@@ -14,7 +14,7 @@ from cast_conformance.conventions import CLASSES, FAULTS, OTHER, Convention, con
 from cast_conformance.numbers import codes_dtype, is_nan, shown, value
 from cast_conformance.reader import TABLES, manifest, read
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,13 @@ class Table:
         self.arrays = {name: np.asarray(array).view(f"u{array.itemsize}") for name, array in arrays}
         self.kinds = self.arrays["class"]
         every = np.arange(self.kinds.size, dtype=codes_dtype(rows[src]))
-        self.input: Array = self.arrays.get("input", every)
+        self.input: NDArray = self.arrays.get("input", every)
 
-    def expected(self, convention: Convention) -> Array:
+    def expected(self, convention: Convention) -> NDArray:
         """The codes of a convention; a column that is missing is equal to `onnx`."""
         return self.arrays.get(convention.column, self.arrays["onnx"])
 
-    def wrong(self, got: Array, convention: Convention) -> Array:
+    def wrong(self, got: NDArray, convention: Convention) -> NDArray:
         """Which results the convention does not allow."""
         wanted = self.expected(convention)
         wrong = (got != wanted) & (self.kinds & convention.mask == 0)
@@ -72,7 +72,7 @@ class Table:
             wrong &= ~(is_nan(wanted, self.row) & is_nan(got, self.row))
         return np.asarray(wrong)
 
-    def verdict(self, got: Array, asked: str | None = None) -> Verdict:
+    def verdict(self, got: NDArray, asked: str | None = None) -> Verdict:
         """Compare codes with the conventions, or with the one that was asked for."""
         chosen = [
             each for each in conventions(self.row) if (asked in (each.name, *each.answers) if asked else not each.asked)
@@ -92,7 +92,7 @@ class Table:
             found.worst[name] = Case(self.src, self.dst, int(self.input[at]), int(got[at]), int(wanted[at]))
         return found
 
-    def _faults(self, got: Array, wrong: Array) -> Iterator[tuple[str, Array]]:
+    def _faults(self, got: NDArray, wrong: NDArray) -> Iterator[tuple[str, NDArray]]:
         """Name what is wrong; each case belongs to one name."""
         rest = wrong.copy()
         special = self.kinds & (CLASSES["nan"] | CLASSES["infinite"]) != 0
@@ -111,7 +111,7 @@ class Table:
         if rest.any():
             yield "other", rest
 
-    def _plainest(self, at: Array) -> int:
+    def _plainest(self, at: NDArray) -> int:
         """The case with the shortest number, of the first thousand."""
         row = manifest()["types"][self.src]
         return int(min(at[:: max(1, at.size // 1000)], key=lambda i: (len(repr(value(int(self.input[i]), row))), i)))

@@ -27,8 +27,8 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, holds, resolve
 from gpucast.parity.hard_values import codes as hard_values
 
-Array = npt.NDArray[Any]
-Columns = dict[str, Array]
+NDArray = npt.NDArray[Any]
+Columns = dict[str, NDArray]
 
 #: The types of the tables: those of ONNX, and the one that CUDA's headers have besides.
 NUMERIC = tuple(
@@ -47,7 +47,7 @@ _RANDOM, _SHARE = 1200, 0.05
 # ---- inputs ----
 
 
-def inputs(src: DType, dst: DType) -> Array:
+def inputs(src: DType, dst: DType) -> NDArray:
     """Every code of a source of 16 bits or fewer, else the hard ones for the destination: the points where rounding
     changes, their neighbours, edges, specials, and random codes."""
     if src.bits <= 16:
@@ -58,7 +58,7 @@ def inputs(src: DType, dst: DType) -> Array:
     return np.unique(np.concatenate([found, _around(dst, src)]))
 
 
-def _around(dst: DType, src: DType) -> Array:
+def _around(dst: DType, src: DType) -> NDArray:
     """Every midpoint of a type of 16 bits or fewer, both neighbours, and numbers so near that a float between the two
     types takes them for the midpoint; of either sign."""
     values = np.array([float(dst.value(code)) for code in range(dst.max_code + 1)])
@@ -73,7 +73,7 @@ def _around(dst: DType, src: DType) -> Array:
 # ---- what a case is ----
 
 
-def classes(x: Array, src: DType, dst: DType) -> Array:
+def classes(x: NDArray, src: DType, dst: DType) -> NDArray:
     """A uint8 for each case: the bits of `CLASSES`."""
     value = reference.cast(x, DOUBLE)
     magnitude = np.abs(value)
@@ -89,7 +89,7 @@ def classes(x: Array, src: DType, dst: DType) -> Array:
     return np.asarray(sum(CLASSES[name] * mask.astype(np.uint8) for name, mask in found.items()), dtype=np.uint8)
 
 
-def _outside(x: Array, value: Array, src: DType, dst: DType) -> Array:
+def _outside(x: NDArray, value: NDArray, src: DType, dst: DType) -> NDArray:
     # An integer's low bits are an integer: nothing is undefined.
     if dst.family == "bool" or (dst.family == "int" and not src.is_float):
         return np.zeros(x.shape, bool)
@@ -104,7 +104,7 @@ def _outside(x: Array, value: Array, src: DType, dst: DType) -> Array:
     return np.asarray(np.abs(value) >= edge if dst.max_code % 2 else np.abs(value) > edge)
 
 
-def _subnormal(magnitude: Array, src: DType, dst: DType) -> Array:
+def _subnormal(magnitude: NDArray, src: DType, dst: DType) -> NDArray:
     found = np.zeros(magnitude.shape, bool)
     for row in (src, dst):
         if row.family == "float":
@@ -116,7 +116,7 @@ def _subnormal(magnitude: Array, src: DType, dst: DType) -> Array:
 # ---- expected codes ----
 
 
-def columns(x: Array, src: DType, dst: DType) -> Iterator[tuple[str, Array]]:
+def columns(x: NDArray, src: DType, dst: DType) -> Iterator[tuple[str, NDArray]]:
     """The results by each rule of a destination."""
     for name, keywords in rules(src, dst).items():
         yield name, reference.cast(x, dst, **keywords)
@@ -145,7 +145,7 @@ def rules(src: DType, dst: DType) -> dict[str, dict[str, Any]]:
     return found
 
 
-def derived(x: Array, kinds: Array, src: DType, dst: DType, known: Columns) -> Iterator[tuple[str, Array]]:
+def derived(x: NDArray, kinds: NDArray, src: DType, dst: DType, known: Columns) -> Iterator[tuple[str, NDArray]]:
     """The columns that follow from others: other treatments of NaN and infinity, and faults."""
     nan, infinite = kinds & CLASSES["nan"] != 0, kinds & CLASSES["infinite"] != 0
     onnx = known["onnx"]
@@ -183,7 +183,7 @@ def derived(x: Array, kinds: Array, src: DType, dst: DType, known: Columns) -> I
         yield "flushed", np.where(subnormal, dst.code_numpy.type(0), onnx)
 
 
-def _ties_to_even(x: Array, src: DType, dst: DType, nearest: Array) -> Array:
+def _ties_to_even(x: NDArray, src: DType, dst: DType, nearest: NDArray) -> NDArray:
     """From powers of two with ties rounded up to those with ties to the even exponent code."""
     value = reference.cast(x, DOUBLE)
     below = 0.75 * reference.cast(nearest.view(dst.numpy), DOUBLE)
@@ -192,7 +192,7 @@ def _ties_to_even(x: Array, src: DType, dst: DType, nearest: Array) -> Array:
     return np.where(tie & (nearest % 2 == 1), nearest - dst.code_numpy.type(1), nearest)
 
 
-def _codes(result: Array, row: DType) -> Array:
+def _codes(result: NDArray, row: DType) -> NDArray:
     return result.view(row.code_numpy)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 Row = dict[str, Any]
 
 
@@ -22,7 +22,7 @@ def _magnitude_of_infinity(row: Row) -> int:
     return int(((1 << row["exponent_bits"]) - 1) << row["mantissa_bits"])
 
 
-def is_nan(codes: Array, row: Row) -> Array:
+def is_nan(codes: NDArray, row: Row) -> NDArray:
     """Which codes are NaN, of any sign and payload."""
     sign = row["sign_bits"] << (row["bits"] - 1)
     magnitude = codes & codes.dtype.type((1 << row["bits"]) - 1 - sign)

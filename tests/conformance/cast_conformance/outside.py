@@ -23,7 +23,7 @@ from cast_conformance.numbers import codes_dtype, is_nan
 from cast_conformance.reader import manifest
 from gpucast import reference
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 _FLOATS = {"f16": "FLOAT16", "f32": "FLOAT", "f64": "DOUBLE"}
 _INTEGERS = {"ui32": "UINT32", "ui64": "UINT64", "i32": "INT32", "i64": "INT64"}
@@ -65,7 +65,7 @@ def _conversion(program: str, src: str, dst: str) -> Iterator[tuple[str, int, in
         yield f"{src}_to_{dst} -r{option}", x.size, int(wrong.sum())
 
 
-def _codes(words: list[str], row: dict[str, Any]) -> Array:
+def _codes(words: list[str], row: dict[str, Any]) -> NDArray:
     return np.array([int(word, 16) for word in words], dtype=codes_dtype(row))
 
 

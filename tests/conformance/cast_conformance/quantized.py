@@ -14,7 +14,7 @@ import numpy.typing as npt
 from cast_conformance.numbers import codes_dtype, value
 from cast_conformance.reader import TABLES, manifest, read
 
-Array = npt.NDArray[Any]
+NDArray = npt.NDArray[Any]
 
 
 class Blocks:
@@ -24,7 +24,7 @@ class Blocks:
         self.facts = manifest()["formats"][name]
         columns = {key: np.asarray(codes) for key, codes in read(TABLES / f"block-{name}.cct").items()}
         shape, grid = self.facts["shape"], self.facts["scales_shape"]
-        self.input: Array = columns["input"].view(np.float32).reshape(shape)
+        self.input: NDArray = columns["input"].view(np.float32).reshape(shape)
         #: The numbers that the codes and the scales stand for.
         self.elements = _values(columns["codes"], self.facts["element"]).reshape(shape)
         self.scales = _values(columns["scales"], self.facts["scale"]).reshape(grid)
@@ -40,7 +40,7 @@ class Blocks:
         down, _, across = text.rpartition("x")
         return min(int(down or 1), rows), int(across)
 
-    def spread(self, scales: Array) -> Array:
+    def spread(self, scales: NDArray) -> NDArray:
         """The scale of each element."""
         down, across = self.lengths
         rows, columns = self.input.shape
@@ -75,7 +75,7 @@ class Blocks:
         return found
 
 
-def _values(codes: Array, name: str) -> Array:
+def _values(codes: NDArray, name: str) -> NDArray:
     row = manifest()["types"][name]
     if name == "FLOAT":
         return codes.view(np.float32).astype(np.float64)

@@ -16,8 +16,8 @@ import gpucast
 from codes import assert_same, random_codes
 from foreign_arrays import Interface, Speaker
 from gpucast import PackedArray
-from gpucast.arrays import adapters
-from gpucast.arrays.adapters import ArrayAdapter, find
+from gpucast.arrays import libraries
+from gpucast.arrays.libraries import Library, find
 from gpucast.arrays.packed import as_array
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.kernel import streams
@@ -114,26 +114,26 @@ def test_an_adapter_is_loaded_with_the_first_array_of_its_library(monkeypatch: p
         def __init__(self, x: np.ndarray) -> None:
             self.x = x
 
-    class SomeAdapter(ArrayAdapter):
+    class SomeLibrary(Library):
         def take(self, x: Any, caller: str, writing: bool = False) -> Any:
             return x.x
 
-    loads: list[SomeAdapter] = []
-    adapter = SomeAdapter()
+    loads: list[SomeLibrary] = []
+    adapter = SomeLibrary()
 
-    def load() -> SomeAdapter:
+    def load() -> SomeLibrary:
         loads.append(adapter)
         return adapter
 
-    monkeypatch.setattr(adapters, "_LIBRARIES", [*adapters._LIBRARIES])
-    adapters.register(adapters.Library("a_library", "Array", load))
+    monkeypatch.setattr(libraries, "_LIBRARIES", [*libraries._LIBRARIES])
+    libraries.register(libraries.LibraryEntry("a_library", "Array", load))
     x = Array(np.array([1.5, -2.5], np.float32))
-    assert find(x) is None and adapters.untraced(int, "3") == 3
+    assert find(x) is None and libraries.untraced(int, "3") == 3
     library = types.ModuleType("a_library")
     monkeypatch.setitem(sys.modules, "a_library", library)
     assert find(x) is None and not loads
     library.Array = Array  # type: ignore[attr-defined]
-    assert find(x) is adapter and adapters.of_library("a_library") is adapter
+    assert find(x) is adapter and libraries.of_library("a_library") is adapter
     assert adapter.shape(np.ones((3, 2))) == (3, 2) and not adapter.is_transforming(x)
     assert adapter.untraced(int, "3") == 3 and adapter.from_array(x) is x
     assert_same(gpucast.cast(x, "INT8"), np.array([1, -2], np.int8))

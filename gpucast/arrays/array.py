@@ -18,7 +18,7 @@ from gpucast.core.rule import CastRule
 
 
 @dataclass(slots=True, eq=False)
-class Operand:
+class Array:
     """An array of NumPy or CuPy, or a PackedArray over one, as the source or the target of a cast.
 
     Its fields never change. (To freeze them would make a small cast with strides 5 % slower.)
@@ -37,6 +37,19 @@ class Operand:
     #: The index of the device that holds it; None for the host.
     device: int | None
     packed: bool
+
+    @staticmethod
+    def of(x: Any, known: DType | None = None) -> Array:
+        """Describe an array from `gpucast.arrays.packed.as_array`; `known` is its dtype, if the caller knows it.
+
+        TypeError for a dtype that Cast does not take.
+        """
+        kind = dtype(x.dtype) if known is None else known
+        if type(x) is np.ndarray:
+            return Array(x, x, kind, x.shape, x.size, x.strides, None, False)
+        packed, device = isinstance(x, PackedArray), device_index(x)
+        data = x.data if packed else x if device is not None else np.asarray(x)
+        return Array(x, data, kind, x.shape, x.size, None if packed else data.strides, device, packed)
 
     @property
     def plain(self) -> Any:
@@ -62,30 +75,15 @@ class Operand:
         return bool(self.data.flags.c_contiguous if self.device is None else self.data._c_contiguous)
 
 
-def operand(x: Any, known: DType | None = None) -> Operand:
-    """The operand of an array from `gpucast.arrays.packed.as_array`; `known` is its dtype, if the caller knows it.
-
-    TypeError for a dtype that Cast does not take.
-    """
-    kind = dtype(x.dtype) if known is None else known
-    if type(x) is np.ndarray:
-        return Operand(x, x, kind, x.shape, x.size, x.strides, None, False)
-    packed, device = isinstance(x, PackedArray), device_index(x)
-    data = x.data if packed else x if device is not None else np.asarray(x)
-    return Operand(x, data, kind, x.shape, x.size, None if packed else data.strides, device, packed)
-
-
-def result_like(source: Operand, array: Any, kind: DType) -> Operand:
+def result_like(source: Array, array: Any, kind: DType) -> Array:
     """Allocate the result of a cast of `source`: an array of this dtype, of the same shape and in the same place."""
     packed = isinstance(array, PackedArray)
     data = array.data if packed else array
-    return Operand(
-        array, data, kind, source.shape, source.size, None if packed else data.strides, source.device, packed
-    )
+    return Array(array, data, kind, source.shape, source.size, None if packed else data.strides, source.device, packed)
 
 
-def check_out(source: Operand, rule: CastRule, out: Any, remote: bool, caller: str) -> Operand:
-    """Check that `out` can take the result of a cast, and return its operand. TypeError or ValueError if it cannot.
+def check_out(source: Array, rule: CastRule, out: Any, remote: bool, caller: str) -> Array:
+    """Check that `out` can take the result of a cast, and return it as an Array. TypeError or ValueError if it cannot.
 
     `remote`: the result may be on a device.
     """
@@ -99,7 +97,7 @@ def check_out(source: Operand, rule: CastRule, out: Any, remote: bool, caller: s
         raise TypeError(f"{caller}: out has dtype {out.dtype}; expected {rule.dst if packed else rule.dst.numpy}")
     if out.shape != source.shape:
         raise ValueError(f"{caller}: out has shape {out.shape}; expected {source.shape}")
-    target = operand(out, rule.dst)
+    target = Array.of(out, rule.dst)
     x, y = source.data, target.data
     if target.device is None and not y.flags.writeable:
         raise ValueError(f"{caller}: out is read-only")

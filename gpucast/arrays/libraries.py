@@ -46,7 +46,7 @@ class Lent(NamedTuple):
     stream: int | None
 
 
-class ArrayAdapter(ABC):
+class Library(ABC):
     """Takes arrays of one library, or of one protocol, and gives results back in the same kind.
 
     Native arrays are those of NumPy and CuPy, and PackedArrays. Only `take` has no default. The other defaults suit a
@@ -107,7 +107,7 @@ class ArrayAdapter(ABC):
         refuses. Default: None."""
         return None
 
-    def home(self, x: Any) -> ArrayAdapter:
+    def home(self, x: Any) -> Library:
         """The adapter of the library to which `x` belongs. Default: this one."""
         return self
 
@@ -145,7 +145,7 @@ class ArrayAdapter(ABC):
 
     @property
     def _name(self) -> str:
-        return type(self).__name__.removesuffix("Adapter")
+        return type(self).__name__.removesuffix("Library")
 
     def placed(self, x: Any) -> tuple[int, int] | None:
         """The device and the address of a row-major array that is no more than its memory there, which a plan may read
@@ -221,7 +221,7 @@ class BatchPlanner(ABC):
         """Called for valid outs before they are written. Default: do nothing."""
 
 
-class BatchAdapter(ArrayAdapter):
+class BatchLibrary(Library):
     """The adapter of a library whose arrays share launches with ours in `gpucast.cast_many`."""
 
     @abstractmethod
@@ -238,10 +238,10 @@ class BatchAdapter(ArrayAdapter):
 
 
 #: Gives an adapter. It holds an import statement, because a compiler that traces a call follows no importlib.
-Load = Callable[[], ArrayAdapter]
+Load = Callable[[], Library]
 
 
-class Library(NamedTuple):
+class LibraryEntry(NamedTuple):
     """A library whose arrays are of a class of its own."""
 
     #: Its module, and the name of the class in it.
@@ -253,7 +253,7 @@ class Library(NamedTuple):
     #: The functions that tell whether its compiler traces the call, or would trace what that calls, as paths in its
     #: module.
     is_compiling: tuple[tuple[str, ...], ...] = ()
-    #: Whether `ArrayAdapter.from_array` makes its arrays of native ones.
+    #: Whether `Library.from_array` makes its arrays of native ones.
     has_arrays: bool = True
 
 
@@ -265,7 +265,7 @@ class Protocol(NamedTuple):
 
 
 #: The adapters of native classes whose arrays go back to another library.
-_KEPT: dict[type, ArrayAdapter] = {}
+_KEPT: dict[type, Library] = {}
 #: What `numpy.asarray` takes without asking the object. The types themselves: a subclass may speak a protocol.
 _PLAIN = frozenset({np.ndarray, list, tuple, int, float, bool, str, bytes, type(None)})
 #: The classes of native arrays that are known at once.
@@ -275,11 +275,11 @@ _COMPILING: dict[str, list[Callable[[], Any]]] = {}
 #: Functions of extensions for arrays of one library, by the names of both; each entry gives the function.
 _FUNCTIONS: dict[tuple[str, str], Callable[[], Callable[..., Any]]] = {}
 #: In the order of search. Libraries come before protocols, because their arrays may speak a protocol, too.
-_LIBRARIES: list[Library] = []
+_LIBRARIES: list[LibraryEntry] = []
 _PROTOCOLS: list[Protocol] = []
 
 
-def register(*entries: Library | Protocol) -> None:
+def register(*entries: LibraryEntry | Protocol) -> None:
     """Add libraries and protocols."""
     for entry in entries:
         if isinstance(entry, Protocol):
@@ -290,7 +290,7 @@ def register(*entries: Library | Protocol) -> None:
             dtypes.FOREIGN.add((entry.name, entry.dtype))
 
 
-def register_ours(kind: type, adapter: ArrayAdapter | None = None) -> None:
+def register_ours(kind: type, adapter: Library | None = None) -> None:
     """Register a class of native arrays. It comes before every protocol; its adapter, if any, returns results in its
     kind.
     """
@@ -311,7 +311,7 @@ def function_of(x: Any, name: str) -> Callable[..., Any] | None:
     return None if load is None else load()
 
 
-def find(x: Any) -> ArrayAdapter | None:
+def find(x: Any) -> Library | None:
     """The adapter of `x`, or None if `x` is not an array of another library."""
     if type(x) in _PLAIN or isinstance(x, _OURS):
         return _KEPT.get(type(x))
@@ -339,7 +339,7 @@ def library_of(x: Any) -> str | None:
     return None if library is None else library.name
 
 
-def _library(x: Any) -> Library | None:
+def _library(x: Any) -> LibraryEntry | None:
     for library in _LIBRARIES:
         module = sys.modules.get(library.name)
         if module is not None and isinstance(x, getattr(module, library.array, ())):
@@ -347,7 +347,7 @@ def _library(x: Any) -> Library | None:
     return None
 
 
-def of_library(name: str) -> ArrayAdapter:
+def of_library(name: str) -> Library:
     """The adapter of a registered library, loaded or not. ImportError if the library is not installed, ValueError for
     another name."""
     for library in _LIBRARIES:
@@ -357,7 +357,7 @@ def of_library(name: str) -> ArrayAdapter:
     raise ValueError(f"library={name!r} is not known; expected one of {names}")
 
 
-def of_protocol(attribute: str) -> ArrayAdapter:
+def of_protocol(attribute: str) -> Library:
     """The adapter of a registered protocol, by one of its attributes."""
     return next(protocol for protocol in _PROTOCOLS if attribute in protocol.attributes).load()
 
@@ -370,7 +370,7 @@ def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
     return function(*arguments) if adapter is None else adapter.untraced(function, *arguments)
 
 
-def compiler() -> ArrayAdapter | None:
+def compiler() -> Library | None:
     """The adapter of the library whose compiler traces this call or its callees."""
     for library in _LIBRARIES:
         if library.is_compiling:
@@ -380,7 +380,7 @@ def compiler() -> ArrayAdapter | None:
     return None
 
 
-def _is_compiling(library: Library) -> list[Callable[[], Any]]:
+def _is_compiling(library: LibraryEntry) -> list[Callable[[], Any]]:
     """The functions that tell of the library's compiler; none while it is not loaded."""
     found: list[Any] = []
     for path in library.is_compiling:

@@ -22,7 +22,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import cut, is_number, rounded
 from gpucast.core.dtypes import dtype
 from gpucast.core.rounding import Rounding
-from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, RoundMode, destination
+from gpucast.core.rule import ATTRIBUTES, Options, OverflowKeyword, RoundMode, destination
 from gpucast.kernel import devices
 from gpucast.user_kernels.expression import COMPUTE, parse
 
@@ -38,7 +38,7 @@ def ufunc(
     compute: Any = "FLOAT",
     saturate: bool = True,
     round_mode: RoundMode = "up",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
 ) -> Ufunc:

@@ -113,13 +113,13 @@ def casts() -> Iterator[Row]:
         text = f'`rounding="{word}"`'
         given = proved("full", lambda a, word=word: a.get("rounding") == word)
         yield text, given, ran("rounding", word), matrix, by_modes(word), ""
-    for paths, text, test, word in (
+    for paths, text, test, named in (
         ("edges", "Arrays at any address, of any length", "kernel/test_kernels_layout.py", "whole"),
         ("layouts", "Strided and transposed arrays", "kernel/test_kernels_layout.py", "transposed"),
         ("many", "`cast_many`", "casting/test_cast_many.py", "scales"),
         ("scaled", "Casts times a FLOAT", "casting/test_fused_keywords.py", "float32"),
     ):
-        yield text, proved(paths, lambda a: not a), ran(word), tests(test), "", ""
+        yield text, proved(paths, lambda a: not a), ran(named), tests(test), "", ""
     yield (
         "`amax`, `finite`, times a DOUBLE",
         "",

@@ -225,9 +225,9 @@ def fast_float(folder: Path, samples: int) -> Outcome:
     ):
         row = dtype(name)
         theirs = np.empty(len(given), row.numpy)
-        text, ends = "".join(given).encode(), np.cumsum([len(one) for one in given])
+        joined, ends = "".join(given).encode(), np.cumsum([len(one) for one in given])
         addresses = (ctypes.c_void_p(ends.ctypes.data), ctypes.c_long(len(given)), ctypes.c_void_p(theirs.ctypes.data))
-        if getattr(library, f"parse{row.bits}")(text, *addresses):
+        if getattr(library, f"parse{row.bits}")(joined, *addresses):
             raise RuntimeError("fast_float: a text was not read to its end")
         ours = _cast(np.array(given, object), name)
         # Where they differ, exact fractions say who is right.

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import importlib
 import json
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from decimal import Decimal
@@ -139,7 +141,41 @@ def p3109(samples: int) -> Outcome:
     return found
 
 
-PACKAGES: dict[str, Callable[[int], Outcome]] = {"softfloat": softfloat, "zmij": zmij, "p3109": p3109}
+# ---- ONNX's node tests ----
+
+
+def onnx(samples: int) -> Outcome:
+    """The results that the node tests of Cast and CastLike expect, element by element."""
+    from onnx import TensorProto
+    from onnx.backend.test.case import node
+    from onnx.numpy_helper import to_array
+
+    from gpucast.onnx.backend import Backend
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for module in ("cast", "castlike"):
+            importlib.import_module(f"onnx.backend.test.case.node.{module}")
+    found = Outcome("ONNX's node tests", metadata.version("onnx"), "onnx", 0, 0, 0, licence="Apache-2.0")
+    for case in node._NodeTestCases:
+        if not case.name.startswith(("test_cast_", "test_castlike_")):
+            continue
+        given, wanted = case.data_sets[0]
+        arrays = [to_array(one) if isinstance(one, TensorProto) else one for one in (*given, *wanted)]
+        ours, theirs = Backend.run_model(case.model, arrays[: len(given)])[0], np.asarray(arrays[-1])
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape, case.name
+        if ours.dtype == object:
+            differ, legal = ours != theirs, np.zeros(ours.size, bool)
+        else:
+            legal = np.isnan(_cast(ours, "DOUBLE")) & np.isnan(_cast(theirs, "DOUBLE"))
+            a, b = (np.frombuffer(x.tobytes(), f"u{x.itemsize}") for x in (ours, theirs))
+            differ = a != b
+        found.count(np.ravel(differ), np.ravel(legal), np.ravel(ours), case.name)
+    found.why = "the NaN of FNUZ types has no sign here; the sign of ml_dtypes' is set"
+    return found
+
+
+PACKAGES: dict[str, Callable[[int], Outcome]] = {"softfloat": softfloat, "zmij": zmij, "p3109": p3109, "onnx": onnx}
 
 
 FOLDERS: dict[str, Callable[[Path, int], Outcome]] = {

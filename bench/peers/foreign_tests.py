@@ -200,20 +200,37 @@ def _torchao() -> None:
 
 
 def _compressed_tensors() -> None:
-    """Rounding to float8 and float4, and pairs of float4 in bytes."""
+    """Rounding to float8, float4 and integers, and pairs of float4 in bytes."""
     import torch
-    from compressed_tensors.compressors.nvfp4 import helpers
+    from compressed_tensors.compressors.nvfp4 import base, helpers
     from compressed_tensors.quantization import quant_args
+    from compressed_tensors.quantization.lifecycle import forward_helpers
+    from compressed_tensors.quantization.utils import helpers as scales
 
-    kinds = {torch.float8_e4m3fn: "FLOAT8E4M3FN", torch.float8_e5m2: "FLOAT8E5M2"}
+    kinds = {torch.float8_e4m3fn: "FLOAT8E4M3FN", torch.float8_e5m2: "FLOAT8E5M2", torch.int8: "INT8"}
     theirs = quant_args.round_to_quantized_type_dtype
 
-    def rounded(tensor: Any, dtype: Any, cast_to_original_dtype: bool = True) -> Any:
+    def rounded(tensor: Any, kind: Any, original: Any) -> Any:
+        ANSWERED["calls"] += 1
+        how = {"rounding": "nearest_even", "overflow": "saturate"} if kind == torch.int8 else {}
+        found = gpucast.cast(tensor.detach(), kinds[kind], **how)  # type: ignore[call-overload]
+        return gpucast.cast(found, original) if original is not None else found
+
+    def by_dtype(tensor: Any, dtype: Any, cast_to_original_dtype: bool = True) -> Any:
         if dtype not in kinds:
             return theirs(tensor, dtype, cast_to_original_dtype)
-        ANSWERED["calls"] += 1
-        found = gpucast.cast(tensor.detach(), kinds[dtype])
-        return gpucast.cast(found, tensor.dtype) if cast_to_original_dtype else found
+        return rounded(tensor, dtype, tensor.dtype if cast_to_original_dtype else None)
+
+    def by_args(tensor: Any, args: Any, min: Any, max: Any, cast_to_original_dtype: bool = True) -> Any:
+        original, tensor = tensor.dtype, torch.clamp(tensor, min, max)
+        if args.type == quant_args.QuantizationType.INT:
+            # A number that is rounded stays one of the type that it had.
+            found = rounded(tensor, torch.int8, tensor.dtype) if max < 128 else torch.round(tensor)
+        elif args.num_bits == 8:
+            found = rounded(tensor, torch.float8_e4m3fn, None)
+        else:
+            found = four(tensor)
+        return found.to(original) if cast_to_original_dtype else found
 
     def four(x: Any) -> Any:
         return _numbers(_codes(x, "FLOAT4E2M1"), "FLOAT4E2M1").to(x.dtype)
@@ -224,9 +241,13 @@ def _compressed_tensors() -> None:
         codes = _codes(x, "FLOAT4E2M1").reshape(*x.shape[:-1], -1, 2)
         return codes[..., 0] | codes[..., 1] << 4
 
-    quant_args.round_to_quantized_type_dtype = rounded
+    for module in (quant_args, scales):
+        module.round_to_quantized_type_dtype = by_dtype
+    for module in (quant_args, forward_helpers):
+        module.round_to_quantized_type_args = by_args
+    for module in (base, helpers):
+        module.pack_fp4_to_uint8 = packed
     quant_args.FP4_E2M1_DATA.cast_to_fp4 = staticmethod(four)
-    helpers.pack_fp4_to_uint8 = packed
 
 
 def _fouroversix() -> None:
@@ -290,6 +311,10 @@ def _gfloat(text: str) -> str:
     return re.sub(r"(from gfloat\.formats import \*\n)", r"\1" + head, text, count=1)
 
 
+def _in(folder: str, *names: str) -> tuple[str, ...]:
+    return tuple(f"{folder}/{name}" for name in names)
+
+
 _NUMPY = ("casting_unittests", "casting_floatingpoint_errors", "half", "numeric", "array_coercion")
 _CPU = ((r"not torch\.cuda\.is_available\(\)", "False"), ('device="cuda"', 'device="cpu"'))
 _COMPRESSORS = ("fp4", "fp8", "mxfp4", "mxfp8")
@@ -307,13 +332,13 @@ SUITES = {
         note="codes under a scale of NaN are 0 here, and were filled with NaN as there",
     ),
     "compressed-tensors": Suite(
-        ("tests/test_quantization/lifecycle/test_forward.py", "tests/test_quantization/test_utils",
-         *(f"tests/test_compressors/test_{name}_quant.py" for name in _COMPRESSORS)),
+        (*_in("tests/test_quantization", "lifecycle/test_forward.py", "test_utils"),
+         *_in("tests/test_compressors", *(f"test_{name}_quant.py" for name in _COMPRESSORS))),
         "Apache-2.0", "quantizers", replace=_compressed_tensors, path="src",
         more=(("src/compressed_tensors/version.py", '__version__ = version = "0"\n'),),
     ),
     "fouroversix": Suite(
-        ("tests/test_quantize.py",), "MIT", "quantizers", replace=_fouroversix, path="src",
+        _in("tests", "test_quantize.py"), "MIT", "quantizers", replace=_fouroversix, path="src",
         always=(*_CPU, ("NUM_RANDOM_SEEDS = 10", "NUM_RANDOM_SEEDS = 2")),
         arguments=("-k", "consistent and nvfp4 and mse and no_rht and no_transpose and no_block_scale_2d"),
         more=(("src/fouroversix-0.dist-info/METADATA", "Metadata-Version: 2.1\nName: fouroversix\nVersion: 0\n"),),

@@ -27,11 +27,12 @@ FOLDER = Path(__file__).parents[1] / "build" / "kernels"
 _KEPT = 7 * 86400.0
 
 
-def install() -> None:
-    """From now on builds of this process look there first."""
+def install(clean: bool) -> None:
+    """From now on builds of this process look there first. `clean` it before others use it."""
     build = host_build._compile
     FOLDER.mkdir(parents=True, exist_ok=True)
-    _clean()
+    if clean:
+        _clean()
 
     def kept(command: list[str], text: str, path: Path) -> Path:
         there = FOLDER / f"{hashlib.sha256(repr([command, text]).encode()).hexdigest()}.so"

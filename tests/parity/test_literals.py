@@ -14,13 +14,10 @@ import numpy as np
 import pytest
 
 import gpucast
-from codes import codes_of
+from engines import by_kernels, by_module, by_reference
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CastRule, Options, resolve
-from gpucast.host import cast_on_host
 from gpucast.parity import host_build
-from gpucast.reference import exact_cast
-from kernels_on_host import cast_codes
 
 #: Integers: toward zero, then the low bits. NaN and infinities give 0.
 INTEGERS = """
@@ -269,12 +266,6 @@ def rule_of(to: DType, saturate: bool) -> CastRule:
     return resolve(DOUBLE, to, Options(saturate=saturate))
 
 
-def by_module(x: np.ndarray[Any, Any], rule: CastRule) -> np.ndarray[Any, Any]:
-    out = np.empty(x.shape, rule.dst.numpy)
-    cast_on_host.into(x, rule, out)
-    return np.asarray(codes_of(out, rule.dst))
-
-
 @pytest.fixture(scope="module", params=["reference", "module", "kernels"])
 def engine(request: pytest.FixtureRequest) -> Engine:
     if request.param == "kernels":
@@ -282,17 +273,15 @@ def engine(request: pytest.FixtureRequest) -> Engine:
             dict.fromkeys(rule_of(dtype(name), saturate) for name in CODES for saturate in (True, False)),
             optimize=False,
         )
-        return lambda x, rule: cast_codes(built, rule, x.view(np.uint64))
-    if request.param == "module":
-        return by_module
-    return lambda x, rule: codes_of(exact_cast.apply(x, rule), rule.dst)
+        return lambda codes, rule: by_kernels(built, rule, codes)
+    return {"reference": by_reference, "module": by_module}[request.param]
 
 
 @pytest.mark.parametrize("name", CODES)
 def test_codes(name: str, engine: Engine) -> None:
-    x = np.array([row[0] for row in CODES[name]])
+    codes = np.array([row[0] for row in CODES[name]]).view(np.uint64)
     for saturate, column in ((True, 1), (False, -1)):
-        found = engine(x, rule_of(dtype(name), saturate))
+        found = engine(codes, rule_of(dtype(name), saturate))
         wanted = [int(row[column]) for row in CODES[name]]
         assert [*map(hex, found.tolist())] == [*map(hex, wanted)], (name, saturate)
 

@@ -31,10 +31,10 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100a")
 _RULES = ("full_range", "no_clipping", "up", "even", "4over6")
 
 
-def all_kernels(sample: int = 1, only: str = "") -> list[Kernel]:
+def all_kernels(sample: int = 1, only: str = "", shard: int = 0) -> list[Kernel]:
     """Every kernel, by name; some kernels of different texts share a name. `sample`: one in so many, the same ones in
-    every run; `only`: a pattern of names."""
-    return [kernel for kernel in _listed() if chosen(kernel.name, sample, only)]
+    every run; `shard`: which; `only`: a pattern of names."""
+    return [kernel for kernel in _listed() if chosen(kernel.name, sample, only, shard)]
 
 
 @lru_cache(maxsize=1)
@@ -42,11 +42,11 @@ def _listed() -> list[Kernel]:
     return sorted(dict.fromkeys(_every_kernel()), key=lambda kernel: (kernel.name, kernel.line))
 
 
-def chosen(name: str, sample: int, only: str) -> bool:
+def chosen(name: str, sample: int, only: str, shard: int = 0) -> bool:
     """Whether a kernel belongs to the sample and matches the pattern."""
     if only and not re.search(only, name):
         return False
-    return sample == 1 or int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % sample == 0
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % sample == shard
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

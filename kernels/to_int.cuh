@@ -72,13 +72,6 @@ GPUCAST_INLINE u64 truncated(double x) {
     return ptx::shr(significand, 1075 - field) | ptx::shl(significand, field - 1075);
 }
 
-// Whether floats are rounded to integers by `without_ties`, and not by the rule alone.
-template <typename Rule>
-GPUCAST_CONSTANT bool has_without_ties() {
-    return Rule::rounding() == Rounding::toward_zero || Rule::rounding() == Rounding::ties_to_even
-        || Rule::rounding() == Rounding::ties_to_away;
-}
-
 // A number whose integer part is what the rule rounds to. For ties away from zero that is a bit less than a half further
 // from zero: the sum rounds up from a tie on, and never from below it.
 template <typename Rule>
@@ -258,7 +251,7 @@ GPUCAST_INLINE u32 clamped(Word code, Rule) {
 
 template <typename Src, typename Dst, typename Word, typename Rule>
 GPUCAST_INLINE Word convert(Word code, Rule rule, FloatFamily source, IntFamily destination) {
-    if constexpr (!has_without_ties<Rule>()) {
+    if constexpr (rounds_by_rule<Dst, Rule>()) {
         return encode<Dst>(decode<Src>(code, source), rule, destination);
     } else if constexpr (has_float32<Src>() && Rule::overflow() == Overflow::wrap) {
         return wrapped<Src, Dst>(code, rule);

@@ -61,9 +61,7 @@ def test_a_change_of_a_kernel_is_told_and_a_comment_is_none() -> None:
     # Two kernels of a name are a set.
     both = rows(one, wraps)
     assert differences(both, rows(wraps, one)) == []
-    assert differences(both, before | {"kernels": {name: before["kernels"][name]}}) == [
-        f"differs: sm_90 {name}"
-    ]
+    assert differences(both, before | {"kernels": {name: before["kernels"][name]}}) == [f"differs: sm_90 {name}"]
 
 
 def test_a_text_without_ptx_is_no_difference_and_another_one_is() -> None:

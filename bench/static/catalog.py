@@ -9,13 +9,14 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 
 from gpucast.cli.arguments import at_least_one
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.kernel import compiler, nvrtc, nvrtc_search
-from gpucast.kernel.kernel import Kernel
+from gpucast.kernel.kernel import Kernel, Part
 from gpucast.kernel.nvrtc import Compiled, Nvrtc
 from gpucast.quantization import formats
 from gpucast.quantization.formats import FORMATS, LENGTHS, SOURCES
@@ -85,6 +86,19 @@ def _formats() -> Iterator[str]:
             with contextlib.suppress(ValueError):
                 yield formats.find(f"{name}_{rule}", "bench").name
     yield from RECIPES
+
+
+def programs(kernels: Iterable[Kernel], most: int) -> Iterator[list[Kernel]]:
+    """Kernels that can be one program: with the same parts, none of a name twice, and no more than `most`."""
+    alike: dict[tuple[tuple[Part, ...], int], list[Kernel]] = {}
+    seen: Counter[str] = Counter()
+    for kernel in kernels:
+        seen[kernel.name] += 1
+        alike.setdefault((kernel.parts, seen[kernel.name]), []).append(kernel)
+    for each in alike.values():
+        rest = iter(each)
+        while some := list(itertools.islice(rest, most)):
+            yield some
 
 
 def uncached(text: str, name: str, arch: str) -> Compiled:

@@ -76,7 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     found = compared(old, figures)
     print(*found.lines[:_LINES], sep="\n")
-    print(f"{found.same} kernels of the same text, {found.ptx} of the same PTX; {len(found.lines)} differences")
+    left = f"{found.left} of another text without PTX, not compared"
+    print(f"{found.same} kernels of the same text, {found.ptx} of the same PTX, {left}; {len(found.lines)} differences")
     return int(bool(found.lines))
 
 
@@ -141,9 +142,11 @@ def _digest(text: str) -> str:
 class Compared(NamedTuple):
     """What a comparison finds."""
 
-    #: Kernels of the same text, and others with the same PTX for every architecture.
+    #: Kernels of the same text, others with the same PTX for every architecture, and those that have another text and
+    #: no PTX, because they are outside of the share.
     same: int
     ptx: int
+    left: int
     #: A line for each name that is gone or new, or whose kernels differ.
     lines: list[str]
 
@@ -155,7 +158,7 @@ def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> Compared:
         {name: of_name for name, of_name in rows.items() if all(chosen(name, 1, of["only"]) for of in (old, new))}
         for rows in (old["kernels"], new["kernels"])
     )
-    same, ptx, lines = 0, 0, list[str]()
+    same, ptx, left, lines = 0, 0, 0, list[str]()
     for name in sorted({*before, *after}):
         sides = [dict(rows.get(name, ())) for rows in (before, after)]
         both = sides[0].keys() & sides[1].keys()
@@ -164,14 +167,14 @@ def compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> Compared:
         if name not in after or name not in before:
             lines.append(f"{'new' if name in after else 'gone'}: {name}")
         elif not all(arch in of for side in others for of in side for arch in archs):
-            lines.append(f"another text, without PTX: {name}")
+            left += len(others[1])
         else:
             differ = [
                 arch for arch in archs if Counter(of[arch] for of in others[0]) != Counter(of[arch] for of in others[1])
             ]
             lines += [f"differs: {arch} {name}" for arch in differ]
             ptx += 0 if differ else len(others[1])
-    return Compared(same, ptx, lines)
+    return Compared(same, ptx, left, lines)
 
 
 if __name__ == "__main__":

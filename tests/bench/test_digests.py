@@ -47,7 +47,7 @@ def test_comments() -> None:
 def test_a_change_of_a_kernel_is_told_and_a_comment_is_none() -> None:
     one, other = kernel("FLOAT", "INT8"), kernel("FLOAT", "INT16")
     before = rows(one, other)
-    assert digests.compared(before, rows(one, other)) == (2, 0, [])
+    assert digests.compared(before, rows(one, other)) == (2, 0, 0, [])
     commented = changed(one, "\n", " // a comment\n")
     assert rows(commented)["kernels"] == rows(one)["kernels"]
     wraps = changed(one, "Overflow::wrap", "Overflow::saturate")
@@ -57,20 +57,20 @@ def test_a_change_of_a_kernel_is_told_and_a_comment_is_none() -> None:
     assert differences(rows(one), before) == [f"new: {wider}"]
     # Another text with the same PTX.
     spaced = changed(one, "Overflow::wrap", "Overflow ::wrap")
-    assert digests.compared(before, rows(spaced, other)) == (1, 1, [])
+    assert digests.compared(before, rows(spaced, other)) == (1, 1, 0, [])
     # Two kernels of a name are a set.
     both = rows(one, wraps)
     assert differences(both, rows(wraps, one)) == []
     assert differences(both, before | {"kernels": {name: before["kernels"][name]}}) == [f"differs: sm_90 {name}"]
 
 
-def test_a_text_without_ptx_is_no_difference_and_another_one_is() -> None:
+def test_another_text_without_ptx_is_left() -> None:
     one = kernel("FLOAT", "INT8")
     wraps = changed(one, "Overflow::wrap", "Overflow::saturate")
     texts = rows(one, share=[])
     assert texts["kernels"][one.name][0][1] == {}
-    assert digests.compared(rows(one), texts) == (1, 0, []) == digests.compared(texts, rows(one))
-    assert differences(texts, rows(wraps)) == [f"another text, without PTX: {one.name}"]
+    assert digests.compared(rows(one), texts) == (1, 0, 0, []) == digests.compared(texts, rows(one))
+    assert digests.compared(texts, rows(wraps)) == (0, 0, 1, []) == digests.compared(rows(wraps), texts)
     # Parts count, too.
     longer = dataclasses.replace(one, parts=(*one.parts, "fused.cu"))
     assert digests.text_digest(longer) != digests.text_digest(one) != digests.text_digest(wraps)
@@ -117,7 +117,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert digests.main([str(after), *options, "--against", str(before)]) == 1
     told = capsys.readouterr().out
     assert "the text of 2 kernels, the PTX of 2 (100.0%) for sm_90, in" in told
-    assert "new: gpucast_float32_to_int8\n1 kernels of the same text, 0 of the same PTX; 1 differences" in told
+    assert (
+        "new: gpucast_float32_to_int8\n1 kernels of the same text, 0 of the same PTX, 0 of another text without PTX, not compared; 1 differences"
+        in told
+    )
     assert digests.main([str(after), *options, "--texts"]) == 0
     assert "the PTX of 0 (0.0%)" in capsys.readouterr().out
     figures["compiler"] = "1.0"

@@ -118,8 +118,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     told = capsys.readouterr().out
     assert "the text of 2 kernels, the PTX of 2 (100.0%) for sm_90, in" in told
     assert (
-        "new: gpucast_float32_to_int8\n1 kernels of the same text, 0 of the same PTX, 0 of another text without PTX, not compared; 1 differences"
-        in told
+        "new: gpucast_float32_to_int8\n1 kernels of the same text, 0 of the same PTX, 0 of another text without PTX, "
+        "not compared; 1 differences" in told
     )
     assert digests.main([str(after), *options, "--texts"]) == 0
     assert "the PTX of 0 (0.0%)" in capsys.readouterr().out

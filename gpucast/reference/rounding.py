@@ -30,15 +30,8 @@ def to_whole(magnitude: NDArray, rounding: RoundingName) -> NDArray:
     whole = np.floor(magnitude)
     if rounding == "toward_zero":
         return np.asarray(whole)
-    rest = magnitude - whole
-    return np.asarray(whole + ((rest > 0.5) | ((rest == 0.5) & ties_go_up(np.fmod(whole, 2) == 1, rounding))))
-
-
-def ties_go_up(odd: NDArray, rounding: RoundingName) -> NDArray:
-    """Whether a magnitude midway between two codes goes to the upper one, by whether the lower code is odd."""
-    ties = mode_of(rounding).ties
-    assert ties is not None
-    return {"even": odd, "away": np.ones_like(odd)}[ties]
+    rest, upper = magnitude - whole, mode_of(rounding).takes_upper(np.fmod(whole, 2) == 1)
+    return np.asarray(whole + ((rest > 0.5) | ((rest == 0.5) & upper)))
 
 
 def to_codes(magnitude: NDArray, negative: NDArray, dst: DType, rounding: RoundingName) -> NDArray:
@@ -55,11 +48,10 @@ def fractions_to_codes(magnitudes: list[Fraction], negative: NDArray, dst: DType
     pairs = [_below_fraction(magnitude, dst) for magnitude in magnitudes]
     below = np.array([code for code, _ in pairs], dtype=np.uint64)
     half = Fraction(1, 2)
-    if mode_of(rounding).ties is not None:
-        up = ties_go_up(below % 2 == 1, rounding).tolist()
-        return below + np.array(
-            [rest > half or (rest == half and one) for (_, rest), one in zip(pairs, up, strict=True)], np.uint64
-        )
+    mode = mode_of(rounding)
+    if mode.ties is not None:
+        up = [rest > half or (rest == half and mode.takes_upper(code % 2 == 1)) for code, rest in pairs]
+        return below + np.array(up, np.uint64)
     return _directed(below, np.array([rest != 0 for _, rest in pairs], bool), negative, dst, rounding)
 
 
@@ -73,13 +65,13 @@ def _nearest_in_table(magnitude: NDArray, dst: DType, rounding: RoundingName) ->
     tie = (points[at] == magnitude) & (code < len(points))
     if magnitude.dtype == np.uint64:
         tie &= whole[at]
-    return np.asarray(code + (tie & ties_go_up(code % 2 == 1, rounding)), dtype=np.uint64)
+    return np.asarray(code + (tie & mode_of(rounding).takes_upper(code % 2 == 1)), dtype=np.uint64)
 
 
 def _nearest_step(magnitude: NDArray, dst: DType, rounding: RoundingName) -> NDArray:
     """To FLOAT or DOUBLE: to a whole number of ULPs."""
     code, rest, half = _steps(magnitude, dst)
-    up = (rest > half) | ((rest == half) & ties_go_up(code % np.uint64(2) == 1, rounding))
+    up = (rest > half) | ((rest == half) & mode_of(rounding).takes_upper(code % np.uint64(2) == 1))
     return np.asarray(code + up.astype(np.uint64))
 
 

@@ -82,14 +82,12 @@ def result_like(source: Array, array: Any, kind: DType) -> Array:
     return Array(array, data, kind, source.shape, source.size, None if packed else data.strides, source.device, packed)
 
 
-def check_out(source: Array, rule: CastRule, out: Any, remote: bool, caller: str) -> Array:
-    """Check that `out` can take the result of a cast, and return it as an Array. TypeError or ValueError if it cannot.
-
-    `remote`: the result may be on a device.
-    """
-    packed = rule.dst.packed and (source.packed or (remote and device_index(out) is not None))
+def check_out(source: Array, rule: CastRule, out: Any, caller: str) -> Array:
+    """Check that `out` can take the result of a cast, and return it as an Array. TypeError or ValueError if it
+    cannot."""
+    packed = rule.dst.packed and (source.packed or device_index(out) is not None)
     if packed != isinstance(out, PackedArray) or not (packed or namespace(out)):
-        wanted = "a PackedArray" if packed else "a NumPy array" if not remote else "an array"
+        wanted = "a PackedArray" if packed else "a NumPy array" if source.device is None else "an array"
         expected = f"{wanted} of {rule.dst.name} and shape {source.shape}"
         raise TypeError(f"{caller}: out is {type(out).__name__}; expected {expected}")
     unmasked(out, f"{caller}: out")

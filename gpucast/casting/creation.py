@@ -9,9 +9,9 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import casting, kernel
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, checked_shape, device_index
+from gpucast.casting import engines
 from gpucast.core.dtypes import DType, dtype
 from gpucast.kernel import devices
 
@@ -28,12 +28,10 @@ def empty(shape: Any, dtype: Any, device: Any = None) -> Any:
     """
     kind = _kind(dtype, "empty")
     lengths = checked_shape(shape, "empty")
-    place = devices.parse(device, "empty")
-    if place is not None and place != "cpu":
-        return _empty_on(devices.index(place, "empty"), lengths, kind)
-    if kind.family == "string":
-        return np.full(lengths, "", dtype=object)
-    return np.empty(lengths, dtype=kind.numpy)
+    engine = engines.named(devices.parse(device, "empty"), "empty")
+    if kind.family == "string" and engine is not engines.HOST:
+        raise ValueError("empty: a device cannot hold STRING; expected device=None or 'cpu'")
+    return engine.empty(lengths, kind)
 
 
 def empty_like(x: Any, dtype: Any = None, device: Any = None) -> Any:
@@ -75,13 +73,6 @@ def from_bytes(buffer: Any, dtype: Any, shape: Any) -> Any:
     if not buffer.flags.c_contiguous:
         raise ValueError("from_bytes: the array is not contiguous")
     return buffer.view(kind.numpy.newbyteorder("<")).reshape(lengths)
-
-
-def _empty_on(index: int, shape: tuple[int, ...], kind: DType) -> Any:
-    if kind.family == "string":
-        raise ValueError("empty: a device cannot hold STRING; expected device=None or 'cpu'")
-    with kernel.driver.driver().on(index):
-        return casting.cuda.new(shape, kind)
 
 
 def _kind(given: Any, caller: str) -> DType:

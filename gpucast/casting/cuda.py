@@ -14,11 +14,11 @@ from gpucast.arrays.array import Array, result_like
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.fuse import EMPTY, Fuse
 from gpucast.core.rule import CastRule, resolve
 from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import Shape, square_sides
-from gpucast.kernel.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
+from gpucast.kernel.fused_kernel import FUSED, FusedOps, cast_kernel
 from gpucast.kernel.strides import Dims, collapse, squares
 
 _BYTE = np.dtype(np.uint8)
@@ -93,10 +93,8 @@ def address(x: Any) -> int:
 
 
 @exact()
-def apply(source: Array, rule: CastRule, target: Array | None = None, fused: FusedInputs | None = None) -> Array:
+def apply(source: Array, rule: CastRule, target: Array | None = None, fuse: Fuse = EMPTY) -> Array:
     """Cast on the source's device, on its current stream, into `target`, which is there too, or a new array.
-
-    With `fused` more is done in the same pass, and `rule` is a `gpucast.casting.fused_options.fused_rule`.
 
     Allocates nothing with a target. RuntimeError for work that a CUDA graph cannot capture.
     """
@@ -104,7 +102,7 @@ def apply(source: Array, rule: CastRule, target: Array | None = None, fused: Fus
         if target is None:
             target = empty_like(source, rule.dst)
         if source.size:
-            launch_of(source, rule, target, fused)()
+            launch_of(source, rule, target, fuse)()
     return target
 
 
@@ -113,12 +111,11 @@ def _device(source: Array) -> int:
     return source.device
 
 
-def launch_of(source: Array, rule: CastRule, target: Array, fused: FusedInputs | None = None) -> Callable[[], None]:
+def launch_of(source: Array, rule: CastRule, target: Array, fuse: Fuse = EMPTY) -> Callable[[], None]:
     """The cast of an array with elements on the current device, whose kernel is loaded by now."""
-    layout = layout_of(source, target, fused)
-    ops, given = PLAIN, b""
-    if fused is not None:
-        ops, given = ops_of(fused), FUSED.pack(*fused_values(fused))
+    layout = layout_of(source, target, fuse)
+    ops = FusedOps.of(fuse)
+    given = FUSED.pack(*fused_values(fuse)) if ops.fuses(rule) else b""
     if layout.dims is not None:
         given += layout.dims.packed
     kernel = cast_kernel(rule, layout.shape, rule.src.packed and not source.packed, ops)
@@ -137,12 +134,12 @@ class Layout(NamedTuple):
     n: int
 
 
-def layout_of(source: Array, target: Array, fused: FusedInputs | None) -> Layout:
+def layout_of(source: Array, target: Array, fuse: Fuse) -> Layout:
     """The layout of a cast. It is contiguous where both sides are, in the same order of axes."""
     if source.contiguous and target.contiguous:
         return Layout("contiguous", None, source.size)
-    in_order = fused is not None and fused.random is not None
-    transposes = fused is None and not (source.packed or target.packed)
+    in_order = fuse.random is not None
+    transposes = fuse.is_empty and not (source.packed or target.packed)
     sizes = source.itemsize, target.itemsize
     return strided_layout(source.shape, source.strides, target.strides, sizes, in_order, transposes)
 
@@ -181,20 +178,15 @@ def strided_layout(
     return Layout("strided", dims, n)
 
 
-def ops_of(fused: FusedInputs) -> FusedOps:
-    """The operations of a fused kernel."""
-    return FusedOps(fused.scaling, fused.amax is not None, fused.finite is not None)
-
-
-def fused_values(fused: FusedInputs) -> tuple[float, int, int, int, int, int, int]:
+def fused_values(fuse: Fuse) -> tuple[float, int, int, int, int, int, int]:
     """The values of `FUSED`."""
     number, scale_at = 1.0, 0
-    if isinstance(fused.scale, float):
-        number = fused.scale
-    elif fused.scale is not None:
-        scale_at = fused.scale.data.ptr
-    amax, finite = (0 if array is None else array.data.ptr for array in (fused.amax, fused.finite))
-    seed, offset = fused.random or (0, 0)
+    if isinstance(fuse.scale, float):
+        number = fuse.scale
+    elif fuse.scale is not None:
+        scale_at = fuse.scale.data.ptr
+    amax, finite = (0 if array is None else array.data.ptr for array in (fuse.amax, fuse.finite))
+    seed, offset = fuse.random or (0, 0)
     # In `cast_many` the random words of one array follow those of the one before: the offset may be beyond 64 bits.
     first = max(0, offset - _LAST)
     return number, scale_at, amax, finite, seed, offset - first, first

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import casting
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.arrays.tree import dtype_of
+from gpucast.casting import engines
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
 from gpucast.kernel import devices
@@ -33,10 +33,7 @@ def checked_flag(finite: Any, caller: str) -> Any:
 
 def new_flag(device: int | None) -> Any:
     """A new BOOL array of shape () that is true, on the host (None) or on a device, without waiting for the device."""
-    flag = np.asarray(True)
-    if device is None:
-        return flag
-    return casting.cuda.to_device(flag, device)
+    return engines.of(device).take(np.asarray(True))
 
 
 def flag_on(flag: Any, device: int) -> Any:

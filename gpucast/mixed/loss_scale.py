@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import tree as trees
-from gpucast.arrays.batch_item import Names
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.arrays.tree import all_floating, floating, is_floating
+from gpucast.casting.calls import Names
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_many import cast_arrays
 from gpucast.core.arithmetic import exact

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import libraries, tree
-from gpucast.arrays.array import Array, check_out
+from gpucast.arrays.array import Array
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import device_index
 from gpucast.arrays.tree import dtype_of
+from gpucast.casting import calls, engines
 from gpucast.casting.cast import cast
 from gpucast.core.rule import resolve
 from gpucast.kernel import streams
@@ -95,9 +96,7 @@ def _check(caller: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
         if device is not None and device_index(leaf) != device:
             raise ValueError(f"{caller} is not on cuda:{device}, where finite is; bool(finite) reads the flag")
         if target is not None:
-            check_out(Array.of(leaf, kind), resolve(kind, kind), target, device is not None, caller)
-            if device_index(target) != device_index(leaf):
-                raise ValueError(f"{caller} lies elsewhere in out than in new and old")
+            calls.target_of(Array.of(leaf, kind), resolve(kind, kind), target, engines.of_array(leaf), caller)
 
 
 def _equal(x: Any, y: Any) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rule import resolve
-from gpucast.host import cast_on_host
+from gpucast.host import numbers
 from gpucast.quantization import gpu, hadamard_on_host, quantize_on_host, swizzle
 from gpucast.quantization.block_grid import BlockGrid, size
 from gpucast.quantization.formats import Format, Hadamard, Parts
@@ -171,7 +171,7 @@ def transform(
     result = made
     if to is not _FLOAT:
         result = np.empty(made.shape, to.numpy)
-        cast_on_host.into(made, resolve(dtype(made.dtype), to), result)
+        numbers.into(made, resolve(dtype(made.dtype), to), result)
     if out is None:
         return result
     out[...] = result

@@ -23,12 +23,12 @@ from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.creation import empty
-from gpucast.casting.fused_options import fused_rule, resolve_scale
+from gpucast.casting.fuse import resolve_scale
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Random
-from gpucast.core.rule import CastRule, Options
+from gpucast.core.fuse import Random
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.kernel import devices, streams
 from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.quantization import block_grid, grouped_on_host, recipes
@@ -183,7 +183,7 @@ def _cast_grouped(
     random = resolve_random(None, *of_random, caller)
     # The rows of a cast are whole multiples of the shortest block.
     call = _Call(caller, x, offsets, LENGTHS[0], scale, pad, random)
-    rule = fused_rule(call.src, dst, Options(caller=caller, rounding=of_random[0]), scaled=True)
+    rule = resolve(call.src, dst, Options(caller=caller, rounding=of_random[0], scale=1.0))
     return call.run(out, dst, None, rule, None, "linear")
 
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from gpucast import casting
 from gpucast.arrays import libraries
-from gpucast.arrays.array import Array, check_out
+from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
+from gpucast.casting import calls, engines
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
@@ -213,10 +214,10 @@ class Quantized:
     def get(self) -> Quantized:
         """A copy on the host; q itself if it is there."""
         native = self.native("get")
-        if device_index(native.data) is None:
+        if engines.of_array(native.data) is engines.HOST:
             return self
         with self._visit():
-            parts = {name: casting.cuda.to_host(part) for name, part in vars(native).items() if part is not None}
+            parts = {name: engines.to_host(part) for name, part in vars(native).items() if part is not None}
             return replace(self, **parts)
 
     def dequantize(
@@ -329,13 +330,9 @@ def _transform(q: Quantized, length: Any, signs: Any, seed: Any) -> Hadamard | N
 
 def _checked_out(parts: Parts, to: DType, out: Any) -> Any:
     """The native array over an `out` that can take the numbers. TypeError or ValueError for one that cannot."""
-    adapter = libraries.find(out)
-    array = out if adapter is None else adapter.take(out, "dequantize", writing=True)
     codes = Array.of(parts.data)
-    check_out(codes, resolve(codes.dtype, to), array, codes.device is not None, "dequantize")
-    if device_index(array) != codes.device:
-        there, here = devices.name(device_index(array)), devices.name(codes.device)
-        raise ValueError(f"dequantize: out is on {there}; the result belongs on {here}")
+    rule, here = resolve(codes.dtype, to), engines.of(codes.device)
+    array = calls.target_of(codes, rule, out, here, "dequantize").array
     read = [Place(name, part) for name, part in vars(parts).items() if part is not None]
     check_disjoint([Place("out", array)], read, "dequantize")
     return array

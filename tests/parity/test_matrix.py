@@ -22,7 +22,7 @@ from gpucast import PackedArray
 from gpucast.casting import plans
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CastRule, resolve
-from gpucast.host import cast_on_host
+from gpucast.host import numbers
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
 from gpucast.reference import exact_cast
@@ -51,7 +51,7 @@ def by_reference(codes: np.ndarray, rule: CastRule) -> np.ndarray:
 
 def by_host(codes: np.ndarray, rule: CastRule) -> np.ndarray:
     out = np.empty(codes.shape, rule.dst.numpy)
-    cast_on_host.into(codes.view(rule.src.numpy), rule, out)
+    numbers.into(codes.view(rule.src.numpy), rule, out)
     return codes_of(out, rule.dst)
 
 

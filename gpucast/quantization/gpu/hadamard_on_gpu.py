@@ -17,7 +17,7 @@ from gpucast.arrays.packed import device_index
 from gpucast.casting import cuda
 from gpucast.casting.cuda_workspace import Workspace
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import VECTOR

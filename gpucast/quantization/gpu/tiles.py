@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpucast.core.dtypes import DType
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
 from gpucast.kernel.kernel import Kernel

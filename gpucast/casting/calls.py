@@ -53,7 +53,7 @@ def add_target(call: Call, there: Engine) -> None:
 
 def check_fuse(call: Call) -> None:
     """ValueError where a call for one array writes memory that it shares with another array of the call."""
-    if call.fuse is not EMPTY and call.fuse.arrays:
+    if call.fuse.arrays:
         _check_disjoint([call], _ONE, call.fuse, call.caller)
 
 

@@ -239,19 +239,19 @@ def _checked(x: Any, to: Any, options: Options) -> Any:
     adapter = libraries.find(x)
     if adapter is not None:
         return adapter.cast(cast_with, x, to, options)
-    return libraries.untraced(_checked_array, x, to, options)
-
-
-def _checked_array(x: Any, to: Any, options: Options) -> Any:
-    """Cast a native array, or an object that becomes one, and keep a plan for later calls like this one."""
     # A native array alone has no other stream than the current one, and no numbers are computed with here.
-    if options.out is options.scale is options.amax is None:
-        return _cast_array(x, to, options)
+    alone = options.out is options.scale is options.amax is None
+    return libraries.untraced(_cast_array if alone else _cast_several, x, to, options)
+
+
+def _cast_several(x: Any, to: Any, options: Options) -> Any:
+    """Cast a native array where other arrays take part."""
     with exact(), streams.visit(x, options.out, options.scale, options.amax):
         return _cast_array(x, to, options)
 
 
 def _cast_array(x: Any, to: Any, options: Options) -> Any:
+    """Cast a native array, or an object that becomes one, and keep a plan for later calls like this one."""
     caller, out = options.caller, options.out
     # What is an array of NumPy's numbers stays as it is.
     if type(x) is not np.ndarray or x.dtype.kind == "O" or x.dtype.names is not None:
@@ -270,13 +270,13 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
         if options.device is not None:
             raise ValueError(f"{caller}: device={options.device!r} cannot hold STRING; expected None or 'cpu'")
         there = engines.HOST
-    here.require(caller)
     if not options.copy and out is None and there is here and call.fuse is EMPTY and here.is_unchanged(call):
         return x
-    calls.add_target(call, there)
+    if out is not None or call.fuse is not EMPTY:
+        calls.add_target(call, there)
     y = run(call, here, there)
     # A cast of a type to itself ignores its seed, which the key of plans does not hold.
-    if not call.rule.is_text and (options.seed is None or call.rule.rounding == STOCHASTIC):
+    if options.seed is None or call.rule.rounding == STOCHASTIC:
         plans.keep(x, to, options, call.rule, here.plan(call))
     return y.array
 
@@ -290,7 +290,9 @@ def run(call: Call, here: Engine, there: Engine) -> Array:
     rule = call.rule
     if there is here:
         here.run((call,))
-        return call.written
+        assert call.target is not None, "an engine gives every call one"
+        return call.target
+    here.require(call.caller)
     if not call.fuse.is_empty or rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
         first = replace(call, target=None)
         here.run((first,))

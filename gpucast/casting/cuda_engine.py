@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any
 
 from gpucast.arrays.array import Array
@@ -51,6 +50,7 @@ class CudaEngine(Engine):
 
     @exact()
     def run(self, calls: Sequence[Call]) -> None:
+        devices.require(calls[0].caller)
         with driver.driver().on(self.device):
             for run in self.prepare(calls):
                 run()
@@ -88,9 +88,3 @@ class CudaEngine(Engine):
         assert stream is not None, "each device has one"
         with streams.on({self.device: stream}, owners), driver.driver().on(self.device):
             yield
-
-
-@lru_cache
-def engine(device: int) -> CudaEngine:
-    """The engine of the device with that index."""
-    return CudaEngine(device)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from gpucast import casting
@@ -15,12 +16,10 @@ from gpucast.kernel import devices
 HOST = host.HOST
 
 
+@lru_cache
 def of(device: int | None) -> Engine:
     """The engine of a device, by its index, or of the host (None)."""
-    if device is None:
-        return HOST
-    engine: Engine = casting.cuda_engine.engine(device)
-    return engine
+    return HOST if device is None else casting.cuda_engine.CudaEngine(device)
 
 
 def of_array(x: Any) -> Engine:

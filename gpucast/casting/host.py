@@ -16,6 +16,7 @@ from gpucast.casting import plans
 from gpucast.casting.engine import Call, Engine
 from gpucast.core.checks import as_double
 from gpucast.core.dtypes import DType
+from gpucast.core.fuse import EMPTY
 from gpucast.host import numbers, text
 
 
@@ -51,28 +52,27 @@ class HostEngine(Engine):
         for call in calls:
             if call.target is None and not call.rule.is_text:
                 call.target = self.empty_like(call.source, call.rule.dst)
-        return [partial(self._run, call) for call in calls]
+        return [partial(self.run, (call,)) for call in calls]
 
     def run(self, calls: Sequence[Call]) -> None:
         for call in calls:
-            self._run(call)
-
-    def _run(self, call: Call) -> None:
-        source, rule, target = call.source, call.rule, call.target
-        if rule.is_text:
-            call.target = text.apply(source, rule, target)
-            return
-        # Packed elements, which have equal layouts if they share memory, are read before they are written. A packed
-        # target shares none with another source, though their bounds may meet.
-        apart = target is not None and (
-            source.packed or target.packed or not np.may_share_memory(source.data, target.data)
-        )
-        result = target if target is not None and apart else self.empty_like(source, rule.dst)
-        numbers.into(source.plain, rule, result.plain, call.fuse)
-        if target is None:
-            call.target = result
-        elif result is not target:
-            target.data[...] = result.data
+            source, rule, target = call.source, call.rule, call.target
+            if rule.is_text:
+                call.target = text.apply(source, rule, target)
+                continue
+            # Packed elements, which have equal layouts if they share memory, are read before they are written. A packed
+            # target shares none with another source, though their bounds may meet.
+            if target is None or not (
+                source.packed or target.packed or not np.may_share_memory(source.data, target.data)
+            ):
+                result = self.empty_like(source, rule.dst)
+            else:
+                result = target
+            numbers.into(source.plain, rule, result.plain, call.fuse)
+            if target is None:
+                call.target = result
+            elif result is not target:
+                target.data[...] = result.data
 
     def is_unchanged(self, call: Call) -> bool:
         kind, x = call.source.dtype, call.source.data
@@ -93,7 +93,7 @@ class HostEngine(Engine):
     def plan(self, call: Call) -> Any:
         if type(call.source.array) is not np.ndarray or not call.source.array.dtype.isnative:
             return None
-        return plans.of_arrays(call.rule, not call.fuse.is_empty, call.fuse.scale is not None)
+        return plans.of_arrays(call.rule, call.fuse is not EMPTY, call.fuse.scale is not None)
 
 
 HOST = HostEngine()

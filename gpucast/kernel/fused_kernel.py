@@ -71,6 +71,7 @@ class FusedOps(NamedTuple):
 PLAIN = FusedOps()
 
 
+@lru_cache(maxsize=1024)
 def cast_kernel(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = False, ops: FusedOps = PLAIN) -> Kernel:
     """The kernel that casts one array: the plain one where nothing is fused. Rules and errors as for the two below."""
     return fused_kernel(rule, ops, shape, unpacked) if ops.fuses(rule) else plain_kernel(rule, shape, unpacked)

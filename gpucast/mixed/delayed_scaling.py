@@ -25,7 +25,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import count, integer, state_with_keys
 from gpucast.core.dtypes import dtype, finfo
 from gpucast.kernel import devices, streams
-from gpucast.mixed import gpu
+from gpucast.mixed import cuda
 from gpucast.mixed.fake_casts import fake_cast
 
 #: Rows of the state before the history, as kernels/delayed_scaling.cu has them.
@@ -140,7 +140,7 @@ class DelayedScaling:
         largest, margin = float(np.float32(finfo(self.to).max)), math.ldexp(1.0, -self.margin)
         if device_index(self._state) is not None:
             with streams.visit(None, self._state):
-                gpu.kernels.rescale(self._state, self.tensors, largest, margin, self.history, self.power_of_two)
+                cuda.kernels.rescale(self._state, self.tensors, largest, margin, self.history, self.power_of_two)
             return self
         state, place = self._state, int(self._state[3, 0])
         state[len(_ROWS) + place], state[2] = state[2], 0

@@ -10,7 +10,6 @@ array([  0.1015625, 104.       ,  -0.3125   ], dtype=float32)
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from gpucast.core.rounding import Rounding
 from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.host import loops, numbers
 from gpucast.kernel import streams
-from gpucast.mixed import gpu
+from gpucast.mixed import cuda
 from gpucast.quantization import recipes
 from gpucast.quantization.formats import Format
 from gpucast.quantization.quantize_array import dequantize, quantize
@@ -157,21 +156,9 @@ def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
         return y if library is None else libraries.of_library(library).from_array(y)
 
 
-@lru_cache(maxsize=1024)
-def _rules(src: DType, dst: DType, attributes: tuple[Any, ...], scaled: bool) -> tuple[CastRule, CastRule]:
-    """The rules of both casts."""
-    scale = 1.0 if scaled else None
-    there = Options(*attributes)._replace(scale=scale, caller=CALLER)
-    return resolve(src, dst, there), resolve(dst, src, Options(scale=scale))
-
-
 def _cast(source: Array, dst: DType, options: Options, target: Array | None) -> Array:
-    asked = source.dtype, dst, options[:5], options.scale is not None
-    try:
-        there, back = _rules(*asked)
-    except TypeError:
-        # Of a value that has no hash the message says what it is for.
-        there, back = _rules.__wrapped__(*asked)
+    there = resolve(source.dtype, dst, options)
+    back = resolve(dst, source.dtype, Options(scale=options.scale))
     fuse = of_rule(resolve_fuse(options, (source.device,)), there, CALLER)
     calls.check_fuse(Call(CALLER, source, there, fuse, target))
     return engines.of(source.device).pick(_on_host, _on_device)(source, there, back, target, fuse)
@@ -187,7 +174,7 @@ def inverse_of(scale: float) -> float:
 
 
 def _on_device(source: Array, there: CastRule, back: CastRule, target: Array | None, fuse: Fuse) -> Array:
-    return gpu.fake_on_gpu.apply(source, there, back, target, fuse)
+    return cuda.fake.apply(source, there, back, target, fuse)
 
 
 def _on_host(source: Array, there: CastRule, back: CastRule, target: Array | None, fuse: Fuse) -> Array:

@@ -28,7 +28,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.checks import count, is_real, rounded, state_with_keys
 from gpucast.core.dtypes import dtype
 from gpucast.kernel import devices, streams
-from gpucast.mixed import gpu
+from gpucast.mixed import cuda
 from gpucast.mixed.flag import checked_flag, flag_on, new_flag
 
 _FLOAT = dtype("FLOAT")
@@ -245,7 +245,7 @@ class DynamicLossScale(LossScale):
         device = self._device_index()
         if device is not None:
             settings = self.factor, self.backoff, self.min_loss_scale, self.period
-            gpu.kernels.adjust(self._state, flag_on(flag, device), *settings)
+            cuda.kernels.adjust(self._state, flag_on(flag, device), *settings)
             return self
         scale, counter = _floats(self._state)[0][()], int(self._state[2]) + 1
         less, more = scale / np.float32(self.backoff), scale * np.float32(self.factor)

@@ -16,7 +16,7 @@ from gpucast.casting import calls, engines
 from gpucast.casting.cast import cast
 from gpucast.core.rule import resolve
 from gpucast.kernel import streams
-from gpucast.mixed import gpu
+from gpucast.mixed import cuda
 from gpucast.mixed.flag import checked_flag
 
 _CALLER = "select_tree"
@@ -68,7 +68,7 @@ def _select(flag: Any, new: Any, old: Any, out: Any) -> Any:
                 cast(chosen, chosen.dtype, out=target)
         return out
     indices = [i for i, x in enumerate(leaves) if dtype_of(x) is not None]
-    results = gpu.kernels.select(
+    results = cuda.kernels.select(
         flag, [(triples[i][0], triples[i][1], None if out is None else triples[i][2]) for i in indices]
     )
     for i, result in zip(indices, results, strict=True):

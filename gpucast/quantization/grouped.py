@@ -31,8 +31,7 @@ from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.kernel import devices, streams
 from gpucast.kernel.cast_kernel import VECTOR
-from gpucast.quantization import block_grid, grouped_on_host, recipes
-from gpucast.quantization import gpu as on_device
+from gpucast.quantization import block_grid, cuda, grouped_on_host, recipes
 from gpucast.quantization.formats import LENGTHS, Format
 from gpucast.quantization.option_checks import check_constant, resolve_random
 from gpucast.quantization.quantized import source_dtype
@@ -310,7 +309,7 @@ class _Call:
         check_written(written, read, self.caller)
 
     def _on_device(self, parts: list[Any], rule: CastRule, format: Format | None, layout: ScaleLayout) -> None:
-        on_gpu = on_device.grouped_on_gpu
+        on_gpu = cuda.grouped
         assert self.device is not None
         with kernels.driver.driver().on(self.device):
             x = on_gpu.dense("x", self.x, self.caller, VECTOR)
@@ -328,4 +327,4 @@ class _Call:
             )  # fmt: skip
             kernel = on_gpu.grouped_kernel(rule, format, self.random is not None, layout)
             on_gpu.run(kernel, x, written["data"], self.result_rows, given, self.device)
-            on_device.memory.hand_over(written, wanted)
+            cuda.memory.hand_over(written, wanted)

@@ -91,10 +91,10 @@ def transformed(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse:
         place = checked_axis(axis, array.shape)
         check_runs(how, array.shape, place, _CALLER)
         if out is None:
-            result = engine.transform(array, how, place, kind, inverse=inverse)
+            result = engine.of(array).transform(array, how, place, kind, inverse=inverse)
             library = libraries.library_of(x)
             return result if library is None else libraries.of_library(library).from_array(result)
-        engine.transform(array, how, place, kind, inverse=inverse, out=_checked_out(array, kind, out))
+        engine.of(array).transform(array, how, place, kind, inverse=inverse, out=_checked_out(array, kind, out))
         return out
 
 

@@ -227,9 +227,10 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         if target != "cpu":
             devices.index(target, _CALLER)
         array = cast(array, src, device=target, copy=False)
+    here = engine.of(array)
     if request.scales_of is not None:
         known = _known_scales(request, format, array)
-        parts = engine.quantize_by(array, format, known, request.scales_of.axis, random, scale_layout)
+        parts = here.quantize_by(array, format, known, request.scales_of.axis, random, scale_layout)
         return Quantized(
             **vars(parts),
             format=format,
@@ -251,12 +252,12 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         if request.amax is None:
             scale = _scale(scale, format, format.scales_shape(shape, on), rows, array)
         result_specs.append((swapped, on, scale))
+    call = engine.BlockCall(array, format, result_specs, random, None, None, amax, hadamards, scale_layout)
     if request.out is not None:
         outs, targets = checked_outs(request.out, array, format, src, result_specs, scale_layout, amax)
-        workspace = outs[0].workspace(_CALLER)
-        engine.quantize(array, format, result_specs, random, targets, workspace, amax, hadamards, scale_layout)
+        here.quantize(call._replace(targets=targets, workspace=outs[0].workspace(_CALLER)))
         return request.out
-    made = engine.quantize(array, format, result_specs, random, amax=amax, hadamards=hadamards, layout=scale_layout)
+    made = here.quantize(call)
     library = libraries.library_of(x)
     results = [
         Quantized(

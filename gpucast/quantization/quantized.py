@@ -301,7 +301,7 @@ def _dequantized(q: Quantized, to: DType, transform: tuple[Any, ...], out: Any) 
         native = q.native("dequantize")
         if out is None:
             parts = replace(native, scales=q._linear(native.scales))
-            numbers = engine.dequantize(parts, q.format, to, q.axis, hadamard=how)
+            numbers = engine.of(parts.data).dequantize(parts, q.format, to, q.axis, hadamard=how)
             return numbers if q.library is None else libraries.of_library(q.library).from_array(numbers)
         target = _checked_out(native, to, out)
         workspace, scales = q.workspace("dequantize"), native.scales
@@ -311,7 +311,7 @@ def _dequantized(q: Quantized, to: DType, transform: tuple[Any, ...], out: Any) 
             linear = np.empty(shape, kind.numpy) if workspace is None else workspace.array("scales", shape, kind)
             q._linear(scales, out=linear)
             scales = linear
-        engine.dequantize(replace(native, scales=scales), q.format, to, q.axis, target, workspace, how)
+        engine.of(native.data).dequantize(replace(native, scales=scales), q.format, to, q.axis, target, workspace, how)
         return out
 
 

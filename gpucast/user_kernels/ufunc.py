@@ -183,7 +183,7 @@ class Ufunc:
     ) -> Any:
         device = next(one.device for one in inputs if isinstance(one, Array))
         assert device is not None
-        return user_kernels.ufunc_on_gpu.apply(self._expression, inputs, shape, rule, target, fuse, device).array
+        return user_kernels.ufunc_cuda.apply(self._expression, inputs, shape, rule, target, fuse, device).array
 
     def _input(self, x: Any, name: str) -> Array | float:
         """An array, or a number of the compute type."""

@@ -34,8 +34,8 @@ from gpucast.core.rule import resolve
 from gpucast.host import text as host_text
 from gpucast.parity.cases import NUMERIC, cases
 from gpucast.quantization import exact_quantize
+from gpucast.quantization.cuda import source
 from gpucast.quantization.formats import FORMATS, Format, find
-from gpucast.quantization.gpu import source
 from hard_codes import hard_codes
 from processor_modes import ALL, DEFAULT, Modes, current, everywhere, under
 
@@ -333,7 +333,7 @@ import gpucast
 from gpucast import mixed, reference
 from gpucast.casting import cast_report
 from gpucast.host import text as host_text
-from gpucast.quantization.gpu import source
+from gpucast.quantization.cuda import source
 from gpucast.quantization import exact_quantize
 with processor_modes.under(processor_modes.DEFAULT):
     import test_arithmetic as tests

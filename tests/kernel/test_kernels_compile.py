@@ -22,7 +22,7 @@ from gpucast.core.rule import Options, resolve
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel, sorted_kinds
 from gpucast.kernel.fused_kernel import FusedOps, cast_kernel
 from gpucast.kernel.kernel import Kernel, program
-from gpucast.mixed.gpu.kernels import ADJUST, RESCALE, select_kernel
+from gpucast.mixed.cuda.kernels import ADJUST, RESCALE, select_kernel
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load
 

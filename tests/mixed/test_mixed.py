@@ -17,7 +17,7 @@ import gpucast
 from gpucast import PackedArray
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES
 from gpucast.mixed import DynamicLossScale, LossScale, NoOpLossScale, StaticLossScale, select_tree
-from gpucast.mixed.gpu.kernels import ADJUST, select_kernel
+from gpucast.mixed.cuda.kernels import ADJUST, select_kernel
 from host_driver import HostDriver, download, installed, upload
 
 PROBLEM = gpucast.kernel.devices.unavailable()

@@ -86,8 +86,8 @@ class Engine(ABC):
 
     @abstractmethod
     def prepare(self, calls: Sequence[Call]) -> list[Callable[[], None]]:
-        """The functions that run calls whose arrays are here. Whatever may fail, but for text, fails here. Calls
-        without a target have a new one by now."""
+        """The functions that run calls whose arrays are here. Whatever may fail, but for text, fails in this method. A
+        call without a target has a new one when it has run."""
 
     def run(self, calls: Sequence[Call]) -> None:
         """Run calls whose arrays are here."""

@@ -53,10 +53,7 @@ class HostEngine(Engine):
         return as_double(x.reshape(())[()])
 
     def prepare(self, calls: Sequence[Call]) -> list[Callable[[], None]]:
-        for call in calls:
-            if call.target is None and not call.rule.is_text:
-                call.target = self.empty_like(call.source, call.rule.dst)
-        return [partial(self.run, (call,)) for call in calls]
+        return [partial(self.run, calls)]
 
     def run(self, calls: Sequence[Call]) -> None:
         for call in calls:

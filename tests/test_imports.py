@@ -51,7 +51,7 @@ STRANGERS = [
 ]  # fmt: skip
 
 #: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs.
-SEAMS = {"gpucast.kernel", "gpucast.casting", "gpucast.quantization.gpu", "gpucast.mixed.gpu", "gpucast.user_kernels"}
+SEAMS = {"gpucast.kernel", "gpucast.casting", "gpucast.quantization.cuda", "gpucast.mixed.cuda", "gpucast.user_kernels"}
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
 OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "torch", "tqdm"}

@@ -18,7 +18,7 @@ from gpucast.convert.scales.stored import Stored
 from gpucast.convert.streaming.pieces import tensor_seed
 from gpucast.core.dtypes import DType
 from gpucast.core.dtypes.lookup import UNLIKE
-from gpucast.core.fused_ops import Random, resolve_random
+from gpucast.core.fuse import Random, resolve_random
 from gpucast.core.rule import Options, resolve
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 from gpucast.files.tensor import StoredTensor

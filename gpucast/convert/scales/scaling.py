@@ -34,7 +34,7 @@ from gpucast.convert.streaming.pieces import (
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.convert.streaming.same_codes import are_same
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import NDArray, Spec, Tensor

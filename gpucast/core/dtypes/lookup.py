@@ -140,7 +140,22 @@ class Lookup:
     def __call__(self, anything: Any, *, caller: str = "dtype: ") -> DType:
         """Return the row. `caller` begins the message of the TypeError."""
         try:
-            return self._find(anything)
+            if isinstance(anything, DType):
+                return anything
+            if isinstance(anything, str):
+                return self._from_name(anything)
+            if isinstance(anything, np.dtype):
+                return self._from_numpy(anything)
+            if isinstance(anything, (bool, np.bool_)):
+                raise _ambiguous(anything, "the boolean value", "as ONNX number 1 (FLOAT) or 0 (UNDEFINED)")
+            if isinstance(anything, type):
+                return self._from_type(anything)
+            if is_foreign(type(anything)):
+                return self._from_name(FOREIGN[type(anything).__module__, type(anything).__name__](anything))
+            try:
+                return self._numbers[operator.index(anything)]
+            except (TypeError, KeyError):
+                raise self._unknown(anything) from None
         except _Refused as refused:
             raise TypeError(caller + str(refused)) from None
 
@@ -156,24 +171,6 @@ class Lookup:
                 return row
         codes = ", ".join(sorted(row.safetensors for row in DTYPES if row.safetensors))
         raise TypeError(f"dtype: {code!r} is not a safetensors dtype that Cast takes; expected one of {codes}")
-
-    def _find(self, anything: Any) -> DType:
-        if isinstance(anything, DType):
-            return anything
-        if isinstance(anything, str):
-            return self._from_name(anything)
-        if isinstance(anything, np.dtype):
-            return self._from_numpy(anything)
-        if isinstance(anything, (bool, np.bool_)):
-            raise _ambiguous(anything, "the boolean value", "as ONNX number 1 (FLOAT) or 0 (UNDEFINED)")
-        if isinstance(anything, type):
-            return self._from_type(anything)
-        if is_foreign(type(anything)):
-            return self._from_name(FOREIGN[type(anything).__module__, type(anything).__name__](anything))
-        try:
-            return self._numbers[operator.index(anything)]
-        except (TypeError, KeyError):
-            raise self._unknown(anything) from None
 
     def _from_name(self, name: str) -> DType:
         row = self._names.get(name)

@@ -13,6 +13,7 @@ from typing import Any
 from gpucast.cli import arguments
 from gpucast.cli.dtypes import columns
 from gpucast.convert.planning import sources
+from gpucast.convert.scales.declared import unknown
 from gpucast.convert.scales.detect import Catalogue
 from gpucast.convert.scales.per_file import described
 from gpucast.core.errors import printable
@@ -69,11 +70,11 @@ def run(args: argparse.Namespace) -> int:
     print(_each(rows) if args.all else _grouped(rows))
     for where, why in said.items():
         print(f"{printable(where)}: {printable(why)}")
-    unknown = [row for row in rows if row.problem]
-    for row in unknown[:_NAMED]:
+    strange = [row for row in rows if row.problem]
+    for row in strange[:_NAMED]:
         print(f"not understood: {printable(row.name)!r} {printable(row.problem)}")
-    if len(unknown) > _NAMED:
-        print(f"not understood: {len(unknown) - _NAMED:,} more")
+    if len(strange) > _NAMED:
+        print(f"not understood: {len(strange) - _NAMED:,} more")
     return 0
 
 
@@ -111,11 +112,9 @@ def _rows(path: str) -> tuple[list[_Row], dict[str, str]]:
             kind = tensor.dtype.name if tensor.dtype is not None else tensor.kind
             rows.append(_Row(tensor.name, names[where], kind, "", tensor.shape, tensor.nbytes, what, why))
         for where in catalogue.files:
-            declared = catalogue.declared(where)
-            unknown = declared.unknown()
-            for section in declared.sections:
+            for section in catalogue.declared(where).sections:
                 method = section.entry.get("quant_method", section.entry.get("quant_algo", "?"))
-                said[section.where] = unknown if unknown.startswith(section.where) else f"quantized by {method}"
+                said[section.where] = unknown(section) or f"quantized by {method}"
     return rows, said
 
 

@@ -93,5 +93,5 @@ def test_styles_of_our_own(capsys: pytest.CaptureFixture[str]) -> None:
     files.save("in.safetensors", {"w": numbers(4, 256), "norm": np.ones(4, np.float32)})
     assert convert("in.safetensors", "q.safetensors", "--to", "INT8", "--scale", "block") == 0
     _, found, _ = inspected("q.safetensors", capsys)
-    assert (found["w"]["kind"], found["w"]["style"]) == ("INT8 with 128 blocks of FLOAT scales", "gpucast")
+    assert (found["w"]["kind"], found["w"]["style"]) == ("INT8, one FLOAT scale for 128 elements", "gpucast")
     assert found.keys() == {"w", "norm"}

@@ -44,9 +44,11 @@ def texts(
             (file for file in in_folder if file.tensors is None and os.path.basename(file.name) == NAME), None
         )
         if quantized and config is not None and request.asked_style is None:
+            by_style = {style: by for style, by in scale_styles.LOADERS.items() if style != "qdq"}
+            known = ", ".join(f"{style} ({', '.join(by)})" for style, by in by_style.items())
             raise FileError(
                 f"{path}: has a {NAME}, and its loaders know of scales only what it tells them; say with --style who "
-                f"is to load the result: {scale_styles.LOADERS}"
+                f"is to load the result: {known}"
             )
         if quantized and request.style == "comfyui" and has_index:
             raise FileError(f"{path}: --style comfyui is for a model in one file")

@@ -117,13 +117,13 @@ class Declared:
 
     def unknown(self) -> str:
         """Why a section is not understood; "" if all are."""
-        return next((f"{one.where}: {why}" for one in self.sections if (why := _unknown(one.entry))), "")
+        return next((f"{one.where}: {why}" for one in self.sections if (why := unknown(one))), "")
 
     def problem(self, base: str, stored: Stored) -> str:
         """Why what is said of a weight contradicts its tensors; "" if nothing does."""
         module = base.removesuffix(".weight")
         for section in self.sections:
-            if _unknown(section.entry):
+            if unknown(section):
                 # `unknown` tells.
                 continue
             try:
@@ -147,9 +147,10 @@ class Declared:
         return None
 
 
-def _unknown(entry: dict[str, Any]) -> str:
+def unknown(section: Section) -> str:
+    """Why a section is not understood; "" if it is."""
     try:
-        return _not_understood(entry)
+        return section.problem or _not_understood(section.entry)
     except (AttributeError, TypeError):
         # Lists and objects where names or numbers belong.
         return "has values of other kinds than are known here"

@@ -37,11 +37,14 @@ from gpucast.quantization.formats import ROW, SOURCES, Format
 
 #: The values of --style; the first is the default.
 STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui", "qdq")
-#: What loads each style, for people.
-LOADERS = (
-    "deepseek (transformers, vLLM, SGLang; tried in transformers alone), compressed-tensors (vLLM, transformers), "
-    "comfyui (ComfyUI), or gpucast (gpucast alone: other loaders take the codes for weights)"
-)
+#: What loads each style.
+LOADERS = {
+    "compressed-tensors": ("vLLM", "transformers", "SGLang"),
+    "deepseek": ("transformers", "vLLM", "SGLang"),
+    "comfyui": ("ComfyUI",),
+    "qdq": ("onnxruntime", "ONNX"),
+    "gpucast": ("gpucast",),
+}
 #: Styles whose loaders read the config.json of a folder.
 CONFIGURED = ("deepseek", "compressed-tensors")
 

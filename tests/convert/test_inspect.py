@@ -45,7 +45,7 @@ def test_checkpoints_of_every_kind(kind: str, capsys: pytest.CaptureFixture[str]
         name: x.shape for name, x in made.numbers.items()
     }
     quantized = [one for one in found.values() if one["style"]]
-    assert quantized and all(" scales" in one["kind"] for one in quantized)
+    assert quantized and all(" scale for " in one["kind"] for one in quantized)
     assert (made.section is None) == (not document["said"])
     for name, one in found.items():
         assert bool(one["what"]) == name.endswith(("input_scale", "input_global_scale", "k_scale", "v_scale"))

@@ -10,11 +10,12 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from gpucast.convert.planning.plan import FilePlan
-from gpucast.convert.planning.tensor_plan import Request, TensorPlan
+from gpucast.convert.planning.tensor_plan import TensorPlan
 from gpucast.convert.scales import config_json, scale_styles, scaling
 from gpucast.convert.scales.companions import INPUT
 from gpucast.convert.scales.config_json import ENTRIES, NAME, OTHERS, document_of
 from gpucast.convert.scales.declared import Declared
+from gpucast.convert.scales.request import Request
 from gpucast.files import FileError
 
 #: The keys of a config.json for the type of the weights, and its names of types. The older name comes first.

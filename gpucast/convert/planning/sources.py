@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,7 +144,7 @@ def _files_of(path: str, target: str) -> Source:
     folder = os.path.dirname(path) or "."
     names = [os.path.normpath(name).replace(os.sep, "/") for name in index_file.files]
     items = tuple(_item(folder, name, path, "weight_map names") for name in names)
-    _check_names([item.name for item in items], path)
+    check_names([item.name for item in items], path)
     return Source(path, items, single=False, indexes=((os.path.basename(path), index_file),))
 
 
@@ -186,7 +186,7 @@ def _folder(path: str, target: str) -> Source:
         raise FileError(f"{path}: {_NO_GGUF}")
     if not any(item.tensors for item in items):
         raise FileError(f"{path}: has no file of {', '.join(SUFFIXES)}")
-    _check_names([item.name for item in items] + [name for name, _ in indexes], path)
+    check_names([item.name for item in items] + [name for name, _ in indexes], path)
     return Source(path, tuple(items), single=False, indexes=tuple(indexes))
 
 
@@ -220,11 +220,17 @@ def _check_shards(index_file: Index) -> None:
             raise FileError(f"{index_file.path}: weight_map names {name!r}; expected .safetensors files")
 
 
-def _check_names(names: list[str], path: str) -> None:
+def check_names(names: Sequence[str], path: str) -> None:
     """FileError if two files would become one, also where the file system ignores case."""
+    if repeated := twice(names, lambda name: os.path.normpath(name).casefold()):
+        raise FileError(f"{path}: {repeated[0]!r} and {repeated[1]!r} would be one file")
+
+
+def twice(names: Iterable[str], key: Callable[[str], str] = str) -> tuple[str, str] | None:
+    """The first name that is, by its key, the same as one before it, after that one."""
     seen: dict[str, str] = {}
     for name in names:
-        plain = os.path.normpath(name).casefold()
-        if plain in seen:
-            raise FileError(f"{path}: {seen[plain]!r} and {name!r} would be one file")
+        if (plain := key(name)) in seen:
+            return seen[plain], name
         seen[plain] = name
+    return None

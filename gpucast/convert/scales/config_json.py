@@ -9,7 +9,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,10 +124,10 @@ def without_sections(document: dict[str, Any], others: Container[str] = ()) -> d
     }
 
 
-def block_size(folder: str) -> tuple[int, int] | None:
+def block_size(sections: Iterable[Section]) -> tuple[int, int] | None:
     """Rows and columns of the blocks that share a scale, for float8 weights, by what the files of a folder say."""
     found: tuple[int, int] | None = None
-    for section in sections(folder):
+    for section in sections:
         lengths = section.entry.get("weight_block_size") or _block_of_groups(section.entry)
         if lengths is None:
             continue

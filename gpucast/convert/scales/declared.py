@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 from gpucast.convert.scales import config_json
@@ -114,6 +115,11 @@ class Declared:
 
     def __init__(self, folder: str) -> None:
         self.sections: list[Section] = config_json.sections(folder)
+
+    @cached_property
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns of the blocks of float8 weights."""
+        return config_json.block_size(self.sections)
 
     def unknown(self) -> str:
         """Why a section is not understood; "" if all are."""

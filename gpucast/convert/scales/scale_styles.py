@@ -188,11 +188,10 @@ def _comfyui(name: str, shape: tuple[int, ...], format: Format) -> Stored:
     layer = comfyui.layer(format.element)
     described = {"layer": Spec(name.removesuffix(_WEIGHT) + comfyui.LAYER, _UINT8, (len(layer),))}
     if format.name == comfyui.NVFP4:
-        rows, columns = shape
-        if rows % comfyui.MULTIPLE:
+        if shape[0] % comfyui.MULTIPLE:
             raise Unsuitable(f"ComfyUI needs a multiple of {comfyui.MULTIPLE} rows")
-        specs = comfyui.nvfp4(name, (rows, columns)) | described
-        return Stored(name, shape, format, specs, "swapped bytes", layer=layer, swizzled=True)
+        specs, packing = comfyui.swizzled(name, shape, format)
+        return Stored(name, shape, format, specs | described, packing, layer=layer, swizzled=True)
     specs = {"data": Spec(name, format.element, shape), "scales": Spec(f"{name}_scale", _FLOAT, ())} | described
     return Stored(name, shape, format, specs, layer=layer)
 

@@ -32,11 +32,16 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def meant(word: object, known: Iterable[str]) -> str:
-    """The end of a message about a word that is not among the `known` ones: the nearest of these, if one is near."""
+def nearest(word: object, known: Iterable[str], most: int = 1) -> list[str]:
+    """The `known` words that are spelt like another one, the nearest first."""
     import difflib
 
-    near = difflib.get_close_matches(str(word), list(known), 1)
+    return difflib.get_close_matches(str(word), list(known), most)
+
+
+def meant(word: object, known: Iterable[str]) -> str:
+    """The end of a message about a word that is not among the `known` ones: the nearest of these, if one is near."""
+    near = nearest(word, known)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

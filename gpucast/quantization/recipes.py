@@ -8,12 +8,12 @@ only because a comparison with the library, or with its formula, found no code a
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.errors import nearest
 from gpucast.quantization import formats
 from gpucast.quantization.formats import ROW, SOURCES, Format
 from gpucast.quantization.steps import Steps
@@ -219,7 +219,7 @@ def find_recipe(asked: str, caller: str) -> Recipe:
         if known in RECIPES:
             return RECIPES[known]
     alike = [known for known in RECIPES if known.startswith(name.split("-")[0])]
-    near = difflib.get_close_matches(name, RECIPES, 3) or alike or list(RECIPES)
+    near = nearest(name, RECIPES, 3) or alike or list(RECIPES)
     raise ValueError(f"{caller}{asked!r} is no recipe; did you mean one of {', '.join(near)}?")
 
 

@@ -13,10 +13,9 @@ import numpy as np
 from gpucast.casting.cast import cast
 from gpucast.convert.planning import sources
 from gpucast.convert.scales.dequantized import Dequantized
-from gpucast.convert.scales.detect import Catalogue
 from gpucast.convert.streaming.pieces import Cut, shaped
 from gpucast.core.dtypes import dtype
-from gpucast.files import FileError, Tensor, TensorFile, onnx_graph
+from gpucast.files import FileError, Tensor, onnx_graph
 from gpucast.files.onnx_model import Model
 from gpucast.files.tensor import CHUNK_BYTES, Linear, NDArray
 
@@ -34,28 +33,19 @@ class Side:
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[Side]:
     """The tensors of a file, an index or a folder. FileError if it cannot be read as tensors."""
-    with contextlib.ExitStack() as stack:
-        catalogue, side = Catalogue(), Side(path)
-        # A name that is no folder, so that any folder can be read.
-        for item in sources.find(path, f"{path.rstrip('/')}.none").items:
-            if item.tensors:
-                file = stack.enter_context(TensorFile(item.path))
-                if file.model is None:
-                    catalogue.add(item.path, file)
-                else:
-                    _add_model(side, file.model)
-        used: set[tuple[str, str]] = set()
-        for detected in catalogue.detect():
-            used.update((where, name) for name, where in detected.paths.items())
-            if detected.stored is None:
-                side.problems[detected.base] = detected.problem
-                continue
-            where = detected.paths[detected.name]
-            _add(side, Dequantized.of(detected, catalogue.files[where].tensors, where), detected.base)
-        for where, held in catalogue.files.items():
-            for name, tensor in held.tensors.items():
-                if (where, name) not in used:
-                    _add(side, tensor, name)
+    with sources.opened(path) as (catalogue, models):
+        side = Side(path)
+        for _, model in models:
+            _add_model(side, model)
+        every = list(catalogue.detect())
+        for one in every:
+            if one.stored is None:
+                side.problems[one.base] = one.problem
+            else:
+                where = one.paths[one.name]
+                _add(side, Dequantized.of(one, catalogue.files[where].tensors, where), one.base)
+        for _, tensor in catalogue.beside(every):
+            _add(side, tensor, tensor.name)
         yield side
 
 

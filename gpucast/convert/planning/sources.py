@@ -7,6 +7,7 @@ The index of a checkpoint in several .safetensors files is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,8 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.convert.scales import config_json
-from gpucast.files import MODEL, file_limits, strangers
+from gpucast.convert.scales.detect import Catalogue
+from gpucast.files import MODEL, TensorFile, file_limits, strangers
 from gpucast.files.atomic import inside, open_regular, within
+from gpucast.files.onnx_model import Model
 from gpucast.files.tensor import FileError, checked_name
 
 SUFFIX = ".index.json"
@@ -133,6 +136,23 @@ def find(path: str, target: str, in_shards: bool = False) -> Source:
             raise FileError(f"{path}: --shard-size is for {_MERGED} files; convert it to one first")
         return Source(path, (SourceFile(path, os.path.basename(path)),), single=False)
     return Source(path, (SourceFile(path, os.path.basename(target)),), single=True)
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[tuple[Catalogue, list[tuple[SourceFile, Model]]]]:
+    """The tensors of a file, an index or a folder, and the models among its files, which stay open. FileError if it
+    cannot be read as tensors."""
+    catalogue, models = Catalogue(), list[tuple[SourceFile, Model]]()
+    with contextlib.ExitStack() as stack:
+        # A name that is no folder, so that any folder can be read.
+        for item in find(path, f"{path.rstrip('/')}.none").items:
+            if item.tensors:
+                file = stack.enter_context(TensorFile(item.path))
+                if file.model is None:
+                    catalogue.add(item.path, file)
+                else:
+                    models.append((item, file.model))
+        yield catalogue, models
 
 
 def _files_of(path: str, target: str) -> Source:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -96,35 +97,27 @@ def _check_beside(
 ) -> None:
     """Decide about each tensor that is no part of codes. FileError for one that is not understood, and for a folder of
     whose quantization the same is true."""
-    closed, modules = _closed(catalogue, every), _modules(every)
     problems: list[tuple[bool, str]] = []
-    beside = [(path, tensor) for path, tensor in catalogue.beside(every) if not matches(choice.exclude, tensor.name)]
+    beside = [one for one in described(catalogue, every) if not matches(choice.exclude, one.tensor.name)]
     # Where only some names were chosen, all others stay what they are.
-    at_work = {
-        os.path.dirname(path)
-        for path, tensor in beside
-        if os.path.dirname(path) in closed and is_cast(tensor) and not choice.asked_for(tensor)
+    at_work = cast_in | {
+        one.folder for one in beside if one.is_closed and is_cast(one.tensor) and not choice.asked_for(one.tensor)
     }
-    at_work |= cast_in
     # Layers that had no codes have no scale of inputs.
-    has_inputs = "inputs" in carried and not any(is_cast(tensor) for _, tensor in beside)
+    has_inputs = "inputs" in carried and not any(is_cast(one.tensor) for one in beside)
     static = _with_scales_of_inputs(catalogue, of_file) if has_inputs else set()
-    for path, tensor in beside:
-        name, folder, scales = tensor.name, os.path.dirname(path), of_file[path]
+    for one in beside:
+        name, folder, scales, row = one.tensor.name, one.folder, of_file[one.path], one.companion
         if matches(choice.drop, name):
             scales.dropped.add(name)
             scales.left_out[name] = "by --drop"
-            continue
-        if matches(choice.keep, name):
+        elif matches(choice.keep, name):
             scales.carried.add(name)
+        elif matches(choice.as_weights, name):
             continue
-        is_weight = matches(choice.as_weights, name) or companions.is_plain_cast(tensor)
-        if folder not in closed or is_weight or comfyui.is_marker(name):
-            continue
-        row = companions.companion(name)
-        if row is not None and _is_no_part(tensor, row, folder, modules):
+        elif row is not None:
             is_of_layer = name.endswith(companions.INPUT) and folder in static
-            is_of_cache = row.fate == "cache" and catalogue.declared(path).cache is not None
+            is_of_cache = row.fate == "cache" and catalogue.declared(one.path).cache is not None
             if folder in cast_in and not (row.fate in carried and (is_of_layer or is_of_cache)):
                 scales.dropped.add(name)
                 scales.left_out[name] = row.what
@@ -132,8 +125,9 @@ def _check_beside(
                 scales.carried.add(name)
                 if folder in cast_in:
                     scales.vectors.add(name)
-        elif (folder in at_work or is_cast(tensor)) and (why := _unknown(tensor, row, folder, modules)):
-            problems.append((row is None or row.fate != "refused", f"{path}: tensor {name!r} {why}{_WAYS}"))
+        elif one.why and (folder in at_work or is_cast(one.tensor)):
+            known = companions.companion(name)
+            problems.append((known is None or known.fate != "refused", f"{one.path}: tensor {name!r} {one.why}{_WAYS}"))
     _check_declared(catalogue, choice, at_work, of_file)
     # What is known to be of another tool says most.
     if problems:
@@ -155,17 +149,34 @@ def _with_scales_of_inputs(catalogue: Catalogue, of_file: Mapping[str, FileScale
     return found
 
 
-def described(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> Iterator[tuple[str, Tensor, str, str]]:
-    """Each tensor that is no part of codes, with its path, what it is, and why it is not understood ("" if it is)."""
+class Beside(NamedTuple):
+    """A tensor that is no part of codes."""
+
+    path: str
+    tensor: Tensor
+    #: Whether its folder shows a sign of quantization, so that it must be understood.
+    is_closed: bool
+    #: The row of a scale that says nothing of weights.
+    companion: Companion | None = None
+    #: Why it is not understood; "" if it is.
+    why: str = ""
+
+    @property
+    def folder(self) -> str:
+        return os.path.dirname(self.path)
+
+
+def described(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> Iterator[Beside]:
+    """Each tensor that is no part of codes."""
     closed, modules = _closed(catalogue, every), _modules(every)
     for path, tensor in catalogue.beside(every):
         row, folder = companions.companion(tensor.name), os.path.dirname(path)
         if folder not in closed or comfyui.is_marker(tensor.name) or companions.is_plain_cast(tensor):
-            yield path, tensor, "", ""
+            yield Beside(path, tensor, folder in closed)
         elif row is not None and _is_no_part(tensor, row, folder, modules):
-            yield path, tensor, row.what, ""
+            yield Beside(path, tensor, True, row)
         else:
-            yield path, tensor, "", _unknown(tensor, row, folder, modules)
+            yield Beside(path, tensor, True, why=_unknown(tensor, row, folder, modules))
 
 
 #: What decides about a tensor that is not understood.

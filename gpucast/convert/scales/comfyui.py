@@ -39,6 +39,10 @@ def layer(element: DType) -> bytes:
     return json.dumps({"format": _FORMATS.get(element.name, NVFP4), "full_precision_matrix_mult": True}).encode()
 
 
+def is_nvfp4(format: Format) -> bool:
+    return format.element.name == "FLOAT4E2M1" and format.global_scale and format.block == (16,)
+
+
 def is_marker(name: str) -> bool:
     """Whether a tensor of this name marks a file of older versions; the name may have a prefix."""
     return name == _MARKER or name.endswith(f".{_MARKER}")

@@ -45,6 +45,8 @@ LOADERS = {
     "qdq": ("onnxruntime", "ONNX"),
     "gpucast": ("gpucast",),
 }
+#: Of styles that another library writes: that library.
+WRITERS = {"compressed-tensors": "compressed-tensors", "comfyui": "comfy-kitchen"}
 #: Styles whose loaders read the config.json of a folder.
 CONFIGURED = ("deepseek", "compressed-tensors")
 
@@ -87,7 +89,7 @@ def refused(style: str, format: Format) -> str | None:
     if style == "deepseek" and (format.element.name, format.block) != ("FLOAT8E4M3FN", _SQUARE):
         return "it holds FLOAT8E4M3FN with --scale block alone"
     is_float8_of_tensor = format.element.name.startswith("FLOAT8E") and format.block == "tensor"
-    if style == "comfyui" and not (is_float8_of_tensor or format.name == comfyui.NVFP4):
+    if style == "comfyui" and not (is_float8_of_tensor or comfyui.is_nvfp4(format)):
         return "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and FLOAT4E2M1 with --scale nvfp4, alone"
     if style == "qdq" and not (
         isinstance(format.block, str) or (format.element.family == "int" and format.min_ndim < 2)
@@ -187,7 +189,7 @@ def _deepseek(name: str, shape: tuple[int, ...], format: Format) -> Stored:
 def _comfyui(name: str, shape: tuple[int, ...], format: Format) -> Stored:
     layer = comfyui.layer(format.element)
     described = {"layer": Spec(name.removesuffix(_WEIGHT) + comfyui.LAYER, _UINT8, (len(layer),))}
-    if format.name == comfyui.NVFP4:
+    if comfyui.is_nvfp4(format):
         if shape[0] % comfyui.MULTIPLE:
             raise Unsuitable(f"ComfyUI needs a multiple of {comfyui.MULTIPLE} rows")
         specs, packing = comfyui.swizzled(name, shape, format)

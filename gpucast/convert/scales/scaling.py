@@ -176,9 +176,19 @@ def library_recipe(style: str, format: Format, source: DType) -> str | None:
     for name, recipe in RECIPES.items():
         own = scale_styles.form(style, recipe.format)
         alike = (getattr(own, part) == getattr(format, part) for part in _FORM)
-        if recipe.library == style and source.name in recipe.sources and all(alike):
+        if recipe.library == scale_styles.WRITERS.get(style) and source.name in recipe.sources and all(alike):
             return name
     return None
+
+
+def is_of_own_rule(request: Request, kind: str, to: DType) -> bool:
+    """Whether a tensor of the type `kind` gets scales by gpucast's rule although the style is another library's, since
+    no recipe has those of that library."""
+    is_free = request.scale not in RECIPES and request.scale_rule is None and not request.repack
+    format = None if request.scale is None else format_of(request.scale, to)
+    if format is None or not is_free or request.style not in scale_styles.WRITERS:
+        return False
+    return not any(library_recipe(request.style, format, source) for source in SOURCES if source.name == kind)
 
 
 def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) -> Stored | str | None:

@@ -15,7 +15,7 @@ from safetensors import safe_open
 
 import gpucast
 from codes import assert_same
-from conversions import convert, header, model, numbers, save
+from conversions import convert, failure, header, model, numbers, save
 from gpucast import files
 from gpucast.cli import main
 from gpucast.quantization import formats
@@ -147,3 +147,10 @@ def test_a_file_without_a_config_holds_any_recipe() -> None:
     q = gpucast.quantize(X, "torchao-nvfp4")
     assert parts["w.scales"].tobytes() == q.scales.tobytes() and parts["w.global_scale"] == q.global_scale
     assert parts["w"].tobytes() == q.data.get().tobytes()
+
+
+def test_a_recipe_starts_from_numbers_without_scales(capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert("in", "out", *"--to FLOAT8E4M3FN --scale per-channel --style compressed-tensors".split()) == 0
+    recipe = "--to FLOAT4E2M1 --style compressed-tensors-nvfp4".split()
+    assert "it has scales: convert it to BFLOAT16 first" in failure(capsys, "out", "again", *recipe)
+    assert convert("out", "plain", "--to", "BFLOAT16") == convert("plain", "again", *recipe) == 0

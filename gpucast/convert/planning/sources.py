@@ -122,6 +122,8 @@ def find(path: str, target: str, in_shards: bool = False) -> Source:
     if suffix in SUFFIXES and (in_shards or (several and suffix != _MERGED)):
         what = "--shard-size" if in_shards else path
         raise FileError(f"{target}: is the name of a file ({suffix}), and {what} gives a folder; name a folder")
+    if several and suffix in (*_PICKLED, _GGUF):
+        raise FileError(f"{target}: {suffix} is a format that is not written; name a folder, or a {_MERGED} file")
     if several:
         source = _files_of(path, target)
         return _merged(source) if suffix == _MERGED else source

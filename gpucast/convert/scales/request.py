@@ -81,7 +81,9 @@ class Choice:
         for option, value, pattern in options:
             if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
                 known = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
-                raise FileError(f"{path}: no tensor matches {option} {value!r}; it holds {known}")
+                within = any(pattern in name for name in names)
+                hint = f"; a pattern is for whole names: did you mean '*{pattern}*'?" if within else ""
+                raise FileError(f"{path}: no tensor matches {option} {value!r}; it holds {known}{hint}")
         if cast:
             return
         if why:

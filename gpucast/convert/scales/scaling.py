@@ -15,6 +15,7 @@ from gpucast.casting.loss_counts import CastReport
 from gpucast.convert.losses import counts
 from gpucast.convert.losses.statistics import runs_of_piece
 from gpucast.convert.scales import scale_styles
+from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.per_file import FileScales, read_as_numbers
 from gpucast.convert.scales.request import Request
 from gpucast.convert.scales.scale_styles import Unsuitable
@@ -236,7 +237,8 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
         try:
             recipes.check_source(scale, format, tensor.dtype if tensor.dtype in SOURCES else _FLOAT, caller)
         except TypeError as error:
-            raise FileError(str(error)) from None
+            more = "; it has scales: convert it to BFLOAT16 first" if isinstance(tensor, Dequantized) else ""
+            raise FileError(f"{error}{more}") from None
         format = scale_styles.form(style, format)
     refusal = scale_styles.refused(style, format)
     if refusal is not None:

@@ -102,7 +102,7 @@ class Histogram:
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Histogram:
         counts = {document["lowest"] + i: number for i, number in enumerate(document["counts"]) if number}
-        return Histogram(counts, document["zero"], document["inf"], document["nan"])
+        return Histogram(Counter(counts), document["zero"], document["inf"], document["nan"])
 
 
 @dataclass

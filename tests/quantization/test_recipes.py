@@ -66,8 +66,7 @@ def test_the_reference_agrees(name: str) -> None:
 def _library(package: str) -> dict[str, recipe_packages.Reference]:
     pytest.importorskip("torch")
     pytest.importorskip(package)
-    function = {"torchao": recipe_packages._torchao, "compressed_tensors": recipe_packages._compressed_tensors}[package]
-    return dict(function())
+    return dict(getattr(recipe_packages, f"_{package}")())
 
 
 @pytest.mark.peers

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpucast.core.dtypes.table import DTYPES, DType
+from gpucast.core.errors import nearest
 
 # One- and two-character codes mean other types to NumPy than to people who write "i4" for a 4-bit integer.
 # NumPy warns of "a".
@@ -213,8 +214,6 @@ class Lookup:
 
     def _unknown(self, asked: object) -> _Refused:
         """The refusal of an unknown name, with the nearest name if one is near, otherwise with all names."""
-        import difflib
-
         if not isinstance(asked, type) and (
             getattr(asked, "shape", None) or (isinstance(asked, (list, dict)) and asked)
         ):
@@ -222,7 +221,7 @@ class Lookup:
             return _Refused(f"{kind} is no dtype: the array is the first argument, and the type the second")
         if isinstance(asked, str) and asked in UNLIKE:
             return _Refused(f"{asked!r} is not a dtype: {UNLIKE[asked]}")
-        near = difflib.get_close_matches(asked.lower(), self._names, 1) if isinstance(asked, str) else []
+        near = nearest(asked.lower(), self._names) if isinstance(asked, str) else []
         if near:
             return _Refused(f"{asked!r} is not a dtype; did you mean {self._names[near[0]].name}?")
         if isinstance(asked, str) and "-" in asked:

@@ -254,26 +254,39 @@ GPUCAST_INLINE void halves_of_small(u32 codes, u32 (&halves)[2]) {
     }
 }
 
+// Whether an instruction converts a small float to pairs of BFLOAT16.
+template <typename Src, typename Dst>
+GPUCAST_CONSTANT bool unpacks_to_pairs() {
+    return GPUCAST_PAIRS && is_upper_half<Dst>() && (has_conversion<Src>() || has_float6_conversion<Src>());
+}
+
 // Four codes, in bytes, to the words that hold their results.
 template <typename Src, typename Dst>
 GPUCAST_INLINE void unpack(u32 codes, u32 (&out)[Dst::bits / 8]) {
-    u32 halves[2];
-    if constexpr (Src::bits <= 6 && !has_float6_conversion<Src>()) halves_of_small<Src>(codes, halves);
-    else if constexpr (Src::bits == 6 && Src::mantissa_bits == 3) ptx::cvt_f16x4_e2m3(codes, halves[0], halves[1]);
-    else if constexpr (Src::bits == 6) ptx::cvt_f16x4_e3m2(codes, halves[0], halves[1]);
-    else if constexpr (is_e4m3<Src>()) ptx::cvt_f16x4_e4m3(codes, halves[0], halves[1]);
-    else ptx::cvt_f16x4_e5m2(codes, halves[0], halves[1]);
+    if constexpr (unpacks_to_pairs<Src, Dst>()) {
+        if constexpr (Src::bits == 6 && Src::mantissa_bits == 3) ptx::cvt_bf16x4_e2m3(codes, out[0], out[1]);
+        else if constexpr (Src::bits == 6) ptx::cvt_bf16x4_e3m2(codes, out[0], out[1]);
+        else if constexpr (is_e4m3<Src>()) ptx::cvt_bf16x4_e4m3(codes, out[0], out[1]);
+        else ptx::cvt_bf16x4_e5m2(codes, out[0], out[1]);
+    } else {
+        u32 halves[2];
+        if constexpr (Src::bits <= 6 && !has_float6_conversion<Src>()) halves_of_small<Src>(codes, halves);
+        else if constexpr (Src::bits == 6 && Src::mantissa_bits == 3) ptx::cvt_f16x4_e2m3(codes, halves[0], halves[1]);
+        else if constexpr (Src::bits == 6) ptx::cvt_f16x4_e3m2(codes, halves[0], halves[1]);
+        else if constexpr (is_e4m3<Src>()) ptx::cvt_f16x4_e4m3(codes, halves[0], halves[1]);
+        else ptx::cvt_f16x4_e5m2(codes, halves[0], halves[1]);
 #pragma unroll
-    for (u32 i = 0; i < 2; ++i) {
-        float low, high;
-        ptx::cvt_f32_f16x2(halves[i], low, high);
-        if constexpr (is_float16<Dst>()) {
-            out[i] = halves[i];
-        } else if constexpr (Dst::bits == 16) {
-            out[i] = ptx::prmt(ptx::bits(low), ptx::bits(high), 0x7632);
-        } else {
-            out[2 * i] = ptx::bits(low);
-            out[2 * i + 1] = ptx::bits(high);
+        for (u32 i = 0; i < 2; ++i) {
+            float low, high;
+            ptx::cvt_f32_f16x2(halves[i], low, high);
+            if constexpr (is_float16<Dst>()) {
+                out[i] = halves[i];
+            } else if constexpr (Dst::bits == 16) {
+                out[i] = ptx::prmt(ptx::bits(low), ptx::bits(high), 0x7632);
+            } else {
+                out[2 * i] = ptx::bits(low);
+                out[2 * i + 1] = ptx::bits(high);
+            }
         }
     }
 }
@@ -380,6 +393,33 @@ GPUCAST_CONSTANT bool has_halves() {
     else if constexpr (is_upper_half<Src>()) return true;
     else if constexpr (!is_float16<Src>()) return false;
     else return cuts_halves<Src, Dst>() || int(Dst::max_code >> Dst::mantissa_bits) - int(Dst::bias) <= 5 + int(Dst::mantissa_bits);
+}
+
+// Whether an instruction rounds pairs of the source's halves to the destination, all but NaN as the rule says.
+template <typename Src, typename Dst, typename Rule>
+GPUCAST_CONSTANT bool has_pair_conversion(Rule rule) {
+    if constexpr (!is_float16<Src>() && !is_upper_half<Src>()) return false;
+    else if constexpr (!has_instruction<Dst>(rule) || Dst::bits > 8) return false;
+    else return GPUCAST_PAIRS || (is_float16<Src>() && Dst::bits == 8);
+}
+
+// Four halves in two words to the bytes of one.
+template <typename Src, typename Dst>
+GPUCAST_INLINE u32 converted_pairs(u32 low, u32 high) {
+    if constexpr (is_float16<Src>()) {
+        if constexpr (Dst::bits == 8) return is_e4m3<Dst>() ? ptx::cvt_e4m3x4_f16(low, high) : ptx::cvt_e5m2x4_f16(low, high);
+        else return Dst::mantissa_bits == 3 ? ptx::cvt_e2m3x4_f16(low, high) : ptx::cvt_e3m2x4_f16(low, high);
+    } else {
+        if constexpr (Dst::bits == 8) return is_e4m3<Dst>() ? ptx::cvt_e4m3x4_bf16(low, high) : ptx::cvt_e5m2x4_bf16(low, high);
+        else return Dst::mantissa_bits == 3 ? ptx::cvt_e2m3x4_bf16(low, high) : ptx::cvt_e3m2x4_bf16(low, high);
+    }
+}
+
+// For a type without NaN: halves that are NaN become the zero of the other sign.
+template <typename Src>
+GPUCAST_INLINE u32 pair_without_nan(u32 pair) {
+    const u32 top = repeated<16>(0x8000), nan = ptx::prmt((pair & ~top) + repeated<16>(0x7fff - u32(Src::inf_code)), 0, 0xbb99);
+    return (pair & ~nan) | (~pair & nan & top);
 }
 
 // FLOAT16 as the compute type of 16-bit integers.

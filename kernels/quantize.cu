@@ -30,34 +30,80 @@ GPUCAST_INLINE i64 block_number(i64 n) {
 
 // ---- one pass: blocks of a power of two elements along the last axis, all of them complete ----
 
-template <typename F, typename Src, typename Float, typename Double, u32 Elements, u32 Block, u32 Threads>
+// A thread has several tiles, all of which are on their way at a time; those of neighbours are next to each other.
+template <typename F, typename Src, typename Float, typename Double, u32 Elements, u32 Block, u32 tiles, u32 Threads>
 GPUCAST_INLINE void quantize_rows(const u8* src, u8* dst, i64 n, const QuantizeArguments& given) {
     typedef Value<Src, Float, Double> V;
     typedef typename F::element DType;
     typedef Tile<Elements * Src::bits / 8> SrcTile;
     typedef Tile<Elements * DType::bits / 8> DstTile;
     const u32 lanes = Block / Elements;
-    const i64 thread = block_number<F, Elements * Threads>(n) * Threads + threadIdx.x, begin = thread * Elements;
-    const bool here = begin < n;
-    SrcTile in = {};
-    if (here) load_aligned(src + begin * i64(Src::bits) / 8, in);
-    BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
-    const bool finite = stats.template add_tile<Src, Elements>(in);
-    merge<lanes>(stats);
-    if (!here) return;
-    const float global = global_value<F>(given.global_scale, begin, given.blocks.columns);
-    const Scale scale = scale_of<F, Float, Double>(stats, global);
-    if (threadIdx.x % lanes == 0) {
-        // In this pass the scales are an array of their own, so aligned.
-        Tile<F::scale::bits / 8> code = {{scale.code}};
-        store_aligned(given.scales + thread / lanes * (F::scale::bits / 8), code);
-        if constexpr (F::zero_points) given.zero_points[thread / lanes] = u8(scale.zero_point);
+    const i64 first = block_number<F, Elements * tiles * Threads>(n) * (tiles * Threads) + threadIdx.x;
+    SrcTile in[tiles] = {};
+#pragma unroll
+    for (u32 i = 0; i < tiles; ++i) {
+        const i64 begin = (first + i * Threads) * Elements;
+        if (begin < n) load_aligned(src + begin * i64(Src::bits) / 8, in[i]);
     }
-    DstTile out = {};
-    // Where a scale can be NaN, it already says that an element is not finite.
-    const bool known = F::nan_in_scale || finite;
-    Divisor<F, Src, Float, Double>(scale, global).template tile<Elements, !F::zero_points>(in, out, begin, known, given.random);
-    store_aligned(dst + begin * i64(DType::bits) / 8, out);
+    const Global<F> of_all(F::row_scaled ? 1 : global_value<F>(given.global_scale));
+    const auto global_of = [&](i64 begin) {
+        if constexpr (F::row_scaled) return Global<F>(global_value<F>(given.global_scale, begin, given.blocks.columns));
+        else return of_all;
+    };
+    typedef Divisor<F, Src, Float, Double> By;
+    // Whether what the fast path does not know is done last, one tile after the other, because its code is long.
+    constexpr bool defers = tiles > 1 && (By::by_float || F::by_steps);
+    Scale scale[tiles];
+    bool left[tiles] = {}, any_left = false;
+#pragma unroll
+    for (u32 i = 0; i < tiles; ++i) {
+        const i64 thread = first + i * Threads, begin = thread * Elements;
+        BlockStats<V, F::two_sided, !F::nan_in_scale> stats = {0, 0};
+        const bool finite = stats.template add_tile<Src, Elements>(in[i]);
+        merge<lanes>(stats);
+        // Those beyond the array stay, because others merge with them.
+        if (begin >= n) continue;
+        const Global<F> global = global_of(begin);
+        scale[i] = scale_of<F, Float, Double>(stats, global);
+        if (threadIdx.x % lanes == 0) {
+            // In this pass the scales are an array of their own, so aligned.
+            Tile<F::scale::bits / 8> code = {{scale[i].code}};
+            store_aligned(given.scales + thread / lanes * (F::scale::bits / 8), code);
+            if constexpr (F::zero_points) given.zero_points[thread / lanes] = u8(scale[i].zero_point);
+        }
+        const By divisor(scale[i], global.scale);
+        DstTile out = {};
+        // Where a scale can be NaN, it already says that an element is not finite.
+        const bool known = F::nan_in_scale || finite;
+        if constexpr (!defers) {
+            divisor.template tile<Elements, !F::zero_points>(in[i], out, begin, known, given.random);
+        } else if (divisor.fast && known) {
+            divisor.template quick_tile<Elements, !F::zero_points>(in[i], out);
+        } else {
+            left[i] = any_left = true;
+            continue;
+        }
+        store_aligned(dst + begin * i64(DType::bits) / 8, out);
+    }
+    if (!defers || !any_left) return;
+    ptx::mark_rare();
+#pragma unroll 1
+    for (u32 i = 0; i < tiles; ++i) {
+        Scale own = scale[0];
+        bool wanted = left[0];
+#pragma unroll
+        for (u32 j = 1; j < tiles; ++j) {
+            if (i == j) own = scale[j], wanted = left[j];
+        }
+        if (!wanted) continue;
+        const i64 begin = (first + i * Threads) * Elements;
+        SrcTile again;
+        DstTile out = {};
+        load_aligned(src + begin * i64(Src::bits) / 8, again);
+        const By divisor(own, global_of(begin).scale);
+        divisor.template tile<Elements, !F::zero_points>(again, out, begin, false, given.random);
+        store_aligned(dst + begin * i64(DType::bits) / 8, out);
+    }
 }
 
 // ---- the passes of all other blocks ----

@@ -152,7 +152,7 @@ def training() -> Iterator[Quantizing]:
         yield Quantizing(bf16, "nvfp4", hadamard=length, scaled=True)
         yield Transforming(bf16, bf16, hadamard=length)
     for transpose in (False, "both"):
-        yield Quantizing(bf16, "nvfp4_4over6", transpose=transpose, scaled=True)  # type: ignore[arg-type]
+        yield Quantizing(bf16, "nvfp4_4over6", transpose=transpose, scaled=True)
     for format in ("mxfp8e4m3", "nvfp4"):
         yield Grouping(bf16, format)
 

@@ -103,13 +103,12 @@ def results(recorded: Path, machine: FakeMachine, tmp_path: Path) -> Results:
     return kept.read(Path(shutil.copy(recorded, tmp_path)))
 
 
-@pytest.mark.parametrize("case", quantize_cases.training(), ids=str)
+@pytest.mark.parametrize("case", list(quantize_cases.training()), ids=str)
 def test_what_training_calls_is_right_before_it_is_timed(case: quantize_cases.Quantizing) -> None:
     x = gpucast.reference.cast(np.random.default_rng(3).standard_normal((64, 256)).astype(np.float32), case.src)
     with installed(PtxDriver("sm_90")) as driver:
         made = quantize_cases.difference(case(upload(x)), case(x))
         assert driver.launched and made.checked > 0 and made.wrong == 0, made
-        x[0, 0] = 3
         assert quantize_cases.difference(case(upload(x)), case(x * 0)).wrong > 0
 
 

@@ -153,8 +153,8 @@ def _arithmetic(op: str, width: int, *param: object) -> Callable[..., Term]:
 
 
 def _to_small(name: str, source: str = "FLOAT") -> Callable[..., Term]:
-    """Convert two floats, the second to the low code, or a pair of halves: nearest even, saturating, NaN all ones, 6 bits
-    in bytes."""
+    """Convert two floats, the second to the low code, or a pair of halves: nearest even, saturating, NaN all ones, 6
+    bits in bytes."""
     small, own = dtype(name), dtype(source)
 
     def code(a: Term) -> Term:
@@ -307,9 +307,10 @@ def _table() -> dict[str, Operation]:
         for pair, half in halves:
             found[f"cvt.rn.satfinite.{name}x2.{pair}"] = (32,), _to_small(small, half)
             found[f"cvt.rn.{pair}.{name}x2"] = (8 if name == "e2m1" else 16,), _from_small(small, half)
-    for mode, rounding in (("up", "rp"), ("down", "rz")):
-        found[f"cvt.{rounding}.satfinite.ue8m0x2.f32"] = (32, 32), _to_power(mode)
-        found[f"cvt.{rounding}.satfinite.ue8m0x2.bf16x2"] = (32,), _to_power(mode, "BFLOAT16")
+    powers_of: tuple[tuple[RoundMode, str], ...] = (("up", "rp"), ("down", "rz"))
+    for of_power, rounding in powers_of:
+        found[f"cvt.{rounding}.satfinite.ue8m0x2.f32"] = (32, 32), _to_power(of_power)
+        found[f"cvt.{rounding}.satfinite.ue8m0x2.bf16x2"] = (32,), _to_power(of_power, "BFLOAT16")
     found["cvt.rn.bf16x2.ue8m0x2"] = (16,), _from_small("FLOAT8E8M0", "BFLOAT16")
     for op, count in (("add", 2), ("mul", 2), ("fma", 3)):
         found[f"{op}.rn.f32x2"] = (64,) * count, lanes(found[f"{op}.rn.f32"][1])

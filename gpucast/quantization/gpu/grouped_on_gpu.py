@@ -96,9 +96,8 @@ def grouped_kernel(
         work = f"QuantizeGroups<{name}_format, {src.name}, FLOAT, DOUBLE, {elements}, {block}>"
         dtypes.append(format.scale)
     line = f"{head}GPUCAST_GROUPED({name}, {resident}, {work})\n"
-    return Kernel(
-        name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements, turn=2 * elements, stays=True
-    )
+    turn = 2 * elements
+    return Kernel(name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements, turn=turn, stays=True)
 
 
 def grouped_arguments(

@@ -10,35 +10,6 @@
 // equal.
 namespace gpucast {
 
-// Codes in the lanes of a word, which are bytes (types of 8 bits or fewer) or halves (of 16).
-template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
-GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
-    constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
-    constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
-    if constexpr (has_next_bias<Src, Dst>(rule)) {
-        return next_bias_lanes<Src, Dst>(codes);
-    } else if constexpr (N == 4 && has_upper_halves<Src, Dst>() && !has_instruction<Dst>(rule)) {
-        return upper_halves_lanes<Src, Dst>(codes, rule);
-    } else if constexpr (by_float && has_power_conversion<Dst>(rule) && !has_integer_power<Src, Dst>(rule)) {
-        return power_lanes<Src>(codes, rule);
-    } else if constexpr (by_float && (is_small<Dst>() || (is_upper_half<Dst>() && has_packing<Dst>(rule)))) {
-        return small_lanes<Src, Dst>(codes, rule);
-    } else {
-        u32 part[N];
-#pragma unroll
-        for (u32 i = 0; i < N; ++i) {
-            if constexpr (is_upper_half<Dst>() && by_float) {
-                part[i] = upper_half<Src, Dst>(codes[i], rule);
-            } else {
-                part[i] = u32(Cast<Src, Dst>::low_bits(codes[i], rule));
-            }
-        }
-        if constexpr (is_upper_half<Dst>() && by_float) return high_lanes<16>(part);
-        const u32 lanes = low_lanes<lane>(part);
-        return Dst::bits < lane ? lanes & repeated<lane>(u32(Dst::mask)) : lanes;
-    }
-}
-
 // Whether an integer's low bits are the result.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool keeps_low_bits(Rule) {

@@ -87,7 +87,7 @@ QUANTIZE = Fields(
 #: The parts of these kernels.
 PARTS: tuple[Part, ...] = (
     *FUSED_PARTS, "scale_orders.cuh", "quotients.cuh", "scales.cuh", "divisor.cuh", BLOCKS, DIVISION, QUANTIZE,
-    "quantize.cu", "dequantize.cu",
+    "extremes.cu", "quantize.cu", "dequantize.cu",
 )  # fmt: skip
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
@@ -173,8 +173,8 @@ def quantize_kernel(
 
 
 def lines_of(kind: Kind, layout: ScaleLayout, src: DType, stochastic: bool) -> int:
-    """The tiles of a thread: one in each of several rows where scales have an order, else two where registers suffice for
-    enough threads."""
+    """The tiles of a thread: one in each of several rows where scales have an order, else two where registers suffice
+    for enough threads."""
     if kind != "rows":
         return 1
     return 4 if layout != "linear" else 2 if src.bits == 16 and not stochastic else 1

@@ -31,7 +31,7 @@ GPUCAST_INLINE void quantize_rows(const u8* src, u8* dst, i64 n, const QuantizeA
     typedef Divisor<F, Src, Float, Double> By;
     // Whether what the fast path does not know is done last, one tile after the other, because its code is long.
     constexpr bool defers = tiles > 1 && (By::by_float || F::by_steps);
-    Scale scale[tiles];
+    Scale scale[tiles] = {};
     bool left[tiles] = {}, any_left = false;
 #pragma unroll
     for (u32 i = 0; i < tiles; ++i) {

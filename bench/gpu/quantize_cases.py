@@ -54,12 +54,15 @@ class Quantizing:
         return f"{self.src} to {self.format}{direction}{before}{axis}{twice}"
 
     def __call__(self, x: Any) -> Any:
-        # Of numbers near 1, up to 6.
-        scale = 2.0**-8 if self.scaled else None
         transform = self.hadamard or None
         return gpucast.quantize(
-            x, self.format, axis=self.axis, transpose=self.transpose, hadamard=transform, scale=scale
+            x, self.format, axis=self.axis, transpose=self.transpose, hadamard=transform, scale=self.scale
         )
+
+    @property
+    def scale(self) -> float | None:
+        """The given global scale: of numbers near 1, up to 6."""
+        return 2.0**-8 if self.scaled else None
 
     @property
     def reads(self) -> int:
@@ -117,7 +120,7 @@ class Grouping(Quantizing):
 
     def __call__(self, x: Any) -> Any:
         ends = _ends(len(x), self.groups, not isinstance(x, np.ndarray))
-        return gpucast.quantize_grouped(x, ends, self.format)
+        return gpucast.quantize_grouped(x, ends, self.format, scale=self.scale)
 
 
 @lru_cache(maxsize=8)
@@ -153,8 +156,8 @@ def training() -> Iterator[Quantizing]:
         yield Transforming(bf16, bf16, hadamard=length)
     for transpose in (False, "both"):
         yield Quantizing(bf16, "nvfp4_4over6", transpose=transpose, scaled=True)
-    for format in ("mxfp8e4m3", "nvfp4"):
-        yield Grouping(bf16, format)
+    yield Grouping(bf16, "mxfp8e4m3")
+    yield Grouping(bf16, "nvfp4", scaled=True)
 
 
 def cases() -> Iterator[Case]:

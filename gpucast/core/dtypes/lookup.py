@@ -7,7 +7,7 @@ import contextlib
 import copyreg
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +47,9 @@ _QUANTIZED_FILES = {
 }
 
 _FAMILY_NAME = r"(?:(?:fp|float)([468])_?)?(?:e([0-9])m([0-9]))?"
-#: The classes of other libraries' dtypes, as (module, name); the str of such a dtype is "module.name of the type".
-#: Filled where libraries are registered.
-FOREIGN: set[tuple[str, str]] = set()
+#: The classes of other libraries' dtypes, as (module, name), and the function that names such a dtype in words that
+#: `dtype` takes. Filled where libraries are registered.
+FOREIGN: dict[tuple[str, str], Callable[[Any], str]] = {}
 
 
 def _columns_of(name: str) -> dict[str, int] | None:
@@ -169,7 +169,7 @@ class Lookup:
         if isinstance(anything, type):
             return self._from_type(anything)
         if is_foreign(type(anything)):
-            return self._from_name(str(anything))
+            return self._from_name(FOREIGN[type(anything).__module__, type(anything).__name__](anything))
         try:
             return self._numbers[operator.index(anything)]
         except (TypeError, KeyError):

@@ -2,7 +2,7 @@
 // Groups of rows of a matrix, such as the tokens of experts, quantized or cast in one launch: every group has a scale of
 // its own and begins in the result at a multiple of `pad` rows. The ends of the groups are on the device.
 //
-// gpucast/quantization/gpu/grouped_on_gpu.py puts this file after tiles.cuh. gpucast/quantization/grouped.py says what
+// gpucast/quantization/cuda/grouped.py puts this file after tiles.cuh. gpucast/quantization/grouped.py says what
 // becomes of bad offsets; no such offset is used as an index.
 namespace gpucast {
 

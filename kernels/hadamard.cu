@@ -419,7 +419,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
 
 }  // namespace gpucast
 
-// Macros, because a kernel's name is that of its work; gpucast/quantization/gpu/hadamard_source.py writes the rest.
+// Macros, because a kernel's name is that of its work; gpucast/quantization/cuda/hadamard_source.py writes the rest.
 // RESIDENT: blocks of an SM at a time, whose registers must suffice; 0: as the compiler chooses.
 #define GPUCAST_HADAMARD(NAME, THREADS, RESIDENT, ...)                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                    \

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Arrays to narrow codes with scales. Every result is that of gpucast/quantization/exact_quantize.py. `F` is the format, a
-// struct that gpucast/quantization/gpu/source.py writes; the array is in C order.
+// struct that gpucast/quantization/cuda/source.py writes; the array is in C order.
 //
 // Rows of short blocks are quantized in one pass, in which neighbouring threads share a block. All other blocks take
 // three passes: the statistics of each block, its scale, its elements.
@@ -281,7 +281,7 @@ GPUCAST_INLINE void move_scales(const u8* src, u8* dst, i64 n, const Blocks& blo
 
 }  // namespace gpucast
 
-// A macro, because the name of a kernel is that of its work. gpucast/quantization/gpu/source.py defines NAME_format; the
+// A macro, because the name of a kernel is that of its work. gpucast/quantization/cuda/source.py defines NAME_format; the
 // last argument is a call of a function above.
 #define GPUCAST_QUANTIZE(NAME, THREADS, ...)                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \

@@ -15,7 +15,7 @@ from codes import codes_of
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
-from gpucast.host import cast_on_host
+from gpucast.host import numbers
 from gpucast.kernel.strides import collapse
 from gpucast.parity.cases import NUMERIC
 from gpucast.parity.host_build import Arguments, HostKernels
@@ -62,7 +62,7 @@ def by_reference(codes: np.ndarray, rule: CastRule) -> np.ndarray:
 def by_module(codes: np.ndarray, rule: CastRule) -> np.ndarray:
     """By the extension module, or what serves where it is missing."""
     out = np.empty(codes.shape, rule.dst.numpy)
-    cast_on_host.into(codes.view(rule.src.numpy), rule, out)
+    numbers.into(codes.view(rule.src.numpy), rule, out)
     return codes_of(out, rule.dst)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +23,7 @@ import torch
 
 import gpucast
 from bench import idle_cuda
+from bench.entered import entered
 from bench.timing.times import quickest
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.core.rule import resolve
@@ -42,22 +42,6 @@ CALLS, ROUNDS = 50, 40
 COMPILED = 20
 _FOLDER = str(Path(gpucast.__file__).parent)
 Call = Callable[[], object]
-
-
-def entered(call: Call) -> tuple[int, int]:
-    """The Python functions of gpucast that a call enters, and the files that these are in."""
-    files: list[str] = []
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(_FOLDER):
-            files.append(frame.f_code.co_filename)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return len(files), len(set(files))
 
 
 def host() -> dict[str, tuple[Call, Call]]:

@@ -78,11 +78,11 @@ def test_a_header_of_many_values_takes_bounded_memory(value: str, tmp_path: Path
 
 def test_a_config_of_any_size_takes_bounded_memory(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"[" + b"{}," * 5_000_000 + b"{}]")
-    used, said = memory("config_json.block_size(sys.argv[1])", tmp_path)
+    used, said = memory("config_json.block_size(config_json.sections(sys.argv[1]))", tmp_path)
     assert "config.json: expected at most 10000000 bytes of config.json" in said
     assert used < 100
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"weight_block_size": [128, 128]}}))
-    assert config_json.block_size(str(tmp_path)) == (128, 128)
+    assert config_json.block_size(config_json.sections(str(tmp_path))) == (128, 128)
 
 
 # ---- .npy and .npz ----

@@ -15,8 +15,8 @@ from gpucast.kernel.cast_kernel import THREADS, options
 from gpucast.kernel.fields import Fields
 from gpucast.kernel.fused_kernel import RANDOM
 from gpucast.kernel.kernel import Kernel, Part, array_and
+from gpucast.quantization.cuda.source import PARTS, block_of, boolean, columns_of, format_struct
 from gpucast.quantization.formats import LENGTHS, Format, Hadamard
-from gpucast.quantization.gpu.source import PARTS, block_of, boolean, columns_of, format_struct
 from gpucast.quantization.scale_orders import ScaleLayout
 
 #: "rows" quantizes along rows, "tiles" along rows, down columns to the transposed result, or both in one read. "top"

@@ -16,9 +16,9 @@ from gpucast.kernel.cast_kernel import options
 from gpucast.kernel.fields import Fields
 from gpucast.kernel.fused_kernel import RANDOM
 from gpucast.kernel.kernel import Kernel, Part, array_and
+from gpucast.quantization.cuda import memory
+from gpucast.quantization.cuda.source import DIVISION, PARTS, block_of, columns_of, divide_by, format_struct
 from gpucast.quantization.formats import Format
-from gpucast.quantization.gpu import memory
-from gpucast.quantization.gpu.source import DIVISION, PARTS, block_of, columns_of, divide_by, format_struct
 from gpucast.quantization.scale_orders import ScaleLayout
 
 _FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")

@@ -23,8 +23,8 @@ from gpucast.kernel.fields import Fields
 from gpucast.kernel.fused_kernel import FUSED_PARTS, RANDOM
 from gpucast.kernel.kernel import Kernel, Part, array_and
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.cuda.step_source import step_functions
 from gpucast.quantization.formats import Format
-from gpucast.quantization.gpu.step_source import step_functions
 from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder, order
 from gpucast.quantization.steps import Steps
 

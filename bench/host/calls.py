@@ -9,7 +9,6 @@ Beside them stand the Python functions of gpucast that a call enters, and in how
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +20,7 @@ import torch
 
 import gpucast
 from bench import idle_cuda
+from bench.entered import entered
 from bench.timing.times import quickest
 
 #: Elements of an array, and of each of those of a list.
@@ -28,22 +28,6 @@ SIZE, EACH, LIST = 1024, 64, 100
 CALLS, ROUNDS = 50, 40
 _FOLDER = str(Path(gpucast.__file__).parent)
 Call = Callable[[], object]
-
-
-def entered(call: Call) -> tuple[int, int]:
-    """The Python functions of gpucast that a call enters, and the files that these are in."""
-    files: list[str] = []
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(_FOLDER):
-            files.append(frame.f_code.co_filename)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return len(files), len(set(files))
 
 
 def host() -> dict[str, tuple[Call, Call]]:

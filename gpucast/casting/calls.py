@@ -97,16 +97,16 @@ def of_arrays(
     for i, call in enumerate(calls):
         if call.result is not None:
             call.target = _target(call)
-        call.fuse, call.start = _own(fuse, i, call, start), start
+        call.start = start
+        if fuse is not EMPTY:
+            call.fuse = _own(fuse, i, call)
         start += call.source.size
     _check_disjoint(calls, names, fuse, options.caller)
     return calls
 
 
-def _own(fuse: Fuse, i: int, call: Call, start: int) -> Fuse:
+def _own(fuse: Fuse, i: int, call: Call) -> Fuse:
     """That of call i: its elements of the arrays that have one for each, and its random words."""
-    if fuse is EMPTY:
-        return fuse
     scale, amax, random = fuse.scale, fuse.amax, fuse.random
     if scale is not None and not isinstance(scale, float) and scale.size > 1:
         scale = scale.reshape(-1)[i : i + 1]
@@ -114,7 +114,7 @@ def _own(fuse: Fuse, i: int, call: Call, start: int) -> Fuse:
     if amax is not None and amax.size > 1:
         amax = amax.reshape(-1)[i : i + 1]
     if random is not None:
-        random = random._replace(offset=random.offset + start)
+        random = random._replace(offset=random.offset + call.start)
     return of_rule(Fuse(scale, amax, fuse.finite, random), call.rule, call.caller)
 
 

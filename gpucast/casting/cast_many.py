@@ -178,9 +178,12 @@ def _one_by_one(
 
 def _run(batch: Sequence[Call], shared: Sequence[Any]) -> None:
     """Run the calls of a batch. `shared`: scale, amax, finite, as the caller has them."""
-    texts = [call for call in batch if call.rule.is_text]
-    alone = [call for call in batch if not call.rule.is_text and call.library and not call.library.batches]
-    together = [call for call in batch if not call.rule.is_text and not (call.library and not call.library.batches)]
+    texts: list[Call] = []
+    alone: list[Call] = []
+    together: list[Call] = []
+    for call in batch:
+        is_alone = call.library is not None and not call.library.batches
+        (texts if call.rule.is_text else alone if is_alone else together).append(call)
     # What may fail comes first: text that is no number, what another library does not take, memory.
     read = [_cast_text(call) for call in texts]
     for call in alone:
@@ -192,8 +195,6 @@ def _run(batch: Sequence[Call], shared: Sequence[Any]) -> None:
             call.target = Array.of(target, call.rule.dst)
     # Devices work while the host does; kernels that cannot be loaded are found before the host writes.
     ready = _prepared(together)
-    for call in together:
-        call.result = call.written.array if call.result is None else call.result
     for call in alone:
         if call.target is not None:
             _cast_alone(call, shared)
@@ -206,6 +207,8 @@ def _run(batch: Sequence[Call], shared: Sequence[Any]) -> None:
         with engine.using(stream, map(streams.owner, (*shared, *(call.result for call in group)))):
             for launch in launches:
                 launch()
+        for call in group:
+            call.result = call.written.array if call.result is None else call.result
 
 
 def _prepared(batch: Sequence[Call]) -> list[tuple[Engine, int | None, list[Call], list[Callable[[], None]]]]:

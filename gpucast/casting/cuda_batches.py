@@ -31,13 +31,16 @@ def launches(calls: Sequence[Call], device: int) -> list[Callable[[], None]]:
     by now, so nothing can fail later.
     """
     live = [call for call in calls if call.source.size]
-    flat = [call for call in live if is_flat(call)] if len(live) > 1 else []
+    flat: list[Call] = []
+    others: list[Call] = []
+    if len(live) > 1:
+        for call in live:
+            (flat if is_flat(call) else others).append(call)
     if len(flat) < 2 or _steps(flat) is None:
         return list(map(_alone, live))
-    found = [_alone(call) for call in live if not is_flat(call)]
     src = np.array([call.source.address for call in flat], np.uint64)
     dst = np.array([call.written.address for call in flat], np.uint64)
-    return [*found, partial(prepare(flat, device), src, dst, fuse_of(flat))]
+    return [*map(_alone, others), partial(prepare(flat, device), src, dst, fuse_of(flat))]
 
 
 def _alone(call: Call) -> Callable[[], None]:
@@ -51,7 +54,7 @@ def is_flat(call: Call) -> bool:
 
 def fuse_of(calls: Sequence[Call]) -> Fuse:
     """That of a batch. The offset of random words is the batch's; `scale` and `amax` are those of the first call."""
-    found = next((call.fuse for call in calls if not call.fuse.is_empty), EMPTY)
+    found = next((call.fuse for call in calls if call.fuse is not EMPTY), EMPTY)
     for call in calls:
         if call.fuse.random is not None:
             random = call.fuse.random
@@ -63,8 +66,9 @@ def _steps(calls: Sequence[Call]) -> tuple[int, int] | None:
     """How many bytes lie between the scales, and between the `amax`, of a call and of the next: 0 where all have the
     same. None where the distances differ."""
     found = []
+    fuses = [call.fuse for call in calls if call.fuse is not EMPTY]
     for name in ("scale", "amax"):
-        arrays = [call.fuse.arrays[name] for call in calls if name in call.fuse.arrays]
+        arrays = [x for fuse in fuses if not ((x := getattr(fuse, name)) is None or isinstance(x, float))]
         steps = np.diff([array.data.ptr for array in arrays])
         if steps.any() and not (steps == arrays[0].itemsize).all():
             return None

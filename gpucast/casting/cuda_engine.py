@@ -11,7 +11,7 @@ from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.libraries import Lent, Library
 from gpucast.arrays.packed import PackedArray, device_index
-from gpucast.casting import cuda, cuda_batches, cuda_plans
+from gpucast.casting import cuda, cuda_batches, cuda_plans, cuda_workspace
 from gpucast.casting.engine import Call, Engine
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
@@ -23,12 +23,14 @@ class CudaEngine(Engine):
     """Arrays of CuPy, and PackedArrays over them. RuntimeError for work that a CUDA graph cannot capture."""
 
     device: int
+    packs = True
 
     def __init__(self, device: int) -> None:
         self.device = device
 
-    def empty(self, shape: tuple[int, ...], kind: DType) -> Any:
+    def empty(self, shape: tuple[int, ...], kind: DType, packs: bool = False) -> Any:
         with driver.driver().on(self.device):
+            cuda.check_allocation()
             return cuda.new(shape, kind)
 
     def empty_like(self, source: Array, kind: DType) -> Array:
@@ -75,6 +77,9 @@ class CudaEngine(Engine):
 
     def require(self, caller: str) -> None:
         devices.require(caller)
+
+    def workspace(self, caller: str) -> Any:
+        return cuda_workspace.Workspace(caller, self.device, kept=True)
 
     def stream(self, library: Library | None) -> int:
         stream = None if library is None else library.stream(self.device)

@@ -52,12 +52,15 @@ class Engine(ABC):
 
     #: The index of the device; None for the host.
     device: int | None = None
+    #: Whether the results of packed types are packed here, whatever the source.
+    packs = False
 
     # ---- arrays ----
 
     @abstractmethod
-    def empty(self, shape: tuple[int, ...], kind: DType) -> Any:
-        """An array without set values, as results are here: packed types are packed on a device alone."""
+    def empty(self, shape: tuple[int, ...], kind: DType, packs: bool = False) -> Any:
+        """An array without set values, as results are here; `packs`: packed types are packed in any case. RuntimeError
+        while a CUDA graph is captured."""
 
     @abstractmethod
     def empty_like(self, source: Array, kind: DType) -> Array:
@@ -83,8 +86,8 @@ class Engine(ABC):
 
     @abstractmethod
     def prepare(self, calls: Sequence[Call]) -> list[Callable[[], None]]:
-        """The functions that run calls whose arrays are here. Whatever may fail, but for text, fails here. Calls
-        without a target have a new one by now."""
+        """The functions that run calls whose arrays are here. Whatever may fail, but for text, fails in this method. A
+        call without a target has a new one when it has run."""
 
     def run(self, calls: Sequence[Call]) -> None:
         """Run calls whose arrays are here."""
@@ -106,6 +109,10 @@ class Engine(ABC):
 
     def require(self, caller: str) -> None:  # noqa: B027 (a default)
         """DeviceUnavailable unless calls can run here."""
+
+    def workspace(self, caller: str) -> Any:
+        """Memory that calls keep here from one to the next; None where they need none."""
+        return None
 
     # ---- streams ----
 

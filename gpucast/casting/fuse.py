@@ -12,7 +12,7 @@ import numpy as np
 
 from gpucast.arrays import libraries
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.packed import device_index, unmasked
+from gpucast.arrays.packed import device_index, is_writable, unmasked
 from gpucast.casting import engines
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
@@ -98,7 +98,7 @@ def resolve_amax(amax: Any, device: int | None, caller: str, count: int = 1) -> 
             return amax
     array = _array("amax", amax, (_FLOAT,), caller, writing=True, count=count)
     _check_place("amax", array, device, caller)
-    if not (_is_writable(array) and array.dtype.isnative):
+    if not (is_writable(array) and array.dtype.isnative):
         raise ValueError(f"{caller}: amax is read-only or of foreign byte order; expected an array that can be written")
     return array
 
@@ -107,7 +107,7 @@ def resolve_finite(finite: Any, device: int | None, caller: str) -> Any:
     """The keyword `finite` of `gpucast.cast_many`, as `resolve_scale`: an array of one BOOL or UINT8, to be written."""
     array = _array("finite", finite, (_BOOL, _UINT8), caller, writing=True)
     _check_place("finite", array, device, caller)
-    if not _is_writable(array):
+    if not is_writable(array):
         raise ValueError(f"{caller}: finite is read-only; expected an array that can be written")
     return array
 
@@ -143,8 +143,3 @@ def _check_place(name: str, array: Any, device: int | None, caller: str) -> None
         raise ValueError(f"{caller}: {name} is on {devices.name(here.device)}; x is on {devices.name(device)}")
     if not here.reads(array):
         raise ValueError(f"{caller}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")
-
-
-def _is_writable(array: Any) -> bool:
-    """CuPy's arrays always are."""
-    return bool(getattr(array.flags, "writeable", True))

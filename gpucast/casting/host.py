@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 
 from gpucast import casting
 from gpucast.arrays.array import Array, result_like
+from gpucast.arrays.overlap import bounds_meet
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.casting import plans
 from gpucast.casting.engine import Call, Engine
@@ -23,7 +25,9 @@ from gpucast.host import numbers, text
 class HostEngine(Engine):
     """Arrays of NumPy, and PackedArrays over them."""
 
-    def empty(self, shape: tuple[int, ...], kind: DType) -> Any:
+    def empty(self, shape: tuple[int, ...], kind: DType, packs: bool = False) -> Any:
+        if packs and kind.packed:
+            return PackedArray(np.empty(kind.nbytes(math.prod(shape)), np.uint8), kind, shape)
         if kind.family == "string":
             return np.full(shape, "", dtype=object)
         return np.empty(shape, dtype=kind.numpy)
@@ -49,10 +53,7 @@ class HostEngine(Engine):
         return as_double(x.reshape(())[()])
 
     def prepare(self, calls: Sequence[Call]) -> list[Callable[[], None]]:
-        for call in calls:
-            if call.target is None and not call.rule.is_text:
-                call.target = self.empty_like(call.source, call.rule.dst)
-        return [partial(self.run, (call,)) for call in calls]
+        return [partial(self.run, calls)]
 
     def run(self, calls: Sequence[Call]) -> None:
         for call in calls:
@@ -62,9 +63,7 @@ class HostEngine(Engine):
                 continue
             # Packed elements, which have equal layouts if they share memory, are read before they are written. A packed
             # target shares none with another source, though their bounds may meet.
-            if target is None or not (
-                source.packed or target.packed or not np.may_share_memory(source.data, target.data)
-            ):
+            if target is None or not (source.packed or target.packed or not bounds_meet(source.data, target.data)):
                 result = self.empty_like(source, rule.dst)
             else:
                 result = target

@@ -22,7 +22,7 @@ from gpucast.arrays import libraries
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.libraries import BatchPlanner, one_class
 from gpucast.arrays.overlap import Table, batch_is_disjoint, is_clear, share_memory
-from gpucast.arrays.packed import LibraryPackedArray, PackedArray
+from gpucast.arrays.packed import LibraryPackedArray, PackedArray, address_of
 from gpucast.casting import plans
 from gpucast.casting.engine import Call, Launch
 from gpucast.casting.fuse import resolve_fuse
@@ -257,18 +257,14 @@ def _is_disjoint(src: Table, to: Table | None, plan: BatchPlan, fused: Fuse) -> 
     scale = None if isinstance(fused.scale, float) else fused.scale
     small = [x for x in (fused.finite, fused.amax, scale) if x is not None]
     written = small if scale is None else small[:-1]
-    if not all(is_clear(_address(x), x.nbytes, src, src_end) for x in written):
+    if not all(is_clear(address_of(x), x.nbytes, src, src_end) for x in written):
         return False
     if written and any(share_memory(x, y) for x, y in itertools.combinations(small, 2)):
         return False
     if to is None:
         return True
     end = to + plan.dst_bytes
-    return batch_is_disjoint(to, end, src, src_end) and all(is_clear(_address(x), x.nbytes, to, end) for x in small)
-
-
-def _address(x: Any) -> int:
-    return int(x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr)
+    return batch_is_disjoint(to, end, src, src_end) and all(is_clear(address_of(x), x.nbytes, to, end) for x in small)
 
 
 def _batch_plan(calls: Sequence[Call], outs: Sequence[Any] | None, dst: DType, options: Options) -> BatchPlan | None:

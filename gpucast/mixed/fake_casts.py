@@ -17,6 +17,7 @@ import numpy as np
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
 from gpucast.arrays.libraries import untraced
+from gpucast.arrays.overlap import bounds_meet
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import calls, engines
 from gpucast.casting.engine import Call
@@ -191,7 +192,7 @@ def _on_host(source: Array, there: CastRule, back: CastRule, target: Array | Non
         engines.HOST.run((second,))
         return second.written
     result = engines.HOST.empty_like(source, source.dtype)
-    if target is not None and not np.may_share_memory(source.data, target.data):
+    if target is not None and not bounds_meet(source.data, target.data):
         result = target
     if source.size:
         largest, _ = MODULE.cast(work, source.data, 0, result.data, 0, source.size)

@@ -59,21 +59,26 @@ def _select(flag: Any, new: Any, old: Any, out: Any) -> Any:
         _check(f"{_CALLER}: the leaf {path}".rstrip(), flag, *triple)
     if out is not None:
         _check_disjoint(flag, given, paths)
-    if device_index(flag) is None:
-        if out is None:
-            return new if flag else old
-        for x, y, target in triples:
-            chosen = x if flag else y
-            if dtype_of(chosen) is not None and chosen is not target:
-                cast(chosen, chosen.dtype, out=target)
-        return out
-    indices = [i for i, x in enumerate(leaves) if dtype_of(x) is not None]
-    results = cuda.kernels.select(
-        flag, [(triples[i][0], triples[i][1], None if out is None else triples[i][2]) for i in indices]
-    )
-    for i, result in zip(indices, results, strict=True):
+    if out is None and isinstance(flag, np.ndarray):
+        return new if flag else old
+    arrays = [i for i, x in enumerate(leaves) if dtype_of(x) is not None]
+    selected = [(triples[i][0], triples[i][1], None if out is None else triples[i][2]) for i in arrays]
+    results = engines.of_array(flag).pick(_select_on_host, _select_on_device)(flag, selected)
+    for i, result in zip(arrays, results, strict=True):
         leaves[i] = result
     return tree.unflatten(structure, leaves) if out is None else out
+
+
+def _select_on_device(flag: Any, triples: list[tuple[Any, Any, Any]]) -> list[Any]:
+    return cuda.kernels.select(flag, triples)
+
+
+def _select_on_host(flag: Any, triples: list[tuple[Any, Any, Any]]) -> list[Any]:
+    for x, y, out in triples:
+        chosen = x if flag else y
+        if chosen is not out:
+            cast(chosen, chosen.dtype, out=out)
+    return [out for *_, out in triples]
 
 
 def _check(caller: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:

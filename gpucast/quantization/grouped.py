@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gpucast import casting
 from gpucast import kernel as kernels
 from gpucast.arrays import libraries
 from gpucast.arrays.array import check_written
@@ -22,7 +21,7 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
-from gpucast.casting.creation import empty
+from gpucast.casting import engines
 from gpucast.casting.fuse import resolve_scale
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer, rounded
@@ -197,6 +196,7 @@ class _Call:
         self.x, self.offsets = as_array(x, caller), as_array(offsets, f"{caller}: offsets")
         check_constant(x, caller)
         self.device = device_index(self.x)
+        self.engine = engines.of(self.device)
         if isinstance(self.x, PackedArray) or self.x.ndim != 2:
             raise ValueError(f"{caller}: x has shape {tuple(self.x.shape)}; expected a matrix, not packed")
         self.src = source_dtype(self.x.dtype, f"{caller}: x.dtype=")
@@ -261,13 +261,7 @@ class _Call:
             ]
             if out is not None:
                 self._check_memory(parts)
-            if self.device is None:
-                how = self.scale, self.pad, layout, self.random
-                data, of_blocks, ends, valid = parts
-                result = data, of_blocks, ends, valid
-                grouped_on_host.fill(result, self.x, self.offsets, element, format, *how)
-            else:
-                self._on_device(parts, rule, format, layout)
+            self.engine.pick(self._on_host, self._on_device)(parts, rule, format, layout)
             if out is not None:
                 return out
             if self.library is not None:
@@ -277,14 +271,8 @@ class _Call:
 
     def _part(self, out: Grouped | None, name: str, packs: bool, kind: DType, shape: tuple[int, ...]) -> Any:
         """A new array, packed as `quantize` has it if `packs`, or the checked one of `out`."""
-        if out is None and self.device is not None:
-            with kernels.driver.driver().on(self.device):
-                casting.cuda.check_allocation()
-                return casting.cuda.new(shape, kind)
-        if out is None and kind.packed and packs:
-            return PackedArray(np.empty(kind.nbytes(math.prod(shape)), np.uint8), kind, shape)
         if out is None:
-            return empty(shape, kind)
+            return self.engine.empty(shape, kind, packs)
         given, caller = getattr(out, name), f"{self.caller}: out.{name}"
         if isinstance(given, PackedArray) or namespace(given) is not None:
             part = as_array(given, caller)
@@ -295,7 +283,7 @@ class _Call:
             part = adapter.take(given, caller, writing=True)
         if dtype(part.dtype) is not kind or tuple(part.shape) != shape or device_index(part) != self.device:
             raise ValueError(f"{self.caller}: out.{name} is not {kind.name} of shape {shape} on the side of x")
-        if kind.packed and self.device is not None and not isinstance(part, PackedArray):
+        if kind.packed and self.engine.packs and not isinstance(part, PackedArray):
             raise ValueError(f"{self.caller}: out.{name} has bytes of their own for its codes; expected a PackedArray")
         return part
 
@@ -307,6 +295,12 @@ class _Call:
         read = [Place("x", self.x), Place("offsets", self.offsets)]
         read += [] if isinstance(self.scale, float) else [Place("scale", self.scale)]
         check_written(written, read, self.caller)
+
+    def _on_host(self, parts: list[Any], rule: CastRule, format: Format | None, layout: ScaleLayout) -> None:
+        data, of_blocks, ends, valid = parts
+        result = data, of_blocks, ends, valid
+        how = self.scale, self.pad, layout, self.random
+        grouped_on_host.fill(result, self.x, self.offsets, rule.dst, format, *how)
 
     def _on_device(self, parts: list[Any], rule: CastRule, format: Format | None, layout: ScaleLayout) -> None:
         on_gpu = cuda.grouped

@@ -11,7 +11,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpucast import casting
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import namespace
@@ -234,11 +233,8 @@ class Quantized:
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
-        device = device_index(self.native(caller).data)
-        if device is None:
-            return None
         if self not in _WORKSPACES:
-            _WORKSPACES[self] = casting.cuda_workspace.Workspace(caller, device, kept=True)
+            _WORKSPACES[self] = engines.of_array(self.native(caller).data).workspace(caller)
         return _WORKSPACES[self]
 
     def _visit(self) -> AbstractContextManager[None]:

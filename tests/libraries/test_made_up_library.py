@@ -79,6 +79,36 @@ def test_lists() -> None:
         assert (y if isinstance(y, np.ndarray) else y.rows).tobytes() == gpucast.cast(x, "INT8").tobytes()
 
 
+class SharingLibrary(AbacusLibrary):
+    """With memory for results, so that its arrays share launches with ours."""
+
+    batches = True
+
+    def cast(self, cast: Any, x: Any, to: Any, options: Any) -> Any:
+        raise AssertionError("cast alone")
+
+    def empty_like(self, x: Beads, dst: Any, caller: str) -> tuple[Beads, Any]:
+        array = np.empty_like(x.rows, dst.numpy)
+        return Beads(array), array
+
+    def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
+        assert [type(x) for x in (*sources, *results)] == [Beads] * 4
+        return results
+
+
+def test_lists_of_a_library_that_shares_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SharingLibrary()
+    entry = libraries.LibraryEntry("abacus", "Array", lambda: library)
+    monkeypatch.setattr(libraries, "_LIBRARIES", [entry])
+    many = gpucast.cast_many([Beads(X), OTHER, Beads(OTHER)], "INT8")
+    assert [type(y) for y in many] == [Beads, np.ndarray, Beads]
+    for y, x in zip(many, (X, OTHER, OTHER), strict=True):
+        assert (y if isinstance(y, np.ndarray) else y.rows).tobytes() == gpucast.cast(x, "INT8").tobytes()
+    outs = [Beads(np.zeros_like(X, np.int8)), np.zeros_like(OTHER, np.int8)]
+    assert gpucast.cast_many([Beads(X), OTHER], "INT8", out=outs) is outs
+    assert outs[0].rows.tobytes() == gpucast.cast(X, "INT8").tobytes()
+
+
 def test_quantizing() -> None:
     wanted, q = gpucast.quantize(X, "mxfp8e4m3"), gpucast.quantize(Beads(X), "mxfp8e4m3")
     assert q.library == "abacus" and type(q.data) is Beads and type(q.scales) is Beads

@@ -80,7 +80,7 @@ class DType:
 
     # ---- storage ----
 
-    @cached_property
+    @property
     def packed(self) -> bool:
         """True for types of less than one byte."""
         return 0 < self.bits < 8

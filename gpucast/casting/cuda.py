@@ -12,10 +12,10 @@ import numpy as np
 
 from gpucast.arrays.array import Array, result_like
 from gpucast.arrays.packed import PackedArray, device_index
-from gpucast.core.arithmetic import exact
+from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fuse import EMPTY, Fuse
-from gpucast.core.rule import CastRule, resolve
+from gpucast.core.fuse import Fuse
+from gpucast.core.rule import resolve
 from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import Shape, square_sides
 from gpucast.kernel.fused_kernel import FUSED, FusedOps, cast_kernel
@@ -92,27 +92,10 @@ def address(x: Any) -> int:
 # ---- casts ----
 
 
-@exact()
-def apply(source: Array, rule: CastRule, target: Array | None = None, fuse: Fuse = EMPTY) -> Array:
-    """Cast on the source's device, on its current stream, into `target`, which is there too, or a new array.
-
-    Allocates nothing with a target. RuntimeError for work that a CUDA graph cannot capture.
-    """
-    with driver.driver().on(_device(source)):
-        if target is None:
-            target = empty_like(source, rule.dst)
-        if source.size:
-            launch_of(source, rule, target, fuse)()
-    return target
-
-
-def _device(source: Array) -> int:
-    assert source.device is not None, "`gpucast.casting.cast.apply` sends device arrays here"
-    return source.device
-
-
-def launch_of(source: Array, rule: CastRule, target: Array, fuse: Fuse = EMPTY) -> Callable[[], None]:
-    """The cast of an array with elements on the current device, whose kernel is loaded by now."""
+def launch_of(call: Call) -> Callable[[], None]:
+    """The launch of a call with elements and a target on the current device, whose kernel is loaded by now."""
+    source, rule, target, fuse = call.source, call.rule, call.written, call.fuse
+    assert source.device is not None
     layout = layout_of(source, target, fuse)
     ops = FusedOps.of(fuse)
     given = FUSED.pack(*fused_values(fuse)) if ops.fuses(rule) else b""
@@ -120,7 +103,7 @@ def launch_of(source: Array, rule: CastRule, target: Array, fuse: Fuse = EMPTY) 
         given += layout.dims.packed
     kernel = cast_kernel(rule, layout.shape, rule.src.packed and not source.packed, ops)
     src, dst, n = source.address, target.address, layout.n
-    launch = driver.load(kernel, _device(source))
+    launch = driver.load(kernel, source.device)
     return partial(launch, kernel.blocks(n, dst), driver.array_arguments(src, 0, dst, n) + given)
 
 
@@ -240,7 +223,8 @@ def _copy(x: Any) -> Any:
     # Types below one byte lie one element per byte here: as plain bytes they stay so.
     kind = dtype("UINT8") if dtype(x.dtype).packed else dtype(x.dtype)
     copy = new(x.shape, kind)
-    apply(Array.of(x.view(kind.numpy), kind), resolve(kind, kind), Array.of(copy, kind))
+    if x.size:
+        launch_of(Call("copy", Array.of(x.view(kind.numpy), kind), resolve(kind, kind), target=Array.of(copy, kind)))()
     return copy.view(x.dtype)
 
 

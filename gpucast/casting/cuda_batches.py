@@ -37,14 +37,10 @@ def launches(calls: Sequence[Call], device: int) -> list[Callable[[], None]]:
         for call in live:
             (flat if is_flat(call) else others).append(call)
     if len(flat) < 2 or _steps(flat) is None:
-        return list(map(_alone, live))
+        return list(map(cuda.launch_of, live))
     src = np.array([call.source.address for call in flat], np.uint64)
     dst = np.array([call.written.address for call in flat], np.uint64)
-    return [*map(_alone, others), partial(prepare(flat, device), src, dst, fuse_of(flat))]
-
-
-def _alone(call: Call) -> Callable[[], None]:
-    return cuda.launch_of(call.source, call.rule, call.written, call.fuse)
+    return [*map(cuda.launch_of, others), partial(prepare(flat, device), src, dst, fuse_of(flat))]
 
 
 def is_flat(call: Call) -> bool:

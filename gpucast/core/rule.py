@@ -158,17 +158,9 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
 
 @lru_cache(maxsize=4096, typed=True)
 def _resolved(
-    src: DType,
-    dst: DType,
-    saturate: Any,
-    round_mode: Any,
-    opset: Any,
-    rounding_word: Any,
-    overflow: Any,
-    scaled: bool,
-    versions: tuple[int, ...],
-    caller: str,
-) -> CastRule:
+    src: DType, dst: DType, saturate: Any, round_mode: Any, opset: Any, rounding_word: Any, overflow: Any, scaled: bool,
+    versions: tuple[int, ...], caller: str,
+) -> CastRule:  # fmt: skip
     version = newest_version(opset, versions, caller)
     for role, row in (("source", src), ("to", dst)):
         if first_opset(row) > version:

@@ -15,7 +15,8 @@ import pytest
 from codes import assert_same
 from fused_cases import CASES, RANDOM, in_use, largest, oracle, rule_of
 from gpucast.arrays.array import Array
-from gpucast.casting.cast import apply
+from gpucast.casting import engines
+from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fuse import Fuse
 from gpucast.core.rounding import STOCHASTIC
@@ -42,9 +43,9 @@ def check(codes: np.ndarray, rule: CastRule, scale: float | None, ops: FusedOps,
             attributes = {"rounding": STOCHASTIC, **RANDOM._asdict()}
         amax = place(np.zeros((), np.float32)) if ops.amax else None
         flag = place(np.ones((1, 1), bool)) if ops.finite else None
-        inputs = Fuse(scale, amax, flag, RANDOM if attributes else None)
-        y = apply(Array.of(place(x)), rule, fused=inputs).array
-        assert_same(elements(y), oracle(x, rule.dst, scale, **attributes))
+        call = Call("test", Array.of(place(x)), rule, Fuse(scale, amax, flag, RANDOM if attributes else None))
+        engines.of(call.source.device).run((call,))
+        assert_same(elements(call.written.array), oracle(x, rule.dst, scale, **attributes))
         if ops.amax:
             assert_same(elements(amax), largest(x, rule.src))
         if ops.finite:

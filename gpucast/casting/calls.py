@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,11 +34,30 @@ class Names(NamedTuple):
 _ONE = Names("x", lambda: [""])
 
 
+def rule_of(src: DType, dst: DType, options: Options) -> CastRule:
+    """The rule of `resolve`, kept. (torch.compile, which warns of what is kept, reads `resolve`.)"""
+    asked = src, dst, options.scale is not None, options.caller, options.versions, *options[:5]
+    try:
+        return _rule_of(*asked)
+    except TypeError:
+        # Also for a value that has no hash; the message is that of the checks.
+        pass
+    return resolve(src, dst, options)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _rule_of(
+    src: DType, dst: DType, scaled: bool, caller: str, versions: tuple[int, ...], *attributes: Any
+) -> CastRule:
+    scale = 1.0 if scaled else None
+    return resolve(src, dst, Options(*attributes)._replace(scale=scale, caller=caller, versions=versions))
+
+
 def of_array(x: Any, to: Any, options: Options) -> Call:
     """The call of `gpucast.cast` for an array of NumPy or CuPy or a PackedArray, but for its target (`add_target`)."""
     caller = options.caller
     source = Array.of(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
-    rule = resolve(source.dtype, destination(to, caller), options)
+    rule = rule_of(source.dtype, destination(to, caller), options)
     fuse = EMPTY
     if options.fuses:
         fuse = of_rule(resolve_fuse(options, (source.device,)), rule, caller)

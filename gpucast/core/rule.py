@@ -7,9 +7,7 @@ Source: the Cast and CastLike schemas of ONNX opsets 1 to 28. The reference, the
 
 from __future__ import annotations
 
-from bisect import bisect
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -129,7 +127,11 @@ def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, caller
     number = opset if type(opset) is int else integer(opset, f"{caller}: opset")
     if not versions[0] <= number <= DEFAULT_OPSET:
         raise ValueError(f"{caller}: opset={number} is not supported; expected {versions[0]} to {DEFAULT_OPSET}")
-    return versions[bisect(versions, number) - 1]
+    newest = versions[0]
+    for version in versions:
+        # torch.compile reads this, and knows no bisect.
+        newest = version if version <= number else newest
+    return newest
 
 
 def first_opset(row: DType) -> int:
@@ -147,21 +149,9 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
     TypeError for a type that the operator's version lacks and for a `saturate` that is no boolean. ValueError for every
     other value that is illegal, newer than the version, or meaningless for the destination.
     """
-    asked = src, dst, *options[:5], options.scale is not None, options.versions, options.caller
-    try:
-        return _resolved(*asked)
-    except TypeError:
-        # Also for a value that has no hash; the message is that of the checks.
-        pass
-    return _resolved.__wrapped__(*asked)
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _resolved(
-    src: DType, dst: DType, saturate: Any, round_mode: Any, opset: Any, rounding_word: Any, overflow: Any, scaled: bool,
-    versions: tuple[int, ...], caller: str,
-) -> CastRule:  # fmt: skip
-    version = newest_version(opset, versions, caller)
+    saturate, round_mode, opset, overflow = options.saturate, options.round_mode, options.opset, options.overflow
+    caller = options.caller
+    version = newest_version(opset, options.versions, caller)
     for role, row in (("source", src), ("to", dst)):
         if first_opset(row) > version:
             since = "is in no opset" if row.opset is None else f"entered at opset {row.opset}"
@@ -178,19 +168,18 @@ def _resolved(
         raise ValueError(
             f"{caller}: round_mode={round_mode!r} needs opset {ROUND_MODE_SINCE}; opset={opset} has version {version}"
         )
-    if rounding_word is not None:
-        _check_choice(caller, "rounding", rounding_word, _roundings(src, dst), src, dst)
+    if options.rounding is not None:
+        _check_choice(caller, "rounding", options.rounding, _roundings(src, dst), src, dst)
     if overflow is not None:
         _check_choice(caller, "overflow", overflow, _overflows(src, dst), src, dst)
 
-    if scaled and src.name != "DOUBLE":
-        product = dtype("DOUBLE"), dst, saturate, round_mode, opset, rounding_word, overflow, False, versions, caller
-        return replace(_resolved(*product), src=src)
+    if options.scale is not None and src.name != "DOUBLE":
+        return replace(resolve(dtype("DOUBLE"), dst, options), src=src)
     if src is dst or dst.family in ("bool", "string"):
         return CastRule(src, dst)
     rounding = OF_INTEGERS if dst.family == "int" else OF_FLOATS
-    if rounding_word is not None and (rounding_word == STOCHASTIC or not holds(dst, src)):
-        rounding = name_of(rounding_word)
+    if options.rounding is not None and (options.rounding == STOCHASTIC or not holds(dst, src)):
+        rounding = name_of(options.rounding)
     if dst.family == "int":
         return CastRule(src, dst, overflow=overflow or "wrap", rounding=rounding)
     if not dst.has_nan:

@@ -158,8 +158,8 @@ def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
 
 
 def _cast(source: Array, dst: DType, options: Options, target: Array | None) -> Array:
-    there = resolve(source.dtype, dst, options)
-    back = resolve(dst, source.dtype, Options(scale=options.scale))
+    there = calls.rule_of(source.dtype, dst, options)
+    back = calls.rule_of(dst, source.dtype, Options(scale=options.scale))
     fuse = of_rule(resolve_fuse(options, (source.device,)), there, CALLER)
     calls.check_fuse(Call(CALLER, source, there, fuse, target))
     return engines.of(source.device).pick(_on_host, _on_device)(source, there, back, target, fuse)

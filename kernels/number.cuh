@@ -120,10 +120,13 @@ GPUCAST_CONSTANT Number<Word> normalised(bool negative, Word significand, int ex
     return {Kind::finite, negative, significand << zeros, significand == 0 ? exponent_of_zero : exponent - zeros};
 }
 
-// Whether only the rule itself rounds to a float as the mode says: fast paths round to nearest even, or at random.
+// Whether only the rule itself rounds as the mode says. Fast paths to floats round to nearest even, or at random; those to
+// integers as `without_ties` does (to_int.cuh).
 template <typename Dst, typename Rule>
 GPUCAST_CONSTANT bool rounds_by_rule() {
-    return Dst::is_float && Rule::rounding() != Rounding::ties_to_even && Rule::rounding() != Rounding::stochastic;
+    constexpr Rounding mode = Rule::rounding();
+    if constexpr (Dst::is_int) return mode != Rounding::toward_zero && mode != Rounding::ties_to_even && mode != Rounding::ties_to_away;
+    else return Dst::is_float && mode != Rounding::ties_to_even && mode != Rounding::stochastic;
 }
 
 // Whether a mode asks for a neighbour other than the nearest one: then there is none beyond the largest number, but for the

@@ -249,8 +249,10 @@ class LibraryEntry(NamedTuple):
     name: str
     array: str
     load: Load
-    #: The name of the class of its dtypes; None for a library that has those of NumPy.
+    #: The class of its dtypes, with the module; None for a library that has those of NumPy.
     dtype: str | None = None
+    #: The name of such a dtype, in words that `gpucast.dtype` takes. Default: its text.
+    dtype_name: Callable[[Any], str] = str
     #: The functions that tell whether its compiler traces the call, or would trace what that calls, as paths in its
     #: module.
     is_compiling: tuple[tuple[str, ...], ...] = ()
@@ -288,7 +290,8 @@ def register(*entries: LibraryEntry | Protocol) -> None:
             continue
         _LIBRARIES.append(entry)
         if entry.dtype is not None:
-            dtypes.FOREIGN.add((entry.name, entry.dtype))
+            module, _, name = entry.dtype.rpartition(".")
+            dtypes.FOREIGN[module, name] = entry.dtype_name
 
 
 def register_ours(kind: type, adapter: Library | None = None) -> None:

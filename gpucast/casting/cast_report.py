@@ -197,14 +197,13 @@ def _outside(x: NDArray, before: NDArray, src: DType, rule: CastRule) -> NDArray
         return np.asarray((whole >= float(int(dst.max) + 1)) | (whole < float(dst.min)))
     if dst.family == "e8m0":
         return np.asarray((before != 0) & ((before < dst.min) | (before > dst.max)))
-    ties = "even" if rule.rounding == STOCHASTIC else mode_of(rule.rounding).ties
-    if ties is None:
+    mode = mode_of("ties_to_even" if rule.rounding == STOCHASTIC else rule.rounding)
+    if mode.ties is None:
         return np.abs(before) > float(dst.max)
-    # The midpoint to where the next value would be; a tie stays with an even last code, or goes away from zero.
+    # The midpoint to where the next value would be.
     step = float(dst.max) - float(dst.value(dst.max_code - 1))
     limit = float(dst.max) + step / 2
-    stays = ties == "even" and dst.max_code % 2 == 0
-    return np.abs(before) > limit if stays else np.abs(before) >= limit
+    return np.abs(before) >= limit if mode.takes_upper(dst.max_code % 2 == 1) else np.abs(before) > limit
 
 
 def _whole(numbers: NDArray, rule: CastRule) -> NDArray:

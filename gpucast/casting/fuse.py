@@ -122,7 +122,8 @@ def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writ
         array = np.asarray(array)
     if namespace(array) is None:
         number = "" if writing else "a number or "
-        raise TypeError(f"{caller}: {name}={value!r} must be {number}an array of one {_names(kinds)}")
+        more = "; gpucast.quantize finds scales, also of blocks" if name == "scale" else ""
+        raise TypeError(f"{caller}: {name}={value!r} must be {number}an array of one {_names(kinds)}{more}")
     if array.dtype.newbyteorder("=") not in [kind.numpy for kind in kinds]:
         raise TypeError(f"{caller}: {name} has dtype {array.dtype}; expected {_names(kinds)}")
     if array.size not in (1, count):

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.errors import meant
 from gpucast.core.rounding import (
     BY_RULE,
     OF_FLOATS,
@@ -155,13 +156,17 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
     for role, row in (("source", src), ("to", dst)):
         if first_opset(row) > version:
             since = "is in no opset" if row.opset is None else f"entered at opset {row.opset}"
-            raise TypeError(f"{caller}: {role}={row.name} {since}; opset={opset} has version {version}")
+            wanted = "" if row.opset is None else f" of the operator; expected opset {row.opset} or later"
+            raise TypeError(f"{caller}: {role}={row.name} {since}; opset={opset} has version {version}{wanted}")
     if isinstance(saturate, np.bool_) or (isinstance(saturate, int) and saturate in (0, 1)):
         saturate = bool(saturate)
     if not isinstance(saturate, bool):
         raise TypeError(f"{caller}: saturate={saturate!r} must be True or False")
     if not isinstance(round_mode, str) or round_mode not in ROUND_MODES:
-        raise ValueError(f"{caller}: round_mode={round_mode!r} is not legal; expected one of {', '.join(ROUND_MODES)}")
+        near = meant(round_mode, ROUND_MODES)
+        raise ValueError(
+            f"{caller}: round_mode={round_mode!r} is not legal; expected one of {', '.join(ROUND_MODES)}{near}"
+        )
     if not saturate and version < SATURATE_SINCE:
         raise ValueError(f"{caller}: saturate=False needs opset {SATURATE_SINCE}; opset={opset} has version {version}")
     if round_mode != "up" and version < ROUND_MODE_SINCE:
@@ -243,5 +248,8 @@ def _check_choice(caller: str, name: str, value: Any, legal: tuple[str, ...], sr
     if src.family == "string":
         raise ValueError(
             f"{caller}: {name}={value!r} does not apply to text; expected {expected} from STRING to {dst.name}"
+            f"{meant(value, legal)}"
         )
-    raise ValueError(f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}")
+    raise ValueError(
+        f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}{meant(value, legal)}"
+    )

@@ -399,7 +399,7 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], rows: tuple[int, 
         )
     given = scale if namespace(scale) is not None else np.asarray(scale)
     if given.dtype.kind not in "fiu":
-        raise TypeError(f"{_CALLER}: scale= has dtype {given.dtype}; expected numbers")
+        raise TypeError(f"{_CALLER}: scale={scale!r} has dtype {given.dtype}; expected a number or an array of them")
     if isinstance(x, np.ndarray):
         given = engines.to_host(given)
     if isinstance(given, np.ndarray):

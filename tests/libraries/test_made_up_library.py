@@ -14,6 +14,20 @@ import pytest
 
 import gpucast
 from gpucast.arrays import libraries
+from gpucast.core import dtypes
+
+
+class Wood:
+    """The dtypes of the library, in a module below its own, with names that nobody else has."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return f"wood of {self.kind}"
+
+
+Wood.__module__ = "abacus.woods"
 
 
 class Beads:
@@ -26,7 +40,7 @@ class Beads:
 
     @property
     def dtype(self) -> Any:
-        return self.rows.dtype
+        return Wood(self.rows.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,7 +61,12 @@ def _abacus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module.Array = Beads  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "abacus", module)
     monkeypatch.setattr(libraries, "_LIBRARIES", [*libraries._LIBRARIES])
-    libraries.register(libraries.LibraryEntry("abacus", "Array", AbacusLibrary))
+    monkeypatch.setitem(dtypes.FOREIGN, ("abacus.woods", "Wood"), str)
+    libraries.register(
+        libraries.LibraryEntry(
+            "abacus", "Array", AbacusLibrary, dtype="abacus.woods.Wood", dtype_name=lambda wood: wood.kind.name
+        )
+    )
     yield
     assert libraries.library_of(Beads(X)) == "abacus"
 
@@ -70,6 +89,17 @@ def test_casts() -> None:
     assert gpucast.cast(unchanged, "FLOAT", copy=False) is unchanged
     report = gpucast.cast_report(Beads(X), "FLOAT8E4M3FN")
     assert str(report) == str(gpucast.cast_report(X, "FLOAT8E4M3FN"))
+
+
+def test_dtypes() -> None:
+    half = Wood(np.dtype(np.float16))
+    assert gpucast.dtype(half).name == "FLOAT16"
+    wanted = X.astype(np.float16).tobytes()
+    assert gpucast.cast(Beads(X), half).rows.tobytes() == gpucast.cast(X, half).tobytes() == wanted
+    with pytest.raises(TypeError, match="to='complex64' is complex"):
+        gpucast.cast(X, Wood(np.dtype(np.complex64)))
+    chosen = gpucast.mixed.select_tree(Beads(np.array(True)), {"a": Beads(X)}, {"a": Beads(OTHER)})
+    assert chosen["a"].rows is X
 
 
 def test_lists() -> None:

@@ -30,6 +30,15 @@
 #define GPUCAST_SPECIFIC 0
 #endif
 
+// Whether these conversions also go from and to pairs of FLOAT16 and BFLOAT16, which the compiler knows from CUDA 13.2 on
+// (PTX 9.2).
+#if defined(GPUCAST_HOST) \
+    || (defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1302)
+#define GPUCAST_PAIRS GPUCAST_SPECIFIC
+#else
+#define GPUCAST_PAIRS 0
+#endif
+
 // Whether there are accesses of 32 bytes, which the compiler knows from CUDA 12.9 on.
 #if defined(GPUCAST_HOST) || !defined(__CUDACC_VER_MAJOR__) || __CUDACC_VER_MAJOR__ > 12 \
     || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 9)

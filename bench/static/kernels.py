@@ -48,8 +48,8 @@ class Measured:
 
     @property
     def capability(self) -> int:
-        """The compute capability of the device: 90 for sm_90 and for sm_90a."""
-        return int(self.arch.removeprefix("sm_").rstrip("af"))
+        """The compute capability of the device."""
+        return capability(self.arch)
 
     @property
     def instructions(self) -> int:
@@ -65,6 +65,11 @@ class Measured:
     @property
     def barriers(self) -> int:
         return sum(one.base == "BAR" for one in self.executed)
+
+
+def capability(arch: str) -> int:
+    """The compute capability of an architecture: 90 of sm_90 and of sm_90a."""
+    return int(arch.removeprefix("sm_").rstrip("af"))
 
 
 def codes(kernels: Iterable[Kernel], arch: str) -> dict[Kernel, Code]:

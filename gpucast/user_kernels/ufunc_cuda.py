@@ -32,7 +32,7 @@ def apply(
     """Evaluate on the current stream of a device into `target`, or a new array.
 
     Inputs are arrays on that device, or numbers of the compute type. ValueError for more inputs or dimensions than the
-    arguments of a kernel hold; else as for a cast there.
+    arguments of a kernel hold; else as for `gpucast.casting.cuda_engine.CudaEngine`.
     """
     if len(inputs) > MAX_INPUTS:
         raise ValueError(f"ufunc: {len(inputs)} inputs; a kernel takes {MAX_INPUTS}")

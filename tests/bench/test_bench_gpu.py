@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gpucast
 from bench import readme
 from bench.cases import buffers, check, pairs
 from bench.cases import case as one_case
 from bench.cases.case import Row
 from bench.cases.contenders import COPY, SAME_RATIO, Ours, OursAllocating
-from bench.gpu import many_cases, run, sweep, user_cases
+from bench.gpu import many_cases, quantize_cases, run, sweep, user_cases
 from bench.report import gpu_tables
 from bench.report import results as kept
 from bench.report.results import Results
@@ -26,7 +27,8 @@ from bench.timing import times as timing
 from fake_machine import COPY_KERNEL, LAUNCH, MANY_LAUNCH, FakeMachine, FakeRival, TimedDriver, built_driver
 from gpucast.core.dtypes import dtype
 from gpucast.parity.cases import NUMERIC
-from host_driver import installed
+from host_driver import installed, upload
+from ptx_driver import PtxDriver
 
 FLOAT, HALF, INT4 = (dtype(name) for name in ("FLOAT", "FLOAT16", "INT4"))
 COMMON = ((FLOAT, HALF), (INT4, HALF))
@@ -62,7 +64,7 @@ def fake_gpu(built: TimedDriver) -> Iterator[FakeMachine]:
             for name, value in values.items():
                 patch.setattr(module, name, value)
         # What takes arrays of its own has tests of its own.
-        for module in (user_cases, many_cases, run.quantize_cases):
+        for module in (user_cases, many_cases, quantize_cases):
             patch.setattr(module, "cases", lambda: iter(()))
         buffers.source_codes.cache_clear()
         built.machine = FakeMachine()
@@ -99,6 +101,15 @@ def recorded(built: TimedDriver, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def results(recorded: Path, machine: FakeMachine, tmp_path: Path) -> Results:
     """A whole run's."""
     return kept.read(Path(shutil.copy(recorded, tmp_path)))
+
+
+@pytest.mark.parametrize("case", list(quantize_cases.training()), ids=str)
+def test_what_training_calls_is_right_before_it_is_timed(case: quantize_cases.Quantizing) -> None:
+    x = gpucast.reference.cast(np.random.default_rng(3).standard_normal((64, 256)).astype(np.float32), case.src)
+    with installed(PtxDriver("sm_90")) as driver:
+        made = quantize_cases.difference(case(upload(x)), case(x))
+        assert driver.launched and made.checked > 0 and made.wrong == 0, made
+        assert quantize_cases.difference(case(upload(x)), case(x * 0)).wrong > 0
 
 
 # ---- measuring ----

@@ -181,13 +181,18 @@ inline bool cast_fused(const Plan* plan, const Layout& x, const Layout& out, con
 
 // ---- arrays of NumPy ----
 
+// Whether an array has a dtype, or one that means the same.
+inline bool is_of(PyArrayObject* x, PyArray_Descr* dtype, int number) {
+    return PyArray_DESCR(x) == dtype || number_of(PyArray_DESCR(x)) == number;
+}
+
 inline bool is_writable(PyObject* array) { return PyArray_ISWRITEABLE(array_of(array)); }
 
 // By a plan of one array, where `out` is a place for it; fusion: null for a plain cast.
 inline __attribute__((always_inline)) PyObject* cast_numpy(Plan* plan, PyArrayObject* given, PyObject* out, const Fusion* fusion) {
     const bool is_new = is_none(out);
     if (!is_new) {
-        if (!PyArray_CheckExact(out) || number_of(PyArray_DESCR(array_of(out))) != plan->dst_number || !is_writable(out)) return nothing();
+        if (!PyArray_CheckExact(out) || !is_of(array_of(out), plan->dst, plan->dst_number) || !is_writable(out)) return nothing();
     }
     out = is_new ? new_array(given, plan->dst) : Py_NewRef(out);
     if (!out) return nullptr;
@@ -203,11 +208,39 @@ inline __attribute__((always_inline)) PyObject* cast_numpy(Plan* plan, PyArrayOb
     return is_place ? nullptr : nothing();
 }
 
+// The same for a plain cast of a few adjacent elements, which most short calls are; null, without an exception, for any other.
+inline __attribute__((always_inline)) PyObject* cast_few(const Plan* plan, PyArrayObject* x, PyObject* out) {
+    const u64 size = size_of(x);
+    if (!is_flat(x) || size > lasting || !size) return nullptr;
+    if (is_none(out)) {
+        Py_INCREF(reinterpret_cast<PyObject*>(plan->dst));
+        out = PyArray_NewFromDescr(&PyArray_Type, plan->dst, PyArray_NDIM(x), PyArray_DIMS(x), nullptr, nullptr, 0, nullptr);
+        if (!out) PyErr_Clear();
+        // That may have run others' code, which reshaped x.
+        if (!out || !is_flat(x) || size_of(x) != size) {
+            Py_XDECREF(out);
+            return nullptr;
+        }
+    } else {
+        if (!PyArray_CheckExact(out) || !is_of(array_of(out), plan->dst, plan->dst_number) || !is_writable(out)) return nullptr;
+        PyArrayObject* y = array_of(out);
+        if (!is_flat(y) || !is_same_shape(x, y)) return nullptr;
+        if (extent(PyArray_DATA(x), size * itemsize_of(plan->src)).meets(extent(PyArray_DATA(y), size * itemsize_of(plan->dst)))) return nullptr;
+        Py_INCREF(out);
+    }
+    Found found;
+    plan->work.run(PyArray_DATA(x), PyArray_DATA(array_of(out)), size, 0, &found);
+    return out;
+}
+
 inline PyObject* run_numpy(Plan* plan, PyObject* const* arguments) {
     PyObject* given = arguments[of_x];
-    if (!PyArray_CheckExact(given) || number_of(PyArray_DESCR(array_of(given))) != plan->src_number) return nothing();
+    if (!PyArray_CheckExact(given) || !is_of(array_of(given), plan->src, plan->src_number)) return nothing();
     const bool is_random = plan->work.is_ordered();
-    if (is_plain(arguments, is_random)) return cast_numpy(plan, array_of(given), arguments[of_out], nullptr);
+    if (is_plain(arguments, is_random)) {
+        PyObject* result = cast_few(plan, array_of(given), arguments[of_out]);
+        return result ? result : cast_numpy(plan, array_of(given), arguments[of_out], nullptr);
+    }
     Fusion fusion;
     if (!take_fusion(arguments, is_random, take_array, &fusion)) return nothing();
     if (fusion.scale.data && !read_scale(&fusion)) return nothing();

@@ -18,6 +18,8 @@ EXACT_MODES: int
 
 class Plan: ...
 
+class Program: ...
+
 class Kernel:
     def __call__(self, *arguments: Any) -> None: ...
 
@@ -56,6 +58,15 @@ def plan(
     dst_bits: int,
     /,
 ) -> Plan: ...
+def program(
+    launches: tuple[tuple[Callable[..., None], int, bytes, tuple[tuple[int, int, int], ...]], ...],
+    given: tuple[tuple[type, tuple[int, ...], Any, int, int], ...],
+    reads: int,
+    alike: tuple[int, ...],
+    device: int,
+    /,
+) -> Program: ...
+def repeat(program: Program, given: list[Any], others: list[int], seed: int, offset: int, /) -> bool: ...
 def quantize(
     how: bytes, library: Any, x: Any, data: Any, scales: Any, zero_points: Any, global_scale: Any, /
 ) -> bool: ...

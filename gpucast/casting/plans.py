@@ -142,6 +142,7 @@ def is_lasting(*values: Any) -> bool:
     return all(
         isinstance(value, (type, np.dtype, DType))
         or type(value) in (bool, int, str, type(None))
+        or (type(value) is tuple and is_lasting(*value))
         or is_foreign(type(value))
         for value in values
     )

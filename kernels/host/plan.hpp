@@ -47,6 +47,12 @@ inline PyObject* nothing() { Py_RETURN_NONE; }
 
 inline bool is_none(PyObject* given) { return given == Py_None; }
 
+inline bool is_call(Py_ssize_t count, Py_ssize_t wanted, const char* name) {
+    if (count == wanted) return true;
+    PyErr_Format(PyExc_TypeError, "%s: %zd arguments; expected %zd", name, count, wanted);
+    return false;
+}
+
 // ---- what is fused with a cast ----
 
 // A number in memory: of the host, unless it is on a device of that library's kind.

@@ -46,9 +46,14 @@ static size_t kept;
 // What each call goes through is in one piece: a cast of one element takes no longer.
 #define QUICK inline __attribute__((always_inline))
 
-// Texts count by their value, all else by identity: most texts are the same object at every call.
+// Texts count by their value, tuples by what is in them, all else by identity: most are the same object at every call.
 inline bool is_same(PyObject* one, PyObject* other) {
     if (one == other) return true;
+    if (PyTuple_CheckExact(one) && PyTuple_CheckExact(other) && PyTuple_Size(one) == PyTuple_Size(other)) {
+        Py_ssize_t i = 0, n = PyTuple_Size(one);
+        while (i < n && PyTuple_GetItem(one, i) == PyTuple_GetItem(other, i)) ++i;
+        return i == n;
+    }
     return PyUnicode_CheckExact(one) && PyUnicode_CheckExact(other) && PyUnicode_Compare(one, other) == 0;
 }
 
@@ -152,12 +157,6 @@ inline bool forget_plans() {
     }
     PyMem_Free(old);
     return true;
-}
-
-inline bool is_call(Py_ssize_t count, Py_ssize_t wanted, const char* name) {
-    if (count == wanted) return true;
-    PyErr_Format(PyExc_TypeError, "%s: %zd arguments; expected %zd", name, count, wanted);
-    return false;
 }
 
 // Puts the values of keywords in their places; false, without an exception, for one that the function has not.

@@ -68,8 +68,20 @@ def program(
 ) -> Program: ...
 def repeat(program: Program, given: list[Any], others: list[int], seed: int, offset: int, /) -> bool: ...
 def quantize(
-    how: bytes, library: Any, x: Any, data: Any, scales: Any, zero_points: Any, global_scale: Any, /
+    how: bytes,
+    library: Any,
+    x: Any,
+    data: Any,
+    scales: Any,
+    zero_points: Any,
+    global_scale: Any,
+    scale: float | None,
+    amax: float | None,
+    seed: int | None,
+    offset: int,
+    /,
 ) -> bool: ...
+def transform(how: bytes, library: Any, x: Any, out: Any, /) -> bool: ...
 def dequantize(
     how: bytes, library: Any, data: Any, scales: Any, zero_points: Any, global_scale: Any, out: Any, /
 ) -> bool: ...

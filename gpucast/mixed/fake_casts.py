@@ -24,13 +24,15 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
 from gpucast.core.fused_ops import FusedInputs, scaling_of
-from gpucast.core.rounding import Rounding
+from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.host import cast_on_host, loops
 from gpucast.kernel import devices, streams
 from gpucast.mixed import gpu
 from gpucast.quantization import recipes
+from gpucast.quantization.cuda_plans import Ask, Asked
 from gpucast.quantization.formats import Format
+from gpucast.quantization.plans import Repeats, words
 from gpucast.quantization.quantize_array import dequantize, quantize
 from gpucast.quantization.quantized import source_dtype
 
@@ -105,6 +107,52 @@ def fake_cast(
     return untraced(there_and_back, x, to, options, axis)
 
 
+def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
+    """The values, without a gradient, for an array of any library."""
+    names = ("saturate", "round_mode", "rounding", "overflow", "seed", "offset", "scale", "amax")
+    keywords = *(getattr(options, name) for name in names), axis, options.out
+    return REPEATS.call(_checked, x, to, keywords)
+
+
+def _on_device(to: Any, saturate: Any, round_mode: Any, rounding: Any, overflow: Any, axis: Any) -> Ask | None:
+    """How plans ask for calls on devices."""
+    # Its amax is only read.
+    is_format = isinstance(narrow_type(to), Format)
+
+    def ask(x: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any) -> Asked | None:
+        random = None
+        if rounding == STOCHASTIC:
+            random = words(seed, offset)
+            if random is None:
+                return None
+        elif seed is not None or type(offset) is not int or offset:
+            return None
+        read, key = [x], None
+        if type(scale) in (int, float):
+            key = type(scale), scale
+        elif scale is not None:
+            read.append(scale)
+        updated: tuple[Any, ...] = ()
+        if amax is not None and is_format:
+            read.append(amax)
+        elif amax is not None:
+            updated = (amax,)
+        # Another library's arrays may be written on another stream.
+        if any(type(one) is not type(x) for one in (*read, *updated)):
+            return None
+        return Asked(read, out, key, random, updated, caller=CALLER)
+
+    return ask
+
+
+#: `amax` is written.
+REPEATS = Repeats(
+    "kkkk..ffk.", _on_device,
+    saturate=True, round_mode="up", rounding=None, overflow=None, seed=None, offset=0, scale=None, amax=None, axis=-1,
+    out=None,
+)  # fmt: skip
+
+
 def narrow_type(to: Any) -> DType | Format:
     """What `to` names. TypeError for any other thing, and for types that hold no numbers."""
     try:
@@ -129,8 +177,23 @@ def check_keywords(format: Any, options: Options) -> None:
 
 
 @exact()
-def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
-    """The values, without a gradient, for an array of any library."""
+def _checked(
+    x: Any,
+    to: Any,
+    saturate: Any,
+    round_mode: Any,
+    rounding: Any,
+    overflow: Any,
+    seed: Any,
+    offset: Any,
+    scale: Any,
+    amax: Any,
+    axis: Any,
+    out: Any,
+) -> Any:
+    options = Options(
+        saturate, round_mode, _DEFAULT.opset, rounding, overflow, seed, offset, scale, amax, out=out, caller=CALLER
+    )
     with streams.visit(x, options.out, options.scale, options.amax):
         array = as_array(x, CALLER)
         if isinstance(array, PackedArray):

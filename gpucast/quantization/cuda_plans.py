@@ -10,7 +10,7 @@ tuples of these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gpucast import casting, kernel
 from gpucast.arrays import libraries
@@ -28,7 +28,7 @@ _NO_WORDS = Random(0, 0)
 
 
 class Asked(NamedTuple):
-    """What a call asks for beside the class and dtype of its first array, and the arguments by which plans are found."""
+    """What a call asks for, beside the class and dtype of its first array and the arguments by which plans are found."""
 
     #: The arrays that it reads, the first one first.
     read: Sequence[Any]
@@ -82,21 +82,43 @@ class _Place(NamedTuple):
 
 
 def flat(result: Any, arrays: list[Any]) -> Any:
-    """The form of a result, which equals that of one that consists of arrays in the same way. They are added to a list."""
+    """The form of a result: equal to that of one that consists of arrays in the same way. They are added to a list."""
     kind: Any = type(result)
-    if result is None:
-        return None
-    if issubclass(kind, PackedArray):
+    sort = _SORTS.get(kind) or _sort(kind)
+    if sort == "array":
+        arrays.append(result)
+        return kind
+    if sort == "packed":
         arrays.append(result.data)
         return _Packed(kind, result.dtype, result.shape)
-    if issubclass(kind, tuple):
+    if sort == "tuple":
         return kind, [flat(one, arrays) for one in result]
+    if sort == "none":
+        return None
+    own, forms = vars(result), []
+    for name in _PARTS:
+        part = own[name]
+        # Most parts are arrays: another call takes longer.
+        if _SORTS.get(type(part)) == "array":
+            arrays.append(part)
+            forms.append(type(part))
+        else:
+            forms.append(None if part is None else flat(part, arrays))
+    return kind, forms, [own[name] for name in _ATTRIBUTES]
+
+
+#: By class. The classes of results are few.
+_SORTS: dict[type, Literal["none", "array", "packed", "tuple", "parts"]] = {type(None): "none"}
+
+
+def _sort(kind: Any) -> str:
+    if len(_SORTS) > _MOST:
+        _SORTS.clear()
+    found: Any = "packed" if issubclass(kind, PackedArray) else "tuple" if issubclass(kind, tuple) else "array"
     if "__dataclass_fields__" in kind.__dict__:
-        own = vars(result)
-        named = [flat(own[name], arrays) for name in _PARTS]
-        return kind, named, [own[name] for name in _ATTRIBUTES]
-    arrays.append(result)
-    return kind
+        found = "parts"
+    _SORTS[kind] = "none" if kind is type(None) else found
+    return _SORTS[kind]
 
 
 #: Of `gpucast.Quantized`.
@@ -248,13 +270,12 @@ def _known(asked: Asked, recording: Recording, result: Any, library: str | None)
 
 def _parts(result: Any) -> list[Any]:
     """The arrays of a result as they are, PackedArrays among them."""
-    if result is None:
-        return []
-    if isinstance(result, tuple):
-        return [part for one in result for part in _parts(one)]
-    if "__dataclass_fields__" in type(result).__dict__:
+    sort = _sort(type(result))
+    if sort == "parts":
         return [part for name in _PARTS for part in _parts(getattr(result, name))]
-    return [result]
+    if sort == "tuple":
+        return [part for one in result for part in _parts(one)]
+    return [] if sort == "none" else [result]
 
 
 def library_of(part: Any) -> str | None:

@@ -39,9 +39,9 @@ class Repeats:
         host: Callable[..., Any] | None = None,
         **defaults: Any,
     ) -> None:
-        """`roles` and `defaults` of the keywords: as for `gpucast.casting.plans.function`. ``ask(*keyed)``: how a
-        device plan asks for calls with these values of keyed keywords; None for none. ``host(x, to, keywords, result)``:
-        the plan of a call on the host, if there may be one."""
+        """`roles` and `defaults` of the keywords: as for `gpucast.casting.plans.function`. ``ask(to, *keyed)``: how a
+        device plan asks for calls with these values of keyed keywords; None for none.
+        ``host(x, to, keywords, result)``: the plan of a call on the host, if there may be one."""
         self.hit, self._keep = plans.function(roles, **defaults)
         self._roles, self._ask, self._host = roles, ask, host
         self._cuda: dict[Any, CudaPlan] = {}
@@ -83,7 +83,7 @@ class Repeats:
         key = type(x), x.dtype, type(to), to, *map(type, keyed), *keyed, *flags
         plan = self._cuda.get(key)
         if plan is None:
-            ask = self._ask(*keyed)
+            ask = self._ask(to, *keyed)
             if ask is None:
                 return None
             if len(self._cuda) >= _MOST_PLANS:
@@ -115,7 +115,7 @@ def signs_key(signs: Any, seed: Any) -> tuple[Any, Any] | None:
 
 
 def _quantized_on_device(
-    axis: Any, layout: Any, transpose: Any, rounding: Any, hadamard: Any, device: Any
+    to: Any, axis: Any, layout: Any, transpose: Any, rounding: Any, hadamard: Any, device: Any
 ) -> Ask | None:
     if device is not None:
         return None
@@ -143,25 +143,24 @@ def _quantized_on_device(
                     return None
                 read.append(one)
         keeper = out[0] if type(out) is tuple and out else out
-        return Asked(read, out, key, random, keeper=keeper, caller="quantize")
+        return Asked(read, out, key, random, (), None, keeper, "quantize")
 
     return ask
 
 
-def _dequantized_on_device(hadamard: Any) -> Ask | None:
+def _dequantized_on_device(to: Any, hadamard: Any) -> Ask | None:
     def ask(q: Any, signs: Any, seed: Any, out: Any) -> Asked | None:
         key = (None, None) if hadamard is None else signs_key(signs, seed)
         if key is None or (hadamard is None and not signs is seed is None):
             return None
         read: list[Any] = []
         form = flat(q, read)
-        key = *key, q.format.name, q.axis, q.scale_layout, q.data.shape
-        return Asked(read, out, key, form=form, keeper=q, caller="dequantize")
+        return Asked(read, out, (*key, q.format.name, q.axis), None, (), form, q, "dequantize")
 
     return ask
 
 
-def _transformed_on_device(axis: Any, inverse: Any, to: Any) -> Ask | None:
+def _transformed_on_device(length: Any, axis: Any, inverse: Any, to: Any) -> Ask | None:
     def ask(x: Any, signs: Any, seed: Any, out: Any) -> Asked | None:
         key = signs_key(signs, seed)
         return None if key is None else Asked([x], out, key, caller="hadamard")
@@ -169,7 +168,7 @@ def _transformed_on_device(axis: Any, inverse: Any, to: Any) -> Ask | None:
     return ask
 
 
-def _grouped_on_device(*keyed: Any) -> Ask | None:
+def _grouped_on_device(to: Any, *keyed: Any) -> Ask | None:
     rounding = keyed[-1]
 
     def ask(x: Any, offsets: Any, scale: Any, seed: Any, offset: Any, out: Any) -> Asked | None:

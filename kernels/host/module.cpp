@@ -115,6 +115,7 @@ static PyMethodDef methods[] = {
     {"program", new_program, METH_VARARGS, nullptr},
     {"repeat", as_method(repeat), METH_FASTCALL, nullptr},
     {"quantize", as_method(quantize), METH_FASTCALL, nullptr},
+    {"transform", as_method(transform), METH_FASTCALL, nullptr},
     {"dequantize", as_method(dequantize), METH_FASTCALL, nullptr},
     {"serve", serve, METH_VARARGS, nullptr},
     {"xla_handlers", xla_handlers, METH_VARARGS, nullptr},

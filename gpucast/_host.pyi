@@ -17,7 +17,6 @@ WORK_BYTES: int
 EXACT_MODES: int
 
 class Plan: ...
-
 class Program: ...
 
 class Kernel:

@@ -30,9 +30,10 @@ from gpucast.host import cast_on_host, loops
 from gpucast.kernel import devices, streams
 from gpucast.mixed import gpu
 from gpucast.quantization import recipes
+from gpucast.quantization.call_choices import words
 from gpucast.quantization.cuda_plans import Ask, Asked
 from gpucast.quantization.formats import Format
-from gpucast.quantization.plans import Repeats, words
+from gpucast.quantization.plans import Repeats
 from gpucast.quantization.quantize_array import dequantize, quantize
 from gpucast.quantization.quantized import source_dtype
 

@@ -28,7 +28,7 @@ _NO_WORDS = Random(0, 0)
 
 
 class Asked(NamedTuple):
-    """What a call asks for, beside the class and dtype of its first array and the arguments by which plans are found."""
+    """What a call asks for, beside the class and dtype of x and the arguments by which plans are found."""
 
     #: The arrays that it reads, the first one first.
     read: Sequence[Any]
@@ -95,7 +95,8 @@ def flat(result: Any, arrays: list[Any]) -> Any:
         return kind, [flat(one, arrays) for one in result]
     if sort == "none":
         return None
-    own, forms = vars(result), []
+    own = vars(result)
+    forms: list[Any] = []
     for name in _PARTS:
         part = own[name]
         # Most parts are arrays: another call takes longer.
@@ -111,11 +112,16 @@ def flat(result: Any, arrays: list[Any]) -> Any:
 _SORTS: dict[type, Literal["none", "array", "packed", "tuple", "parts"]] = {type(None): "none"}
 
 
+def is_record(kind: type) -> bool:
+    """Whether a class is that of results with parts, and no class of its own that a caller made of it."""
+    return "__dataclass_fields__" in kind.__dict__ and kind.__bases__ == (object,)
+
+
 def _sort(kind: Any) -> str:
     if len(_SORTS) > _MOST:
         _SORTS.clear()
     found: Any = "packed" if issubclass(kind, PackedArray) else "tuple" if issubclass(kind, tuple) else "array"
-    if "__dataclass_fields__" in kind.__dict__:
+    if is_record(kind):
         found = "parts"
     _SORTS[kind] = "none" if kind is type(None) else found
     return _SORTS[kind]

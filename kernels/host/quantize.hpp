@@ -135,11 +135,18 @@ inline Run3 run_of(const Blocks& blocks, void (*run)(), u8* src, u64 src_bytes, 
     return call;
 }
 
+typedef int EachRun(void*);
+
+// A search by name takes longer than most calls.
+inline EachRun* runs_loops() {
+    static EachRun* const run = reinterpret_cast<EachRun*>(find_function("each_run"));
+    return run;
+}
+
 // Calls done(begin, n) after each part of some elements in C order. False after an exception.
 template <typename Done>
 inline bool each_run(Run3 call, u64 at_once, Unlocked* unlocked, const Done& done) {
-    typedef int EachRun(void*);
-    static EachRun* const run = reinterpret_cast<EachRun*>(find_function("each_run"));
+    EachRun* const run = runs_loops();
     const u64 rows = call.shape[0] * call.shape[1], columns = call.shape[2], step = at_once > columns ? at_once / columns : 1;
     for (u64 row = 0; row < rows; row += step) {
         call.first_row = row, call.last_row = row + step < rows ? row + step : rows;
@@ -250,8 +257,7 @@ inline int find_elements(const Quantizing& how, const OwnChoice& own, u8* x, u8*
         const u64 count = n - begin < codes_at_once ? n - begin : u64(codes_at_once);
         part.first_row = 0, part.last_row = 1, part.first_column = begin, part.last_column = begin + count;
         part.dst.first = codes.data - begin;
-        typedef int EachRun(void*);
-        reinterpret_cast<EachRun*>(find_function("each_run"))(&part);
+        runs_loops()(&part);
         pack(codes.data, data + begin * how.element_bits / 8, u32(how.element_bits), count);
         if (unlocked->is_interrupted(count)) return -1;
     }
@@ -314,7 +320,8 @@ inline bool dequantize_blocks(const Dequantizing& how, const u8* data, const u8*
         u64 itemsize;
     } products = {how.from_codes, how.to, how.itemsize};
     u8* const src = is_packed ? codes.data : const_cast<u8*>(data);
-    return each_run(run_of(how, find_function("multiply"), src, 1, out, how.dst_bytes, of.data, sizeof(BlockFactor), &products), &unlocked);
+    static void (*const multiply)() = find_function("multiply");
+    return each_run(run_of(how, multiply, src, 1, out, how.dst_bytes, of.data, sizeof(BlockFactor), &products), &unlocked);
 }
 
 // ---- arrays of a call ----

@@ -129,7 +129,12 @@ def works(rule: CastRule, fuses: bool, scaled: bool) -> bytes | None:
 def of_arrays(rule: CastRule, fuses: bool, scaled: bool) -> Any:
     """The plan for casts of NumPy's arrays; None where there is none."""
     found = works(rule, fuses, scaled)
-    return None if found is None else make("numpy", rule=rule, works=found)
+    return None if found is None else of_works(rule, found)
+
+
+def of_works(rule: CastRule, works: bytes) -> Any:
+    """The plan for NumPy's arrays of a rule's types by these works."""
+    return make("numpy", rule=rule, works=works)
 
 
 def has_arrays(rule: CastRule) -> bool:

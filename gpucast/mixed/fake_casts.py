@@ -15,11 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from gpucast import casting
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array, check_out
 from gpucast.arrays.libraries import untraced
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
+from gpucast.casting.list_plans import HOST_KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
@@ -110,12 +112,11 @@ def fake_cast(
 
 def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
     """The values, without a gradient, for an array of any library."""
-    names = ("saturate", "round_mode", "rounding", "overflow", "seed", "offset", "scale", "amax")
-    keywords = *(getattr(options, name) for name in names), axis, options.out
-    return REPEATS.call(_checked, x, to, keywords)
+    # In the order of a cast's, because the module runs plans of both.
+    return REPEATS.call(_checked, x, to, (*options[:9], None, options.out, True, axis))
 
 
-def _on_device(to: Any, saturate: Any, round_mode: Any, rounding: Any, overflow: Any, axis: Any) -> Ask | None:
+def _on_device(to: Any, saturate: Any, round_mode: Any, opset: Any, rounding: Any, *others: Any) -> Ask | None:
     """How plans ask for calls on devices."""
     # Its amax is only read.
     is_format = isinstance(narrow_type(to), Format)
@@ -146,11 +147,42 @@ def _on_device(to: Any, saturate: Any, round_mode: Any, rounding: Any, overflow:
     return ask
 
 
+def _host_plan(x: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
+    """The plan of a call on the host, if there may be one."""
+    narrow, scale, amax = narrow_type(to), keywords[7], keywords[8]
+    if type(x) not in HOST_KINDS or isinstance(narrow, Format):
+        return None
+    rule, scaled = CastRule(dtype(x.dtype), dtype(x.dtype)), scale is not None
+    found = _rules(rule.src, narrow, keywords[:5], scaled)
+    fuses = scaled or amax is not None or keywords[5] is not None
+    kind: Any = type(x)
+    return _made_plan(kind, rule, *found, fuses, scaled)
+
+
+@lru_cache(maxsize=1024)
+def _made_plan(kind: Any, rule: CastRule, there: CastRule, back: CastRule, fuses: bool, scaled: bool) -> Any:
+    if not (casting.plans.has_arrays(there) and casting.plans.has_arrays(back)):
+        return None
+    # By any scale, and by one that FLOAT has.
+    numbers = (0.1, 2.0) if scaled else (None, None)
+    try:
+        works = [
+            loops.there_and_back(
+                there, back, FusedInputs(scale=one, amax=fuses or None), None if one is None else _EXAMPLES[one]
+            )
+            for one in numbers
+        ]
+    except LookupError:
+        return None
+    return HOST_KINDS[kind].make(rule, works[0] if not fuses else works[0] + works[1])
+
+
+#: Of scales, one that FLOAT does not hold, inverses that are alike.
+_EXAMPLES = {0.1: 0.1, 2.0: 0.5}
 #: `amax` is written.
 REPEATS = Repeats(
-    "kkkk..ffk.", _on_device,
-    saturate=True, round_mode="up", rounding=None, overflow=None, seed=None, offset=0, scale=None, amax=None, axis=-1,
-    out=None,
+    "kkkkkf.ffk.kk", _on_device, _host_plan,
+    **dict(zip(Options._fields[:9], _DEFAULT[:9], strict=True)), device=None, out=None, copy=True, axis=-1,
 )  # fmt: skip
 
 
@@ -183,17 +215,20 @@ def _checked(
     to: Any,
     saturate: Any,
     round_mode: Any,
+    opset: Any,
     rounding: Any,
     overflow: Any,
     seed: Any,
     offset: Any,
     scale: Any,
     amax: Any,
-    axis: Any,
+    _device: None,
     out: Any,
+    _copy: bool,
+    axis: Any,
 ) -> Any:
     options = Options(
-        saturate, round_mode, _DEFAULT.opset, rounding, overflow, seed, offset, scale, amax, out=out, caller=CALLER
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, out=out, caller=CALLER
     )
     with streams.visit(x, options.out, options.scale, options.amax):
         array = as_array(x, CALLER)

@@ -144,10 +144,24 @@ inline bool take_fusion(PyObject* const* arguments, bool is_random, const Take& 
     return is_known;
 }
 
+// What multiplies the results of a cast back.
+inline double inverse_of(const Fusion& fusion) {
+    const Exactly exactly;
+    return fusion.is_float ? double(1.0f / float(fusion.number)) : 1 / fusion.number;
+}
+
+// Whether a plan can take a scale: one of casts there and back needs its inverse.
+inline bool is_scale_of(const Plan* plan, const Fusion& fusion) {
+    if (plan->work.kind != WorkKind::there_and_back) return true;
+    const double inverse = inverse_of(fusion);
+    return inverse > 0 && inverse - inverse == 0;
+}
+
 inline Work work_of(const Plan* plan, const Fusion& fusion) {
     Work work = fusion.is_float ? plan->by_float : plan->work;
     work.fused.scale = fusion.number;
     work.wants_largest = fusion.amax.data != nullptr;
+    if (work.kind == WorkKind::there_and_back) work.back.scale = inverse_of(fusion);
     if (work.is_ordered()) {
         work.seed = work.fused.seed = fusion.seed;
         work.first = fusion.offset / 4, work.skip = fusion.offset % 4;
@@ -250,7 +264,7 @@ inline PyObject* run_numpy(Plan* plan, PyObject* const* arguments) {
     Fusion fusion;
     if (!take_fusion(arguments, is_random, take_array, &fusion)) return nothing();
     if (fusion.scale.data && !read_scale(&fusion)) return nothing();
-    if (fusion.amax.data && !is_writable(arguments[of_amax])) return nothing();
+    if ((fusion.amax.data && !is_writable(arguments[of_amax])) || !is_scale_of(plan, fusion)) return nothing();
     return cast_numpy(plan, array_of(given), arguments[of_out], &fusion);
 }
 

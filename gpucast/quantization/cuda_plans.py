@@ -17,7 +17,6 @@ from gpucast.arrays import libraries
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
-from gpucast.casting.cuda_workspace import Workspace
 from gpucast.core.dtypes import DType
 from gpucast.core.fused_ops import Random
 from gpucast.kernel.recording import Given, Memory, Program, Recording, program
@@ -207,7 +206,7 @@ class _Known(NamedTuple):
                     return None
                 others.append(casting.cuda.address(held))
         if repeated.cells:
-            cell = Workspace(asked.caller, self.device).cell()
+            cell = casting.cuda_workspace.Workspace(asked.caller, self.device).cell()
             others += [cell.data.ptr] * repeated.cells
         made = [cuda.empty(*one) for one in repeated.new]
         others += [one.data.ptr for one in made]

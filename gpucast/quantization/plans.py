@@ -16,7 +16,7 @@ from gpucast.core.extension import MODULE
 from gpucast.kernel import ON_NEW_DRIVER, recording
 from gpucast.quantization import host_plans
 from gpucast.quantization.call_choices import NO_SIGNS, choices, signs_of, words
-from gpucast.quantization.cuda_plans import Ask, Asked, CudaPlan, flat
+from gpucast.quantization.cuda_plans import Ask, Asked, CudaPlan, flat, is_record
 from gpucast.quantization.formats import Format
 
 #: The most plans of a function on devices.
@@ -84,7 +84,7 @@ class Repeats:
                 self._cuda.clear()
             plan = self._cuda[key] = CudaPlan(ask)
         free = [value for value, role in zip(keywords, self._roles, strict=True) if role != "k"]
-        library = getattr(x, "library", None) if hasattr(type(x), "dequantize") else libraries.library_of(x)
+        library = x.library if is_record(type(x)) else libraries.library_of(x)
         return plan.keep((x, *free), record, result, library)
 
 

@@ -51,7 +51,7 @@ STRANGERS = [
 ]  # fmt: skip
 
 #: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs.
-SEAMS = {"gpucast.kernel", "gpucast.casting", "gpucast.quantization.gpu", "gpucast.mixed.gpu", "gpucast.user_kernels"}
+SEAMS = {"gpucast.kernel", "gpucast.casting", "gpucast.quantization.cuda", "gpucast.mixed.cuda", "gpucast.user_kernels"}
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
 OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "torch", "tqdm"}
@@ -60,8 +60,7 @@ INSIDE = {
     ("core.extension", "_host"): "the extension module, which may be missing",
     ("host.build", "numpy"): "its headers, which only a build needs",
     ("host.hatch_hook", "host.build"): "found in the folder that is being installed",
-    ("core.dtypes.lookup", "difflib"): "slow, and needed for one message",
-    ("quantization.formats", "difflib"): "the same",
+    ("core.errors", "difflib"): "slow, and needed for messages alone",
     ("quantization", "quantization.hadamard_torch"): "loaded when a tensor has come",
     ("mixed", "mixed.fake_torch"): "the same",
     ("mixed", "mixed.fake_jax"): "loaded when an array of JAX has come",

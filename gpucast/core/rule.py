@@ -7,13 +7,14 @@ Source: the Cast and CastLike schemas of ONNX opsets 1 to 28. The reference, the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.errors import meant
 from gpucast.core.rounding import (
     BY_RULE,
     OF_FLOATS,
@@ -96,6 +97,11 @@ class CastRule:
     round_mode: RoundMode = "up"
 
     @property
+    def is_text(self) -> bool:
+        """Whether text is read or written."""
+        return "string" in (self.src.family, self.dst.family)
+
+    @property
     def rounds_by_rule(self) -> bool:
         """Whether only the rule itself can round as it says: fast paths know rounding to nearest even, and to integers
         toward zero."""
@@ -122,7 +128,11 @@ def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, caller
     number = opset if type(opset) is int else integer(opset, f"{caller}: opset")
     if not versions[0] <= number <= DEFAULT_OPSET:
         raise ValueError(f"{caller}: opset={number} is not supported; expected {versions[0]} to {DEFAULT_OPSET}")
-    return max(version for version in versions if version <= number)
+    newest = versions[0]
+    for version in versions:
+        # torch.compile reads this, and knows no bisect.
+        newest = version if version <= number else newest
+    return newest
 
 
 def first_opset(row: DType) -> int:
@@ -134,7 +144,8 @@ _DEFAULT = Options()
 
 
 def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
-    """Check the attributes of a cast and return its rule. Of the options only the attributes matter here.
+    """Check the attributes of a cast and return its rule. With a scale, whatever it is, it is the rule by which the
+    products, DOUBLEs, are cast, but for its source. Of the options the attributes matter here, no other keyword.
 
     TypeError for a type that the operator's version lacks and for a `saturate` that is no boolean. ValueError for every
     other value that is illegal, newer than the version, or meaningless for the destination.
@@ -145,13 +156,17 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
     for role, row in (("source", src), ("to", dst)):
         if first_opset(row) > version:
             since = "is in no opset" if row.opset is None else f"entered at opset {row.opset}"
-            raise TypeError(f"{caller}: {role}={row.name} {since}; opset={opset} has version {version}")
+            wanted = "" if row.opset is None else f" of the operator; expected opset {row.opset} or later"
+            raise TypeError(f"{caller}: {role}={row.name} {since}; opset={opset} has version {version}{wanted}")
     if isinstance(saturate, np.bool_) or (isinstance(saturate, int) and saturate in (0, 1)):
         saturate = bool(saturate)
     if not isinstance(saturate, bool):
         raise TypeError(f"{caller}: saturate={saturate!r} must be True or False")
     if not isinstance(round_mode, str) or round_mode not in ROUND_MODES:
-        raise ValueError(f"{caller}: round_mode={round_mode!r} is not legal; expected one of {', '.join(ROUND_MODES)}")
+        near = meant(round_mode, ROUND_MODES)
+        raise ValueError(
+            f"{caller}: round_mode={round_mode!r} is not legal; expected one of {', '.join(ROUND_MODES)}{near}"
+        )
     if not saturate and version < SATURATE_SINCE:
         raise ValueError(f"{caller}: saturate=False needs opset {SATURATE_SINCE}; opset={opset} has version {version}")
     if round_mode != "up" and version < ROUND_MODE_SINCE:
@@ -163,6 +178,8 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
     if overflow is not None:
         _check_choice(caller, "overflow", overflow, _overflows(src, dst), src, dst)
 
+    if options.scale is not None and src.name != "DOUBLE":
+        return replace(resolve(dtype("DOUBLE"), dst, options), src=src)
     if src is dst or dst.family in ("bool", "string"):
         return CastRule(src, dst)
     rounding = OF_INTEGERS if dst.family == "int" else OF_FLOATS
@@ -231,5 +248,8 @@ def _check_choice(caller: str, name: str, value: Any, legal: tuple[str, ...], sr
     if src.family == "string":
         raise ValueError(
             f"{caller}: {name}={value!r} does not apply to text; expected {expected} from STRING to {dst.name}"
+            f"{meant(value, legal)}"
         )
-    raise ValueError(f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}")
+    raise ValueError(
+        f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}{meant(value, legal)}"
+    )

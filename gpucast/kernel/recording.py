@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpucast.core.extension import MODULE
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.kernel.fields import Fields
 from gpucast.kernel.kernel import Kernel
 

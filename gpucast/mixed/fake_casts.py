@@ -15,22 +15,25 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import casting
 from gpucast.arrays import libraries
-from gpucast.arrays.array import Array, check_out
+from gpucast.arrays.array import Array
 from gpucast.arrays.libraries import untraced
-from gpucast.arrays.packed import PackedArray, as_array, device_index
-from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
+from gpucast.arrays.overlap import bounds_meet
+from gpucast.arrays.packed import PackedArray, as_array
+from gpucast.casting import calls, engines
+from gpucast.casting import plans as cast_plans
+from gpucast.casting.engine import Call
+from gpucast.casting.fuse import of_rule, resolve_fuse
 from gpucast.casting.list_plans import HOST_KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
-from gpucast.core.fused_ops import FusedInputs, scaling_of
+from gpucast.core.fuse import Fuse, scaling_of
 from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
-from gpucast.host import cast_on_host, loops
-from gpucast.kernel import devices, streams
-from gpucast.mixed import gpu
+from gpucast.host import loops, numbers
+from gpucast.kernel import streams
+from gpucast.mixed import cuda
 from gpucast.quantization import recipes
 from gpucast.quantization.call_choices import words
 from gpucast.quantization.cuda_plans import Ask, Asked
@@ -116,7 +119,7 @@ def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
     return REPEATS.call(_checked, x, to, (*options[:9], None, options.out, True, axis))
 
 
-def _on_device(to: Any, saturate: Any, round_mode: Any, opset: Any, rounding: Any, *others: Any) -> Ask | None:
+def _ask_on_device(to: Any, saturate: Any, round_mode: Any, opset: Any, rounding: Any, *others: Any) -> Ask | None:
     """How plans ask for calls on devices."""
     # Its amax is only read.
     is_format = isinstance(narrow_type(to), Format)
@@ -153,22 +156,23 @@ def _host_plan(x: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     if type(x) not in HOST_KINDS or isinstance(narrow, Format):
         return None
     rule, scaled = CastRule(dtype(x.dtype), dtype(x.dtype)), scale is not None
-    found = _rules(rule.src, narrow, keywords[:5], scaled)
+    there = calls.rule_of(rule.src, narrow, Options(*keywords[:9])._replace(caller=CALLER))
+    back = calls.rule_of(narrow, rule.src, Options(scale=scale))
     fuses = scaled or amax is not None or keywords[5] is not None
     kind: Any = type(x)
-    return _made_plan(kind, rule, *found, fuses, scaled)
+    return _made_plan(kind, rule, there, back, fuses, scaled)
 
 
 @lru_cache(maxsize=1024)
 def _made_plan(kind: Any, rule: CastRule, there: CastRule, back: CastRule, fuses: bool, scaled: bool) -> Any:
-    if not (casting.plans.has_arrays(there) and casting.plans.has_arrays(back)):
+    if not (cast_plans.has_arrays(there) and cast_plans.has_arrays(back)):
         return None
     # By any scale, and by one that FLOAT has.
     numbers = (0.1, 2.0) if scaled else (None, None)
     try:
         works = [
             loops.there_and_back(
-                there, back, FusedInputs(scale=one, amax=fuses or None), None if one is None else _EXAMPLES[one]
+                there, back, Fuse(scale=one, amax=fuses or None), None if one is None else _EXAMPLES[one]
             )
             for one in numbers
         ]
@@ -181,7 +185,7 @@ def _made_plan(kind: Any, rule: CastRule, there: CastRule, back: CastRule, fuses
 _EXAMPLES = {0.1: 0.1, 2.0: 0.5}
 #: `amax` is written.
 REPEATS = Repeats(
-    "kkkkkf.ffk.kk", _on_device, _host_plan,
+    "kkkkkf.ffk.kk", _ask_on_device, _host_plan,
     **dict(zip(Options._fields[:9], _DEFAULT[:9], strict=True)), device=None, out=None, copy=True, axis=-1,
 )  # fmt: skip
 
@@ -238,7 +242,9 @@ def _checked(
             )
         src, narrow = source_dtype(array.dtype, f"{CALLER}: x.dtype="), narrow_type(to)
         source = Array.of(array, src)
-        target = None if options.out is None else _target(source, options.out)
+        there = engines.of(source.device)
+        same, out = resolve(src, src), options.out
+        target = None if out is None else calls.target_of(source, same, out, there, CALLER)
         if isinstance(narrow, Format):
             check_keywords(narrow, options)
             keywords = {name: getattr(options, name) for name in ("rounding", "seed", "offset", "scale", "amax")}
@@ -246,31 +252,18 @@ def _checked(
             y = dequantize(q, src, out=None if target is None else target.array)
         else:
             y = _cast(source, narrow, options, target).array
-        if options.out is not None:
-            return options.out
+        if out is not None:
+            return out
         library = libraries.library_of(x)
         return y if library is None else libraries.of_library(library).from_array(y)
 
 
-@lru_cache(maxsize=1024)
-def _rules(src: DType, dst: DType, attributes: tuple[Any, ...], scaled: bool) -> tuple[CastRule, CastRule]:
-    """The rules of both casts."""
-    options = Options(*attributes)._replace(caller=CALLER)
-    return fused_rule(src, dst, options, scaled=scaled), fused_rule(dst, src, scaled=scaled)
-
-
 def _cast(source: Array, dst: DType, options: Options, target: Array | None) -> Array:
-    asked = source.dtype, dst, options[:5], options.scale is not None
-    try:
-        there, back = _rules(*asked)
-    except TypeError:
-        # Of a value that has no hash the message says what it is for.
-        there, back = _rules.__wrapped__(*asked)
-    fused = resolve_fused(options, there, source.device) or FusedInputs()
-    check_fused(fused, source, target, CALLER)
-    if source.device is not None:
-        return gpu.fake_on_gpu.apply(source, there, back, target, fused)
-    return _on_host(source, there, back, target, fused, None if fused.scale is None else inverse_of(fused.scale))
+    there = calls.rule_of(source.dtype, dst, options)
+    back = calls.rule_of(dst, source.dtype, Options(scale=options.scale))
+    fuse = of_rule(resolve_fuse(options, (source.device,)), there, CALLER)
+    calls.check_fuse(Call(CALLER, source, there, fuse, target))
+    return engines.of(source.device).pick(_on_host, _on_device)(source, there, back, target, fuse)
 
 
 def inverse_of(scale: float) -> float:
@@ -282,38 +275,29 @@ def inverse_of(scale: float) -> float:
     return inverse
 
 
-def _on_host(
-    source: Array,
-    there: CastRule,
-    back: CastRule,
-    target: Array | None,
-    fused: FusedInputs,
-    inverse: float | None,
-) -> Array:
+def _on_device(source: Array, there: CastRule, back: CastRule, target: Array | None, fuse: Fuse) -> Array:
+    return cuda.fake.apply(source, there, back, target, fuse)
+
+
+def _on_host(source: Array, there: CastRule, back: CastRule, target: Array | None, fuse: Fuse) -> Array:
+    inverse = None if fuse.scale is None else inverse_of(fuse.scale)
     try:
-        work = None if MODULE is None else loops.there_and_back(there, back, fused, inverse)
+        work = None if MODULE is None else loops.there_and_back(there, back, fuse, inverse)
     except LookupError:
-        # A type that came after the module was built: `cast_on_host` says so.
+        # A type that came after the module was built: `numbers.into` says so.
         work = None
     if work is None:
-        codes = cast_on_host.apply(source, there, None, fused)
-        return cast_on_host.apply(codes, back, target, FusedInputs(scale=inverse))
-    result = cast_on_host.empty_like(source, source.dtype)
-    if target is not None and not np.may_share_memory(source.data, target.data):
+        first = Call(CALLER, source, there, fuse)
+        engines.HOST.run((first,))
+        second = Call(CALLER, first.written, back, Fuse(inverse), target)
+        engines.HOST.run((second,))
+        return second.written
+    result = engines.HOST.empty_like(source, source.dtype)
+    if target is not None and not bounds_meet(source.data, target.data):
         result = target
     if source.size:
         largest, _ = MODULE.cast(work, source.data, 0, result.data, 0, source.size)
-        cast_on_host.keep(fused, largest, True)
+        numbers.keep(fuse, largest, True)
     if target is not None and result is not target:
         target.data[...] = result.data
     return result if target is None else target
-
-
-def _target(source: Array, out: Any) -> Array:
-    """An `out` that can take the result."""
-    adapter = libraries.find(out)
-    array = out if adapter is None else adapter.take(out, CALLER, writing=True)
-    if device_index(array) != source.device:
-        there, here = devices.name(device_index(array)), devices.name(source.device)
-        raise ValueError(f"{CALLER}: out is on {there}; the result belongs on {here}")
-    return check_out(source, resolve(source.dtype, source.dtype), array, source.device is not None, CALLER)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.core.dtypes import DTYPES, DType
-from gpucast.core.fused_ops import Random, resolve_random
+from gpucast.core.fuse import Random, resolve_random
 from gpucast.core.rounding import BY_RULE, STOCHASTIC, word_of, words_of
 from gpucast.core.rule import (
     DEFAULT_OPSET,

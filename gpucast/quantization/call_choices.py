@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 
 _LIMIT = 1 << 64
 #: What decides on the signs of a transform: numbers, or a seed.

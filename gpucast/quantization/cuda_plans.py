@@ -18,7 +18,7 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
 from gpucast.core.dtypes import DType
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.kernel.recording import Given, Memory, Program, Recording, program
 
 #: The most kinds of arrays of a plan.

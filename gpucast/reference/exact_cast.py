@@ -20,7 +20,7 @@ import numpy.typing as npt
 from gpucast.core import strings
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Random, resolve_random
+from gpucast.core.fuse import Random, resolve_random
 from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.reference.rounding import (

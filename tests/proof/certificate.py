@@ -15,8 +15,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from gpucast.casting.fused_options import fused_rule
-from gpucast.core.rule import Options
+from gpucast.core.rule import Options, resolve
 from gpucast.core.version import __version__
 from gpucast.kernel import compiler
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind
@@ -142,7 +141,7 @@ def kernels(
     elif paths == "scaled":
         options = Options(**{name: value for name, value in case.attributes if name not in ("seed", "offset")})
         ops = FusedOps("narrow")
-        source = Subject.of(fused_rule(rule.src, rule.dst, options, scaled=True), ops=ops)
+        source = Subject.of(resolve(rule.src, rule.dst, options._replace(scale=1.0)), ops=ops)
         yield source, fused(source, ops)
     else:
         batch = BatchSubject.of((Kind(rule),), ARGUMENT_BYTES[0])

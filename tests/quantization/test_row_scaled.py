@@ -13,8 +13,8 @@ import pytest
 import gpucast
 from gpucast.core.rule import CastRule
 from gpucast.quantization import exact_hadamard, exact_quantize, recipes
-from gpucast.quantization.gpu.hadamard_source import hadamard_kernel
-from gpucast.quantization.gpu.source import quantize_kernel
+from gpucast.quantization.cuda.hadamard_source import hadamard_kernel
+from gpucast.quantization.cuda.source import quantize_kernel
 from host_driver import HostDriver, elements, installed, upload
 from quantization_cases import compare, same
 

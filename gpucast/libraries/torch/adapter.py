@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpucast.arrays.libraries import BatchLibrary, BatchPlanner, CastFunction, Lent, compiler
+from gpucast.arrays.libraries import BatchPlanner, CastFunction, Lent, Library, compiler
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
-from gpucast.core.fused_ops import resolve_random
+from gpucast.core.fuse import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, Options, destination
 from gpucast.kernel import devices, streams
 from gpucast.libraries.torch import gradients, op, plain, tensor_batches, tensors
@@ -22,8 +22,10 @@ from gpucast.libraries.torch.op import cast_out_op
 from gpucast.libraries.torch.tensors import DEFAULTS, named
 
 
-class TorchLibrary(BatchLibrary):
+class TorchLibrary(Library):
     """Tensors of PyTorch."""
+
+    batches = True
 
     take = staticmethod(tensors.take)
     check_scale = staticmethod(tensors.check_scale)

@@ -17,9 +17,9 @@ import torch
 
 from gpucast.casting.cast import cast as array_cast
 from gpucast.casting.cast import times as array_times
-from gpucast.casting.fused_options import resolve_scale
+from gpucast.casting.fuse import resolve_scale
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rule import DEFAULT_OPSET, Options
 from gpucast.libraries.torch import gradients, tensors
 from gpucast.libraries.torch.tensor_batches import attach

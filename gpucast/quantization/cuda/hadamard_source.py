@@ -15,8 +15,8 @@ from gpucast.kernel.cast_kernel import THREADS, options
 from gpucast.kernel.fields import Fields
 from gpucast.kernel.fused_kernel import RANDOM
 from gpucast.kernel.kernel import Kernel, Part, array_and
+from gpucast.quantization.cuda.source import PARTS, block_of, boolean, columns_of, format_struct
 from gpucast.quantization.formats import LENGTHS, Format, Hadamard
-from gpucast.quantization.gpu.source import PARTS, block_of, boolean, columns_of, format_struct
 from gpucast.quantization.scale_orders import ScaleLayout
 
 #: "rows" quantizes along rows, "tiles" along rows, down columns to the transposed result, or both in one read. "top"
@@ -27,6 +27,8 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 _SMALLEST_TILE, _SHARED_BYTES = 64, 48 << 10
 #: `part_size` and `part_threads` of kernels/hadamard.cu.
 PART, PART_THREADS = 16, 256
+#: Parts of a thread in the kind "rows", one after the other.
+ROW_TURNS = 2
 
 
 #: One result, with a global scale of its own; zeros for parts that do not exist.
@@ -142,13 +144,15 @@ def hadamard_kernel(
         resident: int | str = "(GPUCAST_ARCH < 1000 ? 2 : 0)" if of_two else 0
         line = f"GPUCAST_HADAMARD_TILES({name}, {src.name}, {threads}, {resident}, {of_format}, {block})\n"
     elif kind == "rows":
-        elements, numbers = PART, f"{length}, {block}, {THREADS}"
-        # Two scales to choose from, random words, and quotients of DOUBLEs take more registers.
-        resident = 8
+        turns = ROW_TURNS if src.bits <= 16 and not stochastic else 1
+        elements, numbers = turns * PART, f"{length}, {block}, {turns}, {THREADS}"
+        # Two scales to choose from, random words, quotients of DOUBLEs, and sums with other lanes beside a second part
+        # take more registers.
+        resident = 8 - (turns > 1 and length > PART)
         if stochastic or src.bits == 64:
             resident = 4
         elif format is not None and format.rule == "4over6":
-            resident = "(GPUCAST_ARCH >= 900 ? 8 : 7)" if src.bits == 16 and length == 0 else 6
+            resident = 6 - (turns > 1 and length > 0)
         call = f"quantize_fragments<{of_format}, {numbers}>(src, n, given)"
         line = f"GPUCAST_HADAMARD({name}, {THREADS}, {resident}, {call})\n"
     elif kind == "top":
@@ -161,7 +165,8 @@ def hadamard_kernel(
         of_result, flags = f"CastRule<{options(resolve(_FLOAT, rule.dst))}>", f"{boolean(inverse)}, {boolean(strided)}"
         numbers = f"{src.name}, {rule.dst.name}, {of_result}, {both}, {length}, {flags}"
         line = f"GPUCAST_HADAMARD_TRANSFORM({name}, {numbers})\n"
-    return Kernel(name, _PARTS, tuple(dtypes), head + line, threads, array_and(HADAMARD), elements)
+    turn = PART if kind == "rows" and elements > PART else 0
+    return Kernel(name, _PARTS, tuple(dtypes), head + line, threads, array_and(HADAMARD), elements, turn=turn)
 
 
 def _name(

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of codes for the host build of the kernels: placed at any byte and bit, between bytes that must not change."""
+"""What runs the rule of a cast on codes: the reference, the extension module, the kernels as host code.
+
+Arrays for the kernels are placed at any byte and bit, between bytes that must not change.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from codes import codes_of
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import CastRule
+from gpucast.host import numbers
 from gpucast.kernel.strides import collapse
 from gpucast.parity.cases import NUMERIC
 from gpucast.parity.host_build import Arguments, HostKernels
@@ -50,20 +55,26 @@ class GuardedBytes:
         assert (self.space[self.begin + self.size :] == _GUARD).all(), "written behind the array"
 
 
-def wanted_codes(codes: np.ndarray, rule: CastRule) -> np.ndarray:
-    """What the reference makes of source codes."""
-    return exact_cast.apply(codes.view(rule.src.numpy), rule).view(rule.dst.code_numpy)
+def by_reference(codes: np.ndarray, rule: CastRule) -> np.ndarray:
+    return codes_of(exact_cast.apply(codes.view(rule.src.numpy), rule), rule.dst)
+
+
+def by_module(codes: np.ndarray, rule: CastRule) -> np.ndarray:
+    """By the extension module, or what serves where it is missing."""
+    out = np.empty(codes.shape, rule.dst.numpy)
+    numbers.into(codes.view(rule.src.numpy), rule, out)
+    return codes_of(out, rule.dst)
+
+
+def by_kernels(kernels: HostKernels, rule: CastRule, codes: np.ndarray) -> np.ndarray:
+    """By the contiguous kernel."""
+    data, out = to_bytes(codes, rule.src), np.full(rule.dst.nbytes(codes.size), _GUARD, np.uint8)
+    kernels.run(rule, Arguments(data.ctypes.data, out.ctypes.data, codes.size))
+    return unpack_codes(out, rule.dst.bits, codes.size) if rule.dst.packed else out.view(rule.dst.code_numpy)
 
 
 def to_bytes(codes: np.ndarray, dtype: DType) -> np.ndarray:
     return pack_codes(codes, dtype.bits) if dtype.packed else np.ascontiguousarray(codes).view(np.uint8)
-
-
-def cast_codes(kernels: HostKernels, rule: CastRule, codes: np.ndarray) -> np.ndarray:
-    """What the contiguous kernel makes of source codes."""
-    data, out = to_bytes(codes, rule.src), np.full(rule.dst.nbytes(codes.size), _GUARD, np.uint8)
-    kernels.run(rule, Arguments(data.ctypes.data, out.ctypes.data, codes.size))
-    return unpack_codes(out, rule.dst.bits, codes.size) if rule.dst.packed else out.view(rule.dst.code_numpy)
 
 
 def check_contiguous(
@@ -108,7 +119,7 @@ def check_strided(
     A packed source is the row-major stream of x, after `skip` other elements.
     """
     src, dst = rule.src, rule.dst
-    wanted = wanted_codes(np.ascontiguousarray(x).reshape(-1), rule)
+    wanted = by_reference(np.ascontiguousarray(x).reshape(-1), rule)
     held, address, bit, src_strides = x, x.ctypes.data, 0, x.strides
     if src.packed and not unpacked:
         held = to_bytes(np.concatenate([np.zeros(skip, np.uint8), x.reshape(-1)]), src)

@@ -56,8 +56,8 @@ def _integer(name: str, value: Any, caller: str) -> int:
     return number
 
 
-class FusedInputs(NamedTuple):
-    """The inputs of a fused cast besides the array and the rule. Its arrays are where the cast runs."""
+class Fuse(NamedTuple):
+    """All else that a cast does in its pass, checked: a plain cast has `EMPTY`. Its arrays are where the cast runs."""
 
     #: The number that every value is multiplied with: itself, or a CuPy array of one FLOAT or DOUBLE.
     scale: Any = None
@@ -72,9 +72,24 @@ class FusedInputs(NamedTuple):
         """The kind of `scale`."""
         return scaling_of(self.scale)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the cast is a plain one."""
+        return self.scale is self.amax is self.finite is self.random is None
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """Its arrays by name."""
+        named = {"scale": self.scale, "amax": self.amax, "finite": self.finite}
+        return {name: x for name, x in named.items() if not (x is None or isinstance(x, float))}
+
+
+#: Of a plain cast.
+EMPTY = Fuse()
+
 
 def scaling_of(scale: Any) -> Scaling:
-    """The kind of a `FusedInputs.scale`."""
+    """The kind of a `Fuse.scale`."""
     if scale is None:
         return "none"
     if isinstance(scale, float):

@@ -24,7 +24,7 @@ from gpucast.core import arithmetic, dtypes, strings
 from gpucast.core.dtypes import DType
 from gpucast.core.extension import MODULE, say_slow
 from gpucast.core.rule import CastRule
-from gpucast.host.cast_on_host import into
+from gpucast.host.numbers import into
 from gpucast.reference.exact_cast import from_strings
 
 NDArray = npt.NDArray[Any]

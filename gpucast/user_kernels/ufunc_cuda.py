@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from gpucast.arrays.array import Array
 from gpucast.casting import cuda
-from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.fuse import Fuse
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
-from gpucast.kernel.fused_kernel import FUSED
+from gpucast.kernel.fused_kernel import FUSED, FusedOps
 from gpucast.kernel.strides import collapse
 from gpucast.user_kernels.expression import Expression
 from gpucast.user_kernels.ufunc_kernel import MAX_INPUTS, MAX_UFUNC_DIMS, UFUNC_INPUT, UfuncInput, Walk, ufunc_kernel
@@ -26,13 +26,13 @@ def apply(
     shape: tuple[int, ...],
     rule: CastRule,
     target: Array | None,
-    fused: FusedInputs | None,
+    fuse: Fuse,
     device: int,
 ) -> Array:
     """Evaluate on the current stream of a device into `target`, or a new array.
 
     Inputs are arrays on that device, or numbers of the compute type. ValueError for more inputs or dimensions than the
-    arguments of a kernel hold; else as for `gpucast.casting.cuda.apply`.
+    arguments of a kernel hold; else as for `gpucast.casting.cuda_engine.CudaEngine`.
     """
     if len(inputs) > MAX_INPUTS:
         raise ValueError(f"ufunc: {len(inputs)} inputs; a kernel takes {MAX_INPUTS}")
@@ -43,11 +43,10 @@ def apply(
         n = math.prod(shape)
         if n:
             out = _strides(target, shape)
-            fused = fused or FusedInputs()
             kinds, given = zip(*(input_of(one, shape, out, rule) for one in inputs), strict=True)
             walk: Walk = "dense" if _is_dense(shape, out, rule.dst.bits) else "strided"
-            kernel = ufunc_kernel(expression, rule, cuda.ops_of(fused), kinds, walk)
-            arguments = FUSED.pack(*cuda.fused_values(fused)) + b"".join(given)
+            kernel = ufunc_kernel(expression, rule, FusedOps.of(fuse), kinds, walk)
+            arguments = FUSED.pack(*cuda.fused_values(fuse)) + b"".join(given)
             driver.launch(kernel, device, 0, target.address, n, arguments)
     return target
 

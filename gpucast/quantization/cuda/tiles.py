@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpucast.core.dtypes import DType
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
 from gpucast.kernel.kernel import Kernel
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.cuda.tile_source import TILE, Run, Size, tile_kernel, tile_size
 from gpucast.quantization.formats import LENGTHS, Format
-from gpucast.quantization.gpu.tile_source import TILE, Run, Size, tile_kernel, tile_size
 from gpucast.quantization.scale_orders import ScaleLayout
 
 #: The number of tiles that may be mostly empty; of more tiles, at least one part in 16 must be elements.

@@ -15,8 +15,8 @@ from gpucast.core.rule import CastRule
 from gpucast.kernel.fields import Fields
 from gpucast.kernel.fused_kernel import RANDOM
 from gpucast.kernel.kernel import Kernel, Part, array_and
+from gpucast.quantization.cuda.source import PARTS, columns_of, format_struct
 from gpucast.quantization.formats import Format
-from gpucast.quantization.gpu.source import PARTS, columns_of, format_struct
 from gpucast.quantization.scale_orders import ScaleLayout
 
 #: Which elements of the array that is read share a scale: a run along its rows or down its columns, a square, or all.

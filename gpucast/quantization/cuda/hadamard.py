@@ -17,13 +17,13 @@ from gpucast.arrays.packed import device_index
 from gpucast.casting import cuda
 from gpucast.casting.cuda_workspace import Workspace
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import VECTOR
-from gpucast.quantization.formats import Format, Hadamard, Parts
-from gpucast.quantization.gpu import memory, quantize_on_gpu
-from gpucast.quantization.gpu.hadamard_source import (
+from gpucast.quantization.cuda import memory
+from gpucast.quantization.cuda import quantize as plain
+from gpucast.quantization.cuda.hadamard_source import (
     NO_RESULT,
     PART,
     PART_THREADS,
@@ -33,7 +33,8 @@ from gpucast.quantization.gpu.hadamard_source import (
     hadamard_kernel,
     takes,
 )
-from gpucast.quantization.gpu.tiles import ResultSpec
+from gpucast.quantization.cuda.tiles import ResultSpec
+from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.scale_orders import ScaleLayout
 
 _FLOAT = dtype("FLOAT")
@@ -79,13 +80,13 @@ def quantize(
     amax: Any = None,
     layout: ScaleLayout = "linear",
 ) -> list[Parts]:
-    """As `quantize_on_gpu.quantize`, of transformed numbers where a result has a transform. Each result has a global
+    """As `quantize.quantize`, of transformed numbers where a result has a transform. Each result has a global
     scale of its own."""
     device, src = device_index(x), dtype(x.dtype)
     assert device is not None
     workspace = workspace or Workspace("quantize", device)
     with driver.driver().on(device):
-        x, result_specs, wanted = quantize_on_gpu.prepare(x, format, result_specs, targets, workspace, amax, layout)
+        x, result_specs, wanted = plain.prepare(x, format, result_specs, targets, workspace, amax, layout)
         sides = [
             _Side(x, src, format, spec, how, parts, device, layout)
             for spec, how, parts in zip(result_specs, hadamards, wanted, strict=True)
@@ -141,7 +142,7 @@ class _Side:
     def in_tiles(self) -> bool:
         """Whether a tile in shared memory can hold them."""
         rows = self.x.shape[-1] * self.x.itemsize
-        if quantize_on_gpu.is_row_scaled(self.parts):
+        if plain.is_row_scaled(self.parts):
             return False
         return self.in_registers and self.x.ndim > 1 and self.src.bits <= 32 and rows % VECTOR == 0
 
@@ -159,7 +160,7 @@ class _Side:
             self._find_transformed(self.how, result, workspace)
             return
         searched = self.x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
-        quantize_on_gpu.find_global_scale(
+        plain.find_global_scale(
             searched, self.src, self.format, result, self.device, workspace, is_amax=amax is not None
         )
 
@@ -172,7 +173,7 @@ class _Side:
         stats = memory.address(workspace.cell())
         given = hadamard_arguments(stats=stats, runs=runs, inner=inner, transform=how)
         # No more blocks than have work.
-        threads = min(-(-max(self.x.size, 1) // (PART * PART_THREADS)) * PART_THREADS, quantize_on_gpu.BUSY_THREADS)
+        threads = min(-(-max(self.x.size, 1) // (PART * PART_THREADS)) * PART_THREADS, plain.BUSY_THREADS)
         driver.launch(kernel, self.device, memory.address(self.x), memory.address(result), threads, given)
 
     def run(self, amax: Any, random: Random | None, workspace: Workspace) -> None:
@@ -194,7 +195,7 @@ class _Side:
             self._plain(self.x, amax, random, workspace)
 
     def _plain(self, x: Any, amax: Any, random: Random | None, workspace: Workspace) -> None:
-        quantize_on_gpu.quantize(
+        plain.quantize(
             x, self.format, [self.spec], random=random, targets=[self.parts], workspace=workspace, amax=amax,
             layout=self.layout,
         )  # fmt: skip
@@ -202,7 +203,7 @@ class _Side:
     def _run_rows(self, random: Random | None) -> None:
         kernel = hadamard_kernel(
             CastRule(self.src, self.format.element), "rows", self.length, self.format, random is not None,
-            row_scaled=quantize_on_gpu.is_row_scaled(self.parts), layout=self.layout,
+            row_scaled=plain.is_row_scaled(self.parts), layout=self.layout,
         )  # fmt: skip
         seed, offset = random or (0, 0)
         columns = self.x.shape[-1]

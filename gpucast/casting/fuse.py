@@ -5,54 +5,65 @@ from __future__ import annotations
 
 import math
 import numbers
-from dataclasses import replace
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
-from gpucast import casting
 from gpucast.arrays import libraries
-from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.overlap import Place, check_disjoint
-from gpucast.arrays.packed import device_index, unmasked
+from gpucast.arrays.packed import device_index, is_writable, unmasked
+from gpucast.casting import engines
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import FusedInputs, resolve_random
+from gpucast.core.fuse import EMPTY, Fuse, resolve_random
 from gpucast.core.rounding import STOCHASTIC
-from gpucast.core.rule import CastRule, Options, resolve
+from gpucast.core.rule import CastRule, Options
 from gpucast.kernel import devices
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
-_DEFAULT = Options()
 _BOOL, _UINT8 = dtype("BOOL"), dtype("UINT8")
 
 
-def resolve_fused(options: Options, rule: CastRule, device: int | None) -> FusedInputs | None:
-    """The fused inputs of a cast of an array on a device (None: the host); None for a plain cast.
-
-    Errors as for `gpucast.core.fused_ops.resolve_random` and below. ValueError for `scale` and `amax` where text is
-    read or written.
-    """
+def resolve_fuse(options: Options, places: Collection[int | None], finite: Any = None, count: int = 1) -> Fuse:
+    """The checked keywords of a call for `count` arrays, which are in these places: indices of devices, None for the
+    host. Without places an array may be anywhere. Errors as for `gpucast.core.fuse.resolve_random` and below."""
     scale, amax, caller = options.scale, options.amax, options.caller
     random = resolve_random(options.rounding, options.seed, options.offset, caller)
-    if rule.rounding != STOCHASTIC:
-        random = None
-    if random is scale is amax is None:
-        return None
-    if "string" in (rule.src.family, rule.dst.family):
-        name = "amax" if scale is None else "scale"
-        raise ValueError(f"{caller}: {name}= does not apply to text; {rule.src.name} to {rule.dst.name} takes neither")
+    if random is scale is amax is finite is None:
+        return EMPTY
     if scale is not None:
-        scale = resolve_scale(scale, device, caller)
+        for place in places or [_place(scale, caller)]:
+            scale = resolve_scale(options.scale, place, caller, count)
     if amax is not None:
-        amax = resolve_amax(amax, device, caller)
-    return FusedInputs(scale, amax, random=random)
+        for place in places or [_place(amax, caller)]:
+            amax = resolve_amax(options.amax, place, caller, count)
+    if finite is not None:
+        given = finite
+        for place in places or [_place(finite, caller)]:
+            finite = resolve_finite(given, place, caller)
+    return Fuse(scale, amax, finite, random)
+
+
+def _place(x: Any, caller: str) -> int | None:
+    library = libraries.find(x)
+    return device_index(x if library is None else library.take(x, caller))
+
+
+def of_rule(fuse: Fuse, rule: CastRule, caller: str) -> Fuse:
+    """The part of a fuse that a rule has a use for. ValueError for a scale and the like where text is read or
+    written."""
+    if rule.is_text and not (fuse.scale is fuse.amax is fuse.finite is None):
+        name = next(name for name in ("scale", "amax", "finite") if getattr(fuse, name) is not None)
+        raise ValueError(f"{caller}: {name}= does not apply to text; {rule.src.name} to {rule.dst.name} takes none")
+    if fuse.random is None or rule.rounding == STOCHASTIC:
+        return fuse
+    return EMPTY if fuse.scale is fuse.amax is fuse.finite is None else fuse._replace(random=None)
 
 
 def resolve_scale(scale: Any, device: int | None, caller: str, count: int = 1) -> Any:
-    """The keyword `scale` of a cast of arrays on a device (None: the host), as `FusedInputs` has it; of `count` arrays
+    """The keyword `scale` of a cast of arrays on a device (None: the host), as `Fuse` has it; of `count` arrays
     one for all, or an array of as many in a row.
 
     TypeError unless it is a number or an array of FLOAT or DOUBLE; ValueError for a number that is negative or
@@ -70,9 +81,10 @@ def resolve_scale(scale: Any, device: int | None, caller: str, count: int = 1) -
             raise ValueError(f"{caller}: scale={scale!r} must be finite, as a DOUBLE, and not negative")
         return number
     array = _array("scale", scale, (_FLOAT, _DOUBLE), caller, writing=False, count=count)
-    if device_index(array) is None:
-        if array.size == 1:
-            return as_double(array.reshape(())[()])
+    if array.size == 1:
+        number = engines.of_array(array).number(array)
+        if isinstance(number, float):
+            return number
     _check_place("scale", array, device, caller)
     return array
 
@@ -86,7 +98,7 @@ def resolve_amax(amax: Any, device: int | None, caller: str, count: int = 1) -> 
             return amax
     array = _array("amax", amax, (_FLOAT,), caller, writing=True, count=count)
     _check_place("amax", array, device, caller)
-    if device is None and not (array.flags.writeable and array.dtype.isnative):
+    if not (is_writable(array) and array.dtype.isnative):
         raise ValueError(f"{caller}: amax is read-only or of foreign byte order; expected an array that can be written")
     return array
 
@@ -95,22 +107,9 @@ def resolve_finite(finite: Any, device: int | None, caller: str) -> Any:
     """The keyword `finite` of `gpucast.cast_many`, as `resolve_scale`: an array of one BOOL or UINT8, to be written."""
     array = _array("finite", finite, (_BOOL, _UINT8), caller, writing=True)
     _check_place("finite", array, device, caller)
-    if device is None and not array.flags.writeable:
+    if not is_writable(array):
         raise ValueError(f"{caller}: finite is read-only; expected an array that can be written")
     return array
-
-
-def check_fused(fused: FusedInputs, source: Array, target: Array | None, caller: str) -> None:
-    """ValueError if amax or the target shares memory with an array that is read."""
-    scale, amax = None if isinstance(fused.scale, float) else fused.scale, fused.amax
-    if scale is None and amax is None:
-        return
-    # A target on the other side is written by a copy of the result. `check_out` compares it with x.
-    out = None if target is None or target.device != source.device else target.data
-    written = [Place(name, array, item) for name, array, item in (("amax", amax, None), ("out", out, 0))
-               if array is not None]  # fmt: skip
-    read = [Place("x", source.data, 0), *([] if scale is None else [Place("scale", scale)])]
-    check_disjoint(written, read, caller)
 
 
 def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writing: bool, count: int = 1) -> Any:
@@ -123,7 +122,8 @@ def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writ
         array = np.asarray(array)
     if namespace(array) is None:
         number = "" if writing else "a number or "
-        raise TypeError(f"{caller}: {name}={value!r} must be {number}an array of one {_names(kinds)}")
+        more = "; gpucast.quantize finds scales, also of blocks" if name == "scale" else ""
+        raise TypeError(f"{caller}: {name}={value!r} must be {number}an array of one {_names(kinds)}{more}")
     if array.dtype.newbyteorder("=") not in [kind.numpy for kind in kinds]:
         raise TypeError(f"{caller}: {name} has dtype {array.dtype}; expected {_names(kinds)}")
     if array.size not in (1, count):
@@ -139,19 +139,8 @@ def _names(kinds: tuple[DType, ...]) -> str:
 
 
 def _check_place(name: str, array: Any, device: int | None, caller: str) -> None:
-    index = device_index(array)
-    if index != device:
-        raise ValueError(f"{caller}: {name} is on {devices.name(index)}; x is on {devices.name(device)}")
-    if device is not None and not casting.cuda.is_aligned(array):
+    here = engines.of_array(array)
+    if here.device != device:
+        raise ValueError(f"{caller}: {name} is on {devices.name(here.device)}; x is on {devices.name(device)}")
+    if not here.reads(array):
         raise ValueError(f"{caller}: {name} begins at an odd address; expected a multiple of {array.itemsize} bytes")
-
-
-def fused_rule(src: DType, dst: DType, options: Options = _DEFAULT, *, scaled: bool) -> CastRule:
-    """The rule of a fused cast; `scaled`: the rule from DOUBLE to `dst`. Attributes and errors as for `resolve`."""
-    rule = resolve(src, dst, options)
-    return replace(resolve(_DOUBLE, dst, options), src=src) if scaled else rule
-
-
-def rule_of(src: DType, dst: DType, options: Options) -> CastRule:
-    """The rule of a call for one array. Errors as for `resolve`."""
-    return fused_rule(src, dst, options, scaled=options.scale is not None)

@@ -16,9 +16,9 @@ from gpucast.kernel.cast_kernel import options
 from gpucast.kernel.fields import Fields
 from gpucast.kernel.fused_kernel import RANDOM
 from gpucast.kernel.kernel import Kernel, Part, array_and
+from gpucast.quantization.cuda import memory
+from gpucast.quantization.cuda.source import DIVISION, PARTS, block_of, columns_of, divide_by, format_struct
 from gpucast.quantization.formats import Format
-from gpucast.quantization.gpu import memory
-from gpucast.quantization.gpu.source import DIVISION, PARTS, block_of, columns_of, divide_by, format_struct
 from gpucast.quantization.scale_orders import ScaleLayout
 
 _FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
@@ -69,17 +69,19 @@ def grouped_kernel(
     # Whole words of codes: 8 of 6 bits are none.
     elements = 8 if src.bits == 64 and dst.bits != 6 else 16
     dtypes = [src, _FLOAT, _DOUBLE, dst]
-    # Random words, and quotients of DOUBLEs, take more registers than three blocks of an SM leave to a thread.
-    # Quotients for scales that are no powers of two take more than four do, or more than three: of FLOATs by scales of
-    # FP8.
-    resident: int | str = 4
+    # As many blocks of an SM as leave a thread the registers for two tiles: random words and quotients of DOUBLEs take
+    # most, quotients for scales of FP8 more than those for other floats, and scales in an order more than others.
+    linear = layout == "linear"
     if stochastic or src.bits == 64:
         resident = 2
-    elif format is not None and format.scale is not _E8M0:
-        if format.has_float_scales:
-            resident = 3 if src.bits == 32 else "(GPUCAST_ARCH >= 900 ? 4 : 3)"
-        else:
-            resident = 2 if src.bits == 32 else 3
+    elif format is None:
+        resident = 4
+    elif format.scale is _E8M0:
+        resident = 3 + (src.bits == 16) + linear
+    elif format.has_float_scales:
+        resident = 3
+    else:
+        resident = 2 + (src.bits == 16 and linear)
     if format is None:
         name = f"gpucast_cast_groups_{src.numpy_name}_to_{dst.numpy_name}"
         name += "_saturate" * (rule.overflow == "saturate") + "_stochastic" * stochastic
@@ -94,7 +96,8 @@ def grouped_kernel(
         work = f"QuantizeGroups<{name}_format, {src.name}, FLOAT, DOUBLE, {elements}, {block}>"
         dtypes.append(format.scale)
     line = f"{head}GPUCAST_GROUPED({name}, {resident}, {work})\n"
-    return Kernel(name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements, turn=elements, stays=True)
+    turn = 2 * elements
+    return Kernel(name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements, turn=turn, stays=True)
 
 
 def grouped_arguments(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from gpucast.core import packages
 
 if TYPE_CHECKING:
-    from gpucast.mixed.gpu import fake_on_gpu as fake_on_gpu
-    from gpucast.mixed.gpu import kernels as kernels
+    from gpucast.mixed.cuda import fake as fake
+    from gpucast.mixed.cuda import kernels as kernels
 else:
-    __getattr__ = packages.submodules(__name__, "fake_on_gpu", "kernels")
+    __getattr__ = packages.submodules(__name__, "fake", "kernels")

@@ -23,8 +23,8 @@ from gpucast.kernel.fields import Fields
 from gpucast.kernel.fused_kernel import FUSED_PARTS, RANDOM
 from gpucast.kernel.kernel import Kernel, Part, array_and
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.cuda.step_source import step_functions
 from gpucast.quantization.formats import Format
-from gpucast.quantization.gpu.step_source import step_functions
 from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder, order
 from gpucast.quantization.steps import Steps
 
@@ -87,7 +87,7 @@ QUANTIZE = Fields(
 #: The parts of these kernels.
 PARTS: tuple[Part, ...] = (
     *FUSED_PARTS, "scale_orders.cuh", "quotients.cuh", "scales.cuh", "divisor.cuh", BLOCKS, DIVISION, QUANTIZE,
-    "quantize.cu", "dequantize.cu",
+    "extremes.cu", "quantize.cu", "dequantize.cu",
 )  # fmt: skip
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
@@ -124,7 +124,7 @@ def quantize_kernel(
     """
     back = kind == "back"
     other = rule.dst if back else rule.src
-    elements, lines = elements_of(kind, other, format), lines_of(kind, layout)
+    elements, lines = elements_of(kind, other, format), lines_of(kind, layout, other, stochastic)
     columns = [kind, *["stochastic"] * stochastic]
     if block:
         columns.append(f"block{block}")
@@ -142,12 +142,13 @@ def quantize_kernel(
     place, of_blocks = f"{index}, {boolean(single)}, {elements}", f"{elements}, {block}"
     rows, moved = "quantize_rows", f"{order(layout).struct}, {other.bits // 8}"
     if layout != "linear":
-        rows, of_blocks = f"{rows}_in_order", f"{of_blocks}, {lines}"
+        rows = f"{rows}_in_order"
+    of_rows = f"{of_blocks}, {lines}"
     back_by = f"elements<{own}, {other.name}, {both}, {place}"
     if block:
         back_by = f"rows<{own}, {other.name}, {both}, {of_blocks}"
     call = {
-        "rows": f"{rows}<{own}, {other.name}, {both}, {of_blocks}, {THREADS}>{arrays}",
+        "rows": f"{rows}<{own}, {other.name}, {both}, {of_rows}, {THREADS}>{arrays}",
         "extremes": f"find_extremes<{value}, {other.name}, {extremes}, {THREADS}>(src, n, given)",
         "columns": f"find_column_extremes<{value}, {other.name}, {by_column}, {THREADS}>(src, n, given)",
         "scales": f"find_scales<{own}, {value}, {both}, false, {THREADS}>(given)",
@@ -171,9 +172,12 @@ def quantize_kernel(
     return Kernel(name, PARTS, dtypes, head + line, threads, array_and(QUANTIZE), elements * lines)
 
 
-def lines_of(kind: Kind, layout: ScaleLayout) -> int:
-    """The rows that a thread has blocks of."""
-    return 4 if kind == "rows" and layout != "linear" else 1
+def lines_of(kind: Kind, layout: ScaleLayout, src: DType, stochastic: bool) -> int:
+    """The tiles of a thread: one in each of several rows where scales have an order, else two where registers suffice
+    for enough threads."""
+    if kind != "rows":
+        return 1
+    return 4 if layout != "linear" else 2 if src.bits == 16 and not stochastic else 1
 
 
 def elements_of(kind: Kind, other: DType, format: Format) -> int:

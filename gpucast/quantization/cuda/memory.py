@@ -11,8 +11,9 @@ import numpy as np
 
 from gpucast.arrays.array import Array
 from gpucast.arrays.packed import device_index
-from gpucast.casting import cuda
+from gpucast.casting import cuda, engines
 from gpucast.casting.cuda_workspace import Workspace
+from gpucast.casting.engine import Call
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.kernel.cast_kernel import VECTOR
@@ -69,7 +70,7 @@ def hand_over(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
 def copy(x: Any, target: Any) -> None:
     """Copy an array's elements to another one of its shape."""
     source, to = Array.of(x), Array.of(target)
-    cuda.apply(source, resolve(source.dtype, to.dtype), to)
+    engines.of(source.device).run((Call("copy", source, resolve(source.dtype, to.dtype), target=to),))
 
 
 def address(x: Any) -> int:

@@ -2,7 +2,7 @@
 """Quantizing and dequantizing on the device that holds the array, on its current stream.
 
 Blocks of 16, 32, 64 or 128 elements along any axis, and squares of these sizes, take one launch that reads x once, for
-the plain result, the transposed one, or both (`gpucast.quantization.gpu.tiles`). Rows of whole blocks take one launch
+the plain result, the transposed one, or both (`gpucast.quantization.cuda.tiles`). Rows of whole blocks take one launch
 without tiles. NVFP4 without a given global scale or amax reads x once more before that. All other blocks read it twice
 (extremes, elements). An array that is neither in C order nor the transpose of such an array is copied first.
 """
@@ -18,15 +18,14 @@ from gpucast.arrays.packed import device_index
 from gpucast.casting import cuda
 from gpucast.casting.cuda_workspace import Workspace
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.kernel.kernel import Kernel
 from gpucast.quantization.block_grid import BlockGrid, in_layout
-from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts
-from gpucast.quantization.gpu import memory
-from gpucast.quantization.gpu.source import (
+from gpucast.quantization.cuda import memory
+from gpucast.quantization.cuda.source import (
     ENTIRE_THREADS,
     WARP,
     Kind,
@@ -36,7 +35,8 @@ from gpucast.quantization.gpu.source import (
     rows_in_order,
     stats_bytes,
 )
-from gpucast.quantization.gpu.tiles import ResultSpec, TileResult, plan
+from gpucast.quantization.cuda.tiles import ResultSpec, TileResult, plan
+from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts
 from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder
 from gpucast.quantization.steps import Steps
 

@@ -18,7 +18,7 @@ from typing import Any
 from gpucast.core.errors import SlowHostWarning
 
 #: `interface` of ``kernels/host/module.cpp``.
-_INTERFACE = 7
+_INTERFACE = 8
 _THREADS = "GPUCAST_HOST_THREADS"
 #: What the build writes where it cannot build the module.
 MISSING = Path(__file__).parent.parent / "_host_missing.txt"

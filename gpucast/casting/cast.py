@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import casting
+from gpucast import casting, host
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array, check_out
 from gpucast.arrays.bitpacking import namespace
@@ -31,7 +31,7 @@ from gpucast.core.rule import (
     destination,
     resolve,
 )
-from gpucast.host import cast_on_host, text_on_host
+from gpucast.host import cast_on_host
 from gpucast.kernel import devices, streams
 from gpucast.kernel.fused_kernel import PLAIN
 
@@ -376,7 +376,7 @@ def apply(source: Array, rule: CastRule, target: Array | None = None, fused: Fus
     if source.device is not None:
         return casting.cuda.apply(source, rule, target, fused)
     if "string" in (rule.src.family, rule.dst.family):
-        return text_on_host.apply(source, rule, target)
+        return host.text_on_host.apply(source, rule, target)
     return cast_on_host.apply(source, rule, target, fused)
 
 

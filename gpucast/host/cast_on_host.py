@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast import reference
 from gpucast.arrays.array import Array, result_like
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.arithmetic import exact
@@ -18,7 +19,6 @@ from gpucast.core.extension import MODULE, say_slow
 from gpucast.core.fused_ops import FusedInputs
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import loops
-from gpucast.reference import exact_cast
 
 NDArray = npt.NDArray[Any]
 
@@ -110,10 +110,10 @@ def _by_reference(x: Any, rule: CastRule, out: Any, fused: FusedInputs | None = 
 
 def _cast(x: NDArray, rule: CastRule, fused: FusedInputs) -> NDArray:
     _look(x, rule.src, fused)
-    words = fused.random and exact_cast.random_words(fused.random, x.size)
+    words = fused.random and reference.exact_cast.random_words(fused.random, x.size)
     if fused.scale is None:
-        return exact_cast.apply(x, rule, words)
-    return exact_cast.apply(_products(x, rule.src, fused.scale), replace(rule, src=_DOUBLE), words)
+        return reference.exact_cast.apply(x, rule, words)
+    return reference.exact_cast.apply(_products(x, rule.src, fused.scale), replace(rule, src=_DOUBLE), words)
 
 
 def _look(x: NDArray, src: DType, fused: FusedInputs) -> None:
@@ -133,4 +133,4 @@ def _products(x: NDArray, src: DType, scale: float) -> NDArray:
 
 
 def _to(x: NDArray, src: DType, wide: DType) -> NDArray:
-    return exact_cast.apply(x, resolve(src, wide))
+    return reference.exact_cast.apply(x, resolve(src, wide))

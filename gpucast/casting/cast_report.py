@@ -67,6 +67,9 @@ def _checked_report(given: Any, to: Any, options: Options) -> CastReport:
     return _report(x, rule)
 
 
+cast_report.__module__ = "gpucast"
+
+
 @exact()
 def result_report(x: NDArray, y: NDArray, rule: CastRule) -> CastReport:
     """The report of flat elements whose casts `y` are known, as after stochastic rounding. A number beyond the largest

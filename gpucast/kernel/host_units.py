@@ -15,6 +15,7 @@ from functools import lru_cache
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rounding import BY_RULE, OF_FLOATS, ROUNDING_MODES, STOCHASTIC
 from gpucast.core.rule import (
+    BY_RULE_SOURCES,
     DEFAULT_OPSET,
     ROUND_MODE_SINCE,
     ROUND_MODES,
@@ -39,10 +40,6 @@ _COUNTED = tuple(map(dtype, ("FLOAT", "BFLOAT16", "FLOAT16")))
 _INTEGER_WORDS = tuple(mode.word for mode in ROUNDING_MODES if mode.integers)
 #: That the loops name.
 _FLOAT, _DOUBLE = _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
-#: The sources that have loops for the modes of `BY_RULE`. Other numbers go through DOUBLE, which holds them all.
-BY_RULE_SOURCES = (_DOUBLE, dtype("INT64"), dtype("UINT64"))
-
-
 #: The sources of the loops that quantize blocks.
 BLOCK_SOURCES = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")))
 

@@ -28,11 +28,13 @@ from gpucast.core.rule import (
 from gpucast.kernel.cast_kernel import PARTS, options
 from gpucast.kernel.kernel import kernel_file, parts_text, unit
 
-#: How a quotient is computed, by the name of the struct of ``kernels/host/blocks.hpp`` that does.
+#: How a quotient is computed, by the name of the struct of ``kernels/host/codes.hpp`` that does.
 DIVISIONS = ("Divided", "Multiplied", "Near")
 _PTX = "instructions.cuh"
 #: What casts of flat arrays need, in this order.
 _CASTS = ("elements.hpp", "tables.hpp", "narrow.hpp", "casts.hpp")
+#: What quantization needs beside them.
+_BLOCKS = ("blocks.hpp", "codes.hpp", "doubles.hpp", "products.hpp")
 #: What random rounding needs.
 _RANDOM = ("philox.cuh", "stochastic.cuh")
 _NUMERIC = tuple(kind for kind in DTYPES if kind.family != "string")
@@ -155,7 +157,7 @@ def quantization_unit(src: DType) -> HostUnit:
     return _finished(
         f"quantization_{src.name}",
         types,
-        [*_CASTS, "work.hpp", "blocks.hpp", "hadamard.hpp"],
+        [*_CASTS, "work.hpp", *_BLOCKS, "hadamard.hpp"],
         lines,
         [*runs, *others],
     )

@@ -60,6 +60,7 @@ struct Dequantizing {
     // `Products` of blocks.hpp.
     CastArray *from_codes, *to;
     u64 itemsize;
+    CastArray *from_codes_to_floats, *to_from_floats;
 };
 
 // Memory that goes when this does.
@@ -272,7 +273,8 @@ inline bool dequantize_blocks(const Dequantizing& how, const u8* data, const u8*
     const struct {
         CastArray *from, *to;
         u64 itemsize;
-    } products = {how.from_codes, how.to, how.itemsize};
+        CastArray *from_floats, *to_floats;
+    } products = {how.from_codes, how.to, how.itemsize, how.from_codes_to_floats, how.to_from_floats};
     u8* const src = is_packed ? codes.data : const_cast<u8*>(data);
     return each_run(run_of(how, find_function("multiply"), src, 1, out, how.dst_bytes, of.data, sizeof(BlockFactor), &products), &unlocked);
 }

@@ -21,7 +21,6 @@ from typing import Any
 
 from bench.gpu import run as gpu
 from bench.host import casts as host
-from bench.host import overhead
 from bench.revision import FOLDER, code_digest, machine
 from bench.static import check as static
 from gpucast.kernel import devices
@@ -35,7 +34,6 @@ BENCHMARKS: dict[str, tuple[str, Callable[[argparse.Namespace], dict[str, Any]]]
     ),
     "quick": ("a few pairs on the GPU in 20 seconds, as a table", gpu.quick),
     "host": ("casts of NumPy arrays and CPU tensors beside astype and PyTorch, and strings", host.run),
-    "overhead": ("what a call costs in Python for one element, and what a first call compiles", overhead.run),
     "static": ("what the machine code of every kernel says about its speed; needs no GPU", static.run),
 }
 #: What needs a GPU, and what keeps files of its results; the elements of arrays with --allow-cpu.

@@ -113,7 +113,7 @@ _TORCH_COMPILES = (("compiler", "is_compiling"), ("_C", "_dynamo", "eval_frame",
 
 # The libraries, beside NumPy and CuPy, whose arrays gpucast takes. These entries import none of them.
 libraries.register(
-    libraries.LibraryEntry("torch", "Tensor", _torch, dtype="dtype", is_compiling=_TORCH_COMPILES),
+    libraries.LibraryEntry("torch", "Tensor", _torch, dtype="torch.dtype", is_compiling=_TORCH_COMPILES),
     libraries.LibraryEntry("jax", "Array", _jax),
     libraries.LibraryEntry("dask.array", "Array", _dask, has_arrays=False),
     libraries.Protocol(("__dlpack__", "__dlpack_device__"), _dlpack),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scales of the next step, from the largest magnitudes of the last ones, on the device so that no step waits.
 //
-// gpucast/mixed/gpu/kernels.py compiles this file after those that every kernel needs; it is the kernel itself.
+// gpucast/mixed/cuda/kernels.py compiles this file after those that every kernel needs; it is the kernel itself.
 
 // A thread for each of n tensors, 32 a block. The state is n scales, n inverses, n magnitudes (amax), n places in the
 // history, and `history` rows of n magnitudes; gpucast/mixed/delayed_scaling.py has the same arithmetic on the host.

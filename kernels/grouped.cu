@@ -2,7 +2,7 @@
 // Groups of rows of a matrix, such as the tokens of experts, quantized or cast in one launch: every group has a scale of
 // its own and begins in the result at a multiple of `pad` rows. The ends of the groups are on the device.
 //
-// gpucast/quantization/gpu/grouped_on_gpu.py puts this file after tiles.cuh. gpucast/quantization/grouped.py says what
+// gpucast/quantization/cuda/grouped.py puts this file after tiles.cuh. gpucast/quantization/grouped.py says what
 // becomes of bad offsets; no such offset is used as an index.
 namespace gpucast {
 
@@ -27,54 +27,79 @@ struct GroupMemory {
     u32 bad[group_threads], first_bad[group_parts], valid;
 };
 
-// A row of the result, and its group, unless it is padding.
+// The elements of a thread in a tile: their row of the result, where they are in the source, and the scale of their
+// group, unless they are padding.
 struct GroupRow {
-    u32 row, column, group;
+    u32 row, column, back;
+    float scale;
     bool is_padding;
 };
 
+// A thread's way through the tiles of its block, every so many elements. Neither a division nor a look at shared memory is
+// in a step within a group.
 struct Groups {
     const GroupedArguments& given;
     const GroupMemory& shared;
+    GroupRow now;
+    // What a step adds to the row and the column, and where the rows and the numbers of this group end in the result.
+    u32 down, along, group, end, stop;
 
-    GPUCAST_INLINE bool here(const GroupRow& one) const { return one.row < u32(given.result_rows); }
-
-    // The row of the elements of a thread in tile `number`; a block's threads have neighbours. `group` is the group of a row
-    // above, and becomes this one's.
+    // From element `first` of the block's first tile, in steps of so many elements.
     template <u32 Elements>
-    GPUCAST_INLINE GroupRow row_of(i64 number, u32& group) const {
-        const u64 first = u64(number) * (Elements * group_threads), above = __umul64hi(first, given.inverse);
-        const u64 rest = first - above * u64(given.columns);
-        // The quotient may be one too small.
-        const bool next = rest >= u64(given.columns);
-        const u32 beyond = u32(next ? rest - u64(given.columns) : rest) + threadIdx.x * Elements, valid = shared.valid;
-        const u32 down = divided(beyond, given.columns, given.by_columns);
-        GroupRow one = {u32(above + next) + down, beyond - down * u32(given.columns), 0, true};
-        if (valid == 0 || one.row >= shared.end[valid - 1]) return one;
-        if (one.row >= shared.end[group]) {
-            ++group;
-            for (u32 last = valid - 1; group < last;) {
-                const u32 middle = (group + last) / 2;
-                if (one.row < shared.end[middle]) last = middle;
-                else group = middle + 1;
-            }
-        }
-        one.group = group;
-        one.is_padding = one.row >= shared.stop[group];
-        return one;
+    GPUCAST_INLINE void begin(u64 first, u64 step) {
+        divide(step, down, along);
+        divide(first, now.row, now.column);
+        const u32 beyond = now.column + threadIdx.x * Elements, more = divided(beyond, given.columns, given.by_columns);
+        now.row += more;
+        now.column = beyond - more * u32(given.columns);
+        find();
     }
+    GPUCAST_INLINE void step() {
+        const u32 left = u32(given.columns) - along;
+        const bool carry = now.column >= left;
+        now.column = carry ? now.column - left : now.column + along;
+        now.row += down + carry;
+        if (now.row >= end) find();
+        now.is_padding = now.row >= stop;
+    }
+    GPUCAST_INLINE bool here(const GroupRow& one) const { return one.row < u32(given.result_rows); }
 
     // The first element of a row's part in the source.
     GPUCAST_INLINE i64 source(const GroupRow& one) const {
-        return i64(ptx::mul_wide(one.row - shared.back[one.group], u32(given.columns))) + one.column;
+        return i64(ptx::mul_wide(one.row - one.back, u32(given.columns))) + one.column;
     }
     GPUCAST_INLINE i64 result(const GroupRow& one) const { return i64(ptx::mul_wide(one.row, u32(given.columns))) + one.column; }
 
-    // Loads the elements of a row; of padding zeros.
+    // Loads the elements; of padding zeros.
     template <u32 Bits, u32 Bytes>
-    GPUCAST_INLINE void load(const u8* src, const GroupRow& row, Tile<Bytes>& in) const {
+    GPUCAST_INLINE void load(const u8* src, Tile<Bytes>& in) const {
         in = {};
-        if (!row.is_padding) load_aligned(src + source(row) * i64(Bits / 8), in);
+        if (!now.is_padding) load_aligned(src + source(now) * i64(Bits / 8), in);
+    }
+
+private:
+    GPUCAST_INLINE void divide(u64 i, u32& row, u32& column) const {
+        const u64 above = __umul64hi(i, given.inverse), rest = i - above * u64(given.columns);
+        // The quotient may be one too small.
+        const bool next = rest >= u64(given.columns);
+        row = u32(above + next);
+        column = u32(next ? rest - u64(given.columns) : rest);
+    }
+    // The group of the row, which is none above. Behind the last one all is padding.
+    GPUCAST_INLINE void find() {
+        const u32 valid = shared.valid;
+        if (valid == 0 || now.row >= shared.end[valid - 1]) {
+            end = ~0u, stop = 0;
+        } else {
+            for (u32 last = valid - 1; group < last;) {
+                const u32 middle = (group + last) / 2;
+                if (now.row < shared.end[middle]) last = middle;
+                else group = middle + 1;
+            }
+            end = shared.end[group], stop = shared.stop[group], now.back = shared.back[group];
+            now.scale = group_scale(given, group);
+        }
+        now.is_padding = now.row >= stop;
     }
 };
 
@@ -136,28 +161,36 @@ GPUCAST_INLINE void find_groups(const GroupedArguments& given, GroupMemory& shar
     }
 }
 
-// Blocks that stay: each finds the groups once, and then takes every so many tiles of the n elements of the result, of which
-// the next one is on its way while `Work` does the last.
+// Blocks that stay: each finds the groups once, and then takes every so many tiles of the n elements of the result. While
+// `Work` does one tile the next is on its way, and while it does that the one after it, into the registers of the first.
 template <typename Work>
 GPUCAST_INLINE void for_groups(const u8* src, u8* dst, i64 n, const GroupedArguments& given, GroupMemory& shared) {
-    const u32 elements = Work::elements, bits = Work::src_bits;
+    const u32 elements = Work::elements, bits = Work::src_bits, tile = elements * group_threads, ahead = 2;
     find_groups(given, shared);
-    const Groups groups = {given, shared};
-    const i64 tiles = (n - 1) / i64(elements * group_threads) + 1;
-    u32 group = 0;
-    i64 number = blockIdx.x;
-    GroupRow next_row = groups.template row_of<elements>(number, group);
-    Tile<elements * bits / 8> next;
-    groups.template load<bits>(src, next_row, next);
+    Groups groups = {given, shared, {0, 0, 0, 1, true}, 0, 0, 0, 0, 0};
+    groups.template begin<elements>(u64(blockIdx.x) * tile, u64(gridDim.x) * tile);
+    const i64 step = i64(gridDim.x) * tile;
+    i64 left = n - i64(blockIdx.x) * tile;
+    GroupRow row[ahead];
+    Tile<elements * bits / 8> in[ahead];
+#pragma unroll
+    for (u32 i = 0; i < ahead; ++i) {
+        if (i != 0 && left <= i * step) break;
+        if (i != 0) groups.step();
+        row[i] = groups.now;
+        groups.template load<bits>(src, in[i]);
+    }
 #pragma unroll 1
-    for (; number < tiles; number += gridDim.x) {
-        const GroupRow row = next_row;
-        const auto in = next;
-        if (number + gridDim.x < tiles) {
-            next_row = groups.template row_of<elements>(number + gridDim.x, group);
-            groups.template load<bits>(src, next_row, next);
+    while (left > 0) {
+#pragma unroll
+        for (u32 i = 0; i < ahead; ++i, left -= step) {
+            if (i != 0 && left <= 0) break;
+            Work::put(groups, row[i], in[i], dst);
+            if (left <= ahead * step) continue;
+            groups.step();
+            row[i] = groups.now;
+            groups.template load<bits>(src, in[i]);
         }
-        Work::put(groups, row, in, dst);
     }
 }
 
@@ -174,7 +207,7 @@ struct QuantizeGroups {
         const bool finite = stats.template add_tile<Src, Elements>(in);
         merge<lanes>(stats);
         if (!groups.here(row)) return;
-        const float global = F::global_scale ? group_scale(given, row.group) : 1;
+        const float global = F::global_scale ? row.scale : 1;
         const Scale scale = scale_of<F, Float, Double>(stats, global);
         if (threadIdx.x % lanes == 0) {
             const i64 columns = given.columns / Block;
@@ -201,7 +234,7 @@ struct CastGroups {
         by.random = groups.given.random;
         Tile<Elements * Dst::bits / 8> out = {};
         if (!row.is_padding) {
-            by.scale = ptx::cvt_f64(group_scale(groups.given, row.group));
+            by.scale = ptx::cvt_f64(row.scale);
             Fused<Src, Dst, Float, Double, Src::bits, Rule, Scaling::narrow, false, false> converter(by);
             converter.template tile<Elements>(in, out, groups.source(row));
         }

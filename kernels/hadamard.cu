@@ -238,18 +238,29 @@ GPUCAST_INLINE float common_value(const HadamardResult& result) {
     else return global_value<F>(result.global_scale);
 }
 
-// Fragments along the rows of an array.
-template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Length, u32 Block, u32 Threads>
+// Fragments along the rows of an array: several of a thread, all of which are on their way at a time. What is done with
+// them is long, so that they take turns.
+template <typename F, typename Scales, typename Src, typename Float, typename Double, u32 Length, u32 Block, u32 turns, u32 Threads>
 GPUCAST_INLINE void quantize_fragments(const u8* src, i64 n, const HadamardArguments& given) {
-    const i64 begin = (block_number<F, part_size * Threads>(n) * Threads + threadIdx.x) * part_size;
-    // In place of what lies behind the array threads read its end again.
-    Tile<part_size * Src::bits / 8> in;
-    load_aligned(src + (begin < n ? begin : n - part_size) * i64(Src::bits / 8), in);
+    const i64 step = Threads * part_size;
+    i64 begin = block_number<F, turns * Threads * part_size>(n) * (turns * step) + threadIdx.x * part_size;
+    Tile<part_size * Src::bits / 8> in[turns];
+#pragma unroll
+    for (u32 i = 0; i < turns; ++i) {
+        // In place of what lies behind the array threads read its end again.
+        const i64 at = begin + i * step;
+        load_aligned(src + (at < n ? at : n - part_size) * i64(Src::bits / 8), in[i]);
+    }
     // Not before: the elements are under way while this one is waited for.
     const Common<F, Scales> common(common_value<F>(given.same));
-    Fragment<Src, Float, Double, Length> fragment;
-    fragment.take(in, given.signs);
-    quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin < n, begin, given.columns, given.same, common, given.random);
+#pragma unroll 1
+    for (u32 turn = 0; turn < turns; ++turn, begin += step) {
+        Fragment<Src, Float, Double, Length> fragment;
+        fragment.take(in[0], given.signs);
+#pragma unroll
+        for (u32 i = 1; i < turns; ++i) in[i - 1] = in[i];
+        quantize_fragment<F, Scales, Float, Double, Block>(fragment, begin < n, begin, given.columns, given.same, common, given.random);
+    }
 }
 
 // The largest magnitude of what n threads transform, whole blocks of them.
@@ -408,7 +419,7 @@ GPUCAST_INLINE void quantize_fragment_tiles(const u8* src, i64 n, const Hadamard
 
 }  // namespace gpucast
 
-// Macros, because a kernel's name is that of its work; gpucast/quantization/gpu/hadamard_source.py writes the rest.
+// Macros, because a kernel's name is that of its work; gpucast/quantization/cuda/hadamard_source.py writes the rest.
 // RESIDENT: blocks of an SM at a time, whose registers must suffice; 0: as the compiler chooses.
 #define GPUCAST_HADAMARD(NAME, THREADS, RESIDENT, ...)                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)                                                    \

@@ -224,6 +224,41 @@ GPUCAST_INLINE u32 cvt_f16x2_e2m1(u32 a) {
     return d;
 }
 
+// Pairs of float16 or bfloat16 to small floats, as of floats above. To 8 bits from float16 from sm_89 on, all others where
+// GPUCAST_PAIRS is set.
+#define GPUCAST_FROM_PAIRS(NAME, INSTRUCTION)                                                        \
+    GPUCAST_INLINE u32 NAME(u32 low, u32 high) {                                                     \
+        u32 d;                                                                                       \
+        asm("{.reg .b16 x, y; " INSTRUCTION " x, %1; " INSTRUCTION " y, %2; mov.b32 %0, {x, y};}"    \
+            : "=r"(d) : "r"(low), "r"(high));                                                        \
+        return d;                                                                                    \
+    }
+GPUCAST_FROM_PAIRS(cvt_e4m3x4_f16, "cvt.rn.satfinite.e4m3x2.f16x2")
+GPUCAST_FROM_PAIRS(cvt_e5m2x4_f16, "cvt.rn.satfinite.e5m2x2.f16x2")
+GPUCAST_FROM_PAIRS(cvt_e4m3x4_bf16, "cvt.rn.satfinite.e4m3x2.bf16x2")
+GPUCAST_FROM_PAIRS(cvt_e5m2x4_bf16, "cvt.rn.satfinite.e5m2x2.bf16x2")
+GPUCAST_FROM_PAIRS(cvt_e2m3x4_f16, "cvt.rn.satfinite.e2m3x2.f16x2")
+GPUCAST_FROM_PAIRS(cvt_e3m2x4_f16, "cvt.rn.satfinite.e3m2x2.f16x2")
+GPUCAST_FROM_PAIRS(cvt_e2m3x4_bf16, "cvt.rn.satfinite.e2m3x2.bf16x2")
+GPUCAST_FROM_PAIRS(cvt_e3m2x4_bf16, "cvt.rn.satfinite.e3m2x2.bf16x2")
+GPUCAST_FROM_PAIRS(cvt_rp_ue8m0x4_bf16, "cvt.rp.satfinite.ue8m0x2.bf16x2")
+GPUCAST_FROM_PAIRS(cvt_rz_ue8m0x4_bf16, "cvt.rz.satfinite.ue8m0x2.bf16x2")
+#define GPUCAST_FROM_FOUR_PAIRS(NAME, INSTRUCTION)                                                                   \
+    GPUCAST_INLINE u32 NAME(const u32* a) {                                                                          \
+        u32 d;                                                                                                       \
+        asm("{.reg .b8 x, y, z, w; " INSTRUCTION " x, %1; " INSTRUCTION " y, %2; " INSTRUCTION " z, %3;\n" INSTRUCTION \
+            " w, %4; mov.b32 %0, {x, y, z, w};}"                                                                     \
+            : "=r"(d) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]));                                                 \
+        return d;                                                                                                    \
+    }
+GPUCAST_FROM_FOUR_PAIRS(cvt_e2m1x8_f16, "cvt.rn.satfinite.e2m1x2.f16x2")
+GPUCAST_FROM_FOUR_PAIRS(cvt_e2m1x8_bf16, "cvt.rn.satfinite.e2m1x2.bf16x2")
+// Small floats to bfloat16, exactly; where GPUCAST_PAIRS is set.
+GPUCAST_FROM_FLOAT8(cvt_bf16x4_e4m3, "cvt.rn.bf16x2.e4m3x2")
+GPUCAST_FROM_FLOAT8(cvt_bf16x4_e5m2, "cvt.rn.bf16x2.e5m2x2")
+GPUCAST_FROM_FLOAT8(cvt_bf16x4_e2m3, "cvt.rn.bf16x2.e2m3x2")
+GPUCAST_FROM_FLOAT8(cvt_bf16x4_e3m2, "cvt.rn.bf16x2.e3m2x2")
+
 // Stands in a rare branch, which the compiler must not make a part of the usual way. The static check of the machine
 // code (bench/static) compiles it as an instruction that it finds again.
 GPUCAST_INLINE void mark_rare() {
@@ -346,12 +381,16 @@ GPUCAST_INLINE u64 mul_wide(u32 a, u32 b) {
     return d;
 }
 
-// Eight codes of 4 bits to four words of float16, exactly. Where GPUCAST_SPECIFIC is set.
-GPUCAST_INLINE void cvt_f16x8_e2m1(u32 a, u32 (&d)[4]) {
-    asm("{.reg .b8 x, y, z, w; mov.b32 {x, y, z, w}, %4; cvt.rn.f16x2.e2m1x2 %0, x; cvt.rn.f16x2.e2m1x2 %1, y;\n"
-        "cvt.rn.f16x2.e2m1x2 %2, z; cvt.rn.f16x2.e2m1x2 %3, w;}"
-        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(a));
-}
+// Eight codes of 4 bits to four words of float16, exactly, where GPUCAST_SPECIFIC is set, and of bfloat16 where
+// GPUCAST_PAIRS is.
+#define GPUCAST_FROM_FLOAT4(NAME, INSTRUCTION)                                                                    \
+    GPUCAST_INLINE void NAME(u32 a, u32 (&d)[4]) {                                                                \
+        asm("{.reg .b8 x, y, z, w; mov.b32 {x, y, z, w}, %4; " INSTRUCTION " %0, x; " INSTRUCTION " %1, y;\n"     \
+            INSTRUCTION " %2, z; " INSTRUCTION " %3, w;}"                                                         \
+            : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(a));                                           \
+    }
+GPUCAST_FROM_FLOAT4(cvt_f16x8_e2m1, "cvt.rn.f16x2.e2m1x2")
+GPUCAST_FROM_FLOAT4(cvt_bf16x8_e2m1, "cvt.rn.bf16x2.e2m1x2")
 
 // Two float16; exact.
 GPUCAST_INLINE void cvt_f32_f16x2(u32 a, float& low, float& high) {
@@ -370,6 +409,9 @@ GPUCAST_INLINE float cvt_f32_f16(u32 a) {
 #undef GPUCAST_BINARY_OF
 #undef GPUCAST_TO_FLOAT8
 #undef GPUCAST_FROM_FLOAT8
+#undef GPUCAST_FROM_FLOAT4
+#undef GPUCAST_FROM_PAIRS
+#undef GPUCAST_FROM_FOUR_PAIRS
 #undef GPUCAST_TERNARY
 
 }  // namespace ptx

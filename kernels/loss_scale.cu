@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The loss scale of a mixed-precision training step, adjusted on the device so that no step waits for the host.
 //
-// gpucast/mixed/gpu/kernels.py compiles this file after those that every kernel needs; it is the kernel itself.
+// gpucast/mixed/cuda/kernels.py compiles this file after those that every kernel needs; it is the kernel itself.
 namespace gpucast {
 
 // Words of four bytes; gpucast/mixed/loss_scale.py has the same arithmetic on the host.

@@ -30,6 +30,15 @@
 #define GPUCAST_SPECIFIC 0
 #endif
 
+// Whether these conversions also go from and to pairs of FLOAT16 and BFLOAT16, which the compiler knows from CUDA 13.2 on
+// (PTX 9.2).
+#if defined(GPUCAST_HOST) \
+    || (defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1302)
+#define GPUCAST_PAIRS GPUCAST_SPECIFIC
+#else
+#define GPUCAST_PAIRS 0
+#endif
+
 // Whether there are accesses of 32 bytes, which the compiler knows from CUDA 12.9 on.
 #if defined(GPUCAST_HOST) || !defined(__CUDACC_VER_MAJOR__) || __CUDACC_VER_MAJOR__ > 12 \
     || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 9)
@@ -120,10 +129,13 @@ GPUCAST_CONSTANT Number<Word> normalised(bool negative, Word significand, int ex
     return {Kind::finite, negative, significand << zeros, significand == 0 ? exponent_of_zero : exponent - zeros};
 }
 
-// Whether only the rule itself rounds to a float as the mode says: fast paths round to nearest even, or at random.
+// Whether only the rule itself rounds as the mode says. Fast paths to floats round to nearest even, or at random; those to
+// integers as `without_ties` does (to_int.cuh).
 template <typename Dst, typename Rule>
 GPUCAST_CONSTANT bool rounds_by_rule() {
-    return Dst::is_float && Rule::rounding() != Rounding::ties_to_even && Rule::rounding() != Rounding::stochastic;
+    constexpr Rounding mode = Rule::rounding();
+    if constexpr (Dst::is_int) return mode != Rounding::toward_zero && mode != Rounding::ties_to_even && mode != Rounding::ties_to_away;
+    else return Dst::is_float && mode != Rounding::ties_to_even && mode != Rounding::stochastic;
 }
 
 // Whether a mode asks for a neighbour other than the nearest one: then there is none beyond the largest number, but for the

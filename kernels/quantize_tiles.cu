@@ -487,7 +487,7 @@ GPUCAST_INLINE void quantize_tiles(
 
 }  // namespace gpucast
 
-// A macro, because the name of a kernel is that of its work. gpucast/quantization/gpu/tile_source.py defines NAME_format
+// A macro, because the name of a kernel is that of its work. gpucast/quantization/cuda/tile_source.py defines NAME_format
 // and NAME_tiles.
 #define GPUCAST_QUANTIZE_TILES(NAME, SRC, THREADS)                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, gpucast::tile_blocks<gpucast::SRC>(THREADS))                 \

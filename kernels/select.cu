@@ -2,7 +2,7 @@
 // Copies of a batch of arrays or of another batch, as a byte on the device says: batch.cu with one more column of
 // addresses.
 //
-// gpucast/mixed/gpu/kernels.py puts this file after batch.cu and those that every kernel needs.
+// gpucast/mixed/cuda/kernels.py puts this file after batch.cu and those that every kernel needs.
 namespace gpucast {
 
 template <u32 Capacity>

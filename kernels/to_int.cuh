@@ -251,7 +251,9 @@ GPUCAST_INLINE u32 clamped(Word code, Rule) {
 
 template <typename Src, typename Dst, typename Word, typename Rule>
 GPUCAST_INLINE Word convert(Word code, Rule rule, FloatFamily source, IntFamily destination) {
-    if constexpr (has_float32<Src>() && Rule::overflow() == Overflow::wrap) {
+    if constexpr (rounds_by_rule<Dst, Rule>()) {
+        return encode<Dst>(decode<Src>(code, source), rule, destination);
+    } else if constexpr (has_float32<Src>() && Rule::overflow() == Overflow::wrap) {
         return wrapped<Src, Dst>(code, rule);
     } else if constexpr (has_float32<Src>() && Src::bits <= 32 && Dst::bits <= 32) {
         return clamped<Src, Dst>(code, rule);

@@ -10,35 +10,6 @@
 // equal.
 namespace gpucast {
 
-// Codes in the lanes of a word, which are bytes (types of 8 bits or fewer) or halves (of 16).
-template <typename Src, typename Dst, u32 N, typename Word, typename Rule>
-GPUCAST_INLINE u32 cast_lanes(const Word (&codes)[N], Rule rule) {
-    constexpr u32 lane = Dst::bits <= 8 ? 8 : 16;
-    constexpr bool by_float = has_float32<Src>() && !is_same<Src, Dst>;
-    if constexpr (has_next_bias<Src, Dst>(rule)) {
-        return next_bias_lanes<Src, Dst>(codes);
-    } else if constexpr (N == 4 && has_upper_halves<Src, Dst>() && !has_instruction<Dst>(rule)) {
-        return upper_halves_lanes<Src, Dst>(codes, rule);
-    } else if constexpr (by_float && has_power_conversion<Dst>(rule) && !has_integer_power<Src, Dst>(rule)) {
-        return power_lanes<Src>(codes, rule);
-    } else if constexpr (by_float && (is_small<Dst>() || (is_upper_half<Dst>() && has_packing<Dst>(rule)))) {
-        return small_lanes<Src, Dst>(codes, rule);
-    } else {
-        u32 part[N];
-#pragma unroll
-        for (u32 i = 0; i < N; ++i) {
-            if constexpr (is_upper_half<Dst>() && by_float) {
-                part[i] = upper_half<Src, Dst>(codes[i], rule);
-            } else {
-                part[i] = u32(Cast<Src, Dst>::low_bits(codes[i], rule));
-            }
-        }
-        if constexpr (is_upper_half<Dst>() && by_float) return high_lanes<16>(part);
-        const u32 lanes = low_lanes<lane>(part);
-        return Dst::bits < lane ? lanes & repeated<lane>(u32(Dst::mask)) : lanes;
-    }
-}
-
 // Whether an integer's low bits are the result.
 template <typename Src, typename Dst, typename Rule>
 GPUCAST_CONSTANT bool keeps_low_bits(Rule) {
@@ -248,8 +219,11 @@ struct Float4ToWider {
         u32 halves[4];
 #pragma unroll
         for (u32 i = 0; i < Elements / 2; ++i) {
-            if (i % 4 == 0) ptx::cvt_f16x8_e2m1(in.word[i / 4], halves);
-            if constexpr (is_float16<Dst>()) {
+            if (i % 4 == 0) {
+                if constexpr (unpacks_to_pairs<Src, Dst>()) ptx::cvt_bf16x8_e2m1(in.word[i / 4], halves);
+                else ptx::cvt_f16x8_e2m1(in.word[i / 4], halves);
+            }
+            if constexpr (is_float16<Dst>() || unpacks_to_pairs<Src, Dst>()) {
                 out.word[i] = halves[i % 4];
             } else {
                 float low, high;
@@ -300,6 +274,73 @@ struct PowersToFloat4 {
     static GPUCAST_INLINE void tile(const Tile<Elements * SrcBits / 8>& in, Tile<Elements * Dst::bits / 8>& out) {
 #pragma unroll
         for (u32 i = 0; i < Elements / 8; ++i) out.word[i] = float4_of_powers(in.word[2 * i], in.word[2 * i + 1]);
+    }
+};
+
+// FLOAT16 and BFLOAT16 to floats of 8 bits or fewer by the conversions that take pairs; the sign of NaN is mended
+// afterwards, or NaN before where the type has none.
+template <typename Src, typename Dst, u32 SrcBits, u32 Elements, typename Rule>
+struct Pairs {
+    static GPUCAST_CONSTANT bool takes() {
+        return SrcBits == 16 && has_pair_conversion<Src, Dst>(Rule()) && Elements % (Dst::bits == 4 ? 8 : 4) == 0;
+    }
+    static GPUCAST_INLINE void tile(const Tile<Elements * SrcBits / 8>& in, Tile<Elements * Dst::bits / 8>& out) {
+        convert(in, out);
+        u32 any = 0;
+        if constexpr (Dst::bits == 8) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 4; ++i) any |= nan_bits<Dst>(out.word[i]);
+            any &= repeated<8>(0x80);
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 2; ++i) any = is_float16<Src>() ? ptx::max_nan_f16x2(any, in.word[i]) : ptx::max_nan_bf16x2(any, in.word[i]);
+            any = nan_bits<Src>(any) & repeated<16>(0x8000);
+        }
+        if (any == 0) return;
+        ptx::mark_rare();
+        if constexpr (Dst::bits == 8) {
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                const u32 codes[4] = {get<16, u32>(in, i), get<16, u32>(in, i + 1), get<16, u32>(in, i + 2), get<16, u32>(in, i + 3)};
+                out.word[i / 4] = finished_lanes<Src, Dst>(out.word[i / 4], codes);
+            }
+        } else {
+            Tile<Elements * SrcBits / 8> numbers;
+#pragma unroll
+            for (u32 i = 0; i < Elements / 2; ++i) numbers.word[i] = pair_without_nan<Src>(in.word[i]);
+            out = {};
+            convert(numbers, out);
+        }
+    }
+
+private:
+    static GPUCAST_INLINE void convert(const Tile<Elements * SrcBits / 8>& in, Tile<Elements * Dst::bits / 8>& out) {
+        if constexpr (Dst::bits == 4) {
+#pragma unroll
+            for (u32 i = 0; i < Elements / 8; ++i) {
+                out.word[i] = is_float16<Src>() ? ptx::cvt_e2m1x8_f16(in.word + 4 * i) : ptx::cvt_e2m1x8_bf16(in.word + 4 * i);
+            }
+        } else {
+#pragma unroll
+            for (u32 i = 0; i < Elements; i += 4) {
+                put_lanes<Dst::bits, 4>(out, i, converted_pairs<Src, Dst>(in.word[i / 2], in.word[i / 2 + 1]));
+            }
+        }
+    }
+};
+
+// BFLOAT16 to FLOAT8E8M0 by the conversion that takes pairs.
+template <typename Src, typename Dst, u32 SrcBits, u32 Elements, typename Rule>
+struct PairsToPowers {
+    static GPUCAST_CONSTANT bool takes() {
+        return GPUCAST_PAIRS && SrcBits == 16 && is_upper_half<Src>() && has_power_conversion<Dst>(Rule()) && Elements % 4 == 0;
+    }
+    static GPUCAST_INLINE void tile(const Tile<Elements * SrcBits / 8>& in, Tile<Elements * Dst::bits / 8>& out) {
+#pragma unroll
+        for (u32 i = 0; i < Elements / 4; ++i) {
+            const u32 low = ptx::max_nan_bf16x2(in.word[2 * i], 0), high = ptx::max_nan_bf16x2(in.word[2 * i + 1], 0);
+            out.word[i] = Rule::round_mode() == RoundMode::up ? ptx::cvt_rp_ue8m0x4_bf16(low, high) : ptx::cvt_rz_ue8m0x4_bf16(low, high);
+        }
     }
 };
 
@@ -444,7 +485,7 @@ typedef FirstOf<
     Copied, LowBits, Booleans, TwoBitIntegers, SmallIntegers, BytesToBool,
     NibblesToBytes, NibblesToTwoBits, BitPlanes, NibbleLookup, NibblesToHalves, OneByOne,
     BytesToHalves, Float8ToWider, Float4ToWider, SmallToWider, Float8ToFloat4, PowersToFloat4,
-    ToFloat4, ToHalves, HalvesWithoutNaN, Halves, IntegerHalves, Lanes>
+    Pairs, PairsToPowers, ToFloat4, ToHalves, HalvesWithoutNaN, Halves, IntegerHalves, Lanes>
     TileWays;
 
 }  // namespace gpucast

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What compilers have made of kernels is kept in build/kernels: for the other processes of a run, and for the next.
+"""What compilers have made of kernels is kept in build/kernels: for the other processes of a run, and for the next; so
+is the list of all kernels.
 
 Its names are hashes of the compiler's command and of the text, so that a change of either builds it anew.
 """
@@ -10,9 +11,13 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import pickle
 import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from gpucast.kernel.cache import Cache
 from gpucast.kernel.compiler import Compiler
@@ -21,17 +26,20 @@ from gpucast.kernel.nvrtc import Nvrtc
 from gpucast.kernel.nvrtc_search import NvrtcCopy
 from gpucast.parity import host_build
 
+_ROOT = Path(__file__).parents[1]
 #: Ignored by git.
-FOLDER = Path(__file__).parents[1] / "build" / "kernels"
+FOLDER = _ROOT / "build" / "kernels"
+T = TypeVar("T")
 #: The seconds after which a library that nobody has used goes.
 _KEPT = 7 * 86400.0
 
 
-def install() -> None:
-    """From now on builds of this process look there first."""
+def install(clean: bool) -> None:
+    """From now on builds of this process look there first. `clean` it before others use it."""
     build = host_build._compile
     FOLDER.mkdir(parents=True, exist_ok=True)
-    _clean()
+    if clean:
+        _clean()
 
     def kept(command: list[str], text: str, path: Path) -> Path:
         there = FOLDER / f"{hashlib.sha256(repr([command, text]).encode()).hexdigest()}.so"
@@ -65,6 +73,21 @@ def _with_precompiled(command: list[str], text: str) -> str:
             options = [option for option in command if option != "-shared"]
             subprocess.run([*options, "-x", "c++-header", str(header), "-o", str(precompiled)], check=True)
     return f'#include "{header}"\n{own}'
+
+
+def shared(name: str, make: Callable[[], T]) -> T:
+    """What one process of a run has made, for the others, and for later runs until a source changes."""
+    text = hashlib.sha256(f"{name} {sys.version}".encode())
+    for source in sorted(path for folder in ("gpucast", "kernels", "bench") for path in _ROOT.glob(f"{folder}/**/*.*")):
+        if source.suffix in (".py", ".cu", ".cuh", ".hpp", ".cpp"):
+            text.update(f"{source} ".encode() + source.read_bytes())
+    there = FOLDER / f"{text.hexdigest()}.pickle"
+    with open(there.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not there.exists():
+            _write(there, pickle.dumps(make()))
+    found: T = pickle.loads(there.read_bytes())
+    return found
 
 
 def _write(path: Path, data: bytes) -> None:

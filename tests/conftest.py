@@ -20,12 +20,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # The host build needs a system with Unix's libraries and locks; elsewhere each process builds its own.
     with contextlib.suppress(ImportError):
         import built_kernels
 
-        built_kernels.install()
+        built_kernels.install(clean=not hasattr(config, "workerinput"))
 
     # A process takes a copy of NVRTC that is loaded already, and tests and CuPy load older ones: all get one choice.
     with contextlib.suppress(DeviceUnavailable):

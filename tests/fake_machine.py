@@ -21,8 +21,8 @@ from host_driver import HostDriver, both_shapes, device_array
 
 #: Bytes per second of the fake's copies; its copy kernel is a tenth quicker than its memcpy.
 MEMCPY, COPY_KERNEL = 1.0e9, 1.1e9
-#: The fixed seconds of a launch, in addition to those for its bytes, and of a launch in a graph.
-LAUNCH, NODE = 5e-6, 1e-6
+#: The fixed seconds of a launch, in addition to those for its bytes.
+LAUNCH = 5e-6
 #: Seconds that a launch of many arrays takes, whatever their size.
 MANY_LAUNCH = 2e-3
 
@@ -40,10 +40,9 @@ class FakeMachine:
         self.released = 0
         #: Each copy: its name, and the addresses and bytes.
         self.copies: list[tuple[str, int, int, int]] = []
-        self.capturing = False
 
     def spend(self, seconds: float, launches: int = 1) -> None:
-        self.time += seconds + launches * (NODE if self.capturing else LAUNCH)
+        self.time += seconds + launches * LAUNCH
 
     def facts(self) -> dict[str, Any]:
         return {"name": self.device, "packages": {"numpy": np.__version__}}
@@ -99,12 +98,6 @@ class FakeMachine:
     def now(self) -> float:
         return self.time + self.clock()
 
-    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        begin, self.capturing = self.time, True
-        work()
-        taken, self.time, self.capturing = self.time - begin, begin, False
-        return lambda: self.spend(taken, launches=0)
-
 
 class TimedDriver(HostDriver):
     """The host's kernels, at 0.99e9 bytes per second of the fake's clock."""
@@ -142,7 +135,6 @@ class FakeRival:
     """Casts by the reference, at a speed of its own; `wrong` of its results differ, and `broken` ones raise."""
 
     allocates = False
-    heavy = False
     streamed = True
 
     def __init__(

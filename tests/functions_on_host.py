@@ -14,7 +14,7 @@ import numpy as np
 
 import gpucast
 from gpucast.core.dtypes import DType
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule
 from gpucast.parity import host_build

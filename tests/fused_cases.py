@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.casting.fused_options import fused_rule
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
-from gpucast.core.rule import CastRule, Options
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.kernel.fused_kernel import FusedOps, fused_kernel
 from gpucast.reference import exact_cast
 from host_driver import HostDriver, installed
@@ -50,7 +49,8 @@ CASES = [
 
 
 def rule_of(src: DType, dst: DType, asked: FusedOps, random: bool) -> CastRule:
-    return fused_rule(src, dst, Options(rounding=STOCHASTIC if random else None), scaled=asked.scaling != "none")
+    rounding, scale = STOCHASTIC if random else None, None if asked.scaling == "none" else 1.0
+    return resolve(src, dst, Options(rounding=rounding, scale=scale))
 
 
 #: The kernels of the cases: each takes a part of a second to build, and half of that where it shares a program.

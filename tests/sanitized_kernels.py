@@ -16,13 +16,13 @@ import numpy as np
 
 import gpucast
 from codes import random_codes
+from engines import BY_WIDTH, by_kernels, by_reference, check_contiguous, check_strided
 from gpucast.kernel.cast_kernel import Shape
 from gpucast.kernel.fused_kernel import cast_kernel
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
 from hard_codes import every_or_hard
 from host_driver import HostDriver, elements, installed, upload
-from kernels_on_host import BY_WIDTH, cast_codes, check_contiguous, check_strided, wanted_codes
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
     kernels = host_build.build([*(cast_kernel(*layout) for layout in layouts), *numbers], optimize=False, sanitize=True)
     for rule in numbers:
         codes = every_or_hard(rule.src, rule.dst, 300)
-        assert np.array_equal(cast_codes(kernels, rule, codes), wanted_codes(codes, rule)), rule
+        assert np.array_equal(by_kernels(kernels, rule, codes), by_reference(codes, rule)), rule
     for rule, shape in layouts:
         codes = random_codes(rule.src, 700, rng)
         if shape == "strided":
@@ -45,7 +45,7 @@ def main() -> None:
                 target = some and (lambda space, some=some: space[:504].reshape(14, 36)[some])
                 check_strided(kernels, rule, codes[:252].reshape(36, 7).T, target, skip=1)
             continue
-        wanted = wanted_codes(codes, rule)
+        wanted = by_reference(codes, rule)
         for n in range(0, 200, 3):
             src_offset, dst_offset = (int(v) for v in rng.integers(0, 17, 2))
             for skip, offset in ((0, 0), (int(rng.integers(9)), src_offset)):

@@ -53,8 +53,8 @@ STRANGERS = [
 #: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs, text, and the
 #: reference.
 SEAMS = {
-    "gpucast.kernel", "gpucast.casting", "gpucast.host", "gpucast.reference", "gpucast.quantization.gpu",
-    "gpucast.mixed.gpu", "gpucast.user_kernels",
+    "gpucast.kernel", "gpucast.casting", "gpucast.host", "gpucast.reference", "gpucast.quantization.cuda",
+    "gpucast.mixed.cuda", "gpucast.user_kernels",
 }  # fmt: skip
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
@@ -64,8 +64,7 @@ INSIDE = {
     ("core.extension", "_host"): "the extension module, which may be missing",
     ("host.build", "numpy"): "its headers, which only a build needs",
     ("host.hatch_hook", "host.build"): "found in the folder that is being installed",
-    ("core.dtypes.lookup", "difflib"): "slow, and needed for one message",
-    ("quantization.formats", "difflib"): "the same",
+    ("core.errors", "difflib"): "slow, and needed for messages alone",
     ("quantization", "quantization.hadamard_torch"): "loaded when a tensor has come",
     ("mixed", "mixed.fake_torch"): "the same",
     ("mixed", "mixed.fake_jax"): "loaded when an array of JAX has come",
@@ -236,7 +235,7 @@ def test_import_stays_quick() -> None:
     # Of Python's and NumPy's: Python 3.10 to 3.13 load a few of these in any case.
     cheap = {"__future__", "copy", "dataclasses", "numpy._typing._add_docstring", "numpy.typing", "signal", "threading"}
     assert {name for name in added if name not in ours} <= cheap
-    later = "casting.cast_report core.strings host.text_on_host kernel.host_units reference.exact_cast warmup.request"
+    later = "casting.cast_report core.strings host.text kernel.host_units reference.exact_cast warmup.request"
     assert ours.isdisjoint(f"gpucast.{name}" for name in later.split())
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -15,9 +14,6 @@ from bench.cases.contenders import COPY, OURS, SAME_RATIO
 from bench.timing.machine import Machine
 from bench.timing.times import Times, Work, measure
 
-IN_GRAPH = ", in a graph"
-#: The fewest calls in a graph.
-_NODES = 20
 #: Calls whose cost on the host is measured one by one.
 _CALLS = 10
 
@@ -28,8 +24,6 @@ class Call(Work):
 
     #: Compares a result of run(0).
     check: Callable[[Any], Check] = lambda result: Check()
-    #: Whether it is captured and measured as a graph, too.
-    graph: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,6 @@ class Case:
                 # The first call may compile.
                 call.finish(machine, call.run(0))
                 host = _host_seconds(machine, call)
-                graph = _graph(machine, call) if call.graph else None
                 # Last, because it leaves no result that the next one could pass for its own.
                 result = call.run(0)
                 call.finish(machine, result)
@@ -73,9 +66,6 @@ class Case:
                 continue
             rows[name] = replace(row, host=host, checked=check.checked, wrong=check.wrong, first=check.first)
             works[name] = call
-            if graph is not None:
-                rows[name + IN_GRAPH] = replace(row, name=name + IN_GRAPH)
-                works[name + IN_GRAPH] = graph
         try:
             times = measure(machine, list(works.values()), samples=self.samples, limit=self.limit)
         except Exception as error:  # As above; whose fault it was is not known.
@@ -122,8 +112,8 @@ class Row:
 
     @property
     def is_rival(self) -> bool:
-        """Whether it is the call of a rival; graphs stand beside calls in the tables of sizes alone."""
-        return not (self.is_ours or self.name.startswith((COPY, SAME_RATIO)) or self.name.endswith(IN_GRAPH))
+        """Whether it is the call of a rival."""
+        return not (self.is_ours or self.name.startswith((COPY, SAME_RATIO)))
 
     def as_json(self) -> dict[str, Any]:
         """Without what is not known."""
@@ -139,17 +129,6 @@ def failures(rows: list[Row]) -> str:
     """What is wrong with ours, or ""."""
     failed = (row for row in rows if row.is_ours and (row.problem or row.wrong))
     return "; ".join(f"{row.name}: {row.problem or row.first}" for row in failed)
-
-
-def _graph(machine: Machine, call: Call) -> Work | None:
-    """Calls on all sets as the nodes of a graph, without what a call costs on the host."""
-    nodes = call.sets * -(-_NODES // call.sets)
-    try:
-        launch = machine.capture(lambda: [call.run(i % call.sets) for i in range(nodes)])
-    except Exception as error:
-        print(f"bench: no graph: {_first_line(error)}", file=sys.stderr)
-        return None
-    return Work(lambda i: launch(), calls=nodes)
 
 
 def _host_seconds(machine: Machine, work: Work) -> float:

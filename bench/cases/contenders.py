@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,9 +33,7 @@ class Contender:
     name: ClassVar[str]
     #: Whether its results are new arrays.
     allocates = False
-    #: Whether it compiles for seconds before the first cast of a pair.
-    heavy = False
-    #: Whether it works on the machine's stream, so that events there measure its time and its calls can be captured.
+    #: Whether it works on the machine's stream, so that events there measure its time.
     streamed = True
 
     def __init__(self, machine: Machine) -> None:
@@ -204,26 +202,11 @@ class TorchCopy(TorchTo):
         return lambda i: copies[i](xs[i])
 
 
-class TorchCompile(TorchTo):
-    """``torch.compile`` of a function that casts."""
-
-    name = "torch.compile"
-    heavy = True
-
-    def prepare(self, sets: Sets) -> Run:
-        kind, xs = getattr(self.torch, sets.dst.numpy_name), self.tensors(sets)
-        # Otherwise the limit of compiled functions, which includes earlier pairs, may make it fall back to eager mode.
-        self.torch._dynamo.reset()
-        compiled = self.torch.compile(lambda x: x.to(kind, copy=True), fullgraph=True, dynamic=False)
-        return lambda i: compiled(xs[i])
-
-
 class JaxJit(Contender):
     """``jax.jit`` of ``x.astype(dtype)``. It runs on a stream of its own, so that the host's clock times it."""
 
     name = "jax.jit"
     allocates = True
-    heavy = True
     streamed = False
 
     def __init__(self, machine: Machine) -> None:
@@ -267,15 +250,14 @@ def _jax_name(dtype: DType) -> str:
     return "bool_" if dtype.family == "bool" else dtype.numpy_name
 
 
-#: The rivals that need no compilation, and all.
-QUICK: tuple[type[Contender], ...] = (CupyAstype, CupyCopyto, TorchTo, TorchCopy)
-RIVALS: tuple[type[Contender], ...] = (*QUICK, TorchCompile, JaxJit)
+#: Beside casts of CuPy's arrays; what JAX has is measured among what users write.
+RIVALS: tuple[type[Contender], ...] = (CupyAstype, CupyCopyto, TorchTo, TorchCopy)
 
 
-def contenders(machine: Machine, rivals: Sequence[type[Contender]] = RIVALS) -> list[Contender]:
+def contenders(machine: Machine) -> list[Contender]:
     """Our contenders, then the rivals whose packages are installed. One that fails to start is told on stderr."""
     found: list[Contender] = [Ours(machine), OursAllocating(machine)]
-    for kind in rivals:
+    for kind in RIVALS:
         try:
             found.append(kind(machine))
         except ImportError:  # noqa: PERF203 (a handful of packages)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -41,17 +41,9 @@ COMMON = _pairs("""
     DOUBLE to FLOAT
     INT4 to FLOAT16
 """)
-LARGE, HUGE = 1 << 28, 1 << 30
+LARGE = 1 << 28
 #: Sizes of the common pairs besides LARGE: arrays beyond the cache, around it, in it, and calls.
 SIZES = (1 << 24, 1 << 20, 1 << 16, 1 << 13, 1 << 10)
-#: The largest size that is measured in graphs, too: there a call takes longer than the work.
-GRAPHS = 1 << 20
-#: Lengths that are no multiple of a tile.
-ODD = (LARGE - 1, LARGE + 13)
-#: Sizes at which every pair that a rival has is compared with it.
-SHARED = (1 << 17, 1 << 20, 1 << 24)
-#: Sizes at which rivals that compile are measured.
-COMPILED = (LARGE, 1 << 10, 1 << 24)
 #: The elements of the layouts that are not contiguous.
 LAYOUT_SIZE = 1 << 26
 #: The contenders measured for all pairs: ours, copies, and the rival of all whole-byte pairs.
@@ -62,15 +54,13 @@ MAIN = (*FIRST, "torch copy_")
 
 @dataclass(frozen=True)
 class PairCase:
-    """A cast of one size and layout. `only`: names of contenders; None means all, `compiled` ones only where it says
-    so."""
+    """A cast of one size and layout. `only`: names of contenders; None means all."""
 
     stage: str
     pair: Pair
     n: int
     layout: Layout = CONTIGUOUS
     only: Sequence[str] | None = None
-    compiled: bool = False
     samples: int = 40
     limit: float = 0.06
 
@@ -78,23 +68,18 @@ class PairCase:
         src, dst = self.pair
         return 2 * (src.nbytes(self.layout.held(self.n)) + dst.nbytes(self.n)) <= MEMORY_SHARE * free_bytes
 
-    def takes(self, name: str, heavy: bool) -> bool:
-        """Whether a contender is measured."""
-        return name in self.only if self.only is not None else self.compiled or not heavy
-
     def case(self, contenders: Sequence[Contender], choose: ChooseCopy) -> Case:
         (src, dst), layout = self.pair, self.layout.name
         name = f"{self.stage}: {src} to {dst}, {self.n:,}{'' if self.layout is CONTIGUOUS else f', {layout}'}"
 
         def ways(machine: Machine) -> tuple[float, Mapping[str, Callable[[], Call]]]:
             sets = make_sets(machine, src, dst, self.n, self.layout)
-            chosen = [one for one in contenders if one.supports(src, dst) and self.takes(one.name, one.heavy)]
-            found = {one.name: _prepare(one, sets, self.n <= GRAPHS) for one in chosen}
-            half = sets.moved / 2
-            count, graph = len(sets.sources), self.n <= GRAPHS
-            found[COPY] = lambda: Call(copies(machine, count, half, half, choose(sets.moved)), count, graph=graph)
+            chosen = [one for one in contenders if self.only is None or one.name in self.only]
+            found = {one.name: _prepare(one, sets) for one in chosen if one.supports(src, dst)}
+            half, count = sets.moved / 2, len(sets.sources)
+            found[COPY] = lambda: Call(copies(machine, count, half, half, choose(sets.moved)), count)
             if src.bits != dst.bits:
-                found[SAME_RATIO] = lambda: Call(same_ratio(machine, sets), count, graph=graph)
+                found[SAME_RATIO] = lambda: Call(same_ratio(machine, sets), count)
             return sets.moved, found
 
         return Case(
@@ -103,18 +88,16 @@ class PairCase:
         )  # fmt: skip
 
 
-def _prepare(contender: Contender, sets: Sets, graphs: bool) -> Callable[[], Call]:
+def _prepare(contender: Contender, sets: Sets) -> Callable[[], Call]:
     def prepared() -> Call:
         exact = contender.name.startswith(OURS)
-        # Compiling for another size takes seconds.
-        check = Check() if contender.heavy else _hard_values(contender, sets.src, sets.dst)
+        check = _hard_values(contender, sets.src, sets.dst)
         run = contender.prepare(sets)
         return Call(
             run,
             len(sets.sources),
             None if contender.streamed else contender.wait,
             check=lambda result: check + check_windows(contender, sets, result, exact),
-            graph=graphs and contender.streamed and not contender.allocates,
         )
 
     return prepared
@@ -147,23 +130,9 @@ def all_pairs() -> Iterator[PairCase]:
                 yield PairCase("all pairs", (src, dst), LARGE, only=FIRST)
 
 
-def others(has: Callable[[DType, DType], Collection[str]]) -> Iterator[PairCase]:
-    """Layouts, odd lengths, huge arrays, all pairs of rivals, rivals that compile. `has`: who supports a pair."""
+def layouts() -> Iterator[PairCase]:
+    """The common pairs, strided, transposed and misaligned."""
     for pair in COMMON:
         for layout in LAYOUTS.values():
             if layout.applies(pair[0], LAYOUT_SIZE):
                 yield PairCase("layouts", pair, LAYOUT_SIZE, layout, MAIN)
-    for pair in COMMON:
-        for n in ODD:
-            yield PairCase("odd lengths", pair, n, only=MAIN)
-    for pair in COMMON:
-        yield PairCase("huge", pair, HUGE, only=MAIN, limit=0.2)
-    for n in SHARED:
-        for src in NUMERIC:
-            for dst in NUMERIC:
-                # Common pairs have more rivals at these sizes already.
-                if {*MAIN, OURS} & {*has(src, dst)} > {OURS} and not ((src, dst) in COMMON and n in SIZES):
-                    yield PairCase("shared pairs", (src, dst), n, only=MAIN, samples=20, limit=0.03)
-    for n in COMPILED:
-        for pair in COMMON:
-            yield PairCase("rivals that compile", pair, n, compiled=True, samples=60, limit=0.1)

@@ -102,9 +102,9 @@ def _ways(
         }
 
         def of_torch() -> Call:
-            return Call(_foreach(machine, x, y, src, dst, unscaled), check=check, graph=True)
+            return Call(_foreach(machine, x, y, src, dst, unscaled), check=check)
 
-        calls = {name: lambda run=run: Call(run, check=check, graph=True) for name, run in ours.items()}
+        calls = {name: lambda run=run: Call(run, check=check) for name, run in ours.items()}
         return x.data.nbytes + y.data.nbytes, {**calls, "torch._foreach_copy_": of_torch}
 
     return ways

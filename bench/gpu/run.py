@@ -12,14 +12,14 @@ from typing import Any
 from bench.cases import pairs
 from bench.cases.buffers import rotation
 from bench.cases.case import Call, Case, failures
-from bench.cases.contenders import QUICK, UNROLLS, Contender, contenders, copies, copy_name
+from bench.cases.contenders import UNROLLS, Contender, contenders, copies, copy_name
 from bench.cases.pairs import COMMON, PairCase
 from bench.gpu import many_cases, quantize_cases, user_cases
 from bench.report import gpu_tables
 from bench.report.results import Results, open_for
 from bench.timing.machine import Copy, Machine
 from gpucast.cli.progress import progress_bar
-from gpucast.core.dtypes import DType, dtype
+from gpucast.core.dtypes import dtype
 
 #: Bytes that copies move.
 COPY_SIZES = tuple(1 << power for power in (20, 22, 24, *range(26, 34)))
@@ -51,7 +51,7 @@ def quick(arguments: argparse.Namespace) -> dict[str, Any]:
     asked = [[dtype(name) for name in names] for names in (arguments.src, arguments.dst)]
     sources, targets = (names or sorted({pair[side] for pair in COMMON}, key=str) for side, names in enumerate(asked))
     chosen = [(src, dst) for src in sources for dst in targets] if any(asked) else QUICK_PAIRS
-    everyone, choose = contenders(machine, QUICK), quickest_copy(machine, results)
+    everyone, choose = contenders(machine), quickest_copy(machine, results)
     quick_cases = [PairCase("quick", pair, n, samples=100, limit=0.2) for pair in chosen]
     todo = [copy_case(2 * n), *(one.case(everyone, choose) for one in quick_cases)]
     todo += [one.case(everyone, choose) for one in pairs.calls()][:1]
@@ -139,9 +139,6 @@ def cases(machine: Machine, everyone: Sequence[Contender], results: Results) -> 
     """All, the most valuable first."""
     choose = quickest_copy(machine, results)
 
-    def has(src: DType, dst: DType) -> list[str]:
-        return [one.name for one in everyone if one.supports(src, dst)]
-
     def of(chosen: Iterable[PairCase]) -> Iterator[Case]:
         return (one.case(everyone, choose) for one in chosen if one.fits(machine.free_bytes()))
 
@@ -152,7 +149,7 @@ def cases(machine: Machine, everyone: Sequence[Contender], results: Results) -> 
     yield from quantize_cases.cases()
     yield from many_cases.cases()
     yield from of(pairs.all_pairs())
-    yield from of(pairs.others(has))
+    yield from of(pairs.layouts())
 
 
 def copy_case(moved: int) -> Case:

@@ -16,7 +16,6 @@ from bench.cases.buffers import CONTIGUOUS, Sets, sets_of, source_codes
 from bench.cases.case import Call, Case
 from bench.cases.check import Check, check_windows
 from bench.cases.contenders import CUPY_TYPES, Contender, CupyAstype, JaxJit, TorchTo
-from bench.cases.pairs import GRAPHS
 from bench.timing.machine import Machine
 from gpucast.core.dtypes import dtype
 
@@ -62,7 +61,7 @@ def _check(of: Contender, sets: Sets, exact: bool = True) -> Callable[[Any], Che
 
 def _of_torch(machine: Machine, sets: Sets, format: str) -> Ways:
     of = TorchTo(machine)
-    torch, to, small = of.torch, sets.dst, sets.n <= GRAPHS
+    torch, to = of.torch, sets.dst
     x, y = of.flat(sets.sources[0], sets.src), of.flat(sets.outs[0], to)
     kind, right, rough = y.dtype, _check(of, sets), _check(of, sets, False)
 
@@ -71,8 +70,8 @@ def _of_torch(machine: Machine, sets: Sets, format: str) -> Ways:
 
     yield "gpucast, torch tensor", lambda: Call(lambda i: gpucast.cast(x, to), check=right)
     yield "torch .to", lambda: Call(lambda i: x.to(kind), check=rough)
-    yield "gpucast, torch tensor, out=", lambda: Call(lambda i: into(), check=right, graph=small)
-    yield "torch copy_", lambda: Call(lambda i: y.copy_(x), check=rough, graph=small)
+    yield "gpucast, torch tensor, out=", lambda: Call(lambda i: into(), check=right)
+    yield "torch copy_", lambda: Call(lambda i: y.copy_(x), check=rough)
     side = torch.cuda.Stream()
 
     def on_side(i: int) -> Any:

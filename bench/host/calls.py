@@ -3,13 +3,15 @@
 
 Times are multiples of ``t.to(torch.float16)`` of the same tensor in the same process, with PyTorch's default settings
 but one thread; those of devices are microseconds of our own part, because CUDA's functions do nothing (`idle_cuda`).
-Beside them stand the Python functions of gpucast that a call enters, and in how many files.
+Beside them stand the Python functions of gpucast that a call enters, and in how many files. Last comes what the first
+call of a pair waits for: the compilation of its kernel, beside one that does nothing.
 """
 
 from __future__ import annotations
 
 import itertools
-import sys
+import random
+import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,29 +23,25 @@ import torch
 
 import gpucast
 from bench import idle_cuda
+from bench.entered import entered
 from bench.timing.times import quickest
+from gpucast.core.errors import DeviceUnavailable
+from gpucast.core.rule import resolve
+from gpucast.kernel import nvrtc, nvrtc_search
+from gpucast.kernel.cache import Cache
+from gpucast.kernel.cast_kernel import SHAPES
+from gpucast.kernel.compiler import Compiler
+from gpucast.kernel.fused_kernel import cast_kernel
+from gpucast.kernel.nvrtc_search import NvrtcCopy
+from gpucast.parity.cases import NUMERIC
 
 #: Elements of an array, and of each of those of a list.
 SIZE, EACH, LIST = 1024, 64, 100
 CALLS, ROUNDS = 50, 40
+#: Pairs whose kernels are compiled.
+COMPILED = 20
 _FOLDER = str(Path(gpucast.__file__).parent)
 Call = Callable[[], object]
-
-
-def entered(call: Call) -> tuple[int, int]:
-    """The Python functions of gpucast that a call enters, and the files that these are in."""
-    files: list[str] = []
-
-    def note(frame: Any, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(_FOLDER):
-            files.append(frame.f_code.co_filename)
-
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return len(files), len(set(files))
 
 
 def host() -> dict[str, tuple[Call, Call]]:
@@ -118,6 +116,27 @@ def device() -> dict[str, Call]:
     }
 
 
+def compilations(pairs: int = COMPILED) -> dict[str, float]:
+    """Median processor microseconds of NVRTC for kernels of pairs that a seed draws, in each shape that a pair has; the
+    empty kernel has no options, as anyone would compile it. DeviceUnavailable without NVRTC."""
+    found = nvrtc_search.find()
+    library = found.loaded or nvrtc.load(str(found.path))
+    options = Compiler(NvrtcCopy(None, library), Cache("", limit=0)).options
+    taken: dict[str, list[float]] = {}
+    for src, dst in random.Random(7).sample([*itertools.product(NUMERIC, NUMERIC)], pairs):
+        shapes = SHAPES if min(src.bits, dst.bits) >= 8 else SHAPES[:2]
+        casts = [(shape, cast_kernel(resolve(src, dst), shape)) for shape in shapes]
+        kernels = [
+            *((shape, kernel.text, kernel.name, options) for shape, kernel in casts),
+            ("an empty kernel", 'extern "C" __global__ void k() {}', "k", ()),
+        ]
+        for name, text, function, flags in kernels:
+            begin = time.thread_time()
+            library.compile(text, function, "sm_90", flags)
+            taken.setdefault(name, []).append(time.thread_time() - begin)
+    return {name: 1e6 * statistics.median(seconds) for name, seconds in taken.items()}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     print(f"{'call':40} {'time':>9}  functions/files")
@@ -129,6 +148,11 @@ def main() -> None:
         for what, ours in device().items():
             [seconds] = quickest({what: ours}, ROUNDS, calls=CALLS, clock=time.thread_time).values()
             _show(what, f"{1e6 * seconds:6.2f} us", ours)
+    try:
+        for what, microseconds in compilations().items():
+            print(f"{f'compilation, {what}':40} {microseconds:6.0f} us")
+    except DeviceUnavailable as error:
+        print(f"nothing is compiled: {error}")
 
 
 def _show(what: str, cost: str, call: Call) -> None:

@@ -184,26 +184,19 @@ def _sides(x: NDArray, rule: CastRule) -> Sides:
 
 
 def _tensor_sides(x: NDArray, rule: CastRule) -> Sides:
-    tensor, to = _tensor(x, rule.src), getattr(torch, _TORCH[rule.dst.name])
+    given, to = tensor(x), getattr(torch, rule.dst.numpy_name)
     # A tensor that has the type already would be returned as it is.
     copy = {"copy": True} if rule.src is rule.dst else {}
-    return {"tensor": lambda: gpucast.cast(tensor, rule.dst), "to": lambda: tensor.to(to, **copy)}
+    return {"tensor": lambda: gpucast.cast(given, rule.dst), "to": lambda: given.to(to, **copy)}
 
 
 def _has_tensors(rule: CastRule) -> bool:
-    return torch is not None and {rule.src.name, rule.dst.name} <= _TORCH.keys()
+    return torch is not None and {rule.src.name, rule.dst.name} <= set(EVERYDAY)
 
 
-def _tensor(x: NDArray, src: DType) -> Any:
-    """The same numbers as a tensor."""
-    return torch.from_numpy(x.view(f"u{x.itemsize}")).view(getattr(torch, _TORCH[src.name]))
-
-
-_TORCH = {
-    "FLOAT": "float32", "DOUBLE": "float64", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "INT8": "int8",
-    "FLOAT8E4M3FN": "float8_e4m3fn", "FLOAT8E5M2": "float8_e5m2", "UINT8": "uint8", "INT32": "int32", "INT64": "int64",
-    "BOOL": "bool",
-}  # fmt: skip
+def tensor(x: NDArray) -> Any:
+    """The same numbers as a tensor of PyTorch, which has the types of ml_dtypes by the same names."""
+    return torch.from_numpy(x.view(f"u{x.itemsize}")).view(getattr(torch, gpucast.dtype(x.dtype).numpy_name))
 
 
 def _best(sides: Sides, calls: int, repeats: int, turns: int = 1, rest: float = 0.0) -> dict[str, float]:

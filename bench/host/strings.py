@@ -13,7 +13,7 @@ import numpy.typing as npt
 from bench.timing.times import quickest
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
-from gpucast.host import text_on_host
+from gpucast.host import text as host_text
 
 ROUNDS = 5
 #: Type -> kind of data: numbers as weights have them.
@@ -32,15 +32,15 @@ def rows(elements: int) -> list[tuple[str, float]]:
     """(what, elements per second) of arrays of `elements`; the quickest of interleaved rounds."""
     string = dtype("STRING")
     data = {name: _data(name, elements) for name in SOURCES}
-    texts = {name: text_on_host.format(x, resolve(dtype(name), string)) for name, x in data.items()}
+    texts = {name: host_text.format(x, resolve(dtype(name), string)) for name, x in data.items()}
     jobs: dict[str, tuple[Any, Any, Any]] = {}
     for name, x in data.items():
-        jobs[f"format {name}"] = (text_on_host.format, x, resolve(dtype(name), string))
+        jobs[f"format {name}"] = (host_text.format, x, resolve(dtype(name), string))
     for name, to in PARSED:
         what = f"parse {to}" if name == to else f"parse {to} from texts of {name}"
-        jobs[what] = (text_on_host.parse, texts[name], resolve(string, dtype(to)))
+        jobs[what] = (host_text.parse, texts[name], resolve(string, dtype(to)))
     for kind, x in (("str", texts["FLOAT"].astype("U")), ("bytes", texts["FLOAT"].astype("S"))):
-        jobs[f"parse FLOAT from {kind} array"] = (text_on_host.parse, x, resolve(string, dtype("FLOAT")))
+        jobs[f"parse FLOAT from {kind} array"] = (host_text.parse, x, resolve(string, dtype("FLOAT")))
 
     sides: dict[str, Callable[[], object]] = {what: partial(do, x, rule) for what, (do, x, rule) in jobs.items()}
     # As text of a fixed width, and back, of NumPy's.

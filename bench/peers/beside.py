@@ -24,6 +24,7 @@ import numpy as np
 import torch
 
 import gpucast
+from bench.host.casts import tensor
 from bench.revision import FOLDER, ROOT, machine
 from bench.timing.times import quickest
 
@@ -58,11 +59,11 @@ def casts() -> Iterator[dict[str, Any]]:
     for src, dst in CASTS:
         kind = gpucast.dtype(dst).numpy
         x = gpucast.cast((rng.standard_normal(ELEMENTS) * 50).astype(np.float32), src)
-        tensor, to = _tensor(x), getattr(torch, gpucast.dtype(dst).numpy_name)
+        given, to = tensor(x), getattr(torch, gpucast.dtype(dst).numpy_name)
         sides: dict[str, Sides] = {
             "torch": {
-                "ours": partial(gpucast.cast, tensor, to),
-                "theirs": partial(tensor.to, to),
+                "ours": partial(gpucast.cast, given, to),
+                "theirs": partial(given.to, to),
             },
             "ml_dtypes": {
                 "ours": partial(gpucast.cast, x, dst),
@@ -77,15 +78,15 @@ def quantizers() -> Iterator[dict[str, Any]]:
     """A row for each quantizer of torchao: its time, and its codes that are not the nearest."""
     adapter = _adapter()
     for recipe, format in QUANTIZERS.items():
-        run, tensor = _quantizer(adapter, recipe), _tensor(matrix(0))
+        run, given = _quantizer(adapter, recipe), tensor(matrix(0))
         ratio = timed({
-            "ours": partial(gpucast.quantize, tensor, recipe),
-            "theirs": partial(run, tensor),
+            "ours": partial(gpucast.quantize, given, recipe),
+            "theirs": partial(run, given),
         })  # fmt: skip
         wrong = ours = 0
         for seed in range(MATRICES):
             x = matrix(seed)
-            wrong += not_nearest(x, format, *adapter.quantize_tensor(_tensor(x), recipe))
+            wrong += not_nearest(x, format, *adapter.quantize_tensor(tensor(x), recipe))
             ours += not_nearest(x, format, *_parts(gpucast.quantize(x, format, axis=0 if "axis" in format else -1)))
         counts = {"codes": MATRICES * SHAPE[0] * SHAPE[1], "wrong": wrong, "ours": ours}
         yield {"recipe": recipe, "format": format, "library": "torchao", "ratio": ratio} | counts
@@ -115,11 +116,6 @@ def _quantizer(adapter: Any, recipe: str) -> Callable[[Any], Any]:
     if "mxfp8" in recipe:
         return lambda t: mx.to_mx(t, torch.float8_e4m3fn, 32, mx.ScaleCalculationMode.FLOOR)
     return lambda t: primitives._quantize_affine_float8(t, primitives._choose_scale_float8(t, [1, t.shape[1]]))
-
-
-def _tensor(x: Any) -> Any:
-    codes = torch.from_numpy(x.view(gpucast.dtype(x.dtype).code_numpy).copy())
-    return codes.view(getattr(torch, gpucast.dtype(x.dtype).numpy_name))
 
 
 def _adapter() -> Any:

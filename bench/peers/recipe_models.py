@@ -66,7 +66,12 @@ def models() -> dict[str, Callable[[NDArray], Found]]:
         "compressed-tensors-fp8-128x128": lambda x: _compressed(x, (128, 128), 448.0, None),
         "compressed-tensors-int4-128": lambda x: _compressed(x, (1, 128), 7.5, 8),
         "compressed-tensors-int4-32": lambda x: _compressed(x, (1, 32), 7.5, 8),
+        "compressed-tensors-int4-row": lambda x: _compressed(x, (1, x.shape[1]), 7.5, 8),
+        "compressed-tensors-int8-128": lambda x: _compressed(x, (1, 128), 127.5, 128),
         "compressed-tensors-int8-row": lambda x: _compressed(x, (1, x.shape[1]), 127.5, 128),
+        "comfy-kitchen-fp8": lambda x: _comfy_float8(x, _E4M3),
+        "comfy-kitchen-fp8-e5m2": lambda x: _comfy_float8(x, _E5M2),
+        "comfy-kitchen-nvfp4": _comfy_nvfp4,
         "compressed-tensors-mxfp4": lambda x: _compressed_mx(x, _E2M1, 2),
         "compressed-tensors-mxfp8": lambda x: _compressed_mx(x, _E4M3, 8),
         "compressed-tensors-nvfp4": _compressed_nvfp4,
@@ -198,6 +203,24 @@ def _compressed(x: NDArray, block: tuple[int, ...], most: float, half: int | Non
         return _narrow(q.astype(_F32), _E4M3), scale.astype(_F32), 1
     codes = np.rint(np.clip(q, x.dtype.type(-half), x.dtype.type(half - 1)))
     return codes.astype(np.int8), scale.astype(_F32), 1
+
+
+# ---- comfy-kitchen: backends/eager/quantization.py ----
+
+
+def _comfy_float8(x: NDArray, element: Any) -> Found:
+    kind, limit = x.dtype.type, x.dtype.type(_LIMIT[element])
+    scale = (np.abs(x).max() / limit).astype(_F32)
+    q = x * (_F32(1) / scale).astype(kind)
+    return np.clip(q, -limit, limit).astype(element), scale, 1
+
+
+def _comfy_nvfp4(x: NDArray) -> Found:
+    one = (np.abs(x).max() / x.dtype.type(2688)).astype(_F32)
+    scale = np.minimum(_amax(x, (1, 16)).astype(_F32) / _F32(6) / one, _F32(448)).astype(_E4M3)
+    total = spread(one * scale.astype(_F32), (1, 16))
+    q = np.where(total == 0, _F32(0), x.astype(_F32) / np.where(total == 0, _F32(1), total))
+    return _narrow(q, _E2M1), scale, one
 
 
 def _compressed_mx(x: NDArray, element: Any, offset: int) -> Found:

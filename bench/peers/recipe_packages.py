@@ -38,6 +38,8 @@ def available() -> Iterator[tuple[str, Reference]]:
         yield from _torchao()
     if importlib.util.find_spec("compressed_tensors") is not None:
         yield from _compressed_tensors()
+    if importlib.util.find_spec("comfy_kitchen") is not None:
+        yield from _comfy_kitchen()
     folder = Path(os.environ.get("GPUCAST_PEER_SOURCES", "nowhere"))
     for name, found in _CHECKOUTS.items():
         if (folder / name).is_dir():
@@ -97,8 +99,31 @@ def _torchao() -> Iterator[tuple[str, Reference]]:
 def _compressed_tensors() -> Iterator[tuple[str, Reference]]:
     adapter = _adapter("compressed_tensors")
     yield from _references(adapter, "compressed-tensors")
-    squares = "compressed-tensors-fp8-128x128"
-    yield squares, lambda x: adapter.quantize_tensor(_tensor(x), squares)
+    for other in adapter.OTHERS:
+        yield other, lambda x, other=other: adapter.quantize_tensor(_tensor(x), other)  # type: ignore[misc]
+
+
+def _comfy_kitchen() -> Iterator[tuple[str, Reference]]:
+    import torch
+    from comfy_kitchen.backends import eager
+    from comfy_kitchen.float_utils import from_blocked
+
+    def float8(x: NDArray, kind: torch.dtype) -> Found:
+        # As its layouts find it (tensor/fp8.py, tensor/nvfp4.py).
+        given = _tensor(x)
+        scale = (torch.amax(given.abs()) / torch.finfo(kind).max).float()
+        return _array(eager.quantization.quantize_per_tensor_fp8(given, scale, kind)), _array(scale), 1
+
+    def nvfp4(x: NDArray) -> Found:
+        given = _tensor(x)
+        one = (torch.amax(given.abs()) / (448.0 * 6.0)).float()
+        codes, scales = eager.quantization.quantize_nvfp4(given, one, hi_first=False)
+        scales = from_blocked(scales, num_rows=x.shape[0], num_cols=x.shape[1] // 16)
+        return _halves(codes), _array(scales), one.item()
+
+    yield "comfy-kitchen-fp8", lambda x: float8(x, torch.float8_e4m3fn)
+    yield "comfy-kitchen-fp8-e5m2", lambda x: float8(x, torch.float8_e5m2)
+    yield "comfy-kitchen-nvfp4", nvfp4
 
 
 #: Recipes that the conformance suite knows by the names of formats with the same bits.

@@ -12,7 +12,7 @@ from bench.cases.case import Row
 from bench.cases.contenders import COPY, OURS, SAME_RATIO
 from bench.cases.pairs import COMMON, LARGE, LAYOUT_SIZE
 from bench.report.heatmap import heatmap
-from bench.report.markdown import pivot, table
+from bench.report.markdown import table
 from bench.report.results import Results
 from bench.timing.times import verdict
 from gpucast.core.dtypes import dtype
@@ -86,7 +86,6 @@ def markdown(results: Results) -> str:
     sections = {
         "Common pairs": common_table(results, LARGE),
         "All pairs": "\n".join(f"- {line}" for line in [*pair_lines(results), *rival_lines(results, LARGE)]),
-        "Sizes": size_table(results),
         "Layouts": layout_table(results),
         **{stage.capitalize(): case_table(results, stage) for stage in LISTED},
     }
@@ -187,21 +186,6 @@ def rival_lines(results: Results, n: int) -> list[str]:
         line += f"faster in {words.count('faster')} of {len(words)} measurements, slower in {len(slower)}"
         lines.append(line + (f": {', '.join(slower[:12])}" if slower else ""))
     return lines
-
-
-def size_table(results: Results) -> str:
-    """Our speed and the others' by size, as calls and in graphs: medians over the common pairs."""
-    common = {f"{src} to {dst}" for src, dst in COMMON}
-    speeds: dict[tuple[int, str], list[float]] = {}
-    for group in groups(results):
-        for row in group.rows.values():
-            if group.name in common and row.times:
-                speeds.setdefault((row.n, row.name), []).append(row.speed)
-    if not speeds:
-        return ""
-    cells = ((f"{n:,}", name, f"{statistics.median(speeds[n, name]) / 1e9:,.4g}") for n, name in sorted(speeds))
-    note = "GB/s: medians over the common pairs that a contender has. In a graph a call costs the host nothing."
-    return f"{note}\n\n{pivot('Elements', cells)}"
 
 
 def layout_table(results: Results) -> str:

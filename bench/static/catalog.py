@@ -9,13 +9,14 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 
 from gpucast.cli.arguments import at_least_one
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.kernel import compiler, nvrtc, nvrtc_search
-from gpucast.kernel.kernel import Kernel
+from gpucast.kernel.kernel import Kernel, Part
 from gpucast.kernel.nvrtc import Compiled, Nvrtc
 from gpucast.quantization import formats
 from gpucast.quantization.formats import FORMATS, LENGTHS, SOURCES
@@ -31,10 +32,10 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100a")
 _RULES = ("full_range", "no_clipping", "up", "even", "4over6")
 
 
-def all_kernels(sample: int = 1, only: str = "") -> list[Kernel]:
+def all_kernels(sample: int = 1, only: str = "", shard: int = 0) -> list[Kernel]:
     """Every kernel, by name; some kernels of different texts share a name. `sample`: one in so many, the same ones in
-    every run; `only`: a pattern of names."""
-    return [kernel for kernel in _listed() if chosen(kernel.name, sample, only)]
+    every run; `shard`: which; `only`: a pattern of names."""
+    return [kernel for kernel in _listed() if chosen(kernel.name, sample, only, shard)]
 
 
 @lru_cache(maxsize=1)
@@ -42,11 +43,11 @@ def _listed() -> list[Kernel]:
     return sorted(dict.fromkeys(_every_kernel()), key=lambda kernel: (kernel.name, kernel.line))
 
 
-def chosen(name: str, sample: int, only: str) -> bool:
+def chosen(name: str, sample: int, only: str, shard: int = 0) -> bool:
     """Whether a kernel belongs to the sample and matches the pattern."""
     if only and not re.search(only, name):
         return False
-    return sample == 1 or int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % sample == 0
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") % sample == shard
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -85,6 +86,19 @@ def _formats() -> Iterator[str]:
             with contextlib.suppress(ValueError):
                 yield formats.find(f"{name}_{rule}", "bench").name
     yield from RECIPES
+
+
+def programs(kernels: Iterable[Kernel], most: int) -> Iterator[list[Kernel]]:
+    """Kernels that can be one program: with the same parts, none of a name twice, and no more than `most`."""
+    alike: dict[tuple[tuple[Part, ...], int], list[Kernel]] = {}
+    seen: Counter[str] = Counter()
+    for kernel in kernels:
+        seen[kernel.name] += 1
+        alike.setdefault((kernel.parts, seen[kernel.name]), []).append(kernel)
+    for each in alike.values():
+        rest = iter(each)
+        while some := list(itertools.islice(rest, most)):
+            yield some
 
 
 def uncached(text: str, name: str, arch: str) -> Compiled:

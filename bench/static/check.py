@@ -18,8 +18,8 @@ from bench.report.static_tables import estimates
 from bench.static import gate
 from bench.static.calls import ELEMENTS, Family, cast_family, families, recorded
 from bench.static.catalog import all_kernels
-from bench.static.estimate import GPUS, Estimate, estimate
-from bench.static.kernels import codes, measured, per_element
+from bench.static.estimate import GPUS, Estimate, estimate, on_gpu
+from bench.static.kernels import capability, codes, measured, per_element
 from gpucast.kernel import compiler
 from gpucast.parity.cases import NUMERIC
 
@@ -79,7 +79,7 @@ def _architecture(text: str) -> str:
         raise argparse.ArgumentTypeError(str(error)) from None
     if name.startswith("compute_"):
         raise argparse.ArgumentTypeError(f"{text} gives PTX, not machine code; expected one such as sm_90")
-    if int(name.removeprefix("sm_").rstrip("af")) not in GPUS:
+    if capability(name) not in GPUS:
         raise argparse.ArgumentTypeError(f"there is no GPU of {text} here, only of {', '.join(map(str, GPUS))}")
     return name
 
@@ -99,7 +99,8 @@ def estimated(chosen: Iterable[Family], arch: str) -> Iterator[Estimate]:
     calls = [recorded(family) for family in chosen]
     code = codes([one.kernel for call in calls for one in call.passes], arch)
     for call in calls:
-        yield estimate(call, [measured(one, arch, code[one.kernel]) for one in call.passes])
+        passes = [on_gpu(one, code[one.kernel].facts, arch) for one in call.passes]
+        yield estimate(call, [measured(one, arch, code[one.kernel]) for one in passes])
 
 
 def as_json(of: Estimate) -> dict[str, Any]:

@@ -27,12 +27,14 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from bench.cubin import CubinKernel
 from bench.static.calls import Call, Pass
-from bench.static.kernels import Measured
+from bench.static.kernels import Measured, capability
 from bench.static.sass import Instruction
+from gpucast.kernel.kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -265,11 +267,23 @@ def loads(path: Iterable[Instruction]) -> list[Round]:
 
 def resident_blocks(of: Measured) -> int:
     """Blocks of an SM at a time, as registers, shared memory and the counts of threads and blocks allow."""
-    warps = -(-of.of.kernel.threads // _WARP)
-    per_warp = -(-of.facts.registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+    return _resident_blocks(of.of.kernel, of.facts, GPUS[of.capability])
+
+
+def _resident_blocks(kernel: Kernel, facts: CubinKernel, gpu: GPU) -> int:
+    warps = -(-kernel.threads // _WARP)
+    per_warp = -(-facts.registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
     return min(
         _REGISTERS // per_warp // warps,
         _THREADS // (warps * _WARP),
-        GPUS[of.capability].shared // (of.facts.shared + _BLOCK_SHARED),
+        gpu.shared // (facts.shared + _BLOCK_SHARED),
         _BLOCKS,
     )
+
+
+def on_gpu(of: Pass, facts: CubinKernel, arch: str) -> Pass:
+    """A pass as the GPU of an architecture runs it: of blocks that stay no more than it holds at a time."""
+    gpu = GPUS[capability(arch)]
+    blocks = min(of.blocks, gpu.sms * _resident_blocks(of.kernel, facts, gpu)) if of.kernel.stays else of.blocks
+    each = of.blocks / blocks
+    return replace(of, blocks=blocks, load=of.load * each, store=of.store * each, beside=of.beside * each)

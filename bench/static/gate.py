@@ -13,18 +13,17 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import NamedTuple
 
 from bench import cubin
-from bench.static.catalog import add_options, all_kernels, uncached
+from bench.static.catalog import add_options, all_kernels, programs, uncached
 from gpucast.cli.processes import processes
 from gpucast.cli.progress import progress_bar
 from gpucast.kernel import disassembler
-from gpucast.kernel.kernel import Kernel, Part, program
+from gpucast.kernel.kernel import Kernel, program
 
 #: Kernels of a program: they share the prelude and the start of the disassembler.
 _PROGRAM = 8
@@ -100,26 +99,13 @@ def counts(kernels: Iterable[Gated]) -> Counts:
 
 def gate(kernels: Sequence[Kernel], arch: str, jobs: int) -> list[Gated]:
     """The facts of kernels for an architecture such as "sm_90"."""
-    programs = list(_programs(kernels))
+    some = list(programs(kernels, _PROGRAM))
     with processes(jobs) as executor, progress_bar(len(kernels), wanted=True, unit=" kernels") as advance:
         found: list[Gated] = []
-        for of_program in executor.map(partial(of, arch=arch), programs):
+        for of_program in executor.map(partial(of, arch=arch), some):
             found += of_program
             advance(len(of_program))
         return found
-
-
-def _programs(kernels: Sequence[Kernel]) -> Iterator[list[Kernel]]:
-    """Kernels with the same parts, none of a name twice."""
-    alike: dict[tuple[tuple[Part, ...], int], list[Kernel]] = {}
-    seen: dict[str, int] = {}
-    for kernel in kernels:
-        seen[kernel.name] = seen.get(kernel.name, 0) + 1
-        alike.setdefault((kernel.parts, seen[kernel.name]), []).append(kernel)
-    for each in alike.values():
-        rest = iter(each)
-        while some := list(islice(rest, _PROGRAM)):
-            yield some
 
 
 def of(kernels: Sequence[Kernel], arch: str) -> list[Gated]:

@@ -6,14 +6,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from bench import cubin
 from bench.static.calls import Pass
+from bench.static.catalog import programs
 from bench.static.paths import Path, by_wide_accesses, full_tile, loops, reach
 from bench.static.sass import Block, Instruction, UnknownCode, parse
 from gpucast.kernel import compiler, disassembler
-from gpucast.kernel.kernel import Kernel, Part, program
+from gpucast.kernel.kernel import Kernel, program
 
 #: Kernels of a program: they share the prelude and the start of the disassembler, which take most of the time.
 _PROGRAM = 24
@@ -48,8 +48,8 @@ class Measured:
 
     @property
     def capability(self) -> int:
-        """The compute capability of the device: 90 for sm_90 and for sm_90a."""
-        return int(self.arch.removeprefix("sm_").rstrip("af"))
+        """The compute capability of the device."""
+        return capability(self.arch)
 
     @property
     def instructions(self) -> int:
@@ -67,19 +67,19 @@ class Measured:
         return sum(one.base == "BAR" for one in self.executed)
 
 
+def capability(arch: str) -> int:
+    """The compute capability of an architecture: 90 of sm_90 and of sm_90a."""
+    return int(arch.removeprefix("sm_").rstrip("af"))
+
+
 def codes(kernels: Iterable[Kernel], arch: str) -> dict[Kernel, Code]:
     """The machine code of kernels for an architecture such as "sm_90". Rare branches are marked.
 
     DeviceUnavailable without NVRTC, DisassemblerMissing without nvdisasm, UnknownCode for code that cannot be followed.
     """
-    alike: dict[tuple[Part, ...], list[Kernel]] = {}
-    for kernel in dict.fromkeys(kernels):
-        alike.setdefault(kernel.parts, []).append(kernel)
     found: dict[Kernel, Code] = {}
-    for each in alike.values():
-        rest = iter(each)
-        while some := list(islice(rest, _PROGRAM)):
-            found |= zip(some, _compiled(some, arch), strict=True)
+    for some in programs(dict.fromkeys(kernels), _PROGRAM):
+        found |= zip(some, _compiled(some, arch), strict=True)
     return found
 
 

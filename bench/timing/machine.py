@@ -75,7 +75,7 @@ def copy_source(read: int, write: int) -> tuple[str, str]:
 
 
 class Machine:
-    """The current device. It uses a stream of its own, because the default stream cannot be captured."""
+    """The current device. It uses a stream of its own, so that nothing else is in its queue."""
 
     def __init__(self) -> None:
         import cupy
@@ -181,19 +181,6 @@ class Machine:
     def now(self) -> float:
         """The host's clock, in seconds."""
         return time.perf_counter()
-
-    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        """A graph of the work that `work` gives, which can be launched many times."""
-        self._stream.begin_capture()
-        try:
-            work()
-        except BaseException:
-            # The stream is unusable until the capture ends.
-            with contextlib.suppress(Exception):
-                self._stream.end_capture()
-            raise
-        graph = self._stream.end_capture()
-        return lambda: graph.launch(self._stream)
 
 
 def _nvidia_smi(fields: Sequence[str], bus: str) -> dict[str, str]:

@@ -53,8 +53,6 @@ class Work:
     sets: int = 1
     #: For work on a stream of its own, which is timed by the host's clock: waits for what a run returned.
     wait: Callable[[Any], object] | None = None
-    #: The calls of one run; more than 1 for the launch of a graph.
-    calls: int = 1
     #: Runs per batch, and the next set.
     runs: int = field(default=1, init=False)
     _next: int = field(default=0, init=False)
@@ -115,7 +113,7 @@ def measure(machine: Machine, works: Sequence[Work], *, samples: int = 100, limi
     machine.synchronize()
     for taken, pairs in zip(batches, events, strict=True):
         taken += [machine.seconds(start, end) for start, end in pairs]
-    return [Times.of(taken, work.runs * work.calls) for taken, work in zip(batches, works, strict=True)]
+    return [Times.of(taken, work.runs) for taken, work in zip(batches, works, strict=True)]
 
 
 def _prepared(machine: Machine, work: Work) -> float:

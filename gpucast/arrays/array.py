@@ -12,7 +12,7 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import Place, bounds_meet, check_disjoint, footprint, footprints_overlap, shares_within
-from gpucast.arrays.packed import PackedArray, device_index, unmasked
+from gpucast.arrays.packed import PackedArray, address_of, device_index, is_writable, unmasked
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule
 
@@ -59,7 +59,7 @@ class Array:
     @property
     def address(self) -> int:
         """The address of the first element."""
-        return int(self.data.ctypes.data if self.device is None else self.data.data.ptr)
+        return address_of(self.data)
 
     @property
     def itemsize(self) -> int:
@@ -82,14 +82,12 @@ def result_like(source: Array, array: Any, kind: DType) -> Array:
     return Array(array, data, kind, source.shape, source.size, None if packed else data.strides, source.device, packed)
 
 
-def check_out(source: Array, rule: CastRule, out: Any, remote: bool, caller: str) -> Array:
-    """Check that `out` can take the result of a cast, and return it as an Array. TypeError or ValueError if it cannot.
-
-    `remote`: the result may be on a device.
-    """
-    packed = rule.dst.packed and (source.packed or (remote and device_index(out) is not None))
+def check_out(source: Array, rule: CastRule, out: Any, caller: str) -> Array:
+    """Check that `out` can take the result of a cast, and return it as an Array. TypeError or ValueError if it
+    cannot."""
+    packed = rule.dst.packed and (source.packed or device_index(out) is not None)
     if packed != isinstance(out, PackedArray) or not (packed or namespace(out)):
-        wanted = "a PackedArray" if packed else "a NumPy array" if not remote else "an array"
+        wanted = "a PackedArray" if packed else "a NumPy array" if source.device is None else "an array"
         expected = f"{wanted} of {rule.dst.name} and shape {source.shape}"
         raise TypeError(f"{caller}: out is {type(out).__name__}; expected {expected}")
     unmasked(out, f"{caller}: out")
@@ -99,11 +97,11 @@ def check_out(source: Array, rule: CastRule, out: Any, remote: bool, caller: str
         raise ValueError(f"{caller}: out has shape {out.shape}; expected {source.shape}")
     target = Array.of(out, rule.dst)
     x, y = source.data, target.data
-    if target.device is None and not y.flags.writeable:
+    if not is_writable(y):
         raise ValueError(f"{caller}: out is read-only")
     if shares_within(y.shape, y.strides, y.itemsize):
         raise ValueError(f"{caller}: elements of out share memory; expected one place for each")
-    if (source.device is None) == (target.device is None) and bounds_meet(x, y):
+    if isinstance(x, np.ndarray) == isinstance(y, np.ndarray) and bounds_meet(x, y):
         x, y = footprint(x), footprint(y)
         if footprints_overlap(x, y) and not _same_layout(x, y):
             raise ValueError(
@@ -117,7 +115,7 @@ def check_written(written: Sequence[Place], read: Sequence[Place], caller: str) 
     for place in written:
         if not place.data.flags.c_contiguous:
             raise ValueError(f"{caller}: {place.name} is not contiguous; expected C order")
-        if isinstance(place.data, np.ndarray) and not place.data.flags.writeable:
+        if not is_writable(place.data):
             raise ValueError(f"{caller}: {place.name} is read-only")
     check_disjoint(written, read, caller)
 

@@ -56,6 +56,8 @@ class Library(ABC):
 
     #: Whether memory may be used again as soon as it is given back, so that a call has to wait for the device.
     settles = False
+    #: Whether its arrays share launches with ours in `gpucast.cast_many`, with memory of `empty_like`.
+    batches = False
 
     # ---- one array ----
 
@@ -160,6 +162,21 @@ class Library(ABC):
         without plans."""
         return None
 
+    # ---- batches ----
+
+    def empty_like(self, x: Any, dst: DType, caller: str) -> tuple[Any, Any]:
+        """Memory for the cast of `x` to `dst`: the array that the caller gets, and a NumPy or CuPy array over it. For a
+        library that `batches`."""
+        raise NotImplementedError
+
+    def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
+        """Make the library differentiate through the results of casts. Default: return them as they are."""
+        return results
+
+    def planner(self, kind: type) -> BatchPlanner | None:
+        """The planner for arrays of exactly this class; None, the default, if they have no plans."""
+        return None
+
     # ---- layers ----
 
     def cast_layer(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float) -> Any:
@@ -221,22 +238,6 @@ class BatchPlanner(ABC):
         """Called for valid outs before they are written. Default: do nothing."""
 
 
-class BatchLibrary(Library):
-    """The adapter of a library whose arrays share launches with ours in `gpucast.cast_many`."""
-
-    @abstractmethod
-    def empty_like(self, x: Any, dst: DType, caller: str) -> tuple[Any, Any]:
-        """Memory for the cast of `x` to `dst`: the array that the caller gets, and a NumPy or CuPy array over it."""
-
-    def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
-        """Make the library differentiate through the results of casts. Default: return them as they are."""
-        return results
-
-    def planner(self, kind: type) -> BatchPlanner | None:
-        """The planner for arrays of exactly this class; None, the default, if they have no plans."""
-        return None
-
-
 #: Gives an adapter. It holds an import statement, because a compiler that traces a call follows no importlib.
 Load = Callable[[], Library]
 
@@ -248,8 +249,10 @@ class LibraryEntry(NamedTuple):
     name: str
     array: str
     load: Load
-    #: The name of the class of its dtypes; None for a library that has those of NumPy.
+    #: The class of its dtypes, with the module; None for a library that has those of NumPy.
     dtype: str | None = None
+    #: The name of such a dtype, in words that `gpucast.dtype` takes. Default: its text.
+    dtype_name: Callable[[Any], str] = str
     #: The functions that tell whether its compiler traces the call, or would trace what that calls, as paths in its
     #: module.
     is_compiling: tuple[tuple[str, ...], ...] = ()
@@ -287,7 +290,8 @@ def register(*entries: LibraryEntry | Protocol) -> None:
             continue
         _LIBRARIES.append(entry)
         if entry.dtype is not None:
-            dtypes.FOREIGN.add((entry.name, entry.dtype))
+            module, _, name = entry.dtype.rpartition(".")
+            dtypes.FOREIGN[module, name] = entry.dtype_name
 
 
 def register_ours(kind: type, adapter: Library | None = None) -> None:
@@ -373,7 +377,7 @@ def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
 def compiler() -> Library | None:
     """The adapter of the library whose compiler traces this call or its callees."""
     for library in _LIBRARIES:
-        if library.is_compiling:
+        if library.is_compiling and library.name in sys.modules:
             for asked in _COMPILING.get(library.name) or _is_compiling(library):
                 if asked():
                     return library.load()

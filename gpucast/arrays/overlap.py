@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.arrays.packed import PackedArray, address_of, device_index
 
 #: A number of each array, such as its address, in their order.
 Table = npt.NDArray[np.uint64]
@@ -181,7 +181,7 @@ def _sorted(places: Iterable[Place]) -> _Sorted:
 
 def _reach(x: Any) -> tuple[int, int]:
     begin, end = bounds(x.shape, x.strides, x.itemsize)
-    address = int(x.ctypes.data if device_index(x) is None else x.data.ptr)
+    address = address_of(x)
     return address + begin, address + end
 
 

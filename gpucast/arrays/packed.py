@@ -72,6 +72,16 @@ def device_index(x: Any) -> int | None:
     return None if module is None or module is np else int(data.data.device_id)
 
 
+def address_of(data: Any) -> int:
+    """The address of the first element of an array of NumPy or CuPy."""
+    return int(data.ctypes.data if isinstance(data, np.ndarray) else data.data.ptr)
+
+
+def is_writable(data: Any) -> bool:
+    """Whether an array of NumPy or CuPy, whose arrays always are, can be written."""
+    return bool(getattr(data.flags, "writeable", True))
+
+
 def unmasked(x: Any, caller: str) -> None:
     """TypeError for a masked array, whose mask would be lost."""
     masked = sys.modules.get("numpy.ma")
@@ -97,10 +107,20 @@ def as_array(x: Any, caller: str) -> Any:
     else:
         # NumPy may convert the elements of a list to one type.
         with exact():
-            array = np.asarray(x)
+            array = _of_rows(x, caller)
     if array.dtype.names is not None:
         return _of_field(array, caller)
     return _numbers(x, array, caller) if array.dtype == object else array
+
+
+def _of_rows(x: Any, caller: str) -> npt.NDArray[Any]:
+    """``numpy.asarray(x)``, with an error for lists whose parts are no array."""
+    try:
+        return np.asarray(x)
+    except ValueError as error:
+        if isinstance(x, list | tuple):
+            raise ValueError(f"{caller}: x is a list of parts of unequal lengths; expected equal ones") from error
+        raise
 
 
 def _of_field(x: npt.NDArray[Any], caller: str) -> npt.NDArray[Any]:

@@ -1,39 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public casts: check the call, place it on the host or a device, and route it."""
+"""The public casts: check the call, and run it where its array is or where its result goes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import casting, host
 from gpucast.arrays import libraries
-from gpucast.arrays.array import Array, check_out
-from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.packed import PackedArray, as_array, device_index, register_cast
-from gpucast.casting import cuda_plans, plans
-from gpucast.casting.fused_options import check_fused, resolve_fused, rule_of
+from gpucast.arrays.array import Array
+from gpucast.arrays.packed import as_array, register_cast
+from gpucast.casting import calls, engines, plans
+from gpucast.casting.engine import Call, Engine
 from gpucast.casting.plans import KINDS, by_plan, hit
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
-from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.fuse import EMPTY, Fuse
 from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import (
     CAST_VERSIONS,
     CASTLIKE_VERSIONS,
-    DEFAULT_OPSET,
-    CastRule,
     Options,
     OverflowKeyword,
     RoundMode,
     destination,
     resolve,
 )
-from gpucast.host import cast_on_host
 from gpucast.kernel import devices, streams
-from gpucast.kernel.fused_kernel import PLAIN
 
 #: What a cast on the host makes NumPy arrays of.
 HostInput = np.ndarray[Any, Any] | np.generic | float | str | bytes | list[Any] | tuple[Any, ...]
@@ -62,14 +57,14 @@ def cast(
     x: HostInput,
     to: Any,
     *,
-    opset: int = ...,
+    opset: int | None = ...,
     device: Literal["cpu"] | None = None,
     out: npt.NDArray[Any] | None = None,
     **keywords: Unpack[CastKeywords],
 ) -> npt.NDArray[Any]: ...
 @overload
 def cast(
-    x: Any, to: Any, *, opset: int = ..., device: Any = None, out: Any = None, **keywords: Unpack[CastKeywords]
+    x: Any, to: Any, *, opset: int | None = ..., device: Any = None, out: Any = None, **keywords: Unpack[CastKeywords]
 ) -> Any: ...
 @by_plan
 def cast(
@@ -78,7 +73,7 @@ def cast(
     *,
     saturate: bool = True,
     round_mode: RoundMode = "up",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
     seed: int | None = None,
@@ -110,7 +105,8 @@ def cast(
     round_mode
         ONNX `round_mode`, for FLOAT8E8M0 only: "up", "down" or "nearest".
     opset
-        1 to 28: follow the newest Cast version up to this opset, with its types, attributes and rules.
+        1 to 28: follow the newest Cast version up to this opset, with its types, attributes and rules. None follows
+        `DEFAULT_OPSET`, and takes the types that no opset has, too.
     rounding
         To integers: "truncate" or "toward_zero" (the default), "nearest_even" or "nearest_away" (ties away from zero).
         To floats: "nearest_even" (the default), "nearest_away", "toward_zero", "upward", "downward", or "odd" (if it is
@@ -214,7 +210,7 @@ def cast_like(
     Keywords, result and errors as for `cast`. An `opset` (15 to 28) follows CastLike's own versions, which never took
     float6; None takes all types and the newest rules.
     """
-    opset, versions = (DEFAULT_OPSET, CAST_VERSIONS) if opset is None else (opset, CASTLIKE_VERSIONS)
+    versions = CAST_VERSIONS if opset is None else CASTLIKE_VERSIONS
     kind = getattr(like, "dtype", None)
     if kind is None:
         kind = np.asarray(like).dtype
@@ -243,162 +239,77 @@ def _checked(x: Any, to: Any, options: Options) -> Any:
     adapter = libraries.find(x)
     if adapter is not None:
         return adapter.cast(cast_with, x, to, options)
-    return libraries.untraced(_checked_array, x, to, options)
-
-
-def _checked_array(x: Any, to: Any, options: Options) -> Any:
-    """Cast a native array, or an object that becomes one, and keep a plan for later calls like this one."""
     # A native array alone has no other stream than the current one, and no numbers are computed with here.
-    if options.out is options.scale is options.amax is None:
-        return _cast_array(x, to, options)
+    alone = options.out is options.scale is options.amax is None
+    return libraries.untraced(_cast_array if alone else _cast_several, x, to, options)
+
+
+def _cast_several(x: Any, to: Any, options: Options) -> Any:
+    """Cast a native array where other arrays take part."""
     with exact(), streams.visit(x, options.out, options.scale, options.amax):
         return _cast_array(x, to, options)
 
 
 def _cast_array(x: Any, to: Any, options: Options) -> Any:
+    """Cast a native array, or an object that becomes one, and keep a plan for later calls like this one."""
     caller, out = options.caller, options.out
     # What is an array of NumPy's numbers stays as it is.
     if type(x) is not np.ndarray or x.dtype.kind == "O" or x.dtype.names is not None:
         array = as_array(x, caller)
         if array is not x:
             return cast_with(array, to, options)
-    source = Array.of(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
-    dst = destination(to, caller)
-    # What a plain cast of a NumPy array does without is not asked.
-    if options.fuses:
-        rule = rule_of(source.dtype, dst, options)
-        fused = resolve_fused(options, rule, source.device)
-    else:
-        rule, fused = resolve(source.dtype, dst, options), None
+    call = calls.of_array(x, to, options)
     if not isinstance(options.copy, (bool, np.bool_)):
         raise TypeError(f"{caller}: copy={options.copy!r} must be True or False")
-    place = None if options.device is None else devices.parse(options.device, caller)
-    target = None
-    if out is not None:
-        adapter = libraries.find(out)
-        if adapter is not None:
-            cast_with(x, to, options._replace(out=adapter.take(out, caller, writing=True)))
-            return out
-        remote = source.device is not None or device_index(out) is not None or place not in (None, "cpu")
-        target = check_out(source, rule, out, remote, caller)
-    elif (
-        fused is None
-        and not options.copy
-        and place in (None, devices.place(source.device))
-        and _unchanged(source, rule)
-    ):
+    if out is not None and (library := libraries.find(out)) is not None:
+        cast_with(x, to, options._replace(out=library.take(out, caller, writing=True)))
+        return out
+    here = engines.of(call.source.device)
+    there = here if options.device is None else engines.named(devices.parse(options.device, caller), caller)
+    if call.rule.dst.family == "string" and there is not engines.HOST:
+        if options.device is not None:
+            raise ValueError(f"{caller}: device={options.device!r} cannot hold STRING; expected None or 'cpu'")
+        there = engines.HOST
+    if not options.copy and out is None and there is here and call.fuse is EMPTY and here.is_unchanged(call):
         return x
-    if fused is not None:
-        check_fused(fused, source, target, caller)
-    result = cast_array(source, rule, place, target, caller, fused)
+    if out is not None or call.fuse is not EMPTY:
+        calls.add_target(call, there)
+    y = run(call, here, there)
     # A cast of a type to itself ignores its seed, which the key of plans does not hold.
-    if options.seed is None or rule.rounding == STOCHASTIC:
-        _keep_plan(x, to, options, source, rule, fused)
-    return result.array
+    if options.seed is None or call.rule.rounding == STOCHASTIC:
+        plans.keep(x, to, options, call.rule, here.plan(call))
+    return y.array
 
 
-def _keep_plan(x: Any, to: Any, options: Options, source: Array, rule: CastRule, fused: FusedInputs | None) -> None:
-    """Keep the plan of a successful cast, if there may be one."""
-    if "string" in (rule.src.family, rule.dst.family):
-        return
-    if source.device is None:
-        if type(x) is np.ndarray and x.dtype.isnative:
-            fuses = not (options.seed is options.scale is options.amax is None)
-            plans.keep(x, to, options, rule, plans.of_arrays(rule, fuses, options.scale is not None))
-    elif type(source.data) is namespace(source.data).ndarray and type(x) in (type(source.data), PackedArray):
-        ops = PLAIN if fused is None else casting.cuda.ops_of(fused)
-        plans.keep(x, to, options, rule, cuda_plans.of_source(source, rule, ops))
-
-
-def _unchanged(source: Array, rule: CastRule) -> bool:
-    """Tell whether a cast would return an equal array: the type is the same, and the array has the form of results."""
-    kind, x = source.dtype, source.data
-    if kind is not rule.dst:
-        return False
-    if source.device is not None:
-        # To look at bits there would mean to wait for the device.
-        return not (kind.packed or kind.family == "bool")
-    if kind.family == "string":
-        return bool(x.dtype == object) and all(type(text) is str for text in x.flat)
-    if source.packed:
-        used = source.size * kind.bits % 8
-        return used == 0 or not x[-1] >> used
-    if not x.dtype.isnative:
-        return False
-    if kind.family == "bool" or kind.packed:
-        limit = 1 if kind.family == "bool" else kind.code_mask
-        return x.size == 0 or int(x.view(np.uint8).max()) <= limit
-    return True
-
-
-def cast_array(
-    source: Array,
-    rule: CastRule,
-    place: str | None,
-    target: Array | None,
-    caller: str,
-    fused: FusedInputs | None = None,
-) -> Array:
-    """Cast to where `place` says, into `target` if there is one; None is where the source is.
+def run(call: Call, here: Engine, there: Engine) -> Array:
+    """Cast an array that is here to the result there, a given one if there is one.
 
     The cast runs on the side of the bus that leaves fewer bytes to cross it; text is read and written on the host. A
     fused cast runs where the source is.
     """
-    if source.device is None and place in (None, "cpu") and (target is None or target.device is None):
-        return apply(source, rule, target, fused)
-    devices.require(caller)
-    device = _device_of_result(source, rule, place, caller)
-    if target is not None and target.device != device:
-        there, here = devices.name(target.device), devices.name(device)
-        raise ValueError(f"{caller}: out is on {there}; the result belongs on {here}")
-    if source.device == device:
-        return apply(source, rule, target, fused)
-    if fused is not None or rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
-        return _moved(apply(source, rule, None, fused), device, source.packed, target)
-    x = casting.cuda.to_host(source.array) if device is None else casting.cuda.to_device(source.array, device)
-    return apply(Array.of(x, rule.src), rule, target)
+    rule = call.rule
+    if there is here:
+        here.run((call,))
+        assert call.target is not None, "an engine gives every call one"
+        return call.target
+    here.require(call.caller)
+    if not call.fuse.is_empty or rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
+        first = replace(call, target=None)
+        here.run((first,))
+        y = there.received(first.written, call.source.packed)
+        if call.target is None:
+            return y
+        there.copy(y, call.target)
+        return call.target
+    moved = replace(call, source=Array.of(there.take(call.source.array), rule.src))
+    there.run((moved,))
+    return moved.written
 
 
 def times(x: Any, to: Any, options: Options) -> Any:
     """The cast of a NumPy or CuPy array times ``options.scale``, a number of any sign, as gradients need it."""
     src, dst = dtype(x.dtype), destination(to, options.caller)
     target = None if options.out is None else Array.of(options.out, dst)
-    fused = FusedInputs(scale=options.scale)
-    return cast_array(Array.of(x, src), rule_of(src, dst, options), None, target, options.caller, fused).array
-
-
-def apply(source: Array, rule: CastRule, target: Array | None = None, fused: FusedInputs | None = None) -> Array:
-    """Cast where the source is; on a device in one launch.
-
-    The result is `target`, or a new array of the source's kind and in its memory order. With `fused` the rule is a
-    `gpucast.casting.fused_options.fused_rule`.
-    """
-    if source.device is not None:
-        return casting.cuda.apply(source, rule, target, fused)
-    if "string" in (rule.src.family, rule.dst.family):
-        return host.text_on_host.apply(source, rule, target)
-    return cast_on_host.apply(source, rule, target, fused)
-
-
-def _device_of_result(source: Array, rule: CastRule, place: str | None, caller: str) -> int | None:
-    device = source.device if place is None else None if place == "cpu" else devices.index(place, caller)
-    if rule.dst.family != "string":
-        return device
-    if device is not None and place is not None:
-        raise ValueError(f"{caller}: device={place!r} cannot hold STRING; expected None or 'cpu'")
-    return None
-
-
-def _moved(y: Array, device: int | None, packed: bool, target: Array | None) -> Array:
-    """Move a finished result to the other side. On the host only PackedArrays give PackedArrays, on a device all arrays
-    do."""
-    if device is None:
-        x = casting.cuda.to_host(y.array)
-        y = Array.of(x.get() if isinstance(x, PackedArray) and not packed else x, y.dtype)
-        if target is None:
-            return y
-        target.data[...] = y.data
-        return target
-    x = PackedArray.pack(y.array) if y.dtype.packed and not y.packed and y.device is None else y.array
-    y = Array.of(casting.cuda.to_device(x, device), y.dtype)
-    return y if target is None else casting.cuda.apply(y, resolve(y.dtype, y.dtype), target)
+    call = Call(options.caller, Array.of(x, src), resolve(src, dst, options), Fuse(options.scale), target)
+    engines.of_array(x).run((call,))
+    return call.written.array

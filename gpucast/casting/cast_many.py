@@ -4,24 +4,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from gpucast import casting, kernel
 from gpucast.arrays import libraries, tree
 from gpucast.arrays.array import Array
-from gpucast.arrays.batch_item import BatchItem, Names
-from gpucast.arrays.libraries import BatchLibrary, untraced
+from gpucast.arrays.libraries import Library, untraced
 from gpucast.arrays.tree import floating
-from gpucast.casting import batch_items, list_plans
-from gpucast.casting.cast import apply, cast_array, cast_with
+from gpucast.casting import calls, engines, list_plans
+from gpucast.casting.calls import Names
+from gpucast.casting.cast import cast_with, run
+from gpucast.casting.engine import Call, Engine
 from gpucast.casting.plans import KINDS, hit_list
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import Rounding
-from gpucast.core.rule import DEFAULT_OPSET, Options, OverflowKeyword, RoundMode
+from gpucast.core.rule import Options, OverflowKeyword, RoundMode
 from gpucast.kernel import streams
 
 
@@ -31,7 +32,7 @@ def cast_many(
     *,
     saturate: bool = True,
     round_mode: RoundMode = "up",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
     seed: int | None = None,
@@ -138,13 +139,13 @@ def _cast_arrays(
     if results is None and _is_transforming(given):
         results = _one_by_one(given, outs, names, dst, options, finite)
     if results is None:
-        items = batch_items.checked(given, outs, names, dst, options, finite)
-        _run(items, (options.scale, options.amax, finite))
-        if items:
-            list_plans.keep(items, outs, to, dst, options, finite)
+        batch = calls.of_arrays(given, outs, names, dst, options, finite)
+        _run(batch, (options.scale, options.amax, finite))
+        if batch:
+            list_plans.keep(batch, outs, to, dst, options, finite)
         if outs is None:
-            _attach(items, options.scale)
-        results = [item.result for item in items]
+            _attach(batch, options.scale)
+        results = [call.result for call in batch]
     return results
 
 
@@ -175,113 +176,94 @@ def _one_by_one(
     return results
 
 
-def _run(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
-    texts = [item for item in items if "string" in (item.rule.src.family, item.rule.dst.family)]
-    numbers = [item for item in items if "string" not in (item.rule.src.family, item.rule.dst.family)]
-    alone = [item for item in numbers if item.is_alone]
-    together = [item for item in numbers if not item.is_alone]
+def _run(batch: Sequence[Call], shared: Sequence[Any]) -> None:
+    """Run the calls of a batch. `shared`: scale, amax, finite, as the caller has them."""
+    texts: list[Call] = []
+    alone: list[Call] = []
+    together: list[Call] = []
+    for call in batch:
+        is_alone = call.library is not None and not call.library.batches
+        (texts if call.rule.is_text else alone if is_alone else together).append(call)
     # What may fail comes first: text that is no number, what another library does not take, memory.
-    read = [_cast_text(item) for item in texts]
-    for item in alone:
-        if item.target is None:
-            _cast_alone(item, shared)
-    for item in together:
-        if item.target is None:
-            _allocate(item)
+    read = [_cast_text(call) for call in texts]
+    for call in alone:
+        if call.target is None:
+            _cast_alone(call, shared)
+    for call in together:
+        if call.target is None and call.library is not None:
+            call.result, target = call.library.empty_like(call.given, call.rule.dst, call.caller)
+            call.target = Array.of(target, call.rule.dst)
     # Devices work while the host does; kernels that cannot be loaded are found before the host writes.
-    _cast_on_devices([item for item in together if item.source.device is not None], shared)
-    for item in alone:
-        if item.target is not None:
-            _cast_alone(item, shared)
-    for item, text in zip(texts, read, strict=True):
-        if item.target is None:
-            item.result = text.array
+    ready = _prepared(together)
+    for call in alone:
+        if call.target is not None:
+            _cast_alone(call, shared)
+    for call, text in zip(texts, read, strict=True):
+        if call.target is None:
+            call.result = text.array
         else:
-            item.target.data[...] = text.data
-    for item in together:
-        if item.source.device is None:
-            _cast_on_host(item)
+            call.target.data[...] = text.data
+    for engine, stream, group, launches in ready:
+        with engine.using(stream, map(streams.owner, (*shared, *(call.result for call in group)))):
+            for launch in launches:
+                launch()
+        for call in group:
+            call.result = call.written.array if call.result is None else call.result
 
 
-def _attach(items: Sequence[BatchItem], scale: Any) -> None:
+def _prepared(batch: Sequence[Call]) -> list[tuple[Engine, int | None, list[Call], list[Callable[[], None]]]]:
+    """Calls by engine and stream, with their launches; those of the host last."""
+    known: dict[tuple[Engine, Any], int | None] = {}
+    groups: dict[tuple[Engine, int | None], list[Call]] = {}
+    for call in batch:
+        engine = engines.of(call.source.device)
+        key = engine, call.library
+        if key not in known:
+            known[key] = engine.stream(call.library)
+        groups.setdefault((engine, known[key]), []).append(call)
+    ready = []
+    for (engine, stream), group in sorted(groups.items(), key=lambda item: item[0][0] is engines.HOST):
+        with engine.using(stream):
+            ready.append((engine, stream, group, engine.prepare(group)))
+    return ready
+
+
+def _attach(batch: Sequence[Call], scale: Any) -> None:
     """Let libraries differentiate through the cast."""
-    by_adapter: dict[BatchLibrary, list[BatchItem]] = {}
-    for item in items:
-        if isinstance(item.adapter, BatchLibrary):
-            by_adapter.setdefault(item.adapter, []).append(item)
-    for adapter, own in by_adapter.items():
-        results = adapter.attach([item.given for item in own], [item.result for item in own], scale)
-        for item, result in zip(own, results, strict=True):
-            item.result = result
+    by_library: dict[Library, list[Call]] = {}
+    for call in batch:
+        if call.library is not None:
+            by_library.setdefault(call.library, []).append(call)
+    for library, own in by_library.items():
+        results = library.attach([call.given for call in own], [call.result for call in own], scale)
+        for call, result in zip(own, results, strict=True):
+            call.result = result
 
 
-def _allocate(item: BatchItem) -> None:
-    if isinstance(item.adapter, BatchLibrary):
-        item.result, target = item.adapter.empty_like(item.given, item.rule.dst, item.caller)
-        item.target = Array.of(target, item.rule.dst)
-    elif item.source.device is not None:
-        with kernel.driver.driver().on(item.source.device):
-            item.target = casting.cuda.empty_like(item.source, item.rule.dst)
-        item.result = item.target.array
-
-
-def _cast_alone(item: BatchItem, shared: Sequence[Any]) -> None:
+def _cast_alone(call: Call, shared: Sequence[Any]) -> None:
     """Cast an array of another library, which makes its own result."""
 
     def cast(x: Any, to: Any, options: Options) -> Any:
-        target = item.target
+        target = call.target
         if target is None and options.out is not None:
-            target = Array.of(options.out, item.rule.dst)
-        return _cast(item, Array.of(x, item.rule.src), target).array
+            target = Array.of(options.out, call.rule.dst)
+        return _cast(replace(call, source=Array.of(x, call.rule.src), target=target)).array
 
-    assert item.adapter is not None
-    with streams.visit(item.given, *shared):
-        item.result = item.adapter.cast(cast, item.given, item.rule.dst, Options(out=item.result, caller=item.caller))
-
-
-def _cast(item: BatchItem, source: Array, target: Array | None) -> Array:
-    """Cast the array of one item alone, into a target if there is one."""
-    return cast_array(source, item.rule, None, target, item.caller, item.fused)
+    assert call.library is not None
+    with streams.visit(call.given, *shared):
+        call.result = call.library.cast(cast, call.given, call.rule.dst, Options(out=call.result, caller=call.caller))
 
 
-def _cast_text(item: BatchItem) -> Array:
+def _cast(call: Call) -> Array:
+    """Cast one array alone where it is; texts to the host."""
+    here = engines.of(call.source.device)
+    return run(call, here, engines.HOST if call.rule.is_text else here)
+
+
+def _cast_text(call: Call) -> Array:
     try:
-        with streams.visit(item.given):
-            return _cast(item, item.source, None)
+        with streams.visit(call.given):
+            return _cast(replace(call, target=None))
     except (TypeError, ValueError, OverflowError) as error:
         # The error of a text that is no number, which begins with "cast: ".
-        raise type(error)(f"{item.caller}: {str(error).removeprefix('cast: ')}") from None
-
-
-def _cast_on_host(item: BatchItem) -> None:
-    y = apply(item.source, item.rule, item.target, item.fused)
-    if item.target is None:
-        item.result = y.array
-
-
-def _cast_on_devices(items: Sequence[BatchItem], shared: Sequence[Any]) -> None:
-    """Cast arrays on devices, those of a stream together. `shared`: scale, amax, finite, as the caller has them."""
-    if not items:
-        return
-    cuda = kernel.driver.driver()
-    groups: dict[tuple[int, int], list[BatchItem]] = {}
-    found: dict[tuple[int, Any], int] = {}
-    for item in items:
-        device = item.source.device
-        assert device is not None
-        key = (device, item.adapter)
-        if key not in found:
-            stream = None if item.adapter is None else item.adapter.stream(device)
-            with cuda.on(device):
-                found[key] = cuda.stream() if stream is None else stream
-        groups.setdefault((device, found[key]), []).append(item)
-    ready = []
-    for (device, stream), group in groups.items():
-        with cuda.using(stream, device):
-            ready.append((device, stream, group, casting.cuda_batches.launches(group, device)))
-    # A kernel that cannot be loaded for one device leaves the others as they were.
-    for device, stream, group, launches in ready:
-        owners = map(streams.owner, (*shared, *(item.result for item in group)))
-        with streams.on({device: stream}, owners), cuda.on(device):
-            for run in launches:
-                run()
+        raise type(error)(f"{call.caller}: {str(error).removeprefix('cast: ')}") from None

@@ -8,18 +8,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import casting, host, reference
+from gpucast import host, reference
 from gpucast.arrays.bitpacking import codes_of
 from gpucast.arrays.chunks import elements, spans
 from gpucast.arrays.libraries import untraced
-from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.arrays.packed import PackedArray, as_array
+from gpucast.casting import engines
 from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import STOCHASTIC, Rounding, mode_of
-from gpucast.core.rule import DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
-from gpucast.host import cast_on_host
-from gpucast.kernel import devices, streams
+from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
+from gpucast.host import numbers
+from gpucast.kernel import streams
 
 NDArray = npt.NDArray[Any]
 
@@ -37,7 +38,7 @@ def cast_report(
     *,
     saturate: bool = True,
     round_mode: RoundMode = "up",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
 ) -> CastReport:
@@ -58,10 +59,9 @@ def _checked_report(given: Any, to: Any, options: Options) -> CastReport:
     rule = resolve(dtype(x.dtype, caller="cast_report: x.dtype="), dtype(to, caller="cast_report: to="), options)
     if rule.rounding == STOCHASTIC:
         raise ValueError(f"cast_report: rounding={STOCHASTIC!r} has no report, for it depends on the random bits")
-    if device_index(x) is not None:
-        devices.require("cast_report")
-        with streams.visit(given):
-            x = casting.cuda.to_host(x)
+    engines.of_array(x).require("cast_report")
+    with streams.visit(given):
+        x = engines.to_host(x)
     if isinstance(x, PackedArray):
         x = x.get()
     return _report(x, rule)
@@ -82,12 +82,12 @@ def result_report(x: NDArray, y: NDArray, rule: CastRule) -> CastReport:
 
 def _report(x: NDArray, rule: CastRule) -> CastReport:
     if rule.src.family == "string":
-        y = host.text_on_host.parse(x, rule)
+        y = host.text.parse(x, rule)
         if rule.dst.family in ("string", "bool"):
             return CastReport(elements=x.size)
         # "wide" is exact enough for the counts: thresholds are few-bit numbers.
         wide = dtype("DOUBLE")
-        return _compare(host.text_on_host.parse(x, resolve(rule.src, wide)).reshape(-1), rule, wide, y.reshape(-1))
+        return _compare(host.text.parse(x, resolve(rule.src, wide)).reshape(-1), rule, wide, y.reshape(-1))
     if rule.src.bits <= 16 and x.size >= _COUNTED:
         return _by_code(x, rule)
     total = CastReport()
@@ -109,13 +109,13 @@ def _double(x: NDArray, row: DType) -> NDArray:
     if row.bits >= 16:
         return x.astype(np.float64, copy=False)
     values = np.empty(x.shape, np.float64)
-    cast_on_host.into(x, resolve(row, dtype("DOUBLE")), values)
+    numbers.into(x, resolve(row, dtype("DOUBLE")), values)
     return values
 
 
 def _cast(x: NDArray, rule: CastRule) -> NDArray:
     y = np.empty(x.shape, rule.dst.numpy)
-    cast_on_host.into(x, rule, y)
+    numbers.into(x, rule, y)
     return y
 
 
@@ -200,14 +200,13 @@ def _outside(x: NDArray, before: NDArray, src: DType, rule: CastRule) -> NDArray
         return np.asarray((whole >= float(int(dst.max) + 1)) | (whole < float(dst.min)))
     if dst.family == "e8m0":
         return np.asarray((before != 0) & ((before < dst.min) | (before > dst.max)))
-    ties = "even" if rule.rounding == STOCHASTIC else mode_of(rule.rounding).ties
-    if ties is None:
+    mode = mode_of("ties_to_even" if rule.rounding == STOCHASTIC else rule.rounding)
+    if mode.ties is None:
         return np.abs(before) > float(dst.max)
-    # The midpoint to where the next value would be; a tie stays with an even last code, or goes away from zero.
+    # The midpoint to where the next value would be.
     step = float(dst.max) - float(dst.value(dst.max_code - 1))
     limit = float(dst.max) + step / 2
-    stays = ties == "even" and dst.max_code % 2 == 0
-    return np.abs(before) > limit if stays else np.abs(before) >= limit
+    return np.abs(before) >= limit if mode.takes_upper(dst.max_code % 2 == 1) else np.abs(before) > limit
 
 
 def _whole(numbers: NDArray, rule: CastRule) -> NDArray:

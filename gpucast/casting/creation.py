@@ -9,9 +9,10 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from gpucast import casting, kernel
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray, checked_shape, device_index
+from gpucast.casting import engines
+from gpucast.casting.engine import Engine
 from gpucast.core.dtypes import DType, dtype
 from gpucast.kernel import devices
 
@@ -28,12 +29,13 @@ def empty(shape: Any, dtype: Any, device: Any = None) -> Any:
     """
     kind = _kind(dtype, "empty")
     lengths = checked_shape(shape, "empty")
-    place = devices.parse(device, "empty")
-    if place is not None and place != "cpu":
-        return _empty_on(devices.index(place, "empty"), lengths, kind)
-    if kind.family == "string":
-        return np.full(lengths, "", dtype=object)
-    return np.empty(lengths, dtype=kind.numpy)
+    return _empty(lengths, kind, engines.named(devices.parse(device, "empty"), "empty"))
+
+
+def _empty(shape: tuple[int, ...], kind: DType, engine: Engine, packs: bool = False) -> Any:
+    if kind.family == "string" and engine is not engines.HOST:
+        raise ValueError("empty: a device cannot hold STRING; expected device=None or 'cpu'")
+    return engine.empty(shape, kind, packs)
 
 
 def empty_like(x: Any, dtype: Any = None, device: Any = None) -> Any:
@@ -41,10 +43,8 @@ def empty_like(x: Any, dtype: Any = None, device: Any = None) -> Any:
     if not isinstance(x, PackedArray) and namespace(x) is None:
         x = np.asarray(x)
     kind = _kind(x.dtype if dtype is None else dtype, "empty_like")
-    device = devices.place(device_index(x)) if device is None else device
-    if isinstance(x, PackedArray) and kind.packed and device == "cpu":
-        return PackedArray(np.empty(kind.nbytes(x.size), dtype=np.uint8), kind, x.shape)
-    return empty(x.shape, kind, device)
+    place = devices.parse(devices.place(device_index(x)) if device is None else device, "empty_like")
+    return _empty(x.shape, kind, engines.named(place, "empty_like"), isinstance(x, PackedArray))
 
 
 def from_bytes(buffer: Any, dtype: Any, shape: Any) -> Any:
@@ -75,13 +75,6 @@ def from_bytes(buffer: Any, dtype: Any, shape: Any) -> Any:
     if not buffer.flags.c_contiguous:
         raise ValueError("from_bytes: the array is not contiguous")
     return buffer.view(kind.numpy.newbyteorder("<")).reshape(lengths)
-
-
-def _empty_on(index: int, shape: tuple[int, ...], kind: DType) -> Any:
-    if kind.family == "string":
-        raise ValueError("empty: a device cannot hold STRING; expected device=None or 'cpu'")
-    with kernel.driver.driver().on(index):
-        return casting.cuda.new(shape, kind)
 
 
 def _kind(given: Any, caller: str) -> DType:

@@ -12,13 +12,13 @@ import numpy as np
 
 from gpucast.arrays.array import Array, result_like
 from gpucast.arrays.packed import PackedArray, device_index
-from gpucast.core.arithmetic import exact
+from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import FusedInputs
-from gpucast.core.rule import CastRule, resolve
+from gpucast.core.fuse import Fuse
+from gpucast.core.rule import resolve
 from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import Shape, square_sides
-from gpucast.kernel.fused_kernel import FUSED, PLAIN, FusedOps, cast_kernel
+from gpucast.kernel.fused_kernel import FUSED, FusedOps, cast_kernel
 from gpucast.kernel.strides import Dims, collapse, squares
 
 _BYTE = np.dtype(np.uint8)
@@ -92,38 +92,18 @@ def address(x: Any) -> int:
 # ---- casts ----
 
 
-@exact()
-def apply(source: Array, rule: CastRule, target: Array | None = None, fused: FusedInputs | None = None) -> Array:
-    """Cast on the source's device, on its current stream, into `target`, which is there too, or a new array.
-
-    With `fused` more is done in the same pass, and `rule` is a `gpucast.casting.fused_options.fused_rule`.
-
-    Allocates nothing with a target. RuntimeError for work that a CUDA graph cannot capture.
-    """
-    with driver.driver().on(_device(source)):
-        if target is None:
-            target = empty_like(source, rule.dst)
-        if source.size:
-            launch_of(source, rule, target, fused)()
-    return target
-
-
-def _device(source: Array) -> int:
-    assert source.device is not None, "`gpucast.casting.cast.apply` sends device arrays here"
-    return source.device
-
-
-def launch_of(source: Array, rule: CastRule, target: Array, fused: FusedInputs | None = None) -> Callable[[], None]:
-    """The cast of an array with elements on the current device, whose kernel is loaded by now."""
-    layout = layout_of(source, target, fused)
-    ops, given = PLAIN, b""
-    if fused is not None:
-        ops, given = ops_of(fused), FUSED.pack(*fused_values(fused))
+def launch_of(call: Call) -> Callable[[], None]:
+    """The launch of a call with elements and a target on the current device, whose kernel is loaded by now."""
+    source, rule, target, fuse = call.source, call.rule, call.written, call.fuse
+    assert source.device is not None
+    layout = layout_of(source, target, fuse)
+    ops = FusedOps.of(fuse)
+    given = FUSED.pack(*fused_values(fuse)) if ops.fuses(rule) else b""
     if layout.dims is not None:
         given += layout.dims.packed
     kernel = cast_kernel(rule, layout.shape, rule.src.packed and not source.packed, ops)
     src, dst, n = source.address, target.address, layout.n
-    launch = driver.load(kernel, _device(source))
+    launch = driver.load(kernel, source.device)
     return partial(launch, kernel.blocks(n, dst), driver.array_arguments(src, 0, dst, n) + given)
 
 
@@ -137,12 +117,12 @@ class Layout(NamedTuple):
     n: int
 
 
-def layout_of(source: Array, target: Array, fused: FusedInputs | None) -> Layout:
+def layout_of(source: Array, target: Array, fuse: Fuse) -> Layout:
     """The layout of a cast. It is contiguous where both sides are, in the same order of axes."""
     if source.contiguous and target.contiguous:
         return Layout("contiguous", None, source.size)
-    in_order = fused is not None and fused.random is not None
-    transposes = fused is None and not (source.packed or target.packed)
+    in_order = fuse.random is not None
+    transposes = fuse.is_empty and not (source.packed or target.packed)
     sizes = source.itemsize, target.itemsize
     return strided_layout(source.shape, source.strides, target.strides, sizes, in_order, transposes)
 
@@ -181,20 +161,15 @@ def strided_layout(
     return Layout("strided", dims, n)
 
 
-def ops_of(fused: FusedInputs) -> FusedOps:
-    """The operations of a fused kernel."""
-    return FusedOps(fused.scaling, fused.amax is not None, fused.finite is not None)
-
-
-def fused_values(fused: FusedInputs) -> tuple[float, int, int, int, int, int, int]:
+def fused_values(fuse: Fuse) -> tuple[float, int, int, int, int, int, int]:
     """The values of `FUSED`."""
     number, scale_at = 1.0, 0
-    if isinstance(fused.scale, float):
-        number = fused.scale
-    elif fused.scale is not None:
-        scale_at = fused.scale.data.ptr
-    amax, finite = (0 if array is None else array.data.ptr for array in (fused.amax, fused.finite))
-    seed, offset = fused.random or (0, 0)
+    if isinstance(fuse.scale, float):
+        number = fuse.scale
+    elif fuse.scale is not None:
+        scale_at = fuse.scale.data.ptr
+    amax, finite = (0 if array is None else array.data.ptr for array in (fuse.amax, fuse.finite))
+    seed, offset = fuse.random or (0, 0)
     # In `cast_many` the random words of one array follow those of the one before: the offset may be beyond 64 bits.
     first = max(0, offset - _LAST)
     return number, scale_at, amax, finite, seed, offset - first, first
@@ -248,7 +223,8 @@ def _copy(x: Any) -> Any:
     # Types below one byte lie one element per byte here: as plain bytes they stay so.
     kind = dtype("UINT8") if dtype(x.dtype).packed else dtype(x.dtype)
     copy = new(x.shape, kind)
-    apply(Array.of(x.view(kind.numpy), kind), resolve(kind, kind), Array.of(copy, kind))
+    if x.size:
+        launch_of(Call("copy", Array.of(x.view(kind.numpy), kind), resolve(kind, kind), target=Array.of(copy, kind)))()
     return copy.view(x.dtype)
 
 

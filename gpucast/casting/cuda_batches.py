@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.array import Array
-from gpucast.arrays.batch_item import BatchItem, Launch
 from gpucast.arrays.overlap import Table
 from gpucast.casting import cuda
-from gpucast.core.fused_ops import FusedInputs
+from gpucast.casting.engine import Call, Launch
+from gpucast.core.fuse import EMPTY, Fuse
 from gpucast.kernel import driver
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, ARRAYS, Batch, Kind, batch_kernel, sorted_kinds
 from gpucast.kernel.fields import Fields
@@ -27,60 +26,45 @@ _NONE = 2**32 - 1
 _COLUMNS = frozenset(row[0] for row in ARRAYS.rows)
 
 
-def launches(items: Sequence[BatchItem], device: int) -> list[Callable[[], None]]:
-    """The launches that cast checked items with targets, on the current stream of the current device `device`. All
-    kernels are loaded by now, so nothing can fail later.
+def launches(calls: Sequence[Call], device: int) -> list[Callable[[], None]]:
+    """The launches of calls with targets, on the current stream of the current device `device`. All kernels are loaded
+    by now, so nothing can fail later.
     """
-    flat: list[BatchItem] = []
-    found: list[Callable[[], None]] = []
-    for item in items:
-        if item.source.size:
-            if is_flat(item):
-                flat.append(item)
-            else:
-                found.append(_alone(item))
-    if len(flat) == 1 or _steps(flat) is None:
-        found += map(_alone, flat)
-    elif flat:
-        src = np.array([item.source.address for item in flat], np.uint64)
-        dst = np.array([_target(item).address for item in flat], np.uint64)
-        found.append(partial(prepare(flat, device), src, dst, fused_of(flat)))
-    return found
+    live = [call for call in calls if call.source.size]
+    flat: list[Call] = []
+    others: list[Call] = []
+    if len(live) > 1:
+        for call in live:
+            (flat if is_flat(call) else others).append(call)
+    if len(flat) < 2 or _steps(flat) is None:
+        return list(map(cuda.launch_of, live))
+    src = np.array([call.source.address for call in flat], np.uint64)
+    dst = np.array([call.written.address for call in flat], np.uint64)
+    return [*map(cuda.launch_of, others), partial(prepare(flat, device), src, dst, fuse_of(flat))]
 
 
-def _target(item: BatchItem) -> Array:
-    assert item.target is not None, "memory has been allocated"
-    return item.target
-
-
-def _alone(item: BatchItem) -> Callable[[], None]:
-    return cuda.launch_of(item.source, item.rule, _target(item), item.fused)
-
-
-def is_flat(item: BatchItem) -> bool:
+def is_flat(call: Call) -> bool:
     """Whether both sides are contiguous in the same order."""
-    return cuda.layout_of(item.source, _target(item), item.fused).shape == "contiguous"
+    return cuda.layout_of(call.source, call.written, call.fuse).shape == "contiguous"
 
 
-def fused_of(items: Sequence[BatchItem]) -> FusedInputs:
-    """The operations that are fused with the casts of all items. The offset of random words is the call's; `scale` and
-    `amax` are those of the first item.
-    """
-    found = next((item.fused for item in items if item.fused is not None), FusedInputs())
-    for item in items:
-        if item.fused is not None and item.fused.random is not None:
-            random = item.fused.random
-            return found._replace(random=random._replace(offset=random.offset - item.start))
+def fuse_of(calls: Sequence[Call]) -> Fuse:
+    """That of a batch. The offset of random words is the batch's; `scale` and `amax` are those of the first call."""
+    found = next((call.fuse for call in calls if call.fuse is not EMPTY), EMPTY)
+    for call in calls:
+        if call.fuse.random is not None:
+            random = call.fuse.random
+            return found._replace(random=random._replace(offset=random.offset - call.start))
     return found
 
 
-def _steps(items: Sequence[BatchItem]) -> tuple[int, int] | None:
-    """How many bytes lie between the scales, and between the `amax`, of an item and of the next: 0 where all have the
+def _steps(calls: Sequence[Call]) -> tuple[int, int] | None:
+    """How many bytes lie between the scales, and between the `amax`, of a call and of the next: 0 where all have the
     same. None where the distances differ."""
-    fused = [item.fused for item in items if item.fused is not None]
-    scales = [each.scale for each in fused if each.scale is not None and not isinstance(each.scale, float)]
     found = []
-    for arrays in (scales, [each.amax for each in fused if each.amax is not None]):
+    fuses = [call.fuse for call in calls if call.fuse is not EMPTY]
+    for name in ("scale", "amax"):
+        arrays = [x for fuse in fuses if not ((x := getattr(fuse, name)) is None or isinstance(x, float))]
         steps = np.diff([array.data.ptr for array in arrays])
         if steps.any() and not (steps == arrays[0].itemsize).all():
             return None
@@ -88,29 +72,29 @@ def _steps(items: Sequence[BatchItem]) -> tuple[int, int] | None:
     return found[0], found[1]
 
 
-def prepare(items: Sequence[BatchItem], device: int) -> Launch:
-    """The launch of flat items that have elements."""
-    kinds = [_kind(item) for item in items]
+def prepare(calls: Sequence[Call], device: int) -> Launch:
+    """The launch of flat calls that have elements."""
+    kinds = [_kind(call) for call in calls]
     places = sorted_kinds(kinds)
     number = {kind: i for i, kind in enumerate(places)}
     fuses = any(kind.ops.fuses(kind.rule) for kind in places)
-    steps = _steps(items)
-    assert steps is not None, "items with scattered scales are cast alone"
+    steps = _steps(calls)
+    assert steps is not None, "calls with scattered scales are cast alone"
     scale_step, amax_step = steps
     prepared = Prepared(
         partial(batch_kernel, places),
         [number[kind] for kind in kinds],
-        [item.source.size for item in items],
+        [call.source.size for call in calls],
         device,
-        {"first": [item.start for item in items]} if fuses else {},
+        {"first": [call.start for call in calls]} if fuses else {},
         {"scale_step": scale_step, "amax_step": amax_step} if fuses else {},
     )
 
-    def run(src: Table, dst: Table, fused: FusedInputs) -> None:
+    def run(src: Table, dst: Table, fuse: Fuse) -> None:
         if not fuses:
             prepared.run({"src": src, "dst": dst})
             return
-        number, scale_at, amax, *others = cuda.fused_values(fused)
+        number, scale_at, amax, *others = cuda.fused_values(fuse)
 
         def write(table: npt.NDArray[Any], begin: int) -> None:
             moved = scale_at + scale_step * begin, amax + amax_step * begin
@@ -121,13 +105,11 @@ def prepare(items: Sequence[BatchItem], device: int) -> Launch:
     return run
 
 
-def _kind(item: BatchItem) -> Kind:
-    fused, src = item.fused, item.rule.src
-    unpacked = src.packed and not item.source.packed
-    if fused is None:
-        return Kind(item.rule, unpacked)
-    ops = FusedOps(fused.scaling, fused.amax is not None, fused.finite is not None and src.has_nan)
-    return Kind(item.rule, unpacked, ops)
+def _kind(call: Call) -> Kind:
+    fuse, src = call.fuse, call.rule.src
+    if fuse.finite is not None and not src.has_nan:
+        fuse = fuse._replace(finite=None)
+    return Kind(call.rule, src.packed and not call.source.packed, FusedOps.of(fuse))
 
 
 class Prepared:

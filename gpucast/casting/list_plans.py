@@ -19,16 +19,16 @@ import numpy as np
 
 from gpucast import casting, kernel
 from gpucast.arrays import libraries
-from gpucast.arrays.batch_item import BatchItem, Launch
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.libraries import BatchLibrary, BatchPlanner, one_class
+from gpucast.arrays.libraries import BatchPlanner, one_class
 from gpucast.arrays.overlap import Table, batch_is_disjoint, is_clear, share_memory
-from gpucast.arrays.packed import LibraryPackedArray, PackedArray
+from gpucast.arrays.packed import LibraryPackedArray, PackedArray, address_of
 from gpucast.casting import plans
-from gpucast.casting.fused_options import resolve_amax, resolve_finite, resolve_scale
+from gpucast.casting.engine import Call, Launch
+from gpucast.casting.fuse import resolve_fuse
 from gpucast.core.dtypes import DType
 from gpucast.core.extension import MODULE
-from gpucast.core.fused_ops import FusedInputs, resolve_random
+from gpucast.core.fuse import Fuse
 from gpucast.core.rule import CastRule, Options
 from gpucast.kernel import ON_NEW_DRIVER, streams
 
@@ -147,7 +147,7 @@ class ListPlan:
 
     def _ready(
         self, given: Sequence[Any], outs: Sequence[Any] | None, options: Options, finite: Any
-    ) -> tuple[BatchPlan, FusedInputs, Table, Table | None] | None:
+    ) -> tuple[BatchPlan, Fuse, Table, Table | None] | None:
         """The plan of a call, and the addresses of arrays and outs; None where only the checked path can tell whether
         they may be used."""
         arrays, described = _described(given), None if outs is None else _described(outs)
@@ -155,14 +155,9 @@ class ListPlan:
         alike = [plan for plan in self.launches if plan.arrays == arrays and (plan.outs, plan.sizes) == same]
         if not alike:
             return None
-        device, caller, count = alike[0].device, options.caller, len(given)
+        device, count = alike[0].device, len(given)
         check_scale(given, options)
-        fused = FusedInputs(
-            scale=None if options.scale is None else resolve_scale(options.scale, device, caller, count),
-            amax=None if options.amax is None else resolve_amax(options.amax, device, caller, count),
-            finite=None if finite is None else resolve_finite(finite, device, caller),
-            random=resolve_random(self.rounding, options.seed, options.offset, caller),
-        )
+        fused = resolve_fuse(options._replace(rounding=self.rounding), (device,), finite, count)
         plan = next((plan for plan in alike if plan.scaling == fused.scaling), None)
         if plan is None:
             return None
@@ -202,23 +197,21 @@ def run(given: list[Any], outs: list[Any] | None, to: Any, options: Options, fin
     return results
 
 
-def keep(
-    items: Sequence[BatchItem], outs: list[Any] | None, to: Any, dst: DType, options: Options, finite: Any
-) -> None:
+def keep(calls: Sequence[Call], outs: list[Any] | None, to: Any, dst: DType, options: Options, finite: Any) -> None:
     """Keep the plan of a successful call, if there may be one."""
     if MODULE is None or dst.family == "string" or not plans.is_lasting(to, *options[:5]):
         return
-    given = [item.given for item in items]
+    given = [call.given for call in calls]
     kind, scaled = type(given[0]), options.scale is not None
     fuses = scaled or not (options.amax is options.seed is finite is None)
     known = _list_plan(kind, dst, fuses, scaled, options[:5])
     if kind in HOST_KINDS and max(_size(options.scale), _size(options.amax)) <= 1:
-        for item in items:
-            if type(item.given) is kind and _is_plain(item):
-                plan = HOST_KINDS[kind].plan(item.rule, fuses, scaled)
+        for call in calls:
+            if type(call.given) is kind and _is_plain(call):
+                plan = HOST_KINDS[kind].plan(call.rule, fuses, scaled)
                 if plan is not None:
-                    known.by_dtype[item.given.dtype] = plan
-    launch = _batch_plan(items, outs, dst, options)
+                    known.by_dtype[call.given.dtype] = plan
+    launch = _batch_plan(calls, outs, dst, options)
     if launch is not None:
         known.launches = (launch, *known.launches[: _MOST - 1])
     if known.by_dtype or known.launches:
@@ -233,13 +226,13 @@ def check_scale(given: Sequence[Any], options: Options) -> None:
         adapter.check_scale(options.scale, options.caller)
 
 
-def _is_plain(item: BatchItem) -> bool:
-    """Whether the module can read the array of an item of the host."""
-    source = item.source
+def _is_plain(call: Call) -> bool:
+    """Whether the module can read the array of a call of the host."""
+    source = call.source
     # Objects may be numbers, which were copied into another array.
-    if source.device is not None or source.packed or not (item.adapter or item.given is source.array):
+    if source.device is not None or source.packed or not (call.library or call.given is source.array):
         return False
-    return item.rule.src.family != "string" and bool(source.data.dtype.isnative)
+    return call.rule.src.family != "string" and bool(source.data.dtype.isnative)
 
 
 def _size(x: Any) -> int:
@@ -258,66 +251,59 @@ def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> Table:
     return found if plan.used is None else found[plan.used]
 
 
-def _is_disjoint(src: Table, to: Table | None, plan: BatchPlan, fused: FusedInputs) -> bool:
+def _is_disjoint(src: Table, to: Table | None, plan: BatchPlan, fused: Fuse) -> bool:
     """Whether bounds alone show that targets overlap nothing else; `to`: None for memory to be made."""
     src_end = src + plan.src_bytes
     scale = None if isinstance(fused.scale, float) else fused.scale
     small = [x for x in (fused.finite, fused.amax, scale) if x is not None]
     written = small if scale is None else small[:-1]
-    if not all(is_clear(_address(x), x.nbytes, src, src_end) for x in written):
+    if not all(is_clear(address_of(x), x.nbytes, src, src_end) for x in written):
         return False
     if written and any(share_memory(x, y) for x, y in itertools.combinations(small, 2)):
         return False
     if to is None:
         return True
     end = to + plan.dst_bytes
-    return batch_is_disjoint(to, end, src, src_end) and all(is_clear(_address(x), x.nbytes, to, end) for x in small)
+    return batch_is_disjoint(to, end, src, src_end) and all(is_clear(address_of(x), x.nbytes, to, end) for x in small)
 
 
-def _address(x: Any) -> int:
-    return int(x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr)
-
-
-def _batch_plan(
-    items: Sequence[BatchItem], outs: Sequence[Any] | None, dst: DType, options: Options
-) -> BatchPlan | None:
+def _batch_plan(calls: Sequence[Call], outs: Sequence[Any] | None, dst: DType, options: Options) -> BatchPlan | None:
     """That of a successful call on a device, if it can have one."""
-    given = [item.given for item in items]
-    used = [i for i, item in enumerate(items) if item.source.size]
-    first = items[0]
+    given = [call.given for call in calls]
+    used = [i for i, call in enumerate(calls) if call.source.size]
+    first = calls[0]
     device = first.source.device
     if (
         device is None
         # Of each the library may be another one, and with it the stream.
         or isinstance(first.given, LibraryPackedArray)
         or len(used) < 2
-        or any(item.source.device != device or item.adapter is not first.adapter for item in items)
-        or (outs is None and first.adapter is not None and dst.packed)
+        or any(call.source.device != device or call.library is not first.library for call in calls)
+        or (outs is None and first.library is not None and dst.packed)
         # The scales and `amax` of arrays without elements are left out.
-        or (len(used) < len(items) and max(_size(options.scale), _size(options.amax)) > 1)
+        or (len(used) < len(calls) and max(_size(options.scale), _size(options.amax)) > 1)
     ):
         return None
-    live = [(items[i], target) for i in used if (target := items[i].target) is not None]
-    if len(live) < len(used) or not all(item.source.contiguous and target.contiguous for item, target in live):
+    live = [(calls[i], target) for i in used if (target := calls[i].target) is not None]
+    if len(live) < len(used) or not all(call.source.contiguous and target.contiguous for call, target in live):
         return None
     try:
-        for x in {type(x): x for x in (*given, *(outs or [item.result for item in items]))}.values():
+        for x in {type(x): x for x in (*given, *(outs or [call.result for call in calls]))}.values():
             _register(x)
         arrays, described = _described(given), None if outs is None else _described(outs)
     except Exception:  # Arrays that no plan is for.
         return None
-    fused = live[0][0].fused
     return BatchPlan(
         arrays,
         described,
         _PLANNERS[type(given[0])].allocator(given, dst) if outs is None else None,
-        "none" if fused is None else fused.scaling,
+        live[0][0].fuse.scaling,
         (_size(options.scale), _size(options.amax)),
         device,
-        None if len(used) == len(items) else used,
-        np.array([item.source.data.nbytes for item, _ in live], np.uint64),
+        None if len(used) == len(calls) else used,
+        np.array([call.source.data.nbytes for call, _ in live], np.uint64),
         np.array([target.data.nbytes for _, target in live], np.uint64),
-        casting.cuda_batches.prepare([item for item, _ in live], device),
+        casting.cuda_batches.prepare([call for call, _ in live], device),
     )
 
 
@@ -327,10 +313,8 @@ def _register(x: Any) -> None:
     if kind in _PLANNERS:
         return
     adapter = libraries.find(x)
-    planner: BatchPlanner | None = None
-    if isinstance(adapter, BatchLibrary):
-        planner = adapter.planner(kind)
-    elif adapter is None and kind is getattr(namespace(x), "ndarray", None):
+    planner = None if adapter is None else adapter.planner(kind)
+    if adapter is None and kind is getattr(namespace(x), "ndarray", None):
         planner = CupyPlanner()
     if planner is None:
         raise TypeError(f"no plan is for {kind.__name__}")

@@ -139,12 +139,11 @@ def has_arrays(rule: CastRule) -> bool:
 
 def is_lasting(*values: Any) -> bool:
     """Whether no value can come to mean something else: none can change."""
-    return all(
-        isinstance(value, (type, np.dtype, DType))
-        or type(value) in (bool, int, str, type(None))
-        or is_foreign(type(value))
-        for value in values
-    )
+    for value in values:
+        if not (isinstance(value, (type, np.dtype, DType)) or type(value) in (bool, int, str, type(None))):
+            if not is_foreign(type(value)):
+                return False
+    return True
 
 
 # Plans hold kernels of the driver with which they were made.

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import json
 import os
@@ -21,7 +20,7 @@ from gpucast.convert.running import cluster, outcome
 from gpucast.convert.running.work import UnfinishedWork
 from gpucast.convert.scales import scale_styles, scaling
 from gpucast.core.dtypes import DType
-from gpucast.core.errors import printable, printable_lines
+from gpucast.core.errors import meant, printable, printable_lines
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError
 from gpucast.files.atomic import check_target, within
@@ -51,7 +50,9 @@ _CHOICE = """\
 --as-weights PATTERN ...  beside codes: these tensors are plain numbers, whatever their names and types say
 """
 _SCALES = f"""\
---scale {"|".join(scaling.SCALES)}  which elements share a scale; none: a plain cast without scales
+--scale {"|".join(scaling.SCALES)}  which elements share a scale: all of a tensor, those of a row, or of a
+    block (128 of a row; of float8 128x128). mx: 32, the scales powers of two; nvfp4: 16, and one more scale for the
+    tensor. none: a plain cast without scales
 --style STYLE  the loader that will read the result: it decides names, layout and config.json.
     One of {", ".join(scale_styles.STYLES)} (default: {scale_styles.STYLES[0]}; required if there is a config.json).
     Or a recipe (`gpucast recipes`), which decides the codes and scales, too, in the style of a loader that takes them
@@ -150,16 +151,16 @@ def _rule(text: str) -> SelectionRule:
 def _style(text: str) -> str:
     if text in scale_styles.STYLES:
         return text
-    if text in RECIPES:
+    if text.lower().replace("_", "-") in RECIPES:
         return recipes.find_recipe(text, "").name
-    near = difflib.get_close_matches(text.lower().replace("_", "-"), scale_styles.STYLES, 1, 0.7)
-    if near:
-        raise ValueError(f"{text!r} is no style; did you mean {near[0]!r}?")
+    if loaded := [style for style, by in scale_styles.LOADERS.items() if text.lower() in map(str.lower, by)]:
+        raise ValueError(f"{text!r} is a loader, not a style; it reads {' and '.join(loaded)}.")
     scales = {format.name: f"--to {kind} --scale {scale}" for kind, scale, format in scaling.all_formats()}
     scales |= dict.fromkeys(("fp8", "float8", "int4", "int8", "fp4"), "--to and --scale")
     if option := scales.get(text.lower()) or (text in scaling.SCALES and f"--scale {text}"):
         raise ValueError(f"{text!r} is a format, not a style: give it with {option}.")
-    return recipes.find_recipe(text, "").name
+    near = meant(text.lower().replace("_", "-"), [*scale_styles.STYLES, *RECIPES])
+    raise ValueError(f"{text!r} is neither a style nor a recipe{near or '; `gpucast recipes` lists the recipes.'}")
 
 
 def _seed(text: str) -> int:

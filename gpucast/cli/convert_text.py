@@ -11,7 +11,7 @@ from gpucast.convert import ConversionPlan, Outcome
 from gpucast.convert.losses import counts
 from gpucast.convert.reporting import outcome_json
 from gpucast.convert.running.outcome import Result
-from gpucast.convert.scales import scaling
+from gpucast.convert.scales import scale_styles, scaling
 from gpucast.core.errors import printable
 
 #: At most this many names of tensors are printed for each reason.
@@ -33,16 +33,14 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         by_reason.setdefault(_shown(tensor.why), []).append(f"{tensor.name!r} ({_shown(tensor.kind)})")
     for reason, names in by_reason.items():
         why = f", for {reason}" if reason else ""
-        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        lines.append(f"left alone{why}: {', '.join(names[:_NAMED])}{more}")
+        lines.append(f"left alone{why}: {_some(names)}")
     beside: dict[str, list[str]] = {}
     for file in plan.files:
         for part in file.sources:
             for name, what in part.scales.left_out.items():
                 beside.setdefault(what, []).append(repr(name))
     for what, names in beside.items():
-        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-        lines.append(f"dropped, {what}: {_shown(', '.join(names[:_NAMED]))}{more}")
+        lines.append(f"dropped, {what}: {_shown(_some(names))}")
     copied = sum(file.tensors is None for file in plan.files)
     if copied:
         lines.append(f"copied as they are: {_count(copied, 'file')}")
@@ -50,11 +48,19 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         why = "files say different things" if any(file.parts for file in plan.files) else "the format of OUT has none"
         lines.append(f"metadata not kept, since {why}: {', '.join(map(repr, plan.dropped))}")
     if plan.left_out:
-        more = f" and {len(plan.left_out) - _NAMED:,} more" if len(plan.left_out) > _NAMED else ""
-        lines.append(f"not in the one file that was written: {', '.join(map(_shown, plan.left_out[:_NAMED]))}{more}")
+        lines.append(f"not in the one file that was written: {_some(list(map(_shown, plan.left_out)))}")
     scale = plan.request.scale
     if scale not in (None, "none") and all(len(tensor.names) == 1 for _, tensor in plan.converted):
         lines.append(f"--scale {scale} scaled nothing: it is for floating values that go to 8 bits or fewer")
+    of_own = [
+        repr(result.plan.name)
+        for result in results
+        if len(result.plan.names) > 1 and not result.plan.lossless and result.plan.dtype is not None
+        if scaling.is_of_own_rule(plan.request, result.plan.kind, result.plan.dtype)
+    ]
+    if of_own:
+        writer = scale_styles.WRITERS[plan.request.style]
+        lines.append(f"by gpucast's own rule, since no recipe has {writer}'s codes and scales: {_some(of_own)}")
     if kept := sum(result.plan.lossless for result in results):
         lines.append(f"lossless: {_count(kept, 'tensor')} with every value kept and compared")
     if outcome.resumed:
@@ -75,6 +81,11 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     if outcome.waiting:
         lines.append(f"not written yet: other shares have {_count(outcome.waiting, 'file')} to finish")
     return "\n".join(lines)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def _quality(results: list[Result]) -> str:

@@ -29,8 +29,6 @@ _OPTIONS = """\
 """
 #: Characters of a name that the table shows, so that it fits 100 columns.
 _NAME = 34
-#: ... and of a form.
-_KIND = 14
 
 
 def add(commands: Any) -> None:
@@ -78,7 +76,8 @@ def _print(rows: list[Difference], everything: bool) -> None:
     for found in rows:
         if found.is_equal and not everything:
             continue
-        kinds = [_short(kind, _KIND) for kind in found.kinds]
+        # Of codes their type; what their scales are like --json tells.
+        kinds = [kind.partition(",")[0] for kind in found.kinds]
         cells = [found.problem, "", "", ""]
         if not found.problem:
             ratio = found.sqnr_db

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -13,10 +12,10 @@ from typing import Any
 from gpucast.cli import arguments
 from gpucast.cli.dtypes import columns
 from gpucast.convert.planning import sources
-from gpucast.convert.scales.detect import Catalogue
+from gpucast.convert.scales.declared import unknown
 from gpucast.convert.scales.per_file import described
 from gpucast.core.errors import printable
-from gpucast.files import TensorFile
+from gpucast.files import Tensor
 
 _DESCRIPTION = """\
 Print what a file of tensors, an *.index.json or a folder holds: types, formats,
@@ -69,33 +68,24 @@ def run(args: argparse.Namespace) -> int:
     print(_each(rows) if args.all else _grouped(rows))
     for where, why in said.items():
         print(f"{printable(where)}: {printable(why)}")
-    unknown = [row for row in rows if row.problem]
-    for row in unknown[:_NAMED]:
+    strange = [row for row in rows if row.problem]
+    for row in strange[:_NAMED]:
         print(f"not understood: {printable(row.name)!r} {printable(row.problem)}")
-    if len(unknown) > _NAMED:
-        print(f"not understood: {len(unknown) - _NAMED:,} more")
+    if len(strange) > _NAMED:
+        print(f"not understood: {len(strange) - _NAMED:,} more")
     return 0
 
 
 def _rows(path: str) -> tuple[list[_Row], dict[str, str]]:
     """The tensors, and what files beside them say of quantization, by where they say it."""
     rows, said = list[_Row](), dict[str, str]()
-    with contextlib.ExitStack() as stack:
-        catalogue = Catalogue()
-        # A name that is no folder, so that any folder can be read.
-        for item in sources.find(path, f"{path.rstrip('/')}.none").items:
-            if not item.tensors:
-                continue
-            file = stack.enter_context(TensorFile(item.path))
-            if file.model is None:
-                catalogue.add(item.path, file)
-                continue
-            for tensor in file.tensors:
-                why = file.model.weights.get(tensor.name, "")
+    with sources.opened(path) as (catalogue, models):
+        for item, model in models:
+            for tensor in model.tensors:
+                why = model.weights.get(tensor.name, "")
                 is_float = tensor.dtype is not None and tensor.dtype.is_float
                 what = f"no weight: {why}" if why and is_float else "" if why else "weight"
-                kind = tensor.dtype.name if tensor.dtype is not None else tensor.kind
-                rows.append(_Row(tensor.name, item.name, kind, "ONNX", tensor.shape, tensor.nbytes, what))
+                rows.append(_Row(tensor.name, item.name, _kind(tensor), "ONNX", tensor.shape, tensor.nbytes, what))
         names = {
             item: os.path.relpath(item, path) if os.path.isdir(path) else os.path.basename(item)
             for item in catalogue.files
@@ -107,16 +97,19 @@ def _rows(path: str) -> tuple[list[_Row], dict[str, str]]:
             why = "" if one.stored is not None else one.problem.partition(": ")[2]
             why = why or (catalogue.declared(where).problem(one.base, one.stored) if one.stored is not None else "")
             rows.append(_Row(one.base, names[where], one.kind, one.style, shape, one.nbytes, "", why))
-        for where, tensor, what, why in described(catalogue, every):
-            kind = tensor.dtype.name if tensor.dtype is not None else tensor.kind
-            rows.append(_Row(tensor.name, names[where], kind, "", tensor.shape, tensor.nbytes, what, why))
+        for beside in described(catalogue, every):
+            what, tensor = "" if beside.companion is None else beside.companion.what, beside.tensor
+            fields = tensor.shape, tensor.nbytes, what, beside.why
+            rows.append(_Row(tensor.name, names[beside.path], _kind(tensor), "", *fields))
         for where in catalogue.files:
-            declared = catalogue.declared(where)
-            unknown = declared.unknown()
-            for section in declared.sections:
+            for section in catalogue.declared(where).sections:
                 method = section.entry.get("quant_method", section.entry.get("quant_algo", "?"))
-                said[section.where] = unknown if unknown.startswith(section.where) else f"quantized by {method}"
+                said[section.where] = unknown(section) or f"quantized by {method}"
     return rows, said
+
+
+def _kind(tensor: Tensor) -> str:
+    return tensor.dtype.name if tensor.dtype is not None else tensor.kind
 
 
 def _grouped(rows: list[_Row]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import io
 import os
 import re
@@ -22,7 +21,7 @@ from gpucast.cli import bench, convert, diff, dtypes, fold, info, inspect, kerne
 from gpucast.core import interruption
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DTYPES
-from gpucast.core.errors import printable, printable_lines
+from gpucast.core.errors import meant, printable, printable_lines, reason_of
 from gpucast.core.version import __version__
 
 
@@ -30,11 +29,10 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors show only the required arguments: the usage of `convert` is a dozen lines."""
 
     def error(self, message: str) -> NoReturn:
-        if misspelt := re.match(r"argument COMMAND: invalid choice: '(.*?)' \(choose from (.*)\)$", message, re.DOTALL):
-            near = difflib.get_close_matches(misspelt[1], re.findall(r"\w+", misspelt[2]), 1)
-            message = f"{misspelt[1]!r} is not a command; " + (
-                f"did you mean {near[0]!r}?" if near else f"expected one of {misspelt[2]}"
-            )
+        if wrong := re.match(r"argument (.*): invalid choice: '(.*?)' \(choose from (.*)\)$", message, re.DOTALL):
+            option, word, known = wrong[1], wrong[2], wrong[3].replace("'", "")
+            what = "a command" if option == "COMMAND" else f"a value of {option}"
+            message = f"{word!r} is not {what}; expected one of {known}{meant(word, known.split(', '))}"
         usage = self._get_formatter()
         usage.add_usage(None, [action for action in self._actions if action.required or not action.option_strings], [])
         required = usage.format_help().rstrip()
@@ -64,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(name, ": ".join(filter(None, ["interrupted", str(stopped)])), 130)
     except OSError as error:
         where = printable(f"{error.filename}: ") if error.filename is not None else ""
-        return _fail(name, f"{where}{error.strerror or error}")
+        return _fail(name, f"{where}{reason_of(error)}")
     except MemoryError as error:
         return _fail(name, f"out of memory: {error}" if str(error) else "out of memory")
     except (ValueError, TypeError, RuntimeError) as error:
@@ -92,9 +90,7 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
     if unknown:
         # By the subcommand: its help says more than the help of `gpucast`.
         command = commands.choices[args.command]
-        near = difflib.get_close_matches(unknown[0], command._option_string_actions, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        command.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        command.error(f"unrecognized arguments: {' '.join(unknown)}{meant(unknown[0], command._option_string_actions)}")
     return args
 
 

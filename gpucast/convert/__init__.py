@@ -3,9 +3,9 @@
 
 from gpucast.convert.planning.plan import ConversionPlan
 from gpucast.convert.planning.planner import make_plan
-from gpucast.convert.planning.tensor_plan import Choice, Detail, Request, SelectionRule
 from gpucast.convert.running.outcome import Options, Outcome
 from gpucast.convert.running.stream import run
+from gpucast.convert.scales.request import Choice, Detail, Request, SelectionRule
 from gpucast.convert.streaming.pieces import tensor_seed
 
 __all__ = [

@@ -8,8 +8,11 @@ printable is shown as an escape.
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 import warnings
+from collections.abc import Iterable
 
 #: The packages that stand between the line of a caller and a cast.
 _BETWEEN = ("gpucast", "torch", "jax")
@@ -27,6 +30,28 @@ def printable(text: str) -> str:
 def printable_lines(text: str) -> str:
     """Do the same for text of several lines."""
     return "\n".join(map(printable, text.split("\n")))
+
+
+def nearest(word: object, known: Iterable[str], most: int = 1) -> list[str]:
+    """The `known` words that are spelt like another one, the nearest first."""
+    import difflib
+
+    return difflib.get_close_matches(str(word), list(known), most)
+
+
+def meant(word: object, known: Iterable[str]) -> str:
+    """The end of a message about a word that is not among the `known` ones: the nearest of these, if one is near."""
+    near = nearest(word, known)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says of an error; of a file in a folder that is not there, also which one that is."""
+    said = error.strerror or str(error)
+    folder = os.path.dirname(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else ""
+    if error.errno == errno.ENOENT and folder and not os.path.isdir(folder):
+        return f"{said}: there is no folder {folder}; make it first, or name another"
+    return said
 
 
 def no_attribute(x: object, name: str, instead: dict[str, str]) -> AttributeError:

@@ -10,7 +10,7 @@ have the names, each of which means one thing for integers and floats alike. The
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from gpucast.core.dtypes import DType
 
@@ -33,6 +33,10 @@ class RoundingMode(NamedTuple):
     ties: Literal["even", "away"] | None
     #: What becomes of a number that is not exact, for the pages and the help of commands.
     text: str
+
+    def takes_upper(self, odd: Any) -> Any:
+        """Whether a number midway between two codes goes to the upper one, by whether the lower code is odd."""
+        return {"even": odd, "away": True}[self.ties or ""]
 
 
 #: The only list of them. Of two words for one mode the first stands in names of kernels.

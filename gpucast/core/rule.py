@@ -7,13 +7,14 @@ Source: the Cast and CastLike schemas of ONNX opsets 1 to 28. The reference, the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.errors import meant
 from gpucast.core.rounding import (
     BY_RULE,
     OF_FLOATS,
@@ -28,7 +29,7 @@ from gpucast.core.rounding import (
 #: The opsets in which a new version of each operator appeared. In 6 `to` became a number; all others brought types.
 CAST_VERSIONS = tuple(sorted({6, *(row.opset for row in DTYPES if row.opset is not None)}))
 CASTLIKE_VERSIONS = (15, 19, 21, 23, 24, 25)
-#: Fixed within a major version of gpucast, so that an upgrade changes no bits.
+#: Whose rules a cast without `opset` follows. Fixed within a major version of gpucast: an upgrade changes no bits.
 DEFAULT_OPSET = CAST_VERSIONS[-1]
 #: First versions (of both operators) that have the attribute.
 SATURATE_SINCE = 19
@@ -46,7 +47,8 @@ class Options(NamedTuple):
 
     saturate: Any = True
     round_mode: Any = "up"
-    opset: Any = DEFAULT_OPSET
+    #: None: the rules of DEFAULT_OPSET, and the types that no opset has, too.
+    opset: Any = None
     rounding: Any = None
     overflow: Any = None
     seed: Any = None
@@ -98,6 +100,11 @@ class CastRule:
     round_mode: RoundMode = "up"
 
     @property
+    def is_text(self) -> bool:
+        """Whether text is read or written."""
+        return "string" in (self.src.family, self.dst.family)
+
+    @property
     def rounds_by_rule(self) -> bool:
         """Whether only the rule itself can round as it says: fast paths know rounding to nearest even, and to integers
         toward zero."""
@@ -121,10 +128,16 @@ class CastRule:
 
 def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, caller: str = "cast") -> int:
     """The newest version of the operator in an opset. ValueError outside the operator's first opset to 28."""
+    if opset is None:
+        return DEFAULT_OPSET
     number = opset if type(opset) is int else integer(opset, f"{caller}: opset")
     if not versions[0] <= number <= DEFAULT_OPSET:
         raise ValueError(f"{caller}: opset={number} is not supported; expected {versions[0]} to {DEFAULT_OPSET}")
-    return max(version for version in versions if version <= number)
+    newest = versions[0]
+    for version in versions:
+        # torch.compile reads this, and knows no bisect.
+        newest = version if version <= number else newest
+    return newest
 
 
 def first_opset(row: DType) -> int:
@@ -136,7 +149,8 @@ _DEFAULT = Options()
 
 
 def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
-    """Check the attributes of a cast and return its rule. Of the options only the attributes matter here.
+    """Check the attributes of a cast and return its rule. With a scale, whatever it is, it is the rule by which the
+    products, DOUBLEs, are cast, but for its source. Of the options the attributes matter here, no other keyword.
 
     TypeError for a type that the operator's version lacks and for a `saturate` that is no boolean. ValueError for every
     other value that is illegal, newer than the version, or meaningless for the destination.
@@ -145,15 +159,20 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
     caller = options.caller
     version = newest_version(opset, options.versions, caller)
     for role, row in (("source", src), ("to", dst)):
-        if first_opset(row) > version:
-            since = "is in no opset" if row.opset is None else f"entered at opset {row.opset}"
-            raise TypeError(f"{caller}: {role}={row.name} {since}; opset={opset} has version {version}")
+        since = first_opset(row) if opset is None else row.opset
+        if since is None or since > version:
+            entered = "is in no opset" if since is None else f"entered at opset {since}"
+            wanted = "" if since is None else f" of the operator; expected opset {since} or later"
+            raise TypeError(f"{caller}: {role}={row.name} {entered}; opset={opset} has version {version}{wanted}")
     if isinstance(saturate, np.bool_) or (isinstance(saturate, int) and saturate in (0, 1)):
         saturate = bool(saturate)
     if not isinstance(saturate, bool):
         raise TypeError(f"{caller}: saturate={saturate!r} must be True or False")
     if not isinstance(round_mode, str) or round_mode not in ROUND_MODES:
-        raise ValueError(f"{caller}: round_mode={round_mode!r} is not legal; expected one of {', '.join(ROUND_MODES)}")
+        near = meant(round_mode, ROUND_MODES)
+        raise ValueError(
+            f"{caller}: round_mode={round_mode!r} is not legal; expected one of {', '.join(ROUND_MODES)}{near}"
+        )
     if not saturate and version < SATURATE_SINCE:
         raise ValueError(f"{caller}: saturate=False needs opset {SATURATE_SINCE}; opset={opset} has version {version}")
     if round_mode != "up" and version < ROUND_MODE_SINCE:
@@ -165,6 +184,8 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
     if overflow is not None:
         _check_choice(caller, "overflow", overflow, _overflows(src, dst), src, dst)
 
+    if options.scale is not None and src.name != "DOUBLE":
+        return replace(resolve(dtype("DOUBLE"), dst, options), src=src)
     if src is dst or dst.family in ("bool", "string"):
         return CastRule(src, dst)
     rounding = OF_INTEGERS if dst.family == "int" else OF_FLOATS
@@ -233,5 +254,8 @@ def _check_choice(caller: str, name: str, value: Any, legal: tuple[str, ...], sr
     if src.family == "string":
         raise ValueError(
             f"{caller}: {name}={value!r} does not apply to text; expected {expected} from STRING to {dst.name}"
+            f"{meant(value, legal)}"
         )
-    raise ValueError(f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}")
+    raise ValueError(
+        f"{caller}: {name}={value!r} does not apply to {dst.name}; expected {expected}{meant(value, legal)}"
+    )

@@ -2,7 +2,7 @@
 """The meaning of text as a number, and the text of a number: exact, one element at a time, slow.
 
 This is the specification of the STRING type. `gpucast.reference.exact_cast` uses it directly.
-`gpucast.host.text_on_host` falls back to it and takes its error messages from here. Functions that read text take its
+`gpucast.host.text` falls back to it and takes its error messages from here. Functions that read text take its
 `index` in the array for the message.
 """
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import BinaryIO
 
+from gpucast.core.errors import reason_of
 from gpucast.core.places import replaced, resolved, status_of
 from gpucast.files.tensor import FileError
 
@@ -57,7 +58,8 @@ def _naming(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(error.errno, error.strerror or str(error), path) from error
+        error.filename = path
+        raise OSError(error.errno, reason_of(error), path) from error
 
 
 def mode_of(target: str) -> int:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import casting
 from gpucast.arrays import composites, libraries
 from gpucast.arrays.bitpacking import unpack_codes
-from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.arrays.packed import PackedArray, as_array
+from gpucast.casting import engines
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
@@ -168,7 +168,7 @@ def _checked(name: str, x: Any) -> tuple[Any, Any, DType]:
 def _chunks(x: Any, array: Any, kind: DType) -> Iterator[NDArray]:
     """The elements in row-major order, as `Tensor.chunks` gives them, copied from a device as they are written."""
     with streams.visit(x):
-        host = array if device_index(array) is None else casting.cuda.to_host(array)
+        host = engines.to_host(array)
     if isinstance(host, PackedArray):
         data = host.data
         for start in range(0, array.size, CHUNK_BYTES):

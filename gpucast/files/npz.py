@@ -24,6 +24,8 @@ from gpucast.files.tensor import FileError, NDArray, Spec, StoredTensor, Tensor,
 from gpucast.files.tensor import Writer as TensorWriter
 
 _METADATA, _TEXTS = "__gpucast__", "__metadata__"
+#: The bytes of one read: zipfile takes several times as many meanwhile.
+_READ = 1 << 20
 #: The compression methods that NumPy writes, and their largest possible compression ratios.
 _RATIOS = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: file_limits.DEFLATED}
 
@@ -93,7 +95,7 @@ class _Member:
             return data
 
     def readinto(self, buffer: memoryview) -> int:
-        data = self.read(len(buffer))
+        data = self.read(min(len(buffer), _READ))
         buffer[: len(data)] = data
         return len(data)
 

@@ -17,6 +17,23 @@ _DOMAINS = ("", "ai.onnx")
 _QDQ = 21
 
 
+def inlined(model: Any, path: str) -> Any:
+    """The model with the nodes of its own functions in place of calls to them. FileError where ONNX cannot do that."""
+    from onnx import inliner
+
+    try:
+        whole = inliner.inline_local_functions(model)
+    except Exception as error:
+        # The type of the error depends on how ONNX was built.
+        raise FileError(f"{path}: the functions of the model cannot be put in place of their calls: {error}") from None
+    if whole.functions:
+        raise FileError(
+            f"{path}: function {whole.functions[0].name!r} follows another opset than the model, so that its constants "
+            "cannot be told from weights; onnx.inliner.inline_local_functions(model, convert_version=True) removes it"
+        )
+    return whole
+
+
 def check(model: Any, changes: Mapping[str, DType], path: str) -> None:
     """FileError if the model's opset cannot cast the new types (`changes`) back to the types that operators take."""
     opset = _opset(model)
@@ -137,6 +154,39 @@ def dequantize(model: Any, linear: Mapping[str, Linear]) -> None:
     for node in reversed(nodes):
         graph.node.insert(0, node)
     model.ir_version = max(model.ir_version, helper.find_min_ir_version_for(list(model.opset_import), True))
+
+
+def known_as(graph: Any) -> dict[str, str]:
+    """The value that each initializer, and each result of DequantizeLinear, stands for: after a conversion the result
+    of the Casts that alone use it."""
+    casts = {name: use.casts[0] for name, use in _uses(graph).items() if not use.others and len(use.casts) == 1}
+    found = {}
+    for name in [one.name for one in graph.initializer] + [node.output[0] for node in _dequantizing(graph)]:
+        value = name
+        while value in casts:
+            value = graph.node[casts.pop(value)].output[0]
+        # onnxruntime's quantizer adds this to the name of the weight.
+        found[name] = value.removesuffix("_DequantizeLinear_Output")
+    return found
+
+
+def linear_in(graph: Any) -> dict[str, Linear]:
+    """The values that DequantizeLinear computes from initializers alone, by the names of the codes."""
+    held = {proto.name: tuple(proto.dims) for proto in graph.initializer}
+    found = {}
+    for node in _dequantizing(graph):
+        codes, scales, *zero = node.input
+        if all(name in held for name in node.input if name):
+            given = {one.name: int(one.i) for one in node.attribute}
+            axis = None if held[scales] in ((), (1,)) else given.get("axis", 1) % max(1, len(held[codes]))
+            found[codes] = Linear(
+                node.output[0], scales, zero[0] if any(zero) else None, axis, given.get("block_size", 0)
+            )
+    return found
+
+
+def _dequantizing(graph: Any) -> Iterator[Any]:
+    return (node for node in graph.node if node.op_type == "DequantizeLinear" and len(node.input) > 1 and node.output)
 
 
 @dataclass

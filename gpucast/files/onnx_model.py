@@ -50,6 +50,8 @@ class Model:
             raise FileError(f"{path}: is no ONNX model: it has no graph")
         if self.proto.training_info:
             raise FileError(f"{path}: the model has training_info: its initializers change, and cannot be converted")
+        if self.proto.functions:
+            self.proto = onnx_graph.inlined(self.proto, path)
         self._path = path
         #: The sizes of the files of external data, by their paths.
         self._sizes: dict[str, int] = {}

@@ -12,8 +12,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from gpucast import casting
-from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting import engines
 from gpucast.files import npy, npz, onnx_model, onnx_pb, safetensors, strangers
 from gpucast.files.atomic import open_regular, replacing
 from gpucast.files.tensor import FileError, NDArray, Spec, StoredTensor, Tensor, Writer
@@ -117,8 +117,7 @@ def load(path: str) -> dict[str, NDArray]:
 
 def on_host(x: Any) -> NDArray:
     """An array or PackedArray of any device as an unpacked NumPy array."""
-    if device_index(x) is not None:
-        x = casting.cuda.to_host(x)
+    x = engines.to_host(x)
     return np.asarray(x.get() if isinstance(x, PackedArray) else x)
 
 

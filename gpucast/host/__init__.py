@@ -9,6 +9,6 @@ from typing import TYPE_CHECKING
 from gpucast.core import packages
 
 if TYPE_CHECKING:
-    from gpucast.host import text_on_host as text_on_host
+    from gpucast.host import text as text
 else:
-    __getattr__ = packages.submodules(__name__, "text_on_host")
+    __getattr__ = packages.submodules(__name__, "text")

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.extension import MODULE
-from gpucast.core.fused_ops import FusedInputs, Scaling, scaling_of
+from gpucast.core.fuse import Fuse, Scaling, scaling_of
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import BY_RULE_SOURCES, CastRule, has_stochastic, resolve
 
@@ -67,16 +67,16 @@ def function_of(rule: CastRule) -> int:
 def plain(rule: CastRule) -> bytes:
     """The work of a cast that fuses nothing."""
     if _is_product(rule):
-        return work(rule, FusedInputs(scale=1.0))
+        return work(rule, Fuse(scale=1.0))
     return bytes(Work(_PLAIN, function_of(rule)))
 
 
 @lru_cache(maxsize=4096)
 def fused(rule: CastRule, scaled: bool) -> bytes:
     """The two works that a plan of fused casts chooses from, by any scale and by one that FLOAT has
-    (`gpucast.casting.fused_options.fused_rule`)."""
+    (`gpucast.core.rule.resolve`)."""
     if not scaled:
-        return 2 * work(rule, FusedInputs(amax=True))
+        return 2 * work(rule, Fuse(amax=True))
     return _template(rule, "wide", True, False) + _template(rule, "narrow", True, False)
 
 
@@ -85,10 +85,10 @@ def _is_product(rule: CastRule) -> bool:
     return rule.rounds_by_rule and rule.src not in BY_RULE_SOURCES
 
 
-def work(rule: CastRule, fused: FusedInputs | None) -> bytes:
+def work(rule: CastRule, fused: Fuse) -> bytes:
     """The work of a cast; with a scale the rule is that of products, but for its source
-    (`gpucast.casting.fused_options.fused_rule`)."""
-    if fused is None or all(given is None for given in fused):
+    (`gpucast.core.rule.resolve`)."""
+    if fused.is_empty:
         return plain(rule)
     if fused.scale is None and _is_product(rule):
         fused = fused._replace(scale=1.0)
@@ -131,7 +131,7 @@ def _fused(rule: CastRule, scaling: Scaling) -> Fused:
     )  # fmt: skip
 
 
-def there_and_back(there: CastRule, back: CastRule, fused: FusedInputs, inverse: float | None) -> bytes:
+def there_and_back(there: CastRule, back: CastRule, fused: Fuse, inverse: float | None) -> bytes:
     """The work of a cast, and of the cast of its results back times `inverse`, in one pass. The rules and `fused` are
     as for `work`; both rules are scaled or none."""
     scale = fused.scale

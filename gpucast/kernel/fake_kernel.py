@@ -26,7 +26,7 @@ _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 @lru_cache(maxsize=1024)
 def fake_kernel(there: CastRule, back: CastRule, ops: FusedOps, shape: Shape = "contiguous") -> Kernel:
     """The kernel that casts by `there`, with the operations `ops`, and its results by `back`, times the inverse of the
-    scale. The rules are those of `gpucast.casting.fused_options.fused_rule`. ValueError for the shape "transposed"."""
+    scale. The rules are those of `gpucast.core.rule.resolve`. ValueError for the shape "transposed"."""
     if shape == "transposed":
         raise ValueError("fake_kernel: there is no transposed kernel; expected 'contiguous' or 'strided'")
     src, narrow = there.src, there.dst

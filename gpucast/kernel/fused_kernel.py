@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gpucast.core.dtypes import dtype
-from gpucast.core.fused_ops import Scaling
+from gpucast.core.fuse import EMPTY, Fuse, Scaling
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, resolve
 from gpucast.kernel.cast_kernel import (
@@ -58,6 +58,10 @@ class FusedOps(NamedTuple):
     amax: bool = False
     finite: bool = False
 
+    @classmethod
+    def of(cls, fuse: Fuse) -> FusedOps:
+        return PLAIN if fuse is EMPTY else cls(fuse.scaling, fuse.amax is not None, fuse.finite is not None)
+
     def fuses(self, rule: CastRule) -> bool:
         """Whether anything is fused with the cast."""
         return self != PLAIN or rule.rounding == STOCHASTIC
@@ -67,6 +71,7 @@ class FusedOps(NamedTuple):
 PLAIN = FusedOps()
 
 
+@lru_cache(maxsize=1024)
 def cast_kernel(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = False, ops: FusedOps = PLAIN) -> Kernel:
     """The kernel that casts one array: the plain one where nothing is fused. Rules and errors as for the two below."""
     return fused_kernel(rule, ops, shape, unpacked) if ops.fuses(rule) else plain_kernel(rule, shape, unpacked)
@@ -74,7 +79,7 @@ def cast_kernel(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = Fa
 
 @lru_cache(maxsize=1024)
 def fused_kernel(rule: CastRule, ops: FusedOps, shape: Shape = "contiguous", unpacked: bool = False) -> Kernel:
-    """The kernel of a cast by a `gpucast.casting.fused_options.fused_rule`, with the operations `ops`.
+    """The kernel of a cast by a `gpucast.core.rule.resolve`, with the operations `ops`.
 
     ValueError for the shape "transposed" and where nothing is fused.
     """

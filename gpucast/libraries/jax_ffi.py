@@ -15,11 +15,11 @@ from gpucast import casting
 from gpucast import kernel as kernels
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
-from gpucast.core.fused_ops import FusedInputs, Random, Scaling
+from gpucast.core.fuse import Fuse, Random, Scaling
 from gpucast.core.rule import CastRule
 from gpucast.host import loops
 from gpucast.kernel import nvidia
-from gpucast.kernel.fused_kernel import FUSED, cast_kernel
+from gpucast.kernel.fused_kernel import FUSED, FusedOps, cast_kernel
 
 _TARGET = "gpucast_cast"
 #: A number of each kind, where that of a program is an operand.
@@ -29,7 +29,7 @@ _EXAMPLES: dict[Scaling, float] = {"narrow": 1.0, "wide": 0.1}
 class ProgramCast(NamedTuple):
     """A cast inside a compiled program. It is stored there as text that any process can execute."""
 
-    #: With a scale that of `gpucast.casting.fused_options.fused_rule`.
+    #: With a scale that of `gpucast.core.rule.resolve`.
     rule: CastRule
     #: A number; for an operand, which the program has beside x, its kind.
     scale: float | Scaling | None = None
@@ -51,10 +51,10 @@ class ProgramCast(NamedTuple):
         (src, dst, *more), scale, random = json.loads(text)
         return cls(CastRule(dtype(src), dtype(dst), *more), scale, None if random is None else Random(*random))
 
-    def inputs(self) -> FusedInputs:
+    def inputs(self) -> Fuse:
         """For the host's loops and the kernels; of an operand with another number."""
         scale = _EXAMPLES[self.scale] if isinstance(self.scale, str) else self.scale
-        return FusedInputs(scale, random=self.random)
+        return Fuse(scale, random=self.random)
 
 
 def held_as(kind: DType) -> np.dtype[Any]:
@@ -121,7 +121,7 @@ def _serve(text: str, on_device: bool) -> None:
     if not on_device:
         MODULE.serve(text, None, loops.work(rule, inputs), 8)
         return
-    ops = casting.cuda.ops_of(inputs)
+    ops = FusedOps.of(inputs)
     kernel = kernels.driver.ready(
         cast_kernel(rule, unpacked=rule.src.packed, ops=ops), kernels.driver.driver().current()
     )

@@ -17,13 +17,13 @@ import numpy as np
 from gpucast.arrays import libraries
 from gpucast.casting.cast import cast_with
 from gpucast.casting.cast import times as array_times
-from gpucast.casting.fused_options import fused_rule, resolve_scale, rule_of
+from gpucast.casting.fuse import resolve_scale
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import say_gradient_is_narrow
-from gpucast.core.fused_ops import Scaling, resolve_random
+from gpucast.core.fuse import Scaling, resolve_random
 from gpucast.core.rounding import STOCHASTIC
-from gpucast.core.rule import Options
+from gpucast.core.rule import Options, resolve
 from gpucast.libraries import jax_ffi
 
 
@@ -42,7 +42,7 @@ def cast(x: Any, dst: DType, options: Options, coefficient: float | None = None)
             f"{caller}: to={dst.name} is no type of JAX; within its transforms results are JAX arrays. Call it "
             "outside; gpucast.layers.Cast has the gradient of such a cast"
         )
-    rule_of(src, dst, options)
+    resolve(src, dst, options)
     resolve_random(options.rounding, options.seed, options.offset, caller)
     scale, number = options.scale, None
     if isinstance(scale, jax.Array):
@@ -62,7 +62,7 @@ def cast(x: Any, dst: DType, options: Options, coefficient: float | None = None)
 
 def times(x: Any, dst: DType, options: Options) -> Any:
     """The cast of a traced array times ``options.scale``, a number of any sign."""
-    rule_of(dtype(x.dtype), dst, options)
+    resolve(dtype(x.dtype), dst, options)
     return _cast(dst, options, Options(caller=options.caller, scale=options.scale), x, None)
 
 
@@ -80,8 +80,8 @@ def _cast(dst: DType, options: Options, back: Options, x: Any, scale: Any) -> An
     src = dtype(x.dtype)
     random = resolve_random(options.rounding, options.seed, options.offset, options.caller)
     kind: Scaling | None = None if scale is None else "narrow" if scale.dtype == np.float32 else "wide"
-    scaled = scale is not None or options.scale is not None
-    wanted = jax_ffi.ProgramCast(fused_rule(src, dst, options, scaled=scaled), kind or options.scale, random)
+    rule = resolve(src, dst, options if scale is None else options._replace(scale=scale))
+    wanted = jax_ffi.ProgramCast(rule, kind or options.scale, random)
     given = (_codes(x, src),) if scale is None else (_codes(x, src), scale)
     if jax_ffi.can_cast(wanted):
         y = jax_ffi.cast(wanted, *given)

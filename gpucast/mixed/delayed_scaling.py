@@ -19,13 +19,14 @@ import numpy as np
 
 from gpucast.arrays import tree as trees
 from gpucast.arrays.packed import as_array, device_index
+from gpucast.casting import engines
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_many import cast_many
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import count, integer, state_with_keys
 from gpucast.core.dtypes import dtype, finfo
 from gpucast.kernel import devices, streams
-from gpucast.mixed import gpu
+from gpucast.mixed import cuda
 from gpucast.mixed.fake_casts import fake_cast
 
 #: Rows of the state before the history, as kernels/delayed_scaling.cu has them.
@@ -138,10 +139,14 @@ class DelayedScaling:
         """Set the scales of the next step and start its measurement; returns self. Nothing waits."""
         self._begun = True
         largest, margin = float(np.float32(finfo(self.to).max)), math.ldexp(1.0, -self.margin)
-        if device_index(self._state) is not None:
-            with streams.visit(None, self._state):
-                gpu.kernels.rescale(self._state, self.tensors, largest, margin, self.history, self.power_of_two)
-            return self
+        engines.of_array(self._state).pick(self._update_on_host, self._update_on_device)(largest, margin)
+        return self
+
+    def _update_on_device(self, largest: float, margin: float) -> None:
+        with streams.visit(None, self._state):
+            cuda.kernels.rescale(self._state, self.tensors, largest, margin, self.history, self.power_of_two)
+
+    def _update_on_host(self, largest: float, margin: float) -> None:
         state, place = self._state, int(self._state[3, 0])
         state[len(_ROWS) + place], state[2] = state[2], 0
         state[3] = (place + 1) % self.history
@@ -155,7 +160,6 @@ class DelayedScaling:
             scale = (scale.view(np.uint32) & np.uint32(0x7F800000)).view(np.float32)
         self.scale[usable] = scale[usable]
         self.inverse[usable] = np.float32(1) / scale[usable]
-        return self
 
     @exact()
     def state_dict(self) -> dict[str, Any]:

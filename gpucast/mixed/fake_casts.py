@@ -10,25 +10,27 @@ array([  0.1015625, 104.       ,  -0.3125   ], dtype=float32)
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from gpucast.arrays import libraries
-from gpucast.arrays.array import Array, check_out
+from gpucast.arrays.array import Array
 from gpucast.arrays.libraries import untraced
-from gpucast.arrays.packed import PackedArray, as_array, device_index
-from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
+from gpucast.arrays.overlap import bounds_meet
+from gpucast.arrays.packed import PackedArray, as_array
+from gpucast.casting import calls, engines
+from gpucast.casting.engine import Call
+from gpucast.casting.fuse import of_rule, resolve_fuse
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
-from gpucast.core.fused_ops import FusedInputs, scaling_of
+from gpucast.core.fuse import Fuse, scaling_of
 from gpucast.core.rounding import Rounding
 from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
-from gpucast.host import cast_on_host, loops
-from gpucast.kernel import devices, streams
-from gpucast.mixed import gpu
+from gpucast.host import loops, numbers
+from gpucast.kernel import streams
+from gpucast.mixed import cuda
 from gpucast.quantization import recipes
 from gpucast.quantization.formats import Format
 from gpucast.quantization.quantize_array import dequantize, quantize
@@ -139,7 +141,9 @@ def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
             )
         src, narrow = source_dtype(array.dtype, f"{CALLER}: x.dtype="), narrow_type(to)
         source = Array.of(array, src)
-        target = None if options.out is None else _target(source, options.out)
+        there = engines.of(source.device)
+        same, out = resolve(src, src), options.out
+        target = None if out is None else calls.target_of(source, same, out, there, CALLER)
         if isinstance(narrow, Format):
             check_keywords(narrow, options)
             keywords = {name: getattr(options, name) for name in ("rounding", "seed", "offset", "scale", "amax")}
@@ -147,31 +151,18 @@ def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
             y = dequantize(q, src, out=None if target is None else target.array)
         else:
             y = _cast(source, narrow, options, target).array
-        if options.out is not None:
-            return options.out
+        if out is not None:
+            return out
         library = libraries.library_of(x)
         return y if library is None else libraries.of_library(library).from_array(y)
 
 
-@lru_cache(maxsize=1024)
-def _rules(src: DType, dst: DType, attributes: tuple[Any, ...], scaled: bool) -> tuple[CastRule, CastRule]:
-    """The rules of both casts."""
-    options = Options(*attributes)._replace(caller=CALLER)
-    return fused_rule(src, dst, options, scaled=scaled), fused_rule(dst, src, scaled=scaled)
-
-
 def _cast(source: Array, dst: DType, options: Options, target: Array | None) -> Array:
-    asked = source.dtype, dst, options[:5], options.scale is not None
-    try:
-        there, back = _rules(*asked)
-    except TypeError:
-        # Of a value that has no hash the message says what it is for.
-        there, back = _rules.__wrapped__(*asked)
-    fused = resolve_fused(options, there, source.device) or FusedInputs()
-    check_fused(fused, source, target, CALLER)
-    if source.device is not None:
-        return gpu.fake_on_gpu.apply(source, there, back, target, fused)
-    return _on_host(source, there, back, target, fused, None if fused.scale is None else inverse_of(fused.scale))
+    there = calls.rule_of(source.dtype, dst, options)
+    back = calls.rule_of(dst, source.dtype, Options(scale=options.scale))
+    fuse = of_rule(resolve_fuse(options, (source.device,)), there, CALLER)
+    calls.check_fuse(Call(CALLER, source, there, fuse, target))
+    return engines.of(source.device).pick(_on_host, _on_device)(source, there, back, target, fuse)
 
 
 def inverse_of(scale: float) -> float:
@@ -183,38 +174,29 @@ def inverse_of(scale: float) -> float:
     return inverse
 
 
-def _on_host(
-    source: Array,
-    there: CastRule,
-    back: CastRule,
-    target: Array | None,
-    fused: FusedInputs,
-    inverse: float | None,
-) -> Array:
+def _on_device(source: Array, there: CastRule, back: CastRule, target: Array | None, fuse: Fuse) -> Array:
+    return cuda.fake.apply(source, there, back, target, fuse)
+
+
+def _on_host(source: Array, there: CastRule, back: CastRule, target: Array | None, fuse: Fuse) -> Array:
+    inverse = None if fuse.scale is None else inverse_of(fuse.scale)
     try:
-        work = None if MODULE is None else loops.there_and_back(there, back, fused, inverse)
+        work = None if MODULE is None else loops.there_and_back(there, back, fuse, inverse)
     except LookupError:
-        # A type that came after the module was built: `cast_on_host` says so.
+        # A type that came after the module was built: `numbers.into` says so.
         work = None
     if work is None:
-        codes = cast_on_host.apply(source, there, None, fused)
-        return cast_on_host.apply(codes, back, target, FusedInputs(scale=inverse))
-    result = cast_on_host.empty_like(source, source.dtype)
-    if target is not None and not np.may_share_memory(source.data, target.data):
+        first = Call(CALLER, source, there, fuse)
+        engines.HOST.run((first,))
+        second = Call(CALLER, first.written, back, Fuse(inverse), target)
+        engines.HOST.run((second,))
+        return second.written
+    result = engines.HOST.empty_like(source, source.dtype)
+    if target is not None and not bounds_meet(source.data, target.data):
         result = target
     if source.size:
         largest, _ = MODULE.cast(work, source.data, 0, result.data, 0, source.size)
-        cast_on_host.keep(fused, largest, True)
+        numbers.keep(fuse, largest, True)
     if target is not None and result is not target:
         target.data[...] = result.data
     return result if target is None else target
-
-
-def _target(source: Array, out: Any) -> Array:
-    """An `out` that can take the result."""
-    adapter = libraries.find(out)
-    array = out if adapter is None else adapter.take(out, CALLER, writing=True)
-    if device_index(array) != source.device:
-        there, here = devices.name(device_index(array)), devices.name(source.device)
-        raise ValueError(f"{CALLER}: out is on {there}; the result belongs on {here}")
-    return check_out(source, resolve(source.dtype, source.dtype), array, source.device is not None, CALLER)

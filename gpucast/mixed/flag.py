@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import casting
-from gpucast.arrays.packed import as_array, device_index
+from gpucast.arrays.packed import as_array
 from gpucast.arrays.tree import dtype_of
-from gpucast.casting.cast import cast
+from gpucast.casting import engines
 from gpucast.core.dtypes import dtype
-from gpucast.kernel import devices
 
 _ROWS = (dtype("BOOL"), dtype("UINT8"))
 
@@ -33,12 +31,4 @@ def checked_flag(finite: Any, caller: str) -> Any:
 
 def new_flag(device: int | None) -> Any:
     """A new BOOL array of shape () that is true, on the host (None) or on a device, without waiting for the device."""
-    flag = np.asarray(True)
-    if device is None:
-        return flag
-    return casting.cuda.to_device(flag, device)
-
-
-def flag_on(flag: Any, device: int) -> Any:
-    """The flag on a device."""
-    return flag if device_index(flag) == device else cast(flag, flag.dtype, device=devices.place(device))
+    return engines.of(device).take(np.asarray(True))

@@ -19,17 +19,18 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import tree as trees
-from gpucast.arrays.batch_item import Names
 from gpucast.arrays.packed import as_array, device_index
 from gpucast.arrays.tree import all_floating, floating, is_floating
+from gpucast.casting import engines
+from gpucast.casting.calls import Names
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_many import cast_arrays
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import count, is_real, rounded, state_with_keys
 from gpucast.core.dtypes import dtype
 from gpucast.kernel import devices, streams
-from gpucast.mixed import gpu
-from gpucast.mixed.flag import checked_flag, flag_on, new_flag
+from gpucast.mixed import cuda
+from gpucast.mixed.flag import checked_flag, new_flag
 
 _FLOAT = dtype("FLOAT")
 #: The largest number of steps, and how it is written.
@@ -240,13 +241,16 @@ class DynamicLossScale(LossScale):
             return self._adjust(checked_flag(finite, "adjust"))
 
     def _adjust(self, flag: Any) -> Any:
-        if device_index(flag) is not None:
+        if engines.of_array(flag) is not engines.HOST:
             self._move(device_index(flag))
-        device = self._device_index()
-        if device is not None:
-            settings = self.factor, self.backoff, self.min_loss_scale, self.period
-            gpu.kernels.adjust(self._state, flag_on(flag, device), *settings)
-            return self
+        engines.of_array(self._state).pick(self._adjust_on_host, self._adjust_on_device)(flag)
+        return self
+
+    def _adjust_on_device(self, flag: Any) -> None:
+        settings = self.factor, self.backoff, self.min_loss_scale, self.period
+        cuda.kernels.adjust(self._state, engines.of_array(self._state).take(flag), *settings)
+
+    def _adjust_on_host(self, flag: Any) -> None:
         scale, counter = _floats(self._state)[0][()], int(self._state[2]) + 1
         less, more = scale / np.float32(self.backoff), scale * np.float32(self.factor)
         if not flag:
@@ -254,7 +258,6 @@ class DynamicLossScale(LossScale):
         elif counter >= self.period:
             scale, counter = more if np.isfinite(more) else scale, 0
         self._write(scale, counter)
-        return self
 
     @exact()
     def state_dict(self) -> dict[str, Any]:

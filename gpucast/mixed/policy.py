@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpucast.arrays import tree as trees
-from gpucast.arrays.batch_item import Names
 from gpucast.arrays.tree import dtype_of, floating
+from gpucast.casting.calls import Names
 from gpucast.casting.cast_many import cast_arrays
 from gpucast.core.dtypes import DType, dtype
 

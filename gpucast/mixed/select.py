@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import libraries, tree
-from gpucast.arrays.array import Array, check_out
+from gpucast.arrays.array import Array
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import device_index
 from gpucast.arrays.tree import dtype_of
+from gpucast.casting import calls, engines
 from gpucast.casting.cast import cast
 from gpucast.core.rule import resolve
 from gpucast.kernel import streams
-from gpucast.mixed import gpu
+from gpucast.mixed import cuda
 from gpucast.mixed.flag import checked_flag
 
 _CALLER = "select_tree"
@@ -58,21 +59,26 @@ def _select(flag: Any, new: Any, old: Any, out: Any) -> Any:
         _check(f"{_CALLER}: the leaf {path}".rstrip(), flag, *triple)
     if out is not None:
         _check_disjoint(flag, given, paths)
-    if device_index(flag) is None:
-        if out is None:
-            return new if flag else old
-        for x, y, target in triples:
-            chosen = x if flag else y
-            if dtype_of(chosen) is not None and chosen is not target:
-                cast(chosen, chosen.dtype, out=target)
-        return out
-    indices = [i for i, x in enumerate(leaves) if dtype_of(x) is not None]
-    results = gpu.kernels.select(
-        flag, [(triples[i][0], triples[i][1], None if out is None else triples[i][2]) for i in indices]
-    )
-    for i, result in zip(indices, results, strict=True):
+    if out is None and isinstance(flag, np.ndarray):
+        return new if flag else old
+    arrays = [i for i, x in enumerate(leaves) if dtype_of(x) is not None]
+    selected = [(triples[i][0], triples[i][1], None if out is None else triples[i][2]) for i in arrays]
+    results = engines.of_array(flag).pick(_select_on_host, _select_on_device)(flag, selected)
+    for i, result in zip(arrays, results, strict=True):
         leaves[i] = result
     return tree.unflatten(structure, leaves) if out is None else out
+
+
+def _select_on_device(flag: Any, triples: list[tuple[Any, Any, Any]]) -> list[Any]:
+    return cuda.kernels.select(flag, triples)
+
+
+def _select_on_host(flag: Any, triples: list[tuple[Any, Any, Any]]) -> list[Any]:
+    for x, y, out in triples:
+        chosen = x if flag else y
+        if chosen is not out:
+            cast(chosen, chosen.dtype, out=out)
+    return [out for *_, out in triples]
 
 
 def _check(caller: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
@@ -95,9 +101,7 @@ def _check(caller: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
         if device is not None and device_index(leaf) != device:
             raise ValueError(f"{caller} is not on cuda:{device}, where finite is; bool(finite) reads the flag")
         if target is not None:
-            check_out(Array.of(leaf, kind), resolve(kind, kind), target, device is not None, caller)
-            if device_index(target) != device_index(leaf):
-                raise ValueError(f"{caller} lies elsewhere in out than in new and old")
+            calls.target_of(Array.of(leaf, kind), resolve(kind, kind), target, engines.of_array(leaf), caller)
 
 
 def _equal(x: Any, y: Any) -> bool:

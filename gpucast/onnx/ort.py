@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.arrays.packed import PackedArray, address_of, as_array, device_index, is_writable
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.creation import from_bytes
 from gpucast.core.dtypes import DType, dtype
@@ -99,11 +99,10 @@ def _bind(bind: Callable[..., None], name: str, x: Any, caller: str) -> None:
     data = x.data if isinstance(x, PackedArray) else x
     if not (data.flags.c_contiguous and data.dtype.isnative):
         raise ValueError(f"{caller}: x of shape {x.shape} is not contiguous and native; expected such memory")
-    if caller == "bind_output" and device is None and not data.flags.writeable:
+    if caller == "bind_output" and not is_writable(data):
         raise ValueError(f"{caller}: out is read-only")
-    address = data.ctypes.data if device is None else data.data.ptr
     device_name = ("cpu", 0) if device is None else ("cuda", device)
-    bind(name, *device_name, kind.number, list(x.shape), address)
+    bind(name, *device_name, kind.number, list(x.shape), address_of(data))
 
 
 def _known_dtype(x: Any, caller: str) -> DType:

@@ -16,10 +16,11 @@ from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast as gpucast_cast
+from gpucast.casting.engine import Call
+from gpucast.casting.host import HOST
 from gpucast.core import extension
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.fused_ops import FusedInputs
-from gpucast.host import cast_on_host
+from gpucast.core.fuse import Fuse
 from gpucast.kernel import devices as device
 from gpucast.kernel import nvidia
 from gpucast.kernel.fused_kernel import FUSED, cast_kernel
@@ -56,9 +57,9 @@ class HostBackend:
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
         def cast(case: Case, codes: NDArray) -> NDArray:
             source = Array.of(codes.view(case.rule.src.numpy), case.rule.src)
-            fused = None if case.random is None else FusedInputs(random=case.random)
-            result = cast_on_host.apply(source, case.rule, None, fused)
-            return np.asarray(result.data.view(case.rule.dst.code_numpy))
+            call = Call("parity", source, case.rule, Fuse(random=case.random))
+            HOST.run((call,))
+            return np.asarray(call.written.data.view(case.rule.dst.code_numpy))
 
         return cast
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 
 from gpucast.core.dtypes import DType
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule
 from gpucast.parity import hard_values
 from gpucast.parity.backends import CastBackend, CastCodes, NDArray

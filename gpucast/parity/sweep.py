@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule
 from gpucast.parity.backends import CastBackend, NDArray

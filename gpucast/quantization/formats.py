@@ -17,6 +17,7 @@ import numpy as np
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.errors import nearest
 from gpucast.quantization.steps import Steps
 
 __all__ = [
@@ -371,9 +372,7 @@ def find(asked: Any, caller: str) -> Format:
 
 def _near(name: str) -> list[str]:
     """The formats of the type or family that a name begins with ("int4", "fp8", "mxfp8"), else those spelt alike."""
-    import difflib
-
     if name == "nf4":
         return ["nvfp4", "mxfp4", "int4_32"]
     begin = "float" + name[2:] if name.startswith("fp") else name
-    return [known for known in FORMATS if begin and known.startswith(begin)] or difflib.get_close_matches(name, FORMATS)
+    return [known for known in FORMATS if begin and known.startswith(begin)] or nearest(name, FORMATS, 3)

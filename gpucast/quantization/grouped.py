@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from gpucast import casting
 from gpucast import kernel as kernels
 from gpucast.arrays import libraries
 from gpucast.arrays.array import check_written
@@ -22,17 +21,16 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
-from gpucast.casting.creation import empty
-from gpucast.casting.fused_options import fused_rule, resolve_scale
+from gpucast.casting import engines
+from gpucast.casting.fuse import resolve_scale
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Random
-from gpucast.core.rule import CastRule, Options
+from gpucast.core.fuse import Random
+from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.kernel import devices, streams
 from gpucast.kernel.cast_kernel import VECTOR
-from gpucast.quantization import block_grid, grouped_on_host, recipes
-from gpucast.quantization import gpu as on_device
+from gpucast.quantization import block_grid, cuda, grouped_on_host, recipes
 from gpucast.quantization.formats import LENGTHS, Format
 from gpucast.quantization.option_checks import check_constant, resolve_random
 from gpucast.quantization.quantized import source_dtype
@@ -183,7 +181,7 @@ def _cast_grouped(
     random = resolve_random(None, *of_random, caller)
     # The rows of a cast are whole multiples of the shortest block.
     call = _Call(caller, x, offsets, LENGTHS[0], scale, pad, random)
-    rule = fused_rule(call.src, dst, Options(caller=caller, rounding=of_random[0]), scaled=True)
+    rule = resolve(call.src, dst, Options(caller=caller, rounding=of_random[0], scale=1.0))
     return call.run(out, dst, None, rule, None, "linear")
 
 
@@ -198,6 +196,7 @@ class _Call:
         self.x, self.offsets = as_array(x, caller), as_array(offsets, f"{caller}: offsets")
         check_constant(x, caller)
         self.device = device_index(self.x)
+        self.engine = engines.of(self.device)
         if isinstance(self.x, PackedArray) or self.x.ndim != 2:
             raise ValueError(f"{caller}: x has shape {tuple(self.x.shape)}; expected a matrix, not packed")
         self.src = source_dtype(self.x.dtype, f"{caller}: x.dtype=")
@@ -262,13 +261,7 @@ class _Call:
             ]
             if out is not None:
                 self._check_memory(parts)
-            if self.device is None:
-                how = self.scale, self.pad, layout, self.random
-                data, of_blocks, ends, valid = parts
-                result = data, of_blocks, ends, valid
-                grouped_on_host.fill(result, self.x, self.offsets, element, format, *how)
-            else:
-                self._on_device(parts, rule, format, layout)
+            self.engine.pick(self._on_host, self._on_device)(parts, rule, format, layout)
             if out is not None:
                 return out
             if self.library is not None:
@@ -278,14 +271,8 @@ class _Call:
 
     def _part(self, out: Grouped | None, name: str, packs: bool, kind: DType, shape: tuple[int, ...]) -> Any:
         """A new array, packed as `quantize` has it if `packs`, or the checked one of `out`."""
-        if out is None and self.device is not None:
-            with kernels.driver.driver().on(self.device):
-                casting.cuda.check_allocation()
-                return casting.cuda.new(shape, kind)
-        if out is None and kind.packed and packs:
-            return PackedArray(np.empty(kind.nbytes(math.prod(shape)), np.uint8), kind, shape)
         if out is None:
-            return empty(shape, kind)
+            return self.engine.empty(shape, kind, packs)
         given, caller = getattr(out, name), f"{self.caller}: out.{name}"
         if isinstance(given, PackedArray) or namespace(given) is not None:
             part = as_array(given, caller)
@@ -296,7 +283,7 @@ class _Call:
             part = adapter.take(given, caller, writing=True)
         if dtype(part.dtype) is not kind or tuple(part.shape) != shape or device_index(part) != self.device:
             raise ValueError(f"{self.caller}: out.{name} is not {kind.name} of shape {shape} on the side of x")
-        if kind.packed and self.device is not None and not isinstance(part, PackedArray):
+        if kind.packed and self.engine.packs and not isinstance(part, PackedArray):
             raise ValueError(f"{self.caller}: out.{name} has bytes of their own for its codes; expected a PackedArray")
         return part
 
@@ -309,8 +296,14 @@ class _Call:
         read += [] if isinstance(self.scale, float) else [Place("scale", self.scale)]
         check_written(written, read, self.caller)
 
+    def _on_host(self, parts: list[Any], rule: CastRule, format: Format | None, layout: ScaleLayout) -> None:
+        data, of_blocks, ends, valid = parts
+        result = data, of_blocks, ends, valid
+        how = self.scale, self.pad, layout, self.random
+        grouped_on_host.fill(result, self.x, self.offsets, rule.dst, format, *how)
+
     def _on_device(self, parts: list[Any], rule: CastRule, format: Format | None, layout: ScaleLayout) -> None:
-        on_gpu = on_device.grouped_on_gpu
+        on_gpu = cuda.grouped
         assert self.device is not None
         with kernels.driver.driver().on(self.device):
             x = on_gpu.dense("x", self.x, self.caller, VECTOR)
@@ -328,4 +321,4 @@ class _Call:
             )  # fmt: skip
             kernel = on_gpu.grouped_kernel(rule, format, self.random is not None, layout)
             on_gpu.run(kernel, x, written["data"], self.result_rows, given, self.device)
-            on_device.memory.hand_over(written, wanted)
+            cuda.memory.hand_over(written, wanted)

@@ -10,7 +10,7 @@ import numpy as np
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.quantization import quantize_on_host, swizzle
 from gpucast.quantization.formats import Format

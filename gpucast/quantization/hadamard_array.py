@@ -6,15 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 from gpucast.arrays import libraries
-from gpucast.arrays.array import Array, check_out
+from gpucast.arrays.array import Array
 from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place, check_disjoint
-from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.arrays.packed import PackedArray, as_array
+from gpucast.casting import calls, engines
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
-from gpucast.kernel import devices, streams
+from gpucast.kernel import streams
 from gpucast.quantization import engine
 from gpucast.quantization.option_checks import check_runs, resolve_hadamard
 from gpucast.quantization.quantized import source_dtype
@@ -90,10 +91,10 @@ def transformed(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse:
         place = checked_axis(axis, array.shape)
         check_runs(how, array.shape, place, _CALLER)
         if out is None:
-            result = engine.transform(array, how, place, kind, inverse=inverse)
+            result = engine.of(array).transform(array, how, place, kind, inverse=inverse)
             library = libraries.library_of(x)
             return result if library is None else libraries.of_library(library).from_array(result)
-        engine.transform(array, how, place, kind, inverse=inverse, out=_checked_out(array, kind, out))
+        engine.of(array).transform(array, how, place, kind, inverse=inverse, out=_checked_out(array, kind, out))
         return out
 
 
@@ -107,12 +108,7 @@ def checked_axis(axis: Any, shape: tuple[int, ...]) -> int:
 
 def _checked_out(x: Any, to: DType, out: Any) -> Any:
     """The native array over an `out` that can take the result of `x`."""
-    adapter = libraries.find(out)
-    array = out if adapter is None else adapter.take(out, _CALLER, writing=True)
-    device = device_index(x)
-    check_out(Array.of(x), resolve(Array.of(x).dtype, to), array, device is not None, _CALLER)
-    if device_index(array) != device:
-        there, here = devices.name(device_index(array)), devices.name(device)
-        raise ValueError(f"{_CALLER}: out is on {there}; the result belongs on {here}")
+    source = Array.of(x)
+    array = calls.target_of(source, resolve(source.dtype, to), out, engines.of(source.device), _CALLER).array
     check_disjoint([Place("out", array)], [Place("x", x)], _CALLER)
     return array

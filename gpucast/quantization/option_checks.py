@@ -9,9 +9,9 @@ import numpy as np
 
 from gpucast.arrays import libraries
 from gpucast.arrays.packed import device_index
-from gpucast.core import fused_ops
+from gpucast.core import fuse
 from gpucast.core.checks import integer
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.quantization.exact_hadamard import negative_signs
 from gpucast.quantization.formats import LENGTHS, Format, Hadamard
@@ -66,7 +66,7 @@ def resolve_random(format: Format | None, rounding: Any, seed: Any, offset: Any,
 
     TypeError or ValueError for anything that is not random rounding of floats.
     """
-    random = fused_ops.resolve_random(rounding, seed, offset, caller)
+    random = fuse.resolve_random(rounding, seed, offset, caller)
     if rounding is not None and rounding != STOCHASTIC:
         raise ValueError(f"{caller}: rounding={rounding!r} must be None or {STOCHASTIC!r}")
     if random is not None and format is not None and format.element.family != "float":

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
 
 import numpy as np
 
-from gpucast import casting
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array, check_written
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.casting import engines
 from gpucast.casting.cast import cast
 from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
@@ -227,9 +227,10 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         if target != "cpu":
             devices.index(target, _CALLER)
         array = cast(array, src, device=target, copy=False)
+    here = engine.of(array)
     if request.scales_of is not None:
         known = _known_scales(request, format, array)
-        parts = engine.quantize_by(array, format, known, request.scales_of.axis, random, scale_layout)
+        parts = here.quantize_by(array, format, known, request.scales_of.axis, random, scale_layout)
         return Quantized(
             **vars(parts),
             format=format,
@@ -251,12 +252,12 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
         if request.amax is None:
             scale = _scale(scale, format, format.scales_shape(shape, on), rows, array)
         result_specs.append((swapped, on, scale))
+    call = engine.BlockCall(array, format, result_specs, random, None, None, amax, hadamards, scale_layout)
     if request.out is not None:
         outs, targets = checked_outs(request.out, array, format, src, result_specs, scale_layout, amax)
-        workspace = outs[0].workspace(_CALLER)
-        engine.quantize(array, format, result_specs, random, targets, workspace, amax, hadamards, scale_layout)
+        here.quantize(call._replace(targets=targets, workspace=outs[0].workspace(_CALLER)))
         return request.out
-    made = engine.quantize(array, format, result_specs, random, amax=amax, hadamards=hadamards, layout=scale_layout)
+    made = here.quantize(call)
     library = libraries.library_of(x)
     results = [
         Quantized(
@@ -359,12 +360,11 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any, rows: tuple
     if isinstance(amax, PackedArray) or dtype(amax.dtype, caller=_CALLER).family not in ("float", "int"):
         raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected numbers")
     amax = _one_or_of_rows(amax, rows, "amax=", "expected one element")
-    device = device_index(amax)
-    if device is not None and device == device_index(x):
+    if not isinstance(amax, np.ndarray) and device_index(amax) == device_index(x):
         if amax.dtype != np.float32:
             raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected FLOAT on the device of x")
         return None, amax
-    numbers = np.asarray((amax if device is None else casting.cuda.to_host(amax)).astype(np.float32))
+    numbers = np.asarray(engines.to_host(amax).astype(np.float32))
     if not ((numbers >= 0) & (numbers < math.inf)).all():
         raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
     scale = np.asarray(quantize_on_host.global_scale(numbers, format, dtype(x.dtype)))
@@ -399,10 +399,10 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], rows: tuple[int, 
         )
     given = scale if namespace(scale) is not None else np.asarray(scale)
     if given.dtype.kind not in "fiu":
-        raise TypeError(f"{_CALLER}: scale= has dtype {given.dtype}; expected numbers")
-    if device_index(given) is not None and device_index(x) is None:
-        given = casting.cuda.to_host(given)
-    if device_index(given) is None:
+        raise TypeError(f"{_CALLER}: scale={scale!r} has dtype {given.dtype}; expected a number or an array of them")
+    if isinstance(x, np.ndarray):
+        given = engines.to_host(given)
+    if isinstance(given, np.ndarray):
         given = given.astype(np.float32)
         if not (np.isfinite(given) & (given > 0)).all():
             raise ValueError(f"{_CALLER}: scale= must be finite and above 0 as FLOAT")

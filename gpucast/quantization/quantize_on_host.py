@@ -19,10 +19,10 @@ import numpy.typing as npt
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE, say_slow
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import Options, resolve
-from gpucast.host import cast_on_host, loops
+from gpucast.host import loops, numbers
 from gpucast.quantization import block_loops, exact_quantize
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Format, Parts
@@ -111,7 +111,7 @@ def _stochastic(random: Random | None) -> dict[str, Any]:
 def _cast(x: Any, dst: DType, **attributes: Any) -> NDArray:
     x = np.asarray(x)
     out = np.empty(x.shape, dst.numpy)
-    cast_on_host.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
+    numbers.into(x, resolve(dtype(x.dtype), dst, Options(**attributes)), out)
     return out
 
 

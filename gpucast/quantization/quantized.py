@@ -11,12 +11,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from gpucast import casting
 from gpucast.arrays import libraries
-from gpucast.arrays.array import Array, check_out
+from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
+from gpucast.casting import calls, engines
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
@@ -213,10 +213,10 @@ class Quantized:
     def get(self) -> Quantized:
         """A copy on the host; q itself if it is there."""
         native = self.native("get")
-        if device_index(native.data) is None:
+        if engines.of_array(native.data) is engines.HOST:
             return self
         with self._visit():
-            parts = {name: casting.cuda.to_host(part) for name, part in vars(native).items() if part is not None}
+            parts = {name: engines.to_host(part) for name, part in vars(native).items() if part is not None}
             return replace(self, **parts)
 
     def dequantize(
@@ -233,11 +233,8 @@ class Quantized:
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
-        device = device_index(self.native(caller).data)
-        if device is None:
-            return None
         if self not in _WORKSPACES:
-            _WORKSPACES[self] = casting.cuda_workspace.Workspace(caller, device, kept=True)
+            _WORKSPACES[self] = engines.of_array(self.native(caller).data).workspace(caller)
         return _WORKSPACES[self]
 
     def _visit(self) -> AbstractContextManager[None]:
@@ -300,7 +297,7 @@ def _dequantized(q: Quantized, to: DType, transform: tuple[Any, ...], out: Any) 
         native = q.native("dequantize")
         if out is None:
             parts = replace(native, scales=q._linear(native.scales))
-            numbers = engine.dequantize(parts, q.format, to, q.axis, hadamard=how)
+            numbers = engine.of(parts.data).dequantize(parts, q.format, to, q.axis, hadamard=how)
             return numbers if q.library is None else libraries.of_library(q.library).from_array(numbers)
         target = _checked_out(native, to, out)
         workspace, scales = q.workspace("dequantize"), native.scales
@@ -310,7 +307,7 @@ def _dequantized(q: Quantized, to: DType, transform: tuple[Any, ...], out: Any) 
             linear = np.empty(shape, kind.numpy) if workspace is None else workspace.array("scales", shape, kind)
             q._linear(scales, out=linear)
             scales = linear
-        engine.dequantize(replace(native, scales=scales), q.format, to, q.axis, target, workspace, how)
+        engine.of(native.data).dequantize(replace(native, scales=scales), q.format, to, q.axis, target, workspace, how)
         return out
 
 
@@ -329,13 +326,9 @@ def _transform(q: Quantized, length: Any, signs: Any, seed: Any) -> Hadamard | N
 
 def _checked_out(parts: Parts, to: DType, out: Any) -> Any:
     """The native array over an `out` that can take the numbers. TypeError or ValueError for one that cannot."""
-    adapter = libraries.find(out)
-    array = out if adapter is None else adapter.take(out, "dequantize", writing=True)
     codes = Array.of(parts.data)
-    check_out(codes, resolve(codes.dtype, to), array, codes.device is not None, "dequantize")
-    if device_index(array) != codes.device:
-        there, here = devices.name(device_index(array)), devices.name(codes.device)
-        raise ValueError(f"dequantize: out is on {there}; the result belongs on {here}")
+    rule, here = resolve(codes.dtype, to), engines.of(codes.device)
+    array = calls.target_of(codes, rule, out, here, "dequantize").array
     read = [Place(name, part) for name, part in vars(parts).items() if part is not None]
     check_disjoint([Place("out", array)], read, "dequantize")
     return array

@@ -8,12 +8,12 @@ only because a comparison with the library, or with its formula, found no code a
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Literal
 
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.errors import nearest
 from gpucast.quantization import formats
 from gpucast.quantization.formats import ROW, SOURCES, Format
 from gpucast.quantization.steps import Steps
@@ -50,6 +50,7 @@ _VERSIONS = {
     "TransformerEngine": "d0067d0",
     "torchao": "36027d8",
     "compressed-tensors": "0.20.0",
+    "comfy-kitchen": "0.2.40",
     "ModelOpt": "a2fbac7",
     "vLLM": "0d6c41a",
     "FlashInfer": "fb28d72",
@@ -128,8 +129,17 @@ compressed-tensors-nvfp4 | compressed-tensors | package | FLOAT4E2M1 FLOAT8E4M3F
     | pick(1/T(T(1/max(A,tiny))*2688),T(T(1/max(A,tiny))*2688),1) | 1/u | 0.125
 compressed-tensors-int4-128 | compressed-tensors | package | INT4 FLOAT 128 full_range | T(a/7.5) | T(x/s) | | | eps
 compressed-tensors-int4-32 | compressed-tensors | package | INT4 FLOAT 32 full_range | T(a/7.5) | T(x/s) | | | eps
+compressed-tensors-int4-row | compressed-tensors 0.20.1 | package | INT4 FLOAT row full_range | T(a/7.5) | T(x/s) \
+    | | | eps
+compressed-tensors-int8-128 | compressed-tensors 0.20.1 | package | INT8 FLOAT 128 full_range | T(a/127.5) | T(x/s) \
+    | | | eps
 compressed-tensors-int8-row | compressed-tensors | package | INT8 FLOAT row full_range | T(a/127.5) | T(x/s) | | \
     | eps
+
+comfy-kitchen-fp8 | comfy-kitchen | package | FLOAT8E4M3FN FLOAT tensor amax | T(a/448) | T(x*T(1/s))
+comfy-kitchen-fp8-e5m2 | comfy-kitchen | package | FLOAT8E5M2 FLOAT tensor amax | T(a/57344) | T(x*T(1/s))
+comfy-kitchen-nvfp4 | comfy-kitchen | package | FLOAT4E2M1 FLOAT8E4M3FN 16 amax | a/6/pick(u,u,1) \
+    | x/pick(u*s,u*s,largest) | T(A/2688)
 
 te-float8-current | TransformerEngine | reference | FLOAT8E4M3FN FLOAT tensor amax | pick(a,1/min(448/a,largest),1) \
     | x*pick(a,min(448/a,largest),1)
@@ -219,7 +229,7 @@ def find_recipe(asked: str, caller: str) -> Recipe:
         if known in RECIPES:
             return RECIPES[known]
     alike = [known for known in RECIPES if known.startswith(name.split("-")[0])]
-    near = difflib.get_close_matches(name, RECIPES, 3) or alike or list(RECIPES)
+    near = nearest(name, RECIPES, 3) or alike or list(RECIPES)
     raise ValueError(f"{caller}{asked!r} is no recipe; did you mean one of {', '.join(near)}?")
 
 

@@ -29,7 +29,7 @@ import numpy as np
 
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import checked_shape
-from gpucast.quantization import gpu
+from gpucast.quantization import cuda
 from gpucast.quantization.block_grid import size
 from gpucast.quantization.scale_orders import WORD, ScaleOrder, order
 
@@ -46,7 +46,7 @@ def swizzle(scales: Any, *, layout: ScaleOrder = "128x4", out: Any = None) -> An
         raise ValueError("swizzle: scales has shape (); expected rows of scales")
     if namespace(scales) is not np:
         count = size(scales.shape, layout, scales.dtype.itemsize)
-        return gpu.quantize_on_gpu.swizzle(scales, scales.shape, count, layout, out=out)
+        return cuda.quantize.swizzle(scales, scales.shape, count, layout, out=out)
     row, (rows, cols) = order(layout), _matrix(scales.shape)
     code = np.dtype(f"u{scales.dtype.itemsize}")
     padded_scales = np.ascontiguousarray(scales).view(code).reshape(rows, cols)
@@ -72,7 +72,7 @@ def unswizzle(scales: Any, shape: tuple[int, ...], *, layout: ScaleOrder = "128x
             f"scales of shape {shape} in the order {layout!r} have shape ({count},)"
         )
     if namespace(scales) is not np:
-        return gpu.quantize_on_gpu.swizzle(scales, shape, scales.size, layout, back=True, out=out)
+        return cuda.quantize.swizzle(scales, shape, scales.size, layout, back=True, out=out)
     row, (rows, cols) = order(layout), _matrix(shape)
     code = np.dtype(f"u{scales.dtype.itemsize}")
     whole = row.padded(rows, cols, code.itemsize)

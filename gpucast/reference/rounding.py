@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType
-from gpucast.core.rounding import RoundingName
+from gpucast.core.rounding import RoundingName, mode_of
 
 NDArray = npt.NDArray[Any]
 
@@ -30,15 +30,14 @@ def to_whole(magnitude: NDArray, rounding: RoundingName) -> NDArray:
     whole = np.floor(magnitude)
     if rounding == "toward_zero":
         return np.asarray(whole)
-    rest = magnitude - whole
-    up = {"ties_to_even": (rest > 0.5) | ((rest == 0.5) & (np.fmod(whole, 2) == 1)), "ties_to_away": rest >= 0.5}
-    return np.asarray(whole + up[rounding])
+    rest, upper = magnitude - whole, mode_of(rounding).takes_upper(np.fmod(whole, 2) == 1)
+    return np.asarray(whole + ((rest > 0.5) | ((rest == 0.5) & upper)))
 
 
 def to_codes(magnitude: NDArray, negative: NDArray, dst: DType, rounding: RoundingName) -> NDArray:
     """Round to a floating type, in any mode but at random."""
     narrow = dst.bits <= 16
-    if rounding in ("ties_to_even", "ties_to_away"):
+    if mode_of(rounding).ties is not None:
         return (_nearest_in_table if narrow else _nearest_step)(magnitude, dst, rounding)
     below, inexact = _below_in_table(magnitude, dst) if narrow else _below_step(magnitude, dst)
     return _directed(below, inexact, negative, dst, rounding)
@@ -49,10 +48,10 @@ def fractions_to_codes(magnitudes: list[Fraction], negative: NDArray, dst: DType
     pairs = [_below_fraction(magnitude, dst) for magnitude in magnitudes]
     below = np.array([code for code, _ in pairs], dtype=np.uint64)
     half = Fraction(1, 2)
-    if rounding == "ties_to_even":
-        return below + np.array([rest > half or (rest == half and code % 2 == 1) for code, rest in pairs], np.uint64)
-    if rounding == "ties_to_away":
-        return below + np.array([rest >= half for _, rest in pairs], np.uint64)
+    mode = mode_of(rounding)
+    if mode.ties is not None:
+        up = [rest > half or (rest == half and mode.takes_upper(code % 2 == 1)) for code, rest in pairs]
+        return below + np.array(up, np.uint64)
     return _directed(below, np.array([rest != 0 for _, rest in pairs], bool), negative, dst, rounding)
 
 
@@ -66,15 +65,14 @@ def _nearest_in_table(magnitude: NDArray, dst: DType, rounding: RoundingName) ->
     tie = (points[at] == magnitude) & (code < len(points))
     if magnitude.dtype == np.uint64:
         tie &= whole[at]
-    up = tie if rounding == "ties_to_away" else tie & (code % 2 == 1)
-    return np.asarray(code + up, dtype=np.uint64)
+    return np.asarray(code + (tie & mode_of(rounding).takes_upper(code % 2 == 1)), dtype=np.uint64)
 
 
 def _nearest_step(magnitude: NDArray, dst: DType, rounding: RoundingName) -> NDArray:
     """To FLOAT or DOUBLE: to a whole number of ULPs."""
     code, rest, half = _steps(magnitude, dst)
-    up = rest == half if rounding == "ties_to_away" else (rest == half) & (code % np.uint64(2) == 1)
-    return np.asarray(code + ((rest > half) | up).astype(np.uint64))
+    up = (rest > half) | ((rest == half) & mode_of(rounding).takes_upper(code % np.uint64(2) == 1))
+    return np.asarray(code + up.astype(np.uint64))
 
 
 def _below_step(magnitude: NDArray, dst: DType) -> tuple[NDArray, NDArray]:

@@ -11,6 +11,6 @@ from typing import TYPE_CHECKING
 from gpucast.core import packages
 
 if TYPE_CHECKING:
-    from gpucast.user_kernels import ufunc_on_gpu as ufunc_on_gpu
+    from gpucast.user_kernels import ufunc_cuda as ufunc_cuda
 else:
-    __getattr__ = packages.submodules(__name__, "ufunc_on_gpu")
+    __getattr__ = packages.submodules(__name__, "ufunc_cuda")

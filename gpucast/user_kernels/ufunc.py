@@ -12,17 +12,28 @@ import numpy.typing as npt
 
 from gpucast import user_kernels
 from gpucast.arrays import libraries
-from gpucast.arrays.array import Array, check_out
+from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import codes_of
 from gpucast.arrays.chunks import CHUNK
 from gpucast.arrays.packed import PackedArray, as_array
+from gpucast.casting import calls, engines
 from gpucast.casting.cast import cast
-from gpucast.casting.fused_options import check_fused, fused_rule, resolve_fused
+from gpucast.casting.engine import Call
+from gpucast.casting.fuse import of_rule, resolve_fuse
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import cut, is_number, rounded
 from gpucast.core.dtypes import dtype
+from gpucast.core.fuse import Fuse
 from gpucast.core.rounding import Rounding
-from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, Options, OverflowKeyword, RoundMode, destination
+from gpucast.core.rule import (
+    ATTRIBUTES,
+    CastRule,
+    Options,
+    OverflowKeyword,
+    RoundMode,
+    destination,
+    resolve,
+)
 from gpucast.kernel import devices
 from gpucast.user_kernels.expression import COMPUTE, parse
 
@@ -38,7 +49,7 @@ def ufunc(
     compute: Any = "FLOAT",
     saturate: bool = True,
     round_mode: RoundMode = "up",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
 ) -> Ufunc:
@@ -95,7 +106,7 @@ class Ufunc:
                 f"ufunc: expression={cut(expression)} names {taken[0]!r}, which is a keyword of the function"
             )
         # Illegal attributes are found now.
-        fused_rule(self._compute, self._dtype, options._replace(seed=None), scaled=False)
+        resolve(self._compute, self._dtype, options)
 
     def __repr__(self) -> str:
         return f"gpucast.ufunc({self._expression.text!r}, out={self._dtype.name!r}, compute={self._compute.name!r})"
@@ -147,31 +158,31 @@ class Ufunc:
                                if isinstance(one, Array))  # fmt: skip
             raise ValueError(f"ufunc: shapes do not broadcast: {shapes}") from None
         device = operands[0].device
-        rule = fused_rule(self._compute, self._dtype, options, scaled=options.scale is not None)
-        fused = resolve_fused(options, rule, device)
-        target, out = None, options.out
-        if out is not None:
-            adapter = libraries.find(out)
-            out = out if adapter is None else adapter.take(out, "ufunc: out", writing=True)
+        rule = resolve(self._compute, self._dtype, options)
+        engine = engines.of(device)
+        fuse = of_rule(resolve_fuse(options, (device,)), rule, "ufunc")
+        target = None
         packed = any(one.packed for one in operands)
         for one in operands:
-            if out is not None:
-                target = check_out(replace(one, shape=shape, packed=packed), rule, out, device is not None, "ufunc")
-            if fused is not None:
-                check_fused(fused, one, target, "ufunc")
-        if device is not None:
-            devices.require("ufunc")
-            return user_kernels.ufunc_on_gpu.apply(self._expression, inputs, shape, rule, target, fused, device).array
-        # A scale that lies in the result, or in `amax`, is read once.
-        options = options._replace(scale=None if fused is None else fused.scale)
-        result = self._on_host(inputs, shape, target, options)
-        if not (packed and self._dtype.packed):
-            return result
-        whole = PackedArray.pack(result)
-        if target is None:
-            return whole
-        target.data[...] = whole.data
-        return target.array
+            if options.out is not None:
+                whole = replace(one, shape=shape, packed=packed)
+                target = calls.target_of(whole, rule, options.out, engine, "ufunc")
+            calls.check_fuse(Call("ufunc", one, rule, fuse, target))
+        engine.require("ufunc")
+        return engine.pick(self._on_host, self._on_device)(inputs, shape, rule, target, fuse, options)
+
+    def _on_device(
+        self,
+        inputs: Sequence[Array | float],
+        shape: tuple[int, ...],
+        rule: CastRule,
+        target: Array | None,
+        fuse: Fuse,
+        options: Options,
+    ) -> Any:
+        device = next(one.device for one in inputs if isinstance(one, Array))
+        assert device is not None
+        return user_kernels.ufunc_cuda.apply(self._expression, inputs, shape, rule, target, fuse, device).array
 
     def _input(self, x: Any, name: str) -> Array | float:
         """An array, or a number of the compute type."""
@@ -185,8 +196,16 @@ class Ufunc:
         return one
 
     def _on_host(
-        self, inputs: Sequence[Array | float], shape: tuple[int, ...], target: Array | None, options: Options
+        self,
+        inputs: Sequence[Array | float],
+        shape: tuple[int, ...],
+        rule: CastRule,
+        target: Array | None,
+        fuse: Fuse,
+        options: Options,
     ) -> Any:
+        # A scale that lies in the result, or in `amax`, is read once.
+        options = options._replace(scale=fuse.scale)
         kind = self._dtype
         result = np.empty(shape, kind.numpy) if target is None or target.packed else target.data
         codes = [self._codes(one) for one in inputs]
@@ -210,7 +229,13 @@ class Ufunc:
                 value = self._expression.evaluate(values, self._compute.numpy)
                 cast(value, kind, out=written.view(kind.numpy), offset=begin, **attributes)
                 begin += written.size if options.seed is not None else 0
-        return result
+        if not (kind.packed and any(isinstance(one, Array) and one.packed for one in inputs)):
+            return result
+        whole = PackedArray.pack(result)
+        if target is None:
+            return whole
+        target.data[...] = whole.data
+        return target.array
 
     def _codes(self, one: Array | float) -> tuple[npt.NDArray[Any], np.dtype[Any]]:
         """An input as codes, which NumPy's iterator takes of any type, and the dtype that they are of."""

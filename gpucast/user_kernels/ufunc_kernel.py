@@ -49,7 +49,7 @@ def ufunc_kernel(
 ) -> Kernel:
     """The kernel of an expression.
 
-    `rule`: the cast of the compute type, FLOAT or DOUBLE, as `gpucast.casting.fused_options.fused_rule` gives it.
+    `rule`: the cast of the compute type, FLOAT or DOUBLE, as `resolve` gives it.
     `walk`: how the result is written, "dense" or "strided".
     """
     compute, dst = rule.src, rule.dst

@@ -238,6 +238,11 @@ u32 cvt_rp_ue8m0x4(float, float, float, float), cvt_rz_ue8m0x4(float, float, flo
 u32 cvt_e2m1x8(const float (&)[8]);
 u32 cvt_f16x2_e4m3(u32), cvt_f16x2_e2m1(u32);
 void cvt_f16x4_e4m3(u32, u32&, u32&), cvt_f16x4_e5m2(u32, u32&, u32&), cvt_f32_f16x2(u32, float&, float&);
+u32 cvt_e4m3x4_f16(u32, u32), cvt_e5m2x4_f16(u32, u32), cvt_e4m3x4_bf16(u32, u32), cvt_e5m2x4_bf16(u32, u32);
+u32 cvt_e2m3x4_f16(u32, u32), cvt_e3m2x4_f16(u32, u32), cvt_e2m3x4_bf16(u32, u32), cvt_e3m2x4_bf16(u32, u32);
+u32 cvt_rp_ue8m0x4_bf16(u32, u32), cvt_rz_ue8m0x4_bf16(u32, u32), cvt_e2m1x8_f16(const u32*), cvt_e2m1x8_bf16(const u32*);
+void cvt_bf16x4_e4m3(u32, u32&, u32&), cvt_bf16x4_e5m2(u32, u32&, u32&), cvt_bf16x8_e2m1(u32, u32 (&)[4]);
+void cvt_bf16x4_e2m3(u32, u32&, u32&), cvt_bf16x4_e3m2(u32, u32&, u32&);
 void cvt_f16x4_e2m3(u32, u32&, u32&), cvt_f16x4_e3m2(u32, u32&, u32&), cvt_bf16x4_ue8m0(u32, u32&, u32&);
 float min_nan(float, float), max_nan(float, float);
 void mark_rare(), prefetch(const unsigned char*);

@@ -426,5 +426,56 @@ inline void cvt_f16x4_e5m2(unsigned a, unsigned& low, unsigned& high) {
     high = f16_of_e5m2(a >> 16 & 255) | f16_of_e5m2(a >> 24) << 16;
 }
 
+// Of pairs of float16 or bfloat16.
+template <typename Half, typename Format>
+inline unsigned small_of_pairs(unsigned low, unsigned high) {
+    unsigned d = 0;
+    for (int i = 0; i < 4; ++i) d |= Format::code(float(Half::value((i < 2 ? low : high) >> (i % 2 * 16) & 0xffff))) << (8 * i);
+    return d;
+}
+inline unsigned cvt_e4m3x4_f16(unsigned low, unsigned high) { return small_of_pairs<F16, E4M3>(low, high); }
+inline unsigned cvt_e5m2x4_f16(unsigned low, unsigned high) { return small_of_pairs<F16, E5M2>(low, high); }
+inline unsigned cvt_e4m3x4_bf16(unsigned low, unsigned high) { return small_of_pairs<BF16, E4M3>(low, high); }
+inline unsigned cvt_e5m2x4_bf16(unsigned low, unsigned high) { return small_of_pairs<BF16, E5M2>(low, high); }
+inline unsigned cvt_e2m3x4_f16(unsigned low, unsigned high) { return small_of_pairs<F16, E2M3>(low, high); }
+inline unsigned cvt_e3m2x4_f16(unsigned low, unsigned high) { return small_of_pairs<F16, E3M2>(low, high); }
+inline unsigned cvt_e2m3x4_bf16(unsigned low, unsigned high) { return small_of_pairs<BF16, E2M3>(low, high); }
+inline unsigned cvt_e3m2x4_bf16(unsigned low, unsigned high) { return small_of_pairs<BF16, E3M2>(low, high); }
+template <typename Half>
+inline unsigned e2m1_of_pairs(const unsigned* a) {
+    unsigned d = 0;
+    for (int i = 0; i < 8; ++i) d |= E2M1::code(float(Half::value(a[i / 2] >> (i % 2 * 16) & 0xffff))) << (4 * i);
+    return d;
+}
+inline unsigned cvt_e2m1x8_f16(const unsigned* a) { return e2m1_of_pairs<F16>(a); }
+inline unsigned cvt_e2m1x8_bf16(const unsigned* a) { return e2m1_of_pairs<BF16>(a); }
+inline unsigned powers_of_pairs(unsigned low, unsigned high, bool up) {
+    unsigned d = 0;
+    for (int i = 0; i < 4; ++i) d |= ue8m0_code(as_float((i < 2 ? low : high) >> (i % 2 * 16) << 16), up) << (8 * i);
+    return d;
+}
+inline unsigned cvt_rp_ue8m0x4_bf16(unsigned low, unsigned high) { return powers_of_pairs(low, high, true); }
+inline unsigned cvt_rz_ue8m0x4_bf16(unsigned low, unsigned high) { return powers_of_pairs(low, high, false); }
+// Their float16s hold all numbers of small floats; NaN is the canonical one.
+inline unsigned bf16_of_f16(unsigned code) {
+    const float value = cvt_f32_f16(code & 0xffff);
+    return value != value ? 0x7fff : bits(value) >> 16;
+}
+inline unsigned bf16x2_of_f16x2(unsigned a) { return bf16_of_f16(a) | bf16_of_f16(a >> 16) << 16; }
+#define GPUCAST_BY_F16(NAME, BY)                                      \
+    inline void NAME(unsigned a, unsigned& low, unsigned& high) {     \
+        BY(a, low, high);                                             \
+        low = bf16x2_of_f16x2(low), high = bf16x2_of_f16x2(high);     \
+    }
+GPUCAST_BY_F16(cvt_bf16x4_e4m3, cvt_f16x4_e4m3)
+GPUCAST_BY_F16(cvt_bf16x4_e5m2, cvt_f16x4_e5m2)
+GPUCAST_BY_F16(cvt_bf16x4_e2m3, cvt_f16x4_e2m3)
+GPUCAST_BY_F16(cvt_bf16x4_e3m2, cvt_f16x4_e3m2)
+#undef GPUCAST_BY_F16
+inline void cvt_bf16x8_e2m1(unsigned a, unsigned (&d)[4]) {
+    cvt_f16x8_e2m1(a, d);
+    for (unsigned& pair : d) pair = bf16x2_of_f16x2(pair);
+}
+
 }  // namespace ptx
 }  // namespace gpucast

@@ -38,8 +38,8 @@ def test_what_is_timed_is_the_same_work(beside: Any) -> None:
 
     adapter, x = beside._adapter(), beside.matrix(1)
     for recipe in beside.QUANTIZERS:
-        ours, (theirs, _, _) = gpucast.quantize(x, recipe), adapter.quantize_tensor(beside._tensor(x), recipe)
+        ours, (theirs, _, _) = gpucast.quantize(x, recipe), adapter.quantize_tensor(beside.tensor(x), recipe)
         assert np.array_equal(ours.codes.astype(np.float32), theirs), recipe
-        timed = beside._quantizer(adapter, recipe)(beside._tensor(x))
+        timed = beside._quantizer(adapter, recipe)(beside.tensor(x))
         codes = timed if hasattr(timed, "element_size") else timed[1]
         assert codes.view(torch.uint8).numpy().tobytes() == ours.data.tobytes(), recipe

@@ -28,11 +28,15 @@ def changed(of: Kernel, old: str, new: str) -> Kernel:
     return dataclasses.replace(of, line=of.line.replace(old, new))
 
 
-def rows(*kernels: Kernel, done: Any = None) -> dict[str, Any]:
+def rows(*kernels: Kernel, done: Any = None, share: Any = None) -> dict[str, Any]:
     archs = ["sm_90"]
-    found = digests.digests(kernels, archs, 1, done or {})
+    found = digests.digests(kernels, kernels if share is None else share, archs, 1, done or {})
     # As it is read from a file.
-    return json.loads(json.dumps({"architectures": archs, "sample": 1, "only": "", "kernels": found}))
+    return json.loads(json.dumps({"architectures": archs, "only": "", "kernels": found}))
+
+
+def differences(old: Any, new: Any) -> list[str]:
+    return digests.compared(old, new).lines
 
 
 def test_comments() -> None:
@@ -43,20 +47,33 @@ def test_comments() -> None:
 def test_a_change_of_a_kernel_is_told_and_a_comment_is_none() -> None:
     one, other = kernel("FLOAT", "INT8"), kernel("FLOAT", "INT16")
     before = rows(one, other)
-    assert digests.differences(before, rows(one, other)) == []
+    assert digests.compared(before, rows(one, other)) == (2, 0, 0, [])
     commented = changed(one, "\n", " // a comment\n")
     assert rows(commented)["kernels"] == rows(one)["kernels"]
     wraps = changed(one, "Overflow::wrap", "Overflow::saturate")
     name, wider = one.name, other.name
-    assert digests.differences(before, rows(wraps, other)) == [f"differs: sm_90 {name}"]
-    assert digests.differences(before, rows(one)) == [f"gone: {wider}"]
-    assert digests.differences(rows(one), before) == [f"new: {wider}"]
+    assert differences(before, rows(wraps, other)) == [f"differs: sm_90 {name}"]
+    assert differences(before, rows(one)) == [f"gone: {wider}"]
+    assert differences(rows(one), before) == [f"new: {wider}"]
+    # Another text with the same PTX.
+    spaced = changed(one, "Overflow::wrap", "Overflow ::wrap")
+    assert digests.compared(before, rows(spaced, other)) == (1, 1, 0, [])
     # Two kernels of a name are a set.
     both = rows(one, wraps)
-    assert digests.differences(both, rows(wraps, one)) == []
-    assert digests.differences(both, before | {"kernels": {name: before["kernels"][name]}}) == [
-        f"differs: sm_90 {name}"
-    ]
+    assert differences(both, rows(wraps, one)) == []
+    assert differences(both, before | {"kernels": {name: before["kernels"][name]}}) == [f"differs: sm_90 {name}"]
+
+
+def test_another_text_without_ptx_is_left() -> None:
+    one = kernel("FLOAT", "INT8")
+    wraps = changed(one, "Overflow::wrap", "Overflow::saturate")
+    texts = rows(one, share=[])
+    assert texts["kernels"][one.name][0][1] == {}
+    assert digests.compared(rows(one), texts) == (1, 0, 0, []) == digests.compared(texts, rows(one))
+    assert digests.compared(texts, rows(wraps)) == (0, 0, 1, []) == digests.compared(rows(wraps), texts)
+    # Parts count, too.
+    longer = dataclasses.replace(one, parts=(*one.parts, "fused.cu"))
+    assert digests.text_digest(longer) != digests.text_digest(one) != digests.text_digest(wraps)
 
 
 def test_known_text_is_not_compiled_again() -> None:
@@ -70,9 +87,11 @@ def test_known_text_is_not_compiled_again() -> None:
 def test_only_what_both_files_cover_is_compared() -> None:
     before = rows(kernel("FLOAT", "INT8"), kernel("FLOAT", "INT16"))
     after = rows(kernel("FLOAT", "INT16")) | {"only": "int16"}
-    assert digests.differences(before, after) == []
+    assert differences(before, after) == []
     many = [f"kernel{number}" for number in range(4000)]
     tenth = [name for name in many if chosen(name, 10, "")]
+    shards = [name for shard in range(10) for name in many if chosen(name, 10, "", shard)]
+    assert sorted(shards) == sorted(many) and shards[: len(tenth)] == tenth
     assert 300 < len(tenth) < 500 and tenth == [name for name in many if chosen(name, 10, "")]
 
 
@@ -96,7 +115,14 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     del figures["kernels"]["gpucast_float32_to_int8"]
     before.write_text(json.dumps(figures))
     assert digests.main([str(after), *options, "--against", str(before)]) == 1
-    assert "new: gpucast_float32_to_int8\n1 differences" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "the text of 2 kernels, the PTX of 2 (100.0%) for sm_90, in" in told
+    assert (
+        "new: gpucast_float32_to_int8\n1 kernels of the same text, 0 of the same PTX, 0 of another text without PTX, "
+        "not compared; 1 differences" in told
+    )
+    assert digests.main([str(after), *options, "--texts"]) == 0
+    assert "the PTX of 0 (0.0%)" in capsys.readouterr().out
     figures["compiler"] = "1.0"
     before.write_text(json.dumps(figures))
     with pytest.raises(SystemExit, match="before.json is of NVRTC 1.0, this is NVRTC"):

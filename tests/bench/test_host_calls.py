@@ -52,6 +52,11 @@ def test_calls_of_the_host() -> None:
         beside()
 
 
+def test_a_kernel_takes_longer_to_compile_than_none() -> None:
+    found = calls.compilations(1)
+    assert found.pop("an empty kernel") < min(found.values()) and len(found) >= 2
+
+
 def test_calls_on_a_device() -> None:
     rooms = [idle_cuda.array((1 << 16,), "uint8").data for _ in range(16)]
     with idle_cuda.idle(allocate=lambda nbytes: rooms.append(rooms.pop(0)) or rooms[-1]):

@@ -172,7 +172,7 @@ def test_wrong_keywords(warm: bool) -> None:
     with pytest.raises(TypeError, match="^cast: source=FLOAT8E5M2 entered at opset 19"):
         gpucast.cast(np.ones(1, ml_dtypes.float8_e5m2), "FLOAT", scale=2, opset=13)
     out = np.empty(4, np.float32)
-    with pytest.raises(ValueError, match="^cast: amax shares memory with out; expected separate memory"):
+    with pytest.raises(ValueError, match="^cast: out shares memory with amax; expected separate memory"):
         gpucast.cast(x, "FLOAT", amax=out[:1], out=out)
     with pytest.raises(ValueError, match="^cast: amax shares memory with x; expected separate memory"):
         gpucast.cast(out, "FLOAT16", amax=out[3:])

@@ -134,8 +134,8 @@ def test_memory_of_scale_and_amax(cuda: Cuda) -> None:
         keywords = {"scale": 2.0, "amax": make(on_device, (), np.float32)}
         for _ in range(2):
             for more, out, match in (
-                ({"amax": room[2:3]}, codes[8:16], "amax shares memory with out"),
-                ({"amax": room[1:2]}, codes[:8], "amax shares memory with out"),
+                ({"amax": room[2:3]}, codes[8:16], "out shares memory with amax"),
+                ({"amax": room[1:2]}, codes[:8], "out shares memory with amax"),
                 ({"amax": x[3:4]}, None, "amax shares memory with x"),
             ):
                 with pytest.raises(ValueError, match=f"^cast: {match}"):

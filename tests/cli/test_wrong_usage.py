@@ -35,8 +35,17 @@ USAGE: list[tuple[list[str], str]] = [
     ([*FLOAT, "--rule", "a"], "'a' is no rule"),
     ([*FLOAT, "--rule", "=INT8"], "'=INT8' is no rule"),
     ([*FLOAT, "--rule", "a=float7"], "'float7' is not a dtype"),
-    ([*FLOAT, "--scale", "no"], "invalid choice"),
-    ([*FLOAT, "--style", "deepgem-ue8m0"], "did you mean one of deepgemm-ue8m0, "),
+    ([*FLOAT, "--scale", "no"], "'no' is not a value of --scale; expected one of none, per-tensor, "),
+    ([*FLOAT, "--scale", "tensor"], "did you mean 'per-tensor'?"),
+    ([*FLOAT, "--rounding", "neerest"], "did you mean 'nearest_even'?"),
+    ([*FLOAT, "--style", "deepgem-ue8m0"], "did you mean 'deepgemm-ue8m0'?"),
+    ([*FLOAT, "--style", "deepseak"], "did you mean 'deepseek'?"),
+    (
+        [*FLOAT, "--style", "vllm"],
+        "is a loader, not a style; it reads compressed-tensors and deepseek. Styles: gpucast",
+    ),
+    ([*FLOAT, "--style", "OnnxRuntime"], "is a loader, not a style; it reads qdq."),
+    ([*FLOAT, "--style", "xyz"], "is neither a style nor a recipe; `gpucast recipes` lists the recipes. Styles: "),
     ([*FLOAT, "--shard", "4/4"], "I from 0 to N - 1"),
     ([*FLOAT, "--shard", "1"], "'1' is no share of the work"),
     ([*FLOAT, "--shard", "auto"], "finds neither RANK and WORLD_SIZE nor SLURM_PROCID and SLURM_NTASKS"),
@@ -52,7 +61,7 @@ USAGE: list[tuple[list[str], str]] = [
     (["parity", "--seed", "-1"], "'-1' is not a whole number from 0 on"),
     (["parity", "--threads", "0"], "'0' is not a whole number from 1 on"),
     (["parity", "--random", "many"], "'many' is not a whole number from 0 on"),
-    (["parity", "--backend", "cuda"], "invalid choice: 'cuda'"),
+    (["parity", "--backend", "cuda"], "'cuda' is not a value of --backend; expected one of gpu, kernels, host"),
     (["parity", "--json", "x", "--picture", "x"], "are the same file"),
     (["warmup", "--pair", "FLOAT:8"], "'8' is cast on the host only; expected a numeric type"),
     (["warmup", "--types", "FLOAT", "STRING"], "'STRING' is cast on the host only; expected a numeric type"),
@@ -61,7 +70,7 @@ USAGE: list[tuple[list[str], str]] = [
 ]
 WORK: list[tuple[list[str], str]] = [
     (["convert", "missing.npy", "y.npy", "--to", "FLOAT"], "missing.npy: No such file"),
-    (["convert", "x.npy", "no/y.npy", "--to", "FLOAT"], "no/y.npy: No such file"),
+    (["convert", "x.npy", "no/y.npy", "--to", "FLOAT"], "no/y.npy: No such file or directory: there is no folder no;"),
     (["convert", "x.npy", "y.bin", "--to", "FLOAT"], "y.bin: unknown format '.bin'"),
     ([*CONVERT, "--to", "INT4"], "cannot hold INT4, whose elements take 4 bits; write .npz"),
     ([*CONVERT, "--to", "BFLOAT16", "--opset", "9"], "opset=9"),
@@ -120,10 +129,12 @@ def test_work_that_fails(
 
 
 @pytest.mark.parametrize(
-    ("name", "found"), [("covnert", "did you mean 'convert'?"), ("xyzzy", "expected one of 'bench'")]
+    ("name", "found"),
+    [("covnert", "expected one of bench, convert, "), ("covnert", "did you mean 'convert'?"), ("xyzzy", "warmup\n")],
 )
 def test_a_misspelt_command_names_the_nearest(name: str, found: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([name, "a", "b"])
     assert ended.value.code == 2
-    assert f"{name!r} is not a command; {found}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{name!r} is not a command; " in said and found in said

@@ -277,6 +277,19 @@ def test_other_files_of_quantizers_are_read_and_left_out(capsys: pytest.CaptureF
     assert "quantized by 'Ascend modelslim'" in failure(capsys, "in", "x", "--to", "BFLOAT16")
 
 
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json", "quant_config.json"])
+@pytest.mark.parametrize("text", ["", "[]", '{"quantization_config": {"quant_method"', "\xff"])
+def test_files_that_cannot_be_read_stop_it(name: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody knows then how the weights are quantized."""
+    model({"l.weight": numbers(128, 128)})
+    Path("in", name).write_text(text, "latin-1")
+    said = failure(capsys, "in", "out", "--to", "BFLOAT16")
+    assert f"in/{name}: is no JSON object" in said and "--as-weights '*' takes" in said
+    assert not Path("out").exists()
+    assert main(["inspect", "in"]) == 0 and f"{name}: is no JSON object" in capsys.readouterr().out
+    assert convert("in", "out", "--to", "BFLOAT16", "--as-weights", "*") == 0
+
+
 def test_sections_with_blocks_of_two_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     model(
         F8, vision_config={"quantization_config": BLOCKS | {"weight_block_size": [96, 96]}}, quantization_config=BLOCKS

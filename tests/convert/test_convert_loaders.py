@@ -173,6 +173,8 @@ def test_compressed_tensors_reads_mx_as_gpucast_does(to: str) -> None:
     ("to", "scale"),
     [
         ("INT4", "block"),
+        ("INT4", "per-channel"),
+        ("INT8", "block"),
         ("INT8", "per-channel"),
         ("FLOAT8E4M3FN", "per-tensor"),
         ("FLOAT8E4M3FN", "per-channel"),
@@ -205,6 +207,31 @@ def test_the_codes_are_those_that_compressed_tensors_gives(to: str, scale: str, 
     for name, found in load_file("out/model.safetensors").items():
         own = wanted[name.removeprefix("l.")]
         assert torch.equal(found.view(torch.uint8), own.to(found.dtype).view(torch.uint8)), name
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("to", ["FLOAT8E4M3FN", "FLOAT8E5M2", "FLOAT4E2M1"])
+def test_the_codes_are_those_that_comfy_kitchen_gives(to: str, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("comfy_kitchen")
+    from comfy_kitchen.tensor import TensorCoreFP8Layout, TensorCoreNVFP4Layout
+    from safetensors.torch import load_file
+
+    torch_type = getattr(torch, kind)
+    save("in.safetensors", {"l.weight": gpucast.cast(numbers(256, 384), kind)})
+    scale = "nvfp4" if to == "FLOAT4E2M1" else "per-tensor"
+    assert convert("in.safetensors", "out.safetensors", "--to", to, "--scale", scale, "--style", "comfyui") == 0
+    layout = TensorCoreNVFP4Layout if to == "FLOAT4E2M1" else TensorCoreFP8Layout
+    of_codes = {"dtype": torch.float8_e5m2} if to == "FLOAT8E5M2" else {}
+    made = layout.quantize(torch.from_numpy(numbers(256, 384)).to(torch_type), **of_codes)
+    found = load_file("out.safetensors")
+    assert found.pop("l.comfy_quant").numel()
+    own = {f"l.weight{end}": part for end, part in layout.state_dict_tensors(*made).items()}
+    assert found.keys() == own.keys()
+    for name, part in own.items():
+        assert torch.equal(*(one.reshape(-1).view(torch.uint8) for one in (found[name], part))), name
 
 
 # ---- the config.json of a converted model ----

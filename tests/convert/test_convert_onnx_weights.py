@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import gpucast
 from conversions import convert, failure
 from gpucast import files
 from gpucast.cli import main
@@ -344,3 +346,71 @@ def test_weights_within_subgraphs_are_cast_and_others_are_named(constant: bool, 
     for reason in ("Pow takes no weight there", "Add takes it, and it is no bias or factor of a layer"):
         (line,) = (line for line in said.splitlines() if reason in line)
         assert ("'e'" if "Pow" in reason else "'c") in line
+
+
+@pytest.mark.parametrize("opset", [23, 13])
+def test_functions_of_a_model_are_looked_into(opset: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """What has another opset than the model cannot be put in place of its calls."""
+    bias = node("Constant", "", "b", value=numpy_helper.from_array(V, "b"))
+    body = [bias, node("MatMul", "u w", "m"), node("Add", "m b", "v")]
+    layer = helper.make_function("local", "Layer", ["u", "w"], ["v"], body, [helper.make_opsetid("", opset)])
+    model([node("Layer", "x w", "h", domain="local"), node("Gemm", "h g")], w=W, g=W)
+    proto = onnx.load("in.onnx")
+    proto.functions.append(layer)
+    proto.opset_import.append(helper.make_opsetid("local", 1))
+    onnx.save(proto, "in.onnx")
+    if opset != 23:
+        assert "function 'Layer' follows another opset" in failure(capsys, "in.onnx", "out.onnx", "--to", "FLOAT16")
+        return
+    assert set(half().values()) == {"FLOAT16"} and len(half()) == 3
+    x = W.astype(np.float16).astype(np.float32)
+    assert np.allclose(run("out.onnx"), (W @ x + V.astype(np.float16)) @ x, rtol=1e-5)
+    # The values have the names that they had, whatever the types are.
+    assert main(["diff", "in.onnx", "out.onnx"]) == 1
+    assert "3 of 3 tensors differ" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("to", ["FLOAT", "FLOAT16"])
+@pytest.mark.parametrize(
+    ("scale", "format", "axis"),
+    [("per-tensor", "int8_tensor", -1), ("per-channel", "int8_axis", 0), ("block", "uint8_zp_128", -1)],
+)
+def test_a_model_and_its_codes_are_compared(
+    to: str, scale: str, format: str, axis: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    w = gpucast.cast(np.random.default_rng(2).standard_normal((6, 300)).astype(np.float32), to)
+    model(
+        [node("Cast", "w", "c", to=TensorProto.FLOAT)] * (to != "FLOAT") + [node("MatMul", f"x {'wc'[to != 'FLOAT']}")],
+        w=w,
+    )
+    assert convert("in.onnx", "out.onnx", "--to", format.split("_", maxsplit=1)[0], "--scale", scale) == 0
+    capsys.readouterr()
+    assert main(["diff", "in.onnx", "out.onnx", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    q = gpucast.quantize(w, format, axis=axis)
+    gap = np.abs(np.asarray(gpucast.cast(w, "DOUBLE")) - q.dequantize("DOUBLE"))
+    (row,) = found["tensors"]
+    assert row["largest"] == gap.max() > 0 and found["only_in"] == {"in.onnx": [], "out.onnx": []}
+    assert row["name"] == "w" or to != "FLOAT"
+
+
+@pytest.mark.parametrize(("axis", "block"), [(0, 0), (1, 0), (2, 0), (0, 2), (1, 3), (2, 2)])
+def test_codes_along_any_axis_are_compared(axis: int, block: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """As onnxruntime's quantizer writes them, which names results after the weight."""
+    rng, shape = np.random.default_rng(3), (4, 6, 5)
+    codes, zero = rng.integers(-128, 127, shape, np.int8), np.int8(3)
+    grid = [-(-n // block) if at == axis else n for at, n in enumerate(shape)] if block else [shape[axis]]
+    scales = rng.uniform(1, 2, grid).astype(np.float32)
+    wide = (
+        np.repeat(scales, block, axis).take(range(shape[axis]), axis)
+        if block
+        else np.moveaxis(np.broadcast_to(scales, np.moveaxis(np.empty(shape), axis, -1).shape), -1, axis)
+    )
+    linear = node("DequantizeLinear", "w_quantized s z", "w_DequantizeLinear_Output", axis=axis, block_size=block)
+    numbers = (codes.astype(np.float64) - 3) * wide
+    for path, change in (("a.safetensors", 0), ("b.safetensors", 1)):
+        files.save(path, {"w": numbers + change * (np.arange(5) == 4)})
+    model([linear, node("Add", "x w_DequantizeLinear_Output")], w_quantized=codes, s=scales, z=np.full(grid, zero))
+    assert main(["diff", "a.safetensors", "in.onnx"]) == 0
+    assert main(["diff", "in.onnx", "b.safetensors"]) == 1
+    assert " 20.00%" in capsys.readouterr().out

@@ -310,6 +310,7 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
     ({"out.partial": Path("other"), "other": FOLDER}, f"in out {HALF} --restart", "is in the way, and is a link"),
     ({}, f"in one.npy {HALF}", "is the name of a file"),
     ({}, f"{INDEX} one.NPZ {HALF}", "is the name of a file"),
+    *(({}, f"in out.{end} {HALF}", f".{end} is a format that is not written") for end in ("gguf", "bin", "pt")),
     ({"full/x": "mine"}, f"full out {HALF}", "has no file of .safetensors"),
     ({"x.PT": "PK"}, f"x.PT out.safetensors {HALF}", "save them as .safetensors first"),
     ({"in/pytorch_model-00001-of-00002.bin": "PK"}, f"in out {HALF}", "00001-of-00002.bin: holds weights"),
@@ -326,6 +327,7 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
     # Patterns.
     ({}, f"in out {HALF} --include w*", "no tensor matches --include 'w*'; it holds 'a', 'b'"),
     ({}, f"in out {HALF} --exclude w*", "no tensor matches --exclude 'w*'"),
+    ({"in/norm.npz": {"l.norm.w": np.ones(3)}}, f"in out {HALF} --exclude norm", "did you mean '*norm*'?"),
     ({}, f"in out {HALF} --rule w*=keep", "no tensor matches --rule 'w*=keep'"),
     ({}, f"in out {HALF} --exclude *", "leave none of its 2 tensors to cast"),
     # Few bits need scales.

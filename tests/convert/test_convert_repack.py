@@ -83,14 +83,14 @@ def test_a_value_that_is_not_kept_stops_the_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model({"l.weight": F8, "l.scale": POWERS.astype(E8M0)})
-    parts = repack.Repacked._parts
+    parts = repack.Repacked._found
 
     def wrong(self: Any, *given: Any) -> Any:
         found = parts(self, *given)
         found.scales[1, 2] *= 2
         return found
 
-    monkeypatch.setattr(repack.Repacked, "_parts", wrong)
+    monkeypatch.setattr(repack.Repacked, "_found", wrong)
     assert "tensor 'l.weight' does not keep the values that it had" in failure(capsys, "in", "out", *DEEPSEEK)
     assert not Path("out").exists()
 
@@ -154,7 +154,7 @@ def test_refused_with_the_count(capsys: pytest.CaptureFixture[str]) -> None:
     x[0, :32] *= 2.0**-40
     mx(x)
     count = np.count_nonzero(gpucast.quantize(x, "mxfp4_even").dequantize()[0, :32])
-    changed = f"repack: {count} of 32,768 numbers would change from FLOAT4E2M1 with 32 blocks of"
+    changed = f"repack: {count} of 32,768 numbers would change from FLOAT4E2M1, one FLOAT8E8M0 scale for 32"
     message = failure(capsys, "mx", "new", *f"{NVFP4} comfyui --repack".split())
     assert f"tensor 'm.q_proj.weight': {changed}" in message
     assert not Path("new").exists()

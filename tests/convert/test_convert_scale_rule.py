@@ -15,8 +15,9 @@ from safetensors import safe_open
 
 import gpucast
 from codes import assert_same
-from conversions import convert, header, model, numbers, save
+from conversions import convert, failure, header, model, numbers, save
 from gpucast import files
+from gpucast.cli import main
 from gpucast.quantization import formats
 
 
@@ -34,9 +35,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("FLOAT8E4M3FN", "mx", "gpucast", "up", "mxfp8e4m3_up"),
         ("FLOAT8E5M2", "mx", "gpucast", "even", "mxfp8e5m2_even"),
         ("FLOAT6E2M3", "mx", "gpucast", "up", "mxfp6e2m3_up"),
-        ("FLOAT8E4M3FN", "mx", "compressed-tensors", None, "mxfp8e4m3_up"),
+        ("FLOAT8E4M3FN", "mx", "compressed-tensors", None, "compressed-tensors-mxfp8"),
         ("FLOAT8E4M3FN", "mx", "compressed-tensors", "floor", "mxfp8e4m3"),
-        ("FLOAT4E2M1", "mx", "compressed-tensors", None, "mxfp4_even"),
+        ("FLOAT4E2M1", "mx", "compressed-tensors", None, "compressed-tensors-mxfp4"),
         ("FLOAT4E2M1", "mx", "compressed-tensors", "floor", "mxfp4"),
         ("INT4", "block", "gpucast", None, "int4_128"),
         ("INT4", "block", "gpucast", "full_range", "int4_128_full_range"),
@@ -46,12 +47,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("FLOAT8E4M3FN", "per-tensor", "compressed-tensors", None, "compressed-tensors-fp8"),
         ("FLOAT8E4M3FN", "per-channel", "compressed-tensors", None, "compressed-tensors-fp8-row"),
         ("INT8", "per-channel", "compressed-tensors", "amax", "int8_axis"),
+        ("INT4", "per-channel", "compressed-tensors", None, "compressed-tensors-int4-row"),
+        ("INT8", "block", "compressed-tensors", None, "compressed-tensors-int8-128"),
+        ("FLOAT8E4M3FN", "per-tensor", "comfyui", None, "comfy-kitchen-fp8"),
+        ("FLOAT8E5M2", "per-tensor", "comfyui", None, "comfy-kitchen-fp8-e5m2"),
+        ("FLOAT4E2M1", "nvfp4", "comfyui", None, "comfy-kitchen-nvfp4"),
+        ("FLOAT4E2M1", "nvfp4", "comfyui", "amax", "nvfp4"),
         ("UINT4", "block", "compressed-tensors", None, "uint4_zp_128"),
     ],
 )
-def test_the_rule_that_finds_the_scales(to: str, scale: str, style: str, rule: str | None, format: str) -> None:
+def test_the_rule_that_finds_the_scales(
+    to: str, scale: str, style: str, rule: str | None, format: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = ["--to", to, "--scale", scale, "--style", style, *(["--scale-rule", rule] if rule else [])]
-    assert convert("in", "out", *options, "--verify", "all") == 0
+    assert main(["convert", "in", "out", *options, "--verify", "all"]) == 0
+    # It says where a library's name stands for scales that are not that library's.
+    is_own = style in ("compressed-tensors", "comfyui") and rule is None and not format.startswith(("comp", "comfy"))
+    assert is_own == ("by gpucast's own rule, since no recipe has" in capsys.readouterr().out)
     assert convert("out", "back", "--to", "FLOAT") == 0
     wanted = gpucast.quantize(numbers(64, 128), format, axis=0 if "axis" in format else -1).dequantize()
     with files.TensorFile("back/model.safetensors") as file:
@@ -135,3 +147,10 @@ def test_a_file_without_a_config_holds_any_recipe() -> None:
     q = gpucast.quantize(X, "torchao-nvfp4")
     assert parts["w.scales"].tobytes() == q.scales.tobytes() and parts["w.global_scale"] == q.global_scale
     assert parts["w"].tobytes() == q.data.get().tobytes()
+
+
+def test_a_recipe_starts_from_numbers_without_scales(capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert("in", "out", *"--to FLOAT8E4M3FN --scale per-channel --style compressed-tensors".split()) == 0
+    recipe = "--to FLOAT4E2M1 --style compressed-tensors-nvfp4".split()
+    assert "it has scales: convert it to BFLOAT16 first" in failure(capsys, "out", "again", *recipe)
+    assert convert("out", "plain", "--to", "BFLOAT16") == convert("plain", "again", *recipe) == 0

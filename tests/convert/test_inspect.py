@@ -45,7 +45,7 @@ def test_checkpoints_of_every_kind(kind: str, capsys: pytest.CaptureFixture[str]
         name: x.shape for name, x in made.numbers.items()
     }
     quantized = [one for one in found.values() if one["style"]]
-    assert quantized and all(" scales" in one["kind"] for one in quantized)
+    assert quantized and all(" scale for " in one["kind"] for one in quantized)
     assert (made.section is None) == (not document["said"])
     for name, one in found.items():
         assert bool(one["what"]) == name.endswith(("input_scale", "input_global_scale", "k_scale", "v_scale"))
@@ -93,5 +93,5 @@ def test_styles_of_our_own(capsys: pytest.CaptureFixture[str]) -> None:
     files.save("in.safetensors", {"w": numbers(4, 256), "norm": np.ones(4, np.float32)})
     assert convert("in.safetensors", "q.safetensors", "--to", "INT8", "--scale", "block") == 0
     _, found, _ = inspected("q.safetensors", capsys)
-    assert (found["w"]["kind"], found["w"]["style"]) == ("INT8 with 128 blocks of FLOAT scales", "gpucast")
+    assert (found["w"]["kind"], found["w"]["style"]) == ("INT8, one FLOAT scale for 128 elements", "gpucast")
     assert found.keys() == {"w", "norm"}

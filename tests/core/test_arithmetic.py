@@ -31,11 +31,11 @@ from gpucast.core import checks
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rule import resolve
-from gpucast.host import text_on_host
+from gpucast.host import text as host_text
 from gpucast.parity.cases import NUMERIC, cases
 from gpucast.quantization import exact_quantize
+from gpucast.quantization.cuda import source
 from gpucast.quantization.formats import FORMATS, Format, find
-from gpucast.quantization.gpu import source
 from hard_codes import hard_codes
 from processor_modes import ALL, DEFAULT, Modes, current, everywhere, under
 
@@ -231,11 +231,11 @@ def texts_to_numbers() -> Any:
     x, found = np.array(TEXTS, object), []
     for dst in FLOATS:
         rule = resolve(STRING, dst)
-        found += [reference.cast(x, dst), text_on_host.parse(x, rule), text_on_host.parse(np.tile(x, 500), rule)]
+        found += [reference.cast(x, dst), host_text.parse(x, rule), host_text.parse(np.tile(x, 500), rule)]
     plain = [text for text in TEXTS if text.lower().strip("-") not in ("nan", "inf") and "e" not in text]
     for dst in (gpucast.dtype("INT64"), gpucast.dtype("BOOL")):
         whole = np.array(plain, object)
-        found += [text_on_host.parse(whole, resolve(STRING, dst)), reference.cast(whole, dst)]
+        found += [host_text.parse(whole, resolve(STRING, dst)), reference.cast(whole, dst)]
     return found
 
 
@@ -244,7 +244,7 @@ def numbers_to_texts() -> Any:
     for src in FLOATS:
         y = SOURCES[src][:200]
         long = np.tile(y, -(-5000 // y.size))
-        found += [text_on_host.format(some, resolve(src, STRING)) for some in (y, long)]
+        found += [host_text.format(some, resolve(src, STRING)) for some in (y, long)]
         found.append(reference.cast(y, "STRING"))
     return found
 
@@ -332,8 +332,8 @@ import hashlib
 import gpucast
 from gpucast import mixed, reference
 from gpucast.casting import cast_report
-from gpucast.host import text_on_host
-from gpucast.quantization.gpu import source
+from gpucast.host import text as host_text
+from gpucast.quantization.cuda import source
 from gpucast.quantization import exact_quantize
 with processor_modes.under(processor_modes.DEFAULT):
     import test_arithmetic as tests

@@ -9,6 +9,7 @@ change.
 from __future__ import annotations
 
 import json
+import math
 import random
 import signal
 import sys
@@ -49,12 +50,12 @@ def jobs(elements: int) -> list[tuple[Callable[[], Any], np.ndarray[Any, Any]]]:
 
 def main(seed: int, runs: int, elements: int) -> dict[str, Any]:
     rng, every = random.Random(seed), jobs(elements)
-    taken = []
-    for work, _ in every:
-        work()
+    # The least times: what is measured while others use the machine has signals come after the casts.
+    taken = [math.inf] * len(every)
+    for number in 4 * [*range(len(every))]:
         begin = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - begin)
+        every[number][0]()
+        taken[number] = min(taken[number], time.perf_counter() - begin)
     interrupted, longest, problems = 0, 0.0, list[str]()
     for run in range(runs):
         number = rng.randrange(len(every))
@@ -65,6 +66,7 @@ def main(seed: int, runs: int, elements: int) -> dict[str, Any]:
             signal.setitimer(signal.ITIMER_REAL, delay)
             work()
             signal.setitimer(signal.ITIMER_REAL, 0)
+            taken[number] = min(taken[number], time.perf_counter() - begin)
         except KeyboardInterrupt:
             interrupted += 1
             longest = max(longest, time.perf_counter() - begin - delay)

@@ -49,19 +49,23 @@ warnings.filterwarnings("ignore", "This process .*is multi-threaded", Deprecatio
 x = np.ones((1 << 13, 1 << 14), np.float32)
 out = np.zeros(x.shape[::-1], np.float16)
 gpucast.cast(x[:300], "FLOAT16")
-is_over = threading.Event()
-def work():
-    gpucast.cast(x.T, "FLOAT16", out=out)
-    is_over.set()
-thread = threading.Thread(target=work)
-thread.start()
-time.sleep(0.01)
-child = os.fork()
-if not child: os._exit(0)
-assert not is_over.is_set(), "the fork waited for the whole cast"
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-thread.join()
-assert (out == 1).all()
+def waited():
+    "Whether a fork in a cast came back after it: on a busy machine this thread may sleep for as long."
+    is_over = threading.Event()
+    def work():
+        gpucast.cast(x.T, "FLOAT16", out=out)
+        is_over.set()
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.01)
+    child = os.fork()
+    if not child: os._exit(0)
+    said = is_over.is_set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    thread.join()
+    assert (out == 1).all()
+    return said
+assert not all(waited() for _ in range(5)), "forks waited for the whole cast"
 print("done")
 """
 LOCK = """
@@ -74,16 +78,17 @@ def busy():
 def timed():
     start = time.perf_counter()
     gpucast.cast(x, "UINT8", out=out)
-    took.append(time.perf_counter() - start)
-took = []
+    return time.perf_counter() - start
 timed()
 thread = threading.Thread(target=busy)
 thread.start()
-timed()
+# Once at the end, and a few looks for signals where the machine is slow; not once for each of 32 parts, 6.4 seconds.
+# Other programs may hold the machine for as long, but not each time.
+took = []
+while len(took) < 5 and min(took, default=9) > 3: took.append(timed())
 is_over = True
 thread.join()
-# Once at the end, and a few looks for signals where the machine is slow; not once for each of 32 parts.
-assert took[1] < 2 + 8 * took[0], took
+assert min(took) <= 3, took
 print("done")
 """
 STACK = """
@@ -128,6 +133,8 @@ def test_a_small_stack() -> None:
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float8_e4m3fn", "longlong"])
 def test_arrays_that_pickle_made_share_plans(kind: str) -> None:
     x = np.ones(3, gpucast.dtype(kind).numpy if kind != "longlong" else np.longlong)
+    # A table that is half full is begun anew.
+    plans.forget()
     gpucast.cast(x, "FLOAT16")
     before = plans.count()
     for _ in range(20):

@@ -15,7 +15,7 @@ from codes import HOST_LOOPS, assert_codes, codes_of
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
 from gpucast.core.rule import CastRule, resolve
-from gpucast.host import cast_on_host, files
+from gpucast.host import files, numbers
 from gpucast.parity.cases import NUMERIC, WIDE, rules
 from gpucast.reference import exact_cast
 from hard_codes import hard_codes
@@ -37,7 +37,7 @@ def check(x: np.ndarray, rule: CastRule, out: np.ndarray | None = None) -> None:
     if out is None:
         out = np.empty(x.shape, rule.dst.numpy)
     before = x.tobytes()
-    cast_on_host.into(x, rule, out)
+    numbers.into(x, rule, out)
     assert x.tobytes() == before
     # `out` may be of swapped bytes.
     got = np.array(out).astype(rule.dst.numpy, copy=False)
@@ -68,7 +68,7 @@ def test_chunk_boundaries(rule: CastRule) -> None:
         x = np.resize(part.view(rule.src.code_numpy), size).view(rule.src.numpy)
         for source in (x, np.repeat(x, 2)[::2]):
             out = np.empty(size, rule.dst.numpy)
-            cast_on_host.into(source, rule, out)
+            numbers.into(source, rule, out)
             assert np.array_equal(out.view(rule.dst.code_numpy), np.resize(wanted, size))
 
 
@@ -99,7 +99,7 @@ def test_extra_memory_is_bounded(rule: CastRule) -> None:
     x = np.resize(sample(rule, 5000).view(rule.src.code_numpy), 1 << 20).view(rule.src.numpy)
     out = np.empty(x.shape, rule.dst.numpy)
     for source in (x, x[::-1]):
-        assert extra_bytes(partial(cast_on_host.into, source, rule, out)) < 1 << 16
+        assert extra_bytes(partial(numbers.into, source, rule, out)) < 1 << 16
 
 
 @pytest.mark.parametrize(("size", "flags", "is_done"), [(9, os.O_RDWR, True), (10, os.O_RDWR, False), (9, 0, False)])
@@ -141,5 +141,5 @@ def test_more_results_than_caches_hold(src: str, dst: str, before: int) -> None:
         every, codes = every[:2], codes % 2
     wanted = codes_of(exact_cast.apply(every.view(rule.src.numpy), rule), rule.dst)[codes]
     out = np.empty(size + before, rule.dst.numpy)[before:]
-    cast_on_host.into(codes.view(rule.src.numpy), rule, out)
+    numbers.into(codes.view(rule.src.numpy), rule, out)
     assert_codes(codes_of(out, rule.dst), wanted, rule)

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 import gpucast
 MIB = 1 << 20
-def resident(): return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+# Counted page by page: the numbers of "statm" lag behind, by more on machines with more cores.
+def resident(): return said("smaps_rollup", "Rss")
 def said(file, name): return int(Path("/proc/self", file).read_text().partition(name + ":")[2].split()[0]) << 10
 def cast(mib): return gpucast.cast(np.ones(mib * MIB, np.int8), "UINT8")
 def memory(y): return np._core.multiarray.get_handler_name(y)
@@ -60,8 +61,8 @@ many = [cast(10) for _ in range(30)]
 assert 300 * MIB <= resident() - before < 330 * MIB
 del many
 assert resident() - before < 120 * MIB
-# The system may take all but the last ones.
-assert said("smaps_rollup", "LazyFree") >= 60 * MIB
+# The system may take all but the last ones, and has where others need memory.
+assert said("smaps_rollup", "LazyFree") >= 60 * MIB or resident() - before < 60 * MIB
 # What is kept goes where memory is short.
 x = np.ones(150 * MIB, np.int8)
 limit = said("status", "VmData") + 100 * MIB

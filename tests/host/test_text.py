@@ -21,7 +21,7 @@ from gpucast.core import strings
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import BY_RULE, word_of
 from gpucast.core.rule import CastRule, Options, resolve
-from gpucast.host import text_on_host
+from gpucast.host import text as host_text
 from gpucast.parity.cases import NUMERIC, SMALL, rules
 from gpucast.reference import exact_cast
 
@@ -33,7 +33,7 @@ Way = Callable[[np.ndarray, CastRule], np.ndarray]
 
 def host(x: np.ndarray, rule: CastRule) -> np.ndarray:
     """As `gpucast.cast` does it."""
-    return text_on_host.parse(x, rule) if rule.src is STRING else text_on_host.format(x, rule)
+    return host_text.parse(x, rule) if rule.src is STRING else host_text.format(x, rule)
 
 
 @pytest.fixture(params=[exact_cast.apply, host], ids=["reference", "host"])

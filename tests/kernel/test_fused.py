@@ -15,12 +15,12 @@ import pytest
 from codes import assert_same
 from fused_cases import CASES, RANDOM, in_use, largest, oracle, rule_of
 from gpucast.arrays.array import Array
-from gpucast.casting.cast import apply
-from gpucast.casting.fused_options import fused_rule
+from gpucast.casting import engines
+from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import FusedInputs
+from gpucast.core.fuse import Fuse
 from gpucast.core.rounding import STOCHASTIC
-from gpucast.core.rule import CastRule, Options, has_stochastic
+from gpucast.core.rule import CastRule, Options, has_stochastic, resolve
 from gpucast.kernel.fused_kernel import FusedOps
 from gpucast.parity.cases import NUMERIC
 from gpucast.reference import exact_cast
@@ -43,9 +43,9 @@ def check(codes: np.ndarray, rule: CastRule, scale: float | None, ops: FusedOps,
             attributes = {"rounding": STOCHASTIC, **RANDOM._asdict()}
         amax = place(np.zeros((), np.float32)) if ops.amax else None
         flag = place(np.ones((1, 1), bool)) if ops.finite else None
-        inputs = FusedInputs(scale, amax, flag, RANDOM if attributes else None)
-        y = apply(Array.of(place(x)), rule, fused=inputs).array
-        assert_same(elements(y), oracle(x, rule.dst, scale, **attributes))
+        call = Call("test", Array.of(place(x)), rule, Fuse(scale, amax, flag, RANDOM if attributes else None))
+        engines.of(call.source.device).run((call,))
+        assert_same(elements(call.written.array), oracle(x, rule.dst, scale, **attributes))
         if ops.amax:
             assert_same(elements(amax), largest(x, rule.src))
         if ops.finite:
@@ -57,7 +57,7 @@ def test_every_pair_on_the_host(src: DType) -> None:
     for i, dst in enumerate(NUMERIC):
         for j, scale in enumerate((None, WIDE[i % 4], NARROW[i % 6])):
             rounding = STOCHASTIC if has_stochastic(dst) and (i + j) % 2 else None
-            rule = fused_rule(src, dst, Options(rounding=rounding), scaled=scale is not None)
+            rule = resolve(src, dst, Options(rounding=rounding, scale=scale))
             check(hard_codes(src, dst, 60), rule, scale, FusedOps(amax=True, finite=True), lambda x: x)
 
 

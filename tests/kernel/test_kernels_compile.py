@@ -17,12 +17,12 @@ import pytest
 from bench import cubin
 from built_kernels import cubins
 from fused_cases import SOURCES
-from gpucast.casting.fused_options import fused_rule
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.rule import Options, resolve
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel, sorted_kinds
 from gpucast.kernel.fused_kernel import FusedOps, cast_kernel
 from gpucast.kernel.kernel import Kernel, program
-from gpucast.mixed.gpu.kernels import ADJUST, RESCALE, select_kernel
+from gpucast.mixed.cuda.kernels import ADJUST, RESCALE, select_kernel
 from gpucast.parity.cases import NUMERIC, rules
 from nvrtc_wheels import INSTALLED, load
 
@@ -73,7 +73,9 @@ def others() -> Iterator[Kernel]:
         (("FLOAT16", "BFLOAT16"), "FLOAT", FusedOps("narrow", finite=True)),
     ):
         scaled = ops.scaling != "none"
-        kinds = [Kind(fused_rule(dtype(name), dtype(to), scaled=scaled), ops=ops) for name in names]
+        kinds = [
+            Kind(resolve(dtype(name), dtype(to), Options(scale=1.0 if scaled else None)), ops=ops) for name in names
+        ]
         yield batch_kernel(sorted_kinds(kinds), ARGUMENT_BYTES[1]).kernel
     yield ADJUST
     yield RESCALE

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from codes import random_codes
+from engines import BY_WIDTH, by_kernels, by_reference, check_contiguous, check_strided, to_bytes
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import BY_RULE
 from gpucast.core.rule import resolve
@@ -23,7 +24,6 @@ from gpucast.kernel.strides import Dims, collapse, squares
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, all_cases, rules
 from gpucast.parity.host_build import Arguments, HostKernels
-from kernels_on_host import BY_WIDTH, cast_codes, check_contiguous, check_strided, to_bytes, wanted_codes
 
 PAIRS = tuple(itertools.product(BY_WIDTH, BY_WIDTH))
 PACKED = tuple(row for row in BY_WIDTH if row.packed)
@@ -52,7 +52,7 @@ def test_sizes_and_alignments(src: DType, dst: DType, kernels: HostKernels) -> N
     block = source.elements * source.threads
     rng = np.random.default_rng([src.bits, dst.bits])
     codes = random_codes(src, 2 * block + 300, rng)
-    wanted = wanted_codes(codes, rule)
+    wanted = by_reference(codes, rule)
     around = (k * source.elements + d for k in range(1, 9) for d in (-1, 0, 1))
     sizes = {*range(201), *around, block - 1, block, 2 * block + 3}
     for n in sorted(sizes):
@@ -75,7 +75,7 @@ def test_accesses_of_32_bytes() -> None:
         assert source.tile * max(rule.src.bits, rule.dst.bits) % 256 == 0
         block = source.elements * source.threads
         codes = random_codes(rule.src, 2 * block + 5, np.random.default_rng(6))
-        wanted = wanted_codes(codes, rule)
+        wanted = by_reference(codes, rule)
         for n, src_offset, dst_offset in itertools.product((block, 2 * block + 5), (0, 16, 24), (0, 8, 16)):
             check_contiguous(kernels, rule, codes, wanted, n, 0, src_offset, dst_offset)
 
@@ -97,7 +97,7 @@ def test_planes_of_bits() -> None:
     for rule in chosen:
         block = cast_kernel(rule).block
         codes = random_codes(rule.src, block + 5, np.random.default_rng(6))
-        check_contiguous(kernels, rule, codes, wanted_codes(codes, rule), block + 5)
+        check_contiguous(kernels, rule, codes, by_reference(codes, rule), block + 5)
 
 
 @pytest.mark.parametrize(("src", "dst"), list(itertools.product(PACKED, BY_WIDTH)), ids=str)
@@ -105,7 +105,7 @@ def test_one_element_per_byte(src: DType, dst: DType, kernels: HostKernels) -> N
     rule = resolve(src, dst)
     rng = np.random.default_rng([src.bits, dst.bits])
     own = random_codes(src, 400, rng)
-    wanted = wanted_codes(own, rule)
+    wanted = by_reference(own, rule)
     codes = own | rng.integers(0, 256, own.size).astype(np.uint8) << np.uint8(src.bits)
     for n in range(0, 300, 7):
         src_offset, dst_offset = (int(v) for v in rng.integers(0, 17, 2))
@@ -118,8 +118,8 @@ def test_every_byte_of_bool_counts() -> None:
     chosen = [rules(dtype("BOOL"), dst)[0] for dst in BY_WIDTH]
     kernels = host_build.build(chosen, optimize=False)
     for rule in chosen:
-        wanted = wanted_codes((codes != 0).astype(np.uint8), rule)
-        assert np.array_equal(cast_codes(kernels, rule, codes), wanted), rule
+        wanted = by_reference((codes != 0).astype(np.uint8), rule)
+        assert np.array_equal(by_kernels(kernels, rule, codes), wanted), rule
 
 
 def test_in_place() -> None:
@@ -129,7 +129,7 @@ def test_in_place() -> None:
     kernels = host_build.build(group, optimize=False)
     for rule in group:
         codes = random_codes(rule.src, 5000, np.random.default_rng(3))
-        wanted = to_bytes(wanted_codes(codes, rule), rule.dst)
+        wanted = to_bytes(by_reference(codes, rule), rule.dst)
         for offset in range(9):
             data = np.zeros(offset + wanted.size, np.uint8)
             data[offset:] = to_bytes(codes, rule.src)
@@ -265,7 +265,7 @@ def test_transposes(src: DType, dst: DType, kernels: HostKernels) -> None:
             assert n >= x.size and n % math.prod(sides) == 0
             arguments = Arguments(x.ctypes.data, out.ctypes.data, n, more=dims.packed)
             kernels.run(rule, arguments, "transposed")
-            assert np.array_equal(out, wanted_codes(x.ravel(), rule).reshape(shape))
+            assert np.array_equal(out, by_reference(x.ravel(), rule).reshape(shape))
             rest = space[shape[0] :] if out.strides[0] > 0 else space[::2]
             assert not rest.any(), "written beside the elements"
 

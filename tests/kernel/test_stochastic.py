@@ -15,7 +15,7 @@ import gpucast
 from codes import assert_codes
 from functions_on_host import build, items_of, loops, run
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule, has_stochastic
 from gpucast.parity.cases import NUMERIC, stochastic_cases
 from gpucast.reference import exact_cast

@@ -21,7 +21,7 @@ from codes import assert_same, values
 from fake_cuda import Cuda, arrays
 from gpucast.core.dtypes import dtype
 from gpucast.core.extension import MODULE
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rule import resolve
 from gpucast.kernel import nvidia
 from gpucast.kernel.fused_kernel import FUSED

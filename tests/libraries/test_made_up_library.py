@@ -14,6 +14,20 @@ import pytest
 
 import gpucast
 from gpucast.arrays import libraries
+from gpucast.core import dtypes
+
+
+class Wood:
+    """The dtypes of the library, in a module below its own, with names that nobody else has."""
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return f"wood of {self.kind}"
+
+
+Wood.__module__ = "abacus.woods"
 
 
 class Beads:
@@ -26,7 +40,7 @@ class Beads:
 
     @property
     def dtype(self) -> Any:
-        return self.rows.dtype
+        return Wood(self.rows.dtype)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -47,7 +61,12 @@ def _abacus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module.Array = Beads  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "abacus", module)
     monkeypatch.setattr(libraries, "_LIBRARIES", [*libraries._LIBRARIES])
-    libraries.register(libraries.LibraryEntry("abacus", "Array", AbacusLibrary))
+    monkeypatch.setitem(dtypes.FOREIGN, ("abacus.woods", "Wood"), str)
+    libraries.register(
+        libraries.LibraryEntry(
+            "abacus", "Array", AbacusLibrary, dtype="abacus.woods.Wood", dtype_name=lambda wood: wood.kind.name
+        )
+    )
     yield
     assert libraries.library_of(Beads(X)) == "abacus"
 
@@ -72,11 +91,52 @@ def test_casts() -> None:
     assert str(report) == str(gpucast.cast_report(X, "FLOAT8E4M3FN"))
 
 
+def test_dtypes() -> None:
+    half = Wood(np.dtype(np.float16))
+    assert gpucast.dtype(half).name == "FLOAT16"
+    wanted = X.astype(np.float16).tobytes()
+    assert gpucast.cast(Beads(X), half).rows.tobytes() == gpucast.cast(X, half).tobytes() == wanted
+    with pytest.raises(TypeError, match="to='complex64' is complex"):
+        gpucast.cast(X, Wood(np.dtype(np.complex64)))
+    chosen = gpucast.mixed.select_tree(Beads(np.array(True)), {"a": Beads(X)}, {"a": Beads(OTHER)})
+    assert chosen["a"].rows is X
+
+
 def test_lists() -> None:
     many = gpucast.cast_many([Beads(X), OTHER, Beads(OTHER)], "INT8")
     assert [type(y) for y in many] == [Beads, np.ndarray, Beads]
     for y, x in zip(many, (X, OTHER, OTHER), strict=True):
         assert (y if isinstance(y, np.ndarray) else y.rows).tobytes() == gpucast.cast(x, "INT8").tobytes()
+
+
+class SharingLibrary(AbacusLibrary):
+    """With memory for results, so that its arrays share launches with ours."""
+
+    batches = True
+
+    def cast(self, cast: Any, x: Any, to: Any, options: Any) -> Any:
+        raise AssertionError("cast alone")
+
+    def empty_like(self, x: Beads, dst: Any, caller: str) -> tuple[Beads, Any]:
+        array = np.empty_like(x.rows, dst.numpy)
+        return Beads(array), array
+
+    def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
+        assert [type(x) for x in (*sources, *results)] == [Beads] * 4
+        return results
+
+
+def test_lists_of_a_library_that_shares_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SharingLibrary()
+    entry = libraries.LibraryEntry("abacus", "Array", lambda: library)
+    monkeypatch.setattr(libraries, "_LIBRARIES", [entry])
+    many = gpucast.cast_many([Beads(X), OTHER, Beads(OTHER)], "INT8")
+    assert [type(y) for y in many] == [Beads, np.ndarray, Beads]
+    for y, x in zip(many, (X, OTHER, OTHER), strict=True):
+        assert (y if isinstance(y, np.ndarray) else y.rows).tobytes() == gpucast.cast(x, "INT8").tobytes()
+    outs = [Beads(np.zeros_like(X, np.int8)), np.zeros_like(OTHER, np.int8)]
+    assert gpucast.cast_many([Beads(X), OTHER], "INT8", out=outs) is outs
+    assert outs[0].rows.tobytes() == gpucast.cast(X, "INT8").tobytes()
 
 
 def test_quantizing() -> None:

@@ -194,6 +194,35 @@ def test_inductor(exhaustive: bool) -> None:
         assert torch.equal(found[1], wanted[1]), name
 
 
+def compiled(function: Any) -> tuple[Any, list[Any]]:
+    """`torch.compile` of a function into whole graphs, and the list of those made."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    return torch.compile(function, fullgraph=True, backend=backend), graphs
+
+
+def fused_step(x: Any, scale: Any, amax: Any, seed: int) -> Any:
+    y = gpucast.cast(2 * x, "FLOAT16", scale=scale, amax=amax)
+    return y + gpucast.cast(x, "FLOAT16", rounding="stochastic", seed=seed, offset=seed)
+
+
+def test_compile_keeps_the_graph_whole_at_fused_casts() -> None:
+    """Numbers that change make no further graph, and `amax` is what it would be."""
+    x = torch.linspace(-2, 2, 24).reshape(4, 6)
+    run, graphs = compiled(fused_step)
+    for seed in (1, 2, 7, 2**40):
+        got, wanted = torch.zeros(()), torch.zeros(())
+        assert torch.equal(run(x, 0.5, got, seed), fused_step(x, 0.5, wanted, seed))
+        assert got == wanted == 4
+    nodes = [node.target for node in graphs[-1].graph.nodes if "fused_cast" in str(node.target)]
+    assert nodes == [torch.ops.gpucast.fused_cast.default] * 2
+    assert len(graphs) == 2
+
+
 def test_the_first_use_of_all_is_within_a_compiled_function() -> None:
     code = (
         "import torch, gpucast, warnings\n"

@@ -13,7 +13,7 @@ import pytest
 
 import gpucast
 from gpucast.mixed import DelayedScaling
-from gpucast.mixed.gpu.kernels import RESCALE
+from gpucast.mixed.cuda.kernels import RESCALE
 from host_driver import HostDriver, download, elements, installed, upload
 
 #: Magnitudes of some steps for five tensors: usual ones, zeros, extremes, an overflow and NaN.

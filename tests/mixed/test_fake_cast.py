@@ -11,7 +11,7 @@ import pytest
 import gpucast
 from codes import values
 from gpucast.core.dtypes import DTYPES, dtype
-from gpucast.host import cast_on_host
+from gpucast.host import numbers
 from gpucast.mixed import DelayedScaling, fake_cast
 from host_driver import HostDriver, download, installed, upload
 
@@ -80,8 +80,8 @@ def test_without_the_module_the_values_are_the_same(monkeypatch: pytest.MonkeyPa
     x = values(dtype("FLOAT"), (100,))
     wanted = [fake_cast(x, to, **keywords) for src, to, keywords in CASES if src == "FLOAT"]
     monkeypatch.setattr("gpucast.mixed.fake_casts.MODULE", None)
-    monkeypatch.setattr(cast_on_host, "MODULE", None)
-    monkeypatch.setattr(cast_on_host, "say_slow", lambda: None)
+    monkeypatch.setattr(numbers, "MODULE", None)
+    monkeypatch.setattr(numbers, "say_slow", lambda: None)
     got = [fake_cast(x, to, **keywords) for src, to, keywords in CASES if src == "FLOAT"]
     assert [y.tobytes() for y in got] == [y.tobytes() for y in wanted]
 

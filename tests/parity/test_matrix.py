@@ -16,19 +16,18 @@ import pytest
 
 import exact
 import gpucast
-from codes import EXTRA, HOST_LOOPS, assert_codes, assert_same, by_rule, codes_of, every_code, random_codes
+from codes import EXTRA, HOST_LOOPS, assert_codes, assert_same, by_rule, every_code, random_codes
+from engines import by_kernels, by_module, by_reference
 from fused_cases import CASES, RANDOM, in_use, largest, oracle
 from gpucast import PackedArray
 from gpucast.casting import plans
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CastRule, resolve
-from gpucast.host import cast_on_host
 from gpucast.parity import host_build
 from gpucast.parity.cases import NUMERIC, rules
 from gpucast.reference import exact_cast
 from hard_codes import every_or_hard, hard_codes
 from host_driver import DEVICES, HostDriver, both_shapes, elements, on_gpu, upload
-from kernels_on_host import cast_codes
 
 # ---- codes: every rule of every pair ----
 
@@ -45,16 +44,6 @@ def compared(src: DType, dst: DType, exhaustive: bool) -> np.ndarray:
     return every_or_hard(src, dst, 500_000 if exhaustive else 3000)
 
 
-def by_reference(codes: np.ndarray, rule: CastRule) -> np.ndarray:
-    return codes_of(exact_cast.apply(codes.view(rule.src.numpy), rule), rule.dst)
-
-
-def by_host(codes: np.ndarray, rule: CastRule) -> np.ndarray:
-    out = np.empty(codes.shape, rule.dst.numpy)
-    cast_on_host.into(codes.view(rule.src.numpy), rule, out)
-    return codes_of(out, rule.dst)
-
-
 @pytest.mark.parametrize("src", NUMERIC, ids=str)
 def test_reference_and_host(src: DType, exhaustive: bool) -> None:
     for dst in NUMERIC:
@@ -63,7 +52,7 @@ def test_reference_and_host(src: DType, exhaustive: bool) -> None:
         for rule in (*rules(src, dst), *by_rule(src, dst, exhaustive)):
             every = exact.cast_codes(codes, rule) if decoded is None else [exact.cast(one, rule) for one in decoded]
             model = np.array(every, dtype=dst.code_numpy)
-            for name, found in (("reference", by_reference(codes, rule)), ("host", by_host(codes, rule))):
+            for name, found in (("reference", by_reference(codes, rule)), ("host", by_module(codes, rule))):
                 assert_codes(found, model, (name, rule), codes)
 
 
@@ -91,10 +80,10 @@ def test_host_and_kernels(src: DType, exhaustive: bool) -> None:
     for rule in built[90]:
         codes = compared(src, rule.dst, exhaustive)
         wanted = by_reference(codes, rule)
-        assert_codes(by_host(codes, rule), wanted, ("host", rule), codes)
+        assert_codes(by_module(codes, rule), wanted, ("host", rule), codes)
         for arch, kernels in built.items():
             if rule in kernels:
-                assert_codes(cast_codes(kernels[rule], rule, codes), wanted, (arch, rule), codes)
+                assert_codes(by_kernels(kernels[rule], rule, codes), wanted, (arch, rule), codes)
 
 
 @pytest.mark.parametrize("row", EXTRA, ids=str)
@@ -104,7 +93,7 @@ def test_kernels_of_a_type_that_is_one_row(row: DType) -> None:
     kernels = host_build.build(dict.fromkeys(group), optimize=False)
     for rule in group:
         codes = compared(rule.src, rule.dst, False) if rule.src.bits <= 16 else random_codes(rule.src, 5000, 28)
-        assert_codes(cast_codes(kernels, rule, codes), by_reference(codes, rule), rule, codes)
+        assert_codes(by_kernels(kernels, rule, codes), by_reference(codes, rule), rule, codes)
 
 
 def test_hard_codes_include_double_rounding() -> None:

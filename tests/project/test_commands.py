@@ -207,6 +207,10 @@ def parsed(command: str) -> bool:
     program, *words = shlex.split(command)
     if words[:2] == shlex.split(PROVER)[1:]:
         return _prover().parse_args(words[2:]) is not None
+    if words[:2] == ["-m", "bench.static.digests"]:
+        from bench.static.digests import _parser as _digests
+
+        return _digests().parse_args(words[2:]) is not None
     if program == "python" or words[0] == "bench":
         from bench.__main__ import _parser
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proves that a block quantizer gives each element the right code, for every scale that a block can have.
 
-The kernel is the one that reads the scales, "elements" in `gpucast.quantization.gpu.source`. One thread, whose elements
-are aligned and in one block, is executed for each code of a scale on unknown elements. The proof assumes what the
-search for the scale guarantees: all elements are finite, or the scale is NaN. It then compares the code of each element
-with the specification, for every value of that element and any values of the others.
-"""
+The kernel is the one that reads the scales, "elements" in `gpucast.quantization.cuda.source`. One thread, whose
+elements are aligned and in one block, is executed for each code of a scale on unknown elements. The proof assumes what
+the search for the scale guarantees: all elements are finite, or the scale is NaN. It then compares the code of each
+element with the specification, for every value of that element and any values of the others."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from typing import Any
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule, resolve
 from gpucast.quantization.block_grid import BlockGrid
+from gpucast.quantization.cuda.source import quantize_arguments, quantize_kernel
 from gpucast.quantization.formats import Format
-from gpucast.quantization.gpu.source import quantize_arguments, quantize_kernel
 from tests.proof import terms as t
 from tests.proof.certificate import digest, ptx
 from tests.proof.launches import Launch, Subject, element, run
@@ -39,6 +38,11 @@ def kernel_of(format: Format, src: DType) -> Subject:
     """The kernel that gives elements their codes, for blocks of any length."""
     rule = CastRule(src, format.element)
     return Subject(quantize_kernel(rule, format, "elements"), rule)
+
+
+def digest_of(format: Format, src: DType, arch: str) -> str:
+    """The identity of the PTX of a format's kernel, as a certificate names it."""
+    return digest(ptx(kernel_of(format, src).kernel, arch))
 
 
 def every_scale(format: Format) -> Iterable[int]:

@@ -15,8 +15,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from gpucast.casting.fused_options import fused_rule
-from gpucast.core.rule import Options
+from gpucast.core.rule import Options, resolve
 from gpucast.core.version import __version__
 from gpucast.kernel import compiler
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind
@@ -82,6 +81,11 @@ def digest(text: str) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def digest_of(case: Case, paths: Paths, arch: str) -> str:
+    """The identity of the PTX of all kernels of a rule, as a certificate names it."""
+    return digest("\n".join(ptx(source.kernel, arch) for source, _ in kernels(case, paths, arch)))
+
+
 def prove(
     cases: Iterable[Case], arch: str, paths: Paths = "full", known: Mapping[str, Verdict] | None = None
 ) -> Iterator[Proof]:
@@ -142,7 +146,7 @@ def kernels(
     elif paths == "scaled":
         options = Options(**{name: value for name, value in case.attributes if name not in ("seed", "offset")})
         ops = FusedOps("narrow")
-        source = Subject.of(fused_rule(rule.src, rule.dst, options, scaled=True), ops=ops)
+        source = Subject.of(resolve(rule.src, rule.dst, options._replace(scale=1.0)), ops=ops)
         yield source, fused(source, ops)
     else:
         batch = BatchSubject.of((Kind(rule),), ARGUMENT_BYTES[0])

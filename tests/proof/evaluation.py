@@ -30,7 +30,7 @@ class Program:
             np.array(term.param, _kind(term.width)) if term.op == "const" else None for term in order
         ]
         self._steps = [
-            (place[term], _OPERATIONS[term.op], term, [place[arg] for arg in term.args])
+            (place[term], _step(term), [place[arg] for arg in term.args])
             for term in order
             if term.op not in ("var", "const")
         ]
@@ -39,23 +39,52 @@ class Program:
         values = list(self._values)
         for number, term in self.variables:
             values[number] = np.asarray(inputs[term]).astype(_kind(term.width))
-        return self._run(values)
+        with np.errstate(all="ignore"):
+            return self._run(values)
 
     def of(self, *given: NDArray) -> NDArray:
-        """The values for those of `variables`, in their order, which are of the kind that the widths ask for."""
+        """The values for those of `variables`, in their order, which are of the kind that the widths ask for. The
+        caller has NumPy ignore what it warns of."""
         values = list(self._values)
         for (number, _), one in zip(self.variables, given, strict=True):
             values[number] = one
         return self._run(values)
 
     def _run(self, values: list[Any]) -> NDArray:
-        with np.errstate(all="ignore"):
-            for number, compute, term, args in self._steps:
-                found = compute(term, *[values[arg] for arg in args])
-                values[number] = _cut(np.asarray(found), term.width)
-        found = values[-1]
-        assert isinstance(found, np.ndarray)
-        return found
+        for number, compute, args in self._steps:
+            values[number] = compute(*[values[arg] for arg in args])
+        return np.asarray(values[-1])
+
+
+def _step(term: Term) -> Callable[..., NDArray]:
+    """What computes a term from the values of its arguments, cut to its width."""
+    compute, width = _OPERATIONS[term.op], term.width
+    if max(width, *(arg.width for arg in term.args)) <= 64:
+        if term.op in _WITHIN:
+            return lambda *args: compute(term, *args)
+        if term.op == "part":
+            return _narrow_part(term.param, width, term.args[0].width)
+        if term.op == "join":
+            return _narrow_join([arg.width for arg in term.args])
+    return lambda *args: _cut(np.asarray(compute(term, *args)), width)
+
+
+def _narrow_part(at: int, width: int, of: int) -> Callable[[NDArray], NDArray]:
+    by, mask = np.uint64(at), np.uint64((1 << width) - 1)
+    if at == 0:
+        return lambda a: a & mask
+    return (lambda a: a >> by) if at + width == of else (lambda a: a >> by & mask)
+
+
+def _narrow_join(widths: list[int]) -> Callable[..., NDArray]:
+    places = [np.uint64(sum(widths[:number])) for number in range(1, len(widths))]
+
+    def join(first: NDArray, *others: NDArray) -> NDArray:
+        for value, place in zip(others, places, strict=True):
+            first = first | value << place
+        return first
+
+    return join
 
 
 def _kind(width: int) -> Any:
@@ -67,9 +96,9 @@ def _cut(found: NDArray, width: int) -> NDArray:
         return np.asarray(found.astype(object) & ((1 << width) - 1), object)
     if found.dtype == object:
         found = np.asarray(found & ((1 << width) - 1))
-    if width == 64 and found.dtype == np.uint64:
-        return found
-    return np.asarray(found.astype(np.uint64) & np.uint64((1 << width) - 1))
+    if found.dtype != np.uint64:
+        found = found.astype(np.uint64)
+    return found if width == 64 else np.asarray(found & np.uint64((1 << width) - 1))
 
 
 def _signed(a: NDArray, width: int) -> NDArray:
@@ -81,15 +110,11 @@ def _signed(a: NDArray, width: int) -> NDArray:
 
 
 def _join(term: Term, *parts: NDArray) -> NDArray:
-    found, at = np.zeros((), _kind(term.width)), 0
+    found, at = np.zeros((), object), 0
     for piece, value in zip(term.args, parts, strict=True):
-        found = (
-            found | value.astype(_kind(term.width)) << _kind(term.width)(at)
-            if term.width <= 64
-            else (found | value.astype(object) << at)
-        )
+        found = np.asarray(found | value.astype(object) << at)
         at += piece.width
-    return np.asarray(found)
+    return found
 
 
 def _shift(term: Term, a: NDArray, by: NDArray) -> NDArray:
@@ -244,6 +269,8 @@ def _to_int(term: Term, a: NDArray) -> NDArray:
     return np.where(nan & (term.width == 64), np.uint64(1 << 63), code)
 
 
+#: What gives no more bits than its arguments have, of at most 64.
+_WITHIN = ("and", "or", "xor", "ite", "lshr")
 _OPERATIONS: dict[str, Callable[..., NDArray]] = {
     **{op: (lambda t, *args, compute=compute: compute(*args)) for op, compute in INTEGERS.items()},
     "udiv": _udiv,

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The meaning of PTX instructions, as terms. Source: the PTX manual, chapter 9 of version 8.8.
+"""The meaning of PTX instructions, as terms. Source: the PTX manual, chapter 9 of version 8.8; of 9.2 for
+conversions between small floats and pairs.
 
 The table has each instruction by its full name, with modifiers; an instruction that is missing is an error. Operations
 on float keep subnormals: `.ftz` would be another name.
@@ -151,18 +152,30 @@ def _arithmetic(op: str, width: int, *param: object) -> Callable[..., Term]:
     return lambda *args: t.arithmetic(op, width, args, *param)
 
 
-def _to_small(name: str) -> Callable[[Term, Term], Term]:
-    """Convert two floats, the second to the low code: nearest even, saturating, NaN all ones, 6 bits in bytes."""
-    small, single = dtype(name), dtype("FLOAT")
+def _to_small(name: str, source: str = "FLOAT") -> Callable[..., Term]:
+    """Convert two floats, the second to the low code, or a pair of halves: nearest even, saturating, NaN all ones, 6
+    bits in bytes."""
+    small, own = dtype(name), dtype(source)
 
     def code(a: Term) -> Term:
-        nan = t.is_nan(a, SINGLE)
+        nan = t.is_nan(a, _FORMS[source])
         size = t.ite(
-            nan, const(-1, small.bits - 1), nearest(t.magnitude(a), single, small, small.max_code, small.bits - 1)
+            nan, const(-1, small.bits - 1), nearest(t.magnitude(a), own, small, small.max_code, small.bits - 1)
         )
-        signed = t.join((size, t.bitwise("and", part(a, 31, 1), t.invert(nan))))
+        signed = t.join((size, t.bitwise("and", part(a, own.bits - 1, 1), t.invert(nan))))
         return t.zext(signed, 8) if small.bits == 6 else signed
 
+    return _of_two(code, own.bits)
+
+
+#: The types that conversions to small floats take, as formats of terms.
+_FORMS = {"FLOAT": SINGLE, "FLOAT16": HALF, "BFLOAT16": BRAIN}
+
+
+def _of_two(code: Callable[[Term], Term], bits: int) -> Callable[..., Term]:
+    """Both results of a conversion: of two operands, of which the second has the low one, or of a pair in one."""
+    if bits == 16:
+        return lambda a: t.join((code(part(a, 0, 16)), code(part(a, 16, 16))))
     return lambda a, b: t.join((code(b), code(a)))
 
 
@@ -171,15 +184,17 @@ def _funnel(a: Term, b: Term, by: Term) -> Term:
     return part(t.shift("shl", t.join((a, b)), t.bitwise("and", by, const(31, 32))), 32, 32)
 
 
-def _to_power(mode: RoundMode) -> Callable[[Term, Term], Term]:
-    """Convert the magnitudes of two floats to FLOAT8E8M0; the second goes to the low code. Overflow saturates."""
-    power, single = dtype("FLOAT8E8M0"), dtype("FLOAT")
+def _to_power(mode: RoundMode, source: str = "FLOAT") -> Callable[..., Term]:
+    """Convert the magnitudes of two floats, or of a pair, to FLOAT8E8M0; the second goes to the low code. Overflow
+    saturates."""
+    power, own = dtype("FLOAT8E8M0"), dtype(source)
 
     def code(a: Term) -> Term:
-        steps = powers(single, power, mode)[1:-1]
-        return t.ite(t.is_nan(a, SINGLE), const(-1, 8), t.search(t.magnitude(a), steps, range(len(steps) + 1), 8))
+        steps = powers(own, power, mode)[1:-1]
+        nan = t.is_nan(a, _FORMS[source])
+        return t.ite(nan, const(-1, 8), t.search(t.magnitude(a), steps, range(len(steps) + 1), 8))
 
-    return lambda a, b: t.join((code(b), code(a)))
+    return _of_two(code, own.bits)
 
 
 def _from_small(name: str, half: str = "FLOAT16") -> Callable[[Term], Term]:
@@ -283,14 +298,19 @@ def _table() -> dict[str, Operation]:
         for name, form in (("f16", HALF), ("bf16", BRAIN)):
             one = convert(SINGLE, form, mode)
             found[f"cvt.{mode}.{name}x2.f32"] = (32, 32), lambda a, b, one=one: t.join((one(b), one(a)))
-    for name, small in (("e4m3", "FLOAT8E4M3FN"), ("e5m2", "FLOAT8E5M2"), ("e2m1", "FLOAT4E2M1")):
+    halves = (("f16x2", "FLOAT16"), ("bf16x2", "BFLOAT16"))
+    for name, small in (
+        *(("e4m3", "FLOAT8E4M3FN"), ("e5m2", "FLOAT8E5M2"), ("e2m1", "FLOAT4E2M1")),
+        *(("e2m3", "FLOAT6E2M3"), ("e3m2", "FLOAT6E3M2")),
+    ):
         found[f"cvt.rn.satfinite.{name}x2.f32"] = (32, 32), _to_small(small)
-        found[f"cvt.rn.f16x2.{name}x2"] = (2 * dtype(small).bits,), _from_small(small)
-    for name in ("e2m3", "e3m2"):
-        found[f"cvt.rn.satfinite.{name}x2.f32"] = (32, 32), _to_small(f"FLOAT6{name.upper()}")
-        found[f"cvt.rn.f16x2.{name}x2"] = (16,), _from_small(f"FLOAT6{name.upper()}")
-    found["cvt.rp.satfinite.ue8m0x2.f32"] = (32, 32), _to_power("up")
-    found["cvt.rz.satfinite.ue8m0x2.f32"] = (32, 32), _to_power("down")
+        for pair, half in halves:
+            found[f"cvt.rn.satfinite.{name}x2.{pair}"] = (32,), _to_small(small, half)
+            found[f"cvt.rn.{pair}.{name}x2"] = (8 if name == "e2m1" else 16,), _from_small(small, half)
+    powers_of: tuple[tuple[RoundMode, str], ...] = (("up", "rp"), ("down", "rz"))
+    for of_power, rounding in powers_of:
+        found[f"cvt.{rounding}.satfinite.ue8m0x2.f32"] = (32, 32), _to_power(of_power)
+        found[f"cvt.{rounding}.satfinite.ue8m0x2.bf16x2"] = (32,), _to_power(of_power, "BFLOAT16")
     found["cvt.rn.bf16x2.ue8m0x2"] = (16,), _from_small("FLOAT8E8M0", "BFLOAT16")
     for op, count in (("add", 2), ("mul", 2), ("fma", 3)):
         found[f"{op}.rn.f32x2"] = (64,) * count, lanes(found[f"{op}.rn.f32"][1])

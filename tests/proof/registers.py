@@ -35,15 +35,17 @@ class Registers:
         self.sizes = self._lay_out(params)
         self.values = np.zeros((0, threads), np.uint64)
         self.known = np.zeros((0, threads), bool)
+        #: The registers that all threads have written.
+        self.whole: set[int] = set()
 
     def clear(self, special: Sequence[Any]) -> None:
         """Forget all numbers; `special` are the new ones of `SPECIAL`."""
         self.values = np.zeros((len(self.slots), self.count), np.uint64)
         self.known = np.zeros(self.values.shape, bool)
+        self.whole = {self.slots[name] for name in SPECIAL if name in self.slots}
         for name, numbers in zip(SPECIAL, special, strict=True):
             if name in self.slots:
                 self.values[self.slots[name]] = numbers
-                self.known[self.slots[name]] = True
 
     def _lay_out(self, params: Sequence[bytes]) -> tuple[int, int]:
         """Place what the kernel names; the sizes of shared and local memory."""
@@ -116,14 +118,24 @@ class Registers:
         return found
 
     def read(self, slot: int, group: NDArray) -> NDArray:
-        if not self.known[slot, group].all():
+        """Numbers of some threads, which change where the register of all threads is written."""
+        if not self.is_known(slot, group):
             name = next(name for name, one in self.slots.items() if one == slot)
             raise Fault(f"{name} is read before it is written")
-        return np.asarray(self.values[slot, group])
+        # All threads go in order.
+        numbers = self.values[slot]
+        return numbers if len(group) == self.count else np.asarray(numbers[group])
+
+    def is_known(self, slot: int, group: NDArray) -> bool:
+        return slot in self.whole or bool(self.known[slot, group].all())
 
     def write(self, slot: int, group: NDArray, values: Any) -> None:
-        self.values[slot, group] = values
-        self.known[slot, group] = True
+        if len(group) == self.count:
+            self.values[slot] = values
+            self.whole.add(slot)
+        else:
+            self.values[slot, group] = values
+            self.known[slot, group] = True
 
     def reader(self, operand: str, width: int) -> Callable[[NDArray], NDArray]:
         """A function that reads an operand."""

@@ -69,8 +69,9 @@ class Block(Registers):
         self.threads = np.arange(threads)
 
     def run(self, blocks: int) -> None:
-        for block in range(blocks):
-            self._run(block, blocks)
+        with np.errstate(all="ignore"):
+            for block in range(blocks):
+                self._run(block, blocks)
 
     # ---- threads ----
 
@@ -108,7 +109,7 @@ class Block(Registers):
             taking = group
             if step.guard is not None:
                 slot, wanted = step.guard
-                if not self.known[slot, group].all():
+                if not self.is_known(slot, group):
                     raise self._fault(step, group, Fault("a guard that is not set"))
                 holds = self.values[slot, group] == wanted
                 if not holds.all():
@@ -243,9 +244,11 @@ class Block(Registers):
 
         def compute(group: NDArray) -> None:
             found = [(slot, one.of(*[self.read(place, group) for place in slots])) for slot, one, slots in made]
+            if len(found) > 1:
+                # What is written first may be what the others read.
+                found = [(slot, values.copy()) for slot, values in found]
             for slot, values in found:
-                self.values[slot, group] = values
-                self.known[slot, group] = True
+                self.write(slot, group, values)
 
         return compute
 

@@ -58,7 +58,7 @@ def specification(rule: CastRule, code: Term, word: Term | None = None) -> Term:
 
 def scaled(rule: CastRule, code: Term, scale: Term, word: Term | None = None) -> Term:
     """The result for the source times `scale`, a DOUBLE, rounded to DOUBLE. NaN keeps its sign; infinity times 0 is a
-    NaN without one. `rule` is the rule that `gpucast.casting.fused_options.fused_rule` returns.
+    NaN without one. `rule` is the rule that `gpucast.core.rule.resolve` returns.
     """
     x = specification(resolve(rule.src, _DOUBLE), code)
     product = t.arithmetic("fmul", 64, (x, scale), TWICE, "rn")

@@ -14,8 +14,8 @@ import pytest
 
 from bench.gpu import families
 from bench.gpu.device_calls import FAMILIES, DeviceCall
-from gpucast.quantization.gpu.hadamard_source import HadamardKind
-from gpucast.quantization.gpu.source import Kind
+from gpucast.quantization.cuda.hadamard_source import HadamardKind
+from gpucast.quantization.cuda.source import Kind
 from gpucast.warmup.recording import Recorder, recording
 from host_driver import download, installed, upload
 from ptx_driver import PtxDriver

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from gpucast.casting.fused_options import fused_rule
 from gpucast.cli import main
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, resolve
@@ -89,7 +88,7 @@ def test_other_layouts_are_proved(pair: str, shape: Any) -> None:
 )  # fmt: skip
 def test_scaled_casts_and_largest_magnitudes_are_proved(pair: str, ops: FusedOps, exhaustive: bool) -> None:
     src, dst = map(dtype, pair.split(":"))
-    source = Subject.of(fused_rule(src, dst, scaled=ops.scaling != "none"), ops=ops)
+    source = Subject.of(resolve(src, dst, Options(scale=None if ops.scaling == "none" else 1.0)), ops=ops)
     text = certificate.ptx(source.kernel, "sm_90")
     launches = list(fused(source, ops))
     if ops.amax and not exhaustive:

@@ -12,7 +12,7 @@ import pytest
 from codes import by_rule
 from endings import HANGS
 from gpucast.core.dtypes import DType
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule
 from gpucast.parity.cases import NUMERIC, SMALL, WIDE, rules, stochastic_cases
 from gpucast.parity.compare import wanted_codes

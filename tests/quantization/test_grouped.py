@@ -16,7 +16,7 @@ from gpucast.core.rule import CastRule
 from gpucast.kernel import compiler
 from gpucast.kernel.kernel import program
 from gpucast.quantization import FORMATS, Grouped, swizzle
-from gpucast.quantization.gpu.grouped_on_gpu import grouped_kernel
+from gpucast.quantization.cuda.grouped import grouped_kernel
 from host_driver import HostDriver, elements, installed, upload
 
 NDArray = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ import pytest
 
 import gpucast
 from gpucast.core.dtypes import dtype
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.quantization import exact_hadamard, exact_quantize, quantize
 from gpucast.quantization.formats import LENGTHS, Format, Hadamard, find
 from gpucast.reference.exact_cast import random_words

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import host_driver
+from codes import codes_of
 from gpucast import PackedArray
+from gpucast.core.dtypes import dtype
 from gpucast.parity import host_build
 from gpucast.quantization import Quantized, block_loops, exact_quantize, quantize
 from gpucast.quantization.formats import SOURCES, Format, Parts
@@ -115,6 +117,45 @@ def edges(format: Format, source: str) -> Iterator[tuple[NDArray, int]]:
     yield from ((x, -1), (x.T, 0), (x[:, : LENGTH // 128 * 128], -1), (np.stack([x, x[::-1]]), 1))
     if isinstance(format.block, str):
         yield from ((row if format.block == "tensor" else row.reshape(19, 7), 0) for row in x)
+
+
+#: To be read: a block (the rest of its 32 numbers is 0), its codes, and those of scales, zero point and global scale.
+LITERALS: dict[str, list[tuple[list[float], list[int], list[int]]]] = {
+    "mxfp4": [
+        # The scale is 2^0, because 6 is 1.5 * 2^2, and 2^2 the largest power of two of FLOAT4E2M1.
+        ([6, 3, -1, 0.25, -0.75, 5, 2.5], [0x7, 0x5, 0xA, 0x0, 0xA, 0x6, 0x4], [0x7F]),
+        ([7, 12.5, -1], [0x6, 0x7, 0x9], [0x80]),
+        ([float("nan"), 1], [0x0, 0x0], [0xFF]),
+    ],
+    "mxfp4_up": [([6, 1], [0x7, 0x2], [0x7F]), ([7, 1], [0x6, 0x1], [0x80])],
+    "mxfp4_even": [([6.9, 1], [0x7, 0x2], [0x7F]), ([7, 1], [0x6, 0x1], [0x80])],
+    "mxfp8e4m3": [([448, 1, -2.5, 17, 2**-9], [0x7E, 0x38, 0xC2, 0x58, 0x01], [0x7F]), ([-2], [0xF8], [0x78])],
+    # The block of the largest number has the scale 448, the other one 1, and both are multiplied with 1.
+    "nvfp4": [([2688, -448] + [0] * 14 + [6, 1.25], [0x7, 0xA] + [0x0] * 14 + [0x7, 0x2], [0x7E, 0x38, 0x3F800000])],
+    "int8_64": [([127, -127, 0.5, 1.5, -2.5], [127, 129, 0, 2, 254], [0x3F800000])],
+    "int4_zp_32": [([-5, 10, 0.5, 1.5], [0x8, 0x7, 0xD, 0xF], [0x3F800000, 0xFD])],
+    "uint4_zp_tensor": [([-5, 10, 0.5, 1.5], [0, 15, 5, 7], [0x3F800000, 5])],
+    "float8e4m3fn_tensor": [([448, 1, -2.5], [0x7E, 0x38, 0xC2], [0x3F800000]), ([-56, 1], [0xFE, 0x50], [0x3E000000])],
+}
+
+
+@matrix_of(LITERALS, LITERALS)
+def test_literal_blocks(put: Put, name: str) -> None:
+    for numbers, codes, others in LITERALS[name]:
+        x = np.zeros((1, 32), np.float32)
+        x[0, : len(numbers)] = numbers
+        found = codes_in(quantize(put(x), ALL[name]))
+        assert (found[0][: len(codes)], found[1]) == ([*map(hex, codes)], [*map(hex, others)])
+
+
+def codes_in(q: Quantized) -> tuple[list[str], list[str]]:
+    """The codes of the elements; those of scales, zero points and the global scale."""
+    data, *others = (np.ravel(elements(part)) for part in q.parts().values())
+    return in_hex(data), [code for part in others for code in in_hex(part)]
+
+
+def in_hex(x: NDArray) -> list[str]:
+    return [*map(hex, codes_of(x, dtype(x.dtype)).tolist())]
 
 
 @matrix_of(ALL, SOME)

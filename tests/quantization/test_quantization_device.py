@@ -12,8 +12,8 @@ import pytest
 import gpucast
 from gpucast import PackedArray
 from gpucast.quantization import Quantized, exact_quantize, quantize, swizzle
+from gpucast.quantization.cuda import quantize as on_cuda
 from gpucast.quantization.formats import SOURCES, Format
-from gpucast.quantization.gpu import quantize_on_gpu
 from host_driver import HostDriver, device_array, download, elements, installed, rehearsed, upload
 from quantization_cases import ALL, LENGTH, NDArray, compare, matrix, same
 
@@ -204,7 +204,7 @@ def test_blocks_that_fit_no_tile(driver: HostDriver) -> None:
 
 def test_blocks_that_are_read_in_one_part(driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of an array with blocks for all threads: to their last element, which is the largest here."""
-    monkeypatch.setattr(quantize_on_gpu, "BUSY_THREADS", 1)
+    monkeypatch.setattr(on_cuda, "BUSY_THREADS", 1)
     check(np.arange(1, 34 * 32 + 1, dtype=np.float32).reshape(34, 32), "int8_axis")
 
 

@@ -16,8 +16,8 @@ import pytest
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType, dtype
 from gpucast.quantization import FORMATS, Quantized, exact_quantize, quantize
+from gpucast.quantization.cuda.source import divide_by
 from gpucast.quantization.formats import Format, Parts
-from gpucast.quantization.gpu.source import divide_by
 from host_driver import DEVICES, HostDriver, installed, on_gpu
 from quantization_cases import compare, same
 

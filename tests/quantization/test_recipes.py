@@ -66,8 +66,7 @@ def test_the_reference_agrees(name: str) -> None:
 def _library(package: str) -> dict[str, recipe_packages.Reference]:
     pytest.importorskip("torch")
     pytest.importorskip(package)
-    function = {"torchao": recipe_packages._torchao, "compressed_tensors": recipe_packages._compressed_tensors}[package]
-    return dict(function())
+    return dict(getattr(recipe_packages, f"_{package}")())
 
 
 @pytest.mark.peers
@@ -197,3 +196,44 @@ def test_the_command_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "--json"]) == 0
     rows = {row["recipe"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows.keys() == RECIPES.keys() and rows["te-mxfp8"]["scales"] == "a*(1/448)"
+
+
+_ROWS = [
+    (cells[0].strip("`"), kind, name.strip("`"))
+    for line in (Path(__file__).parents[2] / "docs/which-recipe.md").read_text("utf-8").splitlines()
+    if line.startswith("| `") and "Config(" in line
+    for cells in [[cell.strip() for cell in line.strip("|").split("|")]]
+    for kind, name in zip(("bfloat16", "float32"), cells[1:], strict=True)
+]
+
+
+@pytest.mark.peers
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("config", "kind", "recipe"), _ROWS)
+def test_the_recipes_of_torchao_configs_are_those_of_the_page(config: str, kind: str, recipe: str) -> None:
+    torch = pytest.importorskip("torch")
+    torchao = pytest.importorskip("torchao")
+    from torchao.prototype.mx_formats import inference_workflow
+    from torchao.quantization.granularity import PerGroup
+
+    known = {**vars(torchao.quantization), **vars(inference_workflow), "torch": torch, "PerGroup": PerGroup}
+    x = gpucast.cast(np.random.default_rng(6).standard_normal((256, 256)).astype(np.float32), kind)
+    layer = torch.nn.Sequential(torch.nn.Linear(256, 256, bias=False, dtype=getattr(torch, kind)))
+    layer[0].weight.data = torch.from_numpy(x.astype(np.float32)).to(getattr(torch, kind))
+    if not recipe.startswith("torchao"):
+        recipe = "torchao-int8-row"
+    try:
+        torchao.quantization.quantize_(layer, eval(config, known))
+    except AssertionError as error:
+        assert "bf16" in str(error) and (config[:2], kind) == ("MX", "float32")
+        return
+    raw = layer[0].weight.qdata.view(torch.uint8).numpy()
+    codes = gpucast.quantize(x, recipe).data
+    codes = codes.get().view(np.uint8) if isinstance(codes, gpucast.PackedArray) else codes.view(np.uint8)
+    if raw.shape != codes.shape:
+        raw = np.stack([raw & 15, raw >> 4], -1).reshape(codes.shape)
+        codes = codes & 15
+    elif "int4" in recipe:
+        raw, codes = raw & 15, codes & 15
+    is_none = config.startswith("Int8") and kind == "bfloat16"
+    assert is_none != np.array_equal(raw, codes)

@@ -15,7 +15,7 @@ from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.streaming.pieces import regroup
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import Tensor
-from gpucast.files.tensor import NDArray
+from gpucast.files.tensor import LoadedTensor, NDArray, StoredTensor
 
 #: Elements that are compared at a time.
 PIECE = 1 << 20
@@ -117,7 +117,7 @@ def compared(name: str, a: Tensor, b: Tensor, advance: Callable[[int], object]) 
 
 def kind_of(tensor: Tensor) -> str:
     assert tensor.dtype is not None
-    return tensor.kind if isinstance(tensor, Dequantized) else tensor.dtype.name
+    return tensor.dtype.name if isinstance(tensor, StoredTensor | LoadedTensor) else tensor.kind
 
 
 def _compare_parts(found: Difference, a: Tensor, b: Tensor) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -68,7 +69,7 @@ class Histogram:
     Magnitudes below 2^-1022 are counted under -1023.
     """
 
-    counts: dict[int, int] = field(default_factory=dict)
+    counts: Counter[int] = field(default_factory=Counter)
     zero: int = 0
     inf: int = 0
     nan: int = 0
@@ -86,12 +87,10 @@ class Histogram:
             self.nan += nan
             self.inf += int(numbers[_SPECIAL]) - nan
             numbers[_SPECIAL] = 0
-        for index in np.flatnonzero(numbers).tolist():
-            self.counts[index - _BIAS] = self.counts.get(index - _BIAS, 0) + int(numbers[index])
+        self.counts.update({index - _BIAS: int(numbers[index]) for index in np.flatnonzero(numbers).tolist()})
 
     def join(self, other: Histogram) -> None:
-        for exponent, number in other.counts.items():
-            self.counts[exponent] = self.counts.get(exponent, 0) + number
+        self.counts.update(other.counts)
         self.zero, self.inf, self.nan = self.zero + other.zero, self.inf + other.inf, self.nan + other.nan
 
     def as_json(self) -> dict[str, Any]:
@@ -103,7 +102,7 @@ class Histogram:
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> Histogram:
         counts = {document["lowest"] + i: number for i, number in enumerate(document["counts"]) if number}
-        return Histogram(counts, document["zero"], document["inf"], document["nan"])
+        return Histogram(Counter(counts), document["zero"], document["inf"], document["nan"])
 
 
 @dataclass

@@ -10,11 +10,12 @@ from collections.abc import Sequence, Set
 from typing import Any
 
 from gpucast.convert.planning.plan import FilePlan
-from gpucast.convert.planning.tensor_plan import Request, TensorPlan
+from gpucast.convert.planning.tensor_plan import TensorPlan
 from gpucast.convert.scales import config_json, scale_styles, scaling
 from gpucast.convert.scales.companions import INPUT
 from gpucast.convert.scales.config_json import ENTRIES, NAME, OTHERS, document_of
 from gpucast.convert.scales.declared import Declared
+from gpucast.convert.scales.request import Request
 from gpucast.files import FileError
 
 #: The keys of a config.json for the type of the weights, and its names of types. The older name comes first.
@@ -44,9 +45,11 @@ def texts(
             (file for file in in_folder if file.tensors is None and os.path.basename(file.name) == NAME), None
         )
         if quantized and config is not None and request.asked_style is None:
+            by_style = {style: by for style, by in scale_styles.LOADERS.items() if style != "qdq"}
+            known = ", ".join(f"{style} ({', '.join(by)})" for style, by in by_style.items())
             raise FileError(
                 f"{path}: has a {NAME}, and its loaders know of scales only what it tells them; say with --style who "
-                f"is to load the result: {scale_styles.LOADERS}"
+                f"is to load the result: {known}"
             )
         if quantized and request.style == "comfyui" and has_index:
             raise FileError(f"{path}: --style comfyui is for a model in one file")

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from gpucast.convert.planning.tensor_plan import Request, TensorPlan
+from gpucast.convert.planning.tensor_plan import TensorPlan
 from gpucast.convert.scales.per_file import FileScales
+from gpucast.convert.scales.request import Request
 from gpucast.convert.scales.scaling import FusedGroup
 from gpucast.core.version import __version__
 

@@ -16,14 +16,16 @@ from dataclasses import dataclass
 from gpucast import files
 from gpucast.convert.planning import model_config
 from gpucast.convert.planning.plan import ConversionPlan, FilePlan, Identity
-from gpucast.convert.planning.sources import SUFFIX, Index, Source, SourceFile, find
-from gpucast.convert.planning.tensor_plan import Request, TensorPlan, TensorPlanner, into_model, scaled_storage
+from gpucast.convert.planning.sources import SUFFIX, Index, Source, SourceFile, check_names, find, twice
+from gpucast.convert.planning.tensor_plan import TensorPlan, TensorPlanner, into_model
 from gpucast.convert.scales import comfyui, config_json, scale_styles, scaling
 from gpucast.convert.scales.companions import Fate
 from gpucast.convert.scales.detect import Catalogue
-from gpucast.convert.scales.per_file import Decisions, FileScales, scales_by_file
+from gpucast.convert.scales.per_file import FileScales, scales_by_file
+from gpucast.convert.scales.request import Request
 from gpucast.convert.scales.scale_styles import ENTRY, described_by
-from gpucast.files import FileError, Spec, Tensor, TensorFile, onnx_model
+from gpucast.convert.scales.scaling import scaled_storage
+from gpucast.files import FileError, Tensor, TensorFile, onnx_model
 from gpucast.files.onnx_model import Model
 from gpucast.quantization import RECIPES
 
@@ -175,7 +177,7 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     kept = tuple(
         file for file in planned if file.tensors is not None or os.path.realpath(file.path) not in external_data
     )
-    _check_names(kept, target)
+    check_names([name for file in kept for name in file.names], target)
     indexes = {name: _index(one, name, kept) for name, one in source.indexes}
     written: Sequence[FilePlan] = kept
     if source.merged:
@@ -237,7 +239,7 @@ def _in_shards(planned: Sequence[FilePlan], source: Source, limit: int) -> tuple
             weight_map = {written: shard for tensor, shard in tensors for written in tensor.names}
             total = sum(tensor.bytes_out or 0 for tensor, _ in tensors)
             indexes[name] = one.text(dict(sorted(weight_map.items())), total)
-    _check_names(result, source.path)
+    check_names([name for file in result for name in file.names], source.path)
     return result, indexes
 
 
@@ -253,7 +255,8 @@ def _file(
         pairs = [planner.plan(tensor, out) for tensor in planner.tensors]
         plans = tuple(plan for plan, _ in pairs)
         specs = [spec for _, written in pairs for spec in written]
-        _check_unique(specs, out)
+        if repeated := twice([spec.name for spec in specs]):
+            raise FileError(f"{out}: two tensors would have the name {repeated[1]!r}")
         external = None
         if file.model is not None and out.lower().endswith(files.MODEL):
             external = item.name + onnx_model.DATA if onnx_model.uses_external(file.model, specs) else None
@@ -313,38 +316,10 @@ def file_scales(source: Source, request: Request) -> dict[str, FileScales]:
         dtype = request.choice.target(tensor)
         return dtype is not None and not isinstance(scaled_storage(tensor, dtype, request, source.path), str)
 
-    choice = request.choice
     carried: set[Fate] = {"cache"} if request.style == "compressed-tensors" else set()
-    format = None if request.scale is None else scaling.format_of(request.scale, choice.to)
+    format = None if request.scale is None else scaling.format_of(request.scale, request.choice.to)
     carried |= {"inputs"} if scale_styles.takes_scales_of_inputs(request.style, format) else set()
-    return scales_by_file(
-        catalogue,
-        Decisions(
-            is_cast,
-            choice.asked_for,
-            choice.excludes,
-            choice.keeps,
-            choice.drops,
-            choice.takes_for_weight,
-            frozenset(carried),
-        ),
-    )
-
-
-def _check_unique(specs: Sequence[Spec], out: str) -> None:
-    seen: set[str] = set()
-    for spec in specs:
-        if spec.name in seen:
-            raise FileError(f"{out}: two tensors would have the name {spec.name!r}")
-        seen.add(spec.name)
-
-
-def _check_names(planned: Sequence[FilePlan], target: str) -> None:
-    seen: set[str] = set()
-    for name in [name for file in planned for name in file.names]:
-        if name.casefold() in seen:
-            raise FileError(f"{target}: two files would have the name {name!r}")
-        seen.add(name.casefold())
+    return scales_by_file(catalogue, request.choice, is_cast, carried)
 
 
 def _shards(one: Index, name: str, planned: Sequence[FilePlan]) -> dict[str, FilePlan]:

@@ -7,15 +7,18 @@ The index of a checkpoint in several .safetensors files is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpucast.convert.scales import config_json
-from gpucast.files import MODEL, file_limits, strangers
+from gpucast.convert.scales.detect import Catalogue
+from gpucast.files import MODEL, TensorFile, file_limits, strangers
 from gpucast.files.atomic import inside, open_regular, within
+from gpucast.files.onnx_model import Model
 from gpucast.files.tensor import FileError, checked_name
 
 SUFFIX = ".index.json"
@@ -119,6 +122,8 @@ def find(path: str, target: str, in_shards: bool = False) -> Source:
     if suffix in SUFFIXES and (in_shards or (several and suffix != _MERGED)):
         what = "--shard-size" if in_shards else path
         raise FileError(f"{target}: is the name of a file ({suffix}), and {what} gives a folder; name a folder")
+    if several and suffix in (*_PICKLED, _GGUF):
+        raise FileError(f"{target}: {suffix} is a format that is not written; name a folder, or a {_MERGED} file")
     if several:
         source = _files_of(path, target)
         return _merged(source) if suffix == _MERGED else source
@@ -135,6 +140,23 @@ def find(path: str, target: str, in_shards: bool = False) -> Source:
     return Source(path, (SourceFile(path, os.path.basename(target)),), single=True)
 
 
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[tuple[Catalogue, list[tuple[SourceFile, Model]]]]:
+    """The tensors of a file, an index or a folder, and the models among its files, which stay open. FileError if it
+    cannot be read as tensors."""
+    catalogue, models = Catalogue(), list[tuple[SourceFile, Model]]()
+    with contextlib.ExitStack() as stack:
+        # A name that is no folder, so that any folder can be read.
+        for item in find(path, f"{path.rstrip('/')}.none").items:
+            if item.tensors:
+                file = stack.enter_context(TensorFile(item.path))
+                if file.model is None:
+                    catalogue.add(item.path, file)
+                else:
+                    models.append((item, file.model))
+        yield catalogue, models
+
+
 def _files_of(path: str, target: str) -> Source:
     """Those of a folder, or of an index."""
     if os.path.isdir(path):
@@ -144,7 +166,7 @@ def _files_of(path: str, target: str) -> Source:
     folder = os.path.dirname(path) or "."
     names = [os.path.normpath(name).replace(os.sep, "/") for name in index_file.files]
     items = tuple(_item(folder, name, path, "weight_map names") for name in names)
-    _check_names([item.name for item in items], path)
+    check_names([item.name for item in items], path)
     return Source(path, items, single=False, indexes=((os.path.basename(path), index_file),))
 
 
@@ -186,7 +208,7 @@ def _folder(path: str, target: str) -> Source:
         raise FileError(f"{path}: {_NO_GGUF}")
     if not any(item.tensors for item in items):
         raise FileError(f"{path}: has no file of {', '.join(SUFFIXES)}")
-    _check_names([item.name for item in items] + [name for name, _ in indexes], path)
+    check_names([item.name for item in items] + [name for name, _ in indexes], path)
     return Source(path, tuple(items), single=False, indexes=tuple(indexes))
 
 
@@ -220,11 +242,17 @@ def _check_shards(index_file: Index) -> None:
             raise FileError(f"{index_file.path}: weight_map names {name!r}; expected .safetensors files")
 
 
-def _check_names(names: list[str], path: str) -> None:
+def check_names(names: Sequence[str], path: str) -> None:
     """FileError if two files would become one, also where the file system ignores case."""
+    if repeated := twice(names, lambda name: os.path.normpath(name).casefold()):
+        raise FileError(f"{path}: {repeated[0]!r} and {repeated[1]!r} would be one file")
+
+
+def twice(names: Iterable[str], key: Callable[[str], str] = str) -> tuple[str, str] | None:
+    """The first name that is, by its key, the same as one before it, after that one."""
     seen: dict[str, str] = {}
     for name in names:
-        plain = os.path.normpath(name).casefold()
-        if plain in seen:
-            raise FileError(f"{path}: {seen[plain]!r} and {name!r} would be one file")
+        if (plain := key(name)) in seen:
+            return seen[plain], name
         seen[plain] = name
+    return None

@@ -1,130 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The user's request: which tensors are cast and to which types. It decides for each tensor of an open file."""
+"""Decides for each tensor of an open file what becomes of it."""
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 from gpucast import files
-from gpucast.convert.scales import companions, scale_styles, scaling
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.per_file import FileScales, read_as_numbers
 from gpucast.convert.scales.repack import Repacked, Rescaled, keeps_values
-from gpucast.convert.scales.scaling import FusedGroup, Scaled
+from gpucast.convert.scales.request import Choice, Request, holds_numbers, matches
+from gpucast.convert.scales.scaling import FusedGroup, Scaled, scaled_storage
 from gpucast.convert.scales.stored import Stored
-from gpucast.convert.streaming.pieces import tensor_seed
 from gpucast.core.dtypes import DType
 from gpucast.core.dtypes.lookup import UNLIKE
-from gpucast.core.fused_ops import Random, resolve_random
 from gpucast.core.rule import Options, resolve
 from gpucast.files import FileError, Spec, Tensor, TensorFile
 from gpucast.files.tensor import StoredTensor
-from gpucast.quantization.formats import ScaleRule
-
-Detail = Literal["errors", "all"]
-
-
-@dataclass(frozen=True)
-class SelectionRule:
-    """Cast the tensors whose names match `pattern` to `dtype`; None keeps them as they are."""
-
-    pattern: str
-    dtype: DType | None
-
-    def __str__(self) -> str:
-        return f"{self.pattern}={'keep' if self.dtype is None else self.dtype.name}"
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Decides by name whether a tensor is cast. Patterns are shell wildcards. The first line that applies decides:
-
-    - A pattern of `exclude` matches: the tensor is kept.
-    - A rule matches: the first matching rule gives the type, or keeps the tensor.
-    - `include` has patterns: the tensor is cast to `to` if one matches, otherwise kept.
-    - The tensor is floating, or the only tensor of the only file: it is cast to `to`.
-    - Otherwise it is kept.
-    """
-
-    to: DType
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    rules: Sequence[SelectionRule] = ()
-    #: What becomes of tensors beside codes: kept as they are, left out, or taken for plain numbers.
-    keep: Sequence[str] = ()
-    drop: Sequence[str] = ()
-    as_weights: Sequence[str] = ()
-
-    def target(self, tensor: Tensor, alone: bool = False) -> DType | None:
-        """The type that a tensor is cast to; None if it is kept."""
-        if _any((*self.exclude, *self.keep), tensor.name):
-            return None
-        for rule in self.rules:
-            if fnmatch.fnmatchcase(tensor.name, rule.pattern):
-                return rule.dtype
-        if self.include:
-            return self.to if _any(self.include, tensor.name) else None
-        return self.to if alone or _holds_numbers(tensor) else None
-
-    def excludes(self, name: str) -> bool:
-        """Whether a pattern of `exclude` matches."""
-        return _any(self.exclude, name)
-
-    def keeps(self, name: str) -> bool:
-        return _any(self.keep, name)
-
-    def drops(self, name: str) -> bool:
-        return _any(self.drop, name)
-
-    def takes_for_weight(self, name: str) -> bool:
-        return _any(self.as_weights, name)
-
-    def asked_for(self, tensor: Tensor, alone: bool = False) -> bool:
-        """Whether the tensor was chosen by name, or as the only one, and not just because it is floating."""
-        if self.target(tensor, alone) is None:
-            return False
-        named = (*self.include, *(rule.pattern for rule in self.rules))
-        return alone or _any(named, tensor.name)
-
-    def check(self, names: Sequence[str], cast: bool, path: str, why: str) -> None:
-        """FileError if a pattern matches no tensor, or if nothing is cast; `why` gives reasons, if any."""
-        if not names and path.lower().endswith(files.MODEL):
-            raise FileError(f"{path}: the model has no initializers, and no Constant that is a weight: nothing to cast")
-        if not names:
-            raise FileError(f"{path}: holds no tensors")
-        options = [("--include", pattern, pattern) for pattern in self.include]
-        for option in ("exclude", "keep", "drop", "as_weights"):
-            options += [(f"--{option.replace('_', '-')}", pattern, pattern) for pattern in getattr(self, option)]
-        options += [("--rule", str(rule), rule.pattern) for rule in self.rules]
-        for option, value, pattern in options:
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                known = ", ".join(map(repr, names[:10])) + (", ..." if len(names) > 10 else "")
-                raise FileError(f"{path}: no tensor matches {option} {value!r}; it holds {known}")
-        if cast:
-            return
-        if why:
-            raise FileError(f"{path}: none of its {len(names)} tensors can be cast: {why}")
-        if self.include or self.exclude or self.rules:
-            raise FileError(f"{path}: --include, --exclude and --rule leave none of its {len(names)} tensors to cast")
-        raise FileError(f"{path}: none of its {len(names)} tensors is of a floating type; give --include")
-
-
-def _holds_numbers(tensor: Tensor) -> bool:
-    """Whether a tensor is of a floating type, or a plain cast of gpucast. Other integers may be indices, and codes of
-    other programs have scales."""
-    return tensor.dtype is not None and (tensor.dtype.is_float or companions.is_plain_cast(tensor))
 
 
 def _is_narrowed(tensor: Tensor, dtype: DType) -> bool:
     """Whether numbers become such as others take for codes."""
-    return dtype.bits <= 8 and dtype.family not in ("bool", "string") and _holds_numbers(tensor)
-
-
-def _any(patterns: Iterable[str], name: str) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return dtype.bits <= 8 and dtype.family not in ("bool", "string") and holds_numbers(tensor)
 
 
 def read_as(tensors: Sequence[Tensor], dtype: DType, choice: Choice, path: str) -> list[Tensor]:
@@ -154,40 +52,6 @@ def _is_raw(tensor: StoredTensor, dtype: DType, asked_for: bool) -> bool:
     if tensor.dtype is None:
         return element.kind == "V" and element.names is None and element.subdtype is None
     return asked_for and tensor.dtype.family == "int" and not tensor.dtype.signed
-
-
-@dataclass(frozen=True)
-class Request:
-    """The user's request. `attributes` are keywords of `gpucast.cast`; raw elements are read as `source_dtype`."""
-
-    choice: Choice
-    attributes: Mapping[str, Any]
-    scale: str | None = None
-    source_dtype: DType | None = None
-    #: What is computed for each tensor: counts of losses and errors, or everything that a report shows.
-    detail: Detail = "errors"
-    #: How scales are stored: one of `gpucast.convert.scales.scale_styles.STYLES`; None where nobody said.
-    asked_style: str | None = None
-    #: For stochastic rounding. Each tensor gets its own seed, derived from this one.
-    seed: int | None = None
-    #: How the scales are found; None: as the style's own tool does.
-    scale_rule: ScaleRule | None = None
-    #: Checkpoints are written in files of at most so many bytes of tensors; None: in those that they have.
-    shard_size: int | None = None
-    #: Only tensors that are codes with scales are converted, and every number of theirs is kept.
-    repack: bool = False
-
-    def __post_init__(self) -> None:
-        resolve_random(self.attributes.get("rounding"), self.seed, None, "convert")
-
-    @property
-    def style(self) -> str:
-        """How scales are stored."""
-        return self.asked_style or scale_styles.STYLES[0]
-
-    def random(self, name: str) -> Random | None:
-        """The random bits for the tensor `name`; None without stochastic rounding."""
-        return None if self.seed is None else Random(tensor_seed(self.seed, name))
 
 
 @dataclass(frozen=True)
@@ -296,7 +160,7 @@ class TensorPlanner:
 
     def _why_no_weight(self, tensor: Tensor) -> str:
         """Why a floating initializer of a model is not cast, unless its name was chosen."""
-        is_chosen = self._request.choice.asked_for(tensor) or self._request.choice.takes_for_weight(tensor.name)
+        is_chosen = self._request.choice.asked_for(tensor) or matches(self._request.choice.as_weights, tensor.name)
         is_float = tensor.dtype is not None and tensor.dtype.is_float
         return "" if is_chosen or not is_float else self._no_weights.get(tensor.name, "")
 
@@ -328,22 +192,6 @@ class TensorPlanner:
 
 def into_model(out: str) -> bool:
     return out.lower().endswith(files.MODEL)
-
-
-def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) -> Stored | str | None:
-    """As `scaling.scaled_storage`, with the options of the request."""
-    asked_for = request.choice.asked_for(tensor)
-    return scaling.scaled_storage(
-        tensor,
-        dtype,
-        request.scale,
-        request.style,
-        request.attributes,
-        path,
-        asked_for,
-        request.scale_rule,
-        request.repack,
-    )
 
 
 def _nbytes(spec: Spec) -> int | None:

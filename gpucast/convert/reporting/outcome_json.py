@@ -81,32 +81,29 @@ def total(outcome: Outcome) -> dict[str, Any]:
 
 
 def _tensor(plan: ConversionPlan, result: Result) -> dict[str, Any]:
-    entry = {
-        "name": result.plan.name,
-        **_where(plan, result.file),
-        "from": result.plan.kind,
-        "to": "" if result.plan.dtype is None else result.plan.dtype.name,
-        "shape": result.plan.shape,
-        "bytes_in": result.plan.bytes_in,
-        "bytes_out": result.bytes_out,
-        **({"lossless": True} if result.plan.lossless else {}),
-    }
-    return entry | result.statistics.as_json()
+    entry = _entry(plan, result.file, result.plan)
+    return entry | {"bytes_out": result.bytes_out} | result.statistics.as_json()
 
 
-def _left_alone(plan: ConversionPlan, file: FilePlan, tensor: TensorPlan) -> dict[str, Any]:
+def _entry(plan: ConversionPlan, file: FilePlan, tensor: TensorPlan) -> dict[str, Any]:
+    """A tensor as it is planned."""
     return {
         "name": tensor.name,
         **_where(plan, file),
-        "dtype": tensor.kind,
+        "from": tensor.kind,
+        "to": None if tensor.dtype is None else tensor.dtype.name,
         "shape": tensor.shape,
-        "bytes": tensor.bytes_in,
-        **_why(tensor),
+        "bytes_in": tensor.bytes_in,
+        "bytes_out": tensor.bytes_out,
+        **({"lossless": True} if tensor.lossless else {}),
+        **({"why": tensor.why} if tensor.why else {}),
     }
 
 
-def _why(tensor: TensorPlan) -> dict[str, Any]:
-    return {"why": tensor.why} if tensor.why else {}
+def _left_alone(plan: ConversionPlan, file: FilePlan, tensor: TensorPlan) -> dict[str, Any]:
+    known = _entry(plan, file, tensor)
+    others = {key: known[key] for key in ("file", "shape", "why") if key in known}
+    return {"name": tensor.name, "dtype": tensor.kind, "bytes": tensor.bytes_in} | others
 
 
 def _where(plan: ConversionPlan, file: FilePlan) -> dict[str, Any]:
@@ -129,20 +126,7 @@ def planned(plan: ConversionPlan) -> dict[str, Any]:
     return {
         "input": plan.source,
         "output": plan.target,
-        "tensors": [
-            {
-                "name": tensor.name,
-                **_where(plan, file),
-                "from": tensor.kind,
-                "to": None if tensor.dtype is None else tensor.dtype.name,
-                "shape": tensor.shape,
-                "bytes_in": tensor.bytes_in,
-                "bytes_out": tensor.bytes_out,
-                **({"lossless": True} if tensor.lossless else {}),
-                **_why(tensor),
-            }
-            for file, tensor in tensors
-        ],
+        "tensors": [_entry(plan, file, tensor) for file, tensor in tensors],
         "files": [_file(file) for file in plan.files],
         "total": {
             "tensors": len(plan.converted),

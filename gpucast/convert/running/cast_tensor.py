@@ -18,7 +18,7 @@ from gpucast.casting.cast_report import cast_report, result_report
 from gpucast.casting.loss_counts import CastReport
 from gpucast.convert.losses import counts
 from gpucast.convert.losses.statistics import Errors, Statistics, runs
-from gpucast.convert.planning.tensor_plan import Request
+from gpucast.convert.scales.request import Request
 from gpucast.convert.streaming.checksums import ChecksumWriter, PositionedWriter
 from gpucast.convert.streaming.pieces import keywords, moved
 from gpucast.convert.streaming.prefetch import Prefetcher

@@ -13,7 +13,8 @@ import numpy as np
 
 from gpucast.convert.planning.plan import ConversionPlan, FilePlan
 from gpucast.convert.planning.planner import opened
-from gpucast.convert.planning.tensor_plan import Request, TensorPlan
+from gpucast.convert.planning.tensor_plan import TensorPlan
+from gpucast.convert.scales.request import Request
 from gpucast.convert.streaming.intervals import Intervals
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import DType

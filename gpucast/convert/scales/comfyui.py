@@ -7,16 +7,17 @@ comfy/quant_ops.py QUANT_ALGOS, comfy/ops.py _load_quantized_module, comfy/utils
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpucast.convert.scales.stored import Packing, Stored
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import Spec, Tensor, file_limits
-from gpucast.quantization.formats import FORMATS
+from gpucast.quantization.formats import FORMATS, Format
 from gpucast.quantization.scale_orders import order
 
+_UINT8 = dtype("UINT8")
 #: The last part of the tensor's name (X.comfy_quant describes X.weight), and the key of the metadata entry.
 LAYER, METADATA = "comfy_quant", "_quantization_metadata"
 #: An empty tensor of this name marks a file of older versions, whose scales are X.scale_weight.
@@ -36,6 +37,10 @@ MULTIPLE = 16
 def layer(element: DType) -> bytes:
     """The JSON of a layer. It asks for a multiplication in full precision, since scales for the inputs are unknown."""
     return json.dumps({"format": _FORMATS.get(element.name, NVFP4), "full_precision_matrix_mult": True}).encode()
+
+
+def is_nvfp4(format: Format) -> bool:
+    return format.element.name == "FLOAT4E2M1" and format.global_scale and format.block == (16,)
 
 
 def is_marker(name: str) -> bool:
@@ -80,55 +85,37 @@ def layer_of(base: str, text: bytes | None, layers: Layers | None) -> dict[str, 
     return None if layers is None else layers.of(base)
 
 
-def nvfp4(name: str, shape: tuple[int, int]) -> dict[str, Spec]:
-    """The tensors that store a weight of this shape as NVFP4, by part."""
-    rows, columns = shape
-    return {
-        "data": Spec(name, dtype("UINT8"), (rows, columns // 2)),
-        "scales": Spec(f"{name}_scale", dtype("FLOAT8E4M3FN"), order("128x4").padded(rows, columns // 16, 1)),
-        "global_scale": Spec(f"{name}_scale_2", dtype("FLOAT"), ()),
+#: The formats whose scales are in the order that cuBLAS reads (comfy_kitchen, TensorCoreNVFP4Layout and others).
+_SWIZZLED = {NVFP4: FORMATS["nvfp4"], "mxfp8": FORMATS["mxfp8e4m3"]}
+
+
+def swizzled(name: str, shape: tuple[int, ...], format: Format) -> tuple[dict[str, Spec], Packing]:
+    """The tensors that store a weight of this shape with such scales, by part, and how its codes are packed."""
+    (rows, columns), (block,), element = shape, format.lengths(shape, 1)[1:], format.element
+    scale = _UINT8 if format.scale.name == "FLOAT8E8M0" else format.scale
+    is_packed = element.bits < 8
+    specs = {
+        "data": Spec(name, _UINT8 if is_packed else element, (rows, columns * element.bits // 8)),
+        "scales": Spec(f"{name}_scale", scale, order("128x4").padded(rows, columns // block, 1)),
     }
-
-
-def _mxfp8(name: str, shape: tuple[int, int]) -> dict[str, Spec]:
-    rows, columns = shape
-    return {
-        "data": Spec(name, dtype("FLOAT8E4M3FN"), (rows, columns)),
-        "scales": Spec(f"{name}_scale", dtype("UINT8"), order("128x4").padded(rows, columns // 32, 1)),
-    }
-
-
-@dataclass(frozen=True)
-class _Swizzled:
-    """A format whose scales are in the order that cuBLAS reads (comfy_kitchen, TensorCoreNVFP4Layout and others)."""
-
-    format: str
-    codes: str
-    #: Codes to a byte, and the elements that share a scale.
-    per_byte: int
-    block: int
-    specs: Callable[[str, tuple[int, int]], dict[str, Spec]]
-    packing: Packing
-
-
-_SWIZZLED = {
-    NVFP4: _Swizzled("nvfp4", "UINT8", 2, 16, nvfp4, "swapped bytes"),
-    "mxfp8": _Swizzled("mxfp8e4m3", "FLOAT8E4M3FN", 1, 32, _mxfp8, "plain"),
-}
+    if format.global_scale:
+        specs["global_scale"] = Spec(f"{name}_scale_2", dtype("FLOAT"), ())
+    return specs, "swapped bytes" if is_packed else "plain"
 
 
 def stored_swizzled(name: str, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Stored | None:
     """How a weight is stored whose scales ComfyUI keeps in the order of cuBLAS; None for other formats. ValueError if
     its parts do not fit together."""
-    data, row = tensors["data"], _SWIZZLED.get(str(description.get("format")))
-    if row is None or data.dtype is not dtype(row.codes) or _is_rotated(description):
+    data, format = tensors["data"], _SWIZZLED.get(str(description.get("format")))
+    if format is None or _is_rotated(description):
         return None
-    if len(data.shape) != 2 or not data.size or data.shape[1] * row.per_byte % row.block:
-        raise ValueError(
-            f"tensor {data.name!r} has shape {data.shape}; expected rows of whole groups of {row.block} codes"
-        )
-    shape = data.shape[0], data.shape[1] * row.per_byte
-    specs = row.specs(name, shape)
+    per_byte, (block,) = 8 // format.element.bits, format.lengths((1, 1 << 20), 1)[1:]
+    if data.dtype is not (_UINT8 if per_byte > 1 else format.element):
+        return None
+    if len(data.shape) != 2 or not data.size or data.shape[1] * per_byte % block:
+        raise ValueError(f"tensor {data.name!r} has shape {data.shape}; expected rows of whole groups of {block} codes")
+    shape = data.shape[0], data.shape[1] * per_byte
+    specs, packing = swizzled(name, shape, format)
     held = dict(tensors)
     if "second_scale" in held:
         held["global_scale"] = held["second_scale"]
@@ -136,13 +123,11 @@ def stored_swizzled(name: str, tensors: Mapping[str, Tensor], description: Mappi
         if part not in held:
             raise ValueError(f"tensor {data.name!r}: {spec.name!r} is missing")
         found = held[part]
-        kinds = (
-            (spec.dtype, dtype("FLOAT8E8M0")) if spec.dtype is dtype("UINT8") and part == "scales" else (spec.dtype,)
-        )
+        kinds = (spec.dtype, format.scale) if part == "scales" else (spec.dtype,)
         if found.dtype not in kinds or found.shape not in (spec.shape, spec.shape or (1,)):
             raise ValueError(f"tensor {found.name!r} is {found.kind} {found.shape}; expected {spec.dtype} {spec.shape}")
         specs[part] = replace(spec, dtype=found.dtype, shape=found.shape)
-    return Stored(name, shape, FORMATS[row.format], specs, row.packing, swizzled=True)
+    return Stored(name, shape, format, specs, packing, swizzled=True)
 
 
 def _object(value: object) -> dict[str, Any]:

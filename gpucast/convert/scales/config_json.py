@@ -9,7 +9,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,8 @@ class Section:
 
     where: str
     entry: dict[str, Any]
+    #: Why the file cannot be read.
+    problem: str = ""
 
 
 #: Files of other tools that say how the weights beside them are quantized, and who writes them.
@@ -81,14 +83,18 @@ OTHERS = {
 
 def sections(folder: str) -> list[Section]:
     """All that the files of a folder say of quantized weights, however deep in a config.json."""
-    path = os.path.join(folder, NAME)
-    found = list(_sections(document_of(path) if os.path.isfile(path) else None, path))
-    for name, method in OTHERS.items():
-        other = os.path.join(folder, name)
-        if os.path.isfile(other) and not (name == "hf_quant_config.json" and found):
-            held = document_of(other) or {}
+    found = list[Section]()
+    for name, method in {NAME: "", **OTHERS}.items():
+        path = os.path.join(folder, name)
+        if not os.path.isfile(path) or (name == "hf_quant_config.json" and found):
+            continue
+        if (held := document_of(path)) is None:
+            found.append(Section(path, {}, "is no JSON object, so that nobody knows how the weights are quantized"))
+        elif name == NAME:
+            found += _sections(held, path)
+        else:
             inner = held.get("quantization") if not method else {"quant_method": method}
-            found.append(Section(other, inner if isinstance(inner, dict) else held))
+            found.append(Section(path, inner if isinstance(inner, dict) else held))
     return found
 
 
@@ -118,10 +124,10 @@ def without_sections(document: dict[str, Any], others: Container[str] = ()) -> d
     }
 
 
-def block_size(folder: str) -> tuple[int, int] | None:
+def block_size(sections: Iterable[Section]) -> tuple[int, int] | None:
     """Rows and columns of the blocks that share a scale, for float8 weights, by what the files of a folder say."""
     found: tuple[int, int] | None = None
-    for section in sections(folder):
+    for section in sections:
         lengths = section.entry.get("weight_block_size") or _block_of_groups(section.entry)
         if lengths is None:
             continue

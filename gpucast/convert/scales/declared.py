@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 from gpucast.convert.scales import config_json
@@ -115,15 +116,20 @@ class Declared:
     def __init__(self, folder: str) -> None:
         self.sections: list[Section] = config_json.sections(folder)
 
+    @cached_property
+    def block(self) -> tuple[int, int] | None:
+        """Rows and columns of the blocks of float8 weights."""
+        return config_json.block_size(self.sections)
+
     def unknown(self) -> str:
         """Why a section is not understood; "" if all are."""
-        return next((f"{one.where}: {why}" for one in self.sections if (why := _unknown(one.entry))), "")
+        return next((f"{one.where}: {why}" for one in self.sections if (why := unknown(one))), "")
 
     def problem(self, base: str, stored: Stored) -> str:
         """Why what is said of a weight contradicts its tensors; "" if nothing does."""
         module = base.removesuffix(".weight")
         for section in self.sections:
-            if _unknown(section.entry):
+            if unknown(section):
                 # `unknown` tells.
                 continue
             try:
@@ -147,9 +153,10 @@ class Declared:
         return None
 
 
-def _unknown(entry: dict[str, Any]) -> str:
+def unknown(section: Section) -> str:
+    """Why a section is not understood; "" if it is."""
     try:
-        return _not_understood(entry)
+        return section.problem or _not_understood(section.entry)
     except (AttributeError, TypeError):
         # Lists and objects where names or numbers belong.
         return "has values of other kinds than are known here"

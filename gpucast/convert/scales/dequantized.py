@@ -44,10 +44,8 @@ class DetectedTensor:
         if self.stored is None:
             return "scaled"
         format = self.stored.format
-        blocks = {"tensor": "per-tensor", "axis": "per-channel"}.get(
-            format.block_text, f"{format.block_text} blocks of"
-        )
-        return f"{format.element.name} with {blocks} {format.scale.name} scales"
+        rest = {"tensor": "the tensor", "axis": "a row"}.get(format.block_text, f"{format.block_text} elements")
+        return f"{format.element.name}, one {format.scale.name} scale for {rest}"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpucast.convert.scales import comfyui, config_json
+from gpucast.convert.scales import comfyui
 from gpucast.convert.scales.declared import Declared
 from gpucast.convert.scales.dequantized import DetectedTensor
 from gpucast.convert.scales.forms import SOURCES, Source, is_narrow, stored_by_gpucast, stored_by_others
@@ -41,8 +41,6 @@ class Catalogue:
     #: The files that hold a tensor, by folder and tensor name.
     _places: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _declared: dict[str, Declared] = field(default_factory=dict)
-    #: The block size in the config.json of a folder.
-    _blocks: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
     def add(self, path: str, file: TensorFile) -> None:
         """Add the tensors of an open file."""
@@ -137,17 +135,10 @@ class Catalogue:
             elif is_own:
                 stored = stored_by_gpucast(base, tensors, self.files[path].metadata.get(ENTRY + base, ""))
             else:
-                stored = stored_by_others(base, tensors, self._layer(base, path), self._block(path))
+                stored = stored_by_others(base, tensors, self._layer(base, path), self.declared(path).block)
         except (TypeError, ValueError) as error:
             problem = f"{path}: {error}"
         return DetectedTensor(data.name, base, source.style, where, nbytes, stored, problem)
-
-    def _block(self, path: str) -> tuple[int, int] | None:
-        """The block size in the config.json next to a file."""
-        folder = os.path.dirname(path)
-        if folder not in self._blocks:
-            self._blocks[folder] = config_json.block_size(folder)
-        return self._blocks[folder]
 
     def _layer(self, base: str, path: str) -> dict[str, Any] | None:
         """ComfyUI's description of the layer of a weight."""

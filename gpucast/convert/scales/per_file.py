@@ -7,13 +7,15 @@ import os
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from gpucast.convert.scales import comfyui, companions
-from gpucast.convert.scales.companions import Companion
+from gpucast.convert.scales.companions import Companion, Fate
 from gpucast.convert.scales.dequantized import Dequantized, DetectedTensor
 from gpucast.convert.scales.detect import Catalogue
+from gpucast.convert.scales.request import Choice, matches
 from gpucast.convert.scales.scale_styles import ENTRY, RECIPE, STYLES
 from gpucast.core.dtypes import dtype
 from gpucast.files import FileError, Tensor
@@ -43,35 +45,22 @@ class FileScales:
     styles: dict[bool, set[str]] = field(default_factory=lambda: {True: set(), False: set()})
 
 
-@dataclass(frozen=True)
-class Decisions:
-    """What a user's options say of tensors, and of names."""
-
-    #: Whether a tensor of numbers is cast, and whether it is because its name was chosen.
-    is_cast: Callable[[Tensor], bool]
-    is_asked_for: Callable[[Tensor], bool]
-    #: Whether a name is excluded, kept as it is, dropped, or said to be a weight.
-    excludes: Callable[[str], bool]
-    keeps: Callable[[str], bool]
-    drops: Callable[[str], bool]
-    is_weight: Callable[[str], bool]
-    #: Which scales that belong to no weight the written style has a place for.
-    carried: frozenset[companions.Fate] = frozenset()
-
-
-def scales_by_file(catalogue: Catalogue, decide: Decisions) -> dict[str, FileScales]:
-    """The codes and scales of each file.
+def scales_by_file(
+    catalogue: Catalogue, choice: Choice, is_cast: Callable[[Tensor], bool], carried: Container[Fate]
+) -> dict[str, FileScales]:
+    """The codes and scales of each file. `is_cast`: whether a tensor of numbers is cast; `carried`: which scales that
+    belong to no weight the written style has a place for.
 
     If one part of a quantized tensor is excluded, all its parts are kept. FileError if a tensor that would be cast
     cannot be read as numbers, if what is said of it contradicts it, and for all that is not understood beside codes.
     """
-    every = [tensor for tensor in catalogue.detect() if not decide.is_weight(tensor.name)]
+    every = [tensor for tensor in catalogue.detect() if not matches(choice.as_weights, tensor.name)]
     of_file = {path: FileScales() for path in catalogue.files}
     cast_in: set[str] = set()
     for tensor in every:
         path = tensor.paths[tensor.name]
         numbers = _numbers(tensor, path)
-        cast = decide.is_cast(numbers) and not any(map(decide.excludes, tensor.paths))
+        cast = is_cast(numbers) and not any(matches(choice.exclude, name) for name in tensor.paths)
         if cast and tensor.stored is None:
             raise FileError(f"{tensor.problem}; leave {numbers.name!r} as it is with --exclude")
         for name, where in tensor.paths.items():
@@ -81,7 +70,7 @@ def scales_by_file(catalogue: Catalogue, decide: Decisions) -> dict[str, FileSca
             of_file[path].metadata |= {ENTRY + tensor.base, RECIPE, comfyui.METADATA}
             cast_in.add(os.path.dirname(path))
         of_file[path].styles[cast].add(tensor.style)
-    _check_beside(catalogue, every, cast_in, decide, of_file)
+    _check_beside(catalogue, every, cast_in, choice, is_cast, carried, of_file)
     for path, file in catalogue.files.items():
         markers = set(filter(comfyui.is_marker, file.tensors))
         if markers and "comfyui" in of_file[path].styles[True]:
@@ -101,62 +90,55 @@ def _check_beside(
     catalogue: Catalogue,
     every: Sequence[DetectedTensor],
     cast_in: AbstractSet[str],
-    decide: Decisions,
+    choice: Choice,
+    is_cast: Callable[[Tensor], bool],
+    carried: Container[Fate],
     of_file: Mapping[str, FileScales],
 ) -> None:
     """Decide about each tensor that is no part of codes. FileError for one that is not understood, and for a folder of
     whose quantization the same is true."""
-    closed, modules = _closed(catalogue, every), _modules(every)
     problems: list[tuple[bool, str]] = []
-    beside = [(path, tensor) for path, tensor in catalogue.beside(every) if not decide.excludes(tensor.name)]
+    beside = [one for one in described(catalogue, every) if not matches(choice.exclude, one.tensor.name)]
     # Where only some names were chosen, all others stay what they are.
-    at_work = {
-        os.path.dirname(path)
-        for path, tensor in beside
-        if os.path.dirname(path) in closed and decide.is_cast(tensor) and not decide.is_asked_for(tensor)
+    at_work = cast_in | {
+        one.folder for one in beside if one.is_closed and is_cast(one.tensor) and not choice.asked_for(one.tensor)
     }
-    at_work |= cast_in
-    static = _with_scales_of_inputs(catalogue, decide, [one for _, one in beside], of_file)
-    for path, tensor in beside:
-        name, folder, scales = tensor.name, os.path.dirname(path), of_file[path]
-        if decide.drops(name):
+    # Layers that had no codes have no scale of inputs.
+    has_inputs = "inputs" in carried and not any(is_cast(one.tensor) for one in beside)
+    static = _with_scales_of_inputs(catalogue, of_file) if has_inputs else set()
+    for one in beside:
+        name, folder, scales, row = one.tensor.name, one.folder, of_file[one.path], one.companion
+        if matches(choice.drop, name):
             scales.dropped.add(name)
             scales.left_out[name] = "by --drop"
-        elif decide.keeps(name):
+        elif matches(choice.keep, name):
             scales.carried.add(name)
-        if folder not in closed or decide.drops(name) or decide.keeps(name):
+        elif matches(choice.as_weights, name):
             continue
-        if decide.is_weight(name) or comfyui.is_marker(name) or companions.is_plain_cast(tensor):
-            continue
-        row = companions.companion(name)
-        if row is not None and _is_no_part(tensor, row, folder, modules):
+        elif row is not None:
             is_of_layer = name.endswith(companions.INPUT) and folder in static
-            is_of_cache = row.fate == "cache" and catalogue.declared(path).cache is not None
-            if folder in cast_in and not (row.fate in decide.carried and (is_of_layer or is_of_cache)):
+            is_of_cache = row.fate == "cache" and catalogue.declared(one.path).cache is not None
+            if folder in cast_in and not (row.fate in carried and (is_of_layer or is_of_cache)):
                 scales.dropped.add(name)
                 scales.left_out[name] = row.what
             else:
                 scales.carried.add(name)
                 if folder in cast_in:
                     scales.vectors.add(name)
-        elif (folder in at_work or decide.is_cast(tensor)) and (why := _unknown(tensor, row, folder, modules)):
-            problems.append((row is None or row.fate != "refused", f"{path}: tensor {name!r} {why}{_WAYS}"))
-    _check_declared(catalogue, decide, at_work, of_file)
+        elif one.why and (folder in at_work or is_cast(one.tensor)):
+            known = companions.companion(name)
+            problems.append((known is None or known.fate != "refused", f"{one.path}: tensor {name!r} {one.why}{_WAYS}"))
+    _check_declared(catalogue, choice, at_work, of_file)
     # What is known to be of another tool says most.
     if problems:
         raise FileError(min(problems, key=lambda problem: problem[0])[1])
 
 
-def _with_scales_of_inputs(
-    catalogue: Catalogue, decide: Decisions, beside: Sequence[Tensor], of_file: Mapping[str, FileScales]
-) -> set[str]:
+def _with_scales_of_inputs(catalogue: Catalogue, of_file: Mapping[str, FileScales]) -> set[str]:
     """The folders of float8 of whose layers that will have codes each has one scale for its inputs, which is one number
     and goes with float8, too."""
     every = [(one, path) for path, file in of_file.items() for one in file.detected]
-    found = {os.path.dirname(path) for _, path in every} if "inputs" in decide.carried else set()
-    if not found or any(decide.is_cast(one) for one in beside):
-        # Layers that had no codes have no such scale.
-        return set()
+    found = {os.path.dirname(path) for _, path in every}
     for one, path in every:
         name = one.base.removesuffix("weight").rstrip(".") + companions.INPUT
         near = catalogue.path_of(name, path)
@@ -167,17 +149,34 @@ def _with_scales_of_inputs(
     return found
 
 
-def described(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> Iterator[tuple[str, Tensor, str, str]]:
-    """Each tensor that is no part of codes, with its path, what it is, and why it is not understood ("" if it is)."""
+class Beside(NamedTuple):
+    """A tensor that is no part of codes."""
+
+    path: str
+    tensor: Tensor
+    #: Whether its folder shows a sign of quantization, so that it must be understood.
+    is_closed: bool
+    #: The row of a scale that says nothing of weights.
+    companion: Companion | None = None
+    #: Why it is not understood; "" if it is.
+    why: str = ""
+
+    @property
+    def folder(self) -> str:
+        return os.path.dirname(self.path)
+
+
+def described(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> Iterator[Beside]:
+    """Each tensor that is no part of codes."""
     closed, modules = _closed(catalogue, every), _modules(every)
     for path, tensor in catalogue.beside(every):
         row, folder = companions.companion(tensor.name), os.path.dirname(path)
         if folder not in closed or comfyui.is_marker(tensor.name) or companions.is_plain_cast(tensor):
-            yield path, tensor, "", ""
+            yield Beside(path, tensor, folder in closed)
         elif row is not None and _is_no_part(tensor, row, folder, modules):
-            yield path, tensor, row.what, ""
+            yield Beside(path, tensor, True, row)
         else:
-            yield path, tensor, "", _unknown(tensor, row, folder, modules)
+            yield Beside(path, tensor, True, why=_unknown(tensor, row, folder, modules))
 
 
 #: What decides about a tensor that is not understood.
@@ -262,14 +261,14 @@ def _holds_codes(tensor: Tensor) -> bool:
 
 
 def _check_declared(
-    catalogue: Catalogue, decide: Decisions, at_work: Container[str], of_file: Mapping[str, FileScales]
+    catalogue: Catalogue, choice: Choice, at_work: Container[str], of_file: Mapping[str, FileScales]
 ) -> None:
     """FileError where what is said of quantization is not understood, or contradicts tensors that are cast."""
     for path, file in catalogue.files.items():
         declared = catalogue.declared(path)
         if not declared.sections:
             continue
-        is_open = all(decide.is_weight(name) or decide.excludes(name) for name in file.tensors)
+        is_open = all(matches((*choice.as_weights, *choice.exclude), name) for name in file.tensors)
         if not is_open and os.path.dirname(path) in at_work and (why := declared.unknown()):
             raise FileError(f"{why}; --as-weights '*' takes all tensors for plain numbers")
         for tensor in of_file[path].detected:

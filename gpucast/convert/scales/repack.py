@@ -83,27 +83,28 @@ class Repacked(Scaled):
     """A quantized tensor whose values are all kept."""
 
     def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None) -> None:
-        stored = self.stored
+        stored, parts = self.stored, self._found()
+
+        def pieces() -> Iterator[NDArray]:
+            for codes, start, values in self._kept(parts):
+                chosen = runs_of_piece(self.tensor.size, start, values.size)
+                report = CastReport(values.size, int(np.count_nonzero(values)))
+                observe(report, [(values[run], values[run], 0.0) for run in chosen], counts.special(values, _DOUBLE))
+                # A piece may be 128 long rows: the next one comes when this one is gone.
+                del values
+                yield stored.pack(codes)
+
+        write(stored.specs["data"], stored.in_groups(pieces()))
+        self._write_scales(write, parts)
+
+    def _kept(self, parts: Parts) -> Iterator[tuple[NDArray, int, NDArray]]:
+        """Each piece of codes, the index of its first element, and its values, flat."""
         assert isinstance(self.tensor, Dequantized)
         with contextlib.ExitStack() as stack:
             # In streams of their own: the numbers to compare with are read from the same tensors.
             old, tensors = self.tensor.opened(stack)
-            parts = self._parts(old.loaded_parts(tensors), old)
             flat = (codes.reshape(-1) for codes in old.codes(tensors["data"]))
-
-            def pieces() -> Iterator[NDArray]:
-                for codes, start, values in self._compared(shaped(flat, stored.cut), parts, "while it is written"):
-                    chosen = runs_of_piece(self.tensor.size, start, values.size)
-                    report = CastReport(values.size, int(np.count_nonzero(values)))
-                    observe(
-                        report, [(values[run], values[run], 0.0) for run in chosen], counts.special(values, _DOUBLE)
-                    )
-                    # A piece may be 128 long rows: the next one comes when this one is gone.
-                    del values
-                    yield stored.pack(codes)
-
-            write(stored.specs["data"], stored.in_groups(pieces()))
-        self._write_scales(write, parts)
+            yield from self._compared(shaped(flat, self.stored.cut), parts, "while it is written")
 
     def verify(
         self,
@@ -123,8 +124,10 @@ class Repacked(Scaled):
             del values
         return compared
 
-    def _parts(self, old: Parts, source: Stored) -> Parts:
+    def _found(self) -> Parts:
         """The scales of the tensor in its new layout."""
+        assert isinstance(self.tensor, Dequantized) and self.tensor.detected.stored is not None
+        old, source = self.tensor.all_scales(), self.tensor.detected.stored
         shape, format = self.stored.shape, self.stored.format
         axis = _axis(format, shape)
         outer, inner = _lengths(source.format, shape), _lengths(format, shape)
@@ -157,29 +160,21 @@ class Rescaled(Repacked):
     """A quantized tensor in another format, with every value kept: codes become others by the ratios of scales, as in
     `gpucast.quantization.repack`. It is read three or four times, in pieces."""
 
-    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None) -> None:
-        stored = self.stored
+    def _kept(self, parts: Parts) -> Iterator[tuple[NDArray, int, NDArray]]:
+        start = 0
+        for codes, changed, values in self._recoded(parts):
+            if changed:
+                raise FileError(f"tensor {self.tensor.name!r} has changed while it was read")
+            yield codes, start, values.reshape(-1)
+            start += values.size
+
+    def _found(self) -> Parts:
         try:
-            parts = self._found()
+            return self._without_change()
         except (TypeError, ValueError) as error:
             raise FileError(f"tensor {self.tensor.name!r}: {error}") from None
 
-        def pieces() -> Iterator[NDArray]:
-            start = 0
-            for codes, changed, values in self._recoded(parts):
-                if changed:
-                    raise FileError(f"tensor {self.tensor.name!r} has changed while it was read")
-                flat = values.reshape(-1)
-                chosen = runs_of_piece(self.tensor.size, start, flat.size)
-                examined = [(flat[run], flat[run], 0.0) for run in chosen]
-                observe(CastReport(flat.size, int(np.count_nonzero(flat))), examined, counts.special(flat, _DOUBLE))
-                start += flat.size
-                yield stored.pack(codes)
-
-        write(stored.specs["data"], stored.in_groups(pieces()))
-        self._write_scales(write, parts)
-
-    def _found(self) -> Parts:
+    def _without_change(self) -> Parts:
         """The new scales. ValueError where numbers would change."""
         tensor, format, cut = self.tensor, self.stored.format, self.stored.cut
         assert isinstance(tensor, Dequantized) and tensor.detected.stored is not None

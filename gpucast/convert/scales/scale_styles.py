@@ -37,11 +37,16 @@ from gpucast.quantization.formats import ROW, SOURCES, Format
 
 #: The values of --style; the first is the default.
 STYLES = ("gpucast", "deepseek", "compressed-tensors", "comfyui", "qdq")
-#: What loads each style, for people.
-LOADERS = (
-    "deepseek (transformers, vLLM, SGLang; tried in transformers alone), compressed-tensors (vLLM, transformers), "
-    "comfyui (ComfyUI), or gpucast (gpucast alone: other loaders take the codes for weights)"
-)
+#: What loads each style.
+LOADERS = {
+    "compressed-tensors": ("vLLM", "transformers", "SGLang"),
+    "deepseek": ("transformers", "vLLM", "SGLang"),
+    "comfyui": ("ComfyUI",),
+    "qdq": ("onnxruntime", "ONNX"),
+    "gpucast": ("gpucast",),
+}
+#: Of styles that another library writes: that library.
+WRITERS = {"compressed-tensors": "compressed-tensors", "comfyui": "comfy-kitchen"}
 #: Styles whose loaders read the config.json of a folder.
 CONFIGURED = ("deepseek", "compressed-tensors")
 
@@ -84,7 +89,7 @@ def refused(style: str, format: Format) -> str | None:
     if style == "deepseek" and (format.element.name, format.block) != ("FLOAT8E4M3FN", _SQUARE):
         return "it holds FLOAT8E4M3FN with --scale block alone"
     is_float8_of_tensor = format.element.name.startswith("FLOAT8E") and format.block == "tensor"
-    if style == "comfyui" and not (is_float8_of_tensor or format.name == comfyui.NVFP4):
+    if style == "comfyui" and not (is_float8_of_tensor or comfyui.is_nvfp4(format)):
         return "it holds FLOAT8E4M3FN and FLOAT8E5M2 with --scale per-tensor, and FLOAT4E2M1 with --scale nvfp4, alone"
     if style == "qdq" and not (
         isinstance(format.block, str) or (format.element.family == "int" and format.min_ndim < 2)
@@ -184,12 +189,11 @@ def _deepseek(name: str, shape: tuple[int, ...], format: Format) -> Stored:
 def _comfyui(name: str, shape: tuple[int, ...], format: Format) -> Stored:
     layer = comfyui.layer(format.element)
     described = {"layer": Spec(name.removesuffix(_WEIGHT) + comfyui.LAYER, _UINT8, (len(layer),))}
-    if format.name == comfyui.NVFP4:
-        rows, columns = shape
-        if rows % comfyui.MULTIPLE:
+    if comfyui.is_nvfp4(format):
+        if shape[0] % comfyui.MULTIPLE:
             raise Unsuitable(f"ComfyUI needs a multiple of {comfyui.MULTIPLE} rows")
-        specs = comfyui.nvfp4(name, (rows, columns)) | described
-        return Stored(name, shape, format, specs, "swapped bytes", layer=layer, swizzled=True)
+        specs, packing = comfyui.swizzled(name, shape, format)
+        return Stored(name, shape, format, specs | described, packing, layer=layer, swizzled=True)
     specs = {"data": Spec(name, format.element, shape), "scales": Spec(f"{name}_scale", _FLOAT, ())} | described
     return Stored(name, shape, format, specs, layer=layer)
 

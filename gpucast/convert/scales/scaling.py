@@ -15,7 +15,9 @@ from gpucast.casting.loss_counts import CastReport
 from gpucast.convert.losses import counts
 from gpucast.convert.losses.statistics import runs_of_piece
 from gpucast.convert.scales import scale_styles
+from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.per_file import FileScales, read_as_numbers
+from gpucast.convert.scales.request import Request
 from gpucast.convert.scales.scale_styles import Unsuitable
 from gpucast.convert.scales.stored import Stored
 from gpucast.convert.streaming.pieces import (
@@ -32,9 +34,9 @@ from gpucast.convert.streaming.pieces import (
     sliced,
 )
 from gpucast.convert.streaming.prefetch import Prefetcher
-from gpucast.convert.streaming.same_codes import are_same
+from gpucast.convert.streaming.same_codes import are_same, same_bytes
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import NDArray, Spec, Tensor
@@ -175,29 +177,28 @@ def library_recipe(style: str, format: Format, source: DType) -> str | None:
     for name, recipe in RECIPES.items():
         own = scale_styles.form(style, recipe.format)
         alike = (getattr(own, part) == getattr(format, part) for part in _FORM)
-        if recipe.library == style and source.name in recipe.sources and all(alike):
+        if recipe.library == scale_styles.WRITERS.get(style) and source.name in recipe.sources and all(alike):
             return name
     return None
 
 
-def scaled_storage(
-    tensor: Tensor,
-    dtype: DType,
-    scale: str | None,
-    style: str,
-    attributes: Mapping[str, Any],
-    path: str,
-    asked_for: bool = True,
-    rule: ScaleRule | None = None,
-    repack: bool = False,
-) -> Stored | str | None:
+def is_of_own_rule(request: Request, kind: str, to: DType) -> bool:
+    """Whether a tensor of the type `kind` gets scales by gpucast's rule although the style is another library's, since
+    no recipe has those of that library."""
+    is_free = request.scale not in RECIPES and request.scale_rule is None and not request.repack
+    format = None if request.scale is None else format_of(request.scale, to)
+    if format is None or not is_free or request.style not in scale_styles.WRITERS:
+        return False
+    return not any(library_recipe(request.style, format, source) for source in SOURCES if source.name == kind)
+
+
+def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) -> Stored | str | None:
     """How a tensor of the file `path` is stored when it is quantized to `dtype`.
 
-    None if it gets a plain cast without scales; a text if it is kept, which says why. `scale` is one of `SCALES` or a
-    recipe, or None if the option was not given; it is ignored for tensors that need no scales. `rule`: how the scales
-    are found; None: as the style's own tool does, which then gives all codes and scales, if it has a recipe for them.
-    `repack`: codes come from others. FileError if options do not fit.
+    None if it gets a plain cast without scales; a text if it is kept, which says why. Without a rule for the scales the
+    style's own tool gives all codes and scales, if it has a recipe for them. FileError if options do not fit.
     """
+    scale, style, rule, attributes = request.scale, request.style, request.scale_rule, request.attributes
     if not is_needed(tensor.dtype, dtype) or scale == "none":
         return None
     caller = f"{path}: tensor {tensor.name!r}"
@@ -217,7 +218,7 @@ def scaled_storage(
         raise FileError(f"{caller}: --scale {scale} is not for {dtype.name}; expected {accepted}")
     if (
         rule is None
-        and not repack
+        and not request.repack
         and scale not in RECIPES
         and (own := library_recipe(style, format, tensor.dtype)) is not None
     ):
@@ -236,7 +237,8 @@ def scaled_storage(
         try:
             recipes.check_source(scale, format, tensor.dtype if tensor.dtype in SOURCES else _FLOAT, caller)
         except TypeError as error:
-            raise FileError(str(error)) from None
+            more = "; it has scales: convert it to BFLOAT16 first" if isinstance(tensor, Dequantized) else ""
+            raise FileError(f"{error}{more}") from None
         format = scale_styles.form(style, format)
     refusal = scale_styles.refused(style, format)
     if refusal is not None:
@@ -252,6 +254,7 @@ def scaled_storage(
     if not tensor.size:
         return "no elements"
     try:
+        asked_for = request.choice.asked_for(tensor)
         made = scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.dtype, asked_for)
         names_recipe = scale in RECIPES and style in scale_styles.CONFIGURED
         return replace(made, metadata=((scale_styles.RECIPE, scale),)) if names_recipe else made
@@ -352,7 +355,7 @@ class Scaled:
                 return True
             # Compared as it is stored: a reciprocal is rounded.
             known = stored.stored_parts(Parts(None, None, None, wanted.global_scale))
-            return _same(known["global_scale"], global_scale)
+            return same_bytes(known["global_scale"], global_scale)
 
         def work(given: tuple[tuple[int, _Sample, NDArray] | None, tuple[NDArray, Parts]]) -> tuple[int, int]:
             piece, (codes, parts) = given
@@ -362,8 +365,8 @@ class Scaled:
             if everything and are_same(quantize, x, codes, parts) and given_global(quantize(x[:1, :16], start)):
                 return codes.size, codes.size
             wanted = quantize(x, start)
-            same = _same(wanted.data, codes[chosen.rows, chosen.columns]) and all(
-                _same(array.reshape(-1), getattr(parts, part).reshape(-1)[chosen.block :][: array.size])
+            same = same_bytes(wanted.data, codes[chosen.rows, chosen.columns]) and all(
+                same_bytes(array.reshape(-1), getattr(parts, part).reshape(-1)[chosen.block :][: array.size])
                 for part, array in (("scales", wanted.scales), ("zero_points", wanted.zero_points))
                 if array is not None
             )
@@ -444,7 +447,3 @@ def _chosen(
                 x = quantizable(part.read()).reshape(-1, columns)
             yield start, sample, x[sample.rows, sample.columns]
         start += rows * columns
-
-
-def _same(wanted: NDArray, actual: NDArray) -> bool:
-    return wanted.dtype == actual.dtype and wanted.tobytes() == actual.tobytes()

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import dtype
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files.tensor import CHUNK_BYTES, NDArray, Tensor
 from gpucast.quantization import exact_quantize, quantize_array, quantize_on_host

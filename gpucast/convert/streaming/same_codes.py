@@ -36,7 +36,7 @@ def are_same(quantizer: Quantizer, x: NDArray, codes: NDArray, parts: Parts) -> 
     ends = _extremes(x, format) if shared is None else shared[:2].reshape(1, 2).astype(x.dtype)
     known = by_reference(ends, replace(format, name="ends", block=(2,)), axis=-1, scale=scale)
     pairs = ((known.scales, parts.scales), (known.zero_points, parts.zero_points))
-    if not all(_same(one, other) for one, other in pairs if one is not None):
+    if not all(same_bytes(one, other) for one, other in pairs if one is not None):
         return False
     with np.errstate(all="ignore"):
         q = _quotients(x, ends, known, format, scale)
@@ -97,7 +97,7 @@ def _lengths(shape: tuple[int, ...], format: Format) -> tuple[int, ...]:
     return format.lengths(shape, 0 if format.block == "axis" else 1)
 
 
-def _same(wanted: NDArray, actual: NDArray) -> bool:
+def same_bytes(wanted: NDArray, actual: NDArray) -> bool:
     return wanted.dtype == actual.dtype and wanted.tobytes() == actual.tobytes()
 
 

@@ -7,13 +7,14 @@ import contextlib
 import copyreg
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpucast.core.dtypes.table import DTYPES, DType
+from gpucast.core.errors import nearest
 
 # One- and two-character codes mean other types to NumPy than to people who write "i4" for a 4-bit integer.
 # NumPy warns of "a".
@@ -45,9 +46,9 @@ _QUANTIZED_FILES = {
 }
 
 _FAMILY_NAME = r"(?:(?:fp|float)([468])_?)?(?:e([0-9])m([0-9]))?"
-#: The classes of other libraries' dtypes, as (module, name); the str of such a dtype is "module.name of the type".
-#: Filled where libraries are registered.
-FOREIGN: set[tuple[str, str]] = set()
+#: The classes of other libraries' dtypes, as (module, name), and the function that names such a dtype in words that
+#: `dtype` takes. Filled where libraries are registered.
+FOREIGN: dict[tuple[str, str], Callable[[Any], str]] = {}
 
 
 def _columns_of(name: str) -> dict[str, int] | None:
@@ -138,7 +139,22 @@ class Lookup:
     def __call__(self, anything: Any, *, caller: str = "dtype: ") -> DType:
         """Return the row. `caller` begins the message of the TypeError."""
         try:
-            return self._find(anything)
+            if isinstance(anything, DType):
+                return anything
+            if isinstance(anything, str):
+                return self._from_name(anything)
+            if isinstance(anything, np.dtype):
+                return self._from_numpy(anything)
+            if isinstance(anything, (bool, np.bool_)):
+                raise _ambiguous(anything, "the boolean value", "as ONNX number 1 (FLOAT) or 0 (UNDEFINED)")
+            if isinstance(anything, type):
+                return self._from_type(anything)
+            if is_foreign(type(anything)):
+                return self._from_name(FOREIGN[type(anything).__module__, type(anything).__name__](anything))
+            try:
+                return self._numbers[operator.index(anything)]
+            except (TypeError, KeyError):
+                raise self._unknown(anything) from None
         except _Refused as refused:
             raise TypeError(caller + str(refused)) from None
 
@@ -154,24 +170,6 @@ class Lookup:
                 return row
         codes = ", ".join(sorted(row.safetensors for row in DTYPES if row.safetensors))
         raise TypeError(f"dtype: {code!r} is not a safetensors dtype that Cast takes; expected one of {codes}")
-
-    def _find(self, anything: Any) -> DType:
-        if isinstance(anything, DType):
-            return anything
-        if isinstance(anything, str):
-            return self._from_name(anything)
-        if isinstance(anything, np.dtype):
-            return self._from_numpy(anything)
-        if isinstance(anything, (bool, np.bool_)):
-            raise _ambiguous(anything, "the boolean value", "as ONNX number 1 (FLOAT) or 0 (UNDEFINED)")
-        if isinstance(anything, type):
-            return self._from_type(anything)
-        if is_foreign(type(anything)):
-            return self._from_name(str(anything))
-        try:
-            return self._numbers[operator.index(anything)]
-        except (TypeError, KeyError):
-            raise self._unknown(anything) from None
 
     def _from_name(self, name: str) -> DType:
         row = self._names.get(name)
@@ -214,8 +212,6 @@ class Lookup:
 
     def _unknown(self, asked: object) -> _Refused:
         """The refusal of an unknown name, with the nearest name if one is near, otherwise with all names."""
-        import difflib
-
         if not isinstance(asked, type) and (
             getattr(asked, "shape", None) or (isinstance(asked, (list, dict)) and asked)
         ):
@@ -223,7 +219,7 @@ class Lookup:
             return _Refused(f"{kind} is no dtype: the array is the first argument, and the type the second")
         if isinstance(asked, str) and asked in UNLIKE:
             return _Refused(f"{asked!r} is not a dtype: {UNLIKE[asked]}")
-        near = difflib.get_close_matches(asked.lower(), self._names, 1) if isinstance(asked, str) else []
+        near = nearest(asked.lower(), self._names) if isinstance(asked, str) else []
         if near:
             return _Refused(f"{asked!r} is not a dtype; did you mean {self._names[near[0]].name}?")
         if isinstance(asked, str) and "-" in asked:

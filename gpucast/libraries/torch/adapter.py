@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpucast.arrays.libraries import BatchLibrary, BatchPlanner, CastFunction, Lent, compiler
+from gpucast.arrays.libraries import BatchPlanner, CastFunction, Lent, Library, compiler
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
-from gpucast.core.fused_ops import resolve_random
+from gpucast.core.fuse import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, Options, destination
 from gpucast.kernel import devices, streams
 from gpucast.libraries.torch import gradients, op, plain, tensor_batches, tensors
@@ -22,8 +22,10 @@ from gpucast.libraries.torch.op import cast_out_op
 from gpucast.libraries.torch.tensors import DEFAULTS, named
 
 
-class TorchLibrary(BatchLibrary):
+class TorchLibrary(Library):
     """Tensors of PyTorch."""
+
+    batches = True
 
     take = staticmethod(tensors.take)
     check_scale = staticmethod(tensors.check_scale)
@@ -80,7 +82,7 @@ class TorchLibrary(BatchLibrary):
             tensors.check_attributes(src, dst, attributes, options.versions, caller)
             saturate, round_mode, opset, rounding, overflow = attributes
             # Custom ops take only Python's own types.
-            attributes = bool(saturate), round_mode, int(opset), rounding, overflow
+            attributes = bool(saturate), round_mode, None if opset is None else int(opset), rounding, overflow
         target = x.device if device is None else _target_device(x, device, caller)
         random = resolve_random(options.rounding, options.seed, options.offset, caller)
         is_fused = random is not None or options.scale is not None or options.amax is not None or slope is not None

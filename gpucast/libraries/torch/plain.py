@@ -11,12 +11,11 @@ import torch
 
 from gpucast.casting import plans
 from gpucast.casting.cuda_plans import Kernels
-from gpucast.casting.fused_options import rule_of
 from gpucast.casting.list_plans import HOST_KINDS, HostKind
 from gpucast.core.dtypes import DType
 from gpucast.core.extension import MODULE
-from gpucast.core.fused_ops import scaling_of
-from gpucast.core.rule import CastRule, Options, destination
+from gpucast.core.fuse import scaling_of
+from gpucast.core.rule import CastRule, Options, destination, resolve
 from gpucast.kernel import ON_NEW_DRIVER
 from gpucast.kernel.fused_kernel import FusedOps
 from gpucast.libraries.torch import tensors
@@ -38,7 +37,7 @@ def keep(x: torch.Tensor, to: Any, options: Options) -> None:
     if src is None or src.packed or dst not in tensors.TORCH_DTYPES or dst.packed:
         return
     scaled, amax = options.scale is not None, options.amax is not None
-    rule = rule_of(src, dst, options)
+    rule = resolve(src, dst, options)
     found = _plan(rule, scaled or amax or options.seed is not None, scaled, amax)
     if found is None:
         return

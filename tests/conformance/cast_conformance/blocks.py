@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
-from gpucast.core.fused_ops import Random
+from gpucast.core.fuse import Random
 from gpucast.quantization import formats, recipes
 from gpucast.quantization.exact_quantize import quantize
 from gpucast.reference.exact_cast import random_words

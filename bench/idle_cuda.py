@@ -111,6 +111,8 @@ def idle(
             (cupy.cuda, "alloc", allocate or (lambda nbytes: room)),
             (compiler, "compile_for", compile_for),
             (launch.CupyDriver, "unavailable", lambda self: None),
+            (launch.CupyDriver, "to_device", lambda self, x: array(x.shape, x.dtype)),
+            (launch.CupyDriver, "_blocks_at_a_time", staticmethod(lambda function, threads, device: 528)),
             (launch.CupyDriver, "_capability", staticmethod(lambda device: (9, 0))),
         ):
             stack.enter_context(mock.patch.object(owner, name, replacement))

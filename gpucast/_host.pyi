@@ -17,6 +17,7 @@ WORK_BYTES: int
 EXACT_MODES: int
 
 class Plan: ...
+class Program: ...
 
 class Kernel:
     def __call__(self, *arguments: Any) -> None: ...
@@ -56,9 +57,30 @@ def plan(
     dst_bits: int,
     /,
 ) -> Plan: ...
+def program(
+    launches: tuple[tuple[Callable[..., None], int, bytes, tuple[tuple[int, int, int], ...]], ...],
+    given: tuple[tuple[type, tuple[int, ...], Any, int, int], ...],
+    reads: int,
+    alike: tuple[int, ...],
+    device: int,
+    /,
+) -> Program: ...
+def repeat(program: Program, given: list[Any], others: list[int], seed: int, offset: int, /) -> bool: ...
 def quantize(
-    how: bytes, library: Any, x: Any, data: Any, scales: Any, zero_points: Any, global_scale: Any, /
+    how: bytes,
+    library: Any,
+    x: Any,
+    data: Any,
+    scales: Any,
+    zero_points: Any,
+    global_scale: Any,
+    scale: float | None,
+    amax: float | None,
+    seed: int | None,
+    offset: int,
+    /,
 ) -> bool: ...
+def transform(how: bytes, library: Any, x: Any, out: Any, /) -> bool: ...
 def dequantize(
     how: bytes, library: Any, data: Any, scales: Any, zero_points: Any, global_scale: Any, out: Any, /
 ) -> bool: ...

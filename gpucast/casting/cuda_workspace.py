@@ -12,6 +12,7 @@ import numpy as np
 from gpucast.casting import cuda
 from gpucast.core.dtypes import DType
 from gpucast.kernel import ON_NEW_DRIVER, driver
+from gpucast.kernel.recording import current as recording_of_thread
 
 #: Bytes of a cell: of a sector of its own, so that no other memory is in the way of its atomic operations.
 _CELL = 32
@@ -61,6 +62,9 @@ class Workspace:
                     self._cell = driver.driver().to_device(np.zeros(_CELL, np.uint8))
                     if not own:
                         _CELLS[key] = self._cell
+                recording = recording_of_thread()
+                if recording is not None and not self._kept:
+                    recording.cells.append(self._cell)
         return self._cell
 
     def check_capture(self) -> None:

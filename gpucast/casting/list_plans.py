@@ -41,12 +41,14 @@ class HostKind(NamedTuple):
 
     #: ``plan(rule, fuses, scaled)``: that of a cast, or None.
     plan: Callable[[CastRule, bool, bool], Any]
+    #: ``make(rule, works)``: a plan of other works for arrays of the rule's types, or None.
+    make: Callable[[CastRule, bytes], Any]
     #: What the module asks of a library of tensors.
     library: Any = None
 
 
 #: Other libraries add theirs.
-HOST_KINDS: dict[type, HostKind] = {np.ndarray: HostKind(plans.of_arrays)}
+HOST_KINDS: dict[type, HostKind] = {np.ndarray: HostKind(plans.of_arrays, plans.of_works)}
 
 
 class CupyPlanner(BatchPlanner):

@@ -129,7 +129,12 @@ def works(rule: CastRule, fuses: bool, scaled: bool) -> bytes | None:
 def of_arrays(rule: CastRule, fuses: bool, scaled: bool) -> Any:
     """The plan for casts of NumPy's arrays; None where there is none."""
     found = works(rule, fuses, scaled)
-    return None if found is None else make("numpy", rule=rule, works=found)
+    return None if found is None else of_works(rule, found)
+
+
+def of_works(rule: CastRule, works: bytes) -> Any:
+    """The plan for NumPy's arrays of a rule's types by these works."""
+    return make("numpy", rule=rule, works=works)
 
 
 def has_arrays(rule: CastRule) -> bool:
@@ -141,7 +146,7 @@ def is_lasting(*values: Any) -> bool:
     """Whether no value can come to mean something else: none can change."""
     for value in values:
         if not (isinstance(value, (type, np.dtype, DType)) or type(value) in (bool, int, str, type(None))):
-            if not is_foreign(type(value)):
+            if not (is_lasting(*value) if type(value) is tuple else is_foreign(type(value))):
                 return False
     return True
 

@@ -2,7 +2,7 @@
 """What a call on a device does, recorded so that a plan can repeat it: launches, and new memory.
 
 A program is what was recorded, with the places of addresses in the arguments of its launches. It serves arrays that lie
-as those of the call did, in other memory.
+as those of the call did, in other memory. The extension module runs it (``kernels/host/programs.hpp``).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpucast.core.extension import MODULE
+from gpucast.core.fuse import Random
 from gpucast.kernel.fields import Fields
 from gpucast.kernel.kernel import Kernel
 
@@ -23,6 +25,9 @@ from gpucast.kernel.kernel import Kernel
 ALIKE = 64
 _ADDRESS = struct.Struct("<Q")
 _FIRST = struct.Struct("<q")
+#: `most_arrays` and `most_launches` of programs.hpp; and what stands for arrays where random words are patched.
+_MOST_ARRAYS, _MOST_LAUNCHES = 32, 32
+_SEED, _OFFSET = -1, -2
 
 
 @dataclass(slots=True)
@@ -32,6 +37,8 @@ class Recording:
     launches: list[tuple[Kernel, Callable[..., None], int, bytes]] = field(default_factory=list)
     #: New arrays, in order.
     made: list[Any] = field(default_factory=list)
+    #: The cell in which blocks meet, which calls of a stream share; none in most calls.
+    cells: list[Any] = field(default_factory=list)
     #: False after a step that no program repeats, such as a copy to the host.
     is_whole: bool = True
 
@@ -56,7 +63,7 @@ def current() -> Recording | None:
 
 @contextlib.contextmanager
 def recorded() -> Iterator[Recording]:
-    """Record what is done within, in this thread."""
+    """Record what is done within, in this thread, by the checked path alone: launches of plans are not seen."""
     before, _local.recording = current(), Recording()
     try:
         yield _local.recording
@@ -64,15 +71,14 @@ def recorded() -> Iterator[Recording]:
         _local.recording = before
 
 
-class _Step(NamedTuple):
-    launch: Callable[..., None]
-    blocks: int
-    arguments: bytes
-    #: Where addresses lie: the number of the array, and how far behind its first byte.
-    addresses: tuple[tuple[int, int, int], ...]
-    #: Where the seed, and where the offset, of random words lie.
-    seeds: tuple[int, ...]
-    offsets: tuple[int, ...]
+class Given(NamedTuple):
+    """An array that a call was given."""
+
+    kind: Any
+    shape: Any
+    dtype: Any
+    nbytes: int
+    address: int
 
 
 class Memory(NamedTuple):
@@ -81,42 +87,41 @@ class Memory(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     strides: tuple[int, ...]
-    #: Its address, modulo `ALIKE`.
-    alike: int
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """Launches that can be repeated."""
 
-    steps: tuple[_Step, ...]
+    #: Of the module.
+    launches: Any
     new: tuple[Memory, ...]
+    #: How many cells the launches share.
+    cells: int
 
-    def run(self, addresses: Sequence[int], seed: int = 0, offset: int = 0) -> None:
-        """Launch for arrays at these addresses: the given ones, and then the new ones."""
-        for launch, blocks, template, places, seeds, offsets in self.steps:
-            arguments = bytearray(template)
-            for at, number, behind in places:
-                _ADDRESS.pack_into(arguments, at, addresses[number] + behind)
-            for at in seeds:
-                _ADDRESS.pack_into(arguments, at, seed)
-            for at in offsets:
-                _ADDRESS.pack_into(arguments, at, offset)
-            launch(blocks, bytes(arguments))
+    def run(self, given: list[Any], others: list[int], random: Random) -> bool:
+        """Launch for the given arrays, which may stand as their addresses, and for the others at these: those that are
+        kept, the cells, and the new ones. False, nothing done, for arrays that lie in another way."""
+        return bool(MODULE.repeat(self.launches, given, others, *random))
 
 
 def program(
-    recording: Recording, given: Sequence[tuple[int, int]], seed: int | None = None, offset: int = 0
+    recording: Recording,
+    given: Sequence[Given],
+    reads: int,
+    kept: Sequence[tuple[int, int]],
+    device: int,
+    random: Random | None = None,
 ) -> Program | None:
-    """The program of a call with arrays at these addresses, of so many bytes; None for one that cannot be repeated."""
-    if not recording.is_whole:
+    """The program of a call with these arrays, of which the first are read and the others written, and with kept memory
+    of these addresses and bytes; None for one that cannot be repeated."""
+    made = [(int(x.data.ptr), int(x.nbytes)) for x in (*recording.cells, *recording.made)]
+    others = [*kept, *made]
+    arrays = [*((one.address, one.nbytes) for one in given), *others]
+    if not recording.is_whole or len(arrays) > _MOST_ARRAYS or len(recording.launches) > _MOST_LAUNCHES:
         return None
-    arrays = [*given, *((int(x.data.ptr), int(x.nbytes)) for x in recording.made)]
-    steps = []
+    steps, is_random = [], False
     for kernel, launch, blocks, arguments in recording.launches:
-        places: list[tuple[int, int, int]] = []
-        seeds: list[int] = []
-        offsets: list[int] = []
+        patches: list[tuple[int, int, int]] = []
         for name, kind, at in _places(kernel.arguments, 0):
             if kind.endswith("*"):
                 (address,) = _ADDRESS.unpack_from(arguments, at)
@@ -125,21 +130,24 @@ def program(
                 found = [i for i, (begin, nbytes) in enumerate(arrays) if begin <= address < begin + max(nbytes, 1)]
                 if len(found) != 1:
                     return None
-                places.append((at, found[0], address - arrays[found[0]][0]))
-            elif name in ("seed", "offset") and kind == "u64" and seed is not None:
+                patches.append((at, found[0], address - arrays[found[0]][0]))
+            elif name in ("seed", "offset") and kind == "u64" and random is not None:
                 # Kernels that use no random words are given zeros.
                 (value,) = _ADDRESS.unpack_from(arguments, at)
-                if value == (seed if name == "seed" else offset):
-                    (seeds if name == "seed" else offsets).append(at)
+                if value == getattr(random, name):
+                    patches.append((at, _SEED if name == "seed" else _OFFSET, 0))
+                    is_random |= name == "seed"
                 elif value:
                     return None
-            elif name == "first" and kind == "i64" and seed is not None and any(_FIRST.unpack_from(arguments, at)):
+            elif name == "first" and kind == "i64" and random is not None and any(_FIRST.unpack_from(arguments, at)):
                 return None
-        steps.append(_Step(launch, blocks, arguments, tuple(places), tuple(seeds), tuple(offsets)))
-    if seed is not None and not any(step.seeds for step in steps):
+        steps.append((launch, blocks, arguments, tuple(patches)))
+    if random is not None and not is_random:
         return None
-    new = tuple(Memory(x.shape, x.dtype, x.strides, int(x.data.ptr) % ALIKE) for x in recording.made)
-    return Program(tuple(steps), new)
+    found_given = tuple((x.kind, x.shape, x.dtype, x.nbytes, x.address % ALIKE) for x in given)
+    alike = tuple(address % ALIKE for address, _ in others)
+    launches = MODULE.program(tuple(steps), found_given, reads, alike, device)
+    return Program(launches, tuple(Memory(x.shape, x.dtype, x.strides) for x in recording.made), len(recording.cells))
 
 
 def _places(fields: Fields, begin: int) -> Iterator[tuple[str, str, int]]:

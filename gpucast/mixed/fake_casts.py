@@ -10,6 +10,7 @@ array([  0.1015625, 104.       ,  -0.3125   ], dtype=float32)
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,19 +21,24 @@ from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import bounds_meet
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import calls, engines
+from gpucast.casting import plans as cast_plans
 from gpucast.casting.engine import Call
 from gpucast.casting.fuse import of_rule, resolve_fuse
+from gpucast.casting.list_plans import HOST_KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
 from gpucast.core.fuse import Fuse, scaling_of
-from gpucast.core.rounding import Rounding
+from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.host import loops, numbers
 from gpucast.kernel import streams
 from gpucast.mixed import cuda
 from gpucast.quantization import recipes
+from gpucast.quantization.call_choices import words
+from gpucast.quantization.cuda_plans import Ask, Asked
 from gpucast.quantization.formats import Format
+from gpucast.quantization.plans import Repeats
 from gpucast.quantization.quantize_array import dequantize, quantize
 from gpucast.quantization.quantized import source_dtype
 
@@ -107,6 +113,83 @@ def fake_cast(
     return untraced(there_and_back, x, to, options, axis)
 
 
+def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
+    """The values, without a gradient, for an array of any library."""
+    # In the order of a cast's, because the module runs plans of both.
+    return REPEATS.call(_checked, x, to, (*options[:9], None, options.out, True, axis))
+
+
+def _ask_on_device(to: Any, saturate: Any, round_mode: Any, opset: Any, rounding: Any, *others: Any) -> Ask | None:
+    """How plans ask for calls on devices."""
+    # Its amax is only read.
+    is_format = isinstance(narrow_type(to), Format)
+
+    def ask(x: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any) -> Asked | None:
+        random = None
+        if rounding == STOCHASTIC:
+            random = words(seed, offset)
+            if random is None:
+                return None
+        elif seed is not None or type(offset) is not int or offset:
+            return None
+        read, key = [x], None
+        if type(scale) in (int, float):
+            key = type(scale), scale
+        elif scale is not None:
+            read.append(scale)
+        updated: tuple[Any, ...] = ()
+        if amax is not None and is_format:
+            read.append(amax)
+        elif amax is not None:
+            updated = (amax,)
+        # Another library's arrays may be written on another stream.
+        if any(type(one) is not type(x) for one in (*read, *updated)):
+            return None
+        return Asked(read, out, key, random, updated, caller=CALLER)
+
+    return ask
+
+
+def _host_plan(x: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
+    """The plan of a call on the host, if there may be one."""
+    narrow, scale, amax = narrow_type(to), keywords[7], keywords[8]
+    if type(x) not in HOST_KINDS or isinstance(narrow, Format):
+        return None
+    rule, scaled = CastRule(dtype(x.dtype), dtype(x.dtype)), scale is not None
+    there = calls.rule_of(rule.src, narrow, Options(*keywords[:9])._replace(caller=CALLER))
+    back = calls.rule_of(narrow, rule.src, Options(scale=scale))
+    fuses = scaled or amax is not None or keywords[5] is not None
+    kind: Any = type(x)
+    return _made_plan(kind, rule, there, back, fuses, scaled)
+
+
+@lru_cache(maxsize=1024)
+def _made_plan(kind: Any, rule: CastRule, there: CastRule, back: CastRule, fuses: bool, scaled: bool) -> Any:
+    if not (cast_plans.has_arrays(there) and cast_plans.has_arrays(back)):
+        return None
+    # By any scale, and by one that FLOAT has.
+    numbers = (0.1, 2.0) if scaled else (None, None)
+    try:
+        works = [
+            loops.there_and_back(
+                there, back, Fuse(scale=one, amax=fuses or None), None if one is None else _EXAMPLES[one]
+            )
+            for one in numbers
+        ]
+    except LookupError:
+        return None
+    return HOST_KINDS[kind].make(rule, works[0] if not fuses else works[0] + works[1])
+
+
+#: Of scales, one that FLOAT does not hold, inverses that are alike.
+_EXAMPLES = {0.1: 0.1, 2.0: 0.5}
+#: `amax` is written.
+REPEATS = Repeats(
+    "kkkkkf.ffk.kk", _ask_on_device, _host_plan,
+    **dict(zip(Options._fields[:9], _DEFAULT[:9], strict=True)), device=None, out=None, copy=True, axis=-1,
+)  # fmt: skip
+
+
 def narrow_type(to: Any) -> DType | Format:
     """What `to` names. TypeError for any other thing, and for types that hold no numbers."""
     try:
@@ -131,8 +214,26 @@ def check_keywords(format: Any, options: Options) -> None:
 
 
 @exact()
-def there_and_back(x: Any, to: Any, options: Options, axis: Any) -> Any:
-    """The values, without a gradient, for an array of any library."""
+def _checked(
+    x: Any,
+    to: Any,
+    saturate: Any,
+    round_mode: Any,
+    opset: Any,
+    rounding: Any,
+    overflow: Any,
+    seed: Any,
+    offset: Any,
+    scale: Any,
+    amax: Any,
+    _device: None,
+    out: Any,
+    _copy: bool,
+    axis: Any,
+) -> Any:
+    options = Options(
+        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, out=out, caller=CALLER
+    )
     with streams.visit(x, options.out, options.scale, options.amax):
         array = as_array(x, CALLER)
         if isinstance(array, PackedArray):

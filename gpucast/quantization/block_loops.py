@@ -130,7 +130,18 @@ class Quantizing(ctypes.Structure):
             for name in ("divisor", "top_scale", "steps", "negative_weight", "lowest", "largest")
         ),
         ("to", Integers),
+        ("divide", ctypes.c_uint64),
+        ("at_random", ctypes.c_uint64),
     )  # fmt: skip
+
+
+class Transforming(ctypes.Structure):
+    """`Transforming` of ``kernels/host/quantize.hpp``."""
+
+    _fields_ = (
+        *((name, ctypes.c_uint64) for name in ("size", "length", "src_bytes", "run")),
+        ("how", Transform),
+    )
 
 
 class Dequantizing(ctypes.Structure):

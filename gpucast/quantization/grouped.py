@@ -30,7 +30,7 @@ from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.kernel import devices, streams
 from gpucast.kernel.cast_kernel import VECTOR
-from gpucast.quantization import block_grid, cuda, grouped_on_host, recipes
+from gpucast.quantization import block_grid, cuda, grouped_on_host, plans, recipes
 from gpucast.quantization.formats import LENGTHS, Format
 from gpucast.quantization.option_checks import check_constant, resolve_random
 from gpucast.quantization.quantized import source_dtype
@@ -100,8 +100,8 @@ def quantize_grouped(
 
     TypeError and ValueError as for `gpucast.quantize`.
     """
-    of_random = rounding, seed, offset
-    found: Grouped = untraced(_quantize_grouped, x, offsets, format, scale, pad, scale_layout, of_random, out)
+    keywords = offsets, scale, pad, scale_layout, rounding, seed, offset, out
+    found: Grouped = untraced(plans.GROUPED.call, _quantize_grouped, x, format, keywords)
     return found
 
 
@@ -123,7 +123,8 @@ def cast_grouped(
     FLOAT with one for all or one for each group, or a number, which is rounded to FLOAT first. Rows have a multiple of
     16 elements. All else is as for `gpucast.quantize_grouped`.
     """
-    found: Grouped = untraced(_cast_grouped, x, offsets, to, scale, pad, (rounding, seed, offset), out)
+    keywords = offsets, scale, pad, None, rounding, seed, offset, out
+    found: Grouped = untraced(plans.GROUPED_CASTS.call, _cast_grouped, x, to, keywords)
     return found
 
 
@@ -139,12 +140,14 @@ def check_grouped(format: Format, caller: str) -> None:
 @exact()
 def _quantize_grouped(
     x: Any,
-    offsets: Any,
     format: Any,
+    offsets: Any,
     scale: Any,
     pad: Any,
     scale_layout: Any,
-    of_random: tuple[Any, Any, Any],
+    rounding: Any,
+    seed: Any,
+    offset: Any,
     out: Grouped | None,
 ) -> Grouped:
     caller = "quantize_grouped"
@@ -152,7 +155,7 @@ def _quantize_grouped(
     check_grouped(format, caller)
     if format.global_scale != (scale is not None):
         raise ValueError(f"{caller}: scale= is for formats with a global scale, and needed there; got {format}")
-    random = resolve_random(format, *of_random, caller)
+    random = resolve_random(format, rounding, seed, offset, caller)
     call = _Call(caller, x, offsets, format.block[-1], scale, pad, random)
     recipes.check_source(asked, format, call.src, caller)
     if isinstance(call.scale, np.ndarray) and not (np.isfinite(call.scale) & (call.scale > 0)).all():
@@ -172,16 +175,25 @@ def _quantize_grouped(
 
 @exact()
 def _cast_grouped(
-    x: Any, offsets: Any, to: Any, scale: Any, pad: Any, of_random: tuple[Any, Any, Any], out: Grouped | None
+    x: Any,
+    to: Any,
+    offsets: Any,
+    scale: Any,
+    pad: Any,
+    _: None,
+    rounding: Any,
+    seed: Any,
+    offset: Any,
+    out: Grouped | None,
 ) -> Grouped:
     caller = "cast_grouped"
     dst = dtype(to, caller=f"{caller}: to=")
     if not dst.is_float:
         raise TypeError(f"{caller}: to={dst.name} is no floating type")
-    random = resolve_random(None, *of_random, caller)
+    random = resolve_random(None, rounding, seed, offset, caller)
     # The rows of a cast are whole multiples of the shortest block.
     call = _Call(caller, x, offsets, LENGTHS[0], scale, pad, random)
-    rule = resolve(call.src, dst, Options(caller=caller, rounding=of_random[0], scale=1.0))
+    rule = resolve(call.src, dst, Options(caller=caller, rounding=rounding, scale=1.0))
     return call.run(out, dst, None, rule, None, "linear")
 
 

@@ -16,7 +16,7 @@ from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType
 from gpucast.core.rule import resolve
 from gpucast.kernel import streams
-from gpucast.quantization import engine
+from gpucast.quantization import engine, plans
 from gpucast.quantization.option_checks import check_runs, resolve_hadamard
 from gpucast.quantization.quantized import source_dtype
 
@@ -76,9 +76,13 @@ def hadamard(
     return untraced(transformed, x, length, axis, (signs, seed), inverse, to, out) if y is None else y
 
 
-@exact()
 def transformed(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse: Any, to: Any, out: Any) -> Any:
     """The transform without a gradient. `signs`: the arguments `signs` and `seed` of `hadamard`."""
+    return plans.HADAMARD.call(_checked, x, length, (axis, *signs, inverse, to, out))
+
+
+@exact()
+def _checked(x: Any, length: Any, axis: Any, signs: Any, seed: Any, inverse: Any, to: Any, out: Any) -> Any:
     with streams.visit(x, out):
         array = as_array(x, _CALLER)
         if isinstance(array, PackedArray):
@@ -87,7 +91,7 @@ def transformed(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse:
         kind = source_dtype(to, f"{_CALLER}: to=")
         if not isinstance(inverse, bool):
             raise TypeError(f"{_CALLER}: inverse={inverse!r} must be True or False")
-        how = resolve_hadamard(length, *signs, _CALLER)
+        how = resolve_hadamard(length, signs, seed, _CALLER)
         place = checked_axis(axis, array.shape)
         check_runs(how, array.shape, place, _CALLER)
         if out is None:

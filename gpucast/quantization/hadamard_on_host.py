@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
-from gpucast.core.dtypes import dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE, say_slow
 from gpucast.quantization import block_loops, exact_hadamard
 from gpucast.quantization.formats import Hadamard
@@ -31,3 +31,10 @@ def transform(x: NDArray, hadamard: Hadamard, *, axis: int = -1, inverse: bool =
     how = block_loops.Transform((ctypes.c_uint32 * 4)(*hadamard.words), hadamard.factor, inverse)
     block_loops.each_run(block_loops.find(f"hadamard_{dtype(x.dtype).name}"), runs, made, grid, made, how)
     return np.ascontiguousarray(np.moveaxis(made, -1, axis))
+
+
+def transforming(hadamard: Hadamard, src: DType, size: int, inverse: bool = False) -> bytes:
+    """What the module does for `transform` along the last axis, of arrays of so many elements."""
+    how = block_loops.Transform((ctypes.c_uint32 * 4)(*hadamard.words), hadamard.factor, inverse)
+    run, itemsize = block_loops.find(f"hadamard_{src.name}"), src.code_numpy.itemsize
+    return bytes(block_loops.Transforming(size, hadamard.length, itemsize, run, how))

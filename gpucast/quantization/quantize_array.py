@@ -16,11 +16,9 @@ from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting import engines
 from gpucast.casting.cast import cast
-from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.kernel import devices, streams
-from gpucast.kernel.recording import recorded
 from gpucast.quantization import engine, plans, quantize_on_host, recipes
 from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.option_checks import (
@@ -184,16 +182,11 @@ class _QuantizeOptions(NamedTuple):
 
 
 def _by_plan(x: Any, format: Any, keywords: tuple[Any, ...]) -> Any:
-    if type(x) in KINDS:
-        found = plans.hit_quantize(x, format, *keywords)
-        if found is not None:
-            return found
-    with recorded() as recording:
-        result = _quantize(x, format, _QuantizeOptions(*keywords))
-    # Later results look like this one. One that the caller gave may be of another class or library.
-    if type(result) is Quantized and result.library == libraries.library_of(x):
-        plans.keep_quantize(x, format, keywords, result, recording)
-    return result
+    return plans.QUANTIZE.call(_checked, x, format, keywords)
+
+
+def _checked(x: Any, format: Any, *keywords: Any) -> Any:
+    return _quantize(x, format, _QuantizeOptions(*keywords))
 
 
 @exact()

@@ -444,6 +444,7 @@ def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) ->
         src.sign_code, src.max_code, format.smallest_scale_code,
         format.divisor, format.top_scale, float(element.max) - float(element.min), format.negative_weight,
         float(element.min), float(element.max), _integers(format),
+        0 if is_int else find(f"divide_{src.name}"), 0 if is_int else cast(_DOUBLE, element, rounding=STOCHASTIC),
     )  # fmt: skip
     return bytes(how)
 

@@ -15,7 +15,7 @@ from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import Place, check_disjoint
-from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
+from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.casting import calls, engines
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
@@ -23,9 +23,9 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.errors import no_attribute
 from gpucast.core.rule import resolve
 from gpucast.kernel import devices, streams
-from gpucast.kernel.recording import recorded
 from gpucast.quantization import engine, plans, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
+from gpucast.quantization.cuda_plans import library_of
 from gpucast.quantization.formats import SOURCES, Format, Hadamard, Parts
 from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
 from gpucast.quantization.scale_orders import SCALE_LAYOUTS, ScaleLayout, order
@@ -97,13 +97,13 @@ class Quantized:
             raise ValueError(f"{caller}: the parts are on different devices: {', '.join(map(devices.name, places))}")
         library = self.library
         if library is None:
-            library = next(filter(None, map(_library_of, self.parts().values())), None)
+            library = next(filter(None, map(library_of, self.parts().values())), None)
             object.__setattr__(self, "library", library)
         adapter = None if library is None else _adapter_of(library, caller)
         for name, part in self.parts().items():
             own = getattr(native, name)
             if adapter is not None:
-                own = part if _library_of(part) == library else adapter.from_array(own)
+                own = part if library_of(part) == library else adapter.from_array(own)
             if name == "global_scale" and math.prod(rows) == 1:
                 # That of a single row is that of the array.
                 own = own.reshape(())
@@ -280,14 +280,12 @@ class Quantized:
 
 
 def _by_plan(q: Quantized, to: Any, keywords: tuple[Any, ...]) -> Any:
-    found = plans.hit_dequantize(q, to, *keywords)
-    if found is not None:
-        return found
+    return plans.DEQUANTIZE.call(_checked, q, to, keywords)
+
+
+def _checked(q: Quantized, to: Any, *keywords: Any) -> Any:
     *transform, out = keywords
-    with recorded() as recording:
-        numbers = _dequantized(q, source_dtype(to, "dequantize: to="), tuple(transform), out)
-    plans.keep_dequantize(q, to, keywords, numbers, recording)
-    return numbers
+    return _dequantized(q, source_dtype(to, "dequantize: to="), tuple(transform), out)
 
 
 @exact()
@@ -345,11 +343,6 @@ def _adapter_of(library: Any, caller: str) -> libraries.Library:
         return libraries.of_library(library)
     except ValueError as error:
         raise ValueError(f"{caller}: {error}") from None
-
-
-def _library_of(part: Any) -> str | None:
-    """The name of the library whose array, or stands for whose array, a part is."""
-    return part.library if isinstance(part, LibraryPackedArray) else libraries.library_of(part)
 
 
 def _shown(part: Any, prefix: str) -> str:

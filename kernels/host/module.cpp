@@ -4,6 +4,7 @@
 #include "python.hpp"
 
 #include "modes.hpp"
+#include "programs.hpp"
 #include "quantize.hpp"
 #include "text.hpp"
 #include "xla.hpp"
@@ -98,7 +99,7 @@ static PyObject* set_modes(PyObject*, PyObject* asked) {
 }
 
 // Counts the changes of the functions below: `gpucast.core.extension` knows by it whether this was built from its sources.
-enum : long { interface = 7 };
+enum : long { interface = 8 };
 
 static PyMethodDef methods[] = {
     {"find", find, METH_O, nullptr},
@@ -111,7 +112,10 @@ static PyMethodDef methods[] = {
     {"function", new_function, METH_VARARGS, nullptr},
     {"forget", forget, METH_NOARGS, nullptr},
     {"count_plans", count_plans, METH_NOARGS, nullptr},
+    {"program", new_program, METH_VARARGS, nullptr},
+    {"repeat", as_method(repeat), METH_FASTCALL, nullptr},
     {"quantize", as_method(quantize), METH_FASTCALL, nullptr},
+    {"transform", as_method(transform), METH_FASTCALL, nullptr},
     {"dequantize", as_method(dequantize), METH_FASTCALL, nullptr},
     {"serve", serve, METH_VARARGS, nullptr},
     {"xla_handlers", xla_handlers, METH_VARARGS, nullptr},
@@ -149,6 +153,8 @@ static bool prepare(PyObject* module) {
                                          {Py_tp_call, reinterpret_cast<void*>(call_kernel)},
                                          {0, nullptr}};
     static PyType_Spec kernel_spec = {"gpucast._host.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_parts};
+    static PyType_Slot program_parts[] = {{Py_tp_dealloc, reinterpret_cast<void*>(forget_program)}, {0, nullptr}};
+    static PyType_Spec program_spec = {"gpucast._host.Program", sizeof(Program), 0, Py_TPFLAGS_DEFAULT, program_parts};
     const char* asked = getenv("GPUCAST_HOST_LEVEL");
     if (!choose_level(asked && *asked ? asked : nullptr)) return false;
     const char* threads = getenv("GPUCAST_HOST_THREADS");
@@ -158,9 +164,10 @@ static bool prepare(PyObject* module) {
     }
     plan_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
     kernel_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&kernel_spec));
+    program_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&program_spec));
     dtype_name = PyUnicode_InternFromString("dtype");
     zero = PyLong_FromLong(0);
-    if (!plan_type || !kernel_type || !prepare_memory() || !find_main_thread() || !take_names() || !take_tensor_names() || !dtype_name || !zero || !forget_plans()) return false;
+    if (!plan_type || !kernel_type || !program_type || !prepare_memory() || !find_main_thread() || !take_names() || !take_tensor_names() || !dtype_name || !zero || !forget_plans()) return false;
     return add(module, "INTERFACE", PyLong_FromLong(interface)) && add(module, "LEVEL", PyUnicode_FromString(level->name)) &&
            add(module, "THREADS", PyLong_FromLong(helpers.threads)) &&
            add(module, "LEVELS", built_levels()) && add(module, "WORK_BYTES", PyLong_FromSize_t(sizeof(Work))) &&

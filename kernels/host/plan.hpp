@@ -47,6 +47,12 @@ inline PyObject* nothing() { Py_RETURN_NONE; }
 
 inline bool is_none(PyObject* given) { return given == Py_None; }
 
+inline bool is_call(Py_ssize_t count, Py_ssize_t wanted, const char* name) {
+    if (count == wanted) return true;
+    PyErr_Format(PyExc_TypeError, "%s: %zd arguments; expected %zd", name, count, wanted);
+    return false;
+}
+
 // ---- what is fused with a cast ----
 
 // A number in memory: of the host, unless it is on a device of that library's kind.
@@ -138,10 +144,24 @@ inline bool take_fusion(PyObject* const* arguments, bool is_random, const Take& 
     return is_known;
 }
 
+// What multiplies the results of a cast back.
+inline double inverse_of(const Fusion& fusion) {
+    const Exactly exactly;
+    return fusion.is_float ? double(1.0f / float(fusion.number)) : 1 / fusion.number;
+}
+
+// Whether a plan can take a scale: one of casts there and back needs its inverse.
+inline bool is_scale_of(const Plan* plan, const Fusion& fusion) {
+    if (plan->work.kind != WorkKind::there_and_back) return true;
+    const double inverse = inverse_of(fusion);
+    return inverse > 0 && inverse - inverse == 0;
+}
+
 inline Work work_of(const Plan* plan, const Fusion& fusion) {
     Work work = fusion.is_float ? plan->by_float : plan->work;
     work.fused.scale = fusion.number;
     work.wants_largest = fusion.amax.data != nullptr;
+    if (work.kind == WorkKind::there_and_back) work.back.scale = inverse_of(fusion);
     if (work.is_ordered()) {
         work.seed = work.fused.seed = fusion.seed;
         work.first = fusion.offset / 4, work.skip = fusion.offset % 4;
@@ -181,13 +201,18 @@ inline bool cast_fused(const Plan* plan, const Layout& x, const Layout& out, con
 
 // ---- arrays of NumPy ----
 
+// Whether an array has a dtype, or one that means the same.
+inline bool is_of(PyArrayObject* x, PyArray_Descr* dtype, int number) {
+    return PyArray_DESCR(x) == dtype || number_of(PyArray_DESCR(x)) == number;
+}
+
 inline bool is_writable(PyObject* array) { return PyArray_ISWRITEABLE(array_of(array)); }
 
 // By a plan of one array, where `out` is a place for it; fusion: null for a plain cast.
 inline __attribute__((always_inline)) PyObject* cast_numpy(Plan* plan, PyArrayObject* given, PyObject* out, const Fusion* fusion) {
     const bool is_new = is_none(out);
     if (!is_new) {
-        if (!PyArray_CheckExact(out) || number_of(PyArray_DESCR(array_of(out))) != plan->dst_number || !is_writable(out)) return nothing();
+        if (!PyArray_CheckExact(out) || !is_of(array_of(out), plan->dst, plan->dst_number) || !is_writable(out)) return nothing();
     }
     out = is_new ? new_array(given, plan->dst) : Py_NewRef(out);
     if (!out) return nullptr;
@@ -203,15 +228,43 @@ inline __attribute__((always_inline)) PyObject* cast_numpy(Plan* plan, PyArrayOb
     return is_place ? nullptr : nothing();
 }
 
+// The same for a plain cast of a few adjacent elements, which most short calls are; null, without an exception, for any other.
+inline __attribute__((always_inline)) PyObject* cast_few(const Plan* plan, PyArrayObject* x, PyObject* out) {
+    const u64 size = size_of(x);
+    if (!is_flat(x) || size > lasting || !size) return nullptr;
+    if (is_none(out)) {
+        Py_INCREF(reinterpret_cast<PyObject*>(plan->dst));
+        out = PyArray_NewFromDescr(&PyArray_Type, plan->dst, PyArray_NDIM(x), PyArray_DIMS(x), nullptr, nullptr, 0, nullptr);
+        if (!out) PyErr_Clear();
+        // That may have run others' code, which reshaped x.
+        if (!out || !is_flat(x) || size_of(x) != size) {
+            Py_XDECREF(out);
+            return nullptr;
+        }
+    } else {
+        if (!PyArray_CheckExact(out) || !is_of(array_of(out), plan->dst, plan->dst_number) || !is_writable(out)) return nullptr;
+        PyArrayObject* y = array_of(out);
+        if (!is_flat(y) || !is_same_shape(x, y)) return nullptr;
+        if (extent(PyArray_DATA(x), size * itemsize_of(plan->src)).meets(extent(PyArray_DATA(y), size * itemsize_of(plan->dst)))) return nullptr;
+        Py_INCREF(out);
+    }
+    Found found;
+    plan->work.run(PyArray_DATA(x), PyArray_DATA(array_of(out)), size, 0, &found);
+    return out;
+}
+
 inline PyObject* run_numpy(Plan* plan, PyObject* const* arguments) {
     PyObject* given = arguments[of_x];
-    if (!PyArray_CheckExact(given) || number_of(PyArray_DESCR(array_of(given))) != plan->src_number) return nothing();
+    if (!PyArray_CheckExact(given) || !is_of(array_of(given), plan->src, plan->src_number)) return nothing();
     const bool is_random = plan->work.is_ordered();
-    if (is_plain(arguments, is_random)) return cast_numpy(plan, array_of(given), arguments[of_out], nullptr);
+    if (is_plain(arguments, is_random)) {
+        PyObject* result = cast_few(plan, array_of(given), arguments[of_out]);
+        return result ? result : cast_numpy(plan, array_of(given), arguments[of_out], nullptr);
+    }
     Fusion fusion;
     if (!take_fusion(arguments, is_random, take_array, &fusion)) return nothing();
     if (fusion.scale.data && !read_scale(&fusion)) return nothing();
-    if (fusion.amax.data && !is_writable(arguments[of_amax])) return nothing();
+    if ((fusion.amax.data && !is_writable(arguments[of_amax])) || !is_scale_of(plan, fusion)) return nothing();
     return cast_numpy(plan, array_of(given), arguments[of_out], &fusion);
 }
 

@@ -5,7 +5,7 @@
 
 namespace gpucast {
 
-enum : int { most_functions = 8, most_parameters = 20, most_keyed = 8 };
+enum : int { most_functions = 16, most_parameters = 20, most_keyed = 8 };
 
 // How an argument takes part in the search for a plan: by what it is, by whether it is there, or not at all.
 enum Role : char { keyed = 'k', flagged = 'f', free_of = '.' };
@@ -18,21 +18,17 @@ struct Function {
     int keys, flags, key_places[most_keyed], flag_places[most_parameters];
     // Of the keywords: names, which are interned, and the values of those that a call leaves out.
     PyObject *names[most_parameters], *defaults[most_parameters];
+    // Of the latest call, which the next one is like in most cases; null for none.
+    const struct Slot* latest;
 };
 static Function functions[most_functions];
 static int function_count;
-
-// A dtype of NumPy by its number, which is 0 for all else: that counts by its identity.
-struct Name {
-    PyObject* object;
-    int number;
-};
 
 // What a plan depends on beside the values of keyed arguments. `given`: a bit for each flagged argument that is there.
 struct Key {
     const Function* function;
     PyTypeObject* kind;
-    Name dtype, to;
+    PyObject *dtype, *to;
     u32 given;
 };
 
@@ -50,19 +46,20 @@ static size_t kept;
 // What each call goes through is in one piece: a cast of one element takes no longer.
 #define QUICK inline __attribute__((always_inline))
 
-// Texts count by their value, all else by identity: most texts are the same object at every call.
+// Texts count by their value, tuples by what is in them, all else by identity: most are the same object at every call.
 inline bool is_same(PyObject* one, PyObject* other) {
     if (one == other) return true;
+    if (PyTuple_CheckExact(one) && PyTuple_CheckExact(other) && PyTuple_Size(one) == PyTuple_Size(other)) {
+        Py_ssize_t i = 0, n = PyTuple_Size(one);
+        while (i < n && PyTuple_GetItem(one, i) == PyTuple_GetItem(other, i)) ++i;
+        return i == n;
+    }
     return PyUnicode_CheckExact(one) && PyUnicode_CheckExact(other) && PyUnicode_Compare(one, other) == 0;
-}
-
-inline bool is_same(const Name& one, const Name& other) {
-    return one.number == other.number && (one.number || is_same(one.object, other.object));
 }
 
 QUICK bool is_same(const Key& one, const Key& other) {
     if (one.function != other.function || one.kind != other.kind || one.given != other.given) return false;
-    return is_same(one.dtype, other.dtype) && is_same(one.to, other.to);
+    return one.dtype == other.dtype && is_same(one.to, other.to);
 }
 
 QUICK bool is_same(const Slot& slot, const Key& key, PyObject* const* arguments) {
@@ -74,13 +71,12 @@ QUICK bool is_same(const Slot& slot, const Key& key, PyObject* const* arguments)
 }
 
 // The hash of a text is kept in it; that of other objects may be computed by Python.
-inline size_t hash_of(const Name& name) {
-    if (name.number) return size_t(name.number);
-    return PyUnicode_CheckExact(name.object) ? size_t(PyObject_Hash(name.object)) : reinterpret_cast<size_t>(name.object) >> 4;
+inline size_t hash_of(PyObject* name) {
+    return PyUnicode_CheckExact(name) ? size_t(PyObject_Hash(name)) : reinterpret_cast<size_t>(name) >> 4;
 }
 
 QUICK size_t hash_of(const Key& key) {
-    const size_t mixed = hash_of(key.dtype) * 31 + hash_of(key.to) * 17 + (reinterpret_cast<size_t>(key.kind) >> 4);
+    const size_t mixed = (reinterpret_cast<size_t>(key.dtype) >> 4) * 31 + hash_of(key.to) * 17 + (reinterpret_cast<size_t>(key.kind) >> 4);
     return ((mixed + key.given + reinterpret_cast<size_t>(key.function)) * 0x9E3779B97F4A7C15u) >> 20;
 }
 
@@ -90,34 +86,53 @@ QUICK PyObject* dtype_in(PyObject* x) {
     return !PyArray_CheckExact(x) && PyList_CheckExact(x) ? Py_NewRef(Py_None) : dtype_of(x);
 }
 
-inline Name name_of(PyObject* object) {
-    const bool is_dtype = !PyUnicode_CheckExact(object) && PyArray_DescrCheck(object);
-    return {object, is_dtype ? number_of(reinterpret_cast<PyArray_Descr*>(object)) : 0};
+// NumPy's own object for a dtype: it stands for all that mean the same, of which pickle makes one for each array. Others'
+// names stand for themselves. Nothing that it returns is held: NumPy's own objects live.
+inline PyObject* own_name(PyObject* name) {
+    if (PyUnicode_CheckExact(name) || !PyArray_DescrCheck(name)) return name;
+    const int number = number_of(reinterpret_cast<PyArray_Descr*>(name));
+    if (!number) return name;
+    PyArray_Descr* own = PyArray_DescrFromType(number - 1);
+    if (!own) PyErr_Clear();
+    Py_XDECREF(reinterpret_cast<PyObject*>(own));
+    return own ? reinterpret_cast<PyObject*>(own) : name;
+}
+
+// The same key by NumPy's own objects, by which plans are kept. Whether it is another one.
+inline bool rename(Key* key) {
+    PyObject *dtype = own_name(key->dtype), *to = own_name(key->to);
+    const bool is_other = dtype != key->dtype || to != key->to;
+    key->dtype = dtype, key->to = to;
+    return is_other;
 }
 
 // Whether no plan is for a name: each dtype of NumPy that has no number may be another object at every call.
-inline bool is_passing(const Name& name) { return !name.number && PyArray_DescrCheck(name.object); }
+inline bool is_passing(PyObject* name) {
+    return !PyUnicode_CheckExact(name) && PyArray_DescrCheck(name) && !number_of(reinterpret_cast<PyArray_Descr*>(name));
+}
 
 QUICK Key key_of(const Function* function, PyObject* const* arguments, PyObject* dtype) {
-    Key key;
     PyObject* x = arguments[of_x];
-    key.function = function, key.kind = Py_TYPE(x), key.to = name_of(arguments[of_to]);
-    if (PyArray_CheckExact(x)) {
-        key.dtype = {dtype, number_of(PyArray_DESCR(array_of(x)))};
-    } else {
-        key.dtype = name_of(dtype);
-        // That of a list is the class of its arrays.
-        if (PyList_CheckExact(x) && PyList_Size(x)) key.kind = Py_TYPE(PyList_GetItem(x, 0));
-    }
-    key.given = 0;
+    Key key = {function, Py_TYPE(x), dtype, arguments[of_to], 0};
+    // That of a list is the class of its arrays.
+    if (!PyArray_CheckExact(x) && PyList_CheckExact(x) && PyList_Size(x)) key.kind = Py_TYPE(PyList_GetItem(x, 0));
     for (int i = 0; i < function->flags; ++i) key.given |= u32(!is_none(arguments[function->flag_places[i]])) << i;
     return key;
 }
 
-QUICK Slot* find_slot(const Key& key, size_t hash, PyObject* const* arguments) {
+inline Slot* find_slot(const Key& key, size_t hash, PyObject* const* arguments) {
     size_t at = hash % slots;
     while (table[at].plan && !(table[at].hash == hash && is_same(table[at], key, arguments))) at = (at + 1) % slots;
     return &table[at];
+}
+
+// The plan of a call; null where there is none.
+QUICK Plan* find_plan(Function* function, Key* key, PyObject* const* arguments) {
+    if (function->latest && is_same(*function->latest, *key, arguments)) return function->latest->plan;
+    const Slot* slot = find_slot(*key, hash_of(*key), arguments);
+    if (!slot->plan && rename(key)) slot = find_slot(*key, hash_of(*key), arguments);
+    if (slot->plan) function->latest = slot;
+    return slot->plan;
 }
 
 // Drops all plans. What they refer to goes last, because that may run any code of Python's.
@@ -130,23 +145,18 @@ inline bool forget_plans() {
     Slot* old = table;
     table = fresh;
     kept = 0;
+    for (int i = 0; i < function_count; ++i) functions[i].latest = nullptr;
     for (size_t i = 0; old && i < slots; ++i) {
         if (!old[i].plan) continue;
         const Key& key = old[i].key;
         Py_DECREF(reinterpret_cast<PyObject*>(key.kind));
-        Py_DECREF(key.dtype.object);
-        Py_DECREF(key.to.object);
+        Py_DECREF(key.dtype);
+        Py_DECREF(key.to);
         for (int j = 0; j < key.function->keys; ++j) Py_DECREF(old[i].values[j]);
         Py_DECREF(reinterpret_cast<PyObject*>(old[i].plan));
     }
     PyMem_Free(old);
     return true;
-}
-
-inline bool is_call(Py_ssize_t count, Py_ssize_t wanted, const char* name) {
-    if (count == wanted) return true;
-    PyErr_Format(PyExc_TypeError, "%s: %zd arguments; expected %zd", name, count, wanted);
-    return false;
 }
 
 // Puts the values of keywords in their places; false, without an exception, for one that the function has not.
@@ -186,7 +196,7 @@ inline PyObject* run_nothing(Plan*, PyObject* const*) { return nothing(); }
 
 // hit(x, to, keywords) or hit(x, to, ...), with all arguments in their order: the result of a call that a plan is for; None,
 // nothing done, for any other call.
-inline PyObject* hit(const Function* function, PyObject* const* given, Py_ssize_t count) {
+inline PyObject* hit(Function* function, PyObject* const* given, Py_ssize_t count) {
     PyObject* arguments[most_parameters];
     if (!kept) return nothing();
     if (count == of_to + 2) {
@@ -194,7 +204,7 @@ inline PyObject* hit(const Function* function, PyObject* const* given, Py_ssize_
             PyErr_SetString(PyExc_TypeError, "hit: the keywords must be a dict");
             return nullptr;
         }
-        memcpy(arguments, function->defaults, size_t(function->count) * sizeof *arguments);
+        memcpy(arguments, function->defaults, sizeof arguments);
         arguments[of_x] = given[of_x], arguments[of_to] = given[of_to];
         if (!take_keywords(function, given[of_to + 1], arguments)) return nothing();
         given = arguments;
@@ -203,13 +213,14 @@ inline PyObject* hit(const Function* function, PyObject* const* given, Py_ssize_
     }
     PyObject* dtype = dtype_in(given[of_x]);
     if (!dtype) return nothing();
-    const Key key = key_of(function, given, dtype);
-    Plan* plan = find_slot(key, hash_of(key), given)->plan;
+    Key key = key_of(function, given, dtype);
+    Plan* plan = find_plan(function, &key, given);
     Py_DECREF(dtype);
     if (!plan) return nothing();
     // Others may drop the plan meanwhile.
     Py_INCREF(reinterpret_cast<PyObject*>(plan));
-    PyObject* result = plan->run(plan, given);
+    // A call by its name takes less than one by an address.
+    PyObject* result = plan->run == run_numpy ? run_numpy(plan, given) : plan->run(plan, given);
     if (result == Py_None && plan->function) {
         Py_DECREF(result);
         result = call_function(function, plan, given);
@@ -229,9 +240,12 @@ inline PyObject* keep(const Function* function, PyObject* const* arguments, Py_s
     if (2 * kept >= slots && !forget_plans()) return nullptr;
     PyObject* dtype = dtype_in(arguments[of_x]);
     if (!dtype) return nothing();
-    const Key key = key_of(function, arguments, dtype);
+    Key key = key_of(function, arguments, dtype);
+    rename(&key);
+    Py_INCREF(key.dtype);
+    Py_DECREF(dtype);
     if (is_passing(key.dtype) || is_passing(key.to)) {
-        Py_DECREF(dtype);
+        Py_DECREF(key.dtype);
         return nothing();
     }
     const size_t hash = hash_of(key);
@@ -239,12 +253,12 @@ inline PyObject* keep(const Function* function, PyObject* const* arguments, Py_s
     if (slot->plan) {
         Plan* old = slot->plan;
         slot->plan = reinterpret_cast<Plan*>(Py_NewRef(plan));
-        Py_DECREF(dtype);
+        Py_DECREF(key.dtype);
         Py_DECREF(reinterpret_cast<PyObject*>(old));
         return nothing();
     }
     Py_INCREF(reinterpret_cast<PyObject*>(key.kind));
-    Py_INCREF(key.to.object);
+    Py_INCREF(key.to);
     slot->hash = hash, slot->key = key, slot->plan = reinterpret_cast<Plan*>(Py_NewRef(plan));
     for (int i = 0; i < function->keys; ++i) slot->values[i] = Py_NewRef(arguments[function->key_places[i]]);
     ++kept;

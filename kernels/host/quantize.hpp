@@ -51,6 +51,40 @@ struct Quantizing {
     // `Integers` of blocks.hpp.
     int least, most;
     u32 mask, products, in_float, rounds;
+    // The loop and the cast for rounding at random; null where there is none.
+    void (*divide)();
+    CastAtRandom* at_random;
+};
+
+// What a call of its own says: a global scale, or the largest magnitude that gives it; and random words.
+struct OwnChoice {
+    bool has_scale = false, has_top = false, is_random = false;
+    float scale = 0, top = 0;
+    u64 seed = 0, offset = 0;
+};
+
+// `Divisor` and `Quotients` of blocks.hpp.
+struct BlockDivisor {
+    double d;
+    int zero, is_lost;
+};
+struct RandomQuotients {
+    CastArray* cast;
+    CastAtRandom* at_random;
+    const u8* first;
+    u64 seed, first_block, skip;
+    int least, most;
+    u32 mask, products, in_float, rounds;
+};
+
+// A Hadamard transform of all runs of adjacent numbers.
+struct Transforming {
+    u64 size, length, src_bytes;
+    void (*run)();
+    // `Transform` of hadamard.hpp.
+    u32 negative[4];
+    float factor;
+    u32 inverse;
 };
 
 struct Dequantizing {
@@ -102,11 +136,18 @@ inline Run3 run_of(const Blocks& blocks, void (*run)(), u8* src, u64 src_bytes, 
     return call;
 }
 
+typedef int EachRun(void*);
+
+// A search by name takes longer than most calls.
+inline EachRun* runs_loops() {
+    static EachRun* const run = reinterpret_cast<EachRun*>(find_function("each_run"));
+    return run;
+}
+
 // Calls done(begin, n) after each part of some elements in C order. False after an exception.
 template <typename Done>
 inline bool each_run(Run3 call, u64 at_once, Unlocked* unlocked, const Done& done) {
-    typedef int EachRun(void*);
-    static EachRun* const run = reinterpret_cast<EachRun*>(find_function("each_run"));
+    EachRun* const run = runs_loops();
     const u64 rows = call.shape[0] * call.shape[1], columns = call.shape[2], step = at_once > columns ? at_once / columns : 1;
     for (u64 row = 0; row < rows; row += step) {
         call.first_row = row, call.last_row = row + step < rows ? row + step : rows;
@@ -177,9 +218,10 @@ inline void find_scales(const Quantizing& how, const double* low, const double* 
 }
 
 // The codes of all elements. s: the scale of each block as DOUBLE. Returns 1; 0 where memory is short; -1 after an exception.
-inline int find_elements(const Quantizing& how, u8* x, u8* data, const double* s, const int* zeros, double g, Unlocked* unlocked) {
+inline int find_elements(const Quantizing& how, const OwnChoice& own, u8* x, u8* data, const double* s, const int* zeros, double g,
+                         Unlocked* unlocked) {
     const u64 blocks = product(how.grid);
-    const Memory of(blocks * sizeof(double));
+    const Memory of(blocks * sizeof(BlockDivisor));
     const struct {
         int least, most;
         u32 mask, products, in_float, rounds;
@@ -188,16 +230,19 @@ inline int find_elements(const Quantizing& how, u8* x, u8* data, const double* s
     u64 of_bytes = 4;
     for (u64 i = 0; i < blocks; ++i) {
         const double d = how.has_global ? s[i] * g : s[i];
-        if (how.division == Division::near) of.as<double>()[i] = d, of_bytes = 8;
+        if (own.is_random) of.as<BlockDivisor>()[i] = {d, zeros[i], 0}, of_bytes = sizeof(BlockDivisor);
+        else if (how.division == Division::near) of.as<double>()[i] = d, of_bytes = 8;
         else if (how.division == Division::step) of.as<BlockStep>()[i] = {float(d), zeros[i]}, of_bytes = 8;
         else of.as<float>()[i] = float(how.division == Division::product ? 1 / d : d);
     }
-    const void* more = how.division == Division::step ? &integers : nullptr;
+    const RandomQuotients quotients = {nullptr, how.at_random, x, own.seed, own.offset / 4, own.offset % 4, 0, 0, how.mask, 0, 0, 0};
+    const void* more = own.is_random ? static_cast<const void*>(&quotients) : how.division == Division::step ? &integers : nullptr;
+    void (*const elements)() = own.is_random ? how.divide : how.elements;
     if (how.element_bits == 8) {
-        return each_run(run_of(how, how.elements, x, how.src_bytes, data, 1, of.data, of_bytes, more), unlocked) ? 1 : -1;
+        return each_run(run_of(how, elements, x, how.src_bytes, data, 1, of.data, of_bytes, more), unlocked) ? 1 : -1;
     }
     const u64 n = product(how.shape);
-    Run3 call = run_of(how, how.elements, x, how.src_bytes, nullptr, 1, of.data, of_bytes, more);
+    Run3 call = run_of(how, elements, x, how.src_bytes, nullptr, 1, of.data, of_bytes, more);
     const bool is_row = call.shape[0] * call.shape[1] == 1;
     const Memory codes(is_row && n > codes_at_once ? u64(codes_at_once) : n);
     if (!codes.data) return 0;
@@ -213,8 +258,7 @@ inline int find_elements(const Quantizing& how, u8* x, u8* data, const double* s
         const u64 count = n - begin < codes_at_once ? n - begin : u64(codes_at_once);
         part.first_row = 0, part.last_row = 1, part.first_column = begin, part.last_column = begin + count;
         part.dst.first = codes.data - begin;
-        typedef int EachRun(void*);
-        reinterpret_cast<EachRun*>(find_function("each_run"))(&part);
+        runs_loops()(&part);
         pack(codes.data, data + begin * how.element_bits / 8, u32(how.element_bits), count);
         if (unlocked->is_interrupted(count)) return -1;
     }
@@ -222,7 +266,7 @@ inline int find_elements(const Quantizing& how, u8* x, u8* data, const double* s
 }
 
 // Returns 1 where all was done; 0, and nothing of use is written, where only the other path can; -1 after an exception.
-inline int quantize_blocks(const Quantizing& how, u8* x, u8* data, u8* scales, u8* zero_points, u8* global_scale) {
+inline int quantize_blocks(const Quantizing& how, const OwnChoice& choice, u8* x, u8* data, u8* scales, u8* zero_points, u8* global_scale) {
     const Exactly exactly;
     const u64 blocks = product(how.grid);
     const Memory all(3 * blocks * sizeof(double) + blocks * sizeof(int));
@@ -233,12 +277,14 @@ inline int quantize_blocks(const Quantizing& how, u8* x, u8* data, u8* scales, u
     const int found = find_extremes(how, x, low, high, &unlocked);
     if (found <= 0) return found;
     if (how.has_global) {
-        double top = 0;
-        for (u64 i = 0; i < blocks; ++i) top = larger(high[i], top);
+        double top = choice.top;
+        for (u64 i = 0; !choice.has_top && i < blocks; ++i) top = larger(high[i], top);
         top /= how.divisor * how.top_scale;
-        float narrow;
-        how.to_float(&top, &narrow, 1);
-        narrow = narrow > 0x1p-126f ? narrow : 0x1p-126f;
+        float narrow = choice.scale;
+        if (!choice.has_scale) {
+            how.to_float(&top, &narrow, 1);
+            narrow = narrow > 0x1p-126f ? narrow : 0x1p-126f;
+        }
         memcpy(global_scale, &narrow, sizeof narrow);
         g = double(narrow);
     }
@@ -250,7 +296,7 @@ inline int quantize_blocks(const Quantizing& how, u8* x, u8* data, u8* scales, u
         if (how.has_zeros) zero_points[i] = u8(zeros[i]);
         else zeros[i] = 0;
     }
-    return find_elements(how, x, data, own, zeros, g, &unlocked);
+    return find_elements(how, choice, x, data, own, zeros, g, &unlocked);
 }
 
 inline bool dequantize_blocks(const Dequantizing& how, const u8* data, const u8* scales, const u8* zero_points, const u8* global_scale,
@@ -276,7 +322,8 @@ inline bool dequantize_blocks(const Dequantizing& how, const u8* data, const u8*
         CastArray *from_floats, *to_floats;
     } products = {how.from_codes, how.to, how.itemsize, how.from_codes_to_floats, how.to_from_floats};
     u8* const src = is_packed ? codes.data : const_cast<u8*>(data);
-    return each_run(run_of(how, find_function("multiply"), src, 1, out, how.dst_bytes, of.data, sizeof(BlockFactor), &products), &unlocked);
+    static void (*const multiply)() = find_function("multiply");
+    return each_run(run_of(how, multiply, src, 1, out, how.dst_bytes, of.data, sizeof(BlockFactor), &products), &unlocked);
 }
 
 // ---- arrays of a call ----
@@ -327,14 +374,35 @@ inline bool are_disjoint(const Part* written, size_t writes, const Part* read, s
     return are_disjoint(to, tos, from, froms);
 }
 
-// quantize(how, library, x, data, scales, zero_points, global_scale): whether x was quantized into the parts, all of which are
-// flat arrays or tensors of the host; bytes of packed codes. False, nothing of use written, where only the other path can.
+// A FLOAT above 0, or not below it, of a number of Python; false, without an exception, for any other object.
+inline bool take_float(PyObject* given, float least, bool* has, float* number) {
+    if (is_none(given)) return true;
+    if (!PyFloat_CheckExact(given)) return false;
+    const Exactly exactly;
+    *has = true, *number = float(PyFloat_AsDouble(given));
+    return *number >= least && *number <= 0x1.fffffep127f;
+}
+
+// quantize(how, library, x, data, scales, zero_points, global_scale, scale, amax, seed, offset): whether x was quantized into
+// the parts, all of which are flat arrays or tensors of the host; bytes of packed codes. False, nothing of use written, where
+// only the other path can. The global scale, the magnitude that gives it, and the seed may be None.
 inline PyObject* quantize(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     Quantizing how;
     TensorLibrary known;
-    if (!is_call(count, 7, "quantize") || !read_bytes(arguments[0], &how, "quantize")) return nullptr;
+    if (!is_call(count, 11, "quantize") || !read_bytes(arguments[0], &how, "quantize")) return nullptr;
     const TensorLibrary* library;
     if (!find_library(arguments[1], &known, &library)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
+    OwnChoice choice;
+    if (!take_float(arguments[7], 0x1p-149f, &choice.has_scale, &choice.scale) || !take_float(arguments[8], 0, &choice.has_top, &choice.top)) {
+        return Py_NewRef(Py_False);
+    }
+    choice.is_random = !is_none(arguments[9]);
+    if (choice.is_random) {
+        choice.seed = PyLong_AsUnsignedLongLong(arguments[9]);
+        choice.offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(arguments[10]);
+        if (PyErr_Occurred()) return nullptr;
+    }
+    if ((choice.is_random && !how.at_random) || ((choice.has_scale || choice.has_top) && !how.has_global)) return Py_NewRef(Py_False);
     const u64 n = product(how.shape), blocks = product(how.grid);
     Part x, parts[4];
     const bool is_fit = n && x.take(arguments[2], how.src_bytes, n * how.src_bytes, false, library) &&
@@ -342,11 +410,32 @@ inline PyObject* quantize(PyObject*, PyObject* const* arguments, Py_ssize_t coun
                         parts[1].take(arguments[4], how.scale_bytes, blocks * how.scale_bytes, true, library) &&
                         parts[2].take(arguments[5], 1, how.has_zeros ? blocks : 0, true, library) &&
                         parts[3].take(arguments[6], 4, how.has_global ? 4 : 0, true, library) && are_disjoint(parts, 4, &x, 1);
-    const int done = is_fit ? quantize_blocks(how, x.data, parts[0].data, parts[1].data, parts[2].data, parts[3].data) : 0;
+    const int done = is_fit ? quantize_blocks(how, choice, x.data, parts[0].data, parts[1].data, parts[2].data, parts[3].data) : 0;
     for (Py_ssize_t i = 3; done > 0 && i < 7; ++i) {
         if (!tell_of(library, arguments[i])) return nullptr;
     }
     return done < 0 ? nullptr : Py_NewRef(done ? Py_True : Py_False);
+}
+
+// transform(how, library, x, out): whether the FLOATs `out` became the transform of x, which is as `quantize` takes it.
+inline PyObject* transform(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    Transforming how;
+    TensorLibrary known;
+    if (!is_call(count, 4, "transform") || !read_bytes(arguments[0], &how, "transform")) return nullptr;
+    const TensorLibrary* library;
+    if (!find_library(arguments[1], &known, &library)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
+    Part x, out;
+    if (!how.size || !x.take(arguments[2], how.src_bytes, how.size * how.src_bytes, false, library) ||
+        !out.take(arguments[3], 4, how.size * 4, true, library) || !are_disjoint(&out, 1, &x, 1)) {
+        return Py_NewRef(Py_False);
+    }
+    const Exactly exactly;
+    const struct {
+        u64 shape[3], lengths[3], grid[3];
+    } blocks = {{1, 1, how.size}, {1, 1, how.length}, {1, 1, how.size / how.length}};
+    Unlocked unlocked(how.size);
+    if (!each_run(run_of(blocks, how.run, x.data, how.src_bytes, out.data, 4, out.data, 4, how.negative), &unlocked)) return nullptr;
+    return tell_of(library, arguments[3]) ? Py_NewRef(Py_True) : nullptr;
 }
 
 // dequantize(how, library, data, scales, zero_points, global_scale, out): the same, back.

@@ -217,7 +217,7 @@ inline int cast_placed(Plan* plan, const TensorLibrary& library, PyObject* const
     const Extent written = extent(dst.layout);
     if (!is_sound(dst.layout) || !are_disjoint(extent(src.layout), written, fusion)) return 0;
     if (src.device_type == on_host) {
-        if (own.scale.data && !read_scale(&own)) return 0;
+        if ((own.scale.data && !read_scale(&own)) || !is_scale_of(plan, own)) return 0;
         if (is_new) ask_for_large_pages(dst.layout.data, dst.layout.size * dst.layout.itemsize);
         return cast_fused(plan, src.layout, dst.layout, fusion) ? 1 : -1;
     }

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gpucast
-from gpucast import PackedArray
+from gpucast import PackedArray, mixed
 from gpucast.arrays.packed import LibraryPackedArray
 from gpucast.arrays.unowned import view_at
 from gpucast.casting import list_plans, plans
@@ -75,7 +75,7 @@ def sequence(seed: int, library: Library) -> Iterator[Callable[[], list[Any]]]:
         pick.sample(sorted(FORMATS), min(4, len(FORMATS))),
     )
     for _ in range(80):
-        what = pick.choice([cast, cast, many, quantize, dequantize])
+        what = pick.choice(_WHAT)
         choice = pick.choice(kinds), pick.choice(shapes), pick.choice(formats), pick.randrange(1 << 30)
         yield partial(_call, what, *choice, library)
 
@@ -114,6 +114,8 @@ def many(x: Any, name: str, kind: Any, shape: tuple[int, ...], pick: random.Rand
 
 def quantized(x: Any, name: str, kind: Any, shape: tuple[int, ...], pick: random.Random, library: Library) -> Any:
     keywords: dict[str, Any] = {"axis": pick.choice([-1, -1, -1, 0])}
+    if pick.random() < 0.15:
+        keywords["scale_layout"] = pick.choice(["128x4", "mn_major"])
     if pick.random() < 0.25:
         random_words = {"rounding": "stochastic", "seed": pick.choice([1, 2**64 - 1]), "offset": pick.choice([0, 9])}
         keywords |= pick.choice([{"scale": 2.0}, {"amax": 3.0}, random_words, random_words, {"offset": 1}, {"seed": 1}])
@@ -139,6 +141,72 @@ def dequantize(
         return [q.dequantize(back)]
     out = library(np.zeros(shape, gpucast.dtype(back).numpy))
     return [q.dequantize(back, out=out), out]
+
+
+def ways(x: Any, name: str, kind: Any, shape: tuple[int, ...], pick: random.Random, library: Library) -> list[Any]:
+    """Quantized along both ways, of transformed numbers too."""
+    keywords: dict[str, Any] = {"transpose": pick.choice([True, "both", "both"])}
+    if pick.random() < 0.5:
+        pair = (None, 16) if keywords["transpose"] == "both" and pick.random() < 0.5 else 16
+        keywords |= {"hadamard": pair, **_signs(pick)}
+    if pick.random() < 0.25:
+        keywords |= {"rounding": "stochastic", "seed": pick.choice([1, 2**64 - 1]), "offset": pick.choice([0, 9])}
+    q = gpucast.quantize(x, name, **keywords)
+    if pick.random() < 0.4:
+        like = gpucast.quantize(library(numbers(pick, kind, shape)), name, **keywords)
+        q = gpucast.quantize(x, name, **keywords, out=like)
+        assert q is like
+    both = q if isinstance(q, tuple) else (q,)
+    return [part for one in both for part in (*one.parts().values(), one.axis, one.format.name, one.library)]
+
+
+def _signs(pick: random.Random) -> dict[str, Any]:
+    signs = [[1, -1] * 8, (1,) * 16, [1] * 15, [1.0, -1.0] * 8, None, None]
+    return pick.choice([{}, {"seed": 5}, {"seed": 6}, {"signs": pick.choice(signs)}, {"signs": signs[0], "seed": 1}])
+
+
+def transformed(
+    x: Any, name: str, kind: Any, shape: tuple[int, ...], pick: random.Random, library: Library
+) -> list[Any]:
+    keywords = {**_signs(pick), **pick.choice([{}, {"axis": 0}, {"inverse": True}, {"to": "BFLOAT16"}])}
+    out = None
+    if pick.random() < 0.4:
+        out = library(np.zeros(shape, gpucast.dtype(keywords.get("to", "FLOAT")).numpy))
+    y = gpucast.hadamard(x, 16, **keywords, out=out)
+    return [y, out, y is out]
+
+
+def grouped(x: Any, name: str, kind: Any, shape: tuple[int, ...], pick: random.Random, library: Library) -> list[Any]:
+    ends = pick.choice([[2, 5], [0, 6], [6, 6], [3, 99]])
+    offsets = library(np.array(ends, pick.choice([np.int32, np.int32, np.int64])))
+    keywords: dict[str, Any] = {"pad": pick.choice([1, 4])}
+    if pick.random() < 0.3:
+        keywords |= {"rounding": "stochastic", "seed": pick.choice([1, 2]), "offset": pick.choice([0, 2**64 - 1])}
+    scale = pick.choice([2.0, 1, library(np.array([0.5, 3], np.float32)), library(np.array([2], np.float32))])
+    if pick.random() < 0.5:
+        call: Any = partial(gpucast.cast_grouped, x, offsets, "FLOAT8E4M3FN", scale=scale, **keywords)
+    else:
+        call = partial(gpucast.quantize_grouped, x, offsets, name, **keywords)
+        call = partial(call, scale=scale) if name == "nvfp4" else call
+    found = call()
+    if pick.random() < 0.4:
+        again = call(out=found)
+        assert again is found
+    return [part for part in found if part is not None]
+
+
+def fake(x: Any, name: str, kind: Any, shape: tuple[int, ...], pick: random.Random, library: Library) -> list[Any]:
+    keywords, to, out = casts(pick, library), pick.choice(["FLOAT8E4M3FN", "INT4", name]), None
+    for other in ("copy", "device"):
+        keywords.pop(other, None)
+    if pick.random() < 0.4:
+        out = library(np.zeros(shape, gpucast.dtype(kind).numpy))
+    y = mixed.fake_cast(x, to, **keywords, out=out)
+    return [y, out, keywords.get("amax"), y is out]
+
+
+#: The calls of a sequence.
+_WHAT = [cast, cast, many, quantize, quantize, dequantize, dequantize, ways, transformed, grouped, fake]
 
 
 def shown(found: Any) -> Any:
@@ -183,14 +251,29 @@ def test_plans_change_nothing_for_arrays(seed: int) -> None:
     compare(seed, lambda x: x)
 
 
-#: Formats whose kernels are not too many to compile.
-_ON_DEVICES = [["mxfp8e4m3", "int4_128"], ["nvfp4", "mxfp4"], ["int8_axis", "float8e4m3fn_tensor"]]
+#: Formats whose kernels are not too many to compile, and calls.
+_USUAL = [cast, cast, many, quantize, dequantize]
+_ON_DEVICES = [
+    (["mxfp8e4m3", "int4_128"], _USUAL),
+    (["nvfp4", "mxfp4"], _USUAL),
+    (["int8_axis", "float8e4m3fn_tensor"], _USUAL),
+    (["nvfp4"], [ways]),
+    (["mxfp8e4m3"], [transformed, fake]),
+    (["mxfp8e4m3", "nvfp4"], [grouped]),
+]
+_DEVICE_SEEDS = range(len(_ON_DEVICES))
 
 
 def compare_on_device(seed: int, library: Library, monkeypatch: pytest.MonkeyPatch, least: int = 1) -> None:
     """The kernels as host code. Their launches are Python's: programs are repeated, and casts go the checked path."""
-    monkeypatch.setattr(sys.modules[__name__], "FORMATS", dict.fromkeys(_ON_DEVICES[seed]))
-    monkeypatch.setattr(sys.modules[__name__], "_KINDS", [np.float32, np.float16, ml_dtypes.bfloat16])
+    formats, what = _ON_DEVICES[seed]
+    monkeypatch.setattr(sys.modules[__name__], "FORMATS", dict.fromkeys(formats))
+    monkeypatch.setattr(sys.modules[__name__], "_WHAT", what)
+    # Of the last ones there are more kernels.
+    kinds = [np.float32, np.float16, ml_dtypes.bfloat16] if what is _USUAL else [np.float32] * 3
+    monkeypatch.setattr(sys.modules[__name__], "_KINDS", kinds)
+    if what is not _USUAL:
+        monkeypatch.setattr(sys.modules[__name__], "_SHAPES", [(6, 32), (6, 32), (64, 48)])
     repeated, own = [], Program.run
     monkeypatch.setattr(Program, "run", lambda self, *call: repeated.append(self) or own(self, *call))
     with installed(HostDriver()):
@@ -198,13 +281,13 @@ def compare_on_device(seed: int, library: Library, monkeypatch: pytest.MonkeyPat
     assert len(repeated) > least
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", _DEVICE_SEEDS)
 def test_plans_change_nothing_on_devices(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     compare_on_device(seed, lambda x: upload(np.array(x, order="C")), monkeypatch)
 
 
 @pytest.mark.peers
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", _DEVICE_SEEDS)
 def test_plans_change_nothing_for_tensors_on_devices(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors of the host count as those of device 0."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")

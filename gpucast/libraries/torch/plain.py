@@ -54,9 +54,19 @@ def _plan(rule: CastRule, fuses: bool, scaled: bool, amax: bool) -> tuple[Any, K
     works = plans.works(rule, fuses, scaled)
     if works is None:
         return None
-    kernels, made = Kernels.of(fuses), tensors.TORCH_DTYPES[rule.dst]
+    kernels = Kernels.of(fuses)
+    return _made(rule, works, kernels), kernels
+
+
+def _made(rule: CastRule, works: bytes, kernels: Kernels) -> Any:
+    made = tensors.TORCH_DTYPES[rule.dst]
     empty = partial(torch.empty_like, dtype=made)
-    return plans.make("tensors", None, empty, rule, works, *kernels, _LIBRARY, made), kernels
+    return plans.make("tensors", None, empty, rule, works, *kernels, _LIBRARY, made)
+
+
+def _of_works(rule: CastRule, works: bytes) -> Any:
+    """The plan of tensors of the host by other works; None where there is none."""
+    return _made(rule, works, Kernels.of(False)) if rule.dst in tensors.TORCH_DTYPES else None
 
 
 def _scaling(scale: Any) -> Any:
@@ -74,7 +84,7 @@ def _of_rule(rule: CastRule, fuses: bool, scaled: bool) -> Any:
 
 
 if MODULE is not None and tensors.VIEW:
-    HOST_KINDS[torch.Tensor] = HostKind(_of_rule, _LIBRARY)
+    HOST_KINDS[torch.Tensor] = HostKind(_of_rule, _of_works, _LIBRARY)
 
 
 def _hit_in_graph(*call: Any) -> None:

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans of the functions that quantize on the host: a call like an earlier one is a few of the module.
+
+They serve the formats that `quantize_on_host.quantizing` describes. An earlier result of the checked path says how
+results look.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpucast.arrays import libraries
+from gpucast.arrays.overlap import share_memory
+from gpucast.arrays.packed import LibraryPackedArray, PackedArray
+from gpucast.casting import plans
+from gpucast.casting.list_plans import HOST_KINDS
+from gpucast.core.dtypes import DType, dtype
+from gpucast.core.extension import MODULE
+from gpucast.quantization import hadamard_on_host, quantize_on_host, swizzle
+from gpucast.quantization.call_choices import NO_SIGNS, choices, signs_of
+from gpucast.quantization.cuda_plans import is_record
+from gpucast.quantization.formats import Format, Hadamard
+from gpucast.quantization.option_checks import resolve_hadamard
+
+#: Gives a new array.
+Make = Callable[[], Any]
+#: The most shapes of a plan.
+_MOST = 256
+_PARTS = ("data", "scales", "zero_points", "global_scale")
+_FLOAT = dtype("FLOAT")
+#: A FLOAT holds each magnitude below as DOUBLE rounds it once.
+_WHOLE = 1 << 53
+
+
+class _Result(NamedTuple):
+    """How the arrays of one shape are quantized."""
+
+    #: For the module: after a transform, if there is one.
+    how: bytes
+    transform: bytes | None
+    #: Whether x is transposed first.
+    turned: bool
+    #: The class of results, `gpucast.Quantized`.
+    quantized: Any
+    format: Format
+    #: The axis, and the shape of the codes as their class has it.
+    axis: int
+    shape: tuple[int, ...]
+    kind: Any
+    layout: Any
+    #: A new array for each part; None for one that there is not. Those of scales are in the layout "linear".
+    makes: tuple[Any, ...]
+
+    def is_like(self, q: Any) -> bool:
+        """Whether an earlier result is one of these. (The module looks at its memory.)"""
+        return (
+            type(q) is self.quantized
+            and q.format is self.format
+            and q.axis == self.axis
+            and q.scale_layout == self.layout
+            and type(q.data) is self.kind
+            and q.data.shape == self.shape
+        )
+
+
+class _QuantizePlan:
+    """What calls keep that differ in the shapes of their arrays, and in their signs, alone."""
+
+    def __init__(self, src: DType, library: str | None, kind: type, rounding: Any, hadamard: Any) -> None:
+        self.src, self.library, self.is_tensor = src, library, kind is not np.ndarray
+        self.asked, self.rounding, self.choose = HOST_KINDS[kind].library, rounding, choices(hadamard)
+        #: Whether results are those of x as it is.
+        self.is_simple = False
+        #: One result, or a plain and a transposed one.
+        self.results: dict[Any, tuple[_Result, ...]] = {}
+        self.plan = plans.make("", self.run)
+
+    def run(self, x: Any, seed: Any, offset: Any, scale: Any, amax: Any, signs: Any, out: Any) -> Any:
+        if self.is_simple and seed is scale is amax is signs is None:
+            # Most calls: with the lines below they take half as long again.
+            known = self.results.get((x.shape, NO_SIGNS))
+            return None if known is None or type(offset) is not int or offset else self._run_one(x, known[0], out)
+        choice = self.choose(self.rounding, seed, offset, signs)
+        if choice is None:
+            return None
+        random, own_signs = choice
+        known = self.results.get((x.shape, own_signs))
+        if known is None:
+            return None
+        given, top = _number(scale), _number(amax)
+        if (given is None) != (scale is None) or (top is None) != (amax is None) or not (scale is None or amax is None):
+            return None
+        outs = None if out is None else (out,) if len(known) == 1 else out
+        if outs is not None and not self._takes(x, outs, known):
+            return None
+        results: list[list[Any]] = []
+        for i, one in enumerate(known):
+            target = None if outs is None else outs[i]
+            if target is None:
+                parts: list[Any] = [None if make is None else make() for make in one.makes]
+            else:
+                scales = target.scales if one.layout == "linear" else one.makes[1]()
+                parts = [target.data, scales, target.zero_points, target.global_scale]
+            if i and one.format.global_scale and scale is amax is None and one.transform is known[0].transform is None:
+                # The plain and the transposed result have the same global scale.
+                given = float(results[0][3])
+            if not self._fill(x, one, parts, given, top, random or (None, 0)):
+                return None
+            if one.layout != "linear":
+                wanted = None if target is None else target.scales
+                parts[1] = swizzle.swizzle(parts[1], layout=one.layout, out=wanted)
+            results.append(parts)
+        if outs is not None:
+            return out
+        made = [self._made(one, parts) for one, parts in zip(known, results, strict=True)]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _run_one(self, x: Any, one: _Result, out: Any) -> Any:
+        """The same for one result of x as it is."""
+        if out is None:
+            parts: list[Any] = [None if make is None else make() for make in one.makes]
+        elif one.is_like(out) and out.dtype is self.src and out.library == self.library:
+            parts = [out.data, out.scales, out.zero_points, out.global_scale]
+        else:
+            return None
+        data = parts[0]
+        memory = data.data if isinstance(data, PackedArray) else data
+        if not MODULE.quantize(one.how, self.asked, x, memory, *parts[1:], None, None, None, 0):
+            return None
+        return self._made(one, parts) if out is None else out
+
+    def _fill(
+        self, x: Any, one: _Result, parts: list[Any], given: float | None, top: float | None, random: tuple[Any, int]
+    ) -> bool:
+        if one.turned:
+            x = x.swapaxes(-1, -2)
+            x = x.contiguous() if self.is_tensor else np.ascontiguousarray(x)
+        if one.transform is not None:
+            y = np.empty(x.shape, np.float32)
+            if not MODULE.transform(one.transform, self.asked, x, y):
+                return False
+            x = y
+        data = parts[0].data if isinstance(parts[0], PackedArray) else parts[0]
+        return bool(MODULE.quantize(one.how, self.asked, x, data, *parts[1:], given, top, *random))
+
+    def _takes(self, x: Any, outs: Any, known: tuple[_Result, ...]) -> bool:
+        """Whether results can be written to these, as far as the module does not look."""
+        if type(outs) is not tuple or len(outs) != len(known):
+            return False
+        for one, q in zip(known, outs, strict=True):
+            if not one.is_like(q) or q.dtype is not self.src or q.library != self.library:
+                return False
+        first = known[0]
+        if len(known) == 1 and not first.turned and first.transform is None and first.layout == "linear":
+            return True
+        # The module sees copies.
+        if self.is_tensor:
+            return False
+        parts = [part for q in outs for part in q.parts().values()]
+        arrays = [part.data if isinstance(part, PackedArray) else part for part in parts]
+        return all(a.flags.c_contiguous and a.flags.writeable and not share_memory(a, x) for a in arrays) and not any(
+            share_memory(a, b) for a, b in itertools.combinations(arrays, 2)
+        )
+
+    def _made(self, one: _Result, parts: Sequence[Any]) -> Any:
+        q = object.__new__(one.quantized)
+        # Past __init__, whose checks take longer than all else here.
+        vars(q).update(
+            data=parts[0], scales=parts[1], zero_points=parts[2], global_scale=parts[3], format=one.format,
+            dtype=self.src, axis=one.axis, scale_layout=one.layout, library=self.library,
+        )  # fmt: skip
+        return q
+
+
+def _number(given: Any) -> float | None:
+    """A number that the module takes for a FLOAT; None for any other object."""
+    if type(given) is float:
+        return given
+    if type(given) is int and -_WHOLE < given < _WHOLE:
+        return float(given)
+    if type(given) is np.ndarray and not given.ndim and given.dtype == np.float32:
+        return float(given)
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _quantize_plan(src: DType, library: str | None, kind: Any, rounding: Any, hadamard: Any, *call: Any) -> Any:
+    return _QuantizePlan(src, library, kind, rounding, hadamard)
+
+
+def quantized(x: Any, asked: Any, keywords: tuple[Any, ...], result: Any) -> Any:
+    """The plan of a call that gave a result, if there may be one."""
+    axis, layout, transpose, rounding, seed, offset, _, _, hadamard, signs, device, _ = keywords
+    results = result if type(result) is tuple else (result,)
+    library = libraries.library_of(x)
+    # Later results look like this one. One that the caller gave may be of another class or library.
+    if device is not None or type(x) not in HOST_KINDS or any(q.library != library for q in results):
+        return None
+    if not all(is_record(type(q)) and np.shape(q.global_scale) == () for q in results):
+        return None
+    choice = choices(hadamard)(rounding, seed, offset, signs)
+    if choice is None or ((hadamard is not None or layout != "linear") and library is not None):
+        return None
+    hows = hadamard if type(hadamard) is tuple else (hadamard,) * len(results)
+    turned = (False, True) if len(results) == 2 else (bool(transpose),)
+    known = []
+    for q, length, swaps in zip(results, hows, turned, strict=True):
+        how = None if length is None else resolve_hadamard(length, signs, seed, "quantize")
+        one = _result(q, dtype(x.dtype), how, swaps, x.size if library is None else 0)
+        if one is None:
+            return None
+        known.append(one)
+    kind: Any = type(x)
+    plan = _quantize_plan(
+        results[0].dtype, library, kind, rounding, hadamard, results[0].format, axis, layout, transpose
+    )
+    if len(plan.results) >= _MOST:
+        plan.results.clear()
+    plan.results[x.shape, choice[1]] = tuple(known)
+    plan.is_simple = rounding is hadamard is None and transpose is False and layout == "linear"
+    return plan.plan
+
+
+def _result(q: Any, src: DType, hadamard: Hadamard | None, turned: bool, size: int) -> _Result | None:
+    shape = tuple(q.shape)
+    if hadamard is not None and (q.axis != len(shape) - 1 or not size):
+        return None
+    how = quantize_on_host.quantizing(q.format, src if hadamard is None else _FLOAT, shape, q.axis)
+    scales = q.scales
+    if q.scale_layout != "linear":
+        scales = np.empty(q.scales_shape, q.scales.dtype)
+    parts = q.data, scales, q.zero_points, q.global_scale
+    makes = tuple(_make(part) for part in parts)
+    if how is None or any((make is None) != (part is None) for make, part in zip(makes, parts, strict=True)):
+        return None
+    transform = None if hadamard is None else hadamard_on_host.transforming(hadamard, src, size)
+    kind = type(q.data)
+    return _Result(how, transform, turned, type(q), q.format, q.axis, q.data.shape, kind, q.scale_layout, makes)
+
+
+def _make(part: Any) -> Make | None:
+    """What gives new arrays of the host like a part; None for one that plans do not make."""
+    if type(part) is np.ndarray:
+        return partial(np.empty, part.shape, part.dtype)
+    if type(part) in (PackedArray, LibraryPackedArray) and type(part.data) is np.ndarray:
+        return partial(_new_packed, type(part), part.data.size, part.dtype, part.shape, getattr(part, "library", None))
+    adapter = None if part is None else libraries.find(part)
+    return None if adapter is None else adapter.like(part)
+
+
+def _new_packed(kind: type, nbytes: int, element: DType, shape: tuple[int, ...], library: str | None) -> Any:
+    array: Any = object.__new__(kind)
+    array.data, array.dtype, array.shape = np.empty(nbytes, np.uint8), element, shape
+    if library is not None:
+        array.library = library
+    return array
+
+
+# ---- transforms alone ----
+
+
+class _TransformPlan:
+    """What calls keep that differ in the shapes of their arrays, and in their signs, alone."""
+
+    def __init__(self) -> None:
+        self.hows: dict[Any, bytes] = {}
+        self.plan = plans.make("", self.run)
+
+    def run(self, x: Any, signs: Any, seed: Any, out: Any) -> Any:
+        how = self.hows.get((x.shape, signs_of(signs, seed)))
+        if how is None or (signs is not None and seed is not None) or not (out is None or type(out) is np.ndarray):
+            return None
+        y = np.empty(x.shape, np.float32) if out is None else out
+        if y.shape != x.shape or y.dtype != np.float32 or not MODULE.transform(how, None, x, y):
+            return None
+        return y
+
+
+@lru_cache(maxsize=256)
+def _transform_plan(*call: Any) -> _TransformPlan:
+    return _TransformPlan()
+
+
+def transformed(x: Any, length: Any, keywords: tuple[Any, ...], y: Any) -> Any:
+    """The plan of a transform of NumPy's arrays along the last axis to FLOAT, if there may be one."""
+    axis, signs, seed, inverse, to, _ = keywords
+    known = signs_of(signs, seed)
+    if type(x) is not np.ndarray or type(y) is not np.ndarray or known is None or not x.size:
+        return None
+    if axis % x.ndim != x.ndim - 1 or y.dtype != np.float32 or not x.dtype.isnative:
+        return None
+    how = resolve_hadamard(length, signs, None if signs is not None else seed, "hadamard")
+    plan = _transform_plan(x.dtype, how.length, axis, inverse, dtype(to))
+    if len(plan.hows) >= _MOST:
+        plan.hows.clear()
+    plan.hows[x.shape, known] = hadamard_on_host.transforming(how, dtype(x.dtype), x.size, inverse)
+    return plan.plan
+
+
+# ---- back ----
+
+
+class _Numbers(NamedTuple):
+    """How results of one kind become numbers."""
+
+    how: bytes
+    format: Format
+    shape: tuple[int, ...]
+    #: Of an `out`.
+    kind: Any
+    dtype: Any
+    make: Make
+
+
+class _DequantizePlan:
+    """What calls keep that differ in their `Quantized` alone."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[tuple[Any, ...], _Numbers] = {}
+        self.plan = plans.make("", self.run)
+
+    def run(self, q: Any, signs: Any, seed: Any, out: Any) -> Any:
+        data = q.data
+        known = self.numbers.get((id(q.format), q.axis, q.library, type(data), data.shape))
+        if known is None or q.scale_layout != "linear" or not signs is seed is None:
+            return None
+        y = known.make() if out is None else out
+        if out is not None and (type(out) is not known.kind or out.dtype != known.dtype or out.shape != known.shape):
+            return None
+        memory = data.data if isinstance(data, PackedArray) else data
+        asked = None if type(y) is np.ndarray else HOST_KINDS[known.kind].library
+        done = MODULE.dequantize(known.how, asked, memory, q.scales, q.zero_points, q.global_scale, y)
+        return y if done else None
+
+
+@lru_cache(maxsize=64)
+def _dequantize_plan(src: DType, to: DType) -> _DequantizePlan:
+    return _DequantizePlan()
+
+
+def dequantized(q: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
+    """The plan of a call that gave `y`, if there may be one."""
+    if not keywords[0] is keywords[1] is keywords[2] is None or type(y) not in HOST_KINDS:
+        return None
+    if q.scale_layout != "linear" or np.shape(q.global_scale) != ():
+        return None
+    shape, dst = tuple(q.shape), dtype(to)
+    how, make = quantize_on_host.dequantizing(q.format, dst, shape, q.axis), _make(y)
+    memory = q.data.data if isinstance(q.data, PackedArray) else q.data
+    if how is None or make is None or type(memory) not in HOST_KINDS:
+        return None
+    plan = _dequantize_plan(q.dtype, dst)
+    if len(plan.numbers) >= _MOST:
+        plan.numbers.clear()
+    key = (id(q.format), q.axis, q.library, type(q.data), q.data.shape)
+    plan.numbers[key] = _Numbers(how, q.format, tuple(y.shape), type(y), y.dtype, make)
+    return plan.plan

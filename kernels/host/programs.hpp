@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// Programs: the launches of an earlier call on a device, repeated for arrays that lie as its own did.
+// gpucast/kernel/recording.py makes them.
+#pragma once
+#include "tensors.hpp"
+
+namespace gpucast {
+
+enum : int { most_arrays = 32, most_launches = 32 };
+
+// A number of eight bytes in the arguments of a launch: the address of an array, so many bytes behind its first one; or the
+// seed, or the offset, of random words.
+struct Patch {
+    u64 at, behind;
+    int array;
+};
+enum : int { of_the_seed = -1, of_the_offset = -2 };
+
+struct RecordedLaunch {
+    PyObject* launch;
+    u64 blocks, bytes, patches;
+    u8* arguments;
+    Patch* patch;
+};
+
+// An array that a call was given: where such another one lies, modulo 64.
+struct GivenArray {
+    PyTypeObject* kind;
+    PyObject *shape, *dtype;
+    u64 bytes, alike;
+};
+
+struct Program {
+    PyObject_HEAD
+    // The given arrays, of which so many are read, the others written; then those whose addresses alone are given.
+    int given, reads, others, launches;
+    PyObject* device;
+    GivenArray arrays[most_arrays];
+    u64 alike[most_arrays];
+    RecordedLaunch launch[most_launches];
+};
+
+static PyTypeObject* program_type;
+
+enum : u64 { alike_addresses = 64 };
+
+static void forget_program(PyObject* self) {
+    Program* program = reinterpret_cast<Program*>(self);
+    Py_XDECREF(program->device);
+    for (int i = 0; i < program->given; ++i) {
+        Py_XDECREF(reinterpret_cast<PyObject*>(program->arrays[i].kind));
+        Py_XDECREF(program->arrays[i].shape);
+        Py_XDECREF(program->arrays[i].dtype);
+    }
+    for (int i = 0; i < program->launches; ++i) {
+        Py_XDECREF(program->launch[i].launch);
+        PyMem_Free(program->launch[i].arguments);
+        PyMem_Free(program->launch[i].patch);
+    }
+    PyTypeObject* kind = Py_TYPE(self);
+    reinterpret_cast<freefunc>(PyType_GetSlot(kind, Py_tp_free))(self);
+    Py_DECREF(kind);
+}
+
+// Of a tuple of a launch, its blocks, its arguments as bytes, and tuples of three numbers. False after an exception.
+inline bool read_launch(RecordedLaunch* one, PyObject* given, int arrays) {
+    PyObject *launch, *patches;
+    const char* bytes;
+    Py_ssize_t size;
+    unsigned long long blocks;
+    if (!PyArg_ParseTuple(given, "OKy#O!", &launch, &blocks, &bytes, &size, &PyTuple_Type, &patches)) return false;
+    const Py_ssize_t count = PyTuple_Size(patches);
+    one->launch = Py_NewRef(launch), one->blocks = blocks, one->bytes = u64(size), one->patches = u64(count);
+    one->arguments = static_cast<u8*>(PyMem_Malloc(size ? size_t(size) : 1));
+    one->patch = static_cast<Patch*>(PyMem_Calloc(count ? size_t(count) : 1, sizeof(Patch)));
+    if (!one->arguments || !one->patch) return PyErr_NoMemory() != nullptr;
+    memcpy(one->arguments, bytes, size_t(size));
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        unsigned long long at, behind;
+        int array;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(patches, i), "KiK", &at, &array, &behind)) return false;
+        if (u64(size) < 8 || at > u64(size) - 8 || array < of_the_offset || array >= arrays) {
+            PyErr_SetString(PyExc_ValueError, "program: a place outside of the arguments, or an array that there is not");
+            return false;
+        }
+        one->patch[i] = {at, behind, array};
+    }
+    return true;
+}
+
+// program(launches, given, reads, alike, device): launches as `read_launch` has them; for each given array its class, shape,
+// dtype, bytes, and its address modulo 64; for each other one the latter.
+inline PyObject* new_program(PyObject*, PyObject* arguments) {
+    PyObject *launches, *given, *alike, *device;
+    int reads;
+    if (!PyArg_ParseTuple(arguments, "O!O!iO!O", &PyTuple_Type, &launches, &PyTuple_Type, &given, &reads, &PyTuple_Type, &alike, &device)) {
+        return nullptr;
+    }
+    const Py_ssize_t count = PyTuple_Size(given), others = PyTuple_Size(alike), steps = PyTuple_Size(launches);
+    if (count + others > most_arrays || steps > most_launches || reads < 0 || reads > count) {
+        PyErr_Format(PyExc_ValueError, "program: %zd arrays and %zd launches; at most %d and %d", count + others, steps, int(most_arrays), int(most_launches));
+        return nullptr;
+    }
+    Program* program = reinterpret_cast<Program*>(PyType_GenericAlloc(program_type, 0));
+    if (!program) return nullptr;
+    program->device = Py_NewRef(device), program->reads = reads, program->others = int(others);
+    bool is_done = true;
+    for (Py_ssize_t i = 0; is_done && i < count; ++i) {
+        PyObject *kind, *shape, *dtype;
+        unsigned long long bytes, own;
+        is_done = PyArg_ParseTuple(PyTuple_GetItem(given, i), "O!OOKK", &PyType_Type, &kind, &shape, &dtype, &bytes, &own) != 0;
+        if (!is_done) break;
+        program->arrays[i] = {reinterpret_cast<PyTypeObject*>(Py_NewRef(kind)), Py_NewRef(shape), Py_NewRef(dtype), bytes, own};
+        ++program->given;
+    }
+    for (Py_ssize_t i = 0; is_done && i < others; ++i) program->alike[i] = number_at(alike, i);
+    is_done = is_done && !PyErr_Occurred();
+    for (Py_ssize_t i = 0; is_done && i < steps; ++i) {
+        PyObject* one = PyTuple_GetItem(launches, i);
+        is_done = PyTuple_Check(one);
+        if (!is_done) PyErr_SetString(PyExc_TypeError, "program: a launch must be a tuple");
+        ++program->launches;
+        is_done = is_done && read_launch(&program->launch[i], one, int(count + others));
+    }
+    if (!is_done) Py_CLEAR(program);
+    return reinterpret_cast<PyObject*>(program);
+}
+
+inline bool is_equal(PyObject* one, PyObject* other) {
+    if (one == other) return true;
+    const int found = PyObject_RichCompareBool(one, other, Py_EQ);
+    PyErr_Clear();
+    return found == 1;
+}
+
+// An attribute that equals something; false, without an exception, for any other.
+inline bool has(PyObject* x, PyObject* name, PyObject* wanted) {
+    PyObject* found = PyObject_GetAttr(x, name);
+    if (!found) PyErr_Clear();
+    const bool is_known = found && is_equal(found, wanted);
+    Py_XDECREF(found);
+    return is_known;
+}
+
+// The address of an array of CuPy that lies as an earlier one did, or of one that was looked at before and is given by its
+// address; false, without an exception, for any other.
+inline bool find_address(const GivenArray& known, PyObject* x, PyObject* device, u64* address) {
+    if (PyLong_CheckExact(x)) {
+        *address = PyLong_AsUnsignedLongLong(x);
+        const bool is_known = !PyErr_Occurred();
+        PyErr_Clear();
+        return is_known && *address % alike_addresses == known.alike;
+    }
+    if (Py_TYPE(x) != known.kind || !is_true(x, flat_name)) return false;
+    PyObject* memory = PyObject_GetAttr(x, data_name);
+    if (!memory) PyErr_Clear();
+    const bool is_there = memory && find_number(memory, pointer_name, address) && *address % alike_addresses == known.alike &&
+                          has(memory, place_name, device) && has(x, shape_name, known.shape) && has(x, dtype_name, known.dtype);
+    Py_XDECREF(memory);
+    return is_there;
+}
+
+// False after an exception. stream: that of an earlier launch of the same program, or null.
+inline bool launch_again(const RecordedLaunch& one, u8* bytes, void** stream, bool* is_known) {
+    if (Py_TYPE(one.launch) != kernel_type) {
+        PyObject* done = PyObject_CallFunction(one.launch, "Ky#", static_cast<unsigned long long>(one.blocks), bytes, Py_ssize_t(one.bytes));
+        Py_XDECREF(done);
+        return done != nullptr;
+    }
+    const Kernel* kernel = reinterpret_cast<const Kernel*>(one.launch);
+    if (one.bytes != kernel->nbytes) {
+        PyErr_SetString(PyExc_TypeError, "repeat: a kernel with other arguments");
+        return false;
+    }
+    if (!*is_known && !find_stream(kernel, stream)) return false;
+    *is_known = true;
+    void* places[most_arguments];
+    for (u32 i = 0; i < kernel->count; ++i) places[i] = bytes + kernel->offsets[i];
+    return launch(kernel, [&] { return enqueue(kernel, *stream, one.blocks, places); });
+}
+
+// repeat(program, given, others, seed, offset): whether the launches were repeated for a list of arrays, and of the addresses
+// of others. False, nothing done, where only the checked path can tell. The device of the arrays is the current one.
+inline PyObject* repeat(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    if (!is_call(count, 5, "repeat")) return nullptr;
+    if (Py_TYPE(arguments[0]) != program_type || !PyList_CheckExact(arguments[1]) || !PyList_CheckExact(arguments[2])) {
+        PyErr_SetString(PyExc_TypeError, "repeat: expected a program and two lists");
+        return nullptr;
+    }
+    const Program* program = reinterpret_cast<const Program*>(arguments[0]);
+    const u64 seed = PyLong_AsUnsignedLongLong(arguments[3]), offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(arguments[4]);
+    if (PyErr_Occurred()) return nullptr;
+    PyObject* const no = Py_False;
+    if (PyList_Size(arguments[1]) != program->given || PyList_Size(arguments[2]) != program->others) return Py_NewRef(no);
+    u64 addresses[most_arrays];
+    for (int i = 0; i < program->given; ++i) {
+        // Its attributes may run others' code, which changes the list.
+        PyObject* x = Py_XNewRef(PyList_GetItem(arguments[1], i));
+        const bool is_there = x && find_address(program->arrays[i], x, program->device, &addresses[i]);
+        Py_XDECREF(x);
+        PyErr_Clear();
+        if (!is_there) return Py_NewRef(no);
+    }
+    for (int i = 0; i < program->others; ++i) {
+        PyObject* one = PyList_GetItem(arguments[2], i);
+        u64* address = &addresses[program->given + i];
+        *address = one ? PyLong_AsUnsignedLongLong(one) : 0;
+        if (PyErr_Occurred()) return nullptr;
+        if (*address % alike_addresses != program->alike[i]) return Py_NewRef(no);
+    }
+    for (int i = program->reads; i < program->given; ++i) {
+        const Extent written = extent(addresses[i], program->arrays[i].bytes);
+        for (int j = 0; j < i; ++j) {
+            if (written.meets(extent(addresses[j], program->arrays[j].bytes))) return Py_NewRef(no);
+        }
+    }
+    u64 size = 0;
+    for (int i = 0; i < program->launches; ++i) size += (program->launch[i].bytes + 15) & ~u64(15);
+    u8 few[1024];
+    u8* const all = size <= sizeof few ? few : static_cast<u8*>(PyMem_Malloc(size));
+    if (!all) return PyErr_NoMemory();
+    void* stream = nullptr;
+    bool is_known = false, is_done = true;
+    u8* bytes = all;
+    for (int i = 0; is_done && i < program->launches; ++i) {
+        const RecordedLaunch& one = program->launch[i];
+        memcpy(bytes, one.arguments, one.bytes);
+        for (u64 j = 0; j < one.patches; ++j) {
+            const Patch& patch = one.patch[j];
+            const u64 number = patch.array >= 0 ? addresses[patch.array] + patch.behind : patch.array == of_the_seed ? seed : offset;
+            memcpy(bytes + patch.at, &number, sizeof number);
+        }
+        is_done = launch_again(one, bytes, &stream, &is_known);
+        bytes += (one.bytes + 15) & ~u64(15);
+    }
+    if (all != few) PyMem_Free(all);
+    return is_done ? Py_NewRef(Py_True) : nullptr;
+}
+
+}  // namespace gpucast

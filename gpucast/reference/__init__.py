@@ -2,7 +2,7 @@
 """The exact meaning of every cast, computed slowly: the specification of record.
 
 It works on values, not on bits, and shares only the dtype table with the host path and the kernels, so that agreement
-is evidence. `gpucast.reference.exact_cast` explains how it works. It is imported at its first use, which is rare.
+is evidence. `gpucast.reference.exact_cast` explains how it works.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpucast.reference import rounding as rounding
     from gpucast.reference.exact_cast import cast
 else:
+    # Imported at its first use, which is rare.
     _submodule = packages.submodules(__name__, "exact_cast", "rounding")
 
     def __getattr__(name: str) -> Any:

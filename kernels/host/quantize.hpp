@@ -48,7 +48,7 @@ struct Quantizing {
     // Codes of the source: its sign, and its largest finite number; of the smallest scale.
     u64 sign_code, max_code, least_scale;
     double divisor, top_scale, steps, negative_weight, lowest, largest;
-    // `Integers` of blocks.hpp.
+    // `Integers` of codes.hpp.
     int least, most;
     u32 mask, products, in_float, rounds;
     // The loop and the cast for rounding at random; null where there is none.
@@ -91,7 +91,7 @@ struct Dequantizing {
     u64 shape[3], lengths[3], grid[3];
     u64 scale_bytes, element_bits, dst_bytes;
     CastArray *from_scale, *from_zero;
-    // `Products` of blocks.hpp.
+    // `Products` of products.hpp.
     CastArray *from_codes, *to;
     u64 itemsize;
     CastArray *from_codes_to_floats, *to_from_floats;

@@ -60,7 +60,8 @@ class Repeats:
     def _keep_plan(self, x: Any, to: Any, keywords: tuple[Any, ...], result: Any, record: recording.Recording) -> None:
         keyed = [value for value, role in zip(keywords, self._roles, strict=True) if role == "k"]
         # What speaks a protocol alone may have no dtype, by which plans are found.
-        if not hasattr(x, "dtype") or not (isinstance(to, Format) or plans.is_lasting(to)) or not plans.is_lasting(*keyed):
+        lasts = (isinstance(to, Format) or plans.is_lasting(to)) and plans.is_lasting(*keyed)
+        if not (hasattr(x, "dtype") and lasts):
             return
         if record.launches:
             plan = self._cuda_plan(x, to, keywords, keyed, result, record)

@@ -58,6 +58,9 @@ class Repeats:
         return result
 
     def _keep_plan(self, x: Any, to: Any, keywords: tuple[Any, ...], result: Any, record: recording.Recording) -> None:
+        if not (hasattr(x, "dtype") and hasattr(x, "shape")):
+            # Such as an object that only speaks a protocol: the module looks for no plan.
+            return
         keyed = [value for value, role in zip(keywords, self._roles, strict=True) if role == "k"]
         if not (isinstance(to, Format) or plans.is_lasting(to)) or not plans.is_lasting(*keyed):
             return

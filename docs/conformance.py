@@ -41,6 +41,7 @@ TITLES = {
     "tensorflow": "TensorFlow",
     "mlx": "MLX",
     "triton": "Triton",
+    "tinygrad": "tinygrad",
 }
 #: Those that quantize blocks.
 BLOCK_SYSTEMS = ("torchao", "compressed_tensors", "microxcaling", "gfloat")

@@ -41,8 +41,8 @@ A row for each claim, by the strongest evidence that there is; an empty cell is 
 from the committed results and the tests that it names.
 
 - **Proved for all inputs**: the PTX of the kernel equals the specification for every input, by `python -m tests.proof`
-  ([how](proof.md)); the cell counts rules in the certificates. A certificate holds for the PTX that it names:
-  kernels of quantization, and many of strided and transposed arrays, have changed since theirs were made.
+  ([how](proof.md)); the cell counts rules in the certificates. A certificate holds for the PTX that it names: the tests
+  compare a share of every certificate with the kernels of the day, each week another.
 - **Executed from PTX**: whole launches of each public call by a machine that executes PTX (`tests/proof/simt.py`).
 - **Executed as host code**: the same text of the kernels, compiled for the CPU, bit for bit against the reference and
   an exact model.
@@ -60,6 +60,15 @@ def tests(*paths: str) -> str:
     for path in paths:
         assert (ROOT / "tests" / path).exists(), path
     return ", ".join(f"[{Path(path).stem}](../tests/{path})" for path in paths)
+
+
+#: The words in the names of the calls that are executed from PTX.
+EXECUTED = [set(re.split("[ ,]+", call.name)) for calls in FAMILIES.values() for call in calls()]
+
+
+def ran(*words: str) -> str:
+    """The test that executes launches, if the name of one of its calls has all these words."""
+    return tests("proof/test_device_calls.py") if any(names >= set(words) for names in EXECUTED) else ""
 
 
 def certificates(paths: str) -> Iterator[dict[str, Any]]:
@@ -88,23 +97,37 @@ def rule_of(proof: dict[str, Any]) -> CastRule:
 
 
 def casts() -> Iterator[Row]:
-    ran = tests("proof/test_device_calls.py")
     matrix = tests("parity/test_matrix.py", "parity/test_parity.py")
-    yield (f"Casts of all {len(all_pairs())} pairs", proved("full", lambda a: not a), ran, matrix, exact_pairs(), "")
+    yield (
+        f"Casts of all {len(all_pairs())} pairs",
+        proved("full", lambda a: not a),
+        ran("whole"),
+        matrix,
+        exact_pairs(),
+        "",
+    )
     for name, text in (("saturate", "`saturate=False`"), ("round_mode", "`round_mode`"), ("overflow", "`overflow`")):
-        yield text, proved("full", lambda a, name=name: name in a), "", matrix, by_modes(name), ""
-    yield "`opset` 19 to 23 (infinity to FNUZ)", proved("full", lambda a: a.get("opset", 28) != 28), "", matrix, "", ""
+        yield text, proved("full", lambda a, name=name: name in a), ran(name), matrix, by_modes(name), ""
+    yield "`opset` 19 to 23 (infinity to FNUZ)", proved("full", lambda a: "opset" in a), ran("opset"), matrix, "", ""
     for word in dict.fromkeys(mode.word for mode in ROUNDING_MODES if mode.word != "truncate"):
         text = f'`rounding="{word}"`'
-        yield text, proved("full", lambda a, word=word: a.get("rounding") == word), ran, matrix, by_modes(word), ""
-    for paths, text, test in (
-        ("edges", "Arrays at any address, of any length", "kernel/test_kernels_layout.py"),
-        ("layouts", "Strided and transposed arrays", "kernel/test_kernels_layout.py"),
-        ("many", "`cast_many`", "casting/test_cast_many.py"),
-        ("scaled", "Casts times a FLOAT", "casting/test_fused_keywords.py"),
+        given = proved("full", lambda a, word=word: a.get("rounding") == word)
+        yield text, given, ran("rounding", word), matrix, by_modes(word), ""
+    for paths, text, test, named in (
+        ("edges", "Arrays at any address, of any length", "kernel/test_kernels_layout.py", "whole"),
+        ("layouts", "Strided and transposed arrays", "kernel/test_kernels_layout.py", "transposed"),
+        ("many", "`cast_many`", "casting/test_cast_many.py", "scales"),
+        ("scaled", "Casts times a FLOAT", "casting/test_fused_keywords.py", "float32"),
     ):
-        yield text, proved(paths, lambda a: not a), ran, tests(test), "", ""
-    yield "`amax`, `finite`, times a DOUBLE", "", ran, tests("casting/test_fused_keywords.py"), "", ""
+        yield text, proved(paths, lambda a: not a), ran(named), tests(test), "", ""
+    yield (
+        "`amax`, `finite`, times a DOUBLE",
+        "",
+        ran("float64", "amax"),
+        tests("casting/test_fused_keywords.py"),
+        "",
+        "",
+    )
     yield (
         "Host casts of NumPy arrays",
         "",
@@ -116,7 +139,14 @@ def casts() -> Iterator[Row]:
     yield "Casts, by suites of others", "", "", "", suites("casts"), ""
     yield "Values of types, by suites of others", "", "", tests("core/test_dtypes.py"), suites("types"), ""
     yield "Text to numbers and back", "", "", tests("host/test_text.py"), suites("text"), ""
-    yield "Every FLOAT to FLOAT8UE5M3", "", "", tests("parity/test_unsigned_float.py"), suites("FLOAT8UE5M3"), ""
+    yield (
+        "Every FLOAT to FLOAT8UE5M3",
+        "",
+        ran("FLOAT8UE5M3"),
+        tests("parity/test_unsigned_float.py"),
+        suites("FLOAT8UE5M3"),
+        "",
+    )
 
 
 def scores() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -175,19 +205,19 @@ def quantization() -> Iterator[Row]:
     )
     blocks = block_scores()
     tested = tests("quantization/test_quantization_device.py")
-    ran = tests("proof/test_device_calls.py")
     for base in dict.fromkeys(re.sub(r"_(tensor|axis|\d+x?\d*)$", "", name) for name in FORMATS):
         shapes = [name for name in FORMATS if re.sub(r"_(tensor|axis|\d+x?\d*)$", "", name) == base]
         kernels = sum(given[name] for name in shapes)
         known = f"codes by given scales: {kernels} kernels" if kernels else ""
         others = "; ".join(blocks[name] for name in shapes if name in blocks)
-        yield f"Format `{base}`", known, ran if base in ("nvfp4", "mxfp8e4m3") else "", tested, others, ""
+        yield f"Format `{base}`", known, next(filter(None, map(ran, shapes)), ""), tested, others, ""
     yield "`scales_of`", "", "", tests("quantization/test_scales_of.py"), "", ""
     yield "[What requantizing keeps](requantizing.md)", "", "", tests("quantization/test_requantizing.py"), "", ""
     orders = ", ".join(row.name for row in SCALE_ORDERS if row.name != "linear")
-    yield f"Orders of scales: {orders}", "", ran, tests("quantization/test_scales.py"), "", ""
-    yield "Hadamard transforms", "", ran, tests("quantization/test_hadamard.py"), "", ""
-    yield "Grouped rows", "", ran, tests("quantization/test_grouped.py"), "", ""
+    yield f"Orders of scales: {orders}", "", ran("scale_layout"), tests("quantization/test_scales.py"), "", ""
+    yield "Hadamard transforms", "", ran("hadamard"), tests("quantization/test_hadamard.py"), "", ""
+    yield "Grouped rows", "", ran("pad"), tests("quantization/test_grouped.py"), "", ""
+    yield "Quantizers, by suites of others", "", "", "", suites("quantizers"), ""
     compared, words = load("recipes.json"), {"package": "its code:", "model": "its formula:"}
     for name, recipe in RECIPES.items():
         found = compared.get(name, {})
@@ -197,7 +227,7 @@ def quantization() -> Iterator[Row]:
             if found.get(what)
         ]
         known = f"{recipe.library} {recipe.version}, {recipe.held}; " + "; ".join(parts)
-        yield f"Recipe `{name}`", "", "", tests("quantization/test_recipes.py"), known, ""
+        yield f"Recipe `{name}`", "", ran(name), tests("quantization/test_recipes.py"), known, ""
 
 
 def block_scores() -> dict[str, str]:

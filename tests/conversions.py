@@ -21,7 +21,7 @@ from gpucast.convert.running.work import UnfinishedWork
 from gpucast.convert.scales import scaling
 from gpucast.core.dtypes import dtype
 
-ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": 28, "rounding": None, "overflow": None}
+ATTRIBUTES = {"saturate": True, "round_mode": "up", "opset": None, "rounding": None, "overflow": None}
 
 
 # ---- files ----

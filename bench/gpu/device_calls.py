@@ -116,6 +116,21 @@ def _fused(place: Place, dst: str, scale: Any = None, measures: bool = False, ro
     return gpucast.cast(place("x", X), dst, scale=given, amax=amax, rounding=rounding, seed=seed, out=out), amax
 
 
+#: Casts by every attribute, and by every word of `rounding`.
+_ASKED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("FLOAT", "FLOAT8E4M3FN", {"saturate": False}), ("FLOAT", "FLOAT8E8M0", {"round_mode": "nearest"}),
+    ("FLOAT", "INT8", {"overflow": "saturate"}), ("DOUBLE", "FLOAT16", {"overflow": "saturate"}),
+    ("FLOAT", "FLOAT8E4M3FNUZ", {"opset": 23}), ("FLOAT", "FLOAT8UE5M3", {}),
+    *(("FLOAT", "INT16", {"rounding": word}) for word in ("nearest_even", "nearest_away")),
+    *(("FLOAT", "FLOAT8E5M2", {"rounding": word}) for word in ("nearest_away", "toward_zero", "upward")),
+    *(("DOUBLE", "BFLOAT16", {"rounding": word}) for word in ("downward", "odd")),
+)  # fmt: skip
+
+
+def _by(place: Place, src: str, dst: str, asked: dict[str, Any]) -> Any:
+    return gpucast.cast(_placed(place, "x", _source(src)), dst, out=_empty(place, "out", dst), **asked)
+
+
 def _report(place: Place) -> str:
     return repr(gpucast.cast_report(place("x", X), "FLOAT8E4M3FN"))
 
@@ -124,11 +139,14 @@ def _cast_calls() -> Iterator[DeviceCall]:
     for (src, dst), layout in itertools.product(_PAIRS, _LAYOUTS):
         if layout == "whole" or not dtype(src).packed:
             yield DeviceCall("cast", f"{src} to {dst}, {layout}", partial(_plain, src=src, dst=dst, layout=layout))
+    for src, dst, asked in _ASKED:
+        yield DeviceCall("cast", f"{src} to {dst}{_words(asked)}", partial(_by, src=src, dst=dst, asked=asked))
     for dst in ("FLOAT8E4M3FN", "FLOAT16", "FLOAT4E2M1"):
         for scale in (None, 0.5, np.array(0.5, np.float32), np.array(3, np.float64)):
             call = partial(_fused, dst=dst, scale=scale, measures=True)
             yield DeviceCall("cast", f"FLOAT to {dst}, scale {getattr(scale, 'dtype', scale)}, amax", call)
-        yield DeviceCall("cast", f"FLOAT to {dst}, at random", partial(_fused, dst=dst, rounding="stochastic"))
+        call = partial(_fused, dst=dst, rounding="stochastic")
+        yield DeviceCall("cast", f"FLOAT to {dst}, rounding stochastic", call)
     yield DeviceCall("cast", "report", _report)
 
 
@@ -168,6 +186,11 @@ _QUANTIZED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("mxfp8e4m3", {"rounding": "stochastic", "seed": 3}), ("deepgemm", {}), ("te-float8-current", {}),
     ("torchao-nvfp4", {}), ("vllm-fp8-token", {}), ("compressed-tensors-int4-128", {}), ("te-nvfp4", {}),
 )  # fmt: skip
+#: The other ones, from one type.
+_QUANTIZED_ONCE = (
+    "mxfp8e4m3_up", "mxfp8e5m2_up", "mxfp6e2m3_up", "mxfp6e3m2", "mxfp6e3m2_up", "mxfp4_up", "nvfp4_ue5m3",
+    "int8_zp_32", "int2_zp_64", "uint2_zp_tensor",
+)  # fmt: skip
 _TRANSPOSED = (
     "mxfp8e4m3", "mxfp4", "nvfp4", "float8e4m3fn_1x128", "float8e5m2_128x128", "float8e4m3fn_tensor", "int8_64",
 )  # fmt: skip
@@ -202,6 +225,8 @@ def _quantizing(
 def _quantize_calls() -> Iterator[DeviceCall]:
     for (format, more), src in itertools.product(_QUANTIZED, ("FLOAT", "BFLOAT16")):
         yield _quantizing("quantize", src, format, more)
+    for format in _QUANTIZED_ONCE:
+        yield _quantizing("quantize", "BFLOAT16", format, {})
     yield _quantizing("quantize", "DOUBLE", "mxfp8e4m3", {})
     for format, transpose in itertools.product(_TRANSPOSED, (True, "both")):
         yield _quantizing("quantize", "FLOAT", format, {"transpose": transpose})

@@ -22,7 +22,6 @@ from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import (
     CAST_VERSIONS,
     CASTLIKE_VERSIONS,
-    DEFAULT_OPSET,
     Options,
     OverflowKeyword,
     RoundMode,
@@ -58,14 +57,14 @@ def cast(
     x: HostInput,
     to: Any,
     *,
-    opset: int = ...,
+    opset: int | None = ...,
     device: Literal["cpu"] | None = None,
     out: npt.NDArray[Any] | None = None,
     **keywords: Unpack[CastKeywords],
 ) -> npt.NDArray[Any]: ...
 @overload
 def cast(
-    x: Any, to: Any, *, opset: int = ..., device: Any = None, out: Any = None, **keywords: Unpack[CastKeywords]
+    x: Any, to: Any, *, opset: int | None = ..., device: Any = None, out: Any = None, **keywords: Unpack[CastKeywords]
 ) -> Any: ...
 @by_plan
 def cast(
@@ -74,7 +73,7 @@ def cast(
     *,
     saturate: bool = True,
     round_mode: RoundMode = "up",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
     seed: int | None = None,
@@ -106,7 +105,8 @@ def cast(
     round_mode
         ONNX `round_mode`, for FLOAT8E8M0 only: "up", "down" or "nearest".
     opset
-        1 to 28: follow the newest Cast version up to this opset, with its types, attributes and rules.
+        1 to 28: follow the newest Cast version up to this opset, with its types, attributes and rules. None follows
+        `DEFAULT_OPSET`, and takes the types that no opset has, too.
     rounding
         To integers: "truncate" or "toward_zero" (the default), "nearest_even" or "nearest_away" (ties away from zero).
         To floats: "nearest_even" (the default), "nearest_away", "toward_zero", "upward", "downward", or "odd" (if it is
@@ -210,7 +210,7 @@ def cast_like(
     Keywords, result and errors as for `cast`. An `opset` (15 to 28) follows CastLike's own versions, which never took
     float6; None takes all types and the newest rules.
     """
-    opset, versions = (DEFAULT_OPSET, CAST_VERSIONS) if opset is None else (opset, CASTLIKE_VERSIONS)
+    versions = CAST_VERSIONS if opset is None else CASTLIKE_VERSIONS
     kind = getattr(like, "dtype", None)
     if kind is None:
         kind = np.asarray(like).dtype

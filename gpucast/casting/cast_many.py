@@ -22,7 +22,7 @@ from gpucast.casting.plans import KINDS, hit_list
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import Rounding
-from gpucast.core.rule import DEFAULT_OPSET, Options, OverflowKeyword, RoundMode
+from gpucast.core.rule import Options, OverflowKeyword, RoundMode
 from gpucast.kernel import streams
 
 
@@ -32,7 +32,7 @@ def cast_many(
     *,
     saturate: bool = True,
     round_mode: RoundMode = "up",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
     seed: int | None = None,

@@ -17,7 +17,7 @@ from gpucast.casting.loss_counts import CastReport, count, relative
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import STOCHASTIC, Rounding, mode_of
-from gpucast.core.rule import DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
+from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.host import numbers, text
 from gpucast.kernel import streams
 from gpucast.reference.rounding import to_whole
@@ -38,7 +38,7 @@ def cast_report(
     *,
     saturate: bool = True,
     round_mode: RoundMode = "up",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
 ) -> CastReport:

@@ -55,7 +55,7 @@ def _words(family: str) -> str:
 
 _ATTRIBUTES = f"""\
 --round-mode {"|".join(ROUND_MODES)} = up  rounding to FLOAT8E8M0 (default: %(default)s)
---opset OPSET = {DEFAULT_OPSET}  follow the ONNX Cast of this opset (default: %(default)s)
+--opset OPSET  follow the ONNX Cast of this opset (default: {DEFAULT_OPSET}, and types that no opset has)
 --rounding {"|".join(mode.word for mode in ROUNDING_MODES)}  integers: {_words("integers")} (default: truncate).
     Floats: {_words("floats")} (default: nearest_even); of 16 bits or fewer also stochastic
 --overflow saturate|wrap  out of range: the nearest number of the type; low bits (integers' default)

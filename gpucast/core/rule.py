@@ -29,7 +29,7 @@ from gpucast.core.rounding import (
 #: The opsets in which a new version of each operator appeared. In 6 `to` became a number; all others brought types.
 CAST_VERSIONS = tuple(sorted({6, *(row.opset for row in DTYPES if row.opset is not None)}))
 CASTLIKE_VERSIONS = (15, 19, 21, 23, 24, 25)
-#: Fixed within a major version of gpucast, so that an upgrade changes no bits.
+#: Whose rules a cast without `opset` follows. Fixed within a major version of gpucast: an upgrade changes no bits.
 DEFAULT_OPSET = CAST_VERSIONS[-1]
 #: First versions (of both operators) that have the attribute.
 SATURATE_SINCE = 19
@@ -47,7 +47,8 @@ class Options(NamedTuple):
 
     saturate: Any = True
     round_mode: Any = "up"
-    opset: Any = DEFAULT_OPSET
+    #: None: the rules of DEFAULT_OPSET, and the types that no opset has, too.
+    opset: Any = None
     rounding: Any = None
     overflow: Any = None
     seed: Any = None
@@ -125,6 +126,8 @@ class CastRule:
 
 def newest_version(opset: Any, versions: tuple[int, ...] = CAST_VERSIONS, caller: str = "cast") -> int:
     """The newest version of the operator in an opset. ValueError outside the operator's first opset to 28."""
+    if opset is None:
+        return DEFAULT_OPSET
     number = opset if type(opset) is int else integer(opset, f"{caller}: opset")
     if not versions[0] <= number <= DEFAULT_OPSET:
         raise ValueError(f"{caller}: opset={number} is not supported; expected {versions[0]} to {DEFAULT_OPSET}")
@@ -154,10 +157,11 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
     caller = options.caller
     version = newest_version(opset, options.versions, caller)
     for role, row in (("source", src), ("to", dst)):
-        if first_opset(row) > version:
-            since = "is in no opset" if row.opset is None else f"entered at opset {row.opset}"
-            wanted = "" if row.opset is None else f" of the operator; expected opset {row.opset} or later"
-            raise TypeError(f"{caller}: {role}={row.name} {since}; opset={opset} has version {version}{wanted}")
+        since = first_opset(row) if opset is None else row.opset
+        if since is None or since > version:
+            entered = "is in no opset" if since is None else f"entered at opset {since}"
+            wanted = "" if since is None else f" of the operator; expected opset {since} or later"
+            raise TypeError(f"{caller}: {role}={row.name} {entered}; opset={opset} has version {version}{wanted}")
     if isinstance(saturate, np.bool_) or (isinstance(saturate, int) and saturate in (0, 1)):
         saturate = bool(saturate)
     if not isinstance(saturate, bool):

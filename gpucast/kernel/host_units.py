@@ -15,7 +15,6 @@ from functools import lru_cache
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rounding import BY_RULE, OF_FLOATS, ROUNDING_MODES, STOCHASTIC
 from gpucast.core.rule import (
-    DEFAULT_OPSET,
     ROUND_MODE_SINCE,
     ROUND_MODES,
     CastRule,
@@ -88,7 +87,7 @@ def every_rule(src: DType) -> tuple[CastRule, ...]:
     """Every rule from a type to another that fast paths know: to floats only those that round to nearest even."""
     found = dict.fromkeys(resolve(src, dst) for dst in _NUMERIC)
     # The last opset by whose rules infinity becomes NaN, and the newest.
-    opsets = (ROUND_MODE_SINCE - 1, DEFAULT_OPSET)
+    opsets = (ROUND_MODE_SINCE - 1, None)
     words = (None, *_INTEGER_WORDS)
     choices = itertools.product(_NUMERIC, (True, False), ROUND_MODES, opsets, words, (None, "saturate"))
     for dst, saturate, round_mode, opset, rounding, overflow in choices:

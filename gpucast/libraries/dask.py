@@ -161,8 +161,10 @@ class DaskLibrary(Library):
 
     def cast(self, cast: CastFunction, x: Any, to: Any, options: Options) -> Any:
         # Every version of CastLike is a version of Cast, too.
-        opset = newest_version(options.opset, options.versions, options.caller)
-        keywords = options._replace(opset=opset)._asdict()
+        if options.opset is not None:
+            opset = newest_version(options.opset, options.versions, options.caller)
+            options = options._replace(opset=opset)
+        keywords = options._asdict()
         del keywords["caller"], keywords["versions"]
         return _cast(x, to, **keywords)
 

@@ -25,7 +25,6 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import (
     CAST_VERSIONS,
     CASTLIKE_VERSIONS,
-    DEFAULT_OPSET,
     Options,
     RoundMode,
     newest_version,
@@ -83,10 +82,10 @@ class _Layer:
         return ", ".join(f"{name}={given[name]!r}" for name, default in defaults.items() if given[name] != default)
 
     @property
-    def _cast_opset(self) -> int:
-        """The opset whose Cast has the rules that the layer follows."""
+    def _cast_opset(self) -> int | None:
+        """The opset whose Cast has the rules that the layer follows; None for the newest."""
         if self.opset is None:
-            return DEFAULT_OPSET
+            return None
         return newest_version(self.opset, self._VERSIONS, self._caller)
 
     @property

@@ -15,7 +15,6 @@ from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.fuse import Random, resolve_random
 from gpucast.core.rounding import BY_RULE, STOCHASTIC, word_of, words_of
 from gpucast.core.rule import (
-    DEFAULT_OPSET,
     ROUND_MODE_SINCE,
     ROUND_MODES,
     CastRule,
@@ -23,6 +22,7 @@ from gpucast.core.rule import (
     first_opset,
     has_stochastic,
     holds,
+    newest_version,
     resolve,
 )
 
@@ -31,7 +31,7 @@ SMALL = tuple(dtype for dtype in NUMERIC if dtype.bits <= 16)
 WIDE = tuple(dtype for dtype in NUMERIC if dtype.bits > 16)
 
 #: The newest opset, and one before the change of infinities to FNUZ types.
-OPSETS = (DEFAULT_OPSET, 23)
+OPSETS = (None, 23)
 
 #: The seed and offset of stochastic cases: blocks of random words begin within vectors, and their numbers take more
 #: than 32 bits.
@@ -57,21 +57,21 @@ class Case:
         return f"{self.rule.src.name} to {self.rule.dst.name}" + (f" ({words})" if words else "")
 
 
-def cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
+def cases(src: DType, dst: DType, opsets: Iterable[int | None] = OPSETS) -> list[Case]:
     """Every distinct rule of a pair over all attribute values, at opsets that have both types; the default first."""
     return list(_cases(src, dst, tuple(opsets)))
 
 
 @functools.cache
-def _cases(src: DType, dst: DType, opsets: tuple[int, ...]) -> tuple[Case, ...]:
+def _cases(src: DType, dst: DType, opsets: tuple[int | None, ...]) -> tuple[Case, ...]:
     roundings = (None, *words_of(dst)) if dst.family == "int" else (None,)
     wide_float = dst.family == "float" and dst.bits >= 16
     overflows = (None, "wrap", "saturate") if dst.family == "int" else (None, "saturate") if wide_float else (None,)
-    defaults = {"saturate": True, "round_mode": "up", "rounding": None, "overflow": None, "opset": DEFAULT_OPSET}
+    defaults = {"saturate": True, "round_mode": "up", "rounding": None, "overflow": None, "opset": None}
     found: dict[CastRule, Case] = {}
     for values in itertools.product((True, False), ROUND_MODES, roundings, overflows, opsets):
         keywords: dict[str, Any] = dict(zip(defaults, values, strict=True))
-        opset = keywords["opset"]
+        opset = newest_version(keywords["opset"])
         since = max(first_opset(src), first_opset(dst))
         if since > opset or (opset < ROUND_MODE_SINCE and keywords["round_mode"] != "up"):
             continue
@@ -80,7 +80,7 @@ def _cases(src: DType, dst: DType, opsets: tuple[int, ...]) -> tuple[Case, ...]:
     return tuple(found.values())
 
 
-def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
+def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int | None] = OPSETS) -> list[Case]:
     """The cases of a pair with stochastic rounding, if it has any, all with the same seed and offset."""
     if not has_stochastic(dst) or src is dst:
         return []
@@ -90,7 +90,7 @@ def stochastic_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> 
     ]
 
 
-def by_rule_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[Case]:
+def by_rule_cases(src: DType, dst: DType, opsets: Iterable[int | None] = OPSETS) -> list[Case]:
     """The cases of a pair that round to a float neither to nearest even nor at random; none where there is nothing to
     round."""
     if dst.family != "float" or holds(dst, src):
@@ -101,7 +101,7 @@ def by_rule_cases(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> lis
     ]
 
 
-def rules(src: DType, dst: DType, opsets: Iterable[int] = OPSETS) -> list[CastRule]:
+def rules(src: DType, dst: DType, opsets: Iterable[int | None] = OPSETS) -> list[CastRule]:
     """The rules of `cases`."""
     return [case.rule for case in cases(src, dst, opsets)]
 

@@ -22,7 +22,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fuse import Random, resolve_random
 from gpucast.core.rounding import STOCHASTIC, Rounding
-from gpucast.core.rule import DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
+from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.reference.rounding import (
     POWERS,
     floor_log2,
@@ -42,7 +42,7 @@ def cast(
     *,
     saturate: bool = True,
     round_mode: RoundMode = "up",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
     seed: int | None = None,

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import STOCHASTIC, Rounding
-from gpucast.core.rule import ATTRIBUTES, DEFAULT_OPSET, CastRule, Options, OverflowKeyword, RoundMode, resolve
+from gpucast.core.rule import ATTRIBUTES, CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.kernel.cast_kernel import options
 from gpucast.kernel.fused_kernel import FUSED_PARTS
 from gpucast.kernel.kernel import host_section, parts_text, unit
@@ -81,7 +81,7 @@ def device_function(
     *,
     saturate: bool = True,
     round_mode: RoundMode = "up",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
 ) -> str:

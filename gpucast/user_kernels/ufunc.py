@@ -27,7 +27,6 @@ from gpucast.core.fuse import Fuse
 from gpucast.core.rounding import Rounding
 from gpucast.core.rule import (
     ATTRIBUTES,
-    DEFAULT_OPSET,
     CastRule,
     Options,
     OverflowKeyword,
@@ -50,7 +49,7 @@ def ufunc(
     compute: Any = "FLOAT",
     saturate: bool = True,
     round_mode: RoundMode = "up",
-    opset: int = DEFAULT_OPSET,
+    opset: int | None = None,
     rounding: Rounding | None = None,
     overflow: OverflowKeyword | None = None,
 ) -> Ufunc:

@@ -22,7 +22,7 @@ PAIRS = (
 )  # fmt: skip
 #: Libraries that the tests have, and those that are too large for every run.
 OURS = ("gpucast", "ml_dtypes", "onnx", "onnxruntime", "c", "jax", "cuda")
-PEERS = ("gfloat", "torch", "triton")
+PEERS = ("gfloat", "torch", "triton", "tinygrad")
 
 
 @pytest.fixture

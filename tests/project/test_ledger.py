@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.peers import suites
+from bench.peers import foreign_tests, suites
 from gpucast.quantization import FORMATS, RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The module of each package.
-MODULES = {"softfloat": "softfloatpy", "zmij": "pyzmij", "p3109": "gfloat"}
+MODULES = {"softfloat": "softfloatpy", "zmij": "pyzmij", "p3109": "gfloat", "onnx": "onnx"}
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +52,8 @@ def test_suites_of_others_differ_nowhere() -> None:
         "zmij (pyzmij)",
         "gfloat's tests",
         "ml_dtypes's tests",
+        *(f"{name}'s tests" for name in foreign_tests.SUITES),
+        *("t27 (tt-lang-t27)", "fast_float", "ONNX's node tests"),
     }
     for row in rows:
         assert row["cases"] > 0 and row["differ"] == 0 and row["licence"], row["suite"]
@@ -67,13 +69,13 @@ def test_a_suite_of_others(name: str) -> None:
 
 
 def test_casts_in_tests_of_others_are_replaced() -> None:
-    text = suites._functions("y = x.astype(kind).astype(np.float32, copy=False)\n")
-    assert text == "y = gpucast_astype(gpucast_astype(x, kind), np.float32, copy=False)"
-    before = suites.ANSWERED["calls"]
-    assert suites.astype(np.float32([1e9, 2.5]), np.float16).tolist() == [np.inf, 2.5]
-    assert suites.astype(np.float32([2.9]), np.int8).tolist() == [2]
-    assert suites.astype(np.float32([1]), complex).dtype == np.complex128
-    assert suites.ANSWERED["calls"] == before + 2
+    text = foreign_tests._functions("y = x.astype(kind).astype(np.float32, copy=False)\n")
+    assert text.splitlines()[-1] == "y = gpucast_astype(gpucast_astype(x, kind), np.float32, copy=False)"
+    before = foreign_tests.ANSWERED["calls"]
+    assert foreign_tests.astype(np.float32([1e9, 2.5]), np.float16).tolist() == [np.inf, 2.5]
+    assert foreign_tests.astype(np.float32([2.9]), np.int8).tolist() == [2]
+    assert foreign_tests.astype(np.float32([1]), complex).dtype == np.complex128
+    assert foreign_tests.ANSWERED["calls"] == before + 2
 
 
 def test_numbers_that_no_integer_is() -> None:

@@ -16,7 +16,7 @@ from gpucast.cli.progress import progress_bar
 from gpucast.kernel import compiler
 from gpucast.parity.cases import all_cases, all_pairs, shuffled
 from gpucast.quantization.formats import find
-from tests.proof import block_codes, certificate, solvers
+from tests.proof import block_codes, certificate, freshness, solvers
 from tests.proof.certificate import Proof
 
 _DESCRIPTION = """\
@@ -38,6 +38,7 @@ _OPTIONS = f"""\
 --known FILE ...  do not prove again what this certificate proves (may be repeated)
 --mutants N = 0  test the proof: change an instruction in the kernels of N rules, and count the changes that it finds
 --json FILE  write a certificate as the proof goes on; a second run continues from it
+--refresh FILE ...  prove nothing: drop from these certificates what was proved of older PTX (may be repeated)
 --no-progress  draw no progress bar
 """
 
@@ -65,6 +66,8 @@ def _run(args: argparse.Namespace) -> int:
     if not solvers.version():
         raise ValueError(f"{solvers.SOLVER} is not installed; pip install 'gpucast[proof]'")
     arch = compiler.compiler().parse(args.arch)
+    if args.refresh:
+        return _refresh(args.refresh)
     if args.format:
         return _formats(args, arch)
     before = certificate.opened(args.json, arch, args.paths)
@@ -101,6 +104,13 @@ def _run(args: argparse.Namespace) -> int:
     if failed:
         print(f"proof: {failed} rules are not proved", file=sys.stderr)
     return int(failed > 0)
+
+
+def _refresh(paths: Sequence[str]) -> int:
+    for path in paths:
+        kept, went = freshness.refresh(Path(path))
+        print(f"{path}: {kept:,} proofs are of today's kernels, {went:,} were of others", flush=True)
+    return 0
 
 
 def _formats(args: argparse.Namespace, arch: str) -> int:

@@ -40,6 +40,11 @@ def kernel_of(format: Format, src: DType) -> Subject:
     return Subject(quantize_kernel(rule, format, "elements"), rule)
 
 
+def digest_of(format: Format, src: DType, arch: str) -> str:
+    """The identity of the PTX of a format's kernel, as a certificate names it."""
+    return digest(ptx(kernel_of(format, src).kernel, arch))
+
+
 def every_scale(format: Format) -> Iterable[int]:
     """The codes of all scales, with NaN."""
     return range(1 << format.scale.bits)

@@ -81,6 +81,11 @@ def digest(text: str) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
+def digest_of(case: Case, paths: Paths, arch: str) -> str:
+    """The identity of the PTX of all kernels of a rule, as a certificate names it."""
+    return digest("\n".join(ptx(source.kernel, arch) for source, _ in kernels(case, paths, arch)))
+
+
 def prove(
     cases: Iterable[Case], arch: str, paths: Paths = "full", known: Mapping[str, Verdict] | None = None
 ) -> Iterator[Proof]:

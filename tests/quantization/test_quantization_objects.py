@@ -101,7 +101,7 @@ def test_transpose() -> None:
         ({"format": "nvfp4", "amax": np.nan}, ValueError, "quantize: amax= must be finite"),
         ({"format": "nvfp4", "amax": "1"}, TypeError, "quantize: amax="),
         ({"format": "torchao-nvfp4", "amax": 0.0}, ValueError, r"^quantize: amax=0.0 gives torchao-nvfp4 the global s"),
-        ({"format": "int8_tensor", "scale": "1"}, TypeError, "quantize: scale= has dtype"),
+        ({"format": "int8_tensor", "scale": "1"}, TypeError, "quantize: scale=.* has dtype"),
         ({"format": "int8_axis", "scale": np.ones(3)}, ValueError, r"quantize: scale= has shape \(3,\); the scales"),
         ({"device": "tpu"}, ValueError, "quantize: device='tpu' is not a device"),
     ],

@@ -82,7 +82,7 @@ class TorchLibrary(Library):
             tensors.check_attributes(src, dst, attributes, options.versions, caller)
             saturate, round_mode, opset, rounding, overflow = attributes
             # Custom ops take only Python's own types.
-            attributes = bool(saturate), round_mode, int(opset), rounding, overflow
+            attributes = bool(saturate), round_mode, None if opset is None else int(opset), rounding, overflow
         target = x.device if device is None else _target_device(x, device, caller)
         random = resolve_random(options.rounding, options.seed, options.offset, caller)
         is_fused = random is not None or options.scale is not None or options.amax is not None or slope is not None

@@ -20,19 +20,16 @@ from gpucast.casting.cast import times as array_times
 from gpucast.casting.fuse import resolve_scale
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fuse import Random
-from gpucast.core.rule import DEFAULT_OPSET, Options
+from gpucast.core.rule import Options
 from gpucast.libraries.torch import gradients, tensors
 from gpucast.libraries.torch.tensor_batches import attach
 from gpucast.libraries.torch.tensors import DEFAULTS, check_batched, dtype_of, fill, has_tensors, named, new
 
-_SCHEMA = (
-    f"str to, bool saturate=True, str round_mode='up', int opset={DEFAULT_OPSET}, str? rounding=None, "
-    "str? overflow=None"
-)
+_SCHEMA = "str to, bool saturate=True, str round_mode='up', int? opset=None, str? rounding=None, str? overflow=None"
 _SIZE = 2**64
 #: The arguments of an op after the tensors. Ops take only signed 64-bit integers, so seeds are passed as such.
 _FUSED_SCHEMA = (
-    "str to, bool saturate, str round_mode, int opset, str? rounding, str? overflow, SymInt? seed, SymInt offset, "
+    "str to, bool saturate, str round_mode, int? opset, str? rounding, str? overflow, SymInt? seed, SymInt offset, "
     "float? number"
 )
 #: How many arguments of an op have no gradient.

@@ -14,7 +14,7 @@ from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.rule import CAST_VERSIONS, DEFAULT_OPSET, Options, resolve
+from gpucast.core.rule import CAST_VERSIONS, Options, resolve
 from gpucast.kernel import streams
 from gpucast.libraries import dlpack
 
@@ -33,7 +33,7 @@ OWN_CLASSES = (torch.Tensor, torch.nn.Parameter)
 #: The addresses of the functions by which compiled code looks at tensors, and finds the current stream; 0 for a torch
 #: that does not offer them.
 VIEW, STREAM = dlpack.functions(torch.Tensor)
-DEFAULTS = {"saturate": True, "round_mode": "up", "opset": DEFAULT_OPSET, "rounding": None, "overflow": None}
+DEFAULTS = {"saturate": True, "round_mode": "up", "opset": None, "rounding": None, "overflow": None}
 
 
 def take(x: torch.Tensor, caller: str, writing: bool = False) -> Any:

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Committed certificates are of today's kernels: another share of them in each week, all with ``--exhaustive``."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.proof import freshness
+from tests.proof.__main__ import main
+
+CERTIFICATES = dict(freshness.certificates())
+#: How many proofs of a certificate are compared.
+_SHARE = 6
+
+
+@pytest.mark.parametrize("path", CERTIFICATES, ids=lambda path: path.stem)
+def test_its_proofs_are_of_the_ptx_of_today(path: Path, exhaustive: bool) -> None:
+    found = CERTIFICATES[path]
+    if not freshness.is_of_this_compiler(found):
+        pytest.skip(f"the certificate is of NVRTC {found['nvrtc']}, which makes other PTX")
+    proofs = found["proofs"]
+    if not exhaustive:
+        week = datetime.date.today().isocalendar()
+        proofs = random.Random(f"{week.year} {week.week}").sample(proofs, min(_SHARE, len(proofs)))
+    old = [proof for proof in proofs if not freshness.is_current(proof, found["arch"], found["paths"])]
+    again = f"prove them again, or drop them: python -m tests.proof --refresh bench/results/{path.name}"
+    assert [proof["kernel"] for proof in old] == [], again
+
+
+def test_what_is_of_other_ptx_is_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "proof.json"
+    assert main(["INT4:INT2", "INT4:BOOL", "--json", str(path), "--no-progress"]) == 0
+    found: dict[str, Any] = json.loads(path.read_text())
+    first, second = found["proofs"]
+    for change in ({"ptx": "0" * 64}, {"attributes": {"saturate": False}}):
+        path.write_text(json.dumps({**found, "proofs": [first | change, second]}))
+        assert main(["--refresh", str(path)]) == 0
+        assert "1 proofs are of today's kernels, 1 were of others" in capsys.readouterr().out
+        assert [proof["kernel"] for proof in json.loads(path.read_text())["proofs"]] == [second["kernel"]]
+    path.write_text(json.dumps({**found, "nvrtc": "0.0"}))
+    assert main(["--refresh", str(path)]) == 1
+    assert "the certificate is of NVRTC 0.0" in capsys.readouterr().err

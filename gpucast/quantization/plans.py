@@ -95,9 +95,9 @@ class Repeats:
 
 
 def _quantized_on_device(
-    to: Any, axis: Any, layout: Any, transpose: Any, rounding: Any, hadamard: Any, device: Any
+    to: Any, axis: Any, layout: Any, transpose: Any, rounding: Any, hadamard: Any, moved_to: Any
 ) -> Ask | None:
-    if device is not None:
+    if moved_to is not None:
         return None
     choose = choices(hadamard)
 

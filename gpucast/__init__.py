@@ -19,9 +19,7 @@ with exact():
     from gpucast.arrays.packed import PackedArray
     from gpucast.casting.cast import cast, cast_like
     from gpucast.casting.cast_many import cast_many
-    from gpucast.casting.cast_report import cast_report
     from gpucast.casting.creation import empty, empty_like, from_bytes
-    from gpucast.casting.loss_counts import CastReport
     from gpucast.core import packages
     from gpucast.core.dtypes import DTYPES, DType, dtype, finfo, iinfo
     from gpucast.core.errors import DeviceUnavailable
@@ -31,6 +29,8 @@ with exact():
 
 if TYPE_CHECKING:
     from gpucast import layers, mixed, quantization
+    from gpucast.casting.cast_report import cast_report
+    from gpucast.casting.loss_counts import CastReport
     from gpucast.files.named_arrays import load, save
     from gpucast.libraries.dlpack import from_dlpack, to_dlpack
     from gpucast.quantization import Quantized, cast_grouped, dequantize, hadamard, quantize, quantize_grouped
@@ -144,6 +144,8 @@ _LATER = {
     **dict.fromkeys(("device_function", "device_functions"), "user_kernels.device_functions"),
     **dict.fromkeys(("load", "save"), "files.named_arrays"),
     **dict.fromkeys(("from_dlpack", "to_dlpack"), "libraries.dlpack"),
+    "CastReport": "casting.loss_counts",
+    "cast_report": "casting.cast_report",
     "ufunc": "user_kernels.ufunc",
 }
 

@@ -50,8 +50,12 @@ STRANGERS = [
     ("kernel", "quantization.exact_quantize"),
 ]  # fmt: skip
 
-#: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs.
-SEAMS = {"gpucast.kernel", "gpucast.casting", "gpucast.quantization.cuda", "gpucast.mixed.cuda", "gpucast.user_kernels"}
+#: Packages that load their modules when they are first used (`gpucast.core.packages`): the seam to GPUs, text, and the
+#: reference.
+SEAMS = {
+    "gpucast.kernel", "gpucast.casting", "gpucast.host", "gpucast.reference", "gpucast.quantization.cuda",
+    "gpucast.mixed.cuda", "gpucast.user_kernels",
+}  # fmt: skip
 
 #: Packages that may be imported inside functions: they are optional, or not for every system.
 OPTIONAL = {"bitwuzla", "cupy", "cupy_backends", "distributed", "onnx", "torch", "tqdm"}
@@ -69,6 +73,9 @@ INSIDE = {
     ("warmup.compile_ahead", "kernel.compiler"): "the same; no cast on the host needs a compiler",
     ("warmup.compile_ahead", "kernel.nvidia"): "the same",
     ("warmup.compile_ahead", "warmup.calls"): "the same; it calls quantization and mixed precision",
+    ("warmup.compile_ahead", "warmup.recording"): "the same; it needs the text of kernels",
+    ("warmup.compile_ahead", "warmup.request"): "the same",
+    ("kernel.batch_kernel", "hashlib"): "slow, and needed for names of very many casts",
     ("cli.fold", "onnx.backend"): "it imports onnx, which is optional",
     ("parity.self_test", "parity.backends"): "slow to import, and of use only where casts can run on a GPU",
     ("parity.self_test", "parity.cases"): "the same",
@@ -215,6 +222,24 @@ def test_imports_stand_at_the_top() -> None:
 def python(code: str) -> str:
     result = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     return result.stdout.strip()
+
+
+def test_import_stays_quick() -> None:
+    """What it loads beside NumPy and ml_dtypes, by count: clocks depend on the machine."""
+    added = python(
+        "import numpy, ml_dtypes, sys; before = {*sys.modules}; import gpucast; print(*{*sys.modules} - before)"
+    ).split()
+    ours = {name for name in added if name.split(".")[0] == "gpucast"}
+    # Those that decide on a cast, and those that serve the second one.
+    assert len(ours) <= 48, sorted(ours)
+    # Of Python's and NumPy's: Python 3.10 to 3.13 load a few of these in any case.
+    cheap = {
+        "__future__", "copy", "dataclasses", "errno", "numpy._typing._add_docstring", "numpy.typing", "signal",
+        "threading",
+    }  # fmt: skip
+    assert {name for name in added if name not in ours} <= cheap
+    later = "casting.cast_report core.strings host.text kernel.host_units reference.exact_cast warmup.request"
+    assert ours.isdisjoint(f"gpucast.{name}" for name in later.split())
 
 
 def test_import_brings_no_optional_package() -> None:

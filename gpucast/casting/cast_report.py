@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast import host, reference
 from gpucast.arrays.bitpacking import codes_of
 from gpucast.arrays.chunks import elements, spans
 from gpucast.arrays.libraries import untraced
@@ -18,9 +19,8 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import STOCHASTIC, Rounding, mode_of
 from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
-from gpucast.host import numbers, text
+from gpucast.host import numbers
 from gpucast.kernel import streams
-from gpucast.reference.rounding import to_whole
 
 NDArray = npt.NDArray[Any]
 
@@ -67,6 +67,9 @@ def _checked_report(given: Any, to: Any, options: Options) -> CastReport:
     return _report(x, rule)
 
 
+cast_report.__module__ = "gpucast"
+
+
 @exact()
 def result_report(x: NDArray, y: NDArray, rule: CastRule) -> CastReport:
     """The report of flat elements whose casts `y` are known, as after stochastic rounding. A number beyond the largest
@@ -79,12 +82,12 @@ def result_report(x: NDArray, y: NDArray, rule: CastRule) -> CastReport:
 
 def _report(x: NDArray, rule: CastRule) -> CastReport:
     if rule.src.family == "string":
-        y = text.parse(x, rule)
+        y = host.text.parse(x, rule)
         if rule.dst.family in ("string", "bool"):
             return CastReport(elements=x.size)
         # "wide" is exact enough for the counts: thresholds are few-bit numbers.
         wide = dtype("DOUBLE")
-        return _compare(text.parse(x, resolve(rule.src, wide)).reshape(-1), rule, wide, y.reshape(-1))
+        return _compare(host.text.parse(x, resolve(rule.src, wide)).reshape(-1), rule, wide, y.reshape(-1))
     if rule.src.bits <= 16 and x.size >= _COUNTED:
         return _by_code(x, rule)
     total = CastReport()
@@ -209,7 +212,7 @@ def _outside(x: NDArray, before: NDArray, src: DType, rule: CastRule) -> NDArray
 def _whole(numbers: NDArray, rule: CastRule) -> NDArray:
     """The integers that numbers are rounded to; infinities and NaN stay."""
     with np.errstate(invalid="ignore"):
-        return np.copysign(to_whole(np.abs(numbers), rule.rounding), numbers)
+        return np.copysign(reference.rounding.to_whole(np.abs(numbers), rule.rounding), numbers)
 
 
 def _difference(

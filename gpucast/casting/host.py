@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import casting
+from gpucast import casting, host
 from gpucast.arrays.array import Array, result_like
 from gpucast.arrays.overlap import bounds_meet
 from gpucast.arrays.packed import PackedArray, device_index
@@ -19,7 +19,7 @@ from gpucast.casting.engine import Call, Engine
 from gpucast.core.checks import as_double
 from gpucast.core.dtypes import DType
 from gpucast.core.fuse import EMPTY
-from gpucast.host import numbers, text
+from gpucast.host import numbers
 
 
 class HostEngine(Engine):
@@ -59,7 +59,7 @@ class HostEngine(Engine):
         for call in calls:
             source, rule, target = call.source, call.rule, call.target
             if rule.is_text:
-                call.target = text.apply(source, rule, target)
+                call.target = host.text.apply(source, rule, target)
                 continue
             # Packed elements, which have equal layouts if they share memory, are read before they are written. A packed
             # target shares none with another source, though their bounds may meet.

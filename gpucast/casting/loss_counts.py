@@ -53,6 +53,10 @@ class CastReport:
         return self.saturated + self.wrapped + self.infinite + self.nan + self.nan_lost + self.underflowed
 
 
+# Pickles name the package, whichever module is imported first.
+CastReport.__module__ = "gpucast"
+
+
 #: The fields but the last one, which is no count.
 _COUNTS = tuple(field.name for field in fields(CastReport))[:-1]
 

@@ -11,17 +11,16 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from gpucast.core.errors import SlowHostWarning
 
 #: `interface` of ``kernels/host/module.cpp``.
-_INTERFACE = 8
+_INTERFACE = 9
 _THREADS = "GPUCAST_HOST_THREADS"
-#: What the build writes where it cannot build the module.
-MISSING = Path(__file__).parent.parent / "_host_missing.txt"
+#: What the build writes where it cannot build the module. A text: `pathlib` would take longer to import than the rest.
+MISSING = os.path.join(os.path.dirname(os.path.dirname(__file__)), "_host_missing.txt")
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -32,7 +31,8 @@ def _load() -> tuple[ModuleType | None, str]:
         from gpucast import _host
     except ImportError as error:
         try:
-            return None, MISSING.read_text(encoding="utf-8").strip()
+            with open(MISSING, encoding="utf-8") as file:
+                return None, file.read().strip()
         except OSError:
             return None, str(error)
     if getattr(_host, "INTERFACE", 0) != _INTERFACE:

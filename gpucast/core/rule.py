@@ -70,6 +70,8 @@ class Options(NamedTuple):
 
 #: The operator's attributes and gpucast's own keywords: together they decide on a rule.
 ATTRIBUTES = Options._fields[:5]
+#: The sources that have loops on the host for the modes of `BY_RULE`. Other numbers go through DOUBLE, which holds all.
+BY_RULE_SOURCES = tuple(map(dtype, ("DOUBLE", "INT64", "UINT64")))
 
 
 def destination(to: Any, caller: str) -> DType:

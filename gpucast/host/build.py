@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpucast.core.extension import MISSING
+from gpucast.core import extension
 from gpucast.kernel import cxx
 from gpucast.kernel.host_units import HostUnit, units
 
@@ -57,6 +57,7 @@ _CLANG_FLAGS = (
 
 
 #: Where Python looks for the module.
+MISSING = Path(extension.MISSING)
 _TARGET = MISSING.with_name("_host.abi3.so")
 
 

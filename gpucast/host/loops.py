@@ -11,8 +11,7 @@ from gpucast.core.dtypes import dtype
 from gpucast.core.extension import MODULE
 from gpucast.core.fuse import Fuse, Scaling, scaling_of
 from gpucast.core.rounding import STOCHASTIC
-from gpucast.core.rule import CastRule, has_stochastic, resolve
-from gpucast.kernel.host_units import BY_RULE_SOURCES
+from gpucast.core.rule import BY_RULE_SOURCES, CastRule, has_stochastic, resolve
 
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 #: `WorkKind` of ``kernels/host/work.hpp``.

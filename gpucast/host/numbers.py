@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast import reference
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
@@ -17,7 +18,6 @@ from gpucast.core.extension import MODULE, say_slow
 from gpucast.core.fuse import EMPTY, Fuse
 from gpucast.core.rule import CastRule, resolve
 from gpucast.host import loops
-from gpucast.reference import exact_cast
 
 NDArray = npt.NDArray[Any]
 
@@ -77,10 +77,10 @@ def _by_reference(x: Any, rule: CastRule, out: Any, fuse: Fuse) -> None:
 
 def _cast(x: NDArray, rule: CastRule, fuse: Fuse) -> NDArray:
     _look(x, rule.src, fuse)
-    words = fuse.random and exact_cast.random_words(fuse.random, x.size)
+    words = fuse.random and reference.exact_cast.random_words(fuse.random, x.size)
     if fuse.scale is None:
-        return exact_cast.apply(x, rule, words)
-    return exact_cast.apply(_products(x, rule.src, fuse.scale), replace(rule, src=_DOUBLE), words)
+        return reference.exact_cast.apply(x, rule, words)
+    return reference.exact_cast.apply(_products(x, rule.src, fuse.scale), replace(rule, src=_DOUBLE), words)
 
 
 def _look(x: NDArray, src: DType, fuse: Fuse) -> None:
@@ -100,4 +100,4 @@ def _products(x: NDArray, src: DType, scale: float) -> NDArray:
 
 
 def _to(x: NDArray, src: DType, wide: DType) -> NDArray:
-    return exact_cast.apply(x, resolve(src, wide))
+    return reference.exact_cast.apply(x, resolve(src, wide))

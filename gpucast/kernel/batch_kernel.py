@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
@@ -136,6 +135,8 @@ def _name(names: list[str], capacity: int) -> str:
     """`gpucast_many_float16_to_bfloat16_float32_to_bfloat16_1128`."""
     casts = "_".join(name.removeprefix("gpucast_") for name in names)
     if len(casts) > _NAME:
+        import hashlib
+
         casts = f"{len(names)}_casts_{hashlib.sha256(casts.encode()).hexdigest()[:16]}"
     return f"gpucast_many_{casts}_{capacity}"
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rounding import BY_RULE, OF_FLOATS, ROUNDING_MODES, STOCHASTIC
 from gpucast.core.rule import (
+    BY_RULE_SOURCES,
     ROUND_MODE_SINCE,
     ROUND_MODES,
     CastRule,
@@ -26,11 +27,13 @@ from gpucast.core.rule import (
 from gpucast.kernel.cast_kernel import PARTS, options
 from gpucast.kernel.kernel import kernel_file, parts_text, unit
 
-#: How a quotient is computed, by the name of the struct of ``kernels/host/blocks.hpp`` that does.
+#: How a quotient is computed, by the name of the struct of ``kernels/host/codes.hpp`` that does.
 DIVISIONS = ("Divided", "Multiplied", "Near")
 _PTX = "instructions.cuh"
 #: What casts of flat arrays need, in this order.
 _CASTS = ("elements.hpp", "tables.hpp", "narrow.hpp", "casts.hpp")
+#: What quantization needs beside them.
+_BLOCKS = ("blocks.hpp", "codes.hpp", "doubles.hpp", "products.hpp")
 #: What random rounding needs.
 _RANDOM = ("philox.cuh", "stochastic.cuh")
 _NUMERIC = tuple(kind for kind in DTYPES if kind.family != "string")
@@ -38,10 +41,6 @@ _COUNTED = tuple(map(dtype, ("FLOAT", "BFLOAT16", "FLOAT16")))
 _INTEGER_WORDS = tuple(mode.word for mode in ROUNDING_MODES if mode.integers)
 #: That the loops name.
 _FLOAT, _DOUBLE = _COMPUTE = (dtype("FLOAT"), dtype("DOUBLE"))
-#: The sources that have loops for the modes of `BY_RULE`. Other numbers go through DOUBLE, which holds them all.
-BY_RULE_SOURCES = (_DOUBLE, dtype("INT64"), dtype("UINT64"))
-
-
 #: The sources of the loops that quantize blocks.
 BLOCK_SOURCES = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE")))
 
@@ -157,7 +156,7 @@ def quantization_unit(src: DType) -> HostUnit:
     return _finished(
         f"quantization_{src.name}",
         types,
-        [*_CASTS, "work.hpp", "blocks.hpp", "hadamard.hpp"],
+        [*_CASTS, "work.hpp", *_BLOCKS, "hadamard.hpp"],
         lines,
         [*runs, *others],
     )

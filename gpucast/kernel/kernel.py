@@ -8,10 +8,10 @@ and options. It has no includes. A family of kernels is a function that returns 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from gpucast.core.dtypes import DType
 from gpucast.kernel.fields import Fields
@@ -115,10 +115,12 @@ def host_section() -> str:
 
 def kernel_file(name: str) -> str:
     """The text of a file in ``kernels/``, from the installed package or from the checkout."""
-    here = Path(__file__).parents[1]
-    for folder in (here / "kernels", here.parent / "kernels"):
-        if (folder / name).is_file():
-            return (folder / name).read_text(encoding="utf-8")
+    here = os.path.dirname(os.path.dirname(__file__))
+    for folder in (here, os.path.dirname(here)):
+        path = os.path.join(folder, "kernels", name)
+        if os.path.isfile(path):
+            with open(path, encoding="utf-8") as file:
+                return file.read()
     raise FileNotFoundError(f"gpucast: the kernel {name} is missing from {here}; install gpucast again")
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the extension module for all blocks of an array (``kernels/host/blocks.hpp``, ``hadamard.hpp``)."""
+"""Calls of the extension module for all blocks of an array (``kernels/host/blocks.hpp`` and those that it names,
+``hadamard.hpp``)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ Triple = tuple[int, int, int]
 #: Elements of a call: signals, such as Ctrl-C, are looked at between calls.
 _PIECE = 1 << 22
 
-#: What blocks have: `Extremes`, `Divisor`, `Factor`, `Step` and `TwoScales` of ``kernels/host/blocks.hpp``.
+#: What blocks have: `Extremes`, `Divisor`, `Factor`, `Step` and `TwoScales` of ``kernels/host``.
 EXTREMES = np.dtype([("lowest", np.float64), ("largest", np.float64), ("is_lost", np.uint64)])
 DIVISOR = np.dtype([("d", np.float64), ("zero", np.int32), ("is_lost", np.int32)])
 FACTOR = np.dtype([("factor", np.float64), ("zero", np.float64)])
@@ -77,7 +78,9 @@ class Quotients(ctypes.Structure):
 class Products(ctypes.Structure):
     """How codes become numbers, and numbers results."""
 
-    _fields_ = (("from_codes", ctypes.c_uint64), ("to", ctypes.c_uint64), ("itemsize", ctypes.c_uint64))
+    _fields_ = tuple(
+        (name, ctypes.c_uint64) for name in ("from_codes", "to", "itemsize", "from_codes_to_floats", "to_from_floats")
+    )
 
 
 class Choice(ctypes.Structure):

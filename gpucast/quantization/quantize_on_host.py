@@ -3,7 +3,7 @@
 
 There are two passes over the array: first the extremes of all blocks, then, with the scales, the codes. Where all
 numbers are finite and no DOUBLEs, and the rounding is to nearest, the codes come from FLOAT arithmetic, corrected where
-it may differ from that of DOUBLE (``kernels/host/blocks.hpp``).
+it may differ from that of DOUBLE (``kernels/host/codes.hpp``).
 """
 
 from __future__ import annotations
@@ -470,7 +470,11 @@ def _loop(src: DType, dst: DType, **attributes: Any) -> int:
 
 def _products(format: Format, to: DType) -> block_loops.Products:
     last = 0 if to is _DOUBLE else _loop(_DOUBLE, to)
-    return block_loops.Products(_loop(format.element, _DOUBLE), last, to.code_numpy.itemsize)
+    element, from_floats, to_floats = format.element, 0, 0
+    # With a global scale the factors are products, and no FLOATs.
+    if to is not _DOUBLE and not format.global_scale:
+        from_floats, to_floats = _loop(element, _FLOAT), 0 if to is _FLOAT else _loop(_FLOAT, to)
+    return block_loops.Products(_loop(element, _DOUBLE), last, to.code_numpy.itemsize, from_floats, to_floats)
 
 
 # ---- counts, for conversions of files ----

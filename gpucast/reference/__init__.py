@@ -5,9 +5,27 @@ It works on values, not on bits, and shares only the dtype table with the host p
 is evidence. `gpucast.reference.exact_cast` explains how it works.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from gpucast.core import packages
-from gpucast.reference.exact_cast import cast
+
+if TYPE_CHECKING:
+    from gpucast.reference import exact_cast as exact_cast
+    from gpucast.reference import rounding as rounding
+    from gpucast.reference.exact_cast import cast
+else:
+    # Imported at its first use, which is rare.
+    _submodule = packages.submodules(__name__, "exact_cast", "rounding")
+
+    def __getattr__(name: str) -> Any:
+        """Import a submodule, or the cast, when it is first named."""
+        if name != "cast":
+            return _submodule(name)
+        globals()[name] = found = _submodule("exact_cast").cast
+        packages.publish(globals())
+        return found
+
 
 __all__ = ["cast"]
-
-packages.publish(globals())

@@ -11,11 +11,11 @@ from gpucast import kernel as kernels
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.kernel import devices
 from gpucast.kernel.kernel import Kernel
-from gpucast.warmup.recording import Recorder, recording
-from gpucast.warmup.request import WarmupRequest, check_flag
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
+
+    from gpucast.warmup.request import WarmupRequest
 
 _CALLER = "warmup"
 #: NVRTC hardly lets more threads than these work at a time in one process.
@@ -97,6 +97,8 @@ def warmup(
     """
     from concurrent.futures import ThreadPoolExecutor
 
+    from gpucast.warmup.request import WarmupRequest, check_flag
+
     check_flag("load", load)
     if load:
         if arch is not None:
@@ -122,6 +124,7 @@ def tasks(request: WarmupRequest, arch: str | Sequence[str] | None) -> list[Comp
 def recorded(request: WarmupRequest) -> Iterable[Kernel]:
     """The kernels that the calls of a request ask for, in order. Errors as for `warmup`."""
     from gpucast.warmup import calls
+    from gpucast.warmup.recording import Recorder, recording
 
     request.check()
     with recording(Recorder) as recorder:

@@ -48,7 +48,7 @@ struct Quantizing {
     // Codes of the source: its sign, and its largest finite number; of the smallest scale.
     u64 sign_code, max_code, least_scale;
     double divisor, top_scale, steps, negative_weight, lowest, largest;
-    // `Integers` of blocks.hpp.
+    // `Integers` of codes.hpp.
     int least, most;
     u32 mask, products, in_float, rounds;
     // The loop and the cast for rounding at random; null where there is none.
@@ -91,9 +91,10 @@ struct Dequantizing {
     u64 shape[3], lengths[3], grid[3];
     u64 scale_bytes, element_bits, dst_bytes;
     CastArray *from_scale, *from_zero;
-    // `Products` of blocks.hpp.
+    // `Products` of products.hpp.
     CastArray *from_codes, *to;
     u64 itemsize;
+    CastArray *from_codes_to_floats, *to_from_floats;
 };
 
 // Memory that goes when this does.
@@ -318,7 +319,8 @@ inline bool dequantize_blocks(const Dequantizing& how, const u8* data, const u8*
     const struct {
         CastArray *from, *to;
         u64 itemsize;
-    } products = {how.from_codes, how.to, how.itemsize};
+        CastArray *from_floats, *to_floats;
+    } products = {how.from_codes, how.to, how.itemsize, how.from_codes_to_floats, how.to_from_floats};
     u8* const src = is_packed ? codes.data : const_cast<u8*>(data);
     static void (*const multiply)() = find_function("multiply");
     return each_run(run_of(how, multiply, src, 1, out, how.dst_bytes, of.data, sizeof(BlockFactor), &products), &unlocked);

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The extension module under AddressSanitizer and UndefinedBehaviorSanitizer, as ``host.build --sanitize`` makes it."""
+"""The extension module under AddressSanitizer and UndefinedBehaviorSanitizer, and under ThreadSanitizer, as
+``host.build --sanitize`` makes it."""
 
 from __future__ import annotations
 
@@ -25,21 +26,33 @@ SOME = {
 }
 
 
-@pytest.fixture(scope="module")
-def module(exhaustive: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    sanitizer.library()
-    folder = tmp_path_factory.mktemp("sanitized")
+def built(folder: Path, sanitizers: str, some: bool) -> Path:
+    """The module of a build with these sanitizers."""
     target = folder / "_host.abi3.so"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GPUCAST_BUILD_DIR", str(folder / "objects"))
         patch.setattr(build, "_TARGET", target)
         patch.setattr(build, "MISSING", folder / "missing.txt")
         patch.delenv("GPUCAST_NO_HOST", raising=False)
-        if not exhaustive:
+        if some:
             every = list(build.units())
             patch.setattr(build, "units", lambda: [unit for unit in every if unit.name in SOME])
-        assert build.main(["--sanitize", "address,undefined"]) == 0
+        assert build.main(["--sanitize", sanitizers]) == 0
     return target
+
+
+@pytest.fixture(scope="module")
+def module(exhaustive: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    sanitizer.library()
+    return built(tmp_path_factory.mktemp("sanitized"), "address,undefined", not exhaustive)
+
+
+@pytest.fixture(scope="module")
+def raced_module(exhaustive: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not exhaustive:
+        pytest.skip("builds the module once more: --exhaustive")
+    sanitizer.thread_library()
+    return built(tmp_path_factory.mktemp("raced"), "thread", some=True)
 
 
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -73,3 +86,27 @@ def test_lists_that_are_reshaped_and_interrupted(module: Path, exhaustive: bool)
     result = run("interrupted_lists.py", "1000" if exhaustive else "24", str(module))
     assert result.returncode == 0, result.stdout + result.stderr[-4000:]
     print(result.stdout)
+
+
+def run_raced(module: Path, what: str) -> subprocess.CompletedProcess[str]:
+    """Run threads with four helpers, and with ThreadSanitizer's library."""
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": sanitizer.thread_library(),
+        "TSAN_OPTIONS": "halt_on_error=1:exitcode=99",
+        "GPUCAST_HOST_THREADS": "4",
+        "PYTHONPATH": os.pathsep.join([str(SCRIPTS), *sys.path]),
+        "PYTHONWARNINGS": "ignore",
+    }
+    command = [sys.executable, str(SCRIPTS / "raced_host.py"), str(module), what]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_threads_do_not_race(raced_module: Path) -> None:
+    result = run_raced(raced_module, "casts")
+    assert result.returncode == 0 and "clean" in result.stdout, result.stdout + result.stderr[-4000:]
+
+
+def test_a_race_is_caught(raced_module: Path) -> None:
+    result = run_raced(raced_module, "race")
+    assert result.returncode == 99 and "data race" in result.stderr, result.stdout + result.stderr[-4000:]

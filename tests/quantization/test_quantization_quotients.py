@@ -15,7 +15,7 @@ import pytest
 
 from gpucast.casting.cast import cast
 from gpucast.core.dtypes import DType, dtype
-from gpucast.quantization import FORMATS, Quantized, exact_quantize, quantize
+from gpucast.quantization import FORMATS, Quantized, exact_quantize, quantize, quantize_on_host
 from gpucast.quantization.cuda.source import divide_by
 from gpucast.quantization.formats import Format, Parts
 from host_driver import DEVICES, HostDriver, installed, on_gpu
@@ -163,3 +163,17 @@ def test_division_by_multiplication() -> None:
                 part += (i - part) >> first
                 assert part < 2**32 and part >> second == i // n, (i, n)
     assert divide_by(0) == divide_by(2**32) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("to", ["FLOAT", "FLOAT16", "BFLOAT16"])
+@pytest.mark.parametrize("name", ["float8e4m3fn_axis", "float8e5m2_axis", "int8_axis"])
+def test_products_near_midpoints_on_the_host(name: str, to: str) -> None:
+    """All codes times factors of every size: the host multiplies FLOATs where it may, and DOUBLEs elsewhere."""
+    format, row = FORMATS[name], dtype(to)
+    scales = np.concatenate([factors(row, 500), divisors(500)])
+    sizes = np.repeat(2.0 ** np.array([0, 59, 61, 64, -59, -61, -64]), scales.size)
+    scales = np.append(np.tile(scales, 7) * sizes.astype(np.float32), [np.float32(0), np.float32(np.nan)])
+    data = np.resize(np.arange(256, dtype=np.uint8), (scales.size, 256)).view(format.element.numpy)
+    parts = Parts(data, scales.reshape(-1, 1).astype(np.float32), None, None)
+    found = quantize_on_host.dequantize(parts, format, row, axis=0)
+    assert same(found, exact_quantize.dequantize(parts, format, row, axis=0))

@@ -37,9 +37,7 @@ _WITH_PREFIX = {"torch.int": "INT32", "torch.long": "INT64"}
 _TWO_FACED = re.compile(r"[iu][1248]|f(2|4|8|16)|U[0-9]+")
 
 #: Names of formats of quantization, which have scales, and the options of `gpucast convert` for them.
-_QUANTIZED = re.compile(
-    r"(?:mx|nv)(?:fp|int)[468].*|nf4|(?:u?int[248]|float8\w*?)_(?:zp_)?(?:tensor|axis|[0-9x]+)(?:_\w+)?"
-)
+_QUANTIZED = r"(?:mx|nv)(?:fp|int)[468].*|nf4|(?:u?int[248]|float8\w*?)_(?:zp_)?(?:tensor|axis|[0-9x]+)(?:_\w+)?"
 _QUANTIZED_FILES = {
     "mxfp8": "--to FLOAT8E4M3FN --scale mx",
     "mxfp6": "--to FLOAT6E2M3 --scale mx",
@@ -194,7 +192,7 @@ class Lookup:
                 if name[0] in "<>=|":
                     return self._from_numpy(found, name)
                 raise _ambiguous(name, f"NumPy's code for {found.name}", "as a short form of some other type")
-        if _QUANTIZED.fullmatch(name.lower()):
+        if re.fullmatch(_QUANTIZED, name.lower()):
             raise _quantized(name)
         members = self._family(name)
         if len(members) == 1:

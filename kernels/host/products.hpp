@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// The numbers that codes of blocks stand for: each is the product of DOUBLEs, rounded once to the result's type. Most products
+// come from FLOATs, of which that is the same: see `multiply_floats`.
+namespace gpucast {
+
+// What multiplies the numbers of a block, after its zero point was subtracted.
+struct Factor {
+    double factor, zero;
+};
+
+// How codes become numbers, and numbers results: casts to and from DOUBLE, null where there is nothing to do; and the same with
+// FLOAT, `from_floats` null where DOUBLEs are to be used.
+struct Products {
+    CastArray *from, *to;
+    u64 itemsize;
+    CastArray *from_floats, *to_floats;
+};
+
+// Calls each(i, end, factor) for the elements of the blocks that lie in [0, count), `start` elements behind the first.
+template <typename Each>
+GPUCAST_INLINE void each_block(const BlockOf<const Factor>& block, u64 start, u64 count, const Each& each) {
+    for (u64 i = 0; i < count;) {
+        const u64 left = block.length - (start + i + block.skip) % block.length, end = left < count - i ? i + left : count;
+        each(i, end, block[start + i]);
+        i = end;
+    }
+}
+
+// What a product in FLOAT lacks to the exact one. It is itself a FLOAT, unless it is too small.
+GPUCAST_INLINE float rest_of_product(float x, float y, float product) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(x, y, -product);
+#else
+    return float(double(x) * double(y) - double(product));
+#endif
+}
+
+// Replaces FLOATs by their products with a factor. The exact product of two FLOATs is a DOUBLE, so that FLOAT's own is that
+// DOUBLE, rounded. For shorter results (`to_odd`) an inexact one becomes the neighbour whose last bit is 1: it lies on the same
+// side of all their numbers and midpoints.
+template <bool to_odd>
+GPUCAST_INLINE void multiply_block(float* x, u64 n, float factor, float zero) {
+    for (u64 i = 0; i < n; ++i) {
+        const float known = x[i] - zero, product = known * factor;
+        u32 code = ptx::bits(product);
+        if constexpr (to_odd) {
+            const float rest = rest_of_product(known, factor, product);
+            const u32 away = u32((ptx::bits(rest) ^ code) >> 31 == 0);
+            // Not a rest that is NaN, as that of infinity.
+            code += (u32(rest < 0) | u32(rest > 0)) & ~code & 1 ? 2 * away - 1 : 0;
+        }
+        // NaN stays as it is.
+        x[i] = x[i] != x[i] ? x[i] : ptx::as_float(code);
+    }
+}
+
+// False, nothing done, where a factor is no FLOAT, or one so large or small that a product, or its rest, may be no normal FLOAT:
+// codes stand for 0, infinity, NaN, and numbers from 2^-17 to 2^16.
+template <bool to_odd>
+inline bool multiply_floats(float* x, u64 count, const BlockOf<const Factor>& block, u64 start) {
+    bool is_known = true;
+    each_block(block, start, count, [&](u64, u64, const Factor& by) {
+        const double size = by.factor < 0 ? -by.factor : by.factor;
+        is_known = is_known && size >= 0x1p-60 && size <= 0x1p60 && double(float(by.factor)) == by.factor;
+    });
+    if (!is_known) return false;
+    each_block(block, start, count, [&](u64 i, u64 end, const Factor& by) {
+        // With loops of their own for the usual lengths.
+        if (end - i == short_block) multiply_block<to_odd>(x + i, short_block, float(by.factor), float(by.zero));
+        else if (end - i == shorter_block) multiply_block<to_odd>(x + i, shorter_block, float(by.factor), float(by.zero));
+        else multiply_block<to_odd>(x + i, end - i, float(by.factor), float(by.zero));
+    });
+    return true;
+}
+
+// Dequantizes codes of a byte.
+static void multiply(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
+    const u8* src = static_cast<const u8*>(from);
+    u8* dst = static_cast<u8*>(to);
+    const BlockOf<const Factor> block = {static_cast<const Factor*>(of), skip, length};
+    const Products& how = *static_cast<const Products*>(more);
+    double x[numbers];
+    float y[numbers];
+    const double nan = ptx::as_double(DOUBLE::nan_code);
+    for (u64 start = 0; start < n; start += numbers) {
+        const u64 count = n - start < numbers ? n - start : u64(numbers);
+        u8* const results = dst + start * how.itemsize;
+        if (how.from_floats && length != 1) {
+            float* const own = how.to_floats ? y : reinterpret_cast<float*>(results);
+            how.from_floats(src + start, own, count);
+            if (how.to_floats ? multiply_floats<true>(own, count, block, start) : multiply_floats<false>(own, count, block, start)) {
+                if (how.to_floats) how.to_floats(own, results, count);
+                continue;
+            }
+        }
+        how.from(src + start, x, count);
+        const auto product = [nan](double value, const Factor& by) {
+            const double known = value - by.zero, result = known * by.factor;
+            return by.factor != by.factor ? nan : value != value ? value : result != result ? nan : result;
+        };
+        if (length == 1) {
+            for (u64 i = 0; i < count; ++i) x[i] = product(x[i], block.of[start + i]);
+        } else {
+            each_block(block, start, count, [&](u64 i, u64 end, const Factor& by) {
+                for (const Factor own = by; i < end; ++i) x[i] = product(x[i], own);
+            });
+        }
+        if (how.to) how.to(x, results, count);
+        else __builtin_memcpy(results, x, count * sizeof *x);
+    }
+}
+
+}  // namespace gpucast

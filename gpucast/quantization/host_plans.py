@@ -195,11 +195,11 @@ def _quantize_plan(src: DType, library: str | None, kind: Any, rounding: Any, ha
 
 def quantized(x: Any, asked: Any, keywords: tuple[Any, ...], result: Any) -> Any:
     """The plan of a call that gave a result, if there may be one."""
-    axis, layout, transpose, rounding, seed, offset, _, _, hadamard, signs, device, _ = keywords
+    axis, layout, transpose, rounding, seed, offset, _, _, hadamard, signs, moved_to, _ = keywords
     results = result if type(result) is tuple else (result,)
     library = libraries.library_of(x)
     # Later results look like this one. One that the caller gave may be of another class or library.
-    if device is not None or type(x) not in HOST_KINDS or any(q.library != library for q in results):
+    if moved_to is not None or type(x) not in HOST_KINDS or any(q.library != library for q in results):
         return None
     if not all(is_record(type(q)) and np.shape(q.global_scale) == () for q in results):
         return None

@@ -58,6 +58,9 @@ class Repeats:
         return result
 
     def _keep_plan(self, x: Any, to: Any, keywords: tuple[Any, ...], result: Any, record: recording.Recording) -> None:
+        if not (hasattr(x, "dtype") and hasattr(x, "shape")):
+            # Such as an object that only speaks a protocol: the module looks for no plan.
+            return
         keyed = [value for value, role in zip(keywords, self._roles, strict=True) if role == "k"]
         # What speaks a protocol alone may have no dtype, by which plans are found.
         if not hasattr(x, "dtype") or not plans.is_lasting(*keyed):
@@ -95,9 +98,9 @@ class Repeats:
 
 
 def _quantized_on_device(
-    to: Any, axis: Any, layout: Any, transpose: Any, rounding: Any, hadamard: Any, device: Any
+    to: Any, axis: Any, layout: Any, transpose: Any, rounding: Any, hadamard: Any, moved_to: Any
 ) -> Ask | None:
-    if device is not None:
+    if moved_to is not None:
         return None
     choose = choices(hadamard)
 

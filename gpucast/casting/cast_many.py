@@ -159,16 +159,21 @@ def _one_by_one(
     given: list[Any], outs: list[Any] | None, names: Names, dst: DType, options: Options, finite: Any
 ) -> list[Any]:
     """Cast arrays that have no memory one by one: within a transform of ``torch.func`` or JAX, or lazily."""
-    if finite is not None or options.amax is not None:
-        name = "amax" if finite is None else "finite"
+    for name, given_one in (("finite", finite), ("amax", options.amax), ("out", outs)):
+        if given_one is not None:
+            raise ValueError(
+                f"{options.caller}: {name}= does not work within a transform of torch.func or JAX, nor for lazy "
+                "arrays; call it outside"
+            )
+    if options.scale is not None and math.prod(np.shape(options.scale)) != 1:
         raise ValueError(
-            f"{options.caller}: {name}= cannot be told within a transform of torch.func or JAX, nor of lazy arrays; "
-            "call it outside"
+            f"{options.caller}: scale= has one number for each array, which does not work within a transform of "
+            "torch.func or JAX, nor for lazy arrays; expected one number"
         )
     results: list[Any] = []
-    for x, out, path in zip(given, outs or [None] * len(given), names.paths(), strict=True):
+    for x, path in zip(given, names.paths(), strict=True):
         caller = f"{options.caller}: {names.parameter}{path}"
-        results.append(cast_with(x, dst, options._replace(out=out, caller=caller)))
+        results.append(cast_with(x, dst, options._replace(caller=caller)))
         if options.seed is not None:
             adapter = libraries.find(x)
             shape = np.shape(x) if adapter is None else adapter.shape(x)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,25 +52,30 @@ class HostEngine(Engine):
         return as_double(x.reshape(())[()])
 
     def prepare(self, calls: Sequence[Call]) -> list[Callable[[], None]]:
-        return [partial(self.run, calls)]
+        results = [None if call.rule.is_text else self._memory(call) for call in calls]
 
-    def run(self, calls: Sequence[Call]) -> None:
-        for call in calls:
-            source, rule, target = call.source, call.rule, call.target
-            if rule.is_text:
-                call.target = host.text.apply(source, rule, target)
-                continue
-            # Packed elements, which have equal layouts if they share memory, are read before they are written. A packed
-            # target shares none with another source, though their bounds may meet.
-            if target is None or not (source.packed or target.packed or not bounds_meet(source.data, target.data)):
-                result = self.empty_like(source, rule.dst)
-            else:
-                result = target
-            numbers.into(source.plain, rule, result.plain, call.fuse)
-            if target is None:
-                call.target = result
-            elif result is not target:
-                target.data[...] = result.data
+        def cast() -> None:
+            for call, result in zip(calls, results, strict=True):
+                if result is None:
+                    call.target = host.text.apply(call.source, call.rule, call.target)
+                    continue
+                numbers.into(call.source.plain, call.rule, result.plain, call.fuse)
+                if call.target is None:
+                    call.target = result
+                elif result is not call.target:
+                    call.target.data[...] = result.data
+
+        return [cast]
+
+    def _memory(self, call: Call) -> Array:
+        """Where the module writes the numbers of a call: its target, or new memory where there is none, or where the
+        source would be written before it is read."""
+        source, target = call.source, call.target
+        # Packed elements, which have equal layouts if they share memory, are read before they are written. A packed
+        # target shares none with another source, though their bounds may meet.
+        if target is None or not (source.packed or target.packed or not bounds_meet(source.data, target.data)):
+            return self.empty_like(source, call.rule.dst)
+        return target
 
     def is_unchanged(self, call: Call) -> bool:
         kind, x = call.source.dtype, call.source.data

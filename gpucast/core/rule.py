@@ -162,8 +162,11 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
         since = first_opset(row) if opset is None else row.opset
         if since is None or since > version:
             entered = "is in no opset" if since is None else f"entered at opset {since}"
-            wanted = "" if since is None else f" of the operator; expected opset {since} or later"
-            raise TypeError(f"{caller}: {role}={row.name} {entered}; opset={opset} has version {version}{wanted}")
+            later = since is not None and since <= options.versions[-1]
+            wanted = f"expected opset {since} or later" if later else "leave opset out"
+            raise TypeError(
+                f"{caller}: {role}={row.name} {entered}; opset={opset} has version {version} of the operator; {wanted}"
+            )
     if isinstance(saturate, np.bool_) or (isinstance(saturate, int) and saturate in (0, 1)):
         saturate = bool(saturate)
     if not isinstance(saturate, bool):

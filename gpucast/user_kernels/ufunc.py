@@ -31,7 +31,6 @@ from gpucast.core.rule import (
     Options,
     OverflowKeyword,
     RoundMode,
-    destination,
     resolve,
 )
 from gpucast.kernel import devices
@@ -92,7 +91,7 @@ class Ufunc:
     def __init__(self, expression: Any, out: Any, compute: Any, options: Options) -> None:
         self._expression = parse(expression, options.caller)
         self._compute = dtype(compute, caller="ufunc: compute=")
-        self._dtype = destination(out, "ufunc")
+        self._dtype = dtype(out, caller="ufunc: out=")
         self._options = options
         #: The names of the arrays, in order.
         self.names = self._expression.names

@@ -434,3 +434,12 @@ def test_text_that_is_no_number_leaves_every_out_as_it_was() -> None:
     with pytest.raises(ValueError, match=r"^cast_many: arrays\[2\]: element 0 is 'nonsense'"):
         gpucast.cast_many([np.ones(1), np.array(["1"]), np.array(["nonsense"])], "FLOAT", out=out)
     assert all((y == 7).all() for y in out)
+
+
+def test_memory_that_is_missing_leaves_everything_as_it_was() -> None:
+    amax, finite = np.zeros(1, np.float32), np.ones(1, np.bool_)
+    # A result of more bytes than a process can have.
+    huge = np.broadcast_to(np.ones(1, np.float32), (1 << 46,))
+    with pytest.raises(MemoryError):
+        gpucast.cast_many([np.float32([np.inf]), huge], "FLOAT16", amax=amax, finite=finite)
+    assert amax[0] == 0 and finite[0]

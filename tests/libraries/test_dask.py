@@ -99,7 +99,7 @@ def test_all_but_the_elements_is_checked_at_once() -> None:
         gpucast_dask.cast(array, "FLOAT16", amax=np.zeros(1, np.float32))
     with pytest.raises(TypeError, match="masked array, whose mask would be lost"):
         gpucast_dask.cast(da.ma.masked_array(array), "FLOAT16")
-    with pytest.raises(ValueError, match="finite= cannot be told .* nor of lazy arrays"):
+    with pytest.raises(ValueError, match="finite= does not work .* nor for lazy arrays"):
         gpucast.cast_many([array], "FLOAT16", finite=np.ones(1, bool))
 
 

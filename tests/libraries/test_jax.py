@@ -227,7 +227,7 @@ def test_sixty_four_bits_need_jaxs_consent_within_jit_too() -> None:
 
 
 def test_flags_of_gradients_need_values() -> None:
-    with pytest.raises(ValueError, match="finite= cannot be told within a transform of torch.func or JAX"):
+    with pytest.raises(ValueError, match="finite= does not work within a transform of torch.func or JAX"):
         jax.jit(lambda x: gpucast.cast_many([x], "FLOAT16", finite=np.ones(1, bool)))(jnp.ones(3, jnp.float32))
     with pytest.raises(TypeError, match="unscale: x is being traced by JAX and has no values"):
         jax.jit(lambda g: mixed.StaticLossScale(2.0).unscale(g)[0])(jnp.ones(3, jnp.float32))

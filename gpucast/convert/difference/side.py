@@ -51,7 +51,7 @@ def opened(path: str) -> Iterator[Side]:
 
 @dataclass(frozen=True)
 class _Linear(Tensor):
-    """The numbers that DequantizeLinear computes in a model, as DOUBLE."""
+    """The products of codes and scales that DequantizeLinear rounds to its type in a model, exact as DOUBLE."""
 
     linear: Linear
     codes: Tensor

@@ -62,6 +62,14 @@ def refused(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> N
         function(*arguments, **keywords)
 
 
+def must_raise(function: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        function(*arguments)
+    except (TypeError, ValueError, OverflowError):
+        return
+    raise AssertionError((function, arguments))
+
+
 def quantize() -> None:
     import gpucast
 
@@ -214,16 +222,30 @@ def raw() -> None:
         refused(function, *(*arguments, 1))
         for at, junk in itertools.product(range(len(arguments)), JUNK):
             refused(function, *(*arguments[:at], junk, *arguments[at + 1 :]))
+    # Arrays with too little memory, of references to objects, and that cannot be written.
+    doubles = quantize_on_host.dequantizing(format, dtype("DOUBLE"), (4, 64), 1)
+    none = np.full((4, 64), None)
+    assert MODULE.dequantize(doubles, None, data, scales, None, None, none) is False and none[3, 63] is None
+    wrong = [np.zeros(2, np.uint8), np.zeros(2, np.float32), none, np.zeros((4, 128), np.uint8)[:, ::2]]
+    for function, arguments in calls[:4]:
+        for at in range(2, len(arguments)):
+            fixed = arguments[at].copy() if isinstance(arguments[at], np.ndarray) else np.zeros(4, np.uint8)
+            fixed.flags.writeable = False
+            is_read = at == 2 or (function is MODULE.dequantize and at == 3)
+            for one in (*wrong, *(() if is_read else (fixed,))):
+                if isinstance(arguments[at], np.ndarray):
+                    assert function(*arguments[:at], one, *arguments[at + 1 :]) is False, (function, at)
     # Libraries of tensors that are none. (An address of a function is taken as it is.)
-    for junk in JUNK:
-        for at in range(5):
-            given = [0, 0, (), {}, None]
-            given[at] = junk if not (at < 2 and isinstance(junk, int)) else None
-            library = tuple(given)
-            refused(MODULE.quantize, how, library, x, data, scales, None, None, None, None, None, 0)
-            refused(MODULE.transform, turn, library, x, y)
-            refused(MODULE.dequantize, back, library, data, scales, None, None, y)
-            refused(MODULE.dequantize, back, library, "data", scales, None, None, y)
+    view = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 1)
+    address = ctypes.cast(view, ctypes.c_void_p).value
+    for first, junk, at in itertools.product((0, address), JUNK, range(5)):
+        given = [first, 0, (), {}, None]
+        given[at] = junk if not (at < 2 and isinstance(junk, int)) else None
+        library = tuple(given)
+        refused(MODULE.quantize, how, library, x, data, scales, None, None, None, None, None, 0)
+        refused(MODULE.transform, turn, library, x, y)
+        refused(MODULE.dequantize, back, library, data, scales, None, None, y)
+        refused(MODULE.dequantize, back, library, "data", scales, None, None, y)
     # Launches and arrays of a program, and what it is run with.
     for junk in (*JUNK, (1,) * 40):
         for at in range(4):
@@ -239,8 +261,10 @@ def raw() -> None:
         refused(MODULE.repeat, program, [junk], [64], 1, 0)
         refused(MODULE.repeat, program, [0], [junk], 1, 0)
         refused(MODULE.repeat, program, [0, junk], [0], 1, 0)
-    for offsets in ((7,), (1 << 60,), tuple(range(9)), (None,), (-1,)):
-        refused(MODULE.kernel, 1, 1, 1, 32, 32, 0, 8, offsets, 0, print, print)
+    for offsets in ((8,), (1 << 60,), tuple(range(9)), (None,), (-1,)):
+        must_raise(MODULE.kernel, 1, 1, 1, 32, 32, 0, 8, offsets, 0, print, print)
+    for place in ((9, 0, 0), (1 << 63, 0, 0), (0, 1, 0), (0, -3, 0)):
+        must_raise(MODULE.program, ((*launch[:3], (place,)),), (), 0, (0,), 0)
 
     class Changing:
         """Its attributes empty the list that it is in."""

@@ -62,10 +62,7 @@ class Repeats:
             # Such as an object that only speaks a protocol: the module looks for no plan.
             return
         keyed = [value for value, role in zip(keywords, self._roles, strict=True) if role == "k"]
-        # What speaks a protocol alone may have no dtype, by which plans are found.
-        if not hasattr(x, "dtype") or not plans.is_lasting(*keyed):
-            return
-        if not (isinstance(to, Format) or plans.is_lasting(to)):
+        if not (isinstance(to, Format) or plans.is_lasting(to)) or not plans.is_lasting(*keyed):
             return
         if record.launches:
             plan = self._cuda_plan(x, to, keywords, keyed, result, record)

@@ -91,6 +91,9 @@ inline PyObject* new_kernel(PyObject*, PyObject* arguments) {
     kernel->nbytes = nbytes, kernel->count = u32(count);
     for (Py_ssize_t i = 0; i < count; ++i) kernel->offsets[i] = number_at(offsets, i);
     kernel->stream = Py_NewRef(stream), kernel->failed = Py_NewRef(failed);
+    for (Py_ssize_t i = 0; i < count && !PyErr_Occurred(); ++i) {
+        if (kernel->offsets[i] >= nbytes) PyErr_SetString(PyExc_ValueError, "kernel: an argument outside of the bytes of all");
+    }
     kernel->index = PyErr_Occurred() ? nullptr : PyLong_FromLong(device);
     if (!kernel->index) Py_CLEAR(kernel);
     return reinterpret_cast<PyObject*>(kernel);

@@ -62,6 +62,12 @@ static void forget_program(PyObject* self) {
     Py_DECREF(kind);
 }
 
+inline bool is_tuple(PyObject* given, const char* name) {
+    if (PyTuple_Check(given)) return true;
+    PyErr_Format(PyExc_TypeError, "program: %s must be a tuple", name);
+    return false;
+}
+
 // Of a tuple of a launch, its blocks, its arguments as bytes, and tuples of three numbers. False after an exception.
 inline bool read_launch(RecordedLaunch* one, PyObject* given, int arrays) {
     PyObject *launch, *patches;
@@ -78,7 +84,8 @@ inline bool read_launch(RecordedLaunch* one, PyObject* given, int arrays) {
     for (Py_ssize_t i = 0; i < count; ++i) {
         unsigned long long at, behind;
         int array;
-        if (!PyArg_ParseTuple(PyTuple_GetItem(patches, i), "KiK", &at, &array, &behind)) return false;
+        PyObject* place = PyTuple_GetItem(patches, i);
+        if (!is_tuple(place, "a place") || !PyArg_ParseTuple(place, "KiK", &at, &array, &behind)) return false;
         if (u64(size) < 8 || at > u64(size) - 8 || array < of_the_offset || array >= arrays) {
             PyErr_SetString(PyExc_ValueError, "program: a place outside of the arguments, or an array that there is not");
             return false;
@@ -108,7 +115,8 @@ inline PyObject* new_program(PyObject*, PyObject* arguments) {
     for (Py_ssize_t i = 0; is_done && i < count; ++i) {
         PyObject *kind, *shape, *dtype;
         unsigned long long bytes, own;
-        is_done = PyArg_ParseTuple(PyTuple_GetItem(given, i), "O!OOKK", &PyType_Type, &kind, &shape, &dtype, &bytes, &own) != 0;
+        PyObject* array = PyTuple_GetItem(given, i);
+        is_done = is_tuple(array, "an array") && PyArg_ParseTuple(array, "O!OOKK", &PyType_Type, &kind, &shape, &dtype, &bytes, &own) != 0;
         if (!is_done) break;
         program->arrays[i] = {reinterpret_cast<PyTypeObject*>(Py_NewRef(kind)), Py_NewRef(shape), Py_NewRef(dtype), bytes, own};
         ++program->given;
@@ -117,10 +125,8 @@ inline PyObject* new_program(PyObject*, PyObject* arguments) {
     is_done = is_done && !PyErr_Occurred();
     for (Py_ssize_t i = 0; is_done && i < steps; ++i) {
         PyObject* one = PyTuple_GetItem(launches, i);
-        is_done = PyTuple_Check(one);
-        if (!is_done) PyErr_SetString(PyExc_TypeError, "program: a launch must be a tuple");
         ++program->launches;
-        is_done = is_done && read_launch(&program->launch[i], one, int(count + others));
+        is_done = is_tuple(one, "a launch") && read_launch(&program->launch[i], one, int(count + others));
     }
     if (!is_done) Py_CLEAR(program);
     return reinterpret_cast<PyObject*>(program);

@@ -335,12 +335,14 @@ struct Part {
 
     Extent extent() const { return gpucast::extent(data, bytes); }
 
-    // False, without an exception, for any other array, and for one that does not have so many bytes.
+    // False, without an exception, for any other array, and for one that does not have so many bytes in elements of that size.
     bool take(PyObject* given, u64 itemsize, u64 wanted, bool writes, const TensorLibrary* library) {
         if (is_none(given)) return wanted == 0;
         bytes = wanted;
         if (PyArray_CheckExact(given)) {
             if (!is_flat(array_of(given)) || (writes && !is_writable(given))) return false;
+            // Numbers may be as long as references to objects.
+            if (u64(PyArray_ITEMSIZE(array_of(given))) != itemsize || PyDataType_REFCHK(PyArray_DESCR(array_of(given)))) return false;
             data = static_cast<u8*>(PyArray_DATA(array_of(given)));
             return u64(PyArray_NBYTES(array_of(given))) == wanted;
         }

@@ -53,12 +53,15 @@ struct TensorLibrary {
 
     // Of a tuple of five. False after an exception.
     bool read(PyObject* given) {
-        if (!PyTuple_Check(given) || PyTuple_Size(given) != 5) {
+        const bool is_whole = PyTuple_Check(given) && PyTuple_Size(given) == 5 && PyTuple_Check(PyTuple_GetItem(given, 2)) &&
+                              PyDict_Check(PyTuple_GetItem(given, 3));
+        if (!is_whole) {
             PyErr_SetString(PyExc_TypeError, "expected what is asked of a library of tensors");
             return false;
         }
         view = function_at<View>(PyTuple_GetItem(given, 0)), stream = function_at<CurrentStream>(PyTuple_GetItem(given, 1));
         functions = PyTuple_GetItem(given, 2), names = PyTuple_GetItem(given, 3), written = PyTuple_GetItem(given, 4);
+        if (!view && !PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "a library of tensors without a function that looks at them");
         return !PyErr_Occurred();
     }
 

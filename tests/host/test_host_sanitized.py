@@ -23,6 +23,8 @@ SCRIPTS = Path(__file__).parents[1]
 SOME = {
     *(f"{kind}_{src}" for kind in ("cast", "stochastic") for src in SOURCES),
     *("cast_FLOAT_by_keywords", "cast_DOUBLE_by_keywords", "fused", "copies"),
+    # What `sanitized_plans` quantizes.
+    *("cast_BFLOAT16", "cast_FLOAT4E2M1", "cast_FLOAT8E8M0", "quantization_FLOAT", "quantization_BFLOAT16"),
 }
 
 
@@ -73,6 +75,11 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_casts_in_every_form(module: Path) -> None:
     result = run("sanitized_host.py", str(module))
+    assert result.returncode == 0 and "clean" in result.stdout, result.stdout + result.stderr[-4000:]
+
+
+def test_plans_of_quantization(module: Path) -> None:
+    result = run("sanitized_plans.py", str(module))
     assert result.returncode == 0 and "clean" in result.stdout, result.stdout + result.stderr[-4000:]
 
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repeated calls that quantize run by their plans: they enter few Python functions, on the host and on devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpucast
+from bench import idle_cuda
+from bench.entered import functions
+from gpucast.casting import plans
+from gpucast.core.extension import MODULE
+from gpucast.mixed import fake_cast
+
+pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module is missing")
+
+#: A function, its arguments and keywords, and the most functions of gpucast that a repeated call enters.
+Row = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int]
+
+
+def host_rows() -> dict[str, Row]:
+    x, back = np.ones((32, 64), np.float32), gpucast.quantize(np.ones((32, 64), np.float32), "mxfp8e4m3")
+    quantize = gpucast.quantize
+    return {
+        "plain": (quantize, (x, "mxfp8e4m3"), {}, 10),
+        "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 9),
+        "packed": (quantize, (x, "nvfp4"), {}, 11),
+        "stochastic": (quantize, (x, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 15),
+        "scale=": (quantize, (x, "nvfp4"), {"scale": 0.5}, 15),
+        "amax=": (quantize, (x, "nvfp4"), {"amax": 3.0}, 15),
+        "transpose=True": (quantize, (x, "mxfp8e4m3"), {"transpose": True}, 14),
+        "transpose='both'": (quantize, (x, "mxfp8e4m3"), {"transpose": "both"}, 17),
+        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 15),
+        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 40),
+        "dequantize": (gpucast.dequantize, (back,), {}, 8),
+        "hadamard": (gpucast.hadamard, (x, 32), {}, 10),
+        "fake_cast": (fake_cast, (x, "FLOAT8E4M3FN"), {}, 8),
+        "fake_cast, scale=": (fake_cast, (x, "FLOAT8E4M3FN"), {"scale": 0.5}, 8),
+        "fake_cast, stochastic": (fake_cast, (x, "FLOAT8E4M3FN"), {"rounding": "stochastic", "seed": 1}, 8),
+    }
+
+
+def device_rows() -> dict[str, Row]:
+    def array(*shape: int, dtype: Any = np.float32) -> Any:
+        return idle_cuda.array(shape, dtype)
+
+    x, one, ends = array(128, 256), array(), array(2, dtype=np.int32)
+    quantize = gpucast.quantize
+    back = quantize(x, "mxfp8e4m3")
+    return {
+        "plain": (quantize, (x, "mxfp8e4m3"), {}, 34),
+        "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 20),
+        "packed": (quantize, (x, "nvfp4"), {}, 44),
+        "stochastic": (quantize, (x, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 35),
+        "scale=": (quantize, (x, "nvfp4"), {"scale": one}, 36),
+        "amax=": (quantize, (x, "nvfp4"), {"amax": one}, 36),
+        "transpose=True": (quantize, (x, "mxfp8e4m3"), {"transpose": True}, 34),
+        "transpose='both'": (quantize, (x, "mxfp8e4m3"), {"transpose": "both"}, 50),
+        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 35),
+        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 40),
+        "dequantize": (gpucast.dequantize, (back,), {}, 25),
+        "hadamard": (gpucast.hadamard, (x, 32), {}, 26),
+        "grouped": (gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {}, 35),
+        "grouped, stochastic": (
+            gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 36,
+        ),
+        "cast_grouped": (gpucast.cast_grouped, (x, ends, "FLOAT8E4M3FN"), {"scale": one}, 34),
+        "fake_cast": (fake_cast, (x, "FLOAT8E4M3FN"), {}, 27),
+        "fake_cast, scale=": (fake_cast, (x, "FLOAT8E4M3FN"), {"scale": one}, 28),
+        "fake_cast, blocks": (fake_cast, (x, "mxfp8e4m3"), {}, 29),
+    }  # fmt: skip
+
+
+def check(rows: dict[str, Row]) -> None:
+    plans.forget()
+    for name, (function, arguments, keywords, most) in rows.items():
+
+        def call(function: Any = function, arguments: Any = arguments, keywords: Any = keywords) -> Any:
+            return function(*arguments, **keywords)
+
+        call()
+        call()
+        repeated = functions(call)
+        assert len(repeated) <= most, (name, repeated)
+        # So that the bound tells one from the other.
+        plans.forget()
+        assert len(functions(call)) > 2 * most, name
+
+
+def test_on_the_host() -> None:
+    check(host_rows())
+
+
+def test_on_a_device() -> None:
+    with idle_cuda.idle(allocate=lambda nbytes: idle_cuda.array((nbytes,), np.uint8).data):
+        check(device_rows())

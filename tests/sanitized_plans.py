@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run by test_host_sanitized.py in a process of its own, with the module built with sanitizers: plans of quantization.
+
+``sanitized_plans.py MODULE`` repeats public calls with arrays of many kinds, gives the module's own functions junk,
+counts references and memory, and prints "clean".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+SHAPES = ((4, 64), (32, 32), (3, 96), (1, 4096), (2, 2, 64), (64, 33), (0, 32))
+JUNK: tuple[Any, ...] = (
+    None, True, -1, 1 << 70, -(1 << 70), 1.5, float("nan"), "text", b"", b"\0" * 7, (), (None,), [], {}, object(), int,
+    np.zeros(3), np.zeros((), "U3"), np.array([None]),
+)  # fmt: skip
+
+
+def forms(shape: tuple[int, ...], dtype: Any) -> Iterator[np.ndarray]:
+    """Arrays of a shape that lie in many ways."""
+    rng = np.random.default_rng(sum(shape))
+    x = rng.standard_normal(shape).astype(dtype)
+    yield x
+    yield np.asfortranarray(x)
+    yield x[::-1]
+    yield np.repeat(x, 2, axis=-1)[..., ::2]
+    yield x.astype(x.dtype.newbyteorder(">"))
+    yield misaligned(x)
+    wild = x.copy()
+    wild.reshape(-1)[::7] = np.inf
+    wild.reshape(-1)[3::11] = np.nan
+    yield wild
+    still = x.copy()
+    still.flags.writeable = False
+    yield still
+
+
+def misaligned(x: np.ndarray) -> np.ndarray:
+    memory = np.zeros(x.nbytes + 1, np.uint8)
+    found = memory[1:].view(x.dtype).reshape(x.shape)
+    found[...] = x
+    return found
+
+
+def bytes_of(q: Any) -> list[bytes]:
+    results = q if isinstance(q, tuple) else (q,)
+    parts = [one.parts().values() if hasattr(one, "parts") else (one,) for one in results]
+    return [np.asarray(p.data if hasattr(p, "pack") else p).tobytes() for p in itertools.chain(*parts) if p is not None]
+
+
+def refused(function: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+    """A call with arguments of which some may be wrong: it raises, or finds that it may not."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        function(*arguments, **keywords)
+
+
+def must_raise(function: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        function(*arguments)
+    except (TypeError, ValueError, OverflowError):
+        return
+    raise AssertionError((function, arguments))
+
+
+def quantize() -> None:
+    import gpucast
+
+    asked: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("mxfp8e4m3", {}),
+        ("mxfp8e4m3", {"rounding": "stochastic", "seed": 2**64 - 1, "offset": 3}),
+        ("mxfp8e4m3", {"transpose": "both"}),
+        ("mxfp8e4m3", {"hadamard": 32}),
+        ("mxfp8e4m3", {"scale_layout": "128x4"}),
+        ("mxfp4", {}),
+        ("nvfp4", {"scale": 0.25}),
+        ("nvfp4", {"amax": np.float32(3).reshape(())}),
+        ("nvfp4", {"amax": 0.0}),
+        ("nvfp4", {"rounding": "stochastic", "seed": 1, "scale": 1e-3, "transpose": "both"}),
+    )
+    for (name, keywords), shape, dtype in itertools.product(
+        asked, SHAPES, (np.float32, gpucast.dtype("BFLOAT16").numpy)
+    ):
+        for x in forms(shape, dtype):
+            try:
+                first = gpucast.quantize(x, name, **keywords)
+            except ValueError:
+                continue  # Such as a last axis that is no multiple of a Hadamard transform's length.
+            again = gpucast.quantize(x, name, **keywords)
+            assert bytes_of(first) == bytes_of(again), (name, keywords, shape)
+            for _ in range(2):
+                assert gpucast.quantize(x, name, **keywords, out=again) is again
+            assert bytes_of(first) == bytes_of(again), (name, keywords, shape)
+            if isinstance(first, tuple):
+                continue
+            given = {"hadamard": keywords["hadamard"]} if "hadamard" in keywords else {}
+            for to in ("FLOAT", "FLOAT16", "BFLOAT16"):
+                y = gpucast.dequantize(first, to, **given)
+                for out in (y.copy(), np.asfortranarray(y), misaligned(y)):
+                    for _ in range(2):
+                        with contextlib.suppress(ValueError):
+                            gpucast.dequantize(first, to, out=out, **given)
+                            assert out.tobytes() == y.tobytes(), (name, to, shape)
+                fixed = y.copy()
+                fixed.flags.writeable = False
+                refused(gpucast.dequantize, first, to, out=fixed)
+            del first, again
+
+
+def others() -> None:
+    import gpucast
+    from gpucast.mixed import fake_cast
+
+    for shape, dtype in itertools.product(SHAPES, (np.float32, gpucast.dtype("BFLOAT16").numpy)):
+        for x in forms(shape, dtype):
+            for _ in range(3):
+                refused(gpucast.hadamard, x, 32, seed=1)
+                for keywords in ({}, {"scale": 0.5}, {"rounding": "stochastic", "seed": 1}):
+                    y = fake_cast(x, "FLOAT8E4M3FN", **keywords)
+                    for out in (y.copy(), misaligned(y), x if x.flags.writeable else y):
+                        refused(fake_cast, x, "FLOAT8E4M3FN", **keywords, out=out)
+                fake_cast(x, "mxfp8e4m3")
+            if x.ndim == 2:
+                for ends in ([x.shape[0]], [0, x.shape[0] // 2, x.shape[0]], [x.shape[0] + 1]):
+                    for kind in (np.int32, np.int64, np.float32):
+                        for _ in range(2):
+                            refused(gpucast.quantize_grouped, x, kind(ends), "mxfp8e4m3")
+                            scale = np.ones(len(ends), np.float32)
+                            refused(gpucast.cast_grouped, x, kind(ends), "FLOAT8E4M3FN", scale=scale)
+            memory = np.zeros(4 * x.size + 64, np.uint8)
+            near = memory[: x.nbytes].view(x.dtype).reshape(x.shape)
+            moved = memory[32 : 32 + x.nbytes].view(x.dtype).reshape(x.shape)
+            floats = memory[32 : 32 + 4 * x.size].view(np.float32).reshape(x.shape)
+            for _ in range(3):
+                refused(gpucast.hadamard, near, 32, seed=1, out=floats)
+                refused(fake_cast, near, "FLOAT8E5M2", out=moved)
+
+
+def wrong_outs() -> None:
+    """Results of other shapes and classes, that share memory, that cannot be written, and whose memory was replaced."""
+    import gpucast
+
+    x = np.ones((32, 64), np.float32)
+
+    def into(name: str, parts: dict[str, Any]) -> None:
+        gpucast.quantize(x, name, out=gpucast.Quantized(**parts, format=name))
+
+    for name in ("mxfp8e4m3", "nvfp4"):
+        good = gpucast.quantize(x, name)
+        for part in ("data", "scales", "global_scale"):
+            # References to objects, as long as the part; a whole one for what is shorter.
+            as_long = np.full(max(1, getattr(getattr(good, part), "nbytes", 0) // 8), None)
+            for junk in (*JUNK, as_long, x, x[0], np.zeros((32, 64), np.uint8), x.view(np.uint8)[:, :64]):
+                parts = {**good.parts(), part: junk}
+                for _ in range(2):
+                    refused(into, name, parts)
+                # Past the checks of its class.
+                bad = gpucast.quantize(x, name)
+                vars(bad)[part] = junk
+                for _ in range(2):
+                    # Such as that of its shape.
+                    with contextlib.suppress(AttributeError):
+                        refused(gpucast.quantize, x, name, out=bad)
+                    with contextlib.suppress(AttributeError):
+                        refused(gpucast.dequantize, bad)
+                assert junk is not as_long or all(one is None for one in as_long)
+        for junk in JUNK:
+            refused(gpucast.quantize, x, name, out=junk)
+            refused(gpucast.quantize, x, name, scale=junk)
+            refused(gpucast.quantize, x, name, amax=junk)
+            for at in ("seed", "offset"):
+                given = {"rounding": "stochastic", "seed": 1, at: junk}
+                refused(gpucast.quantize, x, name, **given)
+        # That of a plan goes, and comes again.
+        for _ in range(50):
+            y = np.ones((32, 64), np.float32)
+            out = gpucast.quantize(y, name)
+            gpucast.quantize(y, name, out=out)
+            del y
+            gpucast.dequantize(out)
+            del out
+            gc.collect(0)
+
+
+def raw() -> None:
+    """The module's own functions with one junk argument, and with too few or too many."""
+    from gpucast.core.dtypes import dtype
+    from gpucast.core.extension import MODULE
+    from gpucast.quantization import hadamard_on_host, quantize_on_host
+    from gpucast.quantization.formats import find
+    from gpucast.quantization.option_checks import resolve_hadamard
+
+    x, format = np.ones((4, 64), np.float32), find("mxfp8e4m3", "quantize")
+    data, scales = np.zeros((4, 64), np.uint8), np.zeros((4, 2), np.uint8)
+    how = quantize_on_host.quantizing(format, dtype("FLOAT"), (4, 64), 1)
+    back = quantize_on_host.dequantizing(format, dtype("FLOAT"), (4, 64), 1)
+    turn = hadamard_on_host.transforming(resolve_hadamard(32, None, 1, "hadamard"), dtype("FLOAT"), 256)
+    y = np.zeros((4, 64), np.float32)
+    launch = (print, 1, b"\0" * 16, ((0, 0, 0), (8, -1, 0)))
+    program = MODULE.program(((lambda *_: None, *launch[1:]),), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)
+    calls: tuple[tuple[Any, tuple[Any, ...]], ...] = (
+        (MODULE.quantize, (how, None, x, data, scales, None, None, None, None, None, 0)),
+        (MODULE.quantize, (how, None, x, data, scales, None, None, 0.5, None, 1, 0)),
+        (MODULE.transform, (turn, None, x, y)),
+        (MODULE.dequantize, (back, None, data, scales, None, None, y)),
+        (MODULE.program, ((launch,), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)),
+        (MODULE.repeat, (program, [x.ctypes.data & ~63], [64], 1, 0)),
+        (MODULE.kernel, (1, 1, 1, 32, 32, 0, 8, (0,), 0, print, print)),
+        (MODULE.function, (("a", "b"), (None, None), "k.")),
+    )
+    for function, arguments in calls:
+        refused(function, *arguments)
+        for count in range(len(arguments)):
+            refused(function, *arguments[:count])
+        refused(function, *(*arguments, 1))
+        for at, junk in itertools.product(range(len(arguments)), JUNK):
+            refused(function, *(*arguments[:at], junk, *arguments[at + 1 :]))
+    # Arrays with too little memory, of references to objects, and that cannot be written.
+    doubles = quantize_on_host.dequantizing(format, dtype("DOUBLE"), (4, 64), 1)
+    none = np.full((4, 64), None)
+    assert MODULE.dequantize(doubles, None, data, scales, None, None, none) is False and none[3, 63] is None
+    wrong = [np.zeros(2, np.uint8), np.zeros(2, np.float32), none, np.zeros((4, 128), np.uint8)[:, ::2]]
+    for function, arguments in calls[:4]:
+        for at in range(2, len(arguments)):
+            fixed = arguments[at].copy() if isinstance(arguments[at], np.ndarray) else np.zeros(4, np.uint8)
+            fixed.flags.writeable = False
+            is_read = at == 2 or (function is MODULE.dequantize and at == 3)
+            for one in (*wrong, *(() if is_read else (fixed,))):
+                if isinstance(arguments[at], np.ndarray):
+                    assert function(*arguments[:at], one, *arguments[at + 1 :]) is False, (function, at)
+    # Libraries of tensors that are none. (An address of a function is taken as it is.)
+    view = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 1)
+    address = ctypes.cast(view, ctypes.c_void_p).value
+    for first, junk, at in itertools.product((0, address), JUNK, range(5)):
+        given = [first, 0, (), {}, None]
+        given[at] = junk if not (at < 2 and isinstance(junk, int)) else None
+        library = tuple(given)
+        refused(MODULE.quantize, how, library, x, data, scales, None, None, None, None, None, 0)
+        refused(MODULE.transform, turn, library, x, y)
+        refused(MODULE.dequantize, back, library, data, scales, None, None, y)
+        refused(MODULE.dequantize, back, library, "data", scales, None, None, y)
+    # Launches and arrays of a program, and what it is run with.
+    for junk in (*JUNK, (1,) * 40):
+        for at in range(4):
+            one = (*launch[:at], junk, *launch[at + 1 :])
+            refused(MODULE.program, (one,), (), 0, (0,), 0)
+        for at in range(3):
+            patch = (*(0, 0, 0)[:at], junk, *(0, 0, 0)[at + 1 :])
+            refused(MODULE.program, ((*launch[:3], (patch,)),), (), 0, (0,), 0)
+        for at in range(5):
+            kind = (*(np.ndarray, (4,), x.dtype, 16, 0)[:at], junk, *(np.ndarray, (4,), x.dtype, 16, 0)[at + 1 :])
+            refused(MODULE.program, (launch,), (kind,), 1, (), 0)
+        refused(MODULE.program, (junk,), (junk,), 1, (junk,), junk)
+        refused(MODULE.repeat, program, [junk], [64], 1, 0)
+        refused(MODULE.repeat, program, [0], [junk], 1, 0)
+        refused(MODULE.repeat, program, [0, junk], [0], 1, 0)
+    for offsets in ((8,), (1 << 60,), tuple(range(9)), (None,), (-1,)):
+        must_raise(MODULE.kernel, 1, 1, 1, 32, 32, 0, 8, offsets, 0, print, print)
+    for place in ((9, 0, 0), (1 << 63, 0, 0), (0, 1, 0), (0, -3, 0)):
+        must_raise(MODULE.program, ((*launch[:3], (place,)),), (), 0, (0,), 0)
+
+    class Changing:
+        """Its attributes empty the list that it is in."""
+
+        _c_contiguous = True
+
+        def __getattribute__(self, name: str) -> Any:
+            arrays.clear()
+            gc.collect(0)
+            raise ValueError(name)
+
+    arrays: list[Any] = []
+    one = MODULE.program((launch,), ((Changing, (4,), x.dtype, 16, 0), (np.ndarray, (4,), x.dtype, 16, 0)), 2, (), 0)
+    arrays[:] = Changing(), np.zeros(4)
+    assert MODULE.repeat(one, arrays, [], 0, 0) is False and not arrays
+
+
+def devices() -> None:
+    import gpucast
+    from bench import idle_cuda
+    from gpucast.mixed import fake_cast
+
+    def array(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
+        return idle_cuda.array(shape, dtype)
+
+    with idle_cuda.idle(allocate=lambda nbytes: idle_cuda.array((nbytes,), np.uint8).data):
+        one = array(())
+        for shape in ((128, 256), (32, 64), (128, 256), (64, 128)):
+            for _ in range(3):
+                x, ends = array(shape), array((2,), np.int32)
+                for name, keywords in (
+                    ("mxfp8e4m3", {}),
+                    ("mxfp8e4m3", {"rounding": "stochastic", "seed": 2**64 - 1}),
+                    ("mxfp8e4m3", {"transpose": "both"}),
+                    ("mxfp8e4m3", {"hadamard": 32}),
+                    ("nvfp4", {"scale": one}),
+                    ("nvfp4", {"amax": one}),
+                ):
+                    q = gpucast.quantize(x, name, **keywords)
+                    for _ in range(3):
+                        gpucast.quantize(x, name, **keywords, out=q)
+                        refused(gpucast.quantize, x, name, **keywords, out=x)
+                    if not isinstance(q, tuple):
+                        gpucast.dequantize(q)
+                gpucast.hadamard(x, 32)
+                gpucast.hadamard(x, 32, out=array(shape))
+                refused(gpucast.hadamard, x, 32, out=x)
+                gpucast.quantize_grouped(x, ends, "mxfp8e4m3")
+                gpucast.cast_grouped(x, ends, "FLOAT8E4M3FN", scale=one)
+                for to in ("FLOAT8E4M3FN", "mxfp8e4m3"):
+                    fake_cast(x, to)
+                    fake_cast(x, to, out=x)
+                    fake_cast(x.T, to)
+        # The same array looks otherwise.
+        for _ in range(20):
+            x = array((128, 256))
+            gpucast.quantize(x, "mxfp8e4m3")
+            x.shape = (64, 512)
+            gpucast.quantize(x, "mxfp8e4m3")
+
+
+def counts() -> None:
+    """References of arguments, and memory, after many calls."""
+    import gpucast
+    from bench import idle_cuda
+    from gpucast.core.extension import MODULE
+    from gpucast.mixed import fake_cast
+
+    x, seed = np.ones((32, 64), np.float32), 2**63 + 1
+    scale, amax = 0.37, 3.25
+    allocated = ctypes.CDLL(None).__sanitizer_get_current_allocated_bytes
+    allocated.restype = ctypes.c_size_t
+    q, n, y = gpucast.quantize(x, "mxfp8e4m3"), gpucast.quantize(x, "nvfp4"), np.zeros((32, 64), np.float32)
+    with idle_cuda.idle(allocate=lambda nbytes: idle_cuda.array((nbytes,), np.uint8).data):
+        there, end = idle_cuda.array((128, 256), np.float32), idle_cuda.array((2,), np.int32)
+        there_q = gpucast.quantize(there, "mxfp8e4m3")
+        calls: tuple[Callable[[], Any], ...] = (
+            lambda: gpucast.quantize(x, "mxfp8e4m3"),
+            lambda: gpucast.quantize(x, "mxfp8e4m3", out=q),
+            lambda: gpucast.quantize(x, "mxfp8e4m3", rounding="stochastic", seed=seed, out=q),
+            lambda: gpucast.quantize(x, "mxfp8e4m3", transpose="both"),
+            lambda: gpucast.quantize(x, "mxfp8e4m3", hadamard=32),
+            lambda: gpucast.quantize(x, "nvfp4", scale=scale, out=n),
+            lambda: gpucast.quantize(x, "nvfp4", amax=amax),
+            lambda: gpucast.dequantize(q, out=y),
+            lambda: gpucast.dequantize(n),
+            lambda: gpucast.hadamard(x, 32, out=y),
+            lambda: fake_cast(x, "FLOAT8E4M3FN", out=y),
+            lambda: gpucast.quantize(there, "mxfp8e4m3", out=there_q),
+            lambda: gpucast.quantize(there, "mxfp8e4m3"),
+            lambda: gpucast.dequantize(there_q),
+            lambda: gpucast.hadamard(there, 32),
+            lambda: gpucast.quantize_grouped(there, end, "mxfp8e4m3"),
+            lambda: refused(MODULE.quantize, b"", None, x, y, y, None, None, scale, amax, seed, 0),
+            lambda: refused(MODULE.repeat, None, [x], [seed], seed, 0),
+            lambda: refused(
+                MODULE.program, ((print, 1, b"8bytes..", ((0, seed, 0),)),), ((type(x), y, x, 1, 2),), 1, (), q
+            ),
+            lambda: refused(MODULE.program, (), ((type(x), y, x, 1, 2), (y, x)), 1, (), q),
+        )
+        held = (
+            x,
+            y,
+            q,
+            n,
+            seed,
+            scale,
+            amax,
+            q.data,
+            q.scales,
+            n.scales,
+            there,
+            end,
+            there_q,
+            np.ndarray,
+            type(there),
+            print,
+        )
+        for number, call in enumerate(calls):
+            call()
+            call()
+            gc.collect()
+            before = [sys.getrefcount(one) for one in held]
+            blocks, size = sys.getallocatedblocks(), allocated()
+            for _ in range(1000):
+                call()
+            gc.collect()
+            assert [sys.getrefcount(one) for one in held] == before, number
+            # Less than a fifth of a block, and 16 bytes, of each call.
+            assert sys.getallocatedblocks() - blocks < 200 and allocated() - size < 16000, number
+
+
+def counted(module: Any) -> dict[str, int]:
+    """How often the module's functions did all that was asked, from now on."""
+    found = dict.fromkeys(("quantize", "transform", "dequantize", "repeat"), 0)
+
+    def count(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            done = function(*arguments)
+            found[name] += done is True
+            return done
+
+        return run
+
+    for name in found:
+        setattr(module, name, count(name, getattr(module, name)))
+    return found
+
+
+def main(path: str) -> None:
+    import built_module
+
+    built_module.load(path)
+    from gpucast.core.extension import MODULE
+
+    found = counted(MODULE)
+    for part in (quantize, others, wrong_outs, raw, devices, counts):
+        part()
+    # Without the loops of a format its calls would be those of the reference.
+    assert min(found.values()) > 500, found
+    print("clean", found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

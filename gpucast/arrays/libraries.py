@@ -277,6 +277,9 @@ _OURS: tuple[type, ...] = (np.ndarray, np.generic)
 _COMPILING: dict[str, list[Callable[[], Any]]] = {}
 #: Functions of extensions for arrays of one library, by the names of both; each entry gives the function.
 _FUNCTIONS: dict[tuple[str, str], Callable[[], Callable[..., Any]]] = {}
+#: Modules of libraries, by name, as their adapters enter them: PyTorch's compiler copies all of `sys.modules` where it
+#: is asked for one, and fails if an import changes it meanwhile.
+LOADED: dict[str, Any] = {}
 #: In the order of search. Libraries come before protocols, because their arrays may speak a protocol, too.
 _LIBRARIES: list[LibraryEntry] = []
 _PROTOCOLS: list[Protocol] = []
@@ -345,7 +348,7 @@ def library_of(x: Any) -> str | None:
 
 def _library(x: Any) -> LibraryEntry | None:
     for library in _LIBRARIES:
-        module = sys.modules.get(library.name)
+        module = LOADED.get(library.name) or sys.modules.get(library.name)
         if module is not None and isinstance(x, getattr(module, library.array, ())):
             return library
     return None
@@ -377,7 +380,7 @@ def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
 def compiler() -> Library | None:
     """The adapter of the library whose compiler traces this call or its callees."""
     for library in _LIBRARIES:
-        if library.is_compiling and library.name in sys.modules:
+        if library.is_compiling:
             for asked in _COMPILING.get(library.name) or _is_compiling(library):
                 if asked():
                     return library.load()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpucast.arrays.libraries import BatchPlanner, CastFunction, Lent, Library, compiler
+from gpucast.arrays.libraries import LOADED, BatchPlanner, CastFunction, Lent, Library, compiler
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
 from gpucast.core.fuse import resolve_random
@@ -183,3 +183,4 @@ def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: An
 
 
 ADAPTER = TorchLibrary()
+LOADED["torch"] = torch

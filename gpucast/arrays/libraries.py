@@ -380,7 +380,7 @@ def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
 def compiler() -> Library | None:
     """The adapter of the library whose compiler traces this call or its callees."""
     for library in _LIBRARIES:
-        if library.is_compiling:
+        if library.is_compiling and (library.name in LOADED or library.name in sys.modules):
             for asked in _COMPILING.get(library.name) or _is_compiling(library):
                 if asked():
                     return library.load()

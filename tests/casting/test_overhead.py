@@ -131,7 +131,7 @@ def test_how_much_python_a_warm_call_is() -> None:
 #: The most functions of gpucast that a call enters, and files that they are in: so much a reader has to follow.
 ENTERED = {
     "NumPy, again": (1, 1),
-    "NumPy, first": (31, 9),
+    "NumPy, first": (31, 10),
     "CuPy, first": (84, 21),
     "quantize, again": (10, 5),
     "quantize on a device, again": (34, 7),

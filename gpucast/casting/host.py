@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucast import casting, host
 from gpucast.arrays.array import Array, result_like
@@ -19,6 +21,8 @@ from gpucast.core.checks import as_double
 from gpucast.core.dtypes import DType
 from gpucast.core.fuse import EMPTY
 from gpucast.host import numbers
+
+NDArray = npt.NDArray[Any]
 
 
 class HostEngine(Engine):
@@ -52,30 +56,21 @@ class HostEngine(Engine):
         return as_double(x.reshape(())[()])
 
     def prepare(self, calls: Sequence[Call]) -> list[Callable[[], None]]:
-        results = [None if call.rule.is_text else self._memory(call) for call in calls]
-
-        def cast() -> None:
-            for call, result in zip(calls, results, strict=True):
-                if result is None:
-                    call.target = host.text.apply(call.source, call.rule, call.target)
-                    continue
-                numbers.into(call.source.plain, call.rule, result.plain, call.fuse)
-                if call.target is None:
-                    call.target = result
-                elif result is not call.target:
-                    call.target.data[...] = result.data
-
-        return [cast]
-
-    def _memory(self, call: Call) -> Array:
-        """Where the module writes the numbers of a call: its target, or new memory where there is none, or where the
-        source would be written before it is read."""
-        source, target = call.source, call.target
-        # Packed elements, which have equal layouts if they share memory, are read before they are written. A packed
-        # target shares none with another source, though their bounds may meet.
-        if target is None or not (source.packed or target.packed or not bounds_meet(source.data, target.data)):
-            return self.empty_like(source, call.rule.dst)
-        return target
+        waiting, nbytes = [], 0
+        for call in calls:
+            waits = False
+            # Texts are read before their target is written; so are packed elements, which have equal layouts if they
+            # share memory. A packed target shares none with another source, though their bounds may meet.
+            if call.target is None:
+                if not call.rule.is_text:
+                    call.target = self.empty_like(call.source, call.rule.dst)
+            elif not (call.rule.is_text or call.source.packed or call.target.packed):
+                waits = bounds_meet(call.source.data, call.target.data)
+                if waits:
+                    nbytes = max(nbytes, call.target.data.nbytes)
+            waiting.append(waits)
+        # One memory for all whose target would be written before their source is read.
+        return [partial(_cast, calls, waiting, np.empty(nbytes, np.uint8))]
 
     def is_unchanged(self, call: Call) -> bool:
         kind, x = call.source.dtype, call.source.data
@@ -97,6 +92,22 @@ class HostEngine(Engine):
         if type(call.source.array) is not np.ndarray or not call.source.array.dtype.isnative:
             return None
         return plans.of_arrays(call.rule, call.fuse is not EMPTY, call.fuse.scale is not None)
+
+
+def _cast(calls: Sequence[Call], waiting: Sequence[bool], room: NDArray) -> None:
+    for call, waits in zip(calls, waiting, strict=True):
+        source, rule, target = call.source, call.rule, call.target
+        if rule.is_text:
+            call.target = host.text.apply(source, rule, target)
+            continue
+        assert target is not None, "memory has been allocated"
+        if waits:
+            order: Any = "F" if source.data.flags.fnc else "C"
+            result = np.ndarray(source.shape, rule.dst.numpy, room, order=order)
+            numbers.into(source.plain, rule, result, call.fuse)
+            target.data[...] = result
+        else:
+            numbers.into(source.plain, rule, target.plain, call.fuse)
 
 
 HOST = HostEngine()

@@ -8,13 +8,14 @@ import ctypes
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucast.core.extension import MODULE
 from gpucast.host import loops
+from gpucast.quantization.block_grid import BlockGrid
 
 NDArray = npt.NDArray[Any]
 Triple = tuple[int, int, int]
@@ -28,14 +29,6 @@ DIVISOR = np.dtype([("d", np.float64), ("zero", np.int32), ("is_lost", np.int32)
 FACTOR = np.dtype([("factor", np.float64), ("zero", np.float64)])
 STEP = np.dtype([("d", np.float32), ("zero", np.int32)])
 CHOICE = np.dtype([("six", np.float32), ("four", np.float32), ("factor", np.float32), ("takes_four", np.uint32)])
-
-
-class Grid(NamedTuple):
-    """`gpucast.quantization.block_grid.BlockGrid` as the module takes it."""
-
-    shape: Triple
-    lengths: Triple
-    counts: Triple
 
 
 class _Array(ctypes.Structure):
@@ -157,14 +150,17 @@ class Dequantizing(ctypes.Structure):
 find: Callable[[str], int] = lru_cache(maxsize=256)(loops.find)
 
 
-def each_run(run: int, src: NDArray, dst: NDArray, grid: Grid, of_blocks: NDArray, more: Any = None) -> None:
+def each_run(run: int, src: NDArray, dst: NDArray, grid: BlockGrid, of_blocks: NDArray, more: Any = None) -> None:
     """Call a function for all elements of an array in C order: `src` is read and `dst`, which may be the same, written.
 
     `of_blocks`: what belongs to each block, in C order. `more`: a structure or an array that belongs to all.
     """
     if not src.size:
         return
-    shape, lengths, counts = grid
+    shape, lengths, counts = grid.shape, grid.lengths, grid.counts
+    if shape[2] == 1:
+        # Rows of a single element, as along a last axis, are one row.
+        shape, lengths, counts = ((1, outer, rows) for outer, rows, _ in (shape, lengths, counts))
     if lengths[:2] == (1, 1) and shape[2] % lengths[2] == 0:
         # Rows consist of whole blocks: all of them are one row, so that short rows cost no calls.
         shape, counts = (1, 1, math.prod(shape)), (1, 1, math.prod(counts))

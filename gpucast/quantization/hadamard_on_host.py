@@ -13,6 +13,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE, say_slow
 from gpucast.quantization import block_loops, exact_hadamard
+from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Hadamard
 
 NDArray = npt.NDArray[Any]
@@ -27,7 +28,7 @@ def transform(x: NDArray, hadamard: Hadamard, *, axis: int = -1, inverse: bool =
     runs = np.require(np.moveaxis(x, axis, -1), x.dtype.newbyteorder("="), ["C", "A"])
     made = np.empty(runs.shape, np.float32)
     n = hadamard.length
-    grid = block_loops.Grid((1, 1, x.size), (1, 1, n), (1, 1, x.size // n))
+    grid = BlockGrid((1, 1, x.size), (1, 1, n), (1, 1, x.size // n))
     how = block_loops.Transform((ctypes.c_uint32 * 4)(*hadamard.words), hadamard.factor, inverse)
     block_loops.each_run(block_loops.find(f"hadamard_{dtype(x.dtype).name}"), runs, made, grid, made, how)
     return np.ascontiguousarray(np.moveaxis(made, -1, axis))

@@ -115,14 +115,6 @@ def _cast(x: Any, dst: DType, **attributes: Any) -> NDArray:
     return out
 
 
-def _grid(grid: BlockGrid) -> block_loops.Grid:
-    """The blocks as the module takes them: rows of a single element, as along a last axis, become one row."""
-    three = grid.shape, grid.lengths, grid.counts
-    if grid.shape[2] == 1:
-        return block_loops.Grid(*((1, outer, rows) for outer, rows, _ in three))
-    return block_loops.Grid(*three)
-
-
 # ---- extremes ----
 
 
@@ -134,7 +126,7 @@ def _extremes(source: NDArray, grid: BlockGrid, format: Format) -> tuple[NDArray
     if found is not None:
         return *found, np.zeros(grid.counts, bool), True
     every = np.zeros(grid.counts, block_loops.EXTREMES)
-    block_loops.each_run(block_loops.find(f"find_extremes_{_name(source)}"), source, source, _grid(grid), every)
+    block_loops.each_run(block_loops.find(f"find_extremes_{_name(source)}"), source, source, grid, every)
     low, high = every["lowest"].copy(), every["largest"].copy()
     lost = every["is_lost"] != 0 if format.nan_in_scale else np.zeros(grid.counts, bool)
     if not format.two_sided:
@@ -151,13 +143,13 @@ def _quick_extremes(source: NDArray, grid: BlockGrid, format: Format) -> tuple[N
     # The initial values: as unsigned integers negative numbers begin with -0; as signed ones the others with 0.
     if not format.two_sided:
         top = np.zeros(grid.counts, kind)
-        block_loops.each_run(block_loops.find(f"Largest_{src.name}"), source, source, _grid(grid), top)
+        block_loops.each_run(block_loops.find(f"Largest_{src.name}"), source, source, grid, top)
         if int(top.max(initial=0)) > src.max_code:
             return None
         return np.zeros(grid.counts), _cast(top.view(src.numpy), _DOUBLE)
     ends = np.zeros(grid.counts, [("lowest", kind), ("largest", kind)])
     ends["lowest"] = sign
-    block_loops.each_run(block_loops.find(f"Range_{src.name}"), source, source, _grid(grid), ends)
+    block_loops.each_run(block_loops.find(f"Range_{src.name}"), source, source, grid, ends)
     low, high = (np.ascontiguousarray(ends[name]) for name in ("lowest", "largest"))
     if max(int((codes & kind.type(sign - 1)).max(initial=0)) for codes in (low, high)) > src.max_code:
         return None
@@ -275,7 +267,7 @@ def _four_over_six(
     with np.errstate(all="ignore"):
         of_blocks["factor"] = np.float32(1) / np.float32(g)
     how = block_loops.Choice(source.ctypes.data, other.ctypes.data, numbers)
-    block_loops.each_run(block_loops.find(f"choose_{_name(source)}"), source, codes, _grid(grid), of_blocks, how)
+    block_loops.each_run(block_loops.find(f"choose_{_name(source)}"), source, codes, grid, of_blocks, how)
     takes_four = of_blocks["takes_four"] != 0
     return np.where(takes_four, four, six), np.where(takes_four, tried[1], tried[0]), codes
 
@@ -353,7 +345,7 @@ def _divide_quickly(
     else:
         # Powers of two from 2^-127 to 2^127 have reciprocals that FLOAT holds.
         of_blocks = (1 / d if format.scale is _E8M0 else d).astype(np.float32)
-    block_loops.each_run(block_loops.find(run), source, data, _grid(grid), of_blocks, more)
+    block_loops.each_run(block_loops.find(run), source, data, grid, of_blocks, more)
 
 
 def _divide(
@@ -381,7 +373,7 @@ def _divide(
         _integers(format),
     )
     run = "divide" if format.steps is None else "step"
-    block_loops.each_run(block_loops.find(f"{run}_{_name(source)}"), source, data, _grid(grid), of_blocks, how)
+    block_loops.each_run(block_loops.find(f"{run}_{_name(source)}"), source, data, grid, of_blocks, how)
 
 
 def _integers(format: Format) -> block_loops.Integers:
@@ -411,7 +403,7 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> ND
     if parts.zero_points is not None:
         of_blocks["zero"] = _cast(parts.zero_points, _DOUBLE).reshape(grid.counts)
     run = block_loops.find("multiply")
-    block_loops.each_run(run, data, out, _grid(grid), of_blocks, _products(format, to))
+    block_loops.each_run(run, data, out, grid, of_blocks, _products(format, to))
     return out.reshape(shape)
 
 
@@ -491,7 +483,7 @@ def beyond(source: NDArray, grid: BlockGrid, limits: NDArray) -> int | None:
     # The largest FLOAT that does not exceed the limit.
     below = nearest.view(np.uint32) - (nearest > limits).astype(np.uint32)
     counts = np.zeros(_COUNTS, np.uint64)
-    block_loops.each_run(block_loops.find(f"Beyond_{src.name}"), source, source, _grid(grid), below, counts)
+    block_loops.each_run(block_loops.find(f"Beyond_{src.name}"), source, source, grid, below, counts)
     return int(counts.sum())
 
 
@@ -500,7 +492,5 @@ def equal(codes: NDArray, grid: BlockGrid, of_blocks: NDArray) -> int | None:
     if MODULE is None or grid.lengths[2] < _SHORTEST:
         return None
     count = np.zeros(1, np.uint64)
-    block_loops.each_run(
-        block_loops.find("Equal_UINT8"), codes, codes, _grid(grid), np.ascontiguousarray(of_blocks), count
-    )
+    block_loops.each_run(block_loops.find("Equal_UINT8"), codes, codes, grid, np.ascontiguousarray(of_blocks), count)
     return int(count[0])

@@ -23,11 +23,9 @@ from gpucast.casting.fuse import of_rule, resolve_fuse
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import cut, is_number, rounded
 from gpucast.core.dtypes import dtype
-from gpucast.core.fuse import Fuse
 from gpucast.core.rounding import Rounding
 from gpucast.core.rule import (
     ATTRIBUTES,
-    CastRule,
     Options,
     OverflowKeyword,
     RoundMode,
@@ -166,22 +164,13 @@ class Ufunc:
             if options.out is not None:
                 whole = replace(one, shape=shape, packed=packed)
                 target = calls.target_of(whole, rule, options.out, engine, "ufunc")
-            calls.check_fuse(Call("ufunc", one, rule, fuse, target))
+            call = Call("ufunc", one, rule, fuse, target)
+            calls.check_fuse(call)
         engine.require("ufunc")
-        return engine.pick(self._on_host, self._on_device)(inputs, shape, rule, target, fuse, options)
+        return engine.pick(self._on_host, self._on_device)(inputs, shape, call, options)
 
-    def _on_device(
-        self,
-        inputs: Sequence[Array | float],
-        shape: tuple[int, ...],
-        rule: CastRule,
-        target: Array | None,
-        fuse: Fuse,
-        options: Options,
-    ) -> Any:
-        device = next(one.device for one in inputs if isinstance(one, Array))
-        assert device is not None
-        return user_kernels.ufunc_cuda.apply(self._expression, inputs, shape, rule, target, fuse, device).array
+    def _on_device(self, inputs: Sequence[Array | float], shape: tuple[int, ...], call: Call, options: Options) -> Any:
+        return user_kernels.ufunc_cuda.apply(self._expression, inputs, shape, call).array
 
     def _input(self, x: Any, name: str) -> Array | float:
         """An array, or a number of the compute type."""
@@ -194,22 +183,13 @@ class Ufunc:
             raise ValueError(f"ufunc: {name} has {len(one.shape)} dimensions; expected at most {_MOST_DIMENSIONS}")
         return one
 
-    def _on_host(
-        self,
-        inputs: Sequence[Array | float],
-        shape: tuple[int, ...],
-        rule: CastRule,
-        target: Array | None,
-        fuse: Fuse,
-        options: Options,
-    ) -> Any:
-        # A scale that lies in the result, or in `amax`, is read once.
-        options = options._replace(scale=fuse.scale)
-        kind = self._dtype
+    def _on_host(self, inputs: Sequence[Array | float], shape: tuple[int, ...], call: Call, options: Options) -> Any:
+        kind, target = self._dtype, call.target
         result = np.empty(shape, kind.numpy) if target is None or target.packed else target.data
         codes = [self._codes(one) for one in inputs]
         attributes: dict[str, Any] = {name: getattr(options, name) for name in ATTRIBUTES}
-        attributes |= {"scale": options.scale, "amax": options.amax, "seed": options.seed}
+        # A scale that lies in the result, or in `amax`, is read once.
+        attributes |= {"scale": call.fuse.scale, "amax": options.amax, "seed": options.seed}
         flags: Any = ["external_loop", "buffered", "zerosize_ok"]
         op_flags: Any = [*[["readonly"]] * len(codes), ["writeonly"]]
         with np.nditer(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from gpucast.arrays.array import Array
 from gpucast.casting import cuda
-from gpucast.core.fuse import Fuse
+from gpucast.casting.engine import Call
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
 from gpucast.kernel.fused_kernel import FUSED, FusedOps
@@ -20,22 +20,16 @@ from gpucast.user_kernels.ufunc_kernel import MAX_INPUTS, MAX_UFUNC_DIMS, UFUNC_
 _Strides = tuple[int, ...]
 
 
-def apply(
-    expression: Expression,
-    inputs: Sequence[Array | float],
-    shape: tuple[int, ...],
-    rule: CastRule,
-    target: Array | None,
-    fuse: Fuse,
-    device: int,
-) -> Array:
-    """Evaluate on the current stream of a device into `target`, or a new array.
+def apply(expression: Expression, inputs: Sequence[Array | float], shape: tuple[int, ...], call: Call) -> Array:
+    """Evaluate on the current stream of the source's device into the target of a call, or a new array.
 
     Inputs are arrays on that device, or numbers of the compute type. ValueError for more inputs or dimensions than the
     arguments of a kernel hold; else as for `gpucast.casting.cuda_engine.CudaEngine`.
     """
     if len(inputs) > MAX_INPUTS:
         raise ValueError(f"ufunc: {len(inputs)} inputs; a kernel takes {MAX_INPUTS}")
+    rule, target, device = call.rule, call.target, call.source.device
+    assert device is not None
     with driver.driver().on(device):
         if target is None:
             cuda.check_allocation()
@@ -45,8 +39,8 @@ def apply(
             out = _strides(target, shape)
             kinds, given = zip(*(input_of(one, shape, out, rule) for one in inputs), strict=True)
             walk: Walk = "dense" if _is_dense(shape, out, rule.dst.bits) else "strided"
-            kernel = ufunc_kernel(expression, rule, FusedOps.of(fuse), kinds, walk)
-            arguments = FUSED.pack(*cuda.fused_values(fuse)) + b"".join(given)
+            kernel = ufunc_kernel(expression, rule, FusedOps.of(call.fuse), kinds, walk)
+            arguments = FUSED.pack(*cuda.fused_values(call.fuse)) + b"".join(given)
             driver.launch(kernel, device, 0, target.address, n, arguments)
     return target
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.bitpacking import address_of, is_writable, namespace
 from gpucast.arrays.overlap import Place, bounds_meet, check_disjoint, footprint, footprints_overlap, shares_within
-from gpucast.arrays.packed import PackedArray, address_of, device_index, is_writable, unmasked
+from gpucast.arrays.packed import PackedArray, device_index, unmasked
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import CastRule
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packs codes of 2, 4 and 6 bits into bytes, and unpacks them, in the layout of `gpucast.arrays.packed`.
-
-The same lines serve NumPy and CuPy.
+"""Packs codes of 2, 4 and 6 bits into bytes, and unpacks them, in the layout of `gpucast.arrays.packed`; and a few
+facts of plain arrays. The same lines serve NumPy and CuPy.
 """
 
 from __future__ import annotations
@@ -28,6 +27,16 @@ def namespace(array: Any) -> Any:
 def to_numpy(array: Any) -> Any:
     """An array of NumPy as it is, or one of CuPy on the host."""
     return array if isinstance(array, np.ndarray) else array.get()
+
+
+def address_of(data: Any) -> int:
+    """The address of the first element of an array of NumPy or CuPy."""
+    return int(data.ctypes.data if isinstance(data, np.ndarray) else data.data.ptr)
+
+
+def is_writable(data: Any) -> bool:
+    """Whether an array of NumPy or CuPy, whose arrays always are, can be written."""
+    return bool(getattr(data.flags, "writeable", True))
 
 
 def codes_of(x: Any, code: np.dtype[Any]) -> Any:

@@ -165,9 +165,9 @@ class Library(ABC):
     # ---- batches ----
 
     def empty_like(self, x: Any, dst: DType, caller: str) -> tuple[Any, Any]:
-        """Memory for the cast of `x` to `dst`: the array that the caller gets, and a NumPy or CuPy array over it. For a
-        library that `batches`."""
-        raise NotImplementedError
+        """Memory for the cast of `x` to `dst`: the array that the caller gets, and a NumPy or CuPy array over it.
+        Default: TypeError, for a library that shares no launches (`batches`)."""
+        raise TypeError(f"{caller}: arrays of {self._name} share no launches; expected a library that has `empty_like`")
 
     def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
         """Make the library differentiate through the results of casts. Default: return them as they are."""

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.packed import PackedArray, address_of, device_index
+from gpucast.arrays.bitpacking import address_of
+from gpucast.arrays.packed import PackedArray, device_index
 
 #: A number of each array, such as its address, in their order.
 Table = npt.NDArray[np.uint64]

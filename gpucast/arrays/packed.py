@@ -72,16 +72,6 @@ def device_index(x: Any) -> int | None:
     return None if module is None or module is np else int(data.data.device_id)
 
 
-def address_of(data: Any) -> int:
-    """The address of the first element of an array of NumPy or CuPy."""
-    return int(data.ctypes.data if isinstance(data, np.ndarray) else data.data.ptr)
-
-
-def is_writable(data: Any) -> bool:
-    """Whether an array of NumPy or CuPy, whose arrays always are, can be written."""
-    return bool(getattr(data.flags, "writeable", True))
-
-
 def unmasked(x: Any, caller: str) -> None:
     """TypeError for a masked array, whose mask would be lost."""
     masked = sys.modules.get("numpy.ma")

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import libraries
-from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.packed import device_index, is_writable, unmasked
+from gpucast.arrays.bitpacking import is_writable, namespace
+from gpucast.arrays.packed import device_index, unmasked
 from gpucast.casting import engines
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real

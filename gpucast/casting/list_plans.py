@@ -19,10 +19,10 @@ import numpy as np
 
 from gpucast import casting, kernel
 from gpucast.arrays import libraries
-from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.bitpacking import address_of, namespace
 from gpucast.arrays.libraries import BatchPlanner, one_class
 from gpucast.arrays.overlap import Table, batch_is_disjoint, is_clear, share_memory
-from gpucast.arrays.packed import LibraryPackedArray, PackedArray, address_of
+from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
 from gpucast.casting.engine import Call, Launch
 from gpucast.casting.fuse import resolve_fuse

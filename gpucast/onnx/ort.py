@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.packed import PackedArray, address_of, as_array, device_index, is_writable
+from gpucast.arrays.bitpacking import address_of, is_writable
+from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.creation import from_bytes
 from gpucast.core.dtypes import DType, dtype

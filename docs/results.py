@@ -42,9 +42,10 @@ def parity() -> str:
 
 def proofs() -> str:
     """What the committed certificates say, a line for each."""
-    every = f"There are {rules():,} rules: {len(all_pairs())} pairs of types, and their attributes."
+    cases = all_cases(all_pairs())
+    every = f"There are {len(cases):,} rules: {len(all_pairs())} pairs of types, and their attributes."
     lines = [f"{every} A certificate holds for the PTX that it names. A rule that it does not name is not proved.\n"]
-    known = {_name(case.rule.src.name, case.rule.dst.name, dict(case.attributes)) for case in all_cases(all_pairs())}
+    known = {_name(case.rule.src.name, case.rule.dst.name, dict(case.attributes)) for case in cases}
     for path in sorted(FOLDER.glob("proof-*.json")):
         found = json.loads(path.read_text(encoding="utf-8"))
         seconds: dict[str, float] = {}

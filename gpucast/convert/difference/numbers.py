@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -138,10 +137,7 @@ def _compare_parts(found: Difference, a: Tensor, b: Tensor) -> None:
 
 def code_pieces(tensor: Dequantized) -> Iterator[NDArray]:
     """The codes of a tensor in row-major order, `PIECE` at a time."""
-    with contextlib.ExitStack() as stack:
-        stored, tensors = tensor.opened(stack)
-        flat = (codes.reshape(-1) for codes in stored.codes(tensors["data"]))
-        yield from regroup(flat, _sizes(tensor.size))
+    return regroup(tensor.codes(), _sizes(tensor.size))
 
 
 def _pieces(tensor: Tensor) -> Iterator[NDArray]:

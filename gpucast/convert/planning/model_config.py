@@ -45,8 +45,8 @@ def texts(
             (file for file in in_folder if file.tensors is None and os.path.basename(file.name) == NAME), None
         )
         if quantized and config is not None and request.asked_style is None:
-            by_style = {style: by for style, by in scale_styles.LOADERS.items() if style != "qdq"}
-            known = ", ".join(f"{style} ({', '.join(by)})" for style, by in by_style.items())
+            readers = ((style, by) for style, by in scale_styles.LOADERS.items() if style != "qdq")
+            known = ", ".join(f"{style} ({', '.join(by)})" for style, by in readers)
             raise FileError(
                 f"{path}: has a {NAME}, and its loaders know of scales only what it tells them; say with --style who "
                 f"is to load the result: {known}"

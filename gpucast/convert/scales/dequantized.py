@@ -100,9 +100,19 @@ class Dequantized(Tensor):
 
     def all_scales(self) -> Parts:
         """Scales, zero points and global scale, without codes."""
+        stored = self.detected.stored
+        assert stored is not None
+        names = {part: spec.name for part, spec in stored.specs.items() if part != "data"}
         with contextlib.ExitStack() as stack:
-            stored, tensors = self.opened(stack)
-            return stored.loaded_parts(tensors)
+            return stored.loaded_parts({part: self._opened(name, stack) for part, name in names.items()})
+
+    def codes(self) -> Iterator[NDArray]:
+        """The codes, flat, read in a stream of their own."""
+        stored = self.detected.stored
+        assert stored is not None
+        with contextlib.ExitStack() as stack:
+            for codes in stored.codes(self._opened(stored.specs["data"].name, stack)):
+                yield codes.reshape(-1)
 
     def scale_pieces(self) -> Iterator[NDArray]:
         """The scale of each number, times the global one: flat, in the order of the numbers. DOUBLE."""
@@ -117,12 +127,6 @@ class Dequantized(Tensor):
             return
         for shape, some in zip(stored.cut.shapes(), sliced(stored.format, stored.cut, parts), strict=True):
             yield dequantized(replace(some, data=np.full(shape, one), zero_points=None), stored.format).reshape(-1)
-
-    def opened(self, stack: contextlib.ExitStack) -> tuple[Stored, dict[str, Tensor]]:
-        """How it is stored, and its parts, opened anew: in streams of their own, which end with `stack`."""
-        stored = self.detected.stored
-        assert stored is not None
-        return stored, {part: self._opened(spec.name, stack) for part, spec in stored.specs.items()}
 
     def _pieces(self) -> Iterator[NDArray]:
         stored = self.detected.stored

@@ -7,7 +7,6 @@ holds the old ones. Every value is compared while it is written.
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -100,11 +99,8 @@ class Repacked(Scaled):
     def _kept(self, parts: Parts) -> Iterator[tuple[NDArray, int, NDArray]]:
         """Each piece of codes, the index of its first element, and its values, flat."""
         assert isinstance(self.tensor, Dequantized)
-        with contextlib.ExitStack() as stack:
-            # In streams of their own: the numbers to compare with are read from the same tensors.
-            old, tensors = self.tensor.opened(stack)
-            flat = (codes.reshape(-1) for codes in old.codes(tensors["data"]))
-            yield from self._compared(shaped(flat, self.stored.cut), parts, "while it is written")
+        # In a stream of their own: the numbers to compare with are read from the same tensors.
+        return self._compared(shaped(self.tensor.codes(), self.stored.cut), parts, "while it is written")
 
     def verify(
         self,

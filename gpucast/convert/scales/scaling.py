@@ -174,20 +174,26 @@ def default_rule(style: str, format: Format) -> ScaleRule:
 def library_recipe(style: str, format: Format, source: DType) -> str | None:
     """The recipe by which the library whose style it is finds the codes and scales of a format; None if there is none
     for tensors of the type `source`."""
+    library = scale_styles.WRITERS.get(style)
     for name, recipe in RECIPES.items():
+        if recipe.library != library or source.name not in recipe.sources:
+            continue
         own = scale_styles.form(style, recipe.format)
-        alike = (getattr(own, part) == getattr(format, part) for part in _FORM)
-        if recipe.library == scale_styles.WRITERS.get(style) and source.name in recipe.sources and all(alike):
+        if all(getattr(own, part) == getattr(format, part) for part in _FORM):
             return name
     return None
+
+
+def _is_free(request: Request) -> bool:
+    """Whether nobody said how the scales are found."""
+    return request.scale_rule is None and not request.repack and request.scale not in RECIPES
 
 
 def is_of_own_rule(request: Request, kind: str, to: DType) -> bool:
     """Whether a tensor of the type `kind` gets scales by gpucast's rule although the style is another library's, since
     no recipe has those of that library."""
-    is_free = request.scale not in RECIPES and request.scale_rule is None and not request.repack
     format = None if request.scale is None else format_of(request.scale, to)
-    if format is None or not is_free or request.style not in scale_styles.WRITERS:
+    if format is None or not _is_free(request) or request.style not in scale_styles.WRITERS:
         return False
     return not any(library_recipe(request.style, format, source) for source in SOURCES if source.name == kind)
 
@@ -216,12 +222,7 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
         raise FileError(f"{caller}: --style {scale} has codes of {element}, not of {dtype}; give --to {element}")
     if format is None:
         raise FileError(f"{caller}: --scale {scale} is not for {dtype.name}; expected {accepted}")
-    if (
-        rule is None
-        and not request.repack
-        and scale not in RECIPES
-        and (own := library_recipe(style, format, tensor.dtype)) is not None
-    ):
+    if _is_free(request) and (own := library_recipe(style, format, tensor.dtype)) is not None:
         scale, format = own, RECIPES[own].format
     rule = rule or default_rule(style, format)
     if rule != format.rule:

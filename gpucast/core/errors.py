@@ -50,7 +50,9 @@ def reason_of(error: OSError) -> str:
     said = error.strerror or str(error)
     folder = os.path.dirname(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else ""
     if error.errno == errno.ENOENT and folder and not os.path.isdir(folder):
-        return f"{said}: there is no folder {folder}; make it first, or name another"
+        hint = f": there is no folder {folder}; make it first, or name another"
+        # The writer of a file may have said so already.
+        return said if said.endswith(hint) else said + hint
     return said
 
 

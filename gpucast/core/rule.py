@@ -159,8 +159,8 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
     caller = options.caller
     version = newest_version(opset, options.versions, caller)
     for role, row in (("source", src), ("to", dst)):
-        since = first_opset(row) if opset is None else row.opset
-        if since is None or since > version:
+        since = row.opset
+        if opset is not None and (since is None or since > version):
             entered = "is in no opset" if since is None else f"entered at opset {since}"
             later = since is not None and since <= options.versions[-1]
             wanted = f"expected opset {since} or later" if later else "leave opset out"

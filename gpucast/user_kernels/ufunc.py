@@ -158,12 +158,14 @@ class Ufunc:
         rule = resolve(self._compute, self._dtype, options)
         engine = engines.of(device)
         fuse = of_rule(resolve_fuse(options, (device,)), rule, "ufunc")
-        target = None
+        target, out = None, options.out
         packed = any(one.packed for one in operands)
         for one in operands:
-            if options.out is not None:
+            if out is not None:
                 whole = replace(one, shape=shape, packed=packed)
-                target = calls.target_of(whole, rule, options.out, engine, "ufunc")
+                target = calls.target_of(whole, rule, out, engine, "ufunc")
+                # It is taken from its library once.
+                out = target.array
             call = Call("ufunc", one, rule, fuse, target)
             calls.check_fuse(call)
         engine.require("ufunc")

@@ -391,7 +391,7 @@ def _is_compiling(library: LibraryEntry) -> list[Callable[[], Any]]:
     """The functions that tell of the library's compiler; none while it is not loaded."""
     found: list[Any] = []
     for path in library.is_compiling:
-        asked: Any = sys.modules.get(library.name)
+        asked: Any = LOADED.get(library.name) or sys.modules.get(library.name)
         for name in path:
             asked = getattr(asked, name, None)
         found.append(asked)

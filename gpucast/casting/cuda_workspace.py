@@ -12,7 +12,7 @@ import numpy as np
 from gpucast.casting import cuda
 from gpucast.core.dtypes import DType
 from gpucast.kernel import ON_NEW_DRIVER, driver
-from gpucast.kernel.recording import current as recording_of_thread
+from gpucast.kernel.recording import THREAD
 
 #: Bytes of a cell: of a sector of its own, so that no other memory is in the way of its atomic operations.
 _CELL = 32
@@ -62,7 +62,7 @@ class Workspace:
                     self._cell = driver.driver().to_device(np.zeros(_CELL, np.uint8))
                     if not own:
                         _CELLS[key] = self._cell
-                recording = recording_of_thread()
+                recording = THREAD.recording
                 if recording is not None and not self._kept:
                     recording.cells.append(self._cell)
         return self._cell

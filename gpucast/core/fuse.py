@@ -36,6 +36,9 @@ def resolve_random(rounding: Any, seed: Any, offset: Any, caller: str = "cast") 
     for either keyword with another rounding.
     """
     stochastic = isinstance(rounding, str) and rounding == STOCHASTIC
+    if seed is None and not stochastic and type(offset) is int and not offset:
+        # As most calls have it.
+        return None
     if seed is None and stochastic:
         raise ValueError(f"{caller}: rounding={STOCHASTIC!r} needs seed=, an integer from 0 to 2^64 - 1")
     values = [

@@ -23,7 +23,7 @@ from gpucast.core.extension import MODULE
 from gpucast.kernel import ON_NEW_DRIVER, compiler, nvidia
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, LARGE_ARGUMENTS
 from gpucast.kernel.kernel import ARRAY, Kernel
-from gpucast.kernel.recording import current as recording_of_thread
+from gpucast.kernel.recording import THREAD
 
 #: CUDA_ERROR_INVALID_CONTEXT.
 _NO_CONTEXT = 201
@@ -406,14 +406,14 @@ def ready(kernel: Kernel, device: int) -> Launch:
 
 def load(kernel: Kernel, device: int) -> Launch:
     """The same, to be launched by this call, which a plan may repeat."""
-    found, recording = ready(kernel, device), recording_of_thread()
+    found, recording = ready(kernel, device), THREAD.recording
     return found if recording is None else recording.launch(kernel, found)
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
     """`Driver.empty`."""
     array = driver().empty(shape, dtype, strides)
-    recording = recording_of_thread()
+    recording = THREAD.recording
     if recording is not None:
         recording.made.append(array)
     return array
@@ -421,7 +421,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...]
 
 def moves() -> None:
     """Say that memory is copied to or from the host, or to another device, which no plan repeats."""
-    recording = recording_of_thread()
+    recording = THREAD.recording
     if recording is not None:
         recording.is_whole = False
 

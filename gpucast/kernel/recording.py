@@ -53,22 +53,25 @@ class Recording:
         return run
 
 
-_local = threading.local()
+class _OfThread(threading.local):
+    """What belongs to a thread."""
+
+    recording: Recording | None = None
 
 
-def current() -> Recording | None:
-    """That of this thread, if there is one."""
-    return getattr(_local, "recording", None)
+#: `THREAD.recording` is that of this thread, if there is one. (No function gives it: plans ask at every call.)
+THREAD = _OfThread()
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[Recording]:
     """Record what is done within, in this thread, by the checked path alone: launches of plans are not seen."""
-    before, _local.recording = current(), Recording()
+    before, made = THREAD.recording, Recording()
+    THREAD.recording = made
     try:
-        yield _local.recording
+        yield made
     finally:
-        _local.recording = before
+        THREAD.recording = before
 
 
 class Given(NamedTuple):
@@ -92,16 +95,13 @@ class Memory(NamedTuple):
 class Program(NamedTuple):
     """Launches that can be repeated."""
 
-    #: Of the module.
+    #: For ``MODULE.repeat(launches, given, others, seed, offset)``: it launches for the given arrays, which may stand
+    #: as their addresses, and for the others at these: those that are kept, the cells, and the new ones. False, nothing
+    #: done, for arrays that lie in another way.
     launches: Any
     new: tuple[Memory, ...]
     #: How many cells the launches share.
     cells: int
-
-    def run(self, given: list[Any], others: list[int], random: Random) -> bool:
-        """Launch for the given arrays, which may stand as their addresses, and for the others at these: those that are
-        kept, the cells, and the new ones. False, nothing done, for arrays that lie in another way."""
-        return bool(MODULE.repeat(self.launches, given, others, *random))
 
 
 def program(

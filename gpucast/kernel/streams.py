@@ -32,12 +32,17 @@ def visit(x: Any, *others: Any, device: Any = None) -> Iterator[None]:
     `others` are the other arrays of the call; numbers and None among them do not count. For an `x` of None, and for
     libraries without streams of their own, work runs on CuPy's current stream.
     """
-    adapter, *of_others = map(_adapter, (x, *others))
+    given = [one for one in others if one is not None]
+    adapter, *of_others = map(_adapter, (x, *given))
     if adapter is None and not any(of_others):
         yield
         return
-    own, lent = owner(x), list(map(owner, others))
-    places = {index for index in (None if own is None else own.device, _index(device)) if index is not None}
+    own, lent = owner(x), list(map(owner, given))
+    places = {
+        index
+        for index in (None if own is None else own.device, None if device is None else _index(device))
+        if index is not None
+    }
     if not (places or any(lent)) or kernel.driver.unavailable() is not None:
         # The call itself says why it cannot go to a device.
         yield

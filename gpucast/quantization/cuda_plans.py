@@ -18,6 +18,7 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
 from gpucast.core.dtypes import DType
+from gpucast.core.extension import MODULE
 from gpucast.core.fuse import Random
 from gpucast.kernel.recording import Given, Memory, Program, Recording, program
 
@@ -210,7 +211,7 @@ class _Known(NamedTuple):
             others += [cell.data.ptr] * repeated.cells
         made = [cuda.empty(*one) for one in repeated.new]
         others += [one.data.ptr for one in made]
-        if not repeated.run(given, others, asked.random or _NO_WORDS):
+        if not MODULE.repeat(repeated.launches, given, others, *(asked.random or _NO_WORDS)):
             return None
         if self.places is None:
             return asked.out

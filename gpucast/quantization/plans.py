@@ -44,7 +44,7 @@ class Repeats:
 
     def call(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         """The result of a call by its plan, or of ``checked(x, to, *keywords)``, whose plan is kept."""
-        if recording.current() is not None:
+        if recording.THREAD.recording is not None:
             # Part of another call, whose plan repeats all that is done.
             return checked(x, to, *keywords)
         if type(x) in plans.KINDS:

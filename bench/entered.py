@@ -75,7 +75,7 @@ def rows() -> dict[str, tuple[Call, bool]]:
 @contextmanager
 def measured() -> Iterator[dict[str, Call]]:
     """The calls by name, each ready to be counted when it is next made."""
-    with idle_cuda.idle(allocate=lambda nbytes: idle_cuda.array((nbytes,), np.uint8).data):
+    with idle_cuda.idle(allocate=idle_cuda.fresh):
         ready: dict[str, Call] = {}
         for name, (call, first) in rows().items():
 

@@ -69,6 +69,11 @@ def array(shape: tuple[int, ...], dtype: Any, device: int = 0) -> Any:
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
+def fresh(nbytes: int) -> Any:
+    """Memory of its own, for `idle(allocate=)`: then no two arrays of a call share theirs."""
+    return array((nbytes,), np.uint8).data
+
+
 @contextlib.contextmanager
 def idle(
     launch_kernel: Launch = nothing,

@@ -290,7 +290,7 @@ def devices() -> None:
     def array(shape: tuple[int, ...], dtype: Any = np.float32) -> Any:
         return idle_cuda.array(shape, dtype)
 
-    with idle_cuda.idle(allocate=lambda nbytes: idle_cuda.array((nbytes,), np.uint8).data):
+    with idle_cuda.idle(allocate=idle_cuda.fresh):
         one = array(())
         for shape in ((128, 256), (32, 64), (128, 256), (64, 128)):
             for _ in range(3):
@@ -338,7 +338,7 @@ def counts() -> None:
     allocated = ctypes.CDLL(None).__sanitizer_get_current_allocated_bytes
     allocated.restype = ctypes.c_size_t
     q, n, y = gpucast.quantize(x, "mxfp8e4m3"), gpucast.quantize(x, "nvfp4"), np.zeros((32, 64), np.float32)
-    with idle_cuda.idle(allocate=lambda nbytes: idle_cuda.array((nbytes,), np.uint8).data):
+    with idle_cuda.idle(allocate=idle_cuda.fresh):
         there, end = idle_cuda.array((128, 256), np.float32), idle_cuda.array((2,), np.int32)
         there_q = gpucast.quantize(there, "mxfp8e4m3")
         calls: tuple[Callable[[], Any], ...] = (

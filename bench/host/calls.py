@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,7 +39,6 @@ SIZE, EACH, LIST = 1024, 64, 100
 CALLS, ROUNDS = 50, 40
 #: Pairs whose kernels are compiled.
 COMPILED = 20
-_FOLDER = str(Path(gpucast.__file__).parent)
 Call = Callable[[], object]
 
 
@@ -98,7 +96,7 @@ def device() -> dict[str, Call]:
     given = [idle_cuda.array((EACH,), np.float32) for _ in range(LIST)]
     outs = [idle_cuda.array((EACH,), np.float16) for _ in range(LIST)]
     numbers = idle_cuda.array((SIZE,), np.float32)
-    with idle_cuda.idle(allocate=lambda nbytes: idle_cuda.array((nbytes,), np.uint8).data):
+    with idle_cuda.idle(allocate=idle_cuda.fresh):
         q = gpucast.quantize(x, "mxfp8e4m3")
     cast = gpucast.cast
     return {

@@ -16,9 +16,10 @@ import pytest
 import gpucast
 from bench import idle_cuda
 from codes import assert_same, values
+from fused_cases import rule_of
 from gpucast import PackedArray, dtype
 from gpucast.casting import list_plans, plans
-from gpucast.core.rule import Options, resolve
+from gpucast.core.rule import resolve
 from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, Kind, batch_kernel, sorted_kinds
 from gpucast.kernel.fused_kernel import FusedOps
 from host_driver import HostDriver, device_array, download, elements, upload
@@ -423,7 +424,7 @@ def test_equal_sets_have_one_kernel() -> None:
     assert one.kernel.name == "gpucast_many_float32_to_float16_float8e5m2_to_float16_int8_to_float16_1128"
     for limit in ARGUMENT_BYTES:
         for ops in (FusedOps(), FusedOps("narrow", finite=True)):
-            rule = resolve(dtype(1), to, Options(scale=None if ops.scaling == "none" else 1.0))
+            rule = rule_of(dtype(1), to, ops, False)
             batch = batch_kernel((Kind(rule, ops=ops),), limit)
             size = batch.kernel.arguments.nbytes
             assert size <= limit < size * (batch.capacity + 16) / batch.capacity

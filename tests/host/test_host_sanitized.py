@@ -57,17 +57,19 @@ def raced_module(exhaustive: bool, tmp_path_factory: pytest.TempPathFactory) -> 
     return built(tmp_path_factory.mktemp("raced"), "thread", some=True)
 
 
-def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with the libraries of both sanitizers; it ends with the code 99 where one finds something."""
+def run(script: str, *arguments: str, library: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with a sanitizer's library, else those of both for memory, and more variables; it ends with the code
+    99 where one finds something."""
     environment = {
         **os.environ,
-        "LD_PRELOAD": sanitizer.library(),
+        "LD_PRELOAD": library or sanitizer.library(),
         # Python leaks at exit by design.
         "ASAN_OPTIONS": "detect_leaks=0:exitcode=99",
         "UBSAN_OPTIONS": "exitcode=99",
         "PYTHONPATH": os.pathsep.join([str(SCRIPTS), *sys.path]),
         # Some loops are missing, and the reference stands in.
         "PYTHONWARNINGS": "ignore",
+        **more,
     }
     command = [sys.executable, str(SCRIPTS / script), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -97,16 +99,8 @@ def test_lists_that_are_reshaped_and_interrupted(module: Path, exhaustive: bool)
 
 def run_raced(module: Path, what: str) -> subprocess.CompletedProcess[str]:
     """Run threads with four helpers, and with ThreadSanitizer's library."""
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": sanitizer.thread_library(),
-        "TSAN_OPTIONS": "halt_on_error=1:exitcode=99",
-        "GPUCAST_HOST_THREADS": "4",
-        "PYTHONPATH": os.pathsep.join([str(SCRIPTS), *sys.path]),
-        "PYTHONWARNINGS": "ignore",
-    }
-    command = [sys.executable, str(SCRIPTS / "raced_host.py"), str(module), what]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    options = {"TSAN_OPTIONS": "halt_on_error=1:exitcode=99", "GPUCAST_HOST_THREADS": "4"}
+    return run("raced_host.py", str(module), what, library=sanitizer.thread_library(), **options)
 
 
 def test_threads_do_not_race(raced_module: Path) -> None:

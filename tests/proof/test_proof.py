@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fused_cases import rule_of
 from gpucast.cli import main
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, resolve
@@ -88,7 +89,7 @@ def test_other_layouts_are_proved(pair: str, shape: Any) -> None:
 )  # fmt: skip
 def test_scaled_casts_and_largest_magnitudes_are_proved(pair: str, ops: FusedOps, exhaustive: bool) -> None:
     src, dst = map(dtype, pair.split(":"))
-    source = Subject.of(resolve(src, dst, Options(scale=None if ops.scaling == "none" else 1.0)), ops=ops)
+    source = Subject.of(rule_of(src, dst, ops, False), ops=ops)
     text = certificate.ptx(source.kernel, "sm_90")
     launches = list(fused(source, ops))
     if ops.amax and not exhaustive:

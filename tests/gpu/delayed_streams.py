@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from delayed_driver import DelayedDriver, Memory
 
+from delayed_driver import DelayedDriver, Memory
 from foreign_arrays import Interface
 from gpucast import PackedArray
 from gpucast.arrays.unowned import view_at

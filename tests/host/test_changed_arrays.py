@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_fallback import run
 
 import gpucast
 from gpucast.casting import plans
 from gpucast.core.extension import MODULE
+from test_fallback import run
 
 pytestmark = [
     pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here"),

@@ -10,10 +10,10 @@ import signal
 import sys
 
 import pytest
-from test_fallback import run
 
 from gpucast.core.extension import MODULE
 from processor_modes import KNOWN
+from test_fallback import run
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
 

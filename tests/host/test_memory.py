@@ -6,9 +6,9 @@ from __future__ import annotations
 import sys
 
 import pytest
-from test_fallback import run
 
 from gpucast.core.extension import MODULE
+from test_fallback import run
 
 pytestmark = pytest.mark.skipif(
     MODULE is None or sys.platform != "linux", reason="needs the extension module, and Linux's large pages"

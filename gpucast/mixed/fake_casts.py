@@ -29,13 +29,13 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
 from gpucast.core.fuse import Fuse, scaling_of
-from gpucast.core.rounding import STOCHASTIC, Rounding
+from gpucast.core.rounding import Rounding
 from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
 from gpucast.host import loops, numbers
 from gpucast.kernel import streams
 from gpucast.mixed import cuda
 from gpucast.quantization import recipes
-from gpucast.quantization.call_choices import words
+from gpucast.quantization.call_choices import by_numbers
 from gpucast.quantization.cuda_plans import Ask, Asked
 from gpucast.quantization.formats import Format
 from gpucast.quantization.plans import Repeats
@@ -125,18 +125,10 @@ def _ask_on_device(to: Any, saturate: Any, round_mode: Any, opset: Any, rounding
     is_format = isinstance(narrow_type(to), Format)
 
     def ask(x: Any, seed: Any, offset: Any, scale: Any, amax: Any, out: Any) -> Asked | None:
-        random = None
-        if rounding == STOCHASTIC:
-            random = words(seed, offset)
-            if random is None:
-                return None
-        elif seed is not None or type(offset) is not int or offset:
+        found = by_numbers([x], scale, rounding, seed, offset)
+        if found is None:
             return None
-        read, key = [x], None
-        if type(scale) in (int, float):
-            key = type(scale), scale
-        elif scale is not None:
-            read.append(scale)
+        read, key, random = found
         updated: tuple[Any, ...] = ()
         if amax is not None and is_format:
             read.append(amax)
@@ -167,22 +159,18 @@ def _host_plan(x: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
 def _made_plan(kind: Any, rule: CastRule, there: CastRule, back: CastRule, fuses: bool, scaled: bool) -> Any:
     if not (cast_plans.has_arrays(there) and cast_plans.has_arrays(back)):
         return None
-    # By any scale, and by one that FLOAT has.
-    numbers = (0.1, 2.0) if scaled else (None, None)
+    # By any scale, and by one that FLOAT has, with inverses that are alike.
+    examples = ((0.1, 0.1), (2.0, 0.5)) if scaled else ((None, None),)
     try:
         works = [
-            loops.there_and_back(
-                there, back, Fuse(scale=one, amax=fuses or None), None if one is None else _EXAMPLES[one]
-            )
-            for one in numbers
+            loops.there_and_back(there, back, Fuse(scale=scale, amax=fuses or None), inverse)
+            for scale, inverse in examples
         ]
     except LookupError:
         return None
-    return HOST_KINDS[kind].make(rule, works[0] if not fuses else works[0] + works[1])
+    return HOST_KINDS[kind].make(rule, works[0] + works[-1] if fuses else works[0])
 
 
-#: Of scales, one that FLOAT does not hold, inverses that are alike.
-_EXAMPLES = {0.1: 0.1, 2.0: 0.5}
 #: `amax` is written.
 REPEATS = Repeats(
     "kkkkkf.ffk.kk", _ask_on_device, _host_plan,
@@ -214,26 +202,9 @@ def check_keywords(format: Any, options: Options) -> None:
 
 
 @exact()
-def _checked(
-    x: Any,
-    to: Any,
-    saturate: Any,
-    round_mode: Any,
-    opset: Any,
-    rounding: Any,
-    overflow: Any,
-    seed: Any,
-    offset: Any,
-    scale: Any,
-    amax: Any,
-    _device: None,
-    out: Any,
-    _copy: bool,
-    axis: Any,
-) -> Any:
-    options = Options(
-        saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, out=out, caller=CALLER
-    )
+def _checked(x: Any, to: Any, *given: Any) -> Any:
+    *of_cast, _device, out, _copy, axis = given
+    options = Options(*of_cast)._replace(out=out, caller=CALLER)
     with streams.visit(x, options.out, options.scale, options.amax):
         array = as_array(x, CALLER)
         if isinstance(array, PackedArray):
@@ -243,8 +214,7 @@ def _checked(
         src, narrow = source_dtype(array.dtype, f"{CALLER}: x.dtype="), narrow_type(to)
         source = Array.of(array, src)
         there = engines.of(source.device)
-        same, out = resolve(src, src), options.out
-        target = None if out is None else calls.target_of(source, same, out, there, CALLER)
+        target = None if out is None else calls.target_of(source, resolve(src, src), out, there, CALLER)
         if isinstance(narrow, Format):
             check_keywords(narrow, options)
             keywords = {name: getattr(options, name) for name in ("rounding", "seed", "offset", "scale", "amax")}

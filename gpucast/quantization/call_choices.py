@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucast.core.fuse import Random
+from gpucast.core.rounding import STOCHASTIC
 
 _LIMIT = 1 << 64
 #: What decides on the signs of a transform: numbers, or a seed.
@@ -18,6 +19,23 @@ def words(seed: Any, offset: Any) -> Random | None:
     """The random words of a call; None for others than there are."""
     known = type(seed) is int and type(offset) is int and 0 <= seed < _LIMIT and 0 <= offset < _LIMIT
     return Random(seed, offset) if known else None
+
+
+def by_numbers(
+    read: list[Any], scale: Any, rounding: Any, seed: Any, offset: Any
+) -> tuple[list[Any], Any, Random | None] | None:
+    """The arrays that a call reads, with a scale that is one; a key for a scale that is a number; and the random words.
+    None for what only the checked path takes, or refuses."""
+    random = None
+    if rounding == STOCHASTIC:
+        random = words(seed, offset)
+        if random is None:
+            return None
+    elif seed is not None or type(offset) is not int or offset:
+        return None
+    if type(scale) in (int, float):
+        return read, (type(scale), scale), random
+    return read if scale is None else [*read, scale], None, random
 
 
 def signs_of(signs: Any, seed: Any) -> Signs | None:

@@ -246,10 +246,9 @@ class CudaPlan:
 
 def _known(asked: Asked, recording: Recording, result: Any, library: str | None) -> _Known | None:
     adapter = None if library is None else libraries.of_library(library)
-    written: list[Any] = [*asked.updated]
-    form, parts = flat(result, written), _parts(result)
-    if asked.out is None:
-        written = [*asked.updated]
+    arrays: list[Any] = []
+    form, parts = flat(result, arrays), _parts(result)
+    written = [*asked.updated, *(() if asked.out is None else arrays)]
     # Another library's arrays may be in use on another stream.
     if any(library_of(one) != library for one in (*asked.updated, *parts)):
         return None

@@ -94,12 +94,12 @@ def _checked(x: Any, length: Any, axis: Any, signs: Any, seed: Any, inverse: Any
         how = resolve_hadamard(length, signs, seed, _CALLER)
         place = checked_axis(axis, array.shape)
         check_runs(how, array.shape, place, _CALLER)
-        if out is None:
-            result = engine.of(array).transform(array, how, place, kind, inverse=inverse)
-            library = libraries.library_of(x)
-            return result if library is None else libraries.of_library(library).from_array(result)
-        engine.of(array).transform(array, how, place, kind, inverse=inverse, out=_checked_out(array, kind, out))
-        return out
+        target = None if out is None else _checked_out(array, kind, out)
+        result = engine.of(array).transform(array, how, place, kind, inverse=inverse, out=target)
+        if out is not None:
+            return out
+        library = libraries.library_of(x)
+        return result if library is None else libraries.of_library(library).from_array(result)
 
 
 def checked_axis(axis: Any, shape: tuple[int, ...]) -> int:

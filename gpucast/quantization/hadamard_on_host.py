@@ -29,13 +29,19 @@ def transform(x: NDArray, hadamard: Hadamard, *, axis: int = -1, inverse: bool =
     made = np.empty(runs.shape, np.float32)
     n = hadamard.length
     grid = BlockGrid((1, 1, x.size), (1, 1, n), (1, 1, x.size // n))
-    how = block_loops.Transform((ctypes.c_uint32 * 4)(*hadamard.words), hadamard.factor, inverse)
-    block_loops.each_run(block_loops.find(f"hadamard_{dtype(x.dtype).name}"), runs, made, grid, made, how)
+    run, how = _loop(hadamard, dtype(x.dtype), inverse)
+    block_loops.each_run(run, runs, made, grid, made, how)
     return np.ascontiguousarray(np.moveaxis(made, -1, axis))
 
 
 def transforming(hadamard: Hadamard, src: DType, size: int, inverse: bool = False) -> bytes:
     """What the module does for `transform` along the last axis, of arrays of so many elements."""
+    return bytes(
+        block_loops.Transforming(size, hadamard.length, src.code_numpy.itemsize, *_loop(hadamard, src, inverse))
+    )
+
+
+def _loop(hadamard: Hadamard, src: DType, inverse: bool) -> tuple[int, block_loops.Transform]:
+    """The module's loop over numbers of a type, and what it does."""
     how = block_loops.Transform((ctypes.c_uint32 * 4)(*hadamard.words), hadamard.factor, inverse)
-    run, itemsize = block_loops.find(f"hadamard_{src.name}"), src.code_numpy.itemsize
-    return bytes(block_loops.Transforming(size, hadamard.length, itemsize, run, how))
+    return block_loops.find(f"hadamard_{src.name}"), how

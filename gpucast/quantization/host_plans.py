@@ -31,7 +31,6 @@ from gpucast.quantization.option_checks import resolve_hadamard
 Make = Callable[[], Any]
 #: The most shapes of a plan.
 _MOST = 256
-_PARTS = ("data", "scales", "zero_points", "global_scale")
 _FLOAT = dtype("FLOAT")
 #: A FLOAT holds each magnitude below as DOUBLE rounds it once.
 _WHOLE = 1 << 53
@@ -273,7 +272,7 @@ class _TransformPlan:
 
     def run(self, x: Any, signs: Any, seed: Any, out: Any) -> Any:
         how = self.hows.get((x.shape, signs_of(signs, seed)))
-        if how is None or (signs is not None and seed is not None) or not (out is None or type(out) is np.ndarray):
+        if how is None or not (out is None or type(out) is np.ndarray):
             return None
         y = np.empty(x.shape, np.float32) if out is None else out
         if y.shape != x.shape or y.dtype != np.float32 or not MODULE.transform(how, None, x, y):
@@ -294,7 +293,7 @@ def transformed(x: Any, length: Any, keywords: tuple[Any, ...], y: Any) -> Any:
         return None
     if axis % x.ndim != x.ndim - 1 or y.dtype != np.float32 or not x.dtype.isnative:
         return None
-    how = resolve_hadamard(length, signs, None if signs is not None else seed, "hadamard")
+    how = resolve_hadamard(length, signs, seed, "hadamard")
     plan = _transform_plan(x.dtype, how.length, axis, inverse, dtype(to))
     if len(plan.hows) >= _MOST:
         plan.hows.clear()

@@ -15,7 +15,7 @@ from gpucast.casting import plans
 from gpucast.core.extension import MODULE
 from gpucast.kernel import ON_NEW_DRIVER, recording
 from gpucast.quantization import host_plans
-from gpucast.quantization.call_choices import NO_SIGNS, choices, signs_of, words
+from gpucast.quantization.call_choices import NO_SIGNS, by_numbers, choices, signs_of
 from gpucast.quantization.cuda_plans import Ask, Asked, CudaPlan, flat, is_record
 from gpucast.quantization.formats import Format
 
@@ -143,18 +143,12 @@ def _grouped_on_device(to: Any, *keyed: Any) -> Ask | None:
     rounding = keyed[-1]
 
     def ask(x: Any, offsets: Any, scale: Any, seed: Any, offset: Any, out: Any) -> Asked | None:
-        random = None
-        if rounding is not None:
-            random = words(seed, offset)
-            if random is None or random.offset + x.shape[0] * x.shape[1] > 1 << 64:
-                return None
-        elif seed is not None or type(offset) is not int or offset:
+        found = by_numbers([x, offsets], scale, rounding, seed, offset)
+        if found is None:
             return None
-        read, key = [x, offsets], None
-        if type(scale) in (int, float):
-            key = type(scale), scale
-        elif scale is not None:
-            read.append(scale)
+        read, key, random = found
+        if random is not None and random.offset + x.shape[0] * x.shape[1] > 1 << 64:
+            return None
         # Another library's arrays may be written on another stream.
         if any(type(one) is not type(x) for one in read):
             return None

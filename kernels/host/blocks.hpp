@@ -80,6 +80,16 @@ struct BlockOf {
     GPUCAST_INLINE OfBlock& operator[](u64 i) const { return of[(i + skip) / length]; }
 };
 
+// Calls each(i, end, block) for the elements of the blocks that lie in [0, count), `start` elements behind the first.
+template <typename OfBlock, typename Each>
+GPUCAST_INLINE void each_block(const BlockOf<OfBlock>& block, u64 start, u64 count, const Each& each) {
+    for (u64 i = 0; i < count;) {
+        const u64 left = block.length - (start + i + block.skip) % block.length, end = left < count - i ? i + left : count;
+        each(i, end, block[start + i]);
+        i = end;
+    }
+}
+
 // Elements that become numbers together: they stay in the first-level cache.
 enum : u64 { numbers = 512 };
 

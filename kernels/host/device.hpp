@@ -142,6 +142,13 @@ inline bool launch_cast(const Kernel* kernel, void* stream, u64 src, u64 dst, u6
     return launch(kernel, [=] { return enqueue_cast(kernel, stream, src, dst, n, more); });
 }
 
+// With arguments that lie in these bytes.
+inline bool launch_bytes(const Kernel* kernel, void* stream, u64 blocks, u8* bytes) {
+    void* places[most_arguments];
+    for (u32 i = 0; i < kernel->count; ++i) places[i] = bytes + kernel->offsets[i];
+    return launch(kernel, [&] { return enqueue(kernel, stream, blocks, places); });
+}
+
 // The bytes of a launch's arguments; null, with an exception, for others than the kernel's.
 inline u8* bytes_for(const Kernel* kernel, PyObject* given) {
     u64 size = 0;
@@ -168,10 +175,9 @@ static PyObject* call_kernel(PyObject* self, PyObject* arguments, PyObject*) {
     const u64 blocks = number_at(arguments, 0);
     if (PyErr_Occurred()) return nullptr;
     u8* bytes = bytes_for(kernel, PyTuple_GetItem(arguments, 1));
-    void *stream, *places[most_arguments];
+    void* stream;
     if (!bytes || !find_stream(kernel, &stream)) return nullptr;
-    for (u32 i = 0; i < kernel->count; ++i) places[i] = bytes + kernel->offsets[i];
-    return launch(kernel, [&] { return enqueue(kernel, stream, blocks, places); }) ? nothing() : nullptr;
+    return launch_bytes(kernel, stream, blocks, bytes) ? nothing() : nullptr;
 }
 
 // ---- plans of arrays on devices ----

@@ -78,11 +78,9 @@ void find_codes(const void* from, void* to, u64 n, u64 skip, u64 length, void* o
         if (length == 1) {
             for (u64 i = 0; i < count; ++i) q[i] = quotient(i, block.of[start + i]);
         } else {
-            for (u64 i = 0; i < count;) {
-                const u64 left = length - (start + i + skip) % length, end = i + left < count ? i + left : count;
-                const Divisor by = block[start + i];
-                for (; i < end; ++i) q[i] = quotient(i, by);
-            }
+            each_block(block, start, count, [&](u64 i, u64 end, const Divisor& by) {
+                for (const Divisor own = by; i < end; ++i) q[i] = quotient(i, own);
+            });
         }
         if (how.cast_at_random) {
             const u64 behind = how.skip + place + start;

@@ -16,16 +16,6 @@ struct Products {
     CastArray *from_floats, *to_floats;
 };
 
-// Calls each(i, end, factor) for the elements of the blocks that lie in [0, count), `start` elements behind the first.
-template <typename Each>
-GPUCAST_INLINE void each_block(const BlockOf<const Factor>& block, u64 start, u64 count, const Each& each) {
-    for (u64 i = 0; i < count;) {
-        const u64 left = block.length - (start + i + block.skip) % block.length, end = left < count - i ? i + left : count;
-        each(i, end, block[start + i]);
-        i = end;
-    }
-}
-
 // What a product in FLOAT lacks to the exact one. It is itself a FLOAT, unless it is too small.
 GPUCAST_INLINE float rest_of_product(float x, float y, float product) {
 #if defined(__FMA__) || defined(__aarch64__)

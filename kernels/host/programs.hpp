@@ -180,9 +180,7 @@ inline bool launch_again(const RecordedLaunch& one, u8* bytes, void** stream, bo
     }
     if (!*is_known && !find_stream(kernel, stream)) return false;
     *is_known = true;
-    void* places[most_arguments];
-    for (u32 i = 0; i < kernel->count; ++i) places[i] = bytes + kernel->offsets[i];
-    return launch(kernel, [&] { return enqueue(kernel, *stream, one.blocks, places); });
+    return launch_bytes(kernel, *stream, one.blocks, bytes);
 }
 
 // repeat(program, given, others, seed, offset): whether the launches were repeated for a list of arrays, and of the addresses

@@ -35,6 +35,12 @@ struct BlockFactor {
 enum class ScaleKind : u64 { power_of_two, real, small };
 enum class Division : u64 { step, near, quotient, product };
 
+// `Integers` of codes.hpp.
+struct IntegerCodes {
+    int least, most;
+    u32 mask, products, in_float, rounds;
+};
+
 struct Quantizing {
     u64 shape[3], lengths[3], grid[3];
     u64 src_bytes, scale_bytes, element_bits;
@@ -48,9 +54,7 @@ struct Quantizing {
     // Codes of the source: its sign, and its largest finite number; of the smallest scale.
     u64 sign_code, max_code, least_scale;
     double divisor, top_scale, steps, negative_weight, lowest, largest;
-    // `Integers` of codes.hpp.
-    int least, most;
-    u32 mask, products, in_float, rounds;
+    IntegerCodes to;
     // The loop and the cast for rounding at random; null where there is none.
     void (*divide)();
     CastAtRandom* at_random;
@@ -73,8 +77,7 @@ struct RandomQuotients {
     CastAtRandom* at_random;
     const u8* first;
     u64 seed, first_block, skip;
-    int least, most;
-    u32 mask, products, in_float, rounds;
+    IntegerCodes to;
 };
 
 // A Hadamard transform of all runs of adjacent numbers.
@@ -92,9 +95,11 @@ struct Dequantizing {
     u64 scale_bytes, element_bits, dst_bytes;
     CastArray *from_scale, *from_zero;
     // `Products` of products.hpp.
-    CastArray *from_codes, *to;
-    u64 itemsize;
-    CastArray *from_codes_to_floats, *to_from_floats;
+    struct {
+        CastArray *from, *to;
+        u64 itemsize;
+        CastArray *from_floats, *to_floats;
+    } products;
 };
 
 // Memory that goes when this does.
@@ -222,10 +227,6 @@ inline int find_elements(const Quantizing& how, const OwnChoice& own, u8* x, u8*
                          Unlocked* unlocked) {
     const u64 blocks = product(how.grid);
     const Memory of(blocks * sizeof(BlockDivisor));
-    const struct {
-        int least, most;
-        u32 mask, products, in_float, rounds;
-    } integers = {how.least, how.most, how.mask, how.products, how.in_float, how.rounds};
     if (!of.data) return 0;
     u64 of_bytes = 4;
     for (u64 i = 0; i < blocks; ++i) {
@@ -235,8 +236,8 @@ inline int find_elements(const Quantizing& how, const OwnChoice& own, u8* x, u8*
         else if (how.division == Division::step) of.as<BlockStep>()[i] = {float(d), zeros[i]}, of_bytes = 8;
         else of.as<float>()[i] = float(how.division == Division::product ? 1 / d : d);
     }
-    const RandomQuotients quotients = {nullptr, how.at_random, x, own.seed, own.offset / 4, own.offset % 4, 0, 0, how.mask, 0, 0, 0};
-    const void* more = own.is_random ? static_cast<const void*>(&quotients) : how.division == Division::step ? &integers : nullptr;
+    const RandomQuotients quotients = {nullptr, how.at_random, x, own.seed, own.offset / 4, own.offset % 4, how.to};
+    const void* more = own.is_random ? static_cast<const void*>(&quotients) : how.division == Division::step ? &how.to : nullptr;
     void (*const elements)() = own.is_random ? how.divide : how.elements;
     if (how.element_bits == 8) {
         return each_run(run_of(how, elements, x, how.src_bytes, data, 1, of.data, of_bytes, more), unlocked) ? 1 : -1;
@@ -316,14 +317,9 @@ inline bool dequantize_blocks(const Dequantizing& how, const u8* data, const u8*
         of.as<BlockFactor>()[i] = {global_scale ? factors[i] * double(g) : factors[i], zero_points ? zeros[i] : 0};
     }
     if (is_packed) unpack(data, u32(how.element_bits), codes.data, n);
-    const struct {
-        CastArray *from, *to;
-        u64 itemsize;
-        CastArray *from_floats, *to_floats;
-    } products = {how.from_codes, how.to, how.itemsize, how.from_codes_to_floats, how.to_from_floats};
     u8* const src = is_packed ? codes.data : const_cast<u8*>(data);
     static void (*const multiply)() = find_function("multiply");
-    return each_run(run_of(how, multiply, src, 1, out, how.dst_bytes, of.data, sizeof(BlockFactor), &products), &unlocked);
+    return each_run(run_of(how, multiply, src, 1, out, how.dst_bytes, of.data, sizeof(BlockFactor), &how.products), &unlocked);
 }
 
 // ---- arrays of a call ----

@@ -64,14 +64,14 @@ def device_rows() -> dict[str, Row]:
         "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 32),
         "dequantize": (gpucast.dequantize, (back,), {}, 23),
         "hadamard": (gpucast.hadamard, (x, 32), {}, 24),
-        "grouped": (gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {}, 33),
+        "grouped": (gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {}, 34),
         "grouped, stochastic": (
-            gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 34,
+            gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 35,
         ),
-        "cast_grouped": (gpucast.cast_grouped, (x, ends, "FLOAT8E4M3FN"), {"scale": one}, 32),
-        "fake_cast": (fake_cast, (x, "FLOAT8E4M3FN"), {}, 25),
-        "fake_cast, scale=": (fake_cast, (x, "FLOAT8E4M3FN"), {"scale": one}, 26),
-        "fake_cast, blocks": (fake_cast, (x, "mxfp8e4m3"), {}, 27),
+        "cast_grouped": (gpucast.cast_grouped, (x, ends, "FLOAT8E4M3FN"), {"scale": one}, 33),
+        "fake_cast": (fake_cast, (x, "FLOAT8E4M3FN"), {}, 26),
+        "fake_cast, scale=": (fake_cast, (x, "FLOAT8E4M3FN"), {"scale": one}, 27),
+        "fake_cast, blocks": (fake_cast, (x, "mxfp8e4m3"), {}, 28),
     }  # fmt: skip
 
 

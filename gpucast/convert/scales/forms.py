@@ -168,6 +168,9 @@ def stored_by_others(
         raise _Problem(f"{caller} has an order of its groups ({tensors['g_idx'].name!r}), which is not known here")
     if "pre_quant_scale" in tensors:
         raise _Problem(f"{caller} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
+    if {"global_scale", "second_scale"} <= tensors.keys():
+        names = " and ".join(repr(tensors[part].name) for part in ("global_scale", "second_scale"))
+        raise _Problem(f"{caller} has two global scales, {names}; expected one of them")
     shape, packing, element = data.shape, "plain", data.dtype
     assert element is not None
     if layer is not None and (swizzled := comfyui.stored_swizzled(data.name, tensors, layer)) is not None:
@@ -192,6 +195,11 @@ def stored_by_others(
     if any(n == 0 for n in shape):
         raise _Problem(f"{caller} has no elements")
     scale_dtype = _scale_dtype(scales, caller)
+    if not symmetric and (element.is_float or scale_dtype is not _FLOAT):
+        raise _Problem(
+            f"{caller}: zero points {tensors['zero_points'].name!r} go with codes of integers and scales of FLOAT, "
+            f"FLOAT16 or BFLOAT16, not with {element.name} and {scale_dtype.name}"
+        )
     format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, caller)
     if packing == "bytes" and format.block != (16 if scale_dtype is _E4M3 else 32,):
         raise _Problem(f"{caller} of {data.kind} has scales, {scales.name!r}, in a form that is not known here")
@@ -240,7 +248,10 @@ def _scale_dtype(scales: Tensor, caller: str) -> DType:
         return stored_as
     if stored_as is not None and stored_as.name == "UINT8":
         return _E8M0
-    raise _Problem(f"{caller}: its scales {scales.name!r} are {scales.kind}, which is not known here")
+    raise _Problem(
+        f"{caller}: its scales {scales.name!r} are {scales.kind}, which is not known here; expected FLOAT, FLOAT16, "
+        "BFLOAT16, FLOAT8E4M3FN, or FLOAT8E8M0 (also as UINT8)"
+    )
 
 
 def _shape(tensors: Mapping[str, Tensor], caller: str) -> tuple[int, ...]:

@@ -254,10 +254,11 @@ def _is_sign(key: str, text: str) -> bool:
 def _holds_codes(tensor: Tensor) -> bool:
     """Whether a tensor is of a type that weights have as codes alone."""
     dtype = tensor.dtype
-    if dtype is None or not tensor.size or dtype.bits > 8 or companions.is_count(tensor.name):
+    if dtype is None or not tensor.size or companions.is_count(tensor.name):
         return False
-    is_narrow = dtype.is_float or (dtype.family == "int" and len(tensor.shape) > 1)
-    return is_narrow and not companions.is_plain_cast(tensor)
+    # Matrices of integers of 16 or 32 bits are words of several codes.
+    is_code = dtype.bits <= 8 if dtype.is_float else dtype.family == "int" and dtype.bits < 64 and len(tensor.shape) > 1
+    return is_code and not companions.is_plain_cast(tensor)
 
 
 def _check_declared(

@@ -12,6 +12,7 @@ from typing import Any
 from gpucast.convert.scales import comfyui
 from gpucast.convert.scales.scale_styles import ENTRY, stored
 from gpucast.convert.scales.stored import Packing, Stored, words
+from gpucast.convert.streaming.pieces import axis
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import Spec, Tensor
 from gpucast.quantization import quantized_files
@@ -91,7 +92,7 @@ def _shapes(format: Format, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         return [(), (1,), (1,) * len(shape)] if shape else []
     if len(shape) < format.min_ndim:
         return []
-    wanted = format.scales_shape(shape, 0 if format.block == "axis" else len(shape) - 1)
+    wanted = format.scales_shape(shape, axis(format, len(shape)))
     return [wanted, (*wanted, *[1] * (len(shape) - 1))] if format.block == "axis" else [wanted]
 
 
@@ -141,7 +142,7 @@ def stored_by_gpucast(base: str, tensors: Mapping[str, Tensor], text: str) -> St
     if not data.size or len(data.shape) < format.min_ndim:
         raise _Problem(f"{caller} has shape {data.shape}, which convert does not quantize as {format.name}")
     expected = stored("gpucast", data.name, data.shape, format, dtype("FLOAT"), asked_for=True)
-    if kept["axis"] != (0 if format.block == "axis" else len(data.shape) - 1) or kept["scale_layout"] != "linear":
+    if kept["axis"] != axis(format, len(data.shape)) or kept["scale_layout"] != "linear":
         raise _Problem(
             f"{caller} has axis {kept['axis']!r}, scale_layout {kept['scale_layout']!r}, not as convert writes"
         )

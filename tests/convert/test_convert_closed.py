@@ -315,6 +315,17 @@ def test_a_section_in_a_list_or_under_another_name_is_removed(config: Any) -> No
     assert "quant_method" not in Path("out/config.json").read_text()
 
 
+def test_parts_of_codes_are_neither_dropped_nor_kept_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    model(F8 | {"norm.weight": numbers(8)}, quantization_config=BLOCKS)
+    for pattern in ("*_scale_inv", "l.weight"):
+        said = failure(capsys, "in", "out", "--to", "BFLOAT16", "--drop", pattern)
+        assert "a part of 'l.weight', whose numbers need it" in said and not Path("out").exists()
+        assert convert("in", f"out {pattern}", "--to", "BFLOAT16", "--keep", pattern) == 0
+        held = files.load(f"out {pattern}/model.safetensors")
+        assert all(held[name].tobytes() == x.tobytes() for name, x in F8.items())
+        assert "quant_method" in Path(f"out {pattern}/config.json").read_text()
+
+
 @pytest.mark.parametrize("codes", ["int32", "uint32", "int16", "uint16"])
 def test_a_matrix_of_words_holds_codes(codes: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Of packers that are not known here: 'l.s' would be cast, and no reader could tell."""

@@ -64,8 +64,8 @@ def scales_by_file(
         part = next((name for name in tensor.paths if cast and matches(choice.drop, name)), None)
         if part is not None:
             raise FileError(
-                f"{tensor.paths[part]}: --drop is for {part!r}, a part of {numbers.name!r}, whose numbers need it; leave "
-                "it out of the pattern, or keep all parts with --exclude"
+                f"{tensor.paths[part]}: --drop is for {part!r}, a part of {numbers.name!r}, whose numbers need it; "
+                "leave it out of the pattern, or keep all parts with --exclude"
             )
         if cast and tensor.stored is None:
             raise FileError(f"{tensor.problem}; leave {numbers.name!r} as it is with --exclude")

@@ -27,8 +27,10 @@ import numpy as np
 
 import gpucast
 from bench.peers.foreign_tests import SUITES, foreign_tests
-from bench.peers.foreign_vectors import cuda, fast_float, p3109_tables, t27
+from bench.peers.foreign_vectors import cuda, fast_float, p3109_tables
+from bench.peers.four_over_six import four_over_six
 from bench.peers.outcomes import NDArray, Outcome
+from bench.peers.t27 import t27
 from bench.revision import ROOT
 from gpucast.core.dtypes import DType, dtype
 from gpucast.parity.hard_values import codes as hard_values
@@ -193,6 +195,9 @@ def outcomes(names: list[str], samples: int) -> Iterator[Outcome]:
             yield FOLDERS[name](Path(folder), samples)
         else:
             yield foreign_tests(name, Path(folder).resolve(), version)
+            if name == "fouroversix":
+                # Its tests compare whole arrays, and allow a thousandth of the blocks: why each differs.
+                yield four_over_six(Path(folder).resolve(), version)
 
 
 def main() -> int:

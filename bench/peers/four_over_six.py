@@ -36,8 +36,8 @@ class Blocks(NamedTuple):
     scales: NDArray
     codes: NDArray
 
-    def __getitem__(self, at: Any) -> Blocks:  # type: ignore[override]
-        return Blocks(self.scales[at], self.codes[at])
+    def at(self, chosen: NDArray) -> Blocks:
+        return Blocks(self.scales[chosen], self.codes[chosen])
 
     @classmethod
     def of(cls, scales: Any, codes: Any) -> Blocks:
@@ -72,7 +72,7 @@ def four_over_six(folder: Path, version: str) -> Outcome:
         theirs, ours = Blocks.of(scales, codes), Blocks.of(q.scales, q.data)
         differ = (theirs.scales != ours.scales) | (theirs.codes != ours.codes).any(1)
         rows = x.float().numpy().reshape(-1, 16)[differ].astype(np.float64)
-        causes = causes_of(rows, float(q.global_scale), theirs[differ], ours[differ])
+        causes = causes_of(rows, float(q.global_scale), theirs.at(differ), ours.at(differ))
         for name in CAUSES:
             why[name] += int((causes == name).sum())
         legal = differ.copy()

@@ -289,8 +289,8 @@ HELD = {
     "testfloat": "conversions between FLOAT16, FLOAT, DOUBLE and integers in five rounding modes, on its own inputs",
     "microxcaling": "MXFP8, MXFP6 and MXFP4 of blocks of finite numbers",
     "gfloat": "every pair of its formats, OCP, IEEE and P3109, in its rounding modes, saturating and not",
-    "cuda": "float8, float6, float4, FLOAT8E8M0 and 16-bit conversions. `__nv_cvt_double_to_fp8` keeps the sign or"
-    " payload of NaN, which the conversions from float do not",
+    "cuda": "float8, float6, float4, FLOAT8E8M0, FLOAT8UE5M3 and 16-bit conversions. `__nv_cvt_double_to_fp8` keeps"
+    " the sign or payload of NaN, which the conversions from float do not",
 }
 
 

@@ -27,7 +27,7 @@ _cast: Any = gpucast.cast
 
 def p3109_tables(folder: Path, samples: int) -> Outcome:
     """P3109's own tables of finite formats, as rows of our table: each value, and its cast back to its code."""
-    found = Outcome("P3109 value tables", "Interim Report 4.0", "types", 0, 0, 0, licence="IEEE SA, not kept here")
+    found = Outcome("P3109 value tables", "Interim Report 4.0", "types", licence="IEEE SA, not kept here")
     for path in sorted(folder.rglob("*f.csv")):
         k, p, sign = re.fullmatch(r"Binary(\d+)p(\d+)([su])f", path.stem).groups()  # type: ignore[union-attr]
         bits, mantissa, signed = int(k), int(p) - 1, sign == "s"
@@ -65,9 +65,7 @@ def cuda(include: Path, samples: int) -> Outcome:
     """FLOATs, evenly spaced codes, to FLOAT8UE5M3 by the host code of CUDA's headers, in three modes."""
     version = re.search(r"define CUDART_VERSION\s+(\d+)", (include / "cuda_runtime_api.h").read_text(encoding="utf-8"))
     number = int(version[1]) if version else 0
-    found = Outcome(
-        "CUDA's headers", f"{number // 1000}.{number % 1000 // 10}", "FLOAT8UE5M3", 0, 0, 0, licence="NVIDIA"
-    )
+    found = Outcome("CUDA's headers", f"{number // 1000}.{number % 1000 // 10}", "FLOAT8UE5M3", licence="NVIDIA")
     step, size = max(1, (1 << 32) // samples), 1 << 24
     with tempfile.TemporaryDirectory() as where:
         Path(where, "a.cpp").write_text(_CUDA, encoding="utf-8")
@@ -116,7 +114,7 @@ def fast_float(folder: Path, samples: int) -> Outcome:
     version = re.search(
         r"project\(fast_float VERSION ([\d.]+)", (folder / "CMakeLists.txt").read_text(encoding="utf-8")
     )
-    found = Outcome("fast_float", version[1] if version else "", "text", 0, 0, 0, licence="MIT")
+    found = Outcome("fast_float", version[1] if version else "", "text", licence="MIT")
     with tempfile.TemporaryDirectory() as where:
         shutil.copytree(folder / "include", f"{where}/include")
         for header in Path(where, "include").rglob("*.h"):

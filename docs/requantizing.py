@@ -63,8 +63,8 @@ proved by trying the largest magnitude alone:
 - FLOAT scales, by way of FLOAT: all 2^23 fractions of the largest magnitude are tried, and the scale was the same;
   other exponents differ by powers of two, which are exact, and a smallest magnitude of a formula is that of both
   rounds. A number then differs from its code times the scale by 2^-23 of it, and codes are farther from each other.
-- `int2` by way of BFLOAT16 and FLOAT16: all codes are 0 and 1 times a sign, so all numbers are 0 and the scale as that
-  type. It is rounded once, and stays.
+- `int2` by way of BFLOAT16 and FLOAT16: codes are -1, 0 and 1, so each number is 0 or the scale, rounded to that type.
+  The second round's scale is this number, which the type holds.
 - Two levels of scales, by way of FLOAT: all 2^23 fractions of the array's largest magnitude are tried, and the global
   scale was the same. A block's scale is at least the smallest normal one (`torchao-nvfp4` takes no smaller). It is
   rounded by a 16th at most, so that the largest code is 6, and the second round finds it within 2^-22; or it is the

@@ -66,7 +66,7 @@ class Recorder:
     def __init__(self) -> None:
         #: Every kernel that was asked for, once, in order.
         self.kernels: dict[Kernel, None] = {}
-        self.argument_bytes = ARGUMENT_BYTES[-1]
+        self.argument_bytes = ARGUMENT_BYTES
         self._array, self._next = _array_class(), _FIRST
 
     def array(self, shape: tuple[int, ...], kind: Any, packed: bool = False) -> Any:
@@ -75,6 +75,15 @@ class Recorder:
         if not packed:
             return self.empty(shape, kind.numpy)
         return _PackedPlace(self.empty((kind.nbytes(math.prod(shape)),), np.dtype(np.uint8)), kind, shape)
+
+    @contextlib.contextmanager
+    def long_lists(self) -> Iterator[None]:
+        """Within, lists of arrays have the kernels of lists that are too long for few arguments."""
+        before, self.argument_bytes = self.argument_bytes, (self.argument_bytes[-1],) * 2
+        try:
+            yield
+        finally:
+            self.argument_bytes = before
 
     # ---- the driver ----
 

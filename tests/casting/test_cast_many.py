@@ -142,7 +142,7 @@ def test_every_kind_of_leaf(driver: HostDriver) -> None:
 
 
 def test_more_arrays_than_a_table_holds(driver: HostDriver) -> None:
-    driver.argument_bytes = ARGUMENT_BYTES[0]
+    driver.argument_bytes = ARGUMENT_BYTES[0], ARGUMENT_BYTES[0]
     arrays = [values("FLOAT", 1 + i % 40, i) for i in range(300)]
     there, capacity = (
         [upload(x) for x in arrays],

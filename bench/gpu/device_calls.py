@@ -150,13 +150,35 @@ def _cast_calls() -> Iterator[DeviceCall]:
     yield DeviceCall("cast", "report", _report)
 
 
-def _many(place: Place, dst: str, given: bool, measured: bool) -> Any:
+#: What lists are cast with: scales, `amax` and `finite` as arrays, and keywords.
+_FUSES: dict[str, tuple[dict[str, NDArray], dict[str, Any]]] = {
+    "": ({}, {}),
+    "scales": ({"scale": np.array([0.5, 2, 3], np.float32)}, {}),
+    "amax": ({"amax": np.zeros(3, np.float32)}, {}),
+    "scales, amax": ({"scale": np.array([0.5, 2, 3], np.float32), "amax": np.zeros(3, np.float32)}, {}),
+    "scale, finite": ({"finite": np.array(True)}, {"scale": 0.375}),
+    "wide scale, one amax": ({"scale": np.array(0.1), "amax": np.zeros((), np.float32)}, {}),
+    "random": ({}, {"rounding": "stochastic", "seed": 9, "offset": 2**64 - 2 * X.size}),
+}
+#: How the second array of a list lies.
+_SECOND: dict[str, Callable[[Any], Any]] = {
+    "": _LAYOUTS["whole"],
+    "strided": _LAYOUTS["strided"],
+    "empty": lambda x: x[:0],
+}
+
+
+def _many(place: Place, dst: str, fuse: str, second: str) -> Any:
+    """Twice: the later call goes by the plan of the first one, if it can have one."""
     kinds = ("FLOAT", "BFLOAT16", "FLOAT8E5M2")
     arrays = [place(f"x{i}", gpucast.reference.cast(X[i:], kind)) for i, kind in enumerate(kinds)]
-    out = [_empty(place, f"out{i}", dst, X[i:].shape) for i in range(len(kinds))]
-    scale = place("scale", np.array([0.5, 2, 3], np.float32), whole=True) if given else None
-    amax = place("amax", np.zeros(3, np.float32), whole=True) if measured else None
-    return gpucast.cast_many(arrays, dst, out=out, scale=scale, amax=amax), amax
+    arrays[1] = _SECOND[second](arrays[1])
+    out = [_empty(place, f"out{i}", dst, one.shape) for i, one in enumerate(arrays)]
+    given, keywords = _FUSES[fuse]
+    there = {name: place(name, x, whole=True) for name, x in given.items()}
+    for _ in range(2):
+        found = gpucast.cast_many(arrays, dst, out=out, **there, **keywords)
+    return found, there.get("amax"), there.get("finite"), gpucast.cast_many(arrays, dst, **there, **keywords)
 
 
 def _computed(place: Place, dst: str) -> Any:
@@ -166,9 +188,12 @@ def _computed(place: Place, dst: str) -> Any:
 
 
 def _many_calls() -> Iterator[DeviceCall]:
-    for dst, given, measured in itertools.product(("FLOAT16", "FLOAT8E4M3FN", "INT4"), (False, True), (False, True)):
-        name = f"to {dst}{', scales' * given}{', amax' * measured}"
-        yield DeviceCall("cast_many", name, partial(_many, dst=dst, given=given, measured=measured))
+    for dst, fuse, second in itertools.product(("FLOAT16", "FLOAT8E4M3FN", "INT4"), _FUSES, _SECOND):
+        # Integers are not rounded at random, and one type tries what the launches of the others have in common.
+        if (dst == "INT4" and fuse == "random") or (dst != "FLOAT16" and second):
+            continue
+        name = ", ".join(filter(None, (f"to {dst}", fuse, second and f"the second {second}")))
+        yield DeviceCall("cast_many", name, partial(_many, dst=dst, fuse=fuse, second=second))
     for dst in ("FLOAT8E4M3FN", "INT4", "DOUBLE"):
         yield DeviceCall("cast_many", f"ufunc to {dst}", partial(_computed, dst=dst))
 
@@ -239,6 +264,18 @@ def _quantize_calls() -> Iterator[DeviceCall]:
     )  # fmt: skip
     for format, arrays in given:
         yield _quantizing("quantize", "FLOAT", format, {}, arrays)
+    # A global scale for each row, which may have any shape and ragged blocks; of the columns of a transpose.
+    by_rows, by_columns = ({"scale": np.geomspace(1e-4, 60, n).astype(np.float32)} for n in (ROWS, COLUMNS))
+    deep = X[:, :40].reshape(4, 8, 40)
+    of_deep = {"scale": by_rows["scale"].reshape(4, 8)}
+    for src, format, more, arrays, numbers in (
+        ("BFLOAT16", "nvfp4", {"transpose": True}, by_columns, X),
+        ("BFLOAT16", "nvfp4", {"rounding": "stochastic", "seed": 9}, of_deep, deep),
+        ("BFLOAT16", "nvfp4", {"hadamard": 16, "signs": [1, -1] * 8}, by_rows, X),
+        ("BFLOAT16", "te-nvfp4", {}, {"amax": np.abs(X).max(axis=1)}, X),
+        ("BFLOAT16", "nvfp4_4over6", {}, {"amax": np.abs(X).max(axis=1)}, X),
+    ):
+        yield _quantizing("quantize", src, format, more, arrays, numbers, "by rows")
 
 
 def _back(place: Place, q: Quantized, to: str, length: int | None = None) -> Any:
@@ -311,6 +348,9 @@ def _four_over_six_calls() -> Iterator[DeviceCall]:
         yield _quantizing("4over6", src, "nvfp4_4over6", {"transpose": transpose})
     yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {"scale_layout": "128x4"})
     yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {"hadamard": 16, "transpose": "both"})
+    yield _quantizing("4over6", "FLOAT16", "nvfp4_4over6", {})
+    at_random = {"transpose": "both", "hadamard": 16, "rounding": "stochastic", "seed": 9}
+    yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", at_random)
     of_rows: dict[str, Any] = {"scale": np.full(ROWS, 0.01, np.float32)}
     yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {}, of_rows)
     for what, numbers in _hard_numbers().items():
@@ -361,7 +401,8 @@ def _grouped_calls() -> Iterator[DeviceCall]:
         ("BFLOAT16", "nvfp4", {"scale_layout": "128x4"}, each), ("FLOAT", "float8e4m3fn_1x128", {"pad": 4}, None),
         ("FLOAT", "float8e4m3fn_1x128", {"pad": 4, "scale_layout": "mn_major"}, None),
         ("FLOAT16", "mxfp4", {"pad": 16}, None), ("FLOAT", "nvfp4", {"pad": 1}, each[:1]),
-        ("BFLOAT16", "mxfp8e4m3", {"rounding": "stochastic", "seed": 1}, None),
+        ("BFLOAT16", "mxfp8e4m3", {"rounding": "stochastic", "seed": 1}, None), ("DOUBLE", "mxfp6e2m3", {}, None),
+        ("DOUBLE", "mxfp4", {}, None),
     )  # fmt: skip
     for src, format, more, scale in of_formats:
         name = f"{src} to {format}{_words(more)}{', scale' * (scale is not None)}"
@@ -371,7 +412,10 @@ def _grouped_calls() -> Iterator[DeviceCall]:
     for src, format, more in (("BFLOAT16", "mxfp8e4m3", {"scale_layout": "128x4"}), ("FLOAT", "mxfp4", {"pad": 32})):
         call = partial(_quantized_groups, src=src, format=format, more=more, scale=None, times=6)
         yield DeviceCall("grouped", f"{src} to {format}{_words(more)}, many tiles", call)
-    for src, to, pad in (("FLOAT", "FLOAT8E4M3FN", 16), ("BFLOAT16", "FLOAT16", 1), ("FLOAT", "FLOAT4E2M1", 1)):
+    for src, to, pad in (
+        ("FLOAT", "FLOAT8E4M3FN", 16), ("BFLOAT16", "FLOAT16", 1), ("FLOAT", "FLOAT4E2M1", 1),
+        ("DOUBLE", "FLOAT6E2M3", 4), ("DOUBLE", "FLOAT4E2M1", 1),
+    ):  # fmt: skip
         yield DeviceCall("grouped", f"cast {src} to {to}", partial(_cast_groups, src=src, to=to, pad=pad))
 
 

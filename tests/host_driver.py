@@ -171,9 +171,10 @@ def rehearsed(calls: Iterable[Callable[[], Any]], arch: int = 90) -> HostDriver:
 
 #: Where tests of the device path run: on the stand-in, and on a GPU where there is one.
 _PROBLEM = launch.unavailable()
+_REASON = f"the same test runs on the stand-in, [host build]: {_PROBLEM}"
 DEVICES = (
     "host build",
-    pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.skipif(_PROBLEM is not None, reason=f"{_PROBLEM}")]),
+    pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.skipif(_PROBLEM is not None, reason=_REASON)]),
 )
 
 

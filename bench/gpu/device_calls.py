@@ -37,6 +37,10 @@ class Place(Protocol):
     def on_device(self) -> bool:
         """Whether it is a device."""
 
+    @property
+    def once(self) -> bool:
+        """Whether calls go into given arrays alone, and not into new ones too."""
+
     def __call__(self, name: str, x: NDArray, *, whole: bool = False) -> Any:
         """A copy of a host array there. `whole`: numbers that are taken at multiples of their size alone."""
 
@@ -48,6 +52,11 @@ class DeviceCall:
     family: str
     name: str
     run: Callable[[Place], Any]
+
+
+def _both(place: Place, call: Callable[..., Any], out: Any) -> Any:
+    """The result of a call into `out`, and into new arrays."""
+    return (call(out=out),) if place.once else (call(out=out), call())
 
 
 def _like(place: Place, name: str, result: Any) -> Any:
@@ -106,7 +115,7 @@ def _source(src: str) -> Any:
 
 def _plain(place: Place, src: str, dst: str, layout: str) -> Any:
     x = _LAYOUTS[layout](_placed(place, "x", _source(src)))
-    return gpucast.cast(x, dst, out=_empty(place, "out", dst, x.shape)), gpucast.cast(x, dst)
+    return _both(place, partial(gpucast.cast, x, dst), _empty(place, "out", dst, x.shape))
 
 
 def _fused(place: Place, dst: str, scale: Any = None, measures: bool = False, rounding: Any = None) -> Any:
@@ -176,9 +185,9 @@ def _many(place: Place, dst: str, fuse: str, second: str) -> Any:
     out = [_empty(place, f"out{i}", dst, one.shape) for i, one in enumerate(arrays)]
     given, keywords = _FUSES[fuse]
     there = {name: place(name, x, whole=True) for name, x in given.items()}
-    for _ in range(2):
-        found = gpucast.cast_many(arrays, dst, out=out, **there, **keywords)
-    return found, there.get("amax"), there.get("finite"), gpucast.cast_many(arrays, dst, **there, **keywords)
+    call = partial(gpucast.cast_many, arrays, dst, **there, **keywords)
+    found = [_both(place, call, out) for _ in range(1 if place.once else 2)]
+    return found, there.get("amax"), there.get("finite")
 
 
 def _computed(place: Place, dst: str) -> Any:
@@ -229,7 +238,7 @@ def _quantized(place: Place, x: NDArray, format: str, more: dict[str, Any], give
     made = gpucast.quantize(x, format, **more, **given)
     keywords = {**more, **{name: place(name, array) for name, array in given.items()}}
     out, there = _like(place, "out", made), place("x", x)
-    return gpucast.quantize(there, format, out=out, **keywords), gpucast.quantize(there, format, **keywords)
+    return _both(place, partial(gpucast.quantize, there, format, **keywords), out)
 
 
 def _quantizing(
@@ -280,7 +289,7 @@ def _quantize_calls() -> Iterator[DeviceCall]:
 
 def _back(place: Place, q: Quantized, to: str, length: int | None = None) -> Any:
     there, out = _placed(place, "q", q), _empty(place, "out", to, q.shape)
-    return gpucast.dequantize(there, to, hadamard=length, out=out), gpucast.dequantize(there, to, hadamard=length)
+    return _both(place, partial(gpucast.dequantize, there, to, hadamard=length), out)
 
 
 def _swizzled(place: Place, scales: NDArray, layout: Any) -> Any:
@@ -381,10 +390,7 @@ def _quantized_groups(
     made = gpucast.quantize_grouped(x, offsets, format, **more, **given)
     ends, out, there = place("offsets", offsets), _like(place, "out", made), place("x", x)
     given = {name: place(name, array) for name, array in given.items()}
-    return (
-        gpucast.quantize_grouped(there, ends, format, out=out, **more, **given),
-        gpucast.quantize_grouped(there, ends, format, **more, **given),
-    )
+    return _both(place, partial(gpucast.quantize_grouped, there, ends, format, **more, **given), out)
 
 
 def _cast_groups(place: Place, src: str, to: str, pad: int) -> Any:

@@ -8,6 +8,7 @@ With ``-s`` the tests of PTX print how much ran.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -78,18 +79,28 @@ def test_by_the_reference() -> None:
 OF_100 = ("hadamard", "4over6")
 
 
+def ways(call: DeviceCall, exhaustive: bool) -> Iterator[families.Way]:
+    """The call with all arrays aligned, with all at an odd address, and with each alone at one: codes of one byte may
+    begin anywhere, FLOATs at each fourth byte. Unless `exhaustive` each alone at one of both, by turns, and into given
+    arrays alone."""
+    alone = 0
+    for way in families.ways(call, families.OFFSETS if exhaustive else (1, 4)):
+        is_alone = not exhaustive and any(way.offsets)
+        alone += is_alone
+        if not is_alone or alone % 4 in (1, 0):
+            yield dataclasses.replace(way, once=is_alone)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_on_the_host_build(family: str, exhaustive: bool) -> None:
-    # Codes of one byte may begin anywhere, FLOATs at each fourth byte.
-    offsets = families.OFFSETS if exhaustive else (1, 4)
-    chosen = [way for call in FAMILIES[family]() for way in families.ways(call, offsets)]
+    chosen = [way for call in FAMILIES[family]() for way in ways(call, exhaustive)]
     arch = 100 if family in OF_100 else 90
     quiet, driver = Quiet(arch), HostDriver(arch=arch)
     with installed(quiet):
         # What the calls return is nothing: only their kernels are wanted, which are built together.
         for way in chosen:
             with contextlib.suppress(AssertionError):
-                way.call.run(families.Placed(put, way.offsets))
+                way.call.run(families.Placed(put, way.offsets, once=way.once))
     driver.prepare(quiet.kernels)
     with installed(driver):
         odd, wrong = families.check(chosen, put, download, lambda name: None)
@@ -98,13 +109,6 @@ def test_on_the_host_build(family: str, exhaustive: bool) -> None:
 
 
 # ---- from the PTX ----
-
-
-def ways(number: int, call: DeviceCall, exhaustive: bool) -> Iterator[families.Way]:
-    """The call with its arrays aligned and at each offset; of these one, for each call another, unless `exhaustive`."""
-    offsets: list[dict[str | None, int]] = [{}, *({None: offset} for offset in families.OFFSETS)]
-    for chosen in offsets if exhaustive else [offsets[1 + number % 4]]:
-        yield families.Way(call, chosen)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -124,7 +128,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_from_the_ptx(number: int, arch: str, exhaustive: bool) -> None:
-    chosen = list(ways(number, CALLS[number], exhaustive))
+    # The call with its arrays aligned and at each offset; unless `exhaustive` one of these, for each call another, and
+    # into given arrays alone.
+    offsets: list[dict[str | None, int]] = [{}, *({None: offset} for offset in families.OFFSETS)]
+    some = offsets if exhaustive else [offsets[1 + number % 4]]
+    chosen = [families.Way(CALLS[number], one, once=not exhaustive) for one in some]
     with installed(PtxDriver(arch)) as driver:
         _, wrong = families.check(chosen, put, download, lambda name: None)
     RAN[arch] += len(chosen)

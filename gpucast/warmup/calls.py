@@ -170,7 +170,7 @@ def quantized(recorder: Recorder, asked: Any, format: Format, src: DType, keywor
         x = recorder.array(shape, src)
         layouts = _layouts(format) if shape is _MATRIX else ("linear",)
         for layout, transpose in itertools.product(layouts, (False, True, "both")):
-            _there_and_back(x, asked, {**keywords, "scale_layout": layout, "transpose": transpose})
+            _there_and_back(recorder, x, asked, {**keywords, "scale_layout": layout, "transpose": transpose})
     x = recorder.array(_MATRIX, src)
     if format.global_scale:
         quantize(x, asked, amax=recorder.array((1,), _FLOAT), **keywords)
@@ -186,11 +186,13 @@ def _shapes(format: Format) -> tuple[tuple[int, ...], ...]:
     return (_MATRIX,) if format.rule == "4over6" else (_MATRIX, _RAGGED, _SMALL)
 
 
-def _there_and_back(x: Any, asked: Any, keywords: Keywords, **back: Any) -> None:
+def _there_and_back(recorder: Recorder, x: Any, asked: Any, keywords: Keywords, **back: Any) -> None:
     made = quantize(x, asked, **keywords)
     for q in made if isinstance(made, tuple) else (made,):
+        rows = None if q.global_scale is None else q.global_scale.shape
         for to in dict.fromkeys((dtype(x.dtype), _FLOAT)):
-            q.dequantize(to, **back)
+            if recorder.is_new((q.format, q.shape, q.axis, q.scale_layout, rows, to, *back.items())):
+                q.dequantize(to, **back)
 
 
 def _layouts(format: Format) -> Iterator[ScaleLayout]:
@@ -218,7 +220,7 @@ def row_scaled(recorder: Recorder, asked: Any, format: Format, src: DType, keywo
         x, amax = recorder.array(shape, src), recorder.array(shape[:-1], _FLOAT)
         for layout in _layouts(format) if shape is _MATRIX else ("linear",):
             given = {**keywords, "amax": amax, "scale_layout": layout}
-            _there_and_back(x, asked, given)
+            _there_and_back(recorder, x, asked, given)
             if shape is _MATRIX:
                 q = quantize(_shifted(recorder, shape, src), asked, **given)
                 for to in dict.fromkeys((src, _FLOAT)):
@@ -239,7 +241,7 @@ def transformed(recorder: Recorder, asked: Any, format: Format, src: DType, keyw
     for layout in _layouts(format):
         own = {**keywords, "scale_layout": layout}
         for transpose in (False, True, "both"):
-            _there_and_back(x, asked, {**own, "hadamard": length, "transpose": transpose}, hadamard=length)
+            _there_and_back(recorder, x, asked, {**own, "hadamard": length, "transpose": transpose}, hadamard=length)
         for pair in ((None, length), (length, None)):
             quantize(x, asked, hadamard=pair, transpose="both", **own)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -67,6 +67,7 @@ class Recorder:
         #: Every kernel that was asked for, once, in order.
         self.kernels: dict[Kernel, None] = {}
         self.argument_bytes = ARGUMENT_BYTES
+        self._calls: set[Hashable] = set()
         self._array, self._next = _array_class(), _FIRST
 
     def array(self, shape: tuple[int, ...], kind: Any, packed: bool = False) -> Any:
@@ -75,6 +76,12 @@ class Recorder:
         if not packed:
             return self.empty(shape, kind.numpy)
         return _PackedPlace(self.empty((kind.nbytes(math.prod(shape)),), np.dtype(np.uint8)), kind, shape)
+
+    def is_new(self, call: Hashable) -> bool:
+        """Whether a call has not been made before: a second one would ask for the same kernels."""
+        count = len(self._calls)
+        self._calls.add(call)
+        return len(self._calls) > count
 
     @contextlib.contextmanager
     def long_lists(self) -> Iterator[None]:

@@ -173,6 +173,7 @@ _FUSES: dict[str, tuple[dict[str, NDArray], dict[str, Any]]] = {
 _SECOND: dict[str, Callable[[Any], Any]] = {
     "": _LAYOUTS["whole"],
     "strided": _LAYOUTS["strided"],
+    "transposed": _LAYOUTS["transposed"],
     "empty": lambda x: x[:0],
 }
 

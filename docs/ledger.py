@@ -70,7 +70,7 @@ EXECUTED = [set(re.split("[ ,]+", call.name)) for calls in FAMILIES.values() for
 
 def ran(*words: str) -> str:
     """The test that executes launches, if the name of one of its calls has all these words."""
-    return tests("proof/test_device_calls.py") if any(names >= set(words) for names in EXECUTED) else ""
+    return tests("parity/test_device_calls.py") if any(names >= set(words) for names in EXECUTED) else ""
 
 
 def certificates(paths: str) -> Iterator[dict[str, Any]]:
@@ -251,7 +251,7 @@ def block_scores() -> dict[str, str]:
 
 def families() -> Iterator[Row]:
     for name, calls in FAMILIES.items():
-        yield f"Kernels: {name}", "", f"{len(list(calls())):,} calls", tests("gpu/test_device_calls.py"), "", ""
+        yield f"Kernels: {name}", "", f"{len(list(calls())):,} calls", tests("parity/test_device_calls.py"), "", ""
 
 
 def libraries() -> Iterator[Row]:

@@ -32,10 +32,13 @@ def new(shape: tuple[int, ...], kind: DType) -> Any:
     """An array without set values on the current device: packed, or tagged with NumPy's dtype."""
     if not kind.packed:
         return driver.empty(shape, kind.numpy)
-    # Past __init__, whose checks take longer than all else here.
+    return packed(driver.empty((kind.nbytes(math.prod(shape)),), _BYTE), kind, shape)
+
+
+def packed(data: Any, kind: DType, shape: tuple[int, ...]) -> PackedArray:
+    """A PackedArray past __init__, whose checks take longer than a small cast."""
     array = object.__new__(PackedArray)
-    array.data = driver.empty((kind.nbytes(math.prod(shape)),), _BYTE)
-    array.dtype, array.shape = kind, shape
+    array.data, array.dtype, array.shape = data, kind, shape
     return array
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from ctypes import CFUNCTYPE, addressof, c_int, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
+from operator import mul
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,6 +82,9 @@ class Driver(Protocol):
 
         Any dtype will do, also those that CuPy does not know.
         """
+
+    def empty_all(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Any]:
+        """`empty` of several."""
 
     def to_host(self, x: Any) -> np.ndarray[Any, Any]:
         """A NumPy copy of a device array of plain bytes, C-contiguous; waits for the current stream."""
@@ -286,6 +291,13 @@ class CupyDriver:
             return array(shape, dtype, allocate(math.prod(shape) * dtype.itemsize), strides)
 
         return empty
+
+    def empty_all(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Any]:
+        import cupy
+
+        # The functions themselves: an array each of their own would take twice as long.
+        sizes = map(mul, map(math.prod, shapes), repeat(dtype.itemsize))
+        return list(map(cupy.ndarray, shapes, repeat(dtype), map(cupy.cuda.alloc, sizes)))
 
     def to_host(self, x: Any) -> np.ndarray[Any, Any]:
         return np.asarray(x.get())

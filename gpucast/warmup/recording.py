@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -111,6 +111,9 @@ class Recorder:
         memory = cupy.cuda.UnownedMemory(self._next, nbytes, self, 0)
         self._next += -(-nbytes // _ALIGNED) * _ALIGNED
         return self._array(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
+
+    def empty_all(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Any]:
+        return [self.empty(shape, dtype) for shape in shapes]
 
     def to_host(self, x: Any) -> np.ndarray[Any, Any]:
         return np.zeros(x.shape, x.dtype)

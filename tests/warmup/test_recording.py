@@ -48,8 +48,8 @@ def test_a_recorded_call_asks_for_the_kernels_of_a_real_one(name: str) -> None:
     assert [kernel.name for kernel in recorder.kernels] == list(dict.fromkeys(of for of, _ in driver.loaded))
 
 
-def batches_kept() -> list[list_plans.BatchPlan]:
-    return [plan for known in list_plans._KNOWN.values() for plan in known.launches]
+def batches_kept() -> list[list_plans.ListCalls]:
+    return [calls for known in list_plans._KNOWN.values() for calls in known.calls.values()]
 
 
 def test_nothing_of_a_recorded_call_is_kept() -> None:

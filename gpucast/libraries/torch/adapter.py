@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpucast.arrays.libraries import LOADED, BatchPlanner, CastFunction, Lent, Library, compiler
+from gpucast.arrays.libraries import LOADED, CastFunction, Lent, Library, compiler
 from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DType
 from gpucast.core.fuse import resolve_random
@@ -118,17 +118,13 @@ class TorchLibrary(Library):
     def from_array(self, x: Any) -> Any:
         return tensors.from_array(x)
 
-    def placed(self, x: torch.Tensor) -> tuple[int, int] | None:
-        if type(x) is not torch.Tensor or x.requires_grad or not tensors.is_plain(x) or x.layout is not torch.strided:
-            return None
-        if not x.is_contiguous() or x.is_neg() or not x.numel():
-            return None
-        device = tensors.device_of(x, "quantize")
-        return None if device is None or not tensors.has_memory(x) else (device, int(x.data_ptr()))
+    placed = staticmethod(tensors.placed)
 
-    def written(self, x: Any) -> None:
-        if isinstance(x, torch.Tensor):
-            tensors.written(x)
+    def written(self, arrays: Sequence[Any]) -> None:
+        tensors.written([x for x in arrays if isinstance(x, torch.Tensor)])
+
+    def empty_all(self, arrays: Sequence[torch.Tensor], dst: DType) -> list[torch.Tensor]:
+        return list(map(partial(torch.empty_like, dtype=tensors.TORCH_DTYPES[dst]), arrays))
 
     def like(self, x: torch.Tensor) -> Callable[[], Any] | None:
         if type(x) is not torch.Tensor or not x.is_cpu:
@@ -157,12 +153,6 @@ class TorchLibrary(Library):
         if tensors.has_tensors(dst):
             return y, array
         return tensors.as_result(y, shape, dst, caller), PackedArray(array, dst, tuple(shape))
-
-    def planner(self, kind: type) -> BatchPlanner | None:
-        return _PLANNER if kind in tensors.OWN_CLASSES else None
-
-
-_PLANNER = tensor_batches.TensorPlanner()
 
 
 def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,29 @@ def has_memory(x: torch.Tensor) -> bool:
     """Whether the elements of a strided tensor are in memory. Tensors of zeros that torch keeps as such have none, nor
     have those whose storage was given back: of both the address is the offset in the storage."""
     return bool(x.data_ptr() != x.storage_offset() * x.element_size())
+
+
+_requires_grad, _place = attrgetter("requires_grad"), attrgetter("device", "layout")
+
+
+def placed(arrays: Sequence[Any], writing: bool = False) -> tuple[int | None, list[int]] | None:
+    """See `gpucast.arrays.libraries.Library.placed`."""
+    if not set(map(type, arrays)).issubset(OWN_CLASSES) or torch.compiler.is_compiling() or is_watched():
+        return None
+    if (writing or torch.is_grad_enabled()) and any(map(_requires_grad, arrays)):
+        return None
+    places = set(map(_place, arrays))
+    if len(places) > 1 or any(layout is not torch.strided for _, layout in places):
+        return None
+    if any(map(torch.Tensor.is_neg, arrays)) or not all(map(torch.Tensor.is_contiguous, arrays)):
+        return None
+    # Of memory that was given back the address is not 0.
+    at = [x.data_ptr() * has_memory(x) for x in arrays] if any(map(torch.Tensor.storage_offset, arrays)) else None
+    at = list(map(torch.Tensor.data_ptr, arrays)) if at is None else at
+    if not all(at) and any(x.numel() and not one for x, one in zip(arrays, at, strict=True)):
+        return None
+    device = device_of(arrays[0], "plan") if arrays else None
+    return None if arrays and device is None else (device, at)
 
 
 def dtype_of(x: torch.Tensor, caller: str) -> DType:

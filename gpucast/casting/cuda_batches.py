@@ -101,8 +101,7 @@ class CastBatch:
                 patches += [(given + FUSED.offsets["scale"], NUMBER, 0)]
                 patches += [(words + RANDOM.offsets["seed"], SEED, 0), (words + RANDOM.offsets["offset"], OFFSET, 0)]
                 for name, step in self._steps.items():
-                    if name in numbers:
-                        patches.append((given + FUSED.offsets[name], numbers[name][0], step * part.start))
+                    patches += [(given + FUSED.offsets[name], one, step * part.start) for one in numbers[name]]
             found.append((self._tables.launch, blocks, table.tobytes(), tuple(patches)))
         return found
 

@@ -57,32 +57,34 @@ class ListCalls(NamedTuple):
     library: Library | None
     #: Whether some arrays are PackedArrays.
     packed: bool
+    #: How many arrays are read, beside those of the list: a scale, or none.
+    scales: int
     #: New results for arrays, and their addresses, or None where a graph is captured; None where there are outs.
     new: Callable[[list[Any]], tuple[list[Any], list[int]] | None] | None
     #: Of `MODULE.program`, the latest first. They differ in where arrays begin, modulo 64 bytes.
     programs: tuple[Any, ...] = ()
 
-    def serve(self, read: list[Any], outs: Any, written: list[Any], random: Random, number: float) -> Any:
+    def serve(self, given: list[Any], others: list[Any], outs: Any, random: Random, number: float) -> Any:
         """Repeat a call: its results; None, nothing done, where only the checked path can tell."""
         cuda, library = kernel.driver.driver(), self.library
-        arrays = [*read, *written]
+        arrays = [*given, *others]
         if library is not None:
-            sources, targets = library.placed(read), library.placed(written, writing=True)
-            if sources is None or targets is None or {sources[0], targets[0]} - {self.device, None}:
+            # A scale takes no part in differentiation, like all that is written.
+            sources, more = library.placed(given), library.placed(others, writing=True)
+            if sources is None or more is None or {sources[0], more[0]} - {self.device, None}:
                 return None
-            arrays = [*sources[1], *targets[1]]
+            arrays = [*sources[1], *more[1]]
         elif self.packed:
             arrays = [x.data if type(x) is PackedArray else x for x in arrays]
         stream = None if library is None else library.stream(self.device)
         with cuda.on(self.device) if stream is None else cuda.using(stream, self.device):
-            made: Any = (outs, []) if self.new is None else self.new(read)
-            if made is None or not any(
-                MODULE.repeat(program, arrays, made[1], *random, number) for program in self.programs
-            ):
-                return None
-        if library is not None:
-            library.written(written)
-        return made[0]
+            made: Any = (outs, []) if self.new is None else self.new(given)
+            for program in self.programs if made is not None else ():
+                if MODULE.repeat(program, arrays, made[1], *random, number):
+                    if library is not None:
+                        library.written(others[self.scales :])
+                    return made[0]
+        return None
 
 
 @dataclass(slots=True)
@@ -111,11 +113,11 @@ class ListPlan:
         elif seed is not None or type(offset) is not int or offset:
             return None
         try:
-            key, read, written, number = _asked(given, scale, outs, amax, finite)
+            key, others, number = _asked(given, scale, outs, amax, finite)
         except (AttributeError, TypeError, ValueError, OverflowError):
             return None
         known = self.calls.get(key)
-        return None if known is None else known.serve(read, outs, written, random, number)
+        return None if known is None else known.serve(given, others, outs, random, number)
 
 
 #: The numbers that a scale may be, the last offset, which leaves room for the words of all arrays, and the last seed.
@@ -125,24 +127,27 @@ _LAYOUT, _POINTER = attrgetter("__class__", "dtype", "shape"), attrgetter("data.
 _BYTE = np.dtype(np.uint8)
 
 
-def _asked(given: list[Any], scale: Any, outs: Any, amax: Any, finite: Any) -> tuple[Any, list[Any], list[Any], float]:
-    """What decides on the launches of a call; the arrays that it reads, and those that it writes; and the number that
-    it multiplies with. Any exception for what no plan is for."""
-    read, written = given, [] if outs is None else [*outs]
-    number, scaling = 1.0, None
+def _asked(given: list[Any], scale: Any, outs: Any, amax: Any, finite: Any) -> tuple[Any, list[Any], float]:
+    """What decides on the launches of a call; its other arrays, those that are written last; and the number that it
+    multiplies with. Any exception for what no plan is for."""
+    others: list[Any] = []
+    number, scaling = 1.0, "none"
     if type(scale) in _NUMBERS:
         number = float(scale)
         if not 0 <= number < math.inf:
             raise ValueError(scale)
         scaling = scaling_of(number)
     elif scale is not None:
-        read = [*given, scale]
+        others.append(scale)
+        scaling = "array"
+    if outs is not None:
+        others += outs
     if amax is not None:
-        written.append(amax)
+        others.append(amax)
     if finite is not None:
-        written.append(finite)
-    key = len(given), scaling, outs is None, amax is None, finite is None, *map(_LAYOUT, read), *map(_LAYOUT, written)
-    return key, read, written, number
+        others.append(finite)
+    key = len(given), scaling, outs is None, amax is None, finite is None, *map(_LAYOUT, given), *map(_LAYOUT, others)
+    return key, others, number
 
 
 #: The most kinds of call, and what they keep.
@@ -231,30 +236,26 @@ def _keep_on_device(
         return
     given, made = [call.given for call in calls], [call.result for call in calls] if outs is None else []
     try:
-        key, read, written, _ = _asked(given, options.scale, outs, options.amax, finite)
+        key, others, _ = _asked(given, options.scale, outs, options.amax, finite)
     except (AttributeError, TypeError, ValueError, OverflowError):
         return
-    arrays = _placed([*read, *written, *made], library)
+    arrays = _placed([*given, *others, *made], library)
     if arrays is None:
         return
-    count = len(read) + len(written)
-    target = count if outs is None else len(read)
-    number = {"src": live, "dst": [target + i for i in live]}
-    if len(read) > len(given):
-        number["scale_at"] = [len(given)]
-    for name, x in (("finite", finite), ("amax", options.amax)):
-        if x is not None:
-            count -= 1
-            number[name] = [count]
-    count = len(read) + len(written)
+    count, reads = len(given) + len(others), len(given) + (key[1] == "array")
+    first = count if outs is None else reads
+    number = {"src": live, "dst": [first + i for i in live], "scale_at": [len(given)] * (reads - len(given))}
+    number |= {"amax": [count - 1 - (finite is not None)] * (options.amax is not None)}
+    number |= {"finite": [count - 1] * (finite is not None)}
     steps = casting.cuda_batches.CastBatch([calls[i] for i in live], device).steps(number)
-    program = repeated(steps, arrays[:count], len(read), [one.address for one in arrays[count:]], device)
+    program = repeated(steps, arrays[:count], reads, [one.address for one in arrays[count:]], device)
     before = known.calls.get(key)
     if before is None:
         if len(known.calls) >= _MOST_CALLS:
             known.calls.clear()
-        packed = any(type(x) is PackedArray for x in (*read, *written))
-        before = ListCalls(device, library, packed, _new(calls, library) if outs is None else None)
+        packed = any(type(x) is PackedArray for x in (*given, *others))
+        new = _new(calls, library) if outs is None else None
+        before = ListCalls(device, library, packed, reads - len(given), new)
     known.calls[key] = before._replace(programs=(program, *before.programs[: _MOST - 1]))
 
 
@@ -278,20 +279,20 @@ def _new(calls: Sequence[Call], library: Library | None) -> Callable[[list[Any]]
     if library is not None:
 
         def new(given: list[Any]) -> tuple[list[Any], list[int]] | None:
-            made = library.empty_all(given[: len(shapes)], dst)
+            made = library.empty_all(given, dst)
             found = library.placed(made)
             return None if found is None else (made, found[1])
 
         return new
-    own = kernel.driver.driver()
+    own, packs = kernel.driver.driver(), dst.packed
     sizes, kind = [(dst.nbytes(math.prod(shape)),) for shape in shapes], dst.numpy
 
     def new_of_cupy(given: list[Any]) -> tuple[list[Any], list[int]] | None:
         if own.capturing():
             return None
-        made = own.empty_all(sizes, _BYTE) if dst.packed else own.empty_all(shapes, kind)
+        made = own.empty_all(sizes, _BYTE) if packs else own.empty_all(shapes, kind)
         addresses = list(map(_POINTER, made))
-        if dst.packed:
+        if packs:
             made = [casting.cuda.packed(x, dst, shape) for x, shape in zip(made, shapes, strict=True)]
         return made, addresses
 

@@ -11,8 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpucast.arrays.array import Array
 from gpucast.arrays.libraries import LOADED, CastFunction, Lent, Library, compiler
 from gpucast.arrays.packed import PackedArray
+from gpucast.casting import engines
+from gpucast.casting.calls import rule_of
+from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType
 from gpucast.core.fuse import resolve_random
 from gpucast.core.rule import CAST_VERSIONS, Options, destination
@@ -36,11 +40,33 @@ class TorchLibrary(Library):
     attach = staticmethod(tensor_batches.attach)
 
     def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
-        if x.requires_grad and options.device is None and tensors.is_plain(x):
-            return self._cast_with_node(cast, x, to, options)
+        if options.device is None and tensors.is_plain(x):
+            if x.requires_grad:
+                return self._cast_with_node(cast, x, to, options)
+            if options.out is None and options.copy is True and not options.fuses:
+                y = self._cast_numbers(x, to, options)
+                if y is not None:
+                    return y
         y = self._cast(cast, x, to, options)
         if not torch.compiler.is_compiling():
             plain.keep(x, to, options)
+        return y
+
+    def _cast_numbers(self, x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
+        """The plain cast of a tensor that is no more than numbers to a new one; None for a type that torch lacks. The
+        op does the same, and takes longer than the cast of many a tensor."""
+        dst, src, caller = destination(to, options.caller), tensors.BY_TORCH.get(x.dtype), options.caller
+        if src is None or dst.packed or dst not in tensors.TORCH_DTYPES:
+            return None
+        source = Array.of(tensors.take(x, caller), src)
+        rule = rule_of(src, dst, options)
+        engine = engines.of(source.device)
+        engine.require(caller)
+        y = torch.empty_like(x, dtype=tensors.TORCH_DTYPES[dst])
+        target = Array.of(tensors.view(y, dst, source.device, caller), dst)
+        with engine.using(engine.stream(self)):
+            engine.run((Call(caller, source, rule, target=target),))
+        plain.keep(x, to, options, rule)
         return y
 
     def _cast_with_node(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:

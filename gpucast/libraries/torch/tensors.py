@@ -48,8 +48,8 @@ def take(x: torch.Tensor, caller: str, writing: bool = False) -> Any:
     if x.is_neg():
         x = x.resolve_neg()
     if x.dtype is not PAIRS:
-        return _view(x, src, device, caller)
-    codes = _view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device, caller)
+        return view(x, src, device, caller)
+    codes = view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device, caller)
     return PackedArray(codes, src, tuple(shape_of(x)))
 
 
@@ -79,7 +79,8 @@ def check_writable(out: torch.Tensor, caller: str) -> None:
         raise ValueError(f"{caller}: out is a negated view, or pairs that are not contiguous; expected plain memory")
 
 
-def _view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
+def view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
+    """An array over a tensor of one element per item, whose type and device are known."""
     try:
         begin = address(x)
         if device is None:

@@ -46,7 +46,7 @@ def place(number: int | None) -> str:
 
 def require(caller: str) -> None:
     """DeviceUnavailable, with the reason and the remedy, unless casts can run on a GPU here."""
-    problem = unavailable()
+    problem = kernel.driver.unavailable()
     if problem is not None:
         raise DeviceUnavailable(f"{caller}: no GPU can be used here: {problem[0]}; {problem[1]}")
 

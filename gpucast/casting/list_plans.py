@@ -134,7 +134,8 @@ def _asked(given: list[Any], scale: Any, outs: Any, amax: Any, finite: Any) -> t
     number, scaling = 1.0, "none"
     if type(scale) in _NUMBERS:
         number = float(scale)
-        if not 0 <= number < math.inf:
+        # Of smaller ones the processor may make zeros.
+        if not 2.0**-1022 <= number < math.inf:
             raise ValueError(scale)
         scaling = scaling_of(number)
     elif scale is not None:

@@ -76,19 +76,19 @@ class Fuse(NamedTuple):
         return scaling_of(self.scale)
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the cast is a plain one."""
-        return self.scale is self.amax is self.finite is self.random is None
-
-    @property
     def arrays(self) -> dict[str, Any]:
         """Its arrays by name."""
         named = {"scale": self.scale, "amax": self.amax, "finite": self.finite}
         return {name: x for name, x in named.items() if not (x is None or isinstance(x, float))}
 
 
-#: Of a plain cast.
+#: Of a plain cast, and of no other: `fuse_of` gives it where nothing is fused.
 EMPTY = Fuse()
+
+
+def fuse_of(scale: Any = None, amax: Any = None, finite: Any = None, random: Random | None = None) -> Fuse:
+    """The `Fuse` of these."""
+    return EMPTY if scale is amax is finite is random is None else Fuse(scale, amax, finite, random)
 
 
 def scaling_of(scale: Any) -> Scaling:

@@ -347,7 +347,7 @@ class CupyDriver:
 
 
 _driver: Driver = CupyDriver()
-#: What the calls of this thread use instead, where it records.
+#: What the calls of this thread use instead, where it runs nothing.
 _recorder: ContextVar[Driver | None] = ContextVar("gpucast_recorder", default=None)
 #: By device.
 _loaded: dict[tuple[Kernel, int], Launch] = {}
@@ -370,13 +370,13 @@ def driver() -> Driver:
     return _recorder.get() or _driver
 
 
-def is_recording() -> bool:
-    """Whether the calls of this thread are only recorded."""
+def is_dry_run() -> bool:
+    """Whether the calls of this thread run nothing."""
     return _recorder.get() is not None
 
 
 @contextlib.contextmanager
-def recording(recorder: Driver) -> Iterator[None]:
+def dry_run(recorder: Driver) -> Iterator[None]:
     """Within, the calls of this thread ask `recorder` for kernels, and keep none; other threads see nothing of it."""
     token = _recorder.set(recorder)
     try:
@@ -440,7 +440,7 @@ def moves() -> None:
 
 def loaded(kernel: Kernel, device: int) -> Launch | None:
     """The kernel if it is loaded on a device."""
-    return None if is_recording() else _loaded.get((kernel, device))
+    return None if is_dry_run() else _loaded.get((kernel, device))
 
 
 #: The arguments of a kernel of one array, but for the struct that some have after these: (src, src_bit, dst, n).

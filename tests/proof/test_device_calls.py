@@ -16,7 +16,7 @@ from bench.gpu import families
 from bench.gpu.device_calls import FAMILIES, DeviceCall
 from gpucast.quantization.cuda.hadamard_source import HadamardKind
 from gpucast.quantization.cuda.source import Kind
-from gpucast.warmup.recording import Recorder, recording
+from gpucast.warmup.dry_run import Recorder, dry_run
 from host_driver import download, installed, upload
 from ptx_driver import PtxDriver
 
@@ -84,7 +84,7 @@ def test_the_calls_launch_every_kind_of_kernel(pattern: str, launched: frozenset
 @pytest.fixture(scope="module")
 def launched() -> frozenset[str]:
     """The names of the kernels of all calls, which are not executed."""
-    with recording(Recorder) as recorder:
+    with dry_run(Recorder) as recorder:
 
         def put(x: Any, offset: int) -> Any:
             return recorder.array((x.nbytes + offset,), "UINT8")[offset:].view(x.dtype).reshape(x.shape)

@@ -15,11 +15,10 @@ from gpucast.arrays.array import Array
 from gpucast.arrays.libraries import LOADED, CastFunction, Lent, Library, compiler
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import engines
-from gpucast.casting.calls import rule_of
 from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType
 from gpucast.core.fuse import resolve_random
-from gpucast.core.rule import CAST_VERSIONS, Options, destination
+from gpucast.core.rule import CAST_VERSIONS, Options, destination, rule_of
 from gpucast.kernel import devices, streams
 from gpucast.libraries.torch import gradients, op, plain, tensor_batches, tensors
 from gpucast.libraries.torch.op import cast_out_op

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public calls that run nothing: their kernels are noted.
 
-Within `recording` the calls of a thread go the way of every call on a device, down to the driver. Its place is taken by
+Within `dry_run` the calls of a thread go the way of every call on a device, down to the driver. Its place is taken by
 a `Recorder`, which compiles, loads and launches nothing. It needs CuPy, but neither a GPU nor memory: the arrays are
 places without contents. Their class is none of CuPy's own, so that no plan of such a call is kept for a real one.
 """
@@ -29,13 +29,13 @@ _Recorder = TypeVar("_Recorder", bound="Recorder")
 
 
 @contextlib.contextmanager
-def recording(kind: type[_Recorder]) -> Iterator[_Recorder]:
+def dry_run(kind: type[_Recorder]) -> Iterator[_Recorder]:
     """Within, the calls of this thread are noted by a new recorder of this kind, on arrays that it makes.
 
     DeviceUnavailable without CuPy.
     """
     recorder = kind()
-    with kernels.driver.recording(recorder):
+    with kernels.driver.dry_run(recorder):
         yield recorder
 
 

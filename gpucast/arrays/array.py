@@ -59,7 +59,7 @@ class Array:
     @property
     def address(self) -> int:
         """The address of the first element."""
-        return int(self.data.ctypes.data if self.device is None else self.data.data.ptr)
+        return int(self.data.ctypes.data if isinstance(self.data, np.ndarray) else self.data.data.ptr)
 
     @property
     def itemsize(self) -> int:

@@ -152,7 +152,8 @@ class Library(ABC):
 
     def placed(self, arrays: Sequence[Any], writing: bool = False) -> tuple[int | None, list[int]] | None:
         """The device and the addresses of row-major arrays that are no more than their memory there, which plans may
-        read, or write too; None for the device of no arrays. Default: None, for a library without plans."""
+        read, or write too. The device is None for the host, and of no arrays. Default: None, for a library without
+        plans."""
         return None
 
     def written(self, arrays: Sequence[Any]) -> None:  # noqa: B027 (a default)

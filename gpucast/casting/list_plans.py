@@ -24,11 +24,10 @@ from gpucast.casting import plans
 from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType
 from gpucast.core.extension import MODULE
-from gpucast.core.fuse import Random, scaling_of
+from gpucast.core.fuse import NO_WORDS, Random, scaling_of
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, Options
 from gpucast.kernel import ON_NEW_DRIVER
-from gpucast.kernel.recording import NO_WORDS, Given, repeated
 
 #: The most that a kind of call on devices keeps: classes, dtypes and shapes of arrays, and of each where they begin.
 _MOST_CALLS, _MOST = 64, 8
@@ -71,7 +70,7 @@ class ListCalls(NamedTuple):
         if library is not None:
             # A scale takes no part in differentiation, like all that is written.
             sources, more = library.placed(given), library.placed(others, writing=True)
-            if sources is None or more is None or {sources[0], more[0]} - {self.device, None}:
+            if sources is None or more is None or sources[0] != self.device or (others and more[0] != self.device):
                 return None
             arrays = [*sources[1], *more[1]]
         elif self.packed:
@@ -249,7 +248,7 @@ def _keep_on_device(
     number |= {"amax": [count - 1 - (finite is not None)] * (options.amax is not None)}
     number |= {"finite": [count - 1] * (finite is not None)}
     steps = casting.cuda_batches.CastBatch([calls[i] for i in live], device).steps(number)
-    program = repeated(steps, arrays[:count], reads, [one.address for one in arrays[count:]], device)
+    program = kernel.recording.repeated(steps, arrays[:count], reads, [one.address for one in arrays[count:]], device)
     before = known.calls.get(key)
     if before is None:
         if len(known.calls) >= _MOST_CALLS:
@@ -260,18 +259,20 @@ def _keep_on_device(
     known.calls[key] = before._replace(programs=(program, *before.programs[: _MOST - 1]))
 
 
-def _placed(arrays: list[Any], library: Library | None) -> list[Given] | None:
-    """Where the bytes of arrays are, if all are such as plans serve."""
+def _placed(arrays: list[Any], library: Library | None) -> list[Any] | None:
+    """Each as `gpucast.kernel.recording.Given`, if all are such as plans serve."""
     if library is not None:
         found = library.placed(arrays)
-        at = [] if found is None else found[1]
-        return (
-            None if found is None else [Given(type(x), x.shape, x.dtype, x.nbytes, at[i]) for i, x in enumerate(arrays)]
-        )
-    held = [x.data if type(x) is PackedArray else x for x in arrays]
-    if any(type(x) is not getattr(namespace(x), "ndarray", None) for x in held):
-        return None
-    return [Given(type(x), x.shape, x.dtype, x.nbytes, address_of(x)) for x in held]
+        if found is None:
+            return None
+        held, addresses = arrays, found[1]
+    else:
+        held = [x.data if type(x) is PackedArray else x for x in arrays]
+        if any(type(x) is not getattr(namespace(x), "ndarray", None) for x in held):
+            return None
+        addresses = list(map(address_of, held))
+    given = kernel.recording.Given
+    return [given(type(x), x.shape, x.dtype, x.nbytes, at) for x, at in zip(held, addresses, strict=True)]
 
 
 def _new(calls: Sequence[Call], library: Library | None) -> Callable[[list[Any]], tuple[list[Any], list[int]] | None]:

@@ -29,6 +29,10 @@ class Random(NamedTuple):
     offset: int = 0
 
 
+#: What stands for those of a call without any.
+NO_WORDS = Random(0, 0)
+
+
 def resolve_random(rounding: Any, seed: Any, offset: Any, caller: str = "cast") -> Random | None:
     """Check the keywords `seed` and `offset` of a cast. Returns None unless `rounding` is "stochastic".
 

@@ -46,7 +46,7 @@ def place(number: int | None) -> str:
 
 def require(caller: str) -> None:
     """DeviceUnavailable, with the reason and the remedy, unless casts can run on a GPU here."""
-    problem = kernel.driver.unavailable()
+    problem = unavailable()
     if problem is not None:
         raise DeviceUnavailable(f"{caller}: no GPU can be used here: {problem[0]}; {problem[1]}")
 

@@ -94,8 +94,6 @@ class Memory(NamedTuple):
 #: A launch, its blocks and arguments, and where these have which addresses: their place, the array's number, how many
 #: bytes behind its first one.
 Step = tuple[Callable[..., None], int, bytes, tuple[tuple[int, int, int], ...]]
-#: The random words of a call without any.
-NO_WORDS = Random(0, 0)
 
 
 class Program(NamedTuple):

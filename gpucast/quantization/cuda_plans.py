@@ -19,8 +19,8 @@ from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
 from gpucast.core.dtypes import DType
 from gpucast.core.extension import MODULE
-from gpucast.core.fuse import Random
-from gpucast.kernel.recording import NO_WORDS, Given, Memory, Program, Recording, program
+from gpucast.core.fuse import NO_WORDS, Random
+from gpucast.kernel.recording import Given, Memory, Program, Recording, program
 
 #: The most kinds of arrays of a plan.
 _MOST = 256

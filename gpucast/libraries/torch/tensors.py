@@ -129,8 +129,7 @@ def placed(arrays: Sequence[Any], writing: bool = False) -> tuple[int | None, li
     at = list(map(torch.Tensor.data_ptr, arrays)) if at is None else at
     if not all(at) and any(x.numel() and not one for x, one in zip(arrays, at, strict=True)):
         return None
-    device = device_of(arrays[0], "plan") if arrays else None
-    return None if arrays and device is None else (device, at)
+    return device_of(arrays[0], "plan") if arrays else None, at
 
 
 def dtype_of(x: torch.Tensor, caller: str) -> DType:

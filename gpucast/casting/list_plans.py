@@ -227,7 +227,8 @@ def _keep_on_device(
         device is None
         or len(live) < 2
         or any(call.source.device != device or call.library is not library for call in calls)
-        or not all(call.source.contiguous and call.written.contiguous for call in calls)
+        # Those of a library whose arrays share no launches have no target of ours.
+        or not all(call.source.contiguous and call.target is not None and call.target.contiguous for call in calls)
         or (outs is None and library is not None and dst.packed)
         # The scales and `amax` of arrays without elements are left out.
         or (len(live) < len(calls) and max(_size(options.scale), _size(options.amax)) > 1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -113,6 +113,9 @@ class HostDriver:
         assert not self.capture, "allocated while a graph was captured"
         array = device_array(shape, dtype, self.index)
         return cupy.ndarray(shape, dtype, array.data, strides)
+
+    def empty_all(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Any]:
+        return [self.empty(shape, dtype) for shape in shapes]
 
     def to_host(self, x: Any) -> np.ndarray[Any, Any]:
         assert x.flags.c_contiguous and x.dtype.kind in "uV" and x.device.id == self.index

@@ -208,7 +208,7 @@ def raw() -> None:
         (MODULE.transform, (turn, None, x, y)),
         (MODULE.dequantize, (back, None, data, scales, None, None, y)),
         (MODULE.program, ((launch,), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)),
-        (MODULE.repeat, (program, [x.ctypes.data & ~63], [64], 1, 0)),
+        (MODULE.repeat, (program, [x.ctypes.data & ~63], [64], 1, 0, 1.0)),
         (MODULE.kernel, (1, 1, 1, 32, 32, 0, 8, (0,), 0, print, print)),
         (MODULE.function, (("a", "b"), (None, None), "k.")),
     )
@@ -255,12 +255,12 @@ def raw() -> None:
             kind = (*(np.ndarray, (4,), x.dtype, 16, 0)[:at], junk, *(np.ndarray, (4,), x.dtype, 16, 0)[at + 1 :])
             refused(MODULE.program, (launch,), (kind,), 1, (), 0)
         refused(MODULE.program, (junk,), (junk,), 1, (junk,), junk)
-        refused(MODULE.repeat, program, [junk], [64], 1, 0)
-        refused(MODULE.repeat, program, [0], [junk], 1, 0)
-        refused(MODULE.repeat, program, [0, junk], [0], 1, 0)
+        refused(MODULE.repeat, program, [junk], [64], 1, 0, 1.0)
+        refused(MODULE.repeat, program, [0], [junk], 1, 0, 1.0)
+        refused(MODULE.repeat, program, [0, junk], [0], 1, 0, 1.0)
     for offsets in ((8,), (1 << 60,), tuple(range(9)), (None,), (-1,)):
         must_raise(MODULE.kernel, 1, 1, 1, 32, 32, 0, 8, offsets, 0, print, print)
-    for place in ((9, 0, 0), (1 << 63, 0, 0), (0, 1, 0), (0, -3, 0)):
+    for place in ((9, 0, 0), (1 << 63, 0, 0), (0, 1, 0), (0, -4, 0)):
         must_raise(MODULE.program, ((*launch[:3], (place,)),), (), 0, (0,), 0)
 
     class Changing:
@@ -276,7 +276,7 @@ def raw() -> None:
     arrays: list[Any] = []
     one = MODULE.program((launch,), ((Changing, (4,), x.dtype, 16, 0), (np.ndarray, (4,), x.dtype, 16, 0)), 2, (), 0)
     arrays[:] = Changing(), np.zeros(4)
-    assert MODULE.repeat(one, arrays, [], 0, 0) is False and not arrays
+    assert MODULE.repeat(one, arrays, [], 0, 0, 1.0) is False and not arrays
 
 
 def devices() -> None:
@@ -356,7 +356,7 @@ def counts() -> None:
             lambda: gpucast.hadamard(there, 32),
             lambda: gpucast.quantize_grouped(there, end, "mxfp8e4m3"),
             lambda: refused(MODULE.quantize, b"", None, x, y, y, None, None, scale, amax, seed, 0),
-            lambda: refused(MODULE.repeat, None, [x], [seed], seed, 0),
+            lambda: refused(MODULE.repeat, None, [x], [seed], seed, 0, 1.0),
             lambda: refused(
                 MODULE.program, ((print, 1, b"8bytes..", ((0, seed, 0),)),), ((type(x), y, x, 1, 2),), 1, (), q
             ),

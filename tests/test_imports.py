@@ -73,7 +73,7 @@ INSIDE = {
     ("warmup.compile_ahead", "kernel.compiler"): "the same; no cast on the host needs a compiler",
     ("warmup.compile_ahead", "kernel.nvidia"): "the same",
     ("warmup.compile_ahead", "warmup.calls"): "the same; it calls quantization and mixed precision",
-    ("warmup.compile_ahead", "warmup.recording"): "the same; it needs the text of kernels",
+    ("warmup.compile_ahead", "warmup.dry_run"): "the same; it needs the text of kernels",
     ("warmup.compile_ahead", "warmup.request"): "the same",
     ("kernel.batch_kernel", "hashlib"): "slow, and needed for names of very many casts",
     ("cli.fold", "onnx.backend"): "it imports onnx, which is optional",

@@ -20,7 +20,7 @@ from gpucast.kernel.fields import Fields
 from gpucast.kernel.kernel import Kernel
 from gpucast.quantization import Quantized
 from gpucast.quantization.grouped import Grouped
-from gpucast.warmup.recording import Recorder, recording
+from gpucast.warmup.dry_run import Recorder, dry_run
 
 #: The elements of a call: a matrix of so many rows and columns.
 ROWS = COLUMNS = 8192
@@ -130,7 +130,7 @@ class Call:
 
 def recorded(family: Family) -> Call:
     """What a family launches."""
-    with recording(Tracer) as recorder:
+    with dry_run(Tracer) as recorder:
         inputs, results = family.run(recorder)
     # What a launch points to is read if there was something before.
     known = {_home(recorder, address) for address in _addresses(inputs)}

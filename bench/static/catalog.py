@@ -23,7 +23,7 @@ from gpucast.quantization.formats import FORMATS, LENGTHS, SOURCES
 from gpucast.quantization.recipes import RECIPES, find, takes
 from gpucast.warmup import calls
 from gpucast.warmup.compile_ahead import recorded
-from gpucast.warmup.recording import Recorder, recording
+from gpucast.warmup.dry_run import Recorder, dry_run
 from gpucast.warmup.request import WarmupRequest
 
 #: What all kernels are compiled for.
@@ -64,7 +64,7 @@ def _every_kernel() -> Iterator[Kernel]:
     yield from recorded(
         WarmupRequest(calls.every_pair(), fused=True, many=True, mixed=True, grouped=True, transposed=True)
     )
-    with recording(Recorder) as recorder:
+    with dry_run(Recorder) as recorder:
         for name, src, keywords in itertools.product(_formats(), SOURCES, ({}, {"rounding": STOCHASTIC, "seed": 0})):
             format = find(name, "bench")
             every = [calls.quantized, calls.grouped, calls.row_scaled]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.bitpacking import address_of, is_writable, namespace
+from gpucast.arrays.bitpacking import is_writable, namespace
 from gpucast.arrays.overlap import Place, bounds_meet, check_disjoint, footprint, footprints_overlap, shares_within
 from gpucast.arrays.packed import PackedArray, device_index, unmasked
 from gpucast.core.dtypes import DType, dtype
@@ -59,7 +59,7 @@ class Array:
     @property
     def address(self) -> int:
         """The address of the first element."""
-        return address_of(self.data)
+        return int(self.data.ctypes.data if isinstance(self.data, np.ndarray) else self.data.data.ptr)
 
     @property
     def itemsize(self) -> int:

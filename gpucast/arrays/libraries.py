@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from gpucast.arrays.bitpacking import namespace
 from gpucast.core import dtypes
@@ -149,13 +148,20 @@ class Library(ABC):
     def _name(self) -> str:
         return type(self).__name__.removesuffix("Library")
 
-    def placed(self, x: Any) -> tuple[int, int] | None:
-        """The device and the address of a row-major array that is no more than its memory there, which a plan may read
-        and write. Default: None, for a library without plans."""
+    # ---- plans ----
+
+    def placed(self, arrays: Sequence[Any], writing: bool = False) -> tuple[int | None, list[int]] | None:
+        """The device and the addresses of row-major arrays that are no more than their memory there, which plans may
+        read, or write too. The device is None for the host, and of no arrays. Default: None, for a library without
+        plans."""
         return None
 
-    def written(self, x: Any) -> None:  # noqa: B027 (a default)
-        """Called for an array that `placed` has told of, after it was written. Default: do nothing."""
+    def written(self, arrays: Sequence[Any]) -> None:  # noqa: B027 (a default)
+        """Called for arrays that `placed` has told of, after they were written. Default: do nothing."""
+
+    def empty_all(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
+        """Memory for the casts of arrays that `placed` has told of. Default: that of `empty_like`."""
+        return [self.empty_like(x, dst, "cast_many")[0] for x in arrays]
 
     def like(self, x: Any) -> Callable[[], Any] | None:
         """A function that gives new arrays of the host like `x`, for the results of plans. Default: None, for a library
@@ -172,10 +178,6 @@ class Library(ABC):
     def attach(self, sources: list[Any], results: list[Any], scale: Any) -> list[Any]:
         """Make the library differentiate through the results of casts. Default: return them as they are."""
         return results
-
-    def planner(self, kind: type) -> BatchPlanner | None:
-        """The planner for arrays of exactly this class; None, the default, if they have no plans."""
-        return None
 
     # ---- layers ----
 
@@ -201,41 +203,6 @@ class Library(ABC):
     def untraced(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that the library's compiler must not trace. Default: just call it."""
         return function(*arguments)
-
-
-def one_class(arrays: Sequence[Any]) -> None:
-    """Raise a TypeError for objects of several classes."""
-    if len(set(map(type, arrays))) != 1:
-        raise TypeError("arrays of several classes")
-
-
-class BatchPlanner(ABC):
-    """Describes contiguous arrays of one class for plans of `gpucast.cast_many`.
-
-    Any method may raise any exception for arrays that cannot have a plan.
-    """
-
-    @abstractmethod
-    def describe(self, arrays: Sequence[Any]) -> Any:
-        """Everything that a cast depends on except addresses and values: equal for arrays that are alike.
-
-        TypeError for arrays of several classes.
-        """
-
-    @abstractmethod
-    def addresses(self, arrays: Sequence[Any]) -> Sequence[int] | npt.NDArray[np.uint64]:
-        """The addresses of the first elements."""
-
-    @abstractmethod
-    def allocator(self, arrays: Sequence[Any], dst: DType) -> Callable[[Sequence[Any]], list[Any]]:
-        """Return a function that allocates the results of arrays described like these."""
-
-    @abstractmethod
-    def stream(self, device: int) -> int:
-        """The stream, on the device of that index, that casts are given to."""
-
-    def written(self, outs: Sequence[Any]) -> None:  # noqa: B027 (a default)
-        """Called for valid outs before they are written. Default: do nothing."""
 
 
 #: Gives an adapter. It holds an import statement, because a compiler that traces a call follows no importlib.

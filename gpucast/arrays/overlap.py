@@ -81,24 +81,6 @@ def are_disjoint(x: Any, out: Any) -> bool:
     return not (shares_within(out.shape, out.strides, out.itemsize) or bounds_meet(x, out))
 
 
-def batch_is_disjoint(begin: Table, end: Table, first: Table, last: Table) -> bool:
-    """True where bounds alone tell that arrays to be written, from addresses `begin` to `end`, have no byte in common
-    with each other, nor with those to be read from `first` to `last`, but for a source that is its own destination.
-
-    Element i of all four belongs to item i.
-    """
-    order = np.argsort(begin)
-    if not _follow(begin[order], end[order]):
-        return False
-    own = (begin == first) & (end == last)
-    return not (_meet(begin[order], end[order], first, last) & ~own).any()
-
-
-def is_clear(address: int, nbytes: int, begin: Table, end: Table) -> bool:
-    """Whether some bytes are in none of the arrays from addresses `begin` to `end`."""
-    return not ((begin < address + nbytes) & (end > address)).any()
-
-
 @lru_cache(maxsize=1024)
 def shares_within(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
     """Whether elements of one array may share memory.

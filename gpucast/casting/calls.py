@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +16,8 @@ from gpucast.casting import engines
 from gpucast.casting.engine import Call, Engine
 from gpucast.casting.fuse import of_rule, resolve_fuse
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fuse import EMPTY, Fuse
-from gpucast.core.rule import CastRule, Options, destination, resolve
+from gpucast.core.fuse import EMPTY, Fuse, fuse_of
+from gpucast.core.rule import CastRule, Options, destination, resolve, rule_of
 from gpucast.kernel import devices
 
 
@@ -32,25 +31,6 @@ class Names(NamedTuple):
 
 
 _ONE = Names("x", lambda: [""])
-
-
-def rule_of(src: DType, dst: DType, options: Options) -> CastRule:
-    """The rule of `resolve`, kept. (torch.compile, which warns of what is kept, reads `resolve`.)"""
-    asked = src, dst, options.scale is not None, options.caller, options.versions, *options[:5]
-    try:
-        return _rule_of(*asked)
-    except TypeError:
-        # Also for a value that has no hash; the message is that of the checks.
-        pass
-    return resolve(src, dst, options)
-
-
-@lru_cache(maxsize=4096, typed=True)
-def _rule_of(
-    src: DType, dst: DType, scaled: bool, caller: str, versions: tuple[int, ...], *attributes: Any
-) -> CastRule:
-    scale = 1.0 if scaled else None
-    return resolve(src, dst, Options(*attributes)._replace(scale=scale, caller=caller, versions=versions))
 
 
 def of_array(x: Any, to: Any, options: Options) -> Call:
@@ -135,7 +115,7 @@ def _own(fuse: Fuse, i: int, call: Call) -> Fuse:
         amax = amax.reshape(-1)[i : i + 1]
     if random is not None:
         random = random._replace(offset=random.offset + call.start)
-    return of_rule(Fuse(scale, amax, fuse.finite, random), call.rule, call.caller)
+    return of_rule(fuse_of(scale, amax, fuse.finite, random), call.rule, call.caller)
 
 
 def _target(call: Call) -> Array:

@@ -17,7 +17,7 @@ from gpucast.casting.engine import Call, Engine
 from gpucast.casting.plans import KINDS, by_plan, hit
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
-from gpucast.core.fuse import EMPTY, Fuse
+from gpucast.core.fuse import EMPTY, fuse_of
 from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import (
     CAST_VERSIONS,
@@ -293,7 +293,7 @@ def run(call: Call, here: Engine, there: Engine) -> Array:
         assert call.target is not None, "an engine gives every call one"
         return call.target
     here.require(call.caller)
-    if not call.fuse.is_empty or rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
+    if call.fuse is not EMPTY or rule.src.family == "string" or 0 < rule.dst.bits < rule.src.bits:
         first = replace(call, target=None)
         here.run((first,))
         y = there.received(first.written, call.source.packed)
@@ -310,6 +310,6 @@ def times(x: Any, to: Any, options: Options) -> Any:
     """The cast of a NumPy or CuPy array times ``options.scale``, a number of any sign, as gradients need it."""
     src, dst = dtype(x.dtype), destination(to, options.caller)
     target = None if options.out is None else Array.of(options.out, dst)
-    call = Call(options.caller, Array.of(x, src), resolve(src, dst, options), Fuse(options.scale), target)
+    call = Call(options.caller, Array.of(x, src), resolve(src, dst, options), fuse_of(options.scale), target)
     engines.of_array(x).run((call,))
     return call.written.array

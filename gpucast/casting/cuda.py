@@ -14,7 +14,7 @@ from gpucast.arrays.array import Array, result_like
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fuse import Fuse
+from gpucast.core.fuse import EMPTY, Fuse
 from gpucast.core.rule import resolve
 from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import Shape, square_sides
@@ -32,10 +32,13 @@ def new(shape: tuple[int, ...], kind: DType) -> Any:
     """An array without set values on the current device: packed, or tagged with NumPy's dtype."""
     if not kind.packed:
         return driver.empty(shape, kind.numpy)
-    # Past __init__, whose checks take longer than all else here.
+    return packed(driver.empty((kind.nbytes(math.prod(shape)),), _BYTE), kind, shape)
+
+
+def packed(data: Any, kind: DType, shape: tuple[int, ...]) -> PackedArray:
+    """A PackedArray past __init__, whose checks take longer than a small cast."""
     array = object.__new__(PackedArray)
-    array.data = driver.empty((kind.nbytes(math.prod(shape)),), _BYTE)
-    array.dtype, array.shape = kind, shape
+    array.data, array.dtype, array.shape = data, kind, shape
     return array
 
 
@@ -122,7 +125,7 @@ def layout_of(source: Array, target: Array, fuse: Fuse) -> Layout:
     if source.contiguous and target.contiguous:
         return Layout("contiguous", None, source.size)
     in_order = fuse.random is not None
-    transposes = fuse.is_empty and not (source.packed or target.packed)
+    transposes = fuse is EMPTY and not (source.packed or target.packed)
     sizes = source.itemsize, target.itemsize
     return strided_layout(source.shape, source.strides, target.strides, sizes, in_order, transposes)
 

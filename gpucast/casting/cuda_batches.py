@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.overlap import Table
 from gpucast.casting import cuda
-from gpucast.casting.engine import Call, Launch
+from gpucast.casting.engine import Call
 from gpucast.core.fuse import EMPTY, Fuse
 from gpucast.kernel import driver
 from gpucast.kernel.batch_kernel import ARRAYS, Batch, Kind, batch_kernel, sorted_kinds
 from gpucast.kernel.fields import Fields
-from gpucast.kernel.fused_kernel import FUSED, FusedOps
+from gpucast.kernel.fused_kernel import FUSED, RANDOM, FusedOps
 from gpucast.kernel.kernel import ALIGNED
+from gpucast.kernel.recording import NUMBER, OFFSET, SEED, Step
 
 #: Stands for the first block in unused places of a table; no block has this index.
 _NONE = 2**32 - 1
@@ -38,9 +38,7 @@ def launches(calls: Sequence[Call], device: int) -> list[Callable[[], None]]:
             (flat if is_flat(call) else others).append(call)
     if len(flat) < 2 or _steps(flat) is None:
         return list(map(cuda.launch_of, live))
-    src = np.array([call.source.address for call in flat], np.uint64)
-    dst = np.array([call.written.address for call in flat], np.uint64)
-    return [*map(cuda.launch_of, others), partial(prepare(flat, device), src, dst, fuse_of(flat))]
+    return [*map(cuda.launch_of, others), CastBatch(flat, device).run]
 
 
 def is_flat(call: Call) -> bool:
@@ -72,37 +70,56 @@ def _steps(calls: Sequence[Call]) -> tuple[int, int] | None:
     return found[0], found[1]
 
 
-def prepare(calls: Sequence[Call], device: int) -> Launch:
-    """The launch of flat calls that have elements."""
-    kinds = [_kind(call) for call in calls]
-    places = sorted_kinds(kinds)
-    number = {kind: i for i, kind in enumerate(places)}
-    fuses = any(kind.ops.fuses(kind.rule) for kind in places)
-    steps = _steps(calls)
-    assert steps is not None, "calls with scattered scales are cast alone"
-    scale_step, amax_step = steps
-    prepared = Prepared(
-        partial(batch_kernel, places),
-        [number[kind] for kind in kinds],
-        [call.source.size for call in calls],
-        device,
-        {"first": [call.start for call in calls]} if fuses else {},
-        {"scale_step": scale_step, "amax_step": amax_step} if fuses else {},
-    )
+class CastBatch:
+    """Flat calls that have elements, which share launches. The kernel is loaded by now."""
 
-    def run(src: Table, dst: Table, fuse: Fuse) -> None:
-        if not fuses:
-            prepared.run({"src": src, "dst": dst})
+    def __init__(self, calls: Sequence[Call], device: int) -> None:
+        kinds = [_kind(call) for call in calls]
+        places = sorted_kinds(kinds)
+        number = {kind: i for i, kind in enumerate(places)}
+        steps = _steps(calls)
+        assert steps is not None, "calls with scattered scales are cast alone"
+        self._calls, self._fuses = calls, any(kind.ops.fuses(kind.rule) for kind in places)
+        #: How many bytes the addresses in `FUSED` move from array to array.
+        self._steps = {"scale_at": steps[0], "amax": steps[1], "finite": 0}
+        sizes = [call.source.size for call in calls]
+        self._tables = Tables(partial(batch_kernel, places), [number[kind] for kind in kinds], sizes, device)
+
+    def run(self) -> None:
+        for _, blocks, table in self._launches():
+            self._tables.launch(blocks, table)
+
+    def steps(self, numbers: Mapping[str, Sequence[int]]) -> list[Step]:
+        """The launches for a program. `numbers`: the numbers of its arrays, by the names of fields."""
+        found = []
+        for part, blocks, table in self._launches():
+            columns = [(self._tables.offsets[name], numbers[name][part]) for name in ("src", "dst")]
+            patches = [(at + 8 * place, one, 0) for at, column in columns for place, one in enumerate(column)]
+            if self._fuses:
+                given = self._tables.offsets["given"]
+                words = given + FUSED.offsets["random"]
+                patches += [(given + FUSED.offsets["scale"], NUMBER, 0)]
+                patches += [(words + RANDOM.offsets["seed"], SEED, 0), (words + RANDOM.offsets["offset"], OFFSET, 0)]
+                for name, step in self._steps.items():
+                    patches += [(given + FUSED.offsets[name], one, step * part.start) for one in numbers[name]]
+            found.append((self._tables.launch, blocks, table.tobytes(), tuple(patches)))
+        return found
+
+    def _launches(self) -> Iterator[tuple[slice, int, npt.NDArray[Any]]]:
+        columns = {
+            "src": np.array([call.source.address for call in self._calls], np.uint64),
+            "dst": np.array([call.written.address for call in self._calls], np.uint64),
+        }
+        if not self._fuses:
+            yield from self._tables.filled(columns, {})
             return
-        number, scale_at, amax, *others = cuda.fused_values(fuse)
-
-        def write(table: npt.NDArray[Any], begin: int) -> None:
-            moved = scale_at + scale_step * begin, amax + amax_step * begin
-            FUSED.layout.pack_into(table.data, prepared.offsets["given"], number, *moved, *others)
-
-        prepared.run({"src": src, "dst": dst}, write)
-
-    return run
+        number, *others = cuda.fused_values(fuse_of(self._calls))
+        steps = {"scale_step": self._steps["scale_at"], "amax_step": self._steps["amax"]}
+        columns["first"] = np.array([call.start for call in self._calls])
+        for part, blocks, table in self._tables.filled(columns, steps):
+            moved = [one + step * part.start for one, step in zip(others, self._steps.values(), strict=False)]
+            FUSED.layout.pack_into(table.data, self._tables.offsets["given"], number, *moved, *others[len(moved) :])
+            yield part, blocks, table
 
 
 def _kind(call: Call) -> Kind:
@@ -112,70 +129,44 @@ def _kind(call: Call) -> Kind:
     return Kind(call.rule, src.packed and not call.source.packed, FusedOps.of(fuse))
 
 
-class Prepared:
-    """The data of a launch for contiguous arrays of some types and sizes on one device, apart from their addresses.
+class Tables:
+    """The launches of a kernel of many arrays: each has a table of contiguous arrays on one device."""
 
-    Columns are the fields of the kernel's table that have one value for every array.
-    """
-
-    def __init__(
-        self,
-        batch_of: Callable[[int], Batch],
-        kind: Sequence[int],
-        n: Sequence[int],
-        device: int,
-        columns: Mapping[str, Sequence[int]],
-        others: Mapping[str, int],
-    ) -> None:
-        """Array i has n[i] > 0 elements and is cast by kind kind[i] of ``batch_of(argument_bytes)``; `columns` and
-        `others` are further fields that are known."""
+    def __init__(self, batch_of: Callable[[int], Batch], kind: Sequence[int], n: Sequence[int], device: int) -> None:
+        """Array i has n[i] > 0 elements and is cast by kind kind[i] of ``batch_of(argument_bytes)``."""
         short, most = driver.driver().argument_bytes
-        batch = batch_of(short)
-        if len(n) > batch.capacity:
-            batch = batch_of(most)
-        self._launch = driver.ready(batch.kernel, device)
-        places = np.array(kind)
-        self._n = np.array(n, np.int64)
-        self._elements = batch.elements[places]
-        # Elements that a tile may begin before its array.
-        self._ahead = batch.tiles[places] - 1
-        table = batch.kernel.arguments.places[0].type
+        self._batch = batch_of(short)
+        if len(n) > self._batch.capacity:
+            self._batch = batch_of(most)
+        self.launch = driver.ready(self._batch.kernel, device)
+        self._kind, self._n = np.array(kind), np.array(n, np.int64)
+        table = self._batch.kernel.arguments.places[0].type
         assert isinstance(table, Fields)
-        #: Where the fields of a table lie.
-        self.offsets = table.offsets
-        #: Whether a table begins with an `ARRAYS`, or is one.
-        self._begins = "arrays" in self.offsets
-        #: Of each launch: its arrays, and its argument as far as it is known.
-        self._parts: list[tuple[slice, npt.NDArray[Any]]] = []
-        for begin in range(0, len(n), batch.capacity):
-            part = slice(begin, begin + batch.capacity)
-            count = self._n[part].size
-            known = np.zeros((), table.dtype)
-            for name, column in {"n": n, "kind": kind, **columns}.items():
-                self._holder(known, name)[name][:count] = column[part]
-            for name, value in others.items():
-                known[name] = value
-            first_block = self._holder(known, "first_block")["first_block"]
-            first_block[0], first_block[count:] = 0, _NONE
-            self._parts.append((part, known))
+        self._dtype, self._begins = table.dtype, "arrays" in table.offsets
+        #: Where the fields of a table lie; those of an `ARRAYS` with which it begins among them.
+        self.offsets = {**ARRAYS.of(self._batch.capacity).offsets, **table.offsets}
 
-    def run(self, addresses: Mapping[str, Table], write: Callable[[npt.NDArray[Any], int], None] | None = None) -> None:
-        """Launch for arrays at these addresses, by column, on the current stream of the device, which is the current
-        one. ``write(table, begin)`` adds what else depends on the call to a table whose first array is number `begin`.
-        """
-        ahead = np.where(addresses["dst"] % ALIGNED == 0, 0, self._ahead)
-        blocks = -(-(self._n + ahead) // self._elements)
-        for part, known in self._parts:
+    def run(self, columns: Mapping[str, npt.NDArray[Any]], others: Mapping[str, int]) -> None:
+        """Launch on the current stream of the device, which is the current one. `columns`: the fields that have a value
+        for every array."""
+        for _, blocks, table in self.filled(columns, others):
+            self.launch(blocks, table)
+
+    def filled(
+        self, columns: Mapping[str, npt.NDArray[Any]], others: Mapping[str, int]
+    ) -> Iterator[tuple[slice, int, npt.NDArray[Any]]]:
+        """The arrays, the blocks and the table of each launch."""
+        # Elements that a tile may begin before its array.
+        ahead = np.where(columns["dst"] % ALIGNED == 0, 0, self._batch.tiles[self._kind] - 1)
+        blocks = -(-(self._n + ahead) // self._batch.elements[self._kind])
+        for begin in range(0, self._n.size, self._batch.capacity):
+            part = slice(begin, begin + self._batch.capacity)
             ends = blocks[part].cumsum()
-            table = known.copy()
+            table = np.zeros((), self._dtype)
             arrays = table["arrays"] if self._begins else table
-            for name, column in addresses.items():
+            for name, column in {"n": self._n, "kind": self._kind, **columns}.items():
                 (arrays if name in _COLUMNS else table)[name][: ends.size] = column[part]
-            arrays["first_block"][1 : ends.size] = ends[:-1]
-            if write is not None:
-                write(table, part.start)
-            self._launch(int(ends[-1]), table)
-
-    def _holder(self, table: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-        """The table, or the `ARRAYS` that it begins with: whichever has the field."""
-        return table["arrays"] if self._begins and name in _COLUMNS else table
+            arrays["first_block"][1 : ends.size], arrays["first_block"][ends.size :] = ends[:-1], _NONE
+            for name, value in others.items():
+                table[name] = value
+            yield part, int(ends[-1]), table

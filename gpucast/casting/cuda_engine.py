@@ -50,10 +50,9 @@ class CudaEngine(Engine):
     def reads(self, x: Any) -> bool:
         return cuda.is_aligned(x)
 
-    @exact()
     def run(self, calls: Sequence[Call]) -> None:
         devices.require(calls[0].caller)
-        with driver.driver().on(self.device):
+        with exact(), driver.driver().on(self.device):
             for run in self.prepare(calls):
                 run()
 
@@ -73,7 +72,7 @@ class CudaEngine(Engine):
         array = namespace(source.data).ndarray
         if type(source.data) is not array or type(source.array) not in (array, PackedArray):
             return None
-        return cuda_plans.of_source(source, call.rule, FusedOps.of(call.fuse))
+        return cuda_plans.of_source(source, array, call.rule, FusedOps.of(call.fuse))
 
     def require(self, caller: str) -> None:
         devices.require(caller)

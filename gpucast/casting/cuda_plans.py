@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from gpucast import casting, kernel
 from gpucast.arrays.array import Array
-from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
 from gpucast.core.rule import CastRule
@@ -33,10 +32,10 @@ class Kernels(NamedTuple):
             (self.by_double if ops.scaling == "wide" or self.by_float is None else self.by_float)[device] = found
 
 
-def of_source(source: Array, rule: CastRule, ops: FusedOps) -> Any:
-    """The plan for casts of arrays like `source`, with its kernel if that is loaded; None where there is none."""
+def of_source(source: Array, array: type, rule: CastRule, ops: FusedOps) -> Any:
+    """The plan for casts of arrays like `source`, whose bytes are in one of CuPy's class `array`, with its kernel if
+    that is loaded; None where there is none."""
     assert source.device is not None, "on a device"
-    array = namespace(source.data).ndarray
     known = _plan(array, rule, source.packed, ops.fuses(rule), ops.scaling != "none", ops.amax)
     if known is None:
         return None

@@ -55,7 +55,7 @@ class Workspace:
             with driver.driver().on(self._device):
                 key = (self._device, driver.driver().stream(), threading.get_ident())
                 # What is recorded has no memory.
-                own = self._kept or driver.is_recording()
+                own = self._kept or driver.is_dry_run()
                 self._cell = None if own else _CELLS.get(key)
                 if self._cell is None:
                     self.check_capture()

@@ -11,14 +11,11 @@ from typing import Any, TypeVar
 
 from gpucast.arrays.array import Array
 from gpucast.arrays.libraries import Lent, Library
-from gpucast.arrays.overlap import Table
 from gpucast.core.dtypes import DType
 from gpucast.core.fuse import EMPTY, Fuse
 from gpucast.core.rule import CastRule, resolve
 
 _T = TypeVar("_T")
-#: ``launch(src, dst, fuse)`` casts arrays at these addresses.
-Launch = Callable[[Table, Table, Fuse], None]
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from gpucast.casting import engines
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import as_double, is_real
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fuse import EMPTY, Fuse, resolve_random
+from gpucast.core.fuse import EMPTY, Fuse, fuse_of, resolve_random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, Options
 from gpucast.kernel import devices
@@ -59,7 +59,7 @@ def of_rule(fuse: Fuse, rule: CastRule, caller: str) -> Fuse:
         raise ValueError(f"{caller}: {name}= does not apply to text; {rule.src.name} to {rule.dst.name} takes none")
     if fuse.random is None or rule.rounding == STOCHASTIC:
         return fuse
-    return EMPTY if fuse.scale is fuse.amax is fuse.finite is None else fuse._replace(random=None)
+    return fuse_of(fuse.scale, fuse.amax, fuse.finite)
 
 
 def resolve_scale(scale: Any, device: int | None, caller: str, count: int = 1) -> Any:

@@ -56,15 +56,17 @@ class HostEngine(Engine):
         return as_double(x.reshape(())[()])
 
     def prepare(self, calls: Sequence[Call]) -> list[Callable[[], None]]:
-        waiting, nbytes = [], 0
+        waiting: list[bool | None] = []
+        nbytes = 0
         for call in calls:
-            waits = False
+            waits: bool | None = False
             # Texts are read before their target is written; so are packed elements, which have equal layouts if they
             # share memory. A packed target shares none with another source, though their bounds may meet.
-            if call.target is None:
-                if not call.rule.is_text:
-                    call.target = self.empty_like(call.source, call.rule.dst)
-            elif not (call.rule.is_text or call.source.packed or call.target.packed):
+            if call.rule.is_text:
+                waits = None
+            elif call.target is None:
+                call.target = self.empty_like(call.source, call.rule.dst)
+            elif not (call.source.packed or call.target.packed):
                 waits = bounds_meet(call.source.data, call.target.data)
                 if waits:
                     nbytes = max(nbytes, call.target.data.nbytes)
@@ -94,10 +96,11 @@ class HostEngine(Engine):
         return plans.of_arrays(call.rule, call.fuse is not EMPTY, call.fuse.scale is not None)
 
 
-def _cast(calls: Sequence[Call], waiting: Sequence[bool], room: NDArray) -> None:
+def _cast(calls: Sequence[Call], waiting: Sequence[bool | None], room: NDArray) -> None:
+    """`waiting`: whether a target is written when all is read; None for text."""
     for call, waits in zip(calls, waiting, strict=True):
         source, rule, target = call.source, call.rule, call.target
-        if rule.is_text:
+        if waits is None:
             call.target = host.text.apply(source, rule, target)
             continue
         assert target is not None, "memory has been allocated"

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans of `gpucast.cast_many` for lists of arrays of one class.
 
-On the host the module casts them by a plan for each dtype, and looks at the arrays. On a device a plan serves
-contiguous arrays on one device, and outs of one class; a planner describes the arrays, and the plan fits a call whose
-descriptions are equal.
+On the host the module casts them by a plan for each dtype, and looks at the arrays. On a device it repeats the launches
+of an earlier call for contiguous arrays of equal classes, dtypes and shapes (``kernels/host/programs.hpp``).
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,20 +18,19 @@ import numpy as np
 from gpucast import casting, kernel
 from gpucast.arrays import libraries
 from gpucast.arrays.bitpacking import address_of, namespace
-from gpucast.arrays.libraries import BatchPlanner, one_class
-from gpucast.arrays.overlap import Table, batch_is_disjoint, is_clear, share_memory
-from gpucast.arrays.packed import LibraryPackedArray, PackedArray
+from gpucast.arrays.libraries import Library
+from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
-from gpucast.casting.engine import Call, Launch
-from gpucast.casting.fuse import resolve_fuse
+from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType
 from gpucast.core.extension import MODULE
-from gpucast.core.fuse import Fuse
+from gpucast.core.fuse import NO_WORDS, Random, scaling_of
+from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, Options
-from gpucast.kernel import ON_NEW_DRIVER, streams
+from gpucast.kernel import ON_NEW_DRIVER
 
-#: The most plans of one kind of call on devices; they differ in the dtypes, shapes and layouts of their arrays.
-_MOST = 8
+#: The most that a kind of call on devices keeps: classes, dtypes and shapes of arrays, and of each where they begin.
+_MOST_CALLS, _MOST = 64, 8
 
 
 class HostKind(NamedTuple):
@@ -51,125 +48,106 @@ class HostKind(NamedTuple):
 HOST_KINDS: dict[type, HostKind] = {np.ndarray: HostKind(plans.of_arrays, plans.of_works)}
 
 
-class CupyPlanner(BatchPlanner):
-    """Arrays of CuPy."""
+class ListCalls(NamedTuple):
+    """Calls on a device whose arrays have equal classes, dtypes and shapes."""
 
-    describe_one: Callable[[Any], Any] = attrgetter("dtype", "shape", "_c_contiguous", "data.device_id")
-    address: Callable[[Any], int] = attrgetter("data.ptr")
-
-    def describe(self, arrays: Sequence[Any]) -> list[Any]:
-        one_class(arrays)
-        return list(map(self.describe_one, arrays))
-
-    def addresses(self, arrays: Sequence[Any]) -> list[int]:
-        return list(map(self.address, arrays))
-
-    def allocator(self, arrays: Sequence[Any], dst: DType) -> Callable[[Sequence[Any]], list[Any]]:
-        def allocate(arrays: Sequence[Any]) -> list[Any]:
-            casting.cuda.check_allocation()
-            return [casting.cuda.new(x.shape, dst) for x in arrays]
-
-        return allocate
-
-    def stream(self, device: int) -> int:
-        driver = kernel.driver.driver()
-        with driver.on(device):
-            return driver.stream()
-
-
-class PackedPlanner(CupyPlanner):
-    """PackedArrays over CuPy's."""
-
-    describe_one = attrgetter("dtype", "shape", "data.data.device_id")
-    address = attrgetter("data.data.ptr")
-
-
-#: By the classes of arrays.
-_PLANNERS: dict[type, BatchPlanner] = {
-    PackedArray: PackedPlanner(),
-    LibraryPackedArray: PackedPlanner(),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """The launch for calls whose arrays and outs have these descriptions."""
-
-    arrays: Any
-    #: None for new arrays.
-    outs: Any
-    #: Makes new arrays; None where there are outs.
-    allocate: Callable[[Sequence[Any]], list[Any]] | None
-    scaling: str
-    #: Elements of the scale and of `amax`.
-    sizes: tuple[int, int]
     device: int
-    #: The places of the arrays that have elements; None for all.
-    used: list[int] | None
-    src_bytes: Table
-    dst_bytes: Table
-    launch: Launch
+    #: That of the arrays; None for CuPy.
+    library: Library | None
+    #: Whether some arrays are PackedArrays.
+    packed: bool
+    #: How many arrays are read, beside those of the list: a scale, or none.
+    scales: int
+    #: New results for arrays, and their addresses, or None where a graph is captured; None where there are outs.
+    new: Callable[[list[Any]], tuple[list[Any], list[int]] | None] | None
+    #: Of `MODULE.program`, the latest first. They differ in where arrays begin, modulo 64 bytes.
+    programs: tuple[Any, ...] = ()
+
+    def serve(self, given: list[Any], others: list[Any], outs: Any, random: Random, number: float) -> Any:
+        """Repeat a call: its results; None, nothing done, where only the checked path can tell."""
+        cuda, library = kernel.driver.driver(), self.library
+        arrays = [*given, *others]
+        if library is not None:
+            # A scale takes no part in differentiation, like all that is written.
+            sources, more = library.placed(given), library.placed(others, writing=True)
+            if sources is None or more is None or sources[0] != self.device or (others and more[0] != self.device):
+                return None
+            arrays = [*sources[1], *more[1]]
+        elif self.packed:
+            arrays = [x.data if type(x) is PackedArray else x for x in arrays]
+        stream = None if library is None else library.stream(self.device)
+        with cuda.on(self.device) if stream is None else cuda.using(stream, self.device):
+            made: Any = (outs, []) if self.new is None else self.new(given)
+            for program in self.programs if made is not None else ():
+                if MODULE.repeat(program, arrays, made[1], *random, number):
+                    if library is not None:
+                        library.written(others[self.scales :])
+                    return made[0]
+        return None
 
 
 @dataclass(slots=True)
 class ListPlan:
     """What a kind of call (destination, keywords, class of arrays) keeps."""
 
-    rounding: Any
+    #: Whether it rounds at random.
+    is_random: bool
     #: Of the host, by the dtype of an array.
     by_dtype: dict[Any, Any] = field(default_factory=dict)
-    #: Of devices, the latest first.
-    launches: tuple[BatchPlan, ...] = ()
+    #: Of devices, by `_asked`.
+    calls: dict[Any, ListCalls] = field(default_factory=dict)
     plan: Any = None
 
     def run(
         self, given: list[Any], seed: Any, offset: Any, scale: Any, amax: Any, outs: Any, finite: Any, floating: Any
     ) -> Any:
         """The results of a call on a device. None, nothing done, if only the checked path can serve it."""
-        if not self.launches or floating is not False or not (outs is None or type(outs) is list):
+        if not self.calls or floating is not False or not (outs is None or type(outs) is list):
+            return None
+        random = NO_WORDS
+        if self.is_random:
+            random = Random(seed, offset)
+            if type(seed) is not int or type(offset) is not int or not (0 <= seed <= _LAST and 0 <= offset <= _FAR):
+                return None
+        elif seed is not None or type(offset) is not int or offset:
             return None
         try:
-            ready = self._ready(given, outs, Options(seed=seed, offset=offset, scale=scale, amax=amax), finite)
-        except Exception:  # The checked path takes it, or tells what is wrong.
+            key, others, number = _asked(given, scale, outs, amax, finite)
+        except (AttributeError, TypeError, ValueError, OverflowError):
             return None
-        if ready is None:
-            return None
-        plan, fused, src, to = ready
-        stream = _PLANNERS[type(given[0])].stream(plan.device)
-        others = [x for x in (scale, amax, finite) if x is not None and type(x) is not float]
-        if outs is not None and type(outs[0]) is not type(given[0]):
-            others.append(outs[0])
-        with streams.on({plan.device: stream}, map(streams.owner, others)), kernel.driver.driver().on(plan.device):
-            if plan.allocate is not None:
-                outs = plan.allocate(given)
-                to = _addresses(outs, plan)
-            assert to is not None
-            plan.launch(src, to, fused)
-        return outs
+        known = self.calls.get(key)
+        return None if known is None else known.serve(given, others, outs, random, number)
 
-    def _ready(
-        self, given: Sequence[Any], outs: Sequence[Any] | None, options: Options, finite: Any
-    ) -> tuple[BatchPlan, Fuse, Table, Table | None] | None:
-        """The plan of a call, and the addresses of arrays and outs; None where only the checked path can tell whether
-        they may be used."""
-        arrays, described = _described(given), None if outs is None else _described(outs)
-        same = described, (_size(options.scale), _size(options.amax))
-        alike = [plan for plan in self.launches if plan.arrays == arrays and (plan.outs, plan.sizes) == same]
-        if not alike:
-            return None
-        device, count = alike[0].device, len(given)
-        check_scale(given, options)
-        fused = resolve_fuse(options._replace(rounding=self.rounding), (device,), finite, count)
-        plan = next((plan for plan in alike if plan.scaling == fused.scaling), None)
-        if plan is None:
-            return None
-        src, to = _addresses(given, plan), None if outs is None else _addresses(outs, plan)
-        # Tensors may have no memory.
-        if not (src.all() and (to is None or to.all()) and _is_disjoint(src, to, plan, fused)):
-            return None
-        if outs is not None:
-            _PLANNERS[type(outs[0])].written(outs)
-        return plan, fused, src, to
+
+#: The numbers that a scale may be, the last offset, which leaves room for the words of all arrays, and the last seed.
+_NUMBERS = frozenset({float, int, np.float32, np.float64})
+_FAR, _LAST = 2**62, 2**64 - 1
+_LAYOUT, _POINTER = attrgetter("__class__", "dtype", "shape"), attrgetter("data.ptr")
+_BYTE = np.dtype(np.uint8)
+
+
+def _asked(given: list[Any], scale: Any, outs: Any, amax: Any, finite: Any) -> tuple[Any, list[Any], float]:
+    """What decides on the launches of a call; its other arrays, those that are written last; and the number that it
+    multiplies with. Any exception for what no plan is for."""
+    others: list[Any] = []
+    number, scaling = 1.0, "none"
+    if type(scale) in _NUMBERS:
+        number = float(scale)
+        # Of smaller ones the processor may make zeros.
+        if not 2.0**-1022 <= number < math.inf:
+            raise ValueError(scale)
+        scaling = scaling_of(number)
+    elif scale is not None:
+        others.append(scale)
+        scaling = "array"
+    if outs is not None:
+        others += outs
+    if amax is not None:
+        others.append(amax)
+    if finite is not None:
+        others.append(finite)
+    key = len(given), scaling, outs is None, amax is None, finite is None, *map(_LAYOUT, given), *map(_LAYOUT, others)
+    return key, others, number
 
 
 #: The most kinds of call, and what they keep.
@@ -186,8 +164,7 @@ def _list_plan(kind: type, dst: DType, fuses: bool, scaled: bool, attributes: tu
     if found is None:
         if len(_KNOWN) >= _MOST_KINDS:
             _KNOWN.clear()
-        rounding = attributes[Options._fields.index("rounding")]
-        found = _KNOWN[key] = ListPlan(rounding)
+        found = _KNOWN[key] = ListPlan(STOCHASTIC in attributes)
         library = HOST_KINDS[kind].library if kind in HOST_KINDS else None
         found.plan = plans.make("list", found.run, kernels=found.by_dtype, library=library)
     return found
@@ -213,10 +190,8 @@ def keep(calls: Sequence[Call], outs: list[Any] | None, to: Any, dst: DType, opt
                 plan = HOST_KINDS[kind].plan(call.rule, fuses, scaled)
                 if plan is not None:
                     known.by_dtype[call.given.dtype] = plan
-    launch = _batch_plan(calls, outs, dst, options)
-    if launch is not None:
-        known.launches = (launch, *known.launches[: _MOST - 1])
-    if known.by_dtype or known.launches:
+    _keep_on_device(known, calls, outs, options, finite)
+    if known.by_dtype or known.calls:
         plans.KINDS.add(kind)
         plans.keep_list(given, to, *options[:9], None, outs, True, finite, False, known.plan)
 
@@ -242,82 +217,86 @@ def _size(x: Any) -> int:
     return 0 if x is None else math.prod(np.shape(x))
 
 
-def _described(arrays: Sequence[Any]) -> Any:
-    kind = type(arrays[0])
-    return kind, _PLANNERS[kind].describe(arrays)
-
-
-def _addresses(arrays: Sequence[Any], plan: BatchPlan) -> Table:
-    # A tensor without memory is at 0.
-    found = np.asarray(_PLANNERS[type(arrays[0])].addresses(arrays), np.uint64)
-    return found if plan.used is None else found[plan.used]
-
-
-def _is_disjoint(src: Table, to: Table | None, plan: BatchPlan, fused: Fuse) -> bool:
-    """Whether bounds alone show that targets overlap nothing else; `to`: None for memory to be made."""
-    src_end = src + plan.src_bytes
-    scale = None if isinstance(fused.scale, float) else fused.scale
-    small = [x for x in (fused.finite, fused.amax, scale) if x is not None]
-    written = small if scale is None else small[:-1]
-    if not all(is_clear(address_of(x), x.nbytes, src, src_end) for x in written):
-        return False
-    if written and any(share_memory(x, y) for x, y in itertools.combinations(small, 2)):
-        return False
-    if to is None:
-        return True
-    end = to + plan.dst_bytes
-    return batch_is_disjoint(to, end, src, src_end) and all(is_clear(address_of(x), x.nbytes, to, end) for x in small)
-
-
-def _batch_plan(calls: Sequence[Call], outs: Sequence[Any] | None, dst: DType, options: Options) -> BatchPlan | None:
-    """That of a successful call on a device, if it can have one."""
-    given = [call.given for call in calls]
-    used = [i for i, call in enumerate(calls) if call.source.size]
-    first = calls[0]
-    device = first.source.device
+def _keep_on_device(
+    known: ListPlan, calls: Sequence[Call], outs: list[Any] | None, options: Options, finite: Any
+) -> None:
+    """Keep a successful call, if it was one on a device that can be repeated."""
+    library, device, dst = calls[0].library, calls[0].source.device, calls[0].rule.dst
+    live = [i for i, call in enumerate(calls) if call.source.size]
     if (
         device is None
-        # Of each the library may be another one, and with it the stream.
-        or isinstance(first.given, LibraryPackedArray)
-        or len(used) < 2
-        or any(call.source.device != device or call.library is not first.library for call in calls)
-        or (outs is None and first.library is not None and dst.packed)
+        or len(live) < 2
+        or any(call.source.device != device or call.library is not library for call in calls)
+        # Those of a library whose arrays share no launches have no target of ours.
+        or not all(call.source.contiguous and call.target is not None and call.target.contiguous for call in calls)
+        or (outs is None and library is not None and dst.packed)
         # The scales and `amax` of arrays without elements are left out.
-        or (len(used) < len(calls) and max(_size(options.scale), _size(options.amax)) > 1)
+        or (len(live) < len(calls) and max(_size(options.scale), _size(options.amax)) > 1)
+        or options.offset > _FAR
     ):
-        return None
-    live = [(calls[i], target) for i in used if (target := calls[i].target) is not None]
-    if len(live) < len(used) or not all(call.source.contiguous and target.contiguous for call, target in live):
-        return None
-    try:
-        for x in {type(x): x for x in (*given, *(outs or [call.result for call in calls]))}.values():
-            _register(x)
-        arrays, described = _described(given), None if outs is None else _described(outs)
-    except Exception:  # Arrays that no plan is for.
-        return None
-    return BatchPlan(
-        arrays,
-        described,
-        _PLANNERS[type(given[0])].allocator(given, dst) if outs is None else None,
-        live[0][0].fuse.scaling,
-        (_size(options.scale), _size(options.amax)),
-        device,
-        None if len(used) == len(calls) else used,
-        np.array([call.source.data.nbytes for call, _ in live], np.uint64),
-        np.array([target.data.nbytes for _, target in live], np.uint64),
-        casting.cuda_batches.prepare([call for call, _ in live], device),
-    )
-
-
-def _register(x: Any) -> None:
-    """Find how plans look at arrays of x's class. TypeError for a class that no plan is for."""
-    kind = type(x)
-    if kind in _PLANNERS:
         return
-    adapter = libraries.find(x)
-    planner = None if adapter is None else adapter.planner(kind)
-    if adapter is None and kind is getattr(namespace(x), "ndarray", None):
-        planner = CupyPlanner()
-    if planner is None:
-        raise TypeError(f"no plan is for {kind.__name__}")
-    _PLANNERS[kind] = planner
+    given, made = [call.given for call in calls], [call.result for call in calls] if outs is None else []
+    try:
+        key, others, _ = _asked(given, options.scale, outs, options.amax, finite)
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return
+    arrays = _placed([*given, *others, *made], library)
+    if arrays is None:
+        return
+    count, reads = len(given) + len(others), len(given) + (key[1] == "array")
+    first = count if outs is None else reads
+    number = {"src": live, "dst": [first + i for i in live], "scale_at": [len(given)] * (reads - len(given))}
+    number |= {"amax": [count - 1 - (finite is not None)] * (options.amax is not None)}
+    number |= {"finite": [count - 1] * (finite is not None)}
+    steps = casting.cuda_batches.CastBatch([calls[i] for i in live], device).steps(number)
+    program = kernel.recording.repeated(steps, arrays[:count], reads, [one.address for one in arrays[count:]], device)
+    before = known.calls.get(key)
+    if before is None:
+        if len(known.calls) >= _MOST_CALLS:
+            known.calls.clear()
+        packed = any(type(x) is PackedArray for x in (*given, *others))
+        new = _new(calls, library) if outs is None else None
+        before = ListCalls(device, library, packed, reads - len(given), new)
+    known.calls[key] = before._replace(programs=(program, *before.programs[: _MOST - 1]))
+
+
+def _placed(arrays: list[Any], library: Library | None) -> list[Any] | None:
+    """Each as `gpucast.kernel.recording.Given`, if all are such as plans serve."""
+    if library is not None:
+        found = library.placed(arrays)
+        if found is None:
+            return None
+        held, addresses = arrays, found[1]
+    else:
+        held = [x.data if type(x) is PackedArray else x for x in arrays]
+        if any(type(x) is not getattr(namespace(x), "ndarray", None) for x in held):
+            return None
+        addresses = list(map(address_of, held))
+    given = kernel.recording.Given
+    return [given(type(x), x.shape, x.dtype, x.nbytes, at) for x, at in zip(held, addresses, strict=True)]
+
+
+def _new(calls: Sequence[Call], library: Library | None) -> Callable[[list[Any]], tuple[list[Any], list[int]] | None]:
+    """`ListCalls.new` of calls like these."""
+    dst, shapes = calls[0].rule.dst, [call.source.shape for call in calls]
+    if library is not None:
+
+        def new(given: list[Any]) -> tuple[list[Any], list[int]] | None:
+            made = library.empty_all(given, dst)
+            found = library.placed(made)
+            return None if found is None else (made, found[1])
+
+        return new
+    own, packs = kernel.driver.driver(), dst.packed
+    sizes, kind = [(dst.nbytes(math.prod(shape)),) for shape in shapes], dst.numpy
+
+    def new_of_cupy(given: list[Any]) -> tuple[list[Any], list[int]] | None:
+        if own.capturing():
+            return None
+        made = own.empty_all(sizes, _BYTE) if packs else own.empty_all(shapes, kind)
+        addresses = list(map(_POINTER, made))
+        if packs:
+            made = [casting.cuda.packed(x, dst, shape) for x, shape in zip(made, shapes, strict=True)]
+        return made, addresses
+
+    return new_of_cupy

@@ -29,6 +29,10 @@ class Random(NamedTuple):
     offset: int = 0
 
 
+#: What stands for those of a call without any.
+NO_WORDS = Random(0, 0)
+
+
 def resolve_random(rounding: Any, seed: Any, offset: Any, caller: str = "cast") -> Random | None:
     """Check the keywords `seed` and `offset` of a cast. Returns None unless `rounding` is "stochastic".
 
@@ -76,19 +80,19 @@ class Fuse(NamedTuple):
         return scaling_of(self.scale)
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the cast is a plain one."""
-        return self.scale is self.amax is self.finite is self.random is None
-
-    @property
     def arrays(self) -> dict[str, Any]:
         """Its arrays by name."""
         named = {"scale": self.scale, "amax": self.amax, "finite": self.finite}
         return {name: x for name, x in named.items() if not (x is None or isinstance(x, float))}
 
 
-#: Of a plain cast.
+#: Of a plain cast, and of no other: `fuse_of` gives it where nothing is fused.
 EMPTY = Fuse()
+
+
+def fuse_of(scale: Any = None, amax: Any = None, finite: Any = None, random: Random | None = None) -> Fuse:
+    """The `Fuse` of these."""
+    return EMPTY if scale is amax is finite is random is None else Fuse(scale, amax, finite, random)
 
 
 def scaling_of(scale: Any) -> Scaling:

@@ -8,6 +8,7 @@ Source: the Cast and CastLike schemas of ONNX opsets 1 to 28. The reference, the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -211,6 +212,25 @@ def resolve(src: DType, dst: DType, options: Options = _DEFAULT) -> CastRule:
         rounding=rounding,
         round_mode=_mode(dst, round_mode),
     )
+
+
+def rule_of(src: DType, dst: DType, options: Options) -> CastRule:
+    """The rule of `resolve`, kept. (PyTorch's compiler, which warns of what is kept, reads `resolve`.)"""
+    asked = src, dst, options.scale is not None, options.caller, options.versions, *options[:5]
+    try:
+        return _rule_of(*asked)
+    except TypeError:
+        # Also for a value that has no hash; the message is that of the checks.
+        pass
+    return resolve(src, dst, options)
+
+
+@lru_cache(maxsize=4096, typed=True)
+def _rule_of(
+    src: DType, dst: DType, scaled: bool, caller: str, versions: tuple[int, ...], *attributes: Any
+) -> CastRule:
+    scale = 1.0 if scaled else None
+    return resolve(src, dst, Options(*attributes)._replace(scale=scale, caller=caller, versions=versions))
 
 
 def _mode(dst: DType, round_mode: Any) -> RoundMode:

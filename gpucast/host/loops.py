@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from gpucast.core.dtypes import dtype
 from gpucast.core.extension import MODULE
-from gpucast.core.fuse import Fuse, Scaling, scaling_of
+from gpucast.core.fuse import EMPTY, Fuse, Scaling, scaling_of
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import BY_RULE_SOURCES, CastRule, has_stochastic, resolve
 
@@ -88,7 +88,7 @@ def _is_product(rule: CastRule) -> bool:
 def work(rule: CastRule, fused: Fuse) -> bytes:
     """The work of a cast; with a scale the rule is that of products, but for its source
     (`gpucast.core.rule.resolve`)."""
-    if fused.is_empty:
+    if fused is EMPTY:
         return plain(rule)
     if fused.scale is None and _is_product(rule):
         fused = fused._replace(scale=1.0)

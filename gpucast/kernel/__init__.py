@@ -14,8 +14,9 @@ from gpucast.core import packages
 
 if TYPE_CHECKING:
     from gpucast.kernel import driver as driver
+    from gpucast.kernel import recording as recording
 else:
-    __getattr__ = packages.submodules(__name__, "driver")
+    __getattr__ = packages.submodules(__name__, "driver", "recording")
 
 #: Called when another driver takes the place of the one in use: what was worked out with that one no longer holds.
 ON_NEW_DRIVER: list[Callable[[], None]] = []

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from ctypes import CFUNCTYPE, addressof, c_int, c_void_p, create_string_buffer
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import repeat
+from operator import mul
 from typing import Any, Protocol
 
 import numpy as np
@@ -80,6 +82,9 @@ class Driver(Protocol):
 
         Any dtype will do, also those that CuPy does not know.
         """
+
+    def empty_all(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Any]:
+        """`empty` of several."""
 
     def to_host(self, x: Any) -> np.ndarray[Any, Any]:
         """A NumPy copy of a device array of plain bytes, C-contiguous; waits for the current stream."""
@@ -287,6 +292,13 @@ class CupyDriver:
 
         return empty
 
+    def empty_all(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Any]:
+        import cupy
+
+        # The functions themselves: an array each of their own would take twice as long.
+        sizes = map(mul, map(math.prod, shapes), repeat(dtype.itemsize))
+        return list(map(cupy.ndarray, shapes, repeat(dtype), map(cupy.cuda.alloc, sizes)))
+
     def to_host(self, x: Any) -> np.ndarray[Any, Any]:
         return np.asarray(x.get())
 
@@ -335,7 +347,7 @@ class CupyDriver:
 
 
 _driver: Driver = CupyDriver()
-#: What the calls of this thread use instead, where it records.
+#: What the calls of this thread use instead, where it runs nothing.
 _recorder: ContextVar[Driver | None] = ContextVar("gpucast_recorder", default=None)
 #: By device.
 _loaded: dict[tuple[Kernel, int], Launch] = {}
@@ -358,13 +370,13 @@ def driver() -> Driver:
     return _recorder.get() or _driver
 
 
-def is_recording() -> bool:
-    """Whether the calls of this thread are only recorded."""
+def is_dry_run() -> bool:
+    """Whether the calls of this thread run nothing."""
     return _recorder.get() is not None
 
 
 @contextlib.contextmanager
-def recording(recorder: Driver) -> Iterator[None]:
+def dry_run(recorder: Driver) -> Iterator[None]:
     """Within, the calls of this thread ask `recorder` for kernels, and keep none; other threads see nothing of it."""
     token = _recorder.set(recorder)
     try:
@@ -428,7 +440,7 @@ def moves() -> None:
 
 def loaded(kernel: Kernel, device: int) -> Launch | None:
     """The kernel if it is loaded on a device."""
-    return None if is_recording() else _loaded.get((kernel, device))
+    return None if is_dry_run() else _loaded.get((kernel, device))
 
 
 #: The arguments of a kernel of one array, but for the struct that some have after these: (src, src_bit, dst, n).

@@ -70,7 +70,7 @@ class Kernel:
     def blocks(self, n: int, dst: int = 1) -> int:
         """Blocks to launch for n elements (0 for none) whose results begin at the address `dst`."""
         ahead = self.ahead if dst % ALIGNED else 0
-        return -(-(n + ahead) // self.block) if n else 0
+        return -(-(n + ahead) // (self.elements * self.threads)) if n else 0
 
 
 #: The parameters of a kernel of one array: the source, the bit of its first byte at which it begins (0 to 7, for packed

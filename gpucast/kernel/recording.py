@@ -25,9 +25,8 @@ from gpucast.kernel.kernel import Kernel
 ALIKE = 64
 _ADDRESS = struct.Struct("<Q")
 _FIRST = struct.Struct("<q")
-#: `most_arrays` and `most_launches` of programs.hpp; and what stands for arrays where random words are patched.
-_MOST_ARRAYS, _MOST_LAUNCHES = 32, 32
-_SEED, _OFFSET = -1, -2
+#: What stands for arrays where random words, or a number, are patched.
+SEED, OFFSET, NUMBER = -1, -2, -3
 
 
 @dataclass(slots=True)
@@ -92,12 +91,17 @@ class Memory(NamedTuple):
     strides: tuple[int, ...]
 
 
+#: A launch, its blocks and arguments, and where these have which addresses: their place, the array's number, how many
+#: bytes behind its first one.
+Step = tuple[Callable[..., None], int, bytes, tuple[tuple[int, int, int], ...]]
+
+
 class Program(NamedTuple):
     """Launches that can be repeated."""
 
-    #: For ``MODULE.repeat(launches, given, others, seed, offset)``: it launches for the given arrays, which may stand
-    #: as their addresses, and for the others at these: those that are kept, the cells, and the new ones. False, nothing
-    #: done, for arrays that lie in another way.
+    #: For ``MODULE.repeat(launches, given, others, seed, offset, number)``: it launches for the given arrays, which may
+    #: stand as their addresses, and for the others at these: those that are kept, the cells, and the new ones. False,
+    #: nothing done, for arrays that lie in another way.
     launches: Any
     new: tuple[Memory, ...]
     #: How many cells the launches share.
@@ -117,9 +121,10 @@ def program(
     made = [(int(x.data.ptr), int(x.nbytes)) for x in (*recording.cells, *recording.made)]
     others = [*kept, *made]
     arrays = [*((one.address, one.nbytes) for one in given), *others]
-    if not recording.is_whole or len(arrays) > _MOST_ARRAYS or len(recording.launches) > _MOST_LAUNCHES:
+    if not recording.is_whole:
         return None
-    steps, is_random = [], False
+    steps: list[Step] = []
+    is_random = False
     for kernel, launch, blocks, arguments in recording.launches:
         patches: list[tuple[int, int, int]] = []
         for name, kind, at in _places(kernel.arguments, 0):
@@ -135,7 +140,7 @@ def program(
                 # Kernels that use no random words are given zeros.
                 (value,) = _ADDRESS.unpack_from(arguments, at)
                 if value == getattr(random, name):
-                    patches.append((at, _SEED if name == "seed" else _OFFSET, 0))
+                    patches.append((at, SEED if name == "seed" else OFFSET, 0))
                     is_random |= name == "seed"
                 elif value:
                     return None
@@ -144,10 +149,15 @@ def program(
         steps.append((launch, blocks, arguments, tuple(patches)))
     if random is not None and not is_random:
         return None
-    found_given = tuple((x.kind, x.shape, x.dtype, x.nbytes, x.address % ALIKE) for x in given)
-    alike = tuple(address % ALIKE for address, _ in others)
-    launches = MODULE.program(tuple(steps), found_given, reads, alike, device)
+    launches = repeated(steps, given, reads, [address for address, _ in others], device)
     return Program(launches, tuple(Memory(x.shape, x.dtype, x.strides) for x in recording.made), len(recording.cells))
+
+
+def repeated(steps: Sequence[Step], given: Sequence[Given], reads: int, others: Sequence[int], device: int) -> Any:
+    """`Program.launches` for arrays that lie as these do, of which the first are read and the others written, and for
+    other ones that begin as these addresses do."""
+    found = tuple((x.kind, x.shape, x.dtype, x.nbytes, x.address % ALIKE) for x in given)
+    return MODULE.program(tuple(steps), found, reads, tuple(address % ALIKE for address in others), device)
 
 
 def _places(fields: Fields, begin: int) -> Iterator[tuple[str, str, int]]:

@@ -32,12 +32,12 @@ def visit(x: Any, *others: Any, device: Any = None) -> Iterator[None]:
     `others` are the other arrays of the call; numbers and None among them do not count. For an `x` of None, and for
     libraries without streams of their own, work runs on CuPy's current stream.
     """
-    given = [one for one in others if one is not None]
-    adapter, *of_others = map(_adapter, (x, *given))
-    if adapter is None and not any(of_others):
+    given = [x, *(one for one in others if one is not None)]
+    adapters = list(map(_adapter, given))
+    if not any(adapters):
         yield
         return
-    own, lent = owner(x), list(map(owner, given))
+    own, *lent = map(_owner, given, adapters)
     places = {
         index
         for index in (None if own is None else own.device, None if device is None else _index(device))
@@ -48,8 +48,8 @@ def visit(x: Any, *others: Any, device: Any = None) -> Iterator[None]:
         yield
         return
     streams: dict[int, int] = {}
-    if adapter is not None and places:
-        home = adapter.home(x)
+    if adapters[0] is not None and places:
+        home = adapters[0].home(x)
         streams = {index: stream for index in places if (stream := home.stream(index)) is not None}
     if own is not None and own.device not in streams:
         lent.append(own)
@@ -57,7 +57,7 @@ def visit(x: Any, *others: Any, device: Any = None) -> Iterator[None]:
         try:
             yield
         finally:
-            if any(one is not None and one.settles for one in (adapter, *of_others)):
+            if any(one is not None and one.settles for one in adapters):
                 _settle({*places, *(one.device for one in lent if one is not None)})
 
 
@@ -98,7 +98,10 @@ def _joined(streams: Mapping[int, int], owners: Iterable[tuple[int, int]]) -> It
 
 def owner(x: Any) -> Lent | None:
     """The device of an array and the stream of its owner; None on the host, and for other objects."""
-    adapter = _adapter(x)
+    return _owner(x, _adapter(x))
+
+
+def _owner(x: Any, adapter: Library | None) -> Lent | None:
     if isinstance(x, Owned):
         x, index = x.array, device_index(x.array)
         stream = None if adapter is None or index is None else adapter.stream(index)

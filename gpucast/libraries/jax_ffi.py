@@ -15,7 +15,7 @@ from gpucast import casting
 from gpucast import kernel as kernels
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
-from gpucast.core.fuse import Fuse, Random, Scaling
+from gpucast.core.fuse import Fuse, Random, Scaling, fuse_of
 from gpucast.core.rule import CastRule
 from gpucast.host import loops
 from gpucast.kernel import nvidia
@@ -54,7 +54,7 @@ class ProgramCast(NamedTuple):
     def inputs(self) -> Fuse:
         """For the host's loops and the kernels; of an operand with another number."""
         scale = _EXAMPLES[self.scale] if isinstance(self.scale, str) else self.scale
-        return Fuse(scale, random=self.random)
+        return fuse_of(scale, random=self.random)
 
 
 def held_as(kind: DType) -> np.dtype[Any]:

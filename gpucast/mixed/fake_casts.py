@@ -28,9 +28,9 @@ from gpucast.casting.list_plans import HOST_KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
-from gpucast.core.fuse import Fuse, scaling_of
+from gpucast.core.fuse import Fuse, fuse_of, scaling_of
 from gpucast.core.rounding import Rounding
-from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve
+from gpucast.core.rule import CastRule, Options, OverflowKeyword, RoundMode, resolve, rule_of
 from gpucast.host import loops, numbers
 from gpucast.kernel import streams
 from gpucast.mixed import cuda
@@ -148,8 +148,8 @@ def _host_plan(x: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     if type(x) not in HOST_KINDS or isinstance(narrow, Format):
         return None
     rule, scaled = CastRule(dtype(x.dtype), dtype(x.dtype)), scale is not None
-    there = calls.rule_of(rule.src, narrow, Options(*keywords[:9])._replace(caller=CALLER))
-    back = calls.rule_of(narrow, rule.src, Options(scale=scale))
+    there = rule_of(rule.src, narrow, Options(*keywords[:9])._replace(caller=CALLER))
+    back = rule_of(narrow, rule.src, Options(scale=scale))
     fuses = scaled or amax is not None or keywords[5] is not None
     kind: Any = type(x)
     return _made_plan(kind, rule, there, back, fuses, scaled)
@@ -229,8 +229,8 @@ def _checked(x: Any, to: Any, *given: Any) -> Any:
 
 
 def _cast(source: Array, dst: DType, options: Options, target: Array | None) -> Array:
-    there = calls.rule_of(source.dtype, dst, options)
-    back = calls.rule_of(dst, source.dtype, Options(scale=options.scale))
+    there = rule_of(source.dtype, dst, options)
+    back = rule_of(dst, source.dtype, Options(scale=options.scale))
     fuse = of_rule(resolve_fuse(options, (source.device,)), there, CALLER)
     calls.check_fuse(Call(CALLER, source, there, fuse, target))
     return engines.of(source.device).pick(_on_host, _on_device)(source, there, back, target, fuse)
@@ -259,7 +259,7 @@ def _on_host(source: Array, there: CastRule, back: CastRule, target: Array | Non
     if work is None:
         first = Call(CALLER, source, there, fuse)
         engines.HOST.run((first,))
-        second = Call(CALLER, first.written, back, Fuse(inverse), target)
+        second = Call(CALLER, first.written, back, fuse_of(inverse), target)
         engines.HOST.run((second,))
         return second.written
     result = engines.HOST.empty_like(source, source.dtype)

@@ -20,7 +20,7 @@ from gpucast.casting.engine import Call
 from gpucast.casting.host import HOST
 from gpucast.core import extension
 from gpucast.core.errors import DeviceUnavailable
-from gpucast.core.fuse import Fuse
+from gpucast.core.fuse import fuse_of
 from gpucast.kernel import devices as device
 from gpucast.kernel import nvidia
 from gpucast.kernel.fused_kernel import FUSED, cast_kernel
@@ -57,7 +57,7 @@ class HostBackend:
     def prepare(self, cases: Sequence[Case], optimize: bool) -> CastCodes:
         def cast(case: Case, codes: NDArray) -> NDArray:
             source = Array.of(codes.view(case.rule.src.numpy), case.rule.src)
-            call = Call("parity", source, case.rule, Fuse(random=case.random))
+            call = Call("parity", source, case.rule, fuse_of(random=case.random))
             HOST.run((call,))
             return np.asarray(call.written.data.view(case.rule.dst.code_numpy))
 

@@ -19,12 +19,11 @@ from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.casting import plans
 from gpucast.core.dtypes import DType
 from gpucast.core.extension import MODULE
-from gpucast.core.fuse import Random
+from gpucast.core.fuse import NO_WORDS, Random
 from gpucast.kernel.recording import Given, Memory, Program, Recording, program
 
 #: The most kinds of arrays of a plan.
 _MOST = 256
-_NO_WORDS = Random(0, 0)
 
 
 class Asked(NamedTuple):
@@ -190,8 +189,7 @@ class _Known(NamedTuple):
         with cuda.using(stream, self.device):
             result = self._launch(asked, addresses)
         if result is not None:
-            for x in given[len(asked.read) :]:
-                self.adapter.written(x)
+            self.adapter.written(given[len(asked.read) :])
         return result
 
     def _launch(self, asked: Asked, given: list[Any]) -> Any:
@@ -211,7 +209,7 @@ class _Known(NamedTuple):
             others += [cell.data.ptr] * repeated.cells
         made = [cuda.empty(*one) for one in repeated.new]
         others += [one.data.ptr for one in made]
-        if not MODULE.repeat(repeated.launches, given, others, *(asked.random or _NO_WORDS)):
+        if not MODULE.repeat(repeated.launches, given, others, *(asked.random or NO_WORDS), 1.0):
             return None
         if self.places is None:
             return asked.out
@@ -292,7 +290,9 @@ def _placed(x: Any, adapter: libraries.Library | None) -> tuple[int, int] | None
     """The device and the address of a row-major array of CuPy, or of the adapter's library; None for any other."""
     if _is_array(x):
         return (int(x.data.device_id), int(x.data.ptr)) if x._c_contiguous else None
-    return None if adapter is None else adapter.placed(x)
+    found = None if adapter is None else adapter.placed([x])
+    # Of what has no elements the address tells nothing.
+    return None if found is None or found[0] is None or not found[1][0] else (found[0], found[1][0])
 
 
 def _place(part: Any, made: Sequence[Any], adapter: libraries.Library | None) -> _Place | None:

@@ -25,7 +25,7 @@ from gpucast.quantization.hadamard_array import hadamard
 from gpucast.quantization.quantize_array import quantize
 from gpucast.quantization.quantized import check_layout
 from gpucast.quantization.scale_orders import SCALE_LAYOUTS, ScaleLayout, order
-from gpucast.warmup.recording import Recorder
+from gpucast.warmup.dry_run import Recorder
 from gpucast.warmup.request import WarmupRequest
 
 #: A matrix of whole blocks of every format, also transposed; one whose rows and columns end inside a block; many far

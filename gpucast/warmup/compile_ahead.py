@@ -124,10 +124,10 @@ def tasks(request: WarmupRequest, arch: str | Sequence[str] | None) -> list[Comp
 def recorded(request: WarmupRequest) -> Iterable[Kernel]:
     """The kernels that the calls of a request ask for, in order. Errors as for `warmup`."""
     from gpucast.warmup import calls
-    from gpucast.warmup.recording import Recorder, recording
+    from gpucast.warmup.dry_run import Recorder, dry_run
 
     request.check()
-    with recording(Recorder) as recorder:
+    with dry_run(Recorder) as recorder:
         try:
             calls.make(request, recorder)
         except (TypeError, ValueError) as error:

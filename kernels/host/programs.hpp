@@ -2,19 +2,17 @@
 // Programs: the launches of an earlier call on a device, repeated for arrays that lie as its own did.
 // gpucast/kernel/recording.py makes them.
 #pragma once
-#include "tensors.hpp"
+#include "lists.hpp"
 
 namespace gpucast {
 
-enum : int { most_arrays = 32, most_launches = 32 };
-
 // A number of eight bytes in the arguments of a launch: the address of an array, so many bytes behind its first one; or the
-// seed, or the offset, of random words.
+// seed, or the offset, of random words; or the number that values are multiplied with.
 struct Patch {
     u64 at, behind;
     int array;
 };
-enum : int { of_the_seed = -1, of_the_offset = -2 };
+enum : int { of_the_seed = -1, of_the_offset = -2, of_the_number = -3, least_patch = of_the_number };
 
 struct RecordedLaunch {
     PyObject* launch;
@@ -35,9 +33,9 @@ struct Program {
     // The given arrays, of which so many are read, the others written; then those whose addresses alone are given.
     int given, reads, others, launches;
     PyObject* device;
-    GivenArray arrays[most_arrays];
-    u64 alike[most_arrays];
-    RecordedLaunch launch[most_launches];
+    GivenArray* arrays;
+    u64* alike;
+    RecordedLaunch* launch;
 };
 
 static PyTypeObject* program_type;
@@ -57,6 +55,9 @@ static void forget_program(PyObject* self) {
         PyMem_Free(program->launch[i].arguments);
         PyMem_Free(program->launch[i].patch);
     }
+    PyMem_Free(program->arrays);
+    PyMem_Free(program->alike);
+    PyMem_Free(program->launch);
     PyTypeObject* kind = Py_TYPE(self);
     reinterpret_cast<freefunc>(PyType_GetSlot(kind, Py_tp_free))(self);
     Py_DECREF(kind);
@@ -86,7 +87,7 @@ inline bool read_launch(RecordedLaunch* one, PyObject* given, int arrays) {
         int array;
         PyObject* place = PyTuple_GetItem(patches, i);
         if (!is_tuple(place, "a place") || !PyArg_ParseTuple(place, "KiK", &at, &array, &behind)) return false;
-        if (u64(size) < 8 || at > u64(size) - 8 || array < of_the_offset || array >= arrays) {
+        if (u64(size) < 8 || at > u64(size) - 8 || array < least_patch || array >= arrays) {
             PyErr_SetString(PyExc_ValueError, "program: a place outside of the arguments, or an array that there is not");
             return false;
         }
@@ -104,14 +105,18 @@ inline PyObject* new_program(PyObject*, PyObject* arguments) {
         return nullptr;
     }
     const Py_ssize_t count = PyTuple_Size(given), others = PyTuple_Size(alike), steps = PyTuple_Size(launches);
-    if (count + others > most_arrays || steps > most_launches || reads < 0 || reads > count) {
-        PyErr_Format(PyExc_ValueError, "program: %zd arrays and %zd launches; at most %d and %d", count + others, steps, int(most_arrays), int(most_launches));
+    if (reads < 0 || reads > count) {
+        PyErr_Format(PyExc_ValueError, "program: %d arrays are read; there are %zd", reads, count);
         return nullptr;
     }
     Program* program = reinterpret_cast<Program*>(PyType_GenericAlloc(program_type, 0));
     if (!program) return nullptr;
     program->device = Py_NewRef(device), program->reads = reads, program->others = int(others);
-    bool is_done = true;
+    program->arrays = static_cast<GivenArray*>(PyMem_Calloc(size_t(count + 1), sizeof(GivenArray)));
+    program->alike = static_cast<u64*>(PyMem_Calloc(size_t(others + 1), sizeof(u64)));
+    program->launch = static_cast<RecordedLaunch*>(PyMem_Calloc(size_t(steps + 1), sizeof(RecordedLaunch)));
+    bool is_done = program->arrays && program->alike && program->launch;
+    if (!is_done) PyErr_NoMemory();
     for (Py_ssize_t i = 0; is_done && i < count; ++i) {
         PyObject *kind, *shape, *dtype;
         unsigned long long bytes, own;
@@ -183,20 +188,52 @@ inline bool launch_again(const RecordedLaunch& one, u8* bytes, void** stream, bo
     return launch_bytes(kernel, *stream, one.blocks, bytes);
 }
 
-// repeat(program, given, others, seed, offset): whether the launches were repeated for a list of arrays, and of the addresses
-// of others. False, nothing done, where only the checked path can tell. The device of the arrays is the current one.
+// Memory that is given back.
+struct Room {
+    explicit Room(u64 bytes) : all(bytes <= sizeof few ? few : static_cast<u8*>(PyMem_Malloc(bytes))) {}
+    ~Room() {
+        if (all != few) PyMem_Free(all);
+    }
+    Room(const Room&) = delete;
+    Room& operator=(const Room&) = delete;
+    alignas(16) u8 few[2048];
+    u8* const all;
+};
+
+// Whether what is written shares no memory with anything else.
+inline bool are_disjoint(const Program* program, const u64* addresses, Extent* extents) {
+    u64 reads = 0, writes = 0;
+    Extent* const written = extents + program->reads;
+    for (int i = 0; i < program->given; ++i) {
+        const u64 bytes = program->arrays[i].bytes;
+        if (!bytes) continue;
+        (i < program->reads ? extents[reads++] : written[writes++]) = extent(addresses[i], bytes);
+    }
+    return !writes || are_disjoint(written, writes, extents, reads);
+}
+
+// repeat(program, given, others, seed, offset, number): whether the launches were repeated for a list of arrays, and of the
+// addresses of others. False, nothing done, where only the checked path can tell. The device of the arrays is the current one.
 inline PyObject* repeat(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    if (!is_call(count, 5, "repeat")) return nullptr;
+    if (!is_call(count, 6, "repeat")) return nullptr;
     if (Py_TYPE(arguments[0]) != program_type || !PyList_CheckExact(arguments[1]) || !PyList_CheckExact(arguments[2])) {
         PyErr_SetString(PyExc_TypeError, "repeat: expected a program and two lists");
         return nullptr;
     }
     const Program* program = reinterpret_cast<const Program*>(arguments[0]);
     const u64 seed = PyLong_AsUnsignedLongLong(arguments[3]), offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(arguments[4]);
+    const double number = PyErr_Occurred() ? 0 : PyFloat_AsDouble(arguments[5]);
     if (PyErr_Occurred()) return nullptr;
     PyObject* const no = Py_False;
     if (PyList_Size(arguments[1]) != program->given || PyList_Size(arguments[2]) != program->others) return Py_NewRef(no);
-    u64 addresses[most_arrays];
+    const u64 arrays = u64(program->given + program->others);
+    const u64 before = program->given * sizeof(Extent) + ((arrays * sizeof(u64) + 15) & ~u64(15));
+    u64 size = before;
+    for (int i = 0; i < program->launches; ++i) size += (program->launch[i].bytes + 15) & ~u64(15);
+    Room room(size);
+    if (!room.all) return PyErr_NoMemory();
+    Extent* const extents = reinterpret_cast<Extent*>(room.all);
+    u64* const addresses = reinterpret_cast<u64*>(extents + program->given);
     for (int i = 0; i < program->given; ++i) {
         // Its attributes may run others' code, which changes the list.
         PyObject* x = Py_XNewRef(PyList_GetItem(arguments[1], i));
@@ -212,32 +249,26 @@ inline PyObject* repeat(PyObject*, PyObject* const* arguments, Py_ssize_t count)
         if (PyErr_Occurred()) return nullptr;
         if (*address % alike_addresses != program->alike[i]) return Py_NewRef(no);
     }
-    for (int i = program->reads; i < program->given; ++i) {
-        const Extent written = extent(addresses[i], program->arrays[i].bytes);
-        for (int j = 0; j < i; ++j) {
-            if (written.meets(extent(addresses[j], program->arrays[j].bytes))) return Py_NewRef(no);
-        }
-    }
-    u64 size = 0;
-    for (int i = 0; i < program->launches; ++i) size += (program->launch[i].bytes + 15) & ~u64(15);
-    u8 few[1024];
-    u8* const all = size <= sizeof few ? few : static_cast<u8*>(PyMem_Malloc(size));
-    if (!all) return PyErr_NoMemory();
+    if (!are_disjoint(program, addresses, extents)) return Py_NewRef(no);
     void* stream = nullptr;
     bool is_known = false, is_done = true;
-    u8* bytes = all;
+    u8* bytes = room.all + before;
     for (int i = 0; is_done && i < program->launches; ++i) {
         const RecordedLaunch& one = program->launch[i];
         memcpy(bytes, one.arguments, one.bytes);
         for (u64 j = 0; j < one.patches; ++j) {
             const Patch& patch = one.patch[j];
-            const u64 number = patch.array >= 0 ? addresses[patch.array] + patch.behind : patch.array == of_the_seed ? seed : offset;
-            memcpy(bytes + patch.at, &number, sizeof number);
+            u8* const place = bytes + patch.at;
+            if (patch.array == of_the_number) {
+                memcpy(place, &number, sizeof number);
+                continue;
+            }
+            const u64 word = patch.array >= 0 ? addresses[patch.array] + patch.behind : patch.array == of_the_seed ? seed : offset;
+            memcpy(place, &word, sizeof word);
         }
         is_done = launch_again(one, bytes, &stream, &is_known);
         bytes += (one.bytes + 15) & ~u64(15);
     }
-    if (all != few) PyMem_Free(all);
     return is_done ? Py_NewRef(Py_True) : nullptr;
 }
 

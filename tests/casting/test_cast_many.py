@@ -40,9 +40,9 @@ def transformer(width: int = 8) -> list[tuple[int, ...]]:
 # ---- on the host ----
 
 
-def batch_plans() -> list[list_plans.BatchPlan]:
-    """Those that are kept."""
-    return [plan for known in list_plans._KNOWN.values() for plan in known.launches]
+def batch_plans() -> list[list_plans.ListCalls]:
+    """The calls on devices that are kept."""
+    return [calls for known in list_plans._KNOWN.values() for calls in known.calls.values()]
 
 
 def test_a_tree_in_gives_a_tree_of_the_same_casts() -> None:

@@ -47,9 +47,9 @@ def tensors() -> list[Any]:
     return [torch.randn(30, 7), torch.randn(5, dtype=torch.float64), torch.arange(9), torch.randn(0, 3)]
 
 
-def batch_plans() -> list[list_plans.BatchPlan]:
-    """Those that are kept."""
-    return [plan for known in list_plans._KNOWN.values() for plan in known.launches]
+def batch_plans() -> list[list_plans.ListCalls]:
+    """The calls on devices that are kept."""
+    return [calls for known in list_plans._KNOWN.values() for calls in known.calls.values()]
 
 
 def test_tensors_give_tensors_in_one_launch_on_their_stream(cuda: HostDriver) -> None:

@@ -83,8 +83,10 @@ def test_plans_of_tensors(cuda: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     gpucast.cast(x, "FLOAT16")
     slow = []
     adapter = type(gpucast.libraries.torch.ADAPTER)
-    cast = adapter._cast
-    monkeypatch.setattr(adapter, "_cast", lambda self, *arguments: slow.append(1) or cast(self, *arguments))
+    for name in ("_cast", "_cast_numbers"):
+        cast = getattr(adapter, name)
+        checked = lambda self, *given, cast=cast: slow.append(1) or cast(self, *given)  # noqa: E731
+        monkeypatch.setattr(adapter, name, checked)
     for given in (x, x[2:], torch.ones(7)):
         y = gpucast.cast(given, "FLOAT16")
         assert y.dtype is torch.float16 and y.shape == given.shape

@@ -18,7 +18,7 @@ from gpucast.arrays.array import Array
 from gpucast.casting import engines
 from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fuse import Fuse
+from gpucast.core.fuse import fuse_of
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.core.rule import CastRule, Options, has_stochastic, resolve
 from gpucast.kernel.fused_kernel import FusedOps
@@ -43,7 +43,7 @@ def check(codes: np.ndarray, rule: CastRule, scale: float | None, ops: FusedOps,
             attributes = {"rounding": STOCHASTIC, **RANDOM._asdict()}
         amax = place(np.zeros((), np.float32)) if ops.amax else None
         flag = place(np.ones((1, 1), bool)) if ops.finite else None
-        call = Call("test", Array.of(place(x)), rule, Fuse(scale, amax, flag, RANDOM if attributes else None))
+        call = Call("test", Array.of(place(x)), rule, fuse_of(scale, amax, flag, RANDOM if attributes else None))
         engines.of(call.source.device).run((call,))
         assert_same(elements(call.written.array), oracle(x, rule.dst, scale, **attributes))
         if ops.amax:

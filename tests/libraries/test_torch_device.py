@@ -30,7 +30,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[HostDriver]:
     driver = HostDriver()
     monkeypatch.setattr(tensors, "device_of", lambda x, caller: 1)
     # These tensors lie in the host's memory.
-    monkeypatch.setattr(plain, "keep", lambda x, to, options: None)
+    monkeypatch.setattr(plain, "keep", lambda *call: None)
     monkeypatch.setattr(tensors, "stream", lambda device: 700 + 77 * device)
     with installed(driver):
         yield driver

@@ -28,7 +28,7 @@ from bench.gpu.device_calls import FAMILIES, DeviceCall
 from gpucast.core.extension import MODULE
 from gpucast.quantization.cuda.hadamard_source import HadamardKind
 from gpucast.quantization.cuda.source import Kind
-from gpucast.warmup.recording import Recorder, recording
+from gpucast.warmup.dry_run import Recorder, dry_run
 from host_driver import HostDriver, Quiet, download, installed, upload
 from ptx_driver import PtxDriver
 
@@ -175,7 +175,7 @@ def test_the_calls_launch_every_kind_of_kernel(pattern: str, launched: frozenset
 @pytest.fixture(scope="module")
 def launched() -> frozenset[str]:
     """The names of the kernels of all calls, which are not executed."""
-    with recording(Recorder) as recorder:
+    with dry_run(Recorder) as recorder:
 
         def place(x: Any, offset: int) -> Any:
             return recorder.array((x.nbytes + offset,), "UINT8")[offset:].view(x.dtype).reshape(x.shape)

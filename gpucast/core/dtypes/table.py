@@ -61,6 +61,8 @@ class DType:
     has_nan: bool = field(init=False)
     #: True where the operator's `saturate` acts: narrow floats that have a NaN or infinity to give instead.
     saturate_applies: bool = field(init=False)
+    #: True for types of less than one byte.
+    packed: bool = field(init=False)
 
     def __post_init__(self) -> None:
         is_float = self.family in ("float", "e8m0")
@@ -68,6 +70,7 @@ class DType:
         object.__setattr__(self, "is_float", is_float)
         object.__setattr__(self, "has_nan", has_nan)
         object.__setattr__(self, "saturate_applies", has_nan and self.bits <= 8)
+        object.__setattr__(self, "packed", 0 < self.bits < 8)
         problem = _problem(self)
         if problem is not None:
             raise ValueError(f"dtype: the row of {self.name} is wrong: {problem}")
@@ -79,11 +82,6 @@ class DType:
         return self.name
 
     # ---- storage ----
-
-    @property
-    def packed(self) -> bool:
-        """True for types of less than one byte."""
-        return 0 < self.bits < 8
 
     @cached_property
     def numpy(self) -> np.dtype[Any]:

@@ -4,18 +4,21 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpucast.arrays.libraries import LOADED, BatchPlanner, CastFunction, Lent, Library, compiler
+from gpucast.arrays.array import Array
+from gpucast.arrays.libraries import LOADED, CastFunction, Lent, Library, compiler
 from gpucast.arrays.packed import PackedArray
+from gpucast.casting import engines
+from gpucast.casting.engine import Call
 from gpucast.core.dtypes import DType
 from gpucast.core.fuse import resolve_random
-from gpucast.core.rule import CAST_VERSIONS, Options, destination
+from gpucast.core.rule import CAST_VERSIONS, Options, destination, rule_of
 from gpucast.kernel import devices, streams
 from gpucast.libraries.torch import gradients, op, plain, tensor_batches, tensors
 from gpucast.libraries.torch.op import cast_out_op
@@ -36,11 +39,33 @@ class TorchLibrary(Library):
     attach = staticmethod(tensor_batches.attach)
 
     def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
-        if x.requires_grad and options.device is None and tensors.is_plain(x):
-            return self._cast_with_node(cast, x, to, options)
+        if options.device is None and tensors.is_plain(x):
+            if x.requires_grad:
+                return self._cast_with_node(cast, x, to, options)
+            if options.out is None and options.copy is True and not options.fuses:
+                y = self._cast_numbers(x, to, options)
+                if y is not None:
+                    return y
         y = self._cast(cast, x, to, options)
         if not torch.compiler.is_compiling():
             plain.keep(x, to, options)
+        return y
+
+    def _cast_numbers(self, x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
+        """The plain cast of a tensor that is no more than numbers to a new one; None for a type that torch lacks. The
+        op does the same, and takes longer than the cast of many a tensor."""
+        dst, src, caller = destination(to, options.caller), tensors.BY_TORCH.get(x.dtype), options.caller
+        if src is None or dst.packed or dst not in tensors.TORCH_DTYPES:
+            return None
+        source = Array.of(tensors.take(x, caller), src)
+        rule = rule_of(src, dst, options)
+        engine = engines.of(source.device)
+        engine.require(caller)
+        y = torch.empty_like(x, dtype=tensors.TORCH_DTYPES[dst])
+        target = Array.of(tensors.view(y, dst, source.device, caller), dst)
+        with engine.using(engine.stream(self)):
+            engine.run((Call(caller, source, rule, target=target),))
+        plain.keep(x, to, options, rule)
         return y
 
     def _cast_with_node(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
@@ -120,17 +145,13 @@ class TorchLibrary(Library):
     def from_array(self, x: Any) -> Any:
         return tensors.from_array(x)
 
-    def placed(self, x: torch.Tensor) -> tuple[int, int] | None:
-        if type(x) is not torch.Tensor or x.requires_grad or not tensors.is_plain(x) or x.layout is not torch.strided:
-            return None
-        if not x.is_contiguous() or x.is_neg() or not x.numel():
-            return None
-        device = tensors.device_of(x, "quantize")
-        return None if device is None or not tensors.has_memory(x) else (device, int(x.data_ptr()))
+    placed = staticmethod(tensors.placed)
 
-    def written(self, x: Any) -> None:
-        if isinstance(x, torch.Tensor):
-            tensors.written(x)
+    def written(self, arrays: Sequence[Any]) -> None:
+        tensors.written([x for x in arrays if isinstance(x, torch.Tensor)])
+
+    def empty_all(self, arrays: Sequence[torch.Tensor], dst: DType) -> list[torch.Tensor]:
+        return list(map(partial(torch.empty_like, dtype=tensors.TORCH_DTYPES[dst]), arrays))
 
     def like(self, x: torch.Tensor) -> Callable[[], Any] | None:
         if type(x) is not torch.Tensor or not x.is_cpu:
@@ -159,12 +180,6 @@ class TorchLibrary(Library):
         if tensors.has_tensors(dst):
             return y, array
         return tensors.as_result(y, shape, dst, caller), PackedArray(array, dst, tuple(shape))
-
-    def planner(self, kind: type) -> BatchPlanner | None:
-        return _PLANNER if kind in tensors.OWN_CLASSES else None
-
-
-_PLANNER = tensor_batches.TensorPlanner()
 
 
 def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:

@@ -23,21 +23,22 @@ from gpucast.libraries.torch import tensors
 _LIBRARY = (tensors.VIEW, tensors.STREAM, tensors.WATCHING, tensors.FORWARD_NAMES, tensors.written)
 
 
-def keep(x: torch.Tensor, to: Any, options: Options) -> None:
+def keep(x: torch.Tensor, to: Any, options: Options, rule: CastRule | None = None) -> None:
     """Keep the plan of a cast that has been done, if there may be one; with the kernel of its device, if that is
-    loaded."""
-    if MODULE is None or not tensors.VIEW or type(x) is not torch.Tensor:
+    loaded. `rule`: that of a cast which nothing of torch watched."""
+    if MODULE is None or not tensors.VIEW or type(x) is not torch.Tensor or type(to) not in (str, DType, torch.dtype):
         return
     # Such as no plan is run for.
     if x.requires_grad or x.is_meta or (x.is_cuda and not x.is_contiguous()):
         return
-    if type(to) not in (str, DType, torch.dtype) or tensors.is_watched():
-        return
-    src, dst = tensors.BY_TORCH.get(x.dtype), destination(to, "cast")
-    if src is None or src.packed or dst not in tensors.TORCH_DTYPES or dst.packed:
+    if rule is None:
+        src = tensors.BY_TORCH.get(x.dtype)
+        if src is None or tensors.is_watched():
+            return
+        rule = resolve(src, destination(to, "cast"), options)
+    if rule.src.packed or rule.dst.packed or rule.dst not in tensors.TORCH_DTYPES:
         return
     scaled, amax = options.scale is not None, options.amax is not None
-    rule = resolve(src, dst, options)
     found = _plan(rule, scaled or amax or options.seed is not None, scaled, amax)
     if found is None:
         return

@@ -4,18 +4,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
-from gpucast.arrays.libraries import BatchPlanner, one_class
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast_many import cast_many
-from gpucast.core.dtypes import DType
 from gpucast.libraries.torch import gradients, tensors
 
 #: Calls a function that torch.compile does not trace, but runs between two graphs.
@@ -44,52 +39,6 @@ class _BatchCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not
             for i, gradient in zip(places, gradients, strict=True):
                 dx[i] = gradient
         return None, None, *dx
-
-
-#: Of tensors with strides alone: others have no shape, or no address.
-_describe = attrgetter("dtype", "shape", "device")
-_requires_grad = attrgetter("requires_grad")
-
-
-def _are_plain(arrays: Sequence[torch.Tensor]) -> bool:
-    """Whether tensors take no part in differentiation and hold plain memory."""
-    if tensors.is_watched() or (torch.is_grad_enabled() and any(map(_requires_grad, arrays))):
-        return False
-    return not any(map(torch.Tensor.is_neg, arrays))
-
-
-class TensorPlanner(BatchPlanner):
-    """Tensors that take no part in differentiation."""
-
-    def describe(self, arrays: Sequence[torch.Tensor]) -> Any:
-        if not _are_plain(arrays):
-            raise TypeError("a tensor requires grad or is a negated view, or a transform or a mode is active")
-        one_class(arrays)
-        if not all(map(torch.Tensor.is_contiguous, arrays)):
-            raise TypeError("a tensor is not contiguous")
-        return list(map(_describe, arrays))
-
-    def addresses(self, arrays: Sequence[torch.Tensor]) -> Any:
-        if any(map(torch.Tensor.storage_offset, arrays)):
-            # Of memory that was given back the address is not 0.
-            return [x.data_ptr() if tensors.has_memory(x) else 0 for x in arrays]
-        return list(map(torch.Tensor.data_ptr, arrays))
-
-    def allocator(
-        self, arrays: Sequence[torch.Tensor], dst: DType
-    ) -> Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]:
-        empty_like = partial(torch.empty_like, dtype=tensors.TORCH_DTYPES[dst])
-        return lambda arrays: list(map(empty_like, arrays))
-
-    def stream(self, device: int) -> int:
-        return tensors.stream(device)
-
-    def written(self, outs: Sequence[torch.Tensor]) -> None:
-        """ValueError before any of them counts as written."""
-        for out in outs:
-            tensors.check_writable(out, "cast_many")
-        for out in outs:
-            tensors.written(out)
 
 
 def attach(sources: list[torch.Tensor], results: list[Any], scale: Any, caller: str = "cast_many") -> list[Any]:

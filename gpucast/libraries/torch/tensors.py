@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,8 @@ def take(x: torch.Tensor, caller: str, writing: bool = False) -> Any:
     if x.is_neg():
         x = x.resolve_neg()
     if x.dtype is not PAIRS:
-        return _view(x, src, device, caller)
-    codes = _view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device, caller)
+        return view(x, src, device, caller)
+    codes = view(x.view(torch.uint8).reshape(-1), dtype("UINT8"), device, caller)
     return PackedArray(codes, src, tuple(shape_of(x)))
 
 
@@ -78,7 +79,8 @@ def check_writable(out: torch.Tensor, caller: str) -> None:
         raise ValueError(f"{caller}: out is a negated view, or pairs that are not contiguous; expected plain memory")
 
 
-def _view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
+def view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
+    """An array over a tensor of one element per item, whose type and device are known."""
     try:
         begin = address(x)
         if device is None:
@@ -106,6 +108,28 @@ def has_memory(x: torch.Tensor) -> bool:
     """Whether the elements of a strided tensor are in memory. Tensors of zeros that torch keeps as such have none, nor
     have those whose storage was given back: of both the address is the offset in the storage."""
     return bool(x.data_ptr() != x.storage_offset() * x.element_size())
+
+
+_requires_grad, _place = attrgetter("requires_grad"), attrgetter("device", "layout")
+
+
+def placed(arrays: Sequence[Any], writing: bool = False) -> tuple[int | None, list[int]] | None:
+    """See `gpucast.arrays.libraries.Library.placed`."""
+    if not set(map(type, arrays)).issubset(OWN_CLASSES) or torch.compiler.is_compiling() or is_watched():
+        return None
+    if (writing or torch.is_grad_enabled()) and any(map(_requires_grad, arrays)):
+        return None
+    places = set(map(_place, arrays))
+    if len(places) > 1 or any(layout is not torch.strided for _, layout in places):
+        return None
+    if any(map(torch.Tensor.is_neg, arrays)) or not all(map(torch.Tensor.is_contiguous, arrays)):
+        return None
+    # Of memory that was given back the address is not 0.
+    at = [x.data_ptr() * has_memory(x) for x in arrays] if any(map(torch.Tensor.storage_offset, arrays)) else None
+    at = list(map(torch.Tensor.data_ptr, arrays)) if at is None else at
+    if not all(at) and any(x.numel() and not one for x, one in zip(arrays, at, strict=True)):
+        return None
+    return device_of(arrays[0], "plan") if arrays else None, at
 
 
 def dtype_of(x: torch.Tensor, caller: str) -> DType:

@@ -13,7 +13,7 @@ from gpucast.arrays.packed import device_index
 from gpucast.casting.cast import cast
 from gpucast.casting.creation import empty_like
 from gpucast.casting.cuda import address, is_contiguous
-from gpucast.casting.cuda_batches import Prepared
+from gpucast.casting.cuda_batches import Tables
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import resolve
 from gpucast.kernel import driver
@@ -75,8 +75,8 @@ def select(chosen: Any, triples: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
             src, otherwise, dst = (
                 np.array([address(array) for array in column], np.uint64) for column in zip(*dense, strict=True)
             )
-            prepared = Prepared(select_kernel, [0] * len(n), n, device, {}, {"chosen": chosen.data.ptr})
-            prepared.run({"src": src, "otherwise": otherwise, "dst": dst})
+            tables = Tables(select_kernel, [0] * len(n), n, device)
+            tables.run({"src": src, "otherwise": otherwise, "dst": dst}, {"chosen": chosen.data.ptr})
         for i, (x, _, out) in enumerate(triples):
             if out is not None and out is not results[i]:
                 results[i] = cast(results[i], x.dtype, out=out)

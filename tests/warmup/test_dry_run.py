@@ -20,9 +20,9 @@ from gpucast.core.errors import DeviceUnavailable
 from gpucast.kernel import driver as launch
 from gpucast.quantization import FORMATS
 from gpucast.quantization.formats import find
-from gpucast.warmup import calls, recording
+from gpucast.warmup import calls, dry_run
 from gpucast.warmup.compile_ahead import recorded
-from gpucast.warmup.recording import Recorder
+from gpucast.warmup.dry_run import Recorder
 from gpucast.warmup.request import WarmupRequest
 from host_driver import HostDriver, download, installed, upload
 
@@ -40,7 +40,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_a_recorded_call_asks_for_the_kernels_of_a_real_one(name: str) -> None:
     call = CALLS[name]
-    with recording.recording(Tracer) as recorder:
+    with dry_run.dry_run(Tracer) as recorder:
         call(recorder.array(X.shape, "FLOAT"))
     with installed(HostDriver()) as driver:
         call(upload(X))
@@ -48,15 +48,15 @@ def test_a_recorded_call_asks_for_the_kernels_of_a_real_one(name: str) -> None:
     assert [kernel.name for kernel in recorder.kernels] == list(dict.fromkeys(of for of, _ in driver.loaded))
 
 
-def batches_kept() -> list[list_plans.BatchPlan]:
-    return [plan for known in list_plans._KNOWN.values() for plan in known.launches]
+def batches_kept() -> list[list_plans.ListCalls]:
+    return [calls for known in list_plans._KNOWN.values() for calls in known.calls.values()]
 
 
 def test_nothing_of_a_recorded_call_is_kept() -> None:
     with installed(HostDriver()) as driver:
         gpucast.cast(upload(X), "FLOAT16")
         kept, loaded, batches = plans.count(), dict(launch._loaded), batches_kept()
-        with recording.recording(Tracer) as recorder:
+        with dry_run.dry_run(Tracer) as recorder:
             for _ in range(2):
                 for call in CALLS.values():
                     call(recorder.array(X.shape, "FLOAT"))
@@ -89,7 +89,7 @@ def test_other_threads_go_on_with_their_work() -> None:
         other = threading.Thread(target=work)
         other.start()
         try:
-            with recording.recording(Tracer) as recorder:
+            with dry_run.dry_run(Tracer) as recorder:
                 for _ in range(50):
                     gpucast.cast(recorder.array(X.shape, "FLOAT"), "FLOAT8E5M2")
         finally:
@@ -100,7 +100,7 @@ def test_other_threads_go_on_with_their_work() -> None:
 
 
 def test_arrays_are_places_apart() -> None:
-    with recording.recording(Tracer) as recorder:
+    with dry_run.dry_run(Tracer) as recorder:
         one, other = (recorder.array((1 << 20, 1 << 12), "DOUBLE") for _ in range(2))
         assert other.data.ptr - one.data.ptr == one.nbytes == recorder.memory[one.data.ptr][0]
         assert all(type(view) is type(one) for view in (one[::2], one.T, one.view(np.uint8), one.reshape(-1)))
@@ -110,7 +110,7 @@ def test_arrays_are_places_apart() -> None:
 
 @pytest.mark.parametrize("name", ["mxfp8e4m3", "float8e4m3fn_1x128", "nvfp4"])
 def test_scales_in_every_order_are_there(name: str) -> None:
-    with recording.recording(Tracer) as recorder:
+    with dry_run.dry_run(Tracer) as recorder:
         calls.quantized(recorder, name, find(name, ""), dtype("BFLOAT16"), {})
     names = [kernel.name for kernel in recorder.kernels]
     layouts = ("128x4", "8x4", "mn_major") if FORMATS[name].scale.bits == 8 else ("mn_major",)
@@ -139,7 +139,7 @@ def test_between_packed_arrays_there_are_no_strides() -> None:
 
 def test_without_cupy_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    recording._array_class.cache_clear()
+    dry_run._array_class.cache_clear()
     with pytest.raises(DeviceUnavailable, match="warmup: CuPy is not installed; run pip install"):
         Recorder()
 
@@ -149,7 +149,7 @@ def test_what_is_recorded_leaves_no_memory_for_real_calls() -> None:
     x = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
     wanted = gpucast.quantize(x, "nvfp4")
     with installed(HostDriver(1)):
-        with recording.recording(Tracer) as recorder:
+        with dry_run.dry_run(Tracer) as recorder:
             gpucast.quantize(recorder.array((32, 64), "FLOAT"), "nvfp4")
         for _ in range(2):
             # The second call finds the zeros that the first one left.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public calls that run nothing: their kernels are noted.
 
-Within `recording` the calls of a thread go the way of every call on a device, down to the driver. Its place is taken by
+Within `dry_run` the calls of a thread go the way of every call on a device, down to the driver. Its place is taken by
 a `Recorder`, which compiles, loads and launches nothing. It needs CuPy, but neither a GPU nor memory: the arrays are
 places without contents. Their class is none of CuPy's own, so that no plan of such a call is kept for a real one.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -29,13 +29,13 @@ _Recorder = TypeVar("_Recorder", bound="Recorder")
 
 
 @contextlib.contextmanager
-def recording(kind: type[_Recorder]) -> Iterator[_Recorder]:
+def dry_run(kind: type[_Recorder]) -> Iterator[_Recorder]:
     """Within, the calls of this thread are noted by a new recorder of this kind, on arrays that it makes.
 
     DeviceUnavailable without CuPy.
     """
     recorder = kind()
-    with kernels.driver.recording(recorder):
+    with kernels.driver.dry_run(recorder):
         yield recorder
 
 
@@ -127,6 +127,9 @@ class Recorder:
         memory = cupy.cuda.UnownedMemory(self._next, nbytes, self, 0)
         self._next += -(-nbytes // _ALIGNED) * _ALIGNED
         return self._array(shape, dtype, cupy.cuda.MemoryPointer(memory, 0), strides)
+
+    def empty_all(self, shapes: Sequence[tuple[int, ...]], dtype: np.dtype[Any]) -> list[Any]:
+        return [self.empty(shape, dtype) for shape in shapes]
 
     def to_host(self, x: Any) -> np.ndarray[Any, Any]:
         return np.zeros(x.shape, x.dtype)

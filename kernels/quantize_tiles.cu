@@ -12,12 +12,34 @@ struct ScalePlace {
     i64 row, column, rows, columns;
 };
 
+// Where a tile lies: its matrix, its first row and column there, and how many of its rows and columns the matrix has.
+template <typename G>
+struct TilePlace {
+    i64 matrix, first_row, first_column;
+    u32 rows, columns;
+
+    GPUCAST_INLINE TilePlace(u32 number, const TileArguments& given) {
+        const u32 line = number / given.tiles_across, above = line / given.tiles_down;
+        matrix = above;
+        first_row = i64(line - above * given.tiles_down) * G::tile_rows;
+        first_column = i64(number - line * given.tiles_across) * G::tile_columns;
+        const i64 below = given.rows - first_row, right = given.columns - first_column;
+        rows = below < i64(G::tile_rows) ? u32(below) : u32(G::tile_rows);
+        columns = right < i64(G::tile_columns) ? u32(right) : u32(G::tile_columns);
+    }
+    // The number of its first element among all matrices.
+    GPUCAST_INLINE i64 first(const TileArguments& given) const {
+        return (matrix * given.rows + first_row) * given.columns + first_column;
+    }
+};
+
 template <typename F, typename Src, typename Float, typename Double, typename G>
-struct TileKernel {
+struct TileKernel : TilePlace<G> {
     typedef Value<Src, Float, Double> V;
     typedef typename V::Word Word;
     typedef typename F::element DType;
     typedef TileShape<G> Shape;
+    typedef TilePlace<G> Place;
     typedef TileMemory<F, V, G> Memory;
     typedef BlockStats<V, F::two_sided, !F::nan_in_scale> Stats;
     typedef Divisor<F, Src, Float, Double> Quotients;
@@ -29,10 +51,13 @@ struct TileKernel {
 
     const TileArguments& given;
     Memory& shared;
-    // The tile's first element, its position in a matrix, and how many rows and columns of it are in the matrix.
+    using Place::matrix;
+    using Place::first_row;
+    using Place::first_column;
+    using Place::rows;
+    using Place::columns;
+    // The tile's first element.
     const u8* src;
-    i64 matrix, first_row, first_column;
-    u32 rows, columns;
     // The position of the thread's patch in the tile.
     u32 row, column;
     float global;
@@ -41,20 +66,11 @@ struct TileKernel {
     // How many matrices there are; more than that in a tile that is not of the last one.
     i64 matrices;
 
-    GPUCAST_INLINE TileKernel(const u8* array, i64 n, const TileArguments& arguments, Memory& memory) : given(arguments), shared(memory) {
-        // Where another pass over the array came before, the last tiles come first.
-        const bool is_second = F::global_scale || Shape::everywhere || G::whole_columns;
-        const u32 number = is_second ? u32(from_behind<u32(Shape::tile)>(n)) : blockIdx.x;
-        const u32 line = number / given.tiles_across, above = line / given.tiles_down;
-        matrix = above;
+    GPUCAST_INLINE TileKernel(const u8* array, i64 n, const Place& place, const TileArguments& arguments, Memory& memory) :
+        Place(place), given(arguments), shared(memory) {
         const i64 tiles = i64(given.tiles_down) * given.tiles_across;
         matrices = (matrix + 1) * tiles * u32(Shape::tile) == n ? matrix + 1 : matrix + 2;
-        first_row = i64(line - above * given.tiles_down) * G::tile_rows;
-        first_column = i64(number - line * given.tiles_across) * G::tile_columns;
-        src = array + ((matrix * given.rows + first_row) * given.columns + first_column) * bytes;
-        const i64 below = given.rows - first_row, right = given.columns - first_column;
-        rows = below < i64(G::tile_rows) ? u32(below) : u32(G::tile_rows);
-        columns = right < i64(G::tile_columns) ? u32(right) : u32(G::tile_columns);
+        src = array + place.first(given) * bytes;
         row = threadIdx.x / Shape::lanes * G::rows;
         column = threadIdx.x % Shape::lanes * G::columns;
         global = global_value<F>(given.global_scale);
@@ -65,6 +81,9 @@ struct TileKernel {
         }
     }
 
+    // The thread's patch in memory, and whether it is complete.
+    GPUCAST_INLINE const u8* patch() const { return src + (i64(row) * given.columns + column) * bytes; }
+    GPUCAST_INLINE bool is_whole() const { return rows_left() >= u32(G::rows) && columns_left() >= u32(G::columns); }
     GPUCAST_INLINE u32 rows_left() const { return row < rows ? rows - row : 0; }
     GPUCAST_INLINE u32 columns_left() const { return column < columns ? columns - column : 0; }
 
@@ -403,17 +422,14 @@ GPUCAST_CONSTANT u32 tile_blocks(u32 threads) {
     return threads > 128 && by_arithmetic ? 1 : (by_arithmetic ? 384 : 512) / threads;
 }
 
-template <typename F, typename Src, typename Float, typename Double, typename G>
-GPUCAST_INLINE void quantize_tiles(
-    const u8* src, i64 n, const TileArguments& given, TileMemory<F, Value<Src, Float, Double>, G>& shared) {
+// One tile, of which each thread has its patch. `ask_next` begins to copy the patches of the next one.
+template <typename F, typename Src, typename Float, typename Double, typename G, typename AskNext>
+GPUCAST_INLINE void quantize_tile(
+    const TileKernel<F, Src, Float, Double, G>& work, const Patch<Src, G::rows, G::columns>& patch, const AskNext& ask_next) {
     typedef TileKernel<F, Src, Float, Double, G> Kernel;
     typedef typename Kernel::Shape Shape;
     typedef typename Kernel::Stats Stats;
-    const Kernel work(src, n, given, shared);
-    const bool aligned = (given.columns * Kernel::bytes & 15) == 0 && (address(src) & 15) == 0;
-    Patch<Src, G::rows, G::columns> patch;
-    const u8* from = work.src + (i64(work.row) * given.columns + work.column) * Kernel::bytes;
-    patch.load(from, given.columns * Kernel::bytes, work.rows_left(), work.columns_left(), aligned);
+    typename Kernel::Memory& shared = work.shared;
     // A bit for each row and each column, set where all its elements are finite.
     u32 finite_rows = 0, finite_columns = 0;
     if constexpr (Shape::along || Shape::square) {
@@ -453,6 +469,7 @@ GPUCAST_INLINE void quantize_tiles(
     }
     if constexpr (!Shape::everywhere) {
         GPUCAST_BARRIER();
+        ask_next();
         if constexpr (Shape::along) work.scales_along();
         if constexpr (Shape::down) work.scales_down();
         if constexpr (Shape::square) work.scales_of_squares();
@@ -483,6 +500,46 @@ GPUCAST_INLINE void quantize_tiles(
     }
     GPUCAST_BARRIER();
     work.put_out();
+}
+
+template <typename F, typename Src, typename Float, typename Double, typename G>
+GPUCAST_INLINE void quantize_tiles(
+    const u8* src, i64 n, const TileArguments& given, TileMemory<F, Value<Src, Float, Double>, G>& shared) {
+    typedef TileKernel<F, Src, Float, Double, G> Kernel;
+    typedef typename Kernel::Shape Shape;
+    typedef typename Kernel::Place Place;
+    const u32 tiles = u32(n / u32(Shape::tile));
+    const i64 stride = given.columns * Kernel::bytes;
+    const bool aligned = (stride & 15) == 0 && (address(src) & 15) == 0;
+    // Where another pass over the array came before, the last tiles come first.
+    const bool is_second = F::global_scale || Shape::everywhere || G::whole_columns;
+    const auto at = [&](u32 number) { return Place(is_second ? tiles - 1 - number : number, given); };
+    Place place = at(blockIdx.x);
+    Patch<Src, G::rows, G::columns> patch;
+    const auto load = [&](const Kernel& work) { patch.load(work.patch(), stride, work.rows_left(), work.columns_left(), aligned); };
+    if constexpr (!Shape::stays) {
+        const Kernel work(src, n, place, given, shared);
+        load(work);
+        quantize_tile(work, patch, [] {});
+    } else {
+        // Complete patches come by way of shared memory, asked for when those of the tile before are in registers.
+        const auto ask = [&](const Place& next) {
+            const Kernel work(src, n, next, given, shared);
+            if (aligned && work.is_whole()) patch.ask(work.patch(), stride, shared.next);
+        };
+        ask(place);
+#pragma unroll 1
+        for (u32 number = blockIdx.x; number < tiles;) {
+            const Kernel work(src, n, place, given, shared);
+            if (aligned && work.is_whole()) patch.take(shared.next);
+            else load(work);
+            number += gridDim.x;
+            if (number < tiles) place = at(number);
+            quantize_tile(work, patch, [&] {
+                if (number < tiles) ask(place);
+            });
+        }
+    }
 }
 
 }  // namespace gpucast

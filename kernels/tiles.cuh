@@ -183,8 +183,9 @@ struct TileMemory : TileStage<G, TileShape<G>::stays> {
         alignas(16) u8 same[Shape::same ? u32(Shape::tile) : 16u];
         alignas(16) u8 swapped[Shape::swapped ? u32(Shape::tile) : 16u];
     };
-    // Statistics are used only before a barrier, and codes only after it: but where tiles follow each other quickly, a thread
-    // has statistics of the next one while others write codes of this one.
+    // Statistics are used only before a barrier, and codes only after it. But where blocks stay, a thread has statistics of
+    // the next tile while others write codes of this one: in memory apart, or, where that is too much, after one more
+    // barrier.
     union InTurn {
         Parts stats;
         Codes codes;
@@ -193,9 +194,13 @@ struct TileMemory : TileStage<G, TileShape<G>::stays> {
         Parts stats;
         Codes codes;
     };
-    typename Chosen<Shape::stays, Apart, InTurn>::type held;
-    Scales<Shape::row_scales> of_rows;
-    Scales<Shape::column_scales> of_columns;
+    typedef Scales<Shape::row_scales> RowScales;
+    typedef Scales<Shape::column_scales> ColumnScales;
+    enum : u32 { most = 48 << 10, beside = sizeof(RowScales) + sizeof(ColumnScales) + sizeof(TileStage<G, Shape::stays>) };
+    enum : bool { apart = Shape::stays && sizeof(Apart) + u32(beside) <= u32(most) };
+    typename Chosen<apart, Apart, InTurn>::type held;
+    RowScales of_rows;
+    ColumnScales of_columns;
 };
 
 }  // namespace gpucast

@@ -253,13 +253,14 @@ def _tiles_that_follow() -> Iterator[DeviceCall]:
         *((format, {"transpose": True}) for format in ("mxfp8e5m2", "mxfp4")),
         ("mxfp8e4m3", {"axis": -2}), ("int8_axis", {"axis": -1}), ("nvfp4_16x16", {"transpose": "both"}),
         ("mxfp8e4m3", {"transpose": "both", "scale_layout": "128x4"}), ("int8_zp_32", {"axis": -2}),
+        ("int8_zp_32", {"transpose": "both"}),
         ("mxfp8e4m3", {"transpose": "both", "rounding": "stochastic", "seed": 3}),
     )  # fmt: skip
     for number, (format, more) in enumerate(asked):
-        other = whole if "scale_layout" in more else others[number % 2]
-        for src, shape in (("BFLOAT16", whole), ("FLOAT16", other)):
-            some = numbers[: math.prod(shape)].reshape(shape)
-            yield _quantizing("quantize", src, format, more, numbers=some, what=f"{shape}")
+        odd = number % 2 == 1 and "scale_layout" not in more
+        src, shape = ("FLOAT16", others[number % 4 // 2]) if odd else ("BFLOAT16", whole)
+        some = numbers[: math.prod(shape)].reshape(shape)
+        yield _quantizing("quantize", src, format, more, numbers=some, what=f"{shape}")
 
 
 def _back(place: Place, q: Quantized, to: str, length: int | None = None) -> Any:

@@ -387,7 +387,7 @@ class Block(Registers):
     def _wait_for_copies(self, instruction: Instruction) -> Callable[[NDArray], None]:
         name, operands = instruction.name, instruction.operands
         if name == "cp.async.commit_group":
-            return lambda group: self.shared.commit(group)
+            return lambda group: self.shared.commit(group)  # noqa: PLW0108 - each block has a memory of its own
         pending = int(operands[0]) if name == "cp.async.wait_group" else -1
         return lambda group: self.shared.finish(group, pending)
 

@@ -73,7 +73,7 @@ def tile_kernel(
     """
     size = tile_size(rule.src, format, block)
     elements = size.rows * size.columns
-    # Blocks that stay have the next tile on its way to shared memory, of which a kernel without an attribute has 48 KiB.
+    # Blocks that stay have the next tile on its way to shared memory, of which a kernel has 48 KiB unless it asks.
     stays = rule.src.bits == 16 and size.tile_rows == 64 and "everywhere" not in (same, swapped)
     kind = [f"tiles{block}", "same", same, "swapped", swapped]
     kind += ["given"] * given + ["whole"] * whole_columns + ["stochastic"] * stochastic

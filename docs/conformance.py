@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pictures import SOFT, svg, text
 from tables import code, markdown
 
 import gpucast
+from bench.peers import t27
 from cast_conformance.compare import Case
 from cast_conformance.reader import manifest
 from cast_conformance.report import WHAT
@@ -25,6 +27,7 @@ from cast_conformance.run import reproduction
 
 ROOT = Path(__file__).resolve().parent.parent
 SUITE = ROOT / "tests" / "conformance"
+SUITES = ROOT / "bench" / "results" / "suites.json"
 PAGE, PICTURE = ROOT / "docs" / "conformance.md", ROOT / "docs" / "static" / "conformance.svg"
 NAMES = [row.name for row in gpucast.DTYPES if row.name in manifest()["types"]]
 TITLES = {
@@ -143,16 +146,14 @@ def scoreboard(all_systems: list[System]) -> Iterator[str]:
     rows = []
     for each in all_systems:
         kinds = Counter(map(each.kind, each.pairs))
-        seconds = sum(mode["seconds"] for mode in each.modes.values())
         rows.append([
             each.title, each.version, each.date, str(len(each.pairs)), str(kinds["onnx"]),
-            str(kinds["convention"]), str(kinds["open"]), str(kinds["differs"]), f"{seconds:.1f} s",
+            str(kinds["convention"]), str(kinds["open"]), str(kinds["differs"]),
         ])  # fmt: skip
-    head = ["System", "Version", "Date", "Pairs", "As ONNX", "Another convention", "Open", "Differ", "Time of casts"]
+    head = ["System", "Version", "Date", "Pairs", "As ONNX", "Another convention", "Open", "Differ"]
     yield markdown(head, rows) + "\n"
     yield '"As ONNX" is bit for bit what gpucast gives. "Open" follows C or OCP, which leave some cases undefined, such'
-    yield "as NaN to an integer. Every system is run in every mode that it can be asked for; the table has the first."
-    yield "The time of clang is that of compiling each cast with `__bf16`.\n"
+    yield "as NaN to an integer. Every system is run in every mode that it can be asked for; the table has the first.\n"
     yield "## Who does what\n"
     rows = []
     rows = [[what, who(all_systems, what)] for what in dict.fromkeys(WHAT.values())]
@@ -288,8 +289,8 @@ HELD = {
     "testfloat": "conversions between FLOAT16, FLOAT, DOUBLE and integers in five rounding modes, on its own inputs",
     "microxcaling": "MXFP8, MXFP6 and MXFP4 of blocks of finite numbers",
     "gfloat": "every pair of its formats, OCP, IEEE and P3109, in its rounding modes, saturating and not",
-    "cuda": "float8, float6, float4, FLOAT8E8M0 and 16-bit conversions. `__nv_cvt_double_to_fp8` keeps the sign or"
-    " payload of NaN, which the conversions from float do not",
+    "cuda": "float8, float6, float4, FLOAT8E8M0, FLOAT8UE5M3 and 16-bit conversions. `__nv_cvt_double_to_fp8` keeps"
+    " the sign or payload of NaN, which the conversions from float do not",
 }
 
 
@@ -313,6 +314,33 @@ def outside(all_systems: list[System]) -> Iterator[str]:
             wrong = sum(cell["wrong"] for cell in cells)
         rows.append([version, what, f"{wrong:,} of {cases:,}"])
     yield markdown(["Written by others", "What was compared", "Differ"], rows) + "\n"
+
+
+def catalogue() -> Iterator[str]:
+    """The formats of t27 beside the types here."""
+    row = next(row for row in json.loads(SUITES.read_text(encoding="utf-8")) if row["suite"].startswith("t27"))
+    elsewhere = {why: names.split() for why, names in t27.ELSEWHERE.items()}
+    unsigned = {f"U{name}" for name in t27.HERE.values() if name.startswith("INT")}
+    lacking = [one.name for one in gpucast.DTYPES if one.name not in {*t27.HERE.values(), *unsigned}]
+    yield "## t27's catalogue\n"
+    count = len(t27.HERE) + sum(map(len, elsewhere.values()))
+    yield f"t27 (tt-lang-t27 {row['version']}, arXiv 2606.09686) lists {count} formats. It has packs of vectors for six"
+    yield "formats and codecs for two. `python -m bench.peers.suites t27=FOLDER` casts the inputs of its packs, decodes"
+    yield "their codes, and compares both directions of its codecs of GF16 and MXFP4 with casts and quantization here:"
+    yield "all codes and ties of GF16 with their neighbours, and blocks with hard and random magnitudes. On"
+    yield f"{row['date']}, {row['legal']} of {row['cases']:,} cases differed, because:\n"
+    yield "\n".join(f"- {text};" for text in t27.DISAGREEMENTS[:-1])
+    yield f"- {t27.DISAGREEMENTS[-1]}.\n"
+    yield f"{len(t27.HERE)} of its formats are types here, or have elements that are. Bits, exponents and biases are"
+    yield "the same. Its integers stand for unsigned ones, too.\n"
+    here = [[f"`{name}`", of] for name, of in t27.HERE.items()]
+    half = (len(here) + 1) // 2
+    rows = [[*left, *right] for left, right in zip_longest(here[:half], here[half:], fillvalue=["", ""])]
+    yield markdown(["t27", "Here", "t27", "Here"], rows) + "\n"
+    yield "The others are not here:\n"
+    rows = [[", ".join(f"`{name}`" for name in names), why] for why, names in elsewhere.items()]
+    yield markdown(["t27", "Why not"], rows) + "\n"
+    yield f"It does not list {', '.join(lacking[:-1])} and {lacking[-1]}; FLOAT8E8M0 has a pack.\n"
 
 
 def onnx_pages() -> Iterator[str]:
@@ -359,7 +387,7 @@ def show(x: Any, name: str) -> str:
 
 def page() -> str:
     every = systems()
-    parts = [INTRO, *scoreboard(every), *block_formats(), *outside(every)]
+    parts = [INTRO, *scoreboard(every), *block_formats(), *outside(every), *catalogue()]
     for each in every:
         parts += differences(each) if each.differing else ()
     return "\n".join([*parts, *onnx_pages()]) + "\n"

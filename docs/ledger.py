@@ -15,7 +15,7 @@ from tables import markdown
 from bench.gpu.device_calls import FAMILIES
 from conformance import TITLES
 from gpucast.convert.scales import scale_styles
-from gpucast.core.dtypes import dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import ROUNDING_MODES
 from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.parity.cases import all_cases, all_pairs
@@ -37,16 +37,18 @@ Row = Sequence[str]
 INTRO = """\
 # How each claim is known
 
-A row for each claim, by the strongest evidence that there is; an empty cell is none. `docs/ledger.py` writes this page
-from the committed results and the tests that it names.
+A row for each claim, and a column for each kind of evidence; an empty cell is none of this kind. `docs/ledger.py`
+writes this page from the committed results and the tests that it names.
 
 - **Proved for all inputs**: the PTX of the kernel equals the specification for every input, by `python -m tests.proof`
   ([how](proof.md)); the cell counts rules in the certificates. A certificate holds for the PTX that it names: the tests
-  compare a share of every certificate with the kernels of the day, each week another.
+  compare a share of every certificate with the kernels of the day, another share whenever it changes. For block formats
+  the kernel is the one that takes given scales; the search for scales is not proved.
 - **Executed from PTX**: whole launches of each public call by a machine that executes PTX (`tests/proof/simt.py`).
 - **Executed as host code**: the same text of the kernels, compiled for the CPU, bit for bit against the reference and
   an exact model.
-- **Compared with others**: with another library or its own tests, and how much of it.
+- **Compared with others**: with another library or its own tests, and how much of it. "May" are cases that differ for
+  the reason that follows. Why libraries differ from a format [is here](conformance.md#block-formats).
 - **Measured on a GPU**: nothing yet.
 """
 
@@ -68,7 +70,7 @@ EXECUTED = [set(re.split("[ ,]+", call.name)) for calls in FAMILIES.values() for
 
 def ran(*words: str) -> str:
     """The test that executes launches, if the name of one of its calls has all these words."""
-    return tests("proof/test_device_calls.py") if any(names >= set(words) for names in EXECUTED) else ""
+    return tests("parity/test_device_calls.py") if any(names >= set(words) for names in EXECUTED) else ""
 
 
 def certificates(paths: str) -> Iterator[dict[str, Any]]:
@@ -78,9 +80,9 @@ def certificates(paths: str) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def proved(paths: str, wanted: Any) -> str:
+def proved(paths: str, wanted: Any, pairs: Sequence[tuple[DType, DType]] = ()) -> str:
     """How many cases of `wanted`, a test of attributes, the certificates have by architecture."""
-    every = [case for case in all_cases(all_pairs()) if wanted(dict(case.attributes))]
+    every = [case for case in all_cases(pairs or all_pairs()) if wanted(dict(case.attributes))]
     counts = {}
     for found in certificates(paths):
         known = {rule_of(one) for one in found["proofs"] if one["verdict"] == "proved"}
@@ -141,7 +143,7 @@ def casts() -> Iterator[Row]:
     yield "Text to numbers and back", "", "", tests("host/test_text.py"), suites("text"), ""
     yield (
         "Every FLOAT to FLOAT8UE5M3",
-        "",
+        proved("full", lambda a: not a, [(dtype("FLOAT"), dtype("FLOAT8UE5M3"))]),
         ran("FLOAT8UE5M3"),
         tests("parity/test_unsigned_float.py"),
         suites("FLOAT8UE5M3"),
@@ -164,7 +166,7 @@ def exact_pairs() -> str:
         for dst, word in row.items()
         if word == "onnx"
     }
-    return f"[same bits in {len(found)} pairs](conformance.md), by one of {len(TITLES) - 1} systems"
+    return f"[the same bits](conformance.md) in {len(found)} pairs, each by some of {len(TITLES) - 1} systems"
 
 
 def by_modes(word: str) -> str:
@@ -200,19 +202,22 @@ def suites(kind: str = "") -> str:
 
 
 def quantization() -> Iterator[Row]:
-    given = Counter(
-        one["format"] for path in RESULTS.glob("quantize-proof-*.json") for one in load(path.name)["proofs"]
-    )
+    given: dict[str, set[str]] = {name: set() for name in FORMATS}
+    for path in RESULTS.glob("quantize-proof-*.json"):
+        for one in load(path.name)["proofs"]:
+            if one["verdict"] == "proved":
+                given[one["format"]].add(one["src"])
     blocks = block_scores()
     tested = tests("quantization/test_quantization_device.py")
     for base in dict.fromkeys(re.sub(r"_(tensor|axis|\d+x?\d*)$", "", name) for name in FORMATS):
         shapes = [name for name in FORMATS if re.sub(r"_(tensor|axis|\d+x?\d*)$", "", name) == base]
-        kernels = sum(given[name] for name in shapes)
-        known = f"codes by given scales: {kernels} kernels" if kernels else ""
+        sources = sorted(set().union(*(given[name] for name in shapes)))
+        known = f"sm_90: codes by given scales, from {', '.join(sources)}" if sources else ""
         others = "; ".join(blocks[name] for name in shapes if name in blocks)
         yield f"Format `{base}`", known, next(filter(None, map(ran, shapes)), ""), tested, others, ""
     yield "`scales_of`", "", "", tests("quantization/test_scales_of.py"), "", ""
-    yield "[What requantizing keeps](requantizing.md)", "", "", tests("quantization/test_requantizing.py"), "", ""
+    cells = "[each cell](requantizing.md), by trying what decides on it, or a counterexample"
+    yield "What requantizing keeps", cells, "", tests("quantization/test_requantizing.py"), "", ""
     orders = ", ".join(row.name for row in SCALE_ORDERS if row.name != "linear")
     yield f"Orders of scales: {orders}", "", ran("scale_layout"), tests("quantization/test_scales.py"), "", ""
     yield "Hadamard transforms", "", ran("hadamard"), tests("quantization/test_hadamard.py"), "", ""
@@ -246,7 +251,7 @@ def block_scores() -> dict[str, str]:
 
 def families() -> Iterator[Row]:
     for name, calls in FAMILIES.items():
-        yield f"Kernels: {name}", "", f"{len(list(calls())):,} calls", tests("gpu/test_device_calls.py"), "", ""
+        yield f"Kernels: {name}", "", f"{len(list(calls())):,} calls", tests("parity/test_device_calls.py"), "", ""
 
 
 def libraries() -> Iterator[Row]:

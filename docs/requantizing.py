@@ -2,7 +2,7 @@
 """Write docs/requantizing.md: what quantizing dequantized numbers again keeps, by format and recipe.
 
 ``python docs/requantizing.py`` tries blocks whose largest magnitude is each BFLOAT16, as many FLOATs, and each of the
-2^23 FLOATs from 1 to 2 (``--quick``: a share of them), with other numbers from that down to 2^-18 of it.
+2^23 FLOATs from 1 to 2 (``--quick``: a share of them), alone and with other numbers from that down to 2^-18 of it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ scales that they had? `python docs/requantizing.py` tries each format and recipe
 - **numbers**: other codes and scales, for the same numbers: a third round changes nothing.
 - **changes**: other numbers.
 
-Where something is not kept an example follows: the numbers of a block (the rest is 0; with a global scale, of an array)
-with a short largest magnitude, and what becomes of them. To keep codes and scales in any case, quantize by the scales
-that the numbers had:
+Where something is not kept an example follows for each type: the numbers of a block (the rest is 0; with a global
+scale, of an array), none of which can be left out, and what becomes of them. Of the blocks that were tried it is the
+one with the fewest numbers, and the shortest largest magnitude. To keep codes and scales in any case, quantize by the
+scales that the numbers had:
 
 ```python
 import numpy as np
@@ -51,12 +52,25 @@ assert (again.scales == q.scales).all()
 The codes then come back whenever the type holds a code's number to within half a step of codes: always in the table
 below, but for the integers of 8 bits with zero points by way of BFLOAT16 (255 steps need 8 bits and one to round by).
 
-"Kept" is proved where one number decides on a block's scale and this is a power of two: the points where codes and such
-scales change have at most 7 significant bits, so the BFLOAT16 (8 bits) reach all of their combinations, at every
-exponent. For FLOAT scales all 2^23 fractions of the largest magnitude were tried. With zero points, the rule "4over6"
-and two levels of scales "kept" means that no counterexample was found among the blocks that were tried. Numbers are in
-the normal range of the type (FLOAT16 ends at 65504), and largest magnitudes from 2^-100 on. Formats that differ in the
-shape of their blocks alone share a row.
+Each cell is proved or has a counterexample; one that is neither would end in "?". Numbers are in the normal range of
+the type (FLOAT16 ends at 65504), and largest magnitudes from 2^-100 on. The second round sees codes times scales, and
+the largest magnitude has the largest code, so that this and the scale decide on everything. "Kept" and "numbers" are
+proved by trying the largest magnitude alone:
+
+- Scales that are powers of two, or FLOAT8E4M3FN with no global one: codes times scales are exact. Scales and codes
+  change at magnitudes of at most 7 significant bits, so the BFLOAT16, which have 8, reach every largest code with every
+  scale. All of them are tried.
+- FLOAT scales, by way of FLOAT: all 2^23 fractions of the largest magnitude are tried, and the scale was the same;
+  other exponents differ by powers of two, which are exact, and a smallest magnitude of a formula is that of both
+  rounds. A number then differs from its code times the scale by 2^-23 of it, and codes are farther from each other.
+- `int2` by way of BFLOAT16 and FLOAT16: codes are -1, 0 and 1, so each number is 0 or the scale, rounded to that type.
+  The second round's scale is this number, which the type holds.
+- Two levels of scales, by way of FLOAT: all 2^23 fractions of the array's largest magnitude are tried, and the global
+  scale was the same. A block's scale is at least the smallest normal one (`torchao-nvfp4` takes no smaller). It is
+  rounded by a 16th at most, so that the largest code is 6, and the second round finds it within 2^-22; or it is the
+  smallest one in both rounds.
+
+Formats that differ in the shape of their blocks alone share a row.
 
 """
 
@@ -84,10 +98,16 @@ def cases(format: Format, source: str, quick: bool) -> Iterator[NDArray]:
     rows[:, 1:] *= (2.0 ** -down[:, 1:] * rng.choice([-1, 1], (tops.size, width - 1))).astype(np.float32)
     alone = rows.copy()
     alone[:, 1:] = 0
-    yield from (gpucast.cast(x, source) for x in (alone, rows))
-    if source == "FLOAT" and not (format.zero_points or format.global_scale or format.rule == "4over6"):
+    yield gpucast.cast(alone, source)
+    if source == "FLOAT" and is_decided_by_one(format):
         for part in np.array_split(np.arange(0x3F800000, 0x40000000, step, dtype=np.uint32), 16):
             yield part.view(np.float32)[:, None]
+    yield gpucast.cast(rows, source)
+
+
+def is_decided_by_one(format: Format) -> bool:
+    """Whether the largest magnitude decides on the scale of a block, or on the global scale of an array."""
+    return not (format.zero_points or format.rule == "4over6")
 
 
 def quantized(x: NDArray, format: Format) -> Quantized:
@@ -137,8 +157,10 @@ def judge(format: Format, source: str, to: str, quick: bool) -> Verdict:
         for word, rows in (("changes", moved), ("numbers", other)):
             if rows.any() and found.word not in (word, "changes"):
                 block = min(x[rows], key=_length)
-                found = Verdict(word, f"{to}: {shrunk(block, format, to, word == 'changes')}")
-    return found
+                found = Verdict(word, shrunk(block, format, to, word == "changes"))
+        if found.word == "changes":
+            return found
+    return found if is_decided_by_one(format) else replace(found, word=f"{found.word}?")
 
 
 def shrunk(block: NDArray, format: Format, to: str, moves: bool) -> str:
@@ -179,10 +201,14 @@ def table(quick: bool) -> str:
         types = [to for to in TYPES if source == "FLOAT" or to != "FLOAT"]
         with np.errstate(all="ignore"):
             verdicts = {to: judge(format, source, to, quick) for to in types}
-        example = next((one.example for one in verdicts.values() if one.example), "")
+        examples: dict[str, list[str]] = {}
+        for to, one in verdicts.items():
+            if one.example:
+                examples.setdefault(one.example, []).append(to)
+        shown = "; ".join(f"{', '.join(types)}: {example}" for example, types in examples.items())
         cells = [verdicts[to].word if to in verdicts else "" for to in TYPES]
-        lines.append([", ".join(f"`{name}`" for name in names), *cells, example])
-    return markdown(["Format", *TYPES, "Example"], lines)
+        lines.append([", ".join(f"`{name}`" for name in names), *cells, shown])
+    return markdown(["Format", *TYPES, "Examples"], lines)
 
 
 def main() -> None:

@@ -34,6 +34,14 @@ HOST_LOOPS = [
 ]
 
 
+def unaligned(x: np.ndarray) -> np.ndarray:
+    """A copy one byte behind an aligned address."""
+    store = np.zeros(x.nbytes + 1, np.uint8)
+    found = store[1:].view(x.dtype).reshape(x.shape)
+    found[...] = x
+    return found
+
+
 def every_code(dtype: DType) -> np.ndarray:
     """Each code of a dtype of 16 bits or fewer, in order."""
     assert dtype.bits <= 16

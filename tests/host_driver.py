@@ -57,7 +57,7 @@ class HostDriver:
         self.waits: list[tuple[int | None, int]] = []
         #: The device of memory that other libraries own.
         self.memory_of = 0
-        self.argument_bytes = ARGUMENT_BYTES[1]
+        self.argument_bytes = ARGUMENT_BYTES
 
     def prepare(self, kernels: Iterable[Kernel]) -> None:
         """Compile many kernels at once, which is quicker than one by one."""
@@ -102,7 +102,7 @@ class HostDriver:
 
         def launch(blocks: int, arguments: bytes | np.ndarray[Any, Any]) -> None:
             assert self.index == device and blocks > 0, "launched beside its device, or without work"
-            assert kernel.arguments.nbytes <= self.argument_bytes
+            assert kernel.arguments.nbytes <= self.argument_bytes[1]
             self.launched.append((kernel.name, self.streams[device]))
             with _RUNNING:
                 kernels.start(kernel.name, blocks, arguments)
@@ -171,9 +171,10 @@ def rehearsed(calls: Iterable[Callable[[], Any]], arch: int = 90) -> HostDriver:
 
 #: Where tests of the device path run: on the stand-in, and on a GPU where there is one.
 _PROBLEM = launch.unavailable()
+_REASON = f"the same test runs on the stand-in, [host build]: {_PROBLEM}"
 DEVICES = (
     "host build",
-    pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.skipif(_PROBLEM is not None, reason=f"{_PROBLEM}")]),
+    pytest.param("gpu", marks=[pytest.mark.gpu, pytest.mark.skipif(_PROBLEM is not None, reason=_REASON)]),
 )
 
 

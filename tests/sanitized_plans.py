@@ -26,6 +26,8 @@ JUNK: tuple[Any, ...] = (
 
 def forms(shape: tuple[int, ...], dtype: Any) -> Iterator[np.ndarray]:
     """Arrays of a shape that lie in many ways."""
+    from codes import unaligned
+
     rng = np.random.default_rng(sum(shape))
     x = rng.standard_normal(shape).astype(dtype)
     yield x
@@ -33,7 +35,7 @@ def forms(shape: tuple[int, ...], dtype: Any) -> Iterator[np.ndarray]:
     yield x[::-1]
     yield np.repeat(x, 2, axis=-1)[..., ::2]
     yield x.astype(x.dtype.newbyteorder(">"))
-    yield misaligned(x)
+    yield unaligned(x)
     wild = x.copy()
     wild.reshape(-1)[::7] = np.inf
     wild.reshape(-1)[3::11] = np.nan
@@ -41,13 +43,6 @@ def forms(shape: tuple[int, ...], dtype: Any) -> Iterator[np.ndarray]:
     still = x.copy()
     still.flags.writeable = False
     yield still
-
-
-def misaligned(x: np.ndarray) -> np.ndarray:
-    memory = np.zeros(x.nbytes + 1, np.uint8)
-    found = memory[1:].view(x.dtype).reshape(x.shape)
-    found[...] = x
-    return found
 
 
 def bytes_of(q: Any) -> list[bytes]:
@@ -72,6 +67,7 @@ def must_raise(function: Callable[..., Any], *arguments: Any) -> None:
 
 def quantize() -> None:
     import gpucast
+    from codes import unaligned
 
     asked: tuple[tuple[str, dict[str, Any]], ...] = (
         ("mxfp8e4m3", {}),
@@ -103,7 +99,7 @@ def quantize() -> None:
             given = {"hadamard": keywords["hadamard"]} if "hadamard" in keywords else {}
             for to in ("FLOAT", "FLOAT16", "BFLOAT16"):
                 y = gpucast.dequantize(first, to, **given)
-                for out in (y.copy(), np.asfortranarray(y), misaligned(y)):
+                for out in (y.copy(), np.asfortranarray(y), unaligned(y)):
                     for _ in range(2):
                         with contextlib.suppress(ValueError):
                             gpucast.dequantize(first, to, out=out, **given)
@@ -116,6 +112,7 @@ def quantize() -> None:
 
 def others() -> None:
     import gpucast
+    from codes import unaligned
     from gpucast.mixed import fake_cast
 
     for shape, dtype in itertools.product(SHAPES, (np.float32, gpucast.dtype("BFLOAT16").numpy)):
@@ -124,7 +121,7 @@ def others() -> None:
                 refused(gpucast.hadamard, x, 32, seed=1)
                 for keywords in ({}, {"scale": 0.5}, {"rounding": "stochastic", "seed": 1}):
                     y = fake_cast(x, "FLOAT8E4M3FN", **keywords)
-                    for out in (y.copy(), misaligned(y), x if x.flags.writeable else y):
+                    for out in (y.copy(), unaligned(y), x if x.flags.writeable else y):
                         refused(fake_cast, x, "FLOAT8E4M3FN", **keywords, out=out)
                 fake_cast(x, "mxfp8e4m3")
             if x.ndim == 2:

@@ -1,16 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The library of AddressSanitizer or ThreadSanitizer, which must be in a process before what it watches."""
+"""Scripts under AddressSanitizer and UndefinedBehaviorSanitizer, or ThreadSanitizer, in processes of their own: its
+library must be in a process before what it watches."""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from gpucast.parity import host_build
+
+SCRIPTS = Path(__file__).parent
+
+
+def run(script: str, *arguments: str, watched_by: str = "", **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of this folder with a sanitizer's library, else those of both for memory, and more variables; it
+    ends with the code 99 where one finds something."""
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": watched_by or library(),
+        # Python leaks at exit by design; a report ends the process with the code that tests look for.
+        "ASAN_OPTIONS": "detect_leaks=0:exitcode=99",
+        "UBSAN_OPTIONS": "exitcode=99",
+        "PYTHONPATH": os.pathsep.join([str(SCRIPTS), *sys.path]),
+        # Some loops of the module are missing, and the reference stands in.
+        "PYTHONWARNINGS": "ignore",
+        **more,
+    }
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def check(result: subprocess.CompletedProcess[str], says: str) -> None:
+    """Nothing was found, and the script came to its end."""
+    assert result.returncode == 0 and says in result.stdout, result.stdout + result.stderr[-4000:]
+
+
+def check_found(result: subprocess.CompletedProcess[str], says: str) -> None:
+    """A sanitizer found what was planted."""
+    assert result.returncode == 99 and says in result.stderr, result.stdout + result.stderr[-4000:]
 
 
 def library() -> str:

@@ -38,6 +38,10 @@ class Place(Protocol):
     def on_device(self) -> bool:
         """Whether it is a device."""
 
+    @property
+    def once(self) -> bool:
+        """Whether calls go into given arrays alone, and not into new ones too."""
+
     def __call__(self, name: str, x: NDArray, *, whole: bool = False) -> Any:
         """A copy of a host array there. `whole`: numbers that are taken at multiples of their size alone."""
 
@@ -49,6 +53,11 @@ class DeviceCall:
     family: str
     name: str
     run: Callable[[Place], Any]
+
+
+def _both(place: Place, call: Callable[..., Any], out: Any) -> Any:
+    """The result of a call into `out`, and into new arrays."""
+    return (call(out=out),) if place.once else (call(out=out), call())
 
 
 def _like(place: Place, name: str, result: Any) -> Any:
@@ -107,7 +116,7 @@ def _source(src: str) -> Any:
 
 def _plain(place: Place, src: str, dst: str, layout: str) -> Any:
     x = _LAYOUTS[layout](_placed(place, "x", _source(src)))
-    return gpucast.cast(x, dst, out=_empty(place, "out", dst, x.shape)), gpucast.cast(x, dst)
+    return _both(place, partial(gpucast.cast, x, dst), _empty(place, "out", dst, x.shape))
 
 
 def _fused(place: Place, dst: str, scale: Any = None, measures: bool = False, rounding: Any = None) -> Any:
@@ -151,13 +160,36 @@ def _cast_calls() -> Iterator[DeviceCall]:
     yield DeviceCall("cast", "report", _report)
 
 
-def _many(place: Place, dst: str, given: bool, measured: bool) -> Any:
+#: What lists are cast with: scales, `amax` and `finite` as arrays, and keywords.
+_FUSES: dict[str, tuple[dict[str, NDArray], dict[str, Any]]] = {
+    "": ({}, {}),
+    "scales": ({"scale": np.array([0.5, 2, 3], np.float32)}, {}),
+    "amax": ({"amax": np.zeros(3, np.float32)}, {}),
+    "scales, amax": ({"scale": np.array([0.5, 2, 3], np.float32), "amax": np.zeros(3, np.float32)}, {}),
+    "scale, finite": ({"finite": np.array(True)}, {"scale": 0.375}),
+    "wide scale, one amax": ({"scale": np.array(0.1), "amax": np.zeros((), np.float32)}, {}),
+    "random": ({}, {"rounding": "stochastic", "seed": 9, "offset": 2**64 - 2 * X.size}),
+}
+#: How the second array of a list lies.
+_SECOND: dict[str, Callable[[Any], Any]] = {
+    "": _LAYOUTS["whole"],
+    "strided": _LAYOUTS["strided"],
+    "transposed": _LAYOUTS["transposed"],
+    "empty": lambda x: x[:0],
+}
+
+
+def _many(place: Place, dst: str, fuse: str, second: str) -> Any:
+    """Twice: the later call goes by the plan of the first one, if it can have one."""
     kinds = ("FLOAT", "BFLOAT16", "FLOAT8E5M2")
     arrays = [place(f"x{i}", gpucast.reference.cast(X[i:], kind)) for i, kind in enumerate(kinds)]
-    out = [_empty(place, f"out{i}", dst, X[i:].shape) for i in range(len(kinds))]
-    scale = place("scale", np.array([0.5, 2, 3], np.float32), whole=True) if given else None
-    amax = place("amax", np.zeros(3, np.float32), whole=True) if measured else None
-    return gpucast.cast_many(arrays, dst, out=out, scale=scale, amax=amax), amax
+    arrays[1] = _SECOND[second](arrays[1])
+    out = [_empty(place, f"out{i}", dst, one.shape) for i, one in enumerate(arrays)]
+    given, keywords = _FUSES[fuse]
+    there = {name: place(name, x, whole=True) for name, x in given.items()}
+    call = partial(gpucast.cast_many, arrays, dst, **there, **keywords)
+    found = [_both(place, call, out) for _ in range(1 if place.once else 2)]
+    return found, there.get("amax"), there.get("finite")
 
 
 def _computed(place: Place, dst: str) -> Any:
@@ -167,9 +199,12 @@ def _computed(place: Place, dst: str) -> Any:
 
 
 def _many_calls() -> Iterator[DeviceCall]:
-    for dst, given, measured in itertools.product(("FLOAT16", "FLOAT8E4M3FN", "INT4"), (False, True), (False, True)):
-        name = f"to {dst}{', scales' * given}{', amax' * measured}"
-        yield DeviceCall("cast_many", name, partial(_many, dst=dst, given=given, measured=measured))
+    for dst, fuse, second in itertools.product(("FLOAT16", "FLOAT8E4M3FN", "INT4"), _FUSES, _SECOND):
+        # Integers are not rounded at random, and one type tries what the launches of the others have in common.
+        if (dst == "INT4" and fuse == "random") or (dst != "FLOAT16" and second):
+            continue
+        name = ", ".join(filter(None, (f"to {dst}", fuse, second and f"the second {second}")))
+        yield DeviceCall("cast_many", name, partial(_many, dst=dst, fuse=fuse, second=second))
     for dst in ("FLOAT8E4M3FN", "INT4", "DOUBLE"):
         yield DeviceCall("cast_many", f"ufunc to {dst}", partial(_computed, dst=dst))
 
@@ -205,7 +240,7 @@ def _quantized(place: Place, x: NDArray, format: str, more: dict[str, Any], give
     made = gpucast.quantize(x, format, **more, **given)
     keywords = {**more, **{name: place(name, array) for name, array in given.items()}}
     out, there = _like(place, "out", made), place("x", x)
-    return gpucast.quantize(there, format, out=out, **keywords), gpucast.quantize(there, format, **keywords)
+    return _both(place, partial(gpucast.quantize, there, format, **keywords), out)
 
 
 def _quantizing(
@@ -241,6 +276,18 @@ def _quantize_calls() -> Iterator[DeviceCall]:
     )  # fmt: skip
     for format, arrays in given:
         yield _quantizing("quantize", "FLOAT", format, {}, arrays)
+    # A global scale for each row, which may have any shape and ragged blocks; of the columns of a transpose.
+    by_rows, by_columns = ({"scale": np.geomspace(1e-4, 60, n).astype(np.float32)} for n in (ROWS, COLUMNS))
+    deep = X[:, :40].reshape(4, 8, 40)
+    of_deep = {"scale": by_rows["scale"].reshape(4, 8)}
+    for src, format, more, arrays, numbers in (
+        ("BFLOAT16", "nvfp4", {"transpose": True}, by_columns, X),
+        ("BFLOAT16", "nvfp4", {"rounding": "stochastic", "seed": 9}, of_deep, deep),
+        ("BFLOAT16", "nvfp4", {"hadamard": 16, "signs": [1, -1] * 8}, by_rows, X),
+        ("BFLOAT16", "te-nvfp4", {}, {"amax": np.abs(X).max(axis=1)}, X),
+        ("BFLOAT16", "nvfp4_4over6", {}, {"amax": np.abs(X).max(axis=1)}, X),
+    ):
+        yield _quantizing("quantize", src, format, more, arrays, numbers, "by rows")
 
 
 def _tiles_that_follow() -> Iterator[DeviceCall]:
@@ -265,7 +312,7 @@ def _tiles_that_follow() -> Iterator[DeviceCall]:
 
 def _back(place: Place, q: Quantized, to: str, length: int | None = None) -> Any:
     there, out = _placed(place, "q", q), _empty(place, "out", to, q.shape)
-    return gpucast.dequantize(there, to, hadamard=length, out=out), gpucast.dequantize(there, to, hadamard=length)
+    return _both(place, partial(gpucast.dequantize, there, to, hadamard=length), out)
 
 
 def _swizzled(place: Place, scales: NDArray, layout: Any) -> Any:
@@ -333,6 +380,9 @@ def _four_over_six_calls() -> Iterator[DeviceCall]:
         yield _quantizing("4over6", src, "nvfp4_4over6", {"transpose": transpose})
     yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {"scale_layout": "128x4"})
     yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {"hadamard": 16, "transpose": "both"})
+    yield _quantizing("4over6", "FLOAT16", "nvfp4_4over6", {})
+    at_random = {"transpose": "both", "hadamard": 16, "rounding": "stochastic", "seed": 9}
+    yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", at_random)
     of_rows: dict[str, Any] = {"scale": np.full(ROWS, 0.01, np.float32)}
     yield _quantizing("4over6", "BFLOAT16", "nvfp4_4over6", {}, of_rows)
     for what, numbers in _hard_numbers().items():
@@ -363,10 +413,7 @@ def _quantized_groups(
     made = gpucast.quantize_grouped(x, offsets, format, **more, **given)
     ends, out, there = place("offsets", offsets), _like(place, "out", made), place("x", x)
     given = {name: place(name, array) for name, array in given.items()}
-    return (
-        gpucast.quantize_grouped(there, ends, format, out=out, **more, **given),
-        gpucast.quantize_grouped(there, ends, format, **more, **given),
-    )
+    return _both(place, partial(gpucast.quantize_grouped, there, ends, format, **more, **given), out)
 
 
 def _cast_groups(place: Place, src: str, to: str, pad: int) -> Any:
@@ -383,7 +430,8 @@ def _grouped_calls() -> Iterator[DeviceCall]:
         ("BFLOAT16", "nvfp4", {"scale_layout": "128x4"}, each), ("FLOAT", "float8e4m3fn_1x128", {"pad": 4}, None),
         ("FLOAT", "float8e4m3fn_1x128", {"pad": 4, "scale_layout": "mn_major"}, None),
         ("FLOAT16", "mxfp4", {"pad": 16}, None), ("FLOAT", "nvfp4", {"pad": 1}, each[:1]),
-        ("BFLOAT16", "mxfp8e4m3", {"rounding": "stochastic", "seed": 1}, None),
+        ("BFLOAT16", "mxfp8e4m3", {"rounding": "stochastic", "seed": 1}, None), ("DOUBLE", "mxfp6e2m3", {}, None),
+        ("DOUBLE", "mxfp4", {}, None),
     )  # fmt: skip
     for src, format, more, scale in of_formats:
         name = f"{src} to {format}{_words(more)}{', scale' * (scale is not None)}"
@@ -393,7 +441,10 @@ def _grouped_calls() -> Iterator[DeviceCall]:
     for src, format, more in (("BFLOAT16", "mxfp8e4m3", {"scale_layout": "128x4"}), ("FLOAT", "mxfp4", {"pad": 32})):
         call = partial(_quantized_groups, src=src, format=format, more=more, scale=None, times=6)
         yield DeviceCall("grouped", f"{src} to {format}{_words(more)}, many tiles", call)
-    for src, to, pad in (("FLOAT", "FLOAT8E4M3FN", 16), ("BFLOAT16", "FLOAT16", 1), ("FLOAT", "FLOAT4E2M1", 1)):
+    for src, to, pad in (
+        ("FLOAT", "FLOAT8E4M3FN", 16), ("BFLOAT16", "FLOAT16", 1), ("FLOAT", "FLOAT4E2M1", 1),
+        ("DOUBLE", "FLOAT6E2M3", 4), ("DOUBLE", "FLOAT4E2M1", 1),
+    ):  # fmt: skip
         yield DeviceCall("grouped", f"cast {src} to {to}", partial(_cast_groups, src=src, to=to, pad=pad))
 
 

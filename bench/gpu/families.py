@@ -39,6 +39,7 @@ class Placed:
     #: The names of all arrays so far, and whether one was left at its place because of `whole`.
     names: dict[str, None] = field(default_factory=dict)
     moved: int = 0
+    once: bool = False
 
     @property
     def on_device(self) -> bool:
@@ -59,6 +60,8 @@ class Way:
 
     call: DeviceCall
     offsets: dict[str | None, int]
+    #: As of `Place`.
+    once: bool = False
 
     def __str__(self) -> str:
         where = ", ".join(f"{name or 'all'} +{offset}" for name, offset in self.offsets.items())
@@ -94,13 +97,14 @@ def results_of(found: Any, get: Get) -> list[bytes | str]:
 def check(chosen: Sequence[Way], put: Put, get: Get, tell: Callable[[str], Any]) -> tuple[int, list[str]]:
     """Run them on a device and compare with the host. How many differed from calls with all arrays aligned, and what
     was wrong, in words. `tell` takes the name of each before it runs."""
-    wanted: dict[int, list[bytes | str]] = {}
+    wanted: dict[tuple[int, bool], list[bytes | str]] = {}
     odd, wrong = 0, list[str]()
     for way in chosen:
-        if id(way.call) not in wanted:
-            wanted[id(way.call)] = results_of(way.call.run(Placed()), get)
+        known = id(way.call), way.once
+        if known not in wanted:
+            wanted[known] = results_of(way.call.run(Placed(once=way.once)), get)
         tell(str(way))
-        place = Placed(put, way.offsets)
+        place = Placed(put, way.offsets, once=way.once)
         try:
             found = results_of(way.call.run(place), get)
         except Exception as error:  # The others are tried too, as long as the device answers.
@@ -108,7 +112,7 @@ def check(chosen: Sequence[Way], put: Put, get: Get, tell: Callable[[str], Any])
             continue
         finally:
             odd += place.moved != 0
-        if found != wanted[id(way.call)]:
+        if found != wanted[known]:
             wrong.append(f"{way}: other bits than on the host")
     return odd, wrong
 

@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import math
 import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable
 from decimal import Decimal
@@ -29,7 +27,7 @@ _cast: Any = gpucast.cast
 
 def p3109_tables(folder: Path, samples: int) -> Outcome:
     """P3109's own tables of finite formats, as rows of our table: each value, and its cast back to its code."""
-    found = Outcome("P3109 value tables", "Interim Report 4.0", "types", 0, 0, 0, licence="IEEE SA, not kept here")
+    found = Outcome("P3109 value tables", "Interim Report 4.0", "types", licence="IEEE SA, not kept here")
     for path in sorted(folder.rglob("*f.csv")):
         k, p, sign = re.fullmatch(r"Binary(\d+)p(\d+)([su])f", path.stem).groups()  # type: ignore[union-attr]
         bits, mantissa, signed = int(k), int(p) - 1, sign == "s"
@@ -67,9 +65,7 @@ def cuda(include: Path, samples: int) -> Outcome:
     """FLOATs, evenly spaced codes, to FLOAT8UE5M3 by the host code of CUDA's headers, in three modes."""
     version = re.search(r"define CUDART_VERSION\s+(\d+)", (include / "cuda_runtime_api.h").read_text(encoding="utf-8"))
     number = int(version[1]) if version else 0
-    found = Outcome(
-        "CUDA's headers", f"{number // 1000}.{number % 1000 // 10}", "FLOAT8UE5M3", 0, 0, 0, licence="NVIDIA"
-    )
+    found = Outcome("CUDA's headers", f"{number // 1000}.{number % 1000 // 10}", "FLOAT8UE5M3", licence="NVIDIA")
     step, size = max(1, (1 << 32) // samples), 1 << 24
     with tempfile.TemporaryDirectory() as where:
         Path(where, "a.cpp").write_text(_CUDA, encoding="utf-8")
@@ -86,89 +82,6 @@ def cuda(include: Path, samples: int) -> Outcome:
                 ours = _cast(codes.view(np.float32), "FLOAT8UE5M3", saturate=clips, rounding=rounding).view(np.uint8)
                 found.count(ours != theirs, np.zeros(ours.shape, bool), codes, f"{rounding}, saturate={clips}")
     return found
-
-
-# ---- t27: a catalogue of formats, and packs of vectors ----
-
-#: Packs by the name of their file: the type, and the keywords of the cast.
-_PACKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bf16": ("BFLOAT16", {}),
-    "fp8_e4m3": ("FLOAT8E4M3FN", {}),
-    "fp8_e5m2": ("FLOAT8E5M2", {"saturate": False}),
-    "e8m0_block": ("FLOAT8E8M0", {"round_mode": "nearest", "saturate": False}),
-    "gf16": ("GF16", {}),
-}
-#: Formats of the catalogue that are types here, or whose elements are.
-_CATALOGUE = {
-    "binary16": "FLOAT16", "binary32": "FLOAT", "binary64": "DOUBLE", "bfloat16": "BFLOAT16", "gf16": "GF16",
-    "fp8_e4m3": "FLOAT8E4M3FN", "fp8_e5m2": "FLOAT8E5M2", "fp6_e3m2": "FLOAT6E3M2", "fp6_e2m3": "FLOAT6E2M3",
-    "fp4_e2m1": "FLOAT4E2M1", "mxfp8": "FLOAT8E4M3FN", "mxfp6": "FLOAT6E3M2", "mxfp4": "FLOAT4E2M1",
-    "nvfp4": "FLOAT4E2M1", "int4": "INT4", "int8": "INT8", "int16": "INT16", "int32": "INT32", "int64": "INT64",
-    "per_channel_scale": "INT8",
-}  # fmt: skip
-_GF16 = DType("GF16", None, "float", 16, 1, 6, 9, 31, "ieee", None, "gf16", None)
-
-
-def t27(folder: Path, samples: int) -> Outcome:
-    """t27's packs by our reader, its catalogue beside our table, and our codes by its codecs of GF16 and MXFP4."""
-    packs = {path.name.removesuffix("_conformance_v0.json"): json.loads(path.read_text(encoding="utf-8"))["vectors"]
-             for path in sorted((folder / "vectors").glob("*_conformance_v0.json"))}  # fmt: skip
-    version = re.search(r'^version = "(.*)"', (folder / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    found = Outcome("t27 (tt-lang-t27)", version[1] if version else "", "types", 0, 0, 0, licence="Apache-2.0")
-    formats = json.loads((folder / "vectors" / "all_formats_v0.json").read_text(encoding="utf-8"))["formats"]
-    with dtype.registered(_GF16):
-        for name, (kind, keywords) in _PACKS.items():
-            _pack(found, packs[name], dtype(kind), keywords)
-        known = [(one, dtype(_CATALOGUE[one["id"]])) for one in formats if one["id"] in _CATALOGUE]
-        theirs = [tuple(int(one[name]) for name in ("bits", "s", "e", "m", "bias")) for one, _ in known]
-        ours = [
-            (row.bits, int(row.signed), row.exponent_bits, row.mantissa_bits or row.bits - 1, row.bias)
-            for _, row in known
-        ]
-        _compare(found, theirs, ours, [one["id"] for one, _ in known])
-        sys.path.insert(0, str(folder / "src"))
-        from tt_lang_t27 import gf16, mxfp4
-
-        sys.path.pop(0)
-        _compare(found, map(gf16.gf16_decode, range(1 << 16)), map(_GF16.value, range(1 << 16)), range(1 << 16))
-    blocks = [one["input_f32"] for one in packs["mxfp4"] if one["kind"] == "block"]
-    wanted = [bytes.fromhex(one["expected_bytes_hex"]) for one in packs["mxfp4"] if one["kind"] == "block"]
-    # Magnitudes whose quotient by 6 has a logarithm that DOUBLE cannot mistake for a whole number.
-    more = np.random.default_rng(11).standard_normal((samples // 1000, 32)).astype(np.float32)
-    more *= np.exp2(np.random.default_rng(12).integers(-60, 60, (len(more), 1))).astype(np.float32)
-    blocks += more.tolist()
-    wanted += [mxfp4.pack_block_to_bytes(mxfp4.encode_block(block)) for block in more.tolist()]
-    q = gpucast.quantize(np.array(blocks, np.float32), "mxfp4_up")
-    codes, scales = q.data.data.reshape(-1, 16), q.scales.view(np.uint8).reshape(-1, 1)
-    given = np.concatenate([scales, codes], 1)
-    _compare(found, wanted, [row.tobytes() for row in given], [f"MXFP4 block {row[0]}, ..." for row in blocks])
-    back = [mxfp4.decode_block(mxfp4.unpack_bytes_to_block(row.tobytes())) for row in given]
-    _compare(found, np.ravel(back), np.ravel(gpucast.dequantize(q)), np.ravel(blocks))
-    found.why = (
-        f"any NaN of FLOAT8E5M2 is one; of {len(formats)} formats {len(known)} are types or elements here, the others"
-        " are decimal, logarithmic, posits, takums, historical, of other lengths, or techniques"
-    )
-    return found
-
-
-def _pack(found: Outcome, vectors: list[dict[str, Any]], row: DType, keywords: dict[str, Any]) -> None:
-    """Inputs to codes, and codes to numbers."""
-
-    def column(pattern: str) -> list[Any]:
-        return [next(value for key, value in one.items() if re.fullmatch(pattern, key)) for one in vectors]
-
-    x, decoded = (np.array([float(value) for value in column(rf"{what}_f\d+")]) for what in ("input", "decoded"))
-    codes = np.array(column(r"\w+_int"), row.code_numpy)
-    ours = gpucast.reference.cast(x, row, **keywords).view(row.code_numpy)
-    names = [f"{row.name} {one['name']}" for one in vectors]
-    found.count(ours != codes, np.isnan(x) & np.isnan([row.value(int(code)) for code in codes]), names, "to a code")
-    _compare(found, decoded, [row.value(int(code)) for code in codes], names)
-
-
-def _compare(found: Outcome, theirs: Iterable[Any], ours: Iterable[Any], given: Any) -> None:
-    """Count pairs that are not the same number, or the same object."""
-    differ = np.array([a != b and not (a != a and b != b) for a, b in zip(theirs, ours, strict=True)])
-    found.count(differ, np.zeros(differ.shape, bool), given, "t27")
 
 
 # ---- fast_float ----
@@ -201,7 +114,7 @@ def fast_float(folder: Path, samples: int) -> Outcome:
     version = re.search(
         r"project\(fast_float VERSION ([\d.]+)", (folder / "CMakeLists.txt").read_text(encoding="utf-8")
     )
-    found = Outcome("fast_float", version[1] if version else "", "text", 0, 0, 0, licence="MIT")
+    found = Outcome("fast_float", version[1] if version else "", "text", licence="MIT")
     with tempfile.TemporaryDirectory() as where:
         shutil.copytree(folder / "include", f"{where}/include")
         for header in Path(where, "include").rglob("*.h"):

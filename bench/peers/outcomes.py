@@ -17,10 +17,10 @@ class Outcome:
     version: str
     #: The claim of the ledger that it belongs to, such as "casts", "text" or "types".
     kind: str
-    cases: int
+    cases: int = 0
     #: Cases that differ for no reason, and those that may.
-    differ: int
-    legal: int
+    differ: int = 0
+    legal: int = 0
     #: Why these may, and the first one of the others.
     why: str = ""
     first: str = ""

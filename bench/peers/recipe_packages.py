@@ -24,6 +24,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from bench.host.casts import tensor
 from bench.peers.recipe_models import Found, NDArray
 from bench.revision import ROOT
 
@@ -47,11 +48,8 @@ def available() -> Iterator[tuple[str, Reference]]:
 
 
 def _tensor(x: NDArray) -> Any:
-    import torch
-
-    if x.dtype == ml_dtypes.bfloat16:
-        return torch.from_numpy(x.view(np.int16).copy()).view(torch.bfloat16)
-    return torch.from_numpy(x.copy())
+    """A copy: some libraries write to what they are given."""
+    return tensor(x.copy())
 
 
 def _array(tensor: Any) -> NDArray:

@@ -130,7 +130,7 @@ def cast(
         An array of one FLOAT that the call updates: of NumPy for a host array, else of x's library on x's device. It
         becomes the largest magnitude in x, before `scale` and rounded to FLOAT, if that is larger than its old value.
         Start with 0. NaN counts as the largest. An infinity in x, or a number beyond FLOAT, makes it infinity, so
-        check it before you divide by it.
+        check it before you divide by it. On the host it may be the memory of `scale`, which is read before.
     device
         Where the result is: "cpu", "cuda", "cuda:N" or a ``torch.device``. None: where x is.
     out

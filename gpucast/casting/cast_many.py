@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -173,7 +174,8 @@ def _one_by_one(
     results: list[Any] = []
     for x, path in zip(given, names.paths(), strict=True):
         caller = f"{options.caller}: {names.parameter}{path}"
-        results.append(cast_with(x, dst, options._replace(caller=caller)))
+        with _told_by(caller):
+            results.append(cast_with(x, dst, options._replace(caller=caller)))
         if options.seed is not None:
             adapter = libraries.find(x)
             shape = np.shape(x) if adapter is None else adapter.shape(x)
@@ -266,9 +268,18 @@ def _cast(call: Call) -> Array:
 
 
 def _cast_text(call: Call) -> Array:
+    with _told_by(call.caller), streams.visit(call.given):
+        return _cast(replace(call, target=None))
+
+
+@contextlib.contextmanager
+def _told_by(caller: str) -> Iterator[None]:
+    """Errors of a cast inside begin with the caller: those of text that is no number, and of the operators and
+    transforms of other libraries, begin with "cast: "."""
     try:
-        with streams.visit(call.given):
-            return _cast(replace(call, target=None))
-    except (TypeError, ValueError, OverflowError) as error:
-        # The error of a text that is no number, which begins with "cast: ".
-        raise type(error)(f"{call.caller}: {str(error).removeprefix('cast: ')}") from None
+        yield
+    except (TypeError, ValueError, OverflowError, NotImplementedError) as error:
+        said = str(error)
+        if not said.startswith("cast: "):
+            raise
+        raise type(error)(f"{caller}: {said.removeprefix('cast: ')}") from None

@@ -67,13 +67,13 @@ def from_bytes(buffer: Any, dtype: Any, shape: Any) -> Any:
             raise ValueError("from_bytes: the buffer is not contiguous") from None
     if buffer.dtype != np.uint8 or buffer.ndim != 1:
         raise TypeError(f"from_bytes: got dtype {buffer.dtype}, shape {buffer.shape}; expected a flat uint8 array")
-    if kind.packed:
-        return PackedArray(buffer, kind, lengths)
-    needed = math.prod(lengths) * kind.bits // 8
+    needed = kind.nbytes(math.prod(lengths))
     if buffer.size != needed:
         raise ValueError(f"from_bytes: got {buffer.size} bytes; {kind.name} of shape {lengths} takes {needed}")
     if not buffer.flags.c_contiguous:
         raise ValueError("from_bytes: the array is not contiguous")
+    if kind.packed:
+        return PackedArray(buffer, kind, lengths)
     return buffer.view(kind.numpy.newbyteorder("<")).reshape(lengths)
 
 

@@ -15,7 +15,7 @@ from gpucast.casting import cuda
 from gpucast.casting.engine import Call, Launch
 from gpucast.core.fuse import EMPTY, Fuse
 from gpucast.kernel import driver
-from gpucast.kernel.batch_kernel import ARGUMENT_BYTES, ARRAYS, Batch, Kind, batch_kernel, sorted_kinds
+from gpucast.kernel.batch_kernel import ARRAYS, Batch, Kind, batch_kernel, sorted_kinds
 from gpucast.kernel.fields import Fields
 from gpucast.kernel.fused_kernel import FUSED, FusedOps
 from gpucast.kernel.kernel import ALIGNED
@@ -129,10 +129,10 @@ class Prepared:
     ) -> None:
         """Array i has n[i] > 0 elements and is cast by kind kind[i] of ``batch_of(argument_bytes)``; `columns` and
         `others` are further fields that are known."""
-        # A short list of arguments is quicker to give.
-        batch = batch_of(ARGUMENT_BYTES[0])
+        short, most = driver.driver().argument_bytes
+        batch = batch_of(short)
         if len(n) > batch.capacity:
-            batch = batch_of(driver.driver().argument_bytes)
+            batch = batch_of(most)
         self._launch = driver.ready(batch.kernel, device)
         places = np.array(kind)
         self._n = np.array(n, np.int64)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from gpucast.casting.loss_counts import CastReport
-from gpucast.cli.dtypes import columns
+from gpucast.cli.dtypes import columns, counted
 from gpucast.convert import ConversionPlan, Outcome
 from gpucast.convert.losses import counts
 from gpucast.convert.reporting import outcome_json
@@ -26,7 +26,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         verified = f"; {_verified(outcome)}" if outcome.verified else "; its bytes were not read: --verify does that"
         return f"{plan.target}: was written by another run of the same conversion{verified}"
     if not has_share and outcome.waiting:
-        return f"{plan.target}: this share has nothing to do; others have {_count(outcome.waiting, 'file')}"
+        return f"{plan.target}: this share has nothing to do; others have {counted(outcome.waiting, 'file')}"
     lines = []
     by_reason: dict[str, list[str]] = {}
     for _, tensor in plan.left_alone:
@@ -43,7 +43,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         lines.append(f"dropped, {what}: {_shown(_some(names))}")
     copied = sum(file.tensors is None for file in plan.files)
     if copied:
-        lines.append(f"copied as they are: {_count(copied, 'file')}")
+        lines.append(f"copied as they are: {counted(copied, 'file')}")
     if plan.dropped:
         why = "files say different things" if any(file.parts for file in plan.files) else "the format of OUT has none"
         lines.append(f"metadata not kept, since {why}: {', '.join(map(repr, plan.dropped))}")
@@ -62,7 +62,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         writer = scale_styles.WRITERS[plan.request.style]
         lines.append(f"by gpucast's own rule, since no recipe has {writer}'s codes and scales: {_some(of_own)}")
     if kept := sum(result.plan.lossless for result in results):
-        lines.append(f"lossless: {_count(kept, 'tensor')} with every value kept and compared")
+        lines.append(f"lossless: {counted(kept, 'tensor')} with every value kept and compared")
     if outcome.resumed:
         lines.append(f"{outcome.resumed:,} bytes had been finished before")
     if outcome.verified:
@@ -70,16 +70,16 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
     lost = sum((result.statistics.report for result in results), CastReport())
     bytes_in, bytes_out = sum(r.plan.bytes_in for r in results), sum(r.bytes_out for r in results)
     types = dict.fromkeys(result.plan.dtype.name for result in results if result.plan.dtype is not None)
-    files = "" if plan.single else f" of {_count(len({result.file.name for result in results}), 'file')}"
+    files = "" if plan.single else f" of {counted(len({result.file.name for result in results}), 'file')}"
     same = sum(result.plan.kind == getattr(result.plan.dtype, "name", "") for result in results)
     if same:
-        lines.append(f"of the type already: {_count(same, 'tensor')}")
+        lines.append(f"of the type already: {counted(same, 'tensor')}")
     lines.append(
-        f"{plan.target}: {_count(len(results) - same, 'tensor')}{files} cast to {', '.join(types) or 'nothing'}, "
+        f"{plan.target}: {counted(len(results) - same, 'tensor')}{files} cast to {', '.join(types) or 'nothing'}, "
         f"{lost.elements:,} elements, {_sizes(bytes_in, bytes_out)}{_quality(results)}"
     )
     if outcome.waiting:
-        lines.append(f"not written yet: other shares have {_count(outcome.waiting, 'file')} to finish")
+        lines.append(f"not written yet: other shares have {counted(outcome.waiting, 'file')} to finish")
     return "\n".join(lines)
 
 
@@ -107,7 +107,7 @@ def _quality(results: list[Result]) -> str:
     for name, what in (("nan", "NaN"), ("infinite", "infinite")):
         number = sum(getattr(result.statistics, name) for result in results)
         if number != getattr(report, name):
-            said.append(f"{_count(number, 'result')} {'is' if number == 1 else 'are'} {what}")
+            said.append(f"{counted(number, 'result')} {'is' if number == 1 else 'are'} {what}")
     if ratios:
         ratio, name = min(ratios)
         said.insert(0, f"SQNR {ratio:.1f} dB" + (f" at worst, of {_shown(name)!r}" if len(results) > 1 else ""))
@@ -152,14 +152,12 @@ def plan_table(plan: ConversionPlan) -> str:
             lines.append((file.name, tensor.name, tensor.kind, target, shape, f"{tensor.bytes_in:,}", becomes))
     sizes = outcome_json.planned(plan)["total"]
     becomes = "?" if sizes["bytes_out"] is None else f"{sizes['bytes_out']:,}"
-    lines.append(("total", _count(sizes["tensors"], "tensor") + " cast", "", "", "", f"{sizes['bytes_in']:,}", becomes))
+    lines.append(
+        ("total", counted(sizes["tensors"], "tensor") + " cast", "", "", "", f"{sizes['bytes_in']:,}", becomes)
+    )
     # The name of a single file says nothing new.
     shown = [list(map(_shown, line[1:] if plan.single else line)) for line in lines]
     if plan.single:
         shown[-1][0] = f"total: {shown[-1][0]}"
     notes = (f"({number}) {_shown(reason)}" for number, reason in enumerate(reasons, 1))
     return "\n".join([columns(shown, numbers=2), *notes])
-
-
-def _count(number: int, what: str) -> str:
-    return f"1 {what}" if number == 1 else f"{number:,} {what}s"

@@ -6,14 +6,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 from typing import Any
 
 from gpucast.cli import arguments
-from gpucast.cli.dtypes import columns
+from gpucast.cli.dtypes import columns, counted
 from gpucast.cli.progress import progress_bar
 from gpucast.convert.difference import side
 from gpucast.convert.difference.numbers import Count, Difference, compared
+from gpucast.convert.losses.counts import finite
 from gpucast.core.errors import printable
 
 _DESCRIPTION = """\
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         _print(rows, args.all)
         for path, names in missing.items():
             if names:
-                print(f"only in {printable(path)}: {len(names):,} tensors, such as {printable(names[0])!r}")
+                print(f"only in {printable(path)}: {counted(len(names), 'tensor')}, such as {printable(names[0])!r}")
         for text in problems:
             print(f"not compared: {text}")
         print(f"{differ:,} of {len(rows):,} tensors differ")
@@ -110,14 +110,9 @@ def _object(found: Difference) -> dict[str, Any]:
         "kinds": found.kinds,
         "shape": found.shape,
         **{name: None if count is None else vars(count) for name, count in counts.items()},
-        # JSON has no infinity.
-        "relative_error": _finite(found.relative_error),
+        "relative_error": finite(found.relative_error),
         "sqnr_db": found.sqnr_db,
-        "largest": _finite(found.largest),
-        "worst": [(row, _finite(error)) for row, error in found.worst],
+        "largest": finite(found.largest),
+        "worst": [(row, finite(error)) for row, error in found.worst],
         "problem": found.problem,
     }
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

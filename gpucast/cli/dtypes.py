@@ -112,6 +112,10 @@ def columns(lines: list[list[str]], numbers: int = 0) -> str:
     return "\n".join(row.format(*line).rstrip() for line in lines)
 
 
+def counted(number: int, what: str) -> str:
+    return f"1 {what}" if number == 1 else f"{number:,} {what}s"
+
+
 def markdown(lines: list[list[str]]) -> str:
     """The table as Markdown; the first line has its headings."""
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], ["---"] * len(lines[0]), *lines[1:]))

@@ -8,7 +8,8 @@ import os
 from typing import Any
 
 from gpucast.cli import arguments
-from gpucast.files import FileError, onnx_pb
+from gpucast.files import MODEL, FileError, onnx_model, strangers
+from gpucast.files.atomic import open_regular
 from gpucast.files.onnx_graph import inner_graphs
 
 _DESCRIPTION = """\
@@ -29,30 +30,27 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    onnx = onnx_pb.imported(args.input)
+    if not args.output.lower().endswith(MODEL) and args.output != os.devnull:
+        raise FileError(f"{args.output}: a folded model is an {MODEL} file; expected a name that ends in {MODEL}")
     if os.path.exists(args.output) and not args.overwrite and args.output != os.devnull:
         raise FileError(f"{args.output}: exists already; give --overwrite to replace it, or another name")
+    with open_regular(args.input) as source:
+        strangers.check(source, args.input, MODEL)
+        model = onnx_model.parsed(source, args.input)
+    folders = {os.path.realpath(os.path.dirname(path)) for path in (args.input, args.output)}
+    is_external = any(tensor.external_data for tensor in model.graph.initializer)
+    if len(folders) > 1 and is_external:
+        raise FileError(f"{args.output}: {args.input} has tensors in files beside it; expected OUT in the same folder")
     # onnx is optional: only this command needs the module.
     from gpucast.onnx.backend import fold_casts
 
-    with open(args.input, "rb") as source:
-        data = source.read()
-    try:
-        model = onnx.load_model_from_string(data)
-    except Exception as error:
-        # The type of the error depends on how protobuf was built.
-        raise FileError(f"{args.input}: is no ONNX model: {error}") from None
-    if not model.HasField("graph"):
-        raise FileError(f"{args.input}: is no ONNX model: it has no graph")
-    folders = {os.path.realpath(os.path.dirname(path)) for path in (args.input, args.output)}
-    if len(folders) > 1 and any(tensor.external_data for tensor in model.graph.initializer):
-        raise FileError(f"{args.output}: {args.input} has tensors in files beside it; expected OUT in the same folder")
     folded = fold_casts(model)
     with arguments.created(args.output) as file:
         assert file is not None
         file.write(folded.SerializeToString())
     before, after = casts(model), casts(folded)
-    print(f"{args.output}: {before - after} of {before} casts folded")
+    left = "; those of tensors in files beside it stay" if after and is_external else ""
+    print(f"{args.output}: {before - after} of {before} casts folded{left}")
     return 0
 
 

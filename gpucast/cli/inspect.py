@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpucast.cli import arguments
-from gpucast.cli.dtypes import columns
+from gpucast.cli.dtypes import columns, counted
 from gpucast.convert.planning import sources
 from gpucast.convert.scales.declared import unknown
 from gpucast.convert.scales.per_file import described
@@ -62,9 +62,8 @@ def run(args: argparse.Namespace) -> int:
         document = {"path": args.path, "bytes": total, "tensors": list(map(asdict, rows)), "said": said}
         print(json.dumps(document, indent=1))
         return 0
-    count = len({row.file for row in rows})
-    files = f"{count:,} file" + "s" * (count != 1)
-    print(f"{printable(args.path)}: {len(rows):,} tensors in {files}, {total:,} bytes")
+    files = counted(len({row.file for row in rows}), "file")
+    print(f"{printable(args.path)}: {counted(len(rows), 'tensor')} in {files}, {total:,} bytes")
     print(_each(rows) if args.all else _grouped(rows))
     for where, why in said.items():
         print(f"{printable(where)}: {printable(why)}")

@@ -37,6 +37,11 @@ def run(args: argparse.Namespace) -> int:
     kernel = cast_kernel(rule, args.shape, args.unpacked)
     if args.emit == "cubin" and args.output is None and sys.stdout.isatty():
         raise ValueError("a cubin is no text; give -o FILE")
+    if args.emit == "source" and args.arch is not None:
+        raise ValueError(
+            f"--arch {args.arch} does not apply to --emit source, whose text is the same for every architecture; "
+            "expected --emit ptx, cubin or sass, or no --arch"
+        )
     data = kernel.text.encode() if args.emit == "source" else _compiled(kernel, args.emit, args.arch)
     with arguments.created(args.output) as file:
         if file is not None:

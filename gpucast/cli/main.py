@@ -95,6 +95,8 @@ def _parsed(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _fail(name: str, message: str, code: int = 1) -> int:
+    # Functions of the package begin with their own name, which may be the command's.
+    message = message.removeprefix(f"{name.removeprefix('gpucast ')}: ")
     print(f"{name}: {printable_lines(message)}", file=sys.stderr)
     return code
 

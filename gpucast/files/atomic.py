@@ -98,7 +98,7 @@ def inside(folder: str, name: str, path: str, what: str, beside: str | None = No
     is not a regular file. A downloaded file must not be able to choose which files are read. `beside` is one more
     folder that links may lead to.
     """
-    context = f"{path}: {what} {name!r}"
+    context = f"{path}: {what} {name!r}, which"
     if not name or "\0" in name:
         raise FileError(f"{context} is no file name")
     # Checked by the rules of both systems, since checkpoints are moved between them.
@@ -113,7 +113,7 @@ def inside(folder: str, name: str, path: str, what: str, beside: str | None = No
     try:
         mode = os.stat(full).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        raise FileError(f"{context} is missing: there is no such file") from None
+        raise FileError(f"{context} is missing; expected it in {folder}") from None
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise FileError(f"{context} is too long for the name of a file") from None

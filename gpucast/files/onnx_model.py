@@ -41,13 +41,19 @@ _DATA = (
 _PAGE, _ALIGNED, _LARGE = 4096, 64, 1 << 16
 
 
+def parsed(file: BinaryIO, path: str) -> Any:
+    """The ModelProto in an open file. FileError if it holds anything else."""
+    proto = onnx_pb.parsed(onnx_pb.imported(path).ModelProto(), file, path, "a model file", "model")
+    if not proto.HasField("graph"):
+        raise FileError(f"{path}: is no ONNX model: it has no graph")
+    return proto
+
+
 class Model:
     """An ONNX model that is open for reading."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
-        self.proto = onnx_pb.parsed(onnx_pb.imported(path).ModelProto(), file, path, "a model file", "model")
-        if not self.proto.HasField("graph"):
-            raise FileError(f"{path}: is no ONNX model: it has no graph")
+        self.proto = parsed(file, path)
         if self.proto.training_info:
             raise FileError(f"{path}: the model has training_info: its initializers change, and cannot be converted")
         if self.proto.functions:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import BinaryIO
 
+from gpucast.files import file_limits
 from gpucast.files.tensor import FileError
 
 GGUF = "GGUF (llama.cpp), whose blocks are not read here; convert the checkpoint that it was made from"
@@ -21,6 +23,9 @@ _BEGINNINGS = (
 )
 #: What the files of PyTorch begin with, and .npz too.
 _ZIP = b"pk\x03\x04"
+#: A pickle, which may run a program when it is read: a protocol, and that of older files of PyTorch or a frame.
+_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+_TORCH = "is a file of PyTorch, whatever its name says; save it with safetensors.torch.save_file"
 
 
 def check(file: BinaryIO, path: str, suffix: str) -> None:
@@ -29,6 +34,9 @@ def check(file: BinaryIO, path: str, suffix: str) -> None:
     file.seek(0)
     found = next((what for beginning, what in _BEGINNINGS if begin.startswith(beginning)), None)
     if found is None and suffix in (".safetensors", ".onnx") and begin.startswith(_ZIP):
-        found = "is a file of PyTorch, whatever its name says; save it with safetensors.torch.save_file"
+        found = _TORCH
+    # As a length of a header these bytes would be far too many.
+    if suffix == ".safetensors" and _PICKLE.match(begin) and int.from_bytes(begin[:8], "little") > file_limits.HEADER:
+        found = _TORCH
     if found is not None:
         raise FileError(f"{path}: {found}")

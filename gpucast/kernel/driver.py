@@ -71,8 +71,8 @@ class Driver(Protocol):
         """Compile (or find in the cache) and load on the current device."""
 
     @property
-    def argument_bytes(self) -> int:
-        """The most bytes of arguments that a kernel takes."""
+    def argument_bytes(self) -> tuple[int, int]:
+        """The bytes of arguments of a short list of arrays, which is quicker to give, and the most of a kernel."""
 
     def resident(self, kernel: Kernel) -> int:
         """The most blocks to launch of a kernel whose blocks stay, which is loaded: as many as the current device holds
@@ -262,9 +262,9 @@ class CupyDriver:
             raise driver.CUDADriverError(status)
 
     @cached_property
-    def argument_bytes(self) -> int:
+    def argument_bytes(self) -> tuple[int, int]:
         versions = nvidia.cuda_version() or (0, 0), compiler.compiler().version
-        return ARGUMENT_BYTES[min(versions) >= LARGE_ARGUMENTS]
+        return ARGUMENT_BYTES[0], ARGUMENT_BYTES[min(versions) >= LARGE_ARGUMENTS]
 
     def resident(self, kernel: Kernel) -> int:
         return self._resident[kernel, self.current()]

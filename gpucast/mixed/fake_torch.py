@@ -129,6 +129,7 @@ class _FakeCast(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
     """The op with its gradient for the transforms of ``torch.func``, which ignore `register_autograd`."""
 
     generate_vmap_rule = True
+    jvp = gradients.without_forward_mode(CALLER)
 
     @staticmethod
     def forward(*arguments: Any) -> torch.Tensor:

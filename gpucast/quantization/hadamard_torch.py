@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gpucast.core.dtypes import dtype
-from gpucast.libraries.torch import tensor_batches, tensors
+from gpucast.libraries.torch import gradients, tensor_batches, tensors
 from gpucast.quantization import hadamard_array
 
 _CALLER = "hadamard"
@@ -50,6 +50,8 @@ def _fits_op(length: Any, axis: Any, signs: Any, seed: Any, inverse: Any) -> boo
 
 
 class _Hadamard(torch.autograd.Function):  # type: ignore[misc]  # torch is not there for every type checker.
+    jvp = gradients.without_forward_mode(_CALLER)
+
     @staticmethod
     def forward(x: torch.Tensor, length: Any, axis: Any, signs: tuple[Any, Any], inverse: Any, to: Any) -> torch.Tensor:
         y: torch.Tensor = hadamard_array.transformed(x, length, axis, signs, inverse, to, None)
@@ -60,8 +62,8 @@ class _Hadamard(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
         ctx.back = _back(inputs)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        return _Hadamard.apply(*gradients, *ctx.back), *[None] * len(ctx.back)
+    def backward(ctx: Any, *dy: torch.Tensor) -> Any:
+        return _Hadamard.apply(*dy, *ctx.back), *[None] * len(ctx.back)
 
     @staticmethod
     def vmap(info: Any, dims: tuple[Any, ...], x: torch.Tensor, length: Any, axis: Any, *others: Any) -> Any:

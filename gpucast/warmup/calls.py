@@ -33,8 +33,8 @@ from gpucast.warmup.request import WarmupRequest
 _MATRIX, _RAGGED, _SMALL = (1024, 1024), (1023, 1021), (512, 5, 7)
 #: A number that FLOAT holds, and one that only DOUBLE does: products with them have kernels of their own.
 _SCALES = (0.5, 0.1)
-#: Arrays of a tree: few, and more than a short list of arguments holds.
-_FEW, _MANY = 2, 140
+#: Arrays of a tree.
+_FEW = 2
 _FLOAT = dtype("FLOAT")
 #: The usual types of weights, activations and gradients.
 _USUAL = tuple(map(dtype, ("FLOAT", "FLOAT16", "BFLOAT16")))
@@ -139,15 +139,23 @@ def casts(
 
 def _trees(recorder: Recorder, x: Any, dst: DType, keywords: Keywords) -> None:
     """Trees of arrays of one type. With a scale also checked for being finite, as loss scales need it."""
-    for length in (_FEW, _MANY):
-        cast_many([x] * length, dst, **keywords)
+    for lists in _lists(recorder):
+        with lists:
+            cast_many([x] * _FEW, dst, **keywords)
     if keywords["scale"] is None or not dtype(x.dtype).has_nan:
         return
     finite = recorder.array((1,), "BOOL")
-    for length in (1, _FEW, _MANY):
-        cast_many([x] * length, dst, finite=finite, **keywords)
+    for lists in _lists(recorder):
+        with lists:
+            cast_many([x] * _FEW, dst, finite=finite, **keywords)
     # No type with NaN is packed.
-    cast_many([x[:, ::2]], dst, finite=finite, **keywords)
+    for alone in (x, x[:, ::2]):
+        cast_many([alone], dst, finite=finite, **keywords)
+
+
+def _lists(recorder: Recorder) -> tuple[contextlib.AbstractContextManager[None], ...]:
+    """Where a list of arrays is a short one, and where it is a long one."""
+    return contextlib.nullcontext(), recorder.long_lists()
 
 
 def grouped_casts(recorder: Recorder, src: DType, dst: DType, keywords: Keywords) -> None:
@@ -162,7 +170,7 @@ def quantized(recorder: Recorder, asked: Any, format: Format, src: DType, keywor
         x = recorder.array(shape, src)
         layouts = _layouts(format) if shape is _MATRIX else ("linear",)
         for layout, transpose in itertools.product(layouts, (False, True, "both")):
-            _there_and_back(x, asked, {**keywords, "scale_layout": layout, "transpose": transpose})
+            _there_and_back(recorder, x, asked, {**keywords, "scale_layout": layout, "transpose": transpose})
     x = recorder.array(_MATRIX, src)
     if format.global_scale:
         quantize(x, asked, amax=recorder.array((1,), _FLOAT), **keywords)
@@ -178,11 +186,13 @@ def _shapes(format: Format) -> tuple[tuple[int, ...], ...]:
     return (_MATRIX,) if format.rule == "4over6" else (_MATRIX, _RAGGED, _SMALL)
 
 
-def _there_and_back(x: Any, asked: Any, keywords: Keywords, **back: Any) -> None:
+def _there_and_back(recorder: Recorder, x: Any, asked: Any, keywords: Keywords, **back: Any) -> None:
     made = quantize(x, asked, **keywords)
     for q in made if isinstance(made, tuple) else (made,):
+        rows = None if q.global_scale is None else q.global_scale.shape
         for to in dict.fromkeys((dtype(x.dtype), _FLOAT)):
-            q.dequantize(to, **back)
+            if recorder.is_new((q.format, q.shape, q.axis, q.scale_layout, rows, to, *back.items())):
+                q.dequantize(to, **back)
 
 
 def _layouts(format: Format) -> Iterator[ScaleLayout]:
@@ -210,7 +220,7 @@ def row_scaled(recorder: Recorder, asked: Any, format: Format, src: DType, keywo
         x, amax = recorder.array(shape, src), recorder.array(shape[:-1], _FLOAT)
         for layout in _layouts(format) if shape is _MATRIX else ("linear",):
             given = {**keywords, "amax": amax, "scale_layout": layout}
-            _there_and_back(x, asked, given)
+            _there_and_back(recorder, x, asked, given)
             if shape is _MATRIX:
                 q = quantize(_shifted(recorder, shape, src), asked, **given)
                 for to in dict.fromkeys((src, _FLOAT)):
@@ -231,7 +241,7 @@ def transformed(recorder: Recorder, asked: Any, format: Format, src: DType, keyw
     for layout in _layouts(format):
         own = {**keywords, "scale_layout": layout}
         for transpose in (False, True, "both"):
-            _there_and_back(x, asked, {**own, "hadamard": length, "transpose": transpose}, hadamard=length)
+            _there_and_back(recorder, x, asked, {**own, "hadamard": length, "transpose": transpose}, hadamard=length)
         for pair in ((None, length), (length, None)):
             quantize(x, asked, hadamard=pair, transpose="both", **own)
 
@@ -239,11 +249,13 @@ def transformed(recorder: Recorder, asked: Any, format: Format, src: DType, keyw
 def mixed(recorder: Recorder, src: DType) -> None:
     """A step with loss scales and delayed scales for losses and gradients of a type, in trees of that type."""
     x, scale, delayed = recorder.array(_MATRIX, src), DynamicLossScale(), DelayedScaling("FLOAT8E4M3FN")
-    for gradients in ([x], [x[:, ::2]], [x] * _FEW, [x] * _MANY):
-        scale.scale(gradients[0])
-        new, finite = scale.unscale(gradients)
-        scale.adjust(finite)
-        select_tree(finite, new, new)
+    for gradients in ([x], [x[:, ::2]], [x] * _FEW):
+        for lists in _lists(recorder):
+            with lists:
+                scale.scale(gradients[0])
+                new, finite = scale.unscale(gradients)
+                scale.adjust(finite)
+                select_tree(finite, new, new)
     cast(scale.adjust(True).loss_scale, _FLOAT)
     delayed.cast(x)
     delayed.update()

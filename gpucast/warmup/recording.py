@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -66,7 +66,8 @@ class Recorder:
     def __init__(self) -> None:
         #: Every kernel that was asked for, once, in order.
         self.kernels: dict[Kernel, None] = {}
-        self.argument_bytes = ARGUMENT_BYTES[-1]
+        self.argument_bytes = ARGUMENT_BYTES
+        self._calls: set[Hashable] = set()
         self._array, self._next = _array_class(), _FIRST
 
     def array(self, shape: tuple[int, ...], kind: Any, packed: bool = False) -> Any:
@@ -75,6 +76,21 @@ class Recorder:
         if not packed:
             return self.empty(shape, kind.numpy)
         return _PackedPlace(self.empty((kind.nbytes(math.prod(shape)),), np.dtype(np.uint8)), kind, shape)
+
+    def is_new(self, call: Hashable) -> bool:
+        """Whether a call has not been made before: a second one would ask for the same kernels."""
+        count = len(self._calls)
+        self._calls.add(call)
+        return len(self._calls) > count
+
+    @contextlib.contextmanager
+    def long_lists(self) -> Iterator[None]:
+        """Within, lists of arrays have the kernels of lists that are too long for few arguments."""
+        before, self.argument_bytes = self.argument_bytes, (self.argument_bytes[-1],) * 2
+        try:
+            yield
+        finally:
+            self.argument_bytes = before
 
     # ---- the driver ----
 

@@ -257,6 +257,9 @@ def test_from_bytes(row: DType) -> None:
 
 
 def test_from_bytes_refuses() -> None:
+    for kind in ("INT4", "FLOAT16"):
+        with pytest.raises(ValueError, match=f"^from_bytes: got 3 bytes; {kind} of shape \\(9,\\) takes"):
+            gpucast.from_bytes(b"abc", kind, 9)
     with pytest.raises(TypeError, match="STRING has no raw bytes"):
         gpucast.from_bytes(b"abc", "STRING", 3)
     with pytest.raises(TypeError, match="no bytes-like object"):

@@ -28,9 +28,16 @@ def changed(of: Kernel, old: str, new: str) -> Kernel:
     return dataclasses.replace(of, line=of.line.replace(old, new))
 
 
+#: The digests of PTX so far: no text is compiled twice.
+KNOWN: dict[tuple[str, str], str] = {}
+
+
 def rows(*kernels: Kernel, done: Any = None, share: Any = None) -> dict[str, Any]:
     archs = ["sm_90"]
-    found = digests.digests(kernels, kernels if share is None else share, archs, 1, done or {})
+    known = (KNOWN if share is None else {}) if done is None else done
+    found = digests.digests(kernels, kernels if share is None else share, archs, 1, known)
+    if done is None:
+        KNOWN.update(digests.known(found))
     # As it is read from a file.
     return json.loads(json.dumps({"architectures": archs, "only": "", "kernels": found}))
 

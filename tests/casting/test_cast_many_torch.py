@@ -130,6 +130,15 @@ def test_within_the_transforms_of_torch_func() -> None:
     assert [bits(both[0][0]), bits(both[1])] == list(map(bits, alone))
     with pytest.raises(ValueError, match="a scale for each array is not differentiable"):
         gpucast.cast_many([torch.ones(2, requires_grad=True), torch.ones(2)], "FLOAT16", scale=np.float32([1, 2]))
+    for arrays, match in (
+        (lambda x: [w.numpy(), x], r"arrays\[1\]: torch.vmap cannot batch a cast to INT4"),
+        (
+            lambda x: [w.numpy(), {"b": np.array(["1", "?"])}, x],
+            r"arrays\[1\]\['b'\]: element 1 is '\?', which is no number",
+        ),
+    ):
+        with pytest.raises((TypeError, ValueError), match=f"^cast_many: {match}"):
+            torch.vmap(lambda row, arrays=arrays: gpucast.cast_many(arrays(row), "INT4"))(x)
     with pytest.raises(ValueError, match="^cast_many: finite= does not work within a transform of torch.func"):
         torch.func.grad(lambda x: gpucast.cast_many([x], "FLOAT16", finite=np.ones(1, bool))[0].sum())(x)
 

@@ -275,7 +275,16 @@ def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
         (tmp_path / "in.onnx").write_bytes(data)
         assert main(["fold", str(tmp_path / "in.onnx"), str(tmp_path / "out.onnx")]) == 1
         assert "in.onnx: is no ONNX model" in capsys.readouterr().err
-    assert not (tmp_path / "out.onnx").exists()
+    (tmp_path / "in.onnx").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 42\n")
+    for source, target, said in (
+        ("in.onnx", "out.onnx", "in.onnx: is a pointer of Git LFS"),
+        ("in.onnx", "out.txt", "out.txt: a folded model is an .onnx file; expected a name that ends in .onnx"),
+        ("", "out.onnx", ": is no regular file"),
+        ("none.onnx", "out.onnx", "none.onnx: No such file"),
+    ):
+        assert main(["fold", str(tmp_path / source), str(tmp_path / target)]) == 1
+        assert said in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.onnx"]
 
 
 def test_tensors_in_other_files_stay_beside_the_model(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,5 +293,5 @@ def test_tensors_in_other_files_stay_beside_the_model(model: Path, capsys: pytes
     assert main(["fold", str(model), str(model.parent / "other" / "out.onnx")]) == 1
     assert "expected OUT in the same folder" in capsys.readouterr().err
     assert main(["fold", str(model), str(model.with_name("out.onnx"))]) == 0
-    assert capsys.readouterr().out.endswith(": 0 of 2 casts folded\n")
+    assert capsys.readouterr().out.endswith(": 0 of 2 casts folded; those of tensors in files beside it stay\n")
     assert onnx.load(model.with_name("out.onnx")) == onnx.load(model)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -90,6 +91,7 @@ WORK: list[tuple[list[str], str]] = [
     ([*KERNEL, "--emit", "ptx", "--arch", "sm_91"], "'sm_91' is not an architecture that gpucast compiles for"),
     ([*KERNEL, "--emit", "cubin", "--arch", "compute_90"], "compute_90 gives PTX"),
     ([*KERNEL, "--opset", "99"], "opset=99"),
+    ([*KERNEL, "--arch", "h100"], "--arch h100 does not apply to --emit source, whose text is the same for every"),
     ([*KERNEL, "-o", "/no/such/folder/file"], "/no/such/folder/file: No such file or directory"),
 ]
 
@@ -125,6 +127,8 @@ def test_work_that_fails(
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"gpucast {argv[0]}: ") and err.count("\n") == 1
     assert words in err
+    # Functions begin their errors with their own names: the command says its name once.
+    assert not re.match(r"gpucast \w+: (cast|convert|kernel|parity|warmup): ", err)
     assert leftovers(folder, "x.npy", "bad.npy", "0.npy", "0.npz", "n.npz", "x.pdf") == []
 
 

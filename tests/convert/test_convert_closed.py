@@ -290,6 +290,55 @@ def test_files_that_cannot_be_read_stop_it(name: str, text: str, capsys: pytest.
     assert convert("in", "out", "--to", "BFLOAT16", "--as-weights", "*") == 0
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quantization_config": "fp8"},
+        {"compression_config": [{"quant_method": "gptq"}]},
+        {"parts": [{"quantization_config": {"quant_method": "gptq"}}]},
+        {"parts": [[{"quantization": {"bits": 4, "group_size": 64}}]]},
+        {"quant_config": {"quant_method": "gptq"}},
+    ],
+    ids=str,
+)
+def test_a_section_of_another_form_or_in_a_list_stops_it(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    model({"l.weight": numbers(128, 128)}, **config)
+    said = failure(capsys, "in", "out", "--to", "BFLOAT16")
+    assert "in/config.json: " in said and ("expected a JSON object" in said or "is not read here" in said)
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize("config", [{"parts": [{"quantization_config": BLOCKS}]}, {"other_name": BLOCKS}], ids=str)
+def test_a_section_in_a_list_or_under_another_name_is_removed(config: Any) -> None:
+    model(F8, **config)
+    assert convert("in", "out", "--to", "BFLOAT16") == 0
+    assert "quant_method" not in Path("out/config.json").read_text()
+
+
+def test_parts_of_codes_are_neither_dropped_nor_kept_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    model(F8 | {"norm.weight": numbers(8)}, quantization_config=BLOCKS)
+    for pattern in ("*_scale_inv", "l.weight"):
+        said = failure(capsys, "in", "out", "--to", "BFLOAT16", "--drop", pattern)
+        assert "a part of 'l.weight', whose numbers need it" in said and not Path("out").exists()
+        assert convert("in", f"out {pattern}", "--to", "BFLOAT16", "--keep", pattern) == 0
+        held = files.load(f"out {pattern}/model.safetensors")
+        assert all(held[name].tobytes() == x.tobytes() for name, x in F8.items())
+        assert "quant_method" in Path(f"out {pattern}/config.json").read_text()
+
+
+@pytest.mark.parametrize("codes", ["int32", "uint32", "int16", "uint16"])
+def test_a_matrix_of_words_holds_codes(codes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of packers that are not known here: 'l.s' would be cast, and no reader could tell."""
+    held = {"l.words": np.arange(64).reshape(8, 8).astype(codes), "l.s": numbers(8, 1), "norm.weight": numbers(8)}
+    files.save("m.safetensors", held)
+    said = failure(capsys, "m.safetensors", "out.safetensors", "--to", "BFLOAT16")
+    assert "tensor 'l.words' of " in said or "tensor 'l.s' lies beside codes" in said
+    assert convert("m.safetensors", "out.safetensors", "--to", "BFLOAT16", "--exclude", "l.*") == 0
+    held = {"a.position_ids": held["l.words"], "l.ids": np.arange(8).astype(codes), "l.s": held["l.s"]}
+    files.save("m.safetensors", held)
+    assert convert("m.safetensors", "plain.safetensors", "--to", "BFLOAT16") == 0
+
+
 def test_sections_with_blocks_of_two_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     model(
         F8, vision_config={"quantization_config": BLOCKS | {"weight_block_size": [96, 96]}}, quantization_config=BLOCKS

@@ -69,7 +69,16 @@ SCALES: dict[str, tuple[dict[str, Any], str]] = {
     "too wide": ({"l.weight": F8, "l.weight_scale": np.ones(1)}, "its scales 'l.weight_scale' are F64"),
     "two kinds": (
         {"l.weight": F8, "l.weight_scale": ROWS[0], "l.weight_scale_inv": ROWS[0]},
-        "two kinds of scales",
+        "has two scales, 'l.weight_scale' in ",
+    ),
+    "two global scales": (
+        {"l.weight_packed": np.zeros((4, 8), np.uint8), "l.weight_scale": np.ones((4, 1)).astype(F8.dtype)}
+        | dict.fromkeys(("l.weight_global_scale", "l.weight_scale_2"), ROWS[0]),
+        "two global scales, 'l.weight_global_scale' and 'l.weight_scale_2'; expected one of them",
+    ),
+    "zero points of float8": (
+        {"l.weight": F8, "l.weight_scale": ROWS[0], "l.weight_zero_point": np.zeros((4, 1), np.int8)},
+        "zero points 'l.weight_zero_point' go with codes of integers",
     ),
     "no shape": (words(width=2, shape=None), "weight_shape is missing"),
     "a false shape": (words(width=2, shape=(4, -3)), "cannot hold the shape (4, -3)"),

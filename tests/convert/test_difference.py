@@ -109,7 +109,7 @@ def test_the_table(tmp_path: Path, plain: str, capsys: pytest.CaptureFixture[str
     assert main(["diff", plain, str(tmp_path / "c.safetensors")]) == 1
     out = capsys.readouterr().out
     assert "a.weight  BFLOAT16  BFLOAT16  0.00%" in out and "SQNR dB" in out
-    assert "1 of 1 tensors differ" in out and f"only in {plain}: 1 tensors, such as 'b.weight'" in out
+    assert "1 of 1 tensors differ" in out and f"only in {plain}: 1 tensor, such as 'b.weight'" in out
 
 
 def test_the_table_fits_100_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

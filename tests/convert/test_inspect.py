@@ -73,7 +73,7 @@ def test_plain_files(suffix: str, capsys: pytest.CaptureFixture[str]) -> None:
     files.save(f"x.{suffix}", {"x": gpucast.cast(numbers(3, 5), "BFLOAT16")})
     _, found, text = inspected(f"x.{suffix}", capsys)
     assert (found["x"]["kind"], found["x"]["shape"], found["x"]["bytes"]) == ("BFLOAT16", [3, 5], 30)
-    assert "1 tensors in 1 file, 30 bytes" in text
+    assert "1 tensor in 1 file, 30 bytes" in text
 
 
 def test_models(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +23,13 @@ BEGIN = [
     (b"GGUF\x03\0\0\0", "is GGUF (llama.cpp)"),
     (b"<?xml version='1.0'?><Error/>", "is an XML document"),
     (b"PK\x03\x04abcdefgh", "is a file of PyTorch"),
+    (pickle.dumps({"weight": [1.0] * 9}, 4), "is a file of PyTorch"),
+    (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "is a file of PyTorch"),
 ]
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".onnx", ".npz", ".npy", ".pb"])
-@pytest.mark.parametrize(("begin", "said"), BEGIN, ids=[said for _, said in BEGIN])
+@pytest.mark.parametrize(("begin", "said"), BEGIN, ids=[f"{said} {i}" for i, (_, said) in enumerate(BEGIN)])
 def test_what_is_named_like_tensors(begin: bytes, said: str, suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"x{suffix}"
     path.write_bytes(begin)
@@ -57,3 +60,8 @@ def test_types_that_no_file_should_have(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "y.npy"), "--to", "FLOAT"]) == 1
     said = capsys.readouterr().err
     assert "longdouble: ONNX has no wider type than DOUBLE" in said and "--from" not in said
+    for array in (np.zeros(2, "M8[s]"), np.zeros(2, [("a", "f4"), ("b", "i4")])):
+        np.save(tmp_path / "x.npy", array)
+        assert main(["convert", str(tmp_path / "x.npy"), str(tmp_path / "y.npy"), "--to", "FLOAT"]) == 1
+        said = capsys.readouterr().err
+        assert "which Cast does not take" in said and "--from" not in said

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from codes import random_codes
+from codes import random_codes, unaligned
 from gpucast.core.dtypes import DTYPES, DType
 from gpucast.core.rounding import ROUNDING_MODES
 
@@ -36,12 +36,7 @@ def _stepped(x: NDArray) -> NDArray:
 
 
 def _unaligned(x: NDArray) -> NDArray:
-    if x.dtype == object:
-        return x
-    space = np.empty(x.nbytes + 1, np.uint8)
-    placed = space[1:].view(x.dtype).reshape(x.shape)
-    placed[...] = x
-    return placed
+    return x if x.dtype == object else unaligned(x)
 
 
 def _swapped(x: NDArray) -> NDArray:

@@ -14,7 +14,8 @@ from codes import assert_same, values
 from gpucast import PackedArray
 
 PROBLEM = gpucast.kernel.devices.unavailable()
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=f"siblings run without a GPU: {PROBLEM}")]
+_SIBLINGS = "tests/gpu/test_streams.py, test_capture.py and tests/libraries"
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(PROBLEM is not None, reason=f"{_SIBLINGS} run it here: {PROBLEM}")]
 
 
 def test_graphs() -> None:

@@ -4,9 +4,7 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,10 @@ import sanitizer
 from gpucast.core.extension import MODULE
 from gpucast.host import build
 from sanitized_host import SOURCES
+from sanitizer import check, check_found, run
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module could not be built here")
 
-SCRIPTS = Path(__file__).parents[1]
 #: Units of the module that the usual run builds: of all it would take a minute.
 SOME = {
     *(f"{kind}_{src}" for kind in ("cast", "stochastic") for src in SOURCES),
@@ -52,62 +50,38 @@ def module(exhaustive: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def raced_module(exhaustive: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not exhaustive:
-        pytest.skip("builds the module once more: --exhaustive")
+        pytest.skip(
+            "builds the module once more: --exhaustive; tests/fuzz/test_threads.py compares the bits of threads"
+        )
     sanitizer.thread_library()
     return built(tmp_path_factory.mktemp("raced"), "thread", some=True)
 
 
-def run(script: str, *arguments: str, library: str = "", **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a script with a sanitizer's library, else those of both for memory, and more variables; it ends with the code
-    99 where one finds something."""
-    environment = {
-        **os.environ,
-        "LD_PRELOAD": library or sanitizer.library(),
-        # Python leaks at exit by design.
-        "ASAN_OPTIONS": "detect_leaks=0:exitcode=99",
-        "UBSAN_OPTIONS": "exitcode=99",
-        "PYTHONPATH": os.pathsep.join([str(SCRIPTS), *sys.path]),
-        # Some loops are missing, and the reference stands in.
-        "PYTHONWARNINGS": "ignore",
-        **more,
-    }
-    command = [sys.executable, str(SCRIPTS / script), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
 def test_casts_in_every_form(module: Path) -> None:
-    result = run("sanitized_host.py", str(module))
-    assert result.returncode == 0 and "clean" in result.stdout, result.stdout + result.stderr[-4000:]
+    check(run("sanitized_host.py", str(module)), "clean")
 
 
 def test_plans_of_quantization(module: Path) -> None:
-    result = run("sanitized_plans.py", str(module))
-    assert result.returncode == 0 and "clean" in result.stdout, result.stdout + result.stderr[-4000:]
+    check(run("sanitized_plans.py", str(module)), "clean")
 
 
 def test_an_access_outside_is_caught(module: Path) -> None:
-    result = run("sanitized_host.py", str(module), "overrun")
-    assert result.returncode == 99, result.stdout + result.stderr[-4000:]
-    assert "heap-buffer-overflow" in result.stderr
+    check_found(run("sanitized_host.py", str(module), "overrun"), "heap-buffer-overflow")
 
 
 def test_lists_that_are_reshaped_and_interrupted(module: Path, exhaustive: bool) -> None:
-    result = run("interrupted_lists.py", "1000" if exhaustive else "24", str(module))
-    assert result.returncode == 0, result.stdout + result.stderr[-4000:]
-    print(result.stdout)
+    check(run("interrupted_lists.py", "1000" if exhaustive else "24", str(module)), "casts: ")
 
 
 def run_raced(module: Path, what: str) -> subprocess.CompletedProcess[str]:
     """Run threads with four helpers, and with ThreadSanitizer's library."""
     options = {"TSAN_OPTIONS": "halt_on_error=1:exitcode=99", "GPUCAST_HOST_THREADS": "4"}
-    return run("raced_host.py", str(module), what, library=sanitizer.thread_library(), **options)
+    return run("sanitized_host.py", str(module), what, watched_by=sanitizer.thread_library(), **options)
 
 
 def test_threads_do_not_race(raced_module: Path) -> None:
-    result = run_raced(raced_module, "casts")
-    assert result.returncode == 0 and "clean" in result.stdout, result.stdout + result.stderr[-4000:]
+    check(run_raced(raced_module, "threads"), "clean")
 
 
 def test_a_race_is_caught(raced_module: Path) -> None:
-    result = run_raced(raced_module, "race")
-    assert result.returncode == 99 and "data race" in result.stderr, result.stdout + result.stderr[-4000:]
+    check_found(run_raced(raced_module, "race"), "data race")

@@ -105,9 +105,16 @@ LIBRARIES = {
         lambda x: tensor(x).cuda(), from_torch, [], OF_ONNX, writable=True, comes_back=True, needs="torch"
     ),
 }
+_SIBLINGS = "[torch] on the host and tests/libraries/test_torch_device.py on a stand-in"
 MARKS = {
     "torch": pytest.mark.peers,
-    "torch on a GPU": [pytest.mark.gpu, pytest.mark.skipif(not _HAS_GPU, reason="siblings run without a GPU")],
+    "torch on a GPU": [
+        pytest.mark.gpu,
+        pytest.mark.skipif(
+            not _HAS_GPU,
+            reason="the test of [torch] runs it on the host, tests/libraries/test_torch_device.py on a stand-in",
+        ),
+    ],
 }
 
 

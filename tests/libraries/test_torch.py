@@ -79,6 +79,8 @@ def test_nothing_is_copied_where_nothing_has_to_be() -> None:
         assert y is not x and y.data_ptr() != x.data_ptr()
     pairs = tensor(values(PAIRED, (4, 6)))
     assert tensors.take(pairs, "test").data.ctypes.data == pairs.data_ptr()
+    assert gpucast.cast(pairs, PAIRED, copy=False) is pairs
+    assert gpucast.cast(pairs, PAIRED).data_ptr() != pairs.data_ptr()
     packed = gpucast.cast(torch.ones(4, 6), "INT4")
     assert packed.to_torch().data_ptr() == packed.data.ctypes.data
     x = torch.nn.Parameter(torch.ones(3))
@@ -93,6 +95,25 @@ def test_out_of_another_kind() -> None:
     packed = PackedArray(np.zeros(12, np.uint8), "INT4", (4, 6))
     assert gpucast.cast(torch.from_numpy(x), "INT4", out=packed) is packed
     assert_same(packed.get(), gpucast.reference.cast(x, "INT4"))
+
+
+@pytest.mark.parametrize("to", ["FLOAT16", "FLOAT8E4M3FN", "INT4", "FLOAT4E2M1"])
+def test_an_array_as_the_out_of_a_tensor(to: str) -> None:
+    """Of one cast and of many, cold and by the plan of an earlier call."""
+    x, row = values(dtype("FLOAT"), (4, 6)), dtype(to)
+    for given, keywords in (
+        (torch.from_numpy(x), {}),
+        (torch.from_numpy(x).T, {}),
+        (torch.from_numpy(x), {"scale": 2}),
+    ):
+        wanted = gpucast.cast(given.numpy(), row, **keywords)
+        for _ in range(2):
+            one, many = (np.zeros(given.shape, row.numpy) for _ in range(2))
+            assert gpucast.cast(given, row, out=one, **keywords) is one
+            gpucast.cast_many([given], row, out=[many], **keywords)
+            gpucast.cast(given, row, **keywords)
+            for result in (one, many):
+                assert_same(result, wanted)
 
 
 def test_packed_arrays_as_tensors() -> None:
@@ -319,8 +340,10 @@ def test_bad_calls() -> None:
         (x, "STRING", {"scale": 2.0}, ValueError, "cast: scale= does not apply to text"),
         (x, "FLOAT16", {"out": half[:1].expand(4, 6)}, ValueError, "elements of out share memory"),
         (x, "FLOAT16", {"out": half.to("meta")}, ValueError, "out is on meta; the result belongs on cpu"),
-        (x, "FLOAT16", {"out": half.numpy()}, TypeError, r"expected a tensor of FLOAT16 and shape \(4, 6\)"),
-        (x, "INT4", {"out": x.numpy()}, TypeError, "out is ndarray; expected a PackedArray of INT4"),
+        (x, "FLOAT16", {"out": [1.0]}, TypeError, r"out is list; expected a tensor of FLOAT16 and shape \(4, 6\)"),
+        (x, "INT4", {"out": [1]}, TypeError, "out is list; expected a PackedArray of INT4"),
+        (x, "INT4", {"out": x.numpy()}, TypeError, "out has dtype float32; expected int4"),
+        (grown, "FLOAT16", {"out": half.numpy()}, ValueError, "x requires grad, and out= is not differentiable"),
         (x, "FLOAT16", {"out": half.to_sparse()}, TypeError, "layout sparse_coo"),
         (x[:, :5], "FLOAT4E2M1", {}, ValueError, r"x has shape \(4, 5\); torch has FLOAT4E2M1 in pairs"),
         (x, "FLOAT4E2M1", {"out": pairs}, ValueError, "pairs that are not contiguous"),
@@ -379,12 +402,17 @@ def test_forward_mode_is_refused(keywords: dict[str, Any]) -> None:
     """torch itself would give a plain op's result without its tangent, as if it were a constant."""
     forward = torch.autograd.forward_ad
     with forward.dual_level():
-        x = forward.make_dual(torch.ones(3), torch.ones(3))
-        for call in (gpucast.cast, lambda x, to, **keywords: gpucast.cast_many([x], to, **keywords)):
-            with pytest.raises(NotImplementedError, match="jvp function .* forward mode"):
+        x = forward.make_dual(torch.ones(16), torch.ones(16))
+        for name, call in (
+            ("cast", gpucast.cast),
+            (r"cast_many: arrays\[0\]", lambda x, to, **keywords: gpucast.cast_many([x], to, **keywords)),
+            ("fake_cast", gpucast.mixed.fake_cast),
+            ("hadamard", lambda x, to, **_: gpucast.hadamard(x, 16)),
+        ):
+            with pytest.raises(NotImplementedError, match=rf"^{name}: forward mode .*not supported; expected reverse"):
                 call(x, "FLOAT16", **keywords)
         assert torch.equal(
-            gpucast.cast(torch.ones(3), "FLOAT16", **keywords).float(), torch.full((3,), 2.0 if keywords else 1.0)
+            gpucast.cast(torch.ones(16), "FLOAT16", **keywords).float(), torch.full((16,), 2.0 if keywords else 1.0)
         )
 
 

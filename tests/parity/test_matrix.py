@@ -16,7 +16,7 @@ import pytest
 
 import exact
 import gpucast
-from codes import EXTRA, HOST_LOOPS, assert_codes, assert_same, by_rule, every_code, random_codes
+from codes import EXTRA, HOST_LOOPS, assert_codes, assert_same, by_rule, every_code, random_codes, unaligned
 from engines import by_kernels, by_module, by_reference
 from fused_cases import CASES, RANDOM, in_use, largest, oracle
 from gpucast import PackedArray
@@ -159,12 +159,6 @@ def outs(y: Any) -> Iterator[Any]:
     if not isinstance(y, PackedArray) and y.ndim:
         room = np.zeros((*y.shape[:-1], 2 * y.shape[-1]), y.dtype)
         yield (room if isinstance(y, np.ndarray) else upload(room))[..., ::-2]
-
-
-def unaligned(x: np.ndarray) -> np.ndarray:
-    store = np.zeros(x.nbytes + 1, np.uint8)
-    store[1:] = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
-    return store[1:].view(x.dtype).reshape(x.shape)
 
 
 def sources(base: np.ndarray, src: DType, take: Any, on_device: bool) -> Iterator[tuple[Any, np.ndarray]]:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.peers import foreign_tests, suites
+from bench.peers import foreign_tests, suites, t27
+from bench.peers.four_over_six import Blocks, causes_of
 from gpucast.quantization import FORMATS, RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +54,7 @@ def test_suites_of_others_differ_nowhere() -> None:
         "gfloat's tests",
         "ml_dtypes's tests",
         *(f"{name}'s tests" for name in foreign_tests.SUITES),
-        *("t27 (tt-lang-t27)", "fast_float", "ONNX's node tests"),
+        *("t27 (tt-lang-t27)", "fast_float", "ONNX's node tests", "fouroversix's reference"),
     }
     for row in rows:
         assert row["cases"] > 0 and row["differ"] == 0 and row["licence"], row["suite"]
@@ -76,6 +77,36 @@ def test_casts_in_tests_of_others_are_replaced() -> None:
     assert foreign_tests.astype(np.float32([2.9]), np.int8).tolist() == [2]
     assert foreign_tests.astype(np.float32([1]), complex).dtype == np.complex128
     assert foreign_tests.ANSWERED["calls"] == before + 2
+
+
+def test_a_block_that_differs_has_a_cause_or_none() -> None:
+    """Blocks of 16 by a global scale of 1: ours, theirs, and the cause of the difference."""
+
+    def cause(numbers: list[float], ours: tuple[int, list[int]], theirs: tuple[int, list[int]]) -> str:
+        rows = np.zeros((1, 16))
+        rows[0, : len(numbers)] = numbers
+        sides = (
+            Blocks(np.uint8([scale]), np.uint8([codes + [0] * (16 - len(codes))])) for scale, codes in (ours, theirs)
+        )
+        ours_, theirs_ = sides
+        return str(causes_of(rows, 1.0, theirs_, ours_)[0])
+
+    one = 0x38  # 1.0 as FLOAT8E4M3FN
+    assert cause([], (1, []), (0, [])) == "zeros"
+    assert cause([], (1, []), (0, [1])) == ""
+    assert cause([6, 2.5 * (1 + 2**-23)], (one, [7, 5]), (one, [7, 4])) == "element"
+    assert cause([6, 2.75], (one, [7, 5]), (one, [7, 4])) == ""
+    # 6.375 / 6 is the middle of the scales 1 and 1.125, 1.5 that of the largest number by 4.
+    assert cause([6.375], (one, [7]), (one + 1, [7])) == "scale"
+    assert cause([6.25], (one, [7]), (one + 1, [7])) == ""
+    # By 6 and by 4 a block of equal numbers is exact; 5 is not by 6.
+    assert cause([6], (one, [7]), (one + 4, [6])) == "error"
+    assert cause([6, 5], (one, [7, 6]), (one + 4, [6, 5])) == ""
+
+
+def test_the_catalogue_of_t27_is_taken_whole() -> None:
+    named = [*t27.HERE, *" ".join(t27.ELSEWHERE.values()).split()]
+    assert len(named) == len(set(named)) == 84
 
 
 def test_numbers_that_no_integer_is() -> None:

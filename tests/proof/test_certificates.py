@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Committed certificates are of today's kernels: another share of them in each week, all with ``--exhaustive``."""
+"""Committed certificates are of the kernels of today: a share of each, another when it changes, or ``--exhaustive``."""
 
 from __future__ import annotations
 

@@ -126,20 +126,6 @@ def test_groups_are_cast_as_if_alone(random: dict[str, Any], to: str = "FLOAT16"
         assert len(set(driver.launched)) == 1
 
 
-@pytest.mark.parametrize(("to", "format"), [("FLOAT6E2M3", "mxfp6e2m3"), ("FLOAT4E2M1", "mxfp4")])
-def test_doubles_become_codes_below_one_byte(to: str, format: str) -> None:
-    x, offsets = numbers(32).astype(np.float64), np.int32([17, 300])
-    kind = dtype(to)
-    # Threads store whole pieces of 4 bytes or more, or bytes.
-    source = grouped_kernel(CastRule(dtype("DOUBLE"), kind))
-    assert source.elements * kind.bits // 8 % 4 == 0
-    with installed(HostDriver(1)):
-        there = gpucast.cast_grouped(upload(x), upload(offsets), to, scale=0.5)
-        assert parts(there) == parts(gpucast.cast_grouped(x, offsets, to, scale=0.5))
-        there = gpucast.quantize_grouped(upload(x), upload(offsets), format)
-        assert parts(there) == parts(gpucast.quantize_grouped(x, offsets, format))
-
-
 def test_a_number_as_scale_is_rounded_once() -> None:
     # As DOUBLEs these are midway between two FLOATs.
     for more, wanted in ((0, 2**60), (1, 2**60 + 2**37)):
@@ -262,7 +248,7 @@ def test_bad_use(change: dict[str, Any], error: type[Exception], words: str) -> 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100a"])
 def test_the_kernels_compile_without_warnings_and_spills(arch: str, exhaustive: bool) -> None:
     if arch != "sm_100a" and not exhaustive:
-        pytest.skip("long: run with --exhaustive")
+        pytest.skip("that of sm_100a runs here; all with --exhaustive")
     src = dtype("BFLOAT16")
     rules = (CastRule(src, FORMATS["nvfp4"].element), CastRule(src, dtype("FLOAT8E4M3FN")))
     kernels = [grouped_kernel(rule, format) for rule, format in zip(rules, (FORMATS["nvfp4"], None), strict=True)]

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -13,11 +13,11 @@ import pytest
 import gpucast
 from gpucast.core.dtypes import dtype
 from gpucast.core.fuse import Random
-from gpucast.quantization import exact_hadamard, exact_quantize, quantize
+from gpucast.quantization import exact_hadamard
 from gpucast.quantization.formats import LENGTHS, Format, Hadamard, find
 from gpucast.reference.exact_cast import random_words
-from host_driver import HostDriver, elements, installed, rehearsed, upload
-from quantization_cases import compare, same
+from host_driver import elements
+from quantization_cases import same
 
 NVFP4, FOUR = find("nvfp4", "tests"), find("nvfp4_4over6", "tests")
 FLOAT, BFLOAT16 = dtype("FLOAT"), dtype("BFLOAT16")
@@ -125,16 +125,6 @@ def test_sums_are_rounded_one_by_one() -> None:
     assert same(gpucast.hadamard(y, 16, seed=SEED, inverse=True), x)
 
 
-@pytest.mark.parametrize("source", ["FLOAT", "FLOAT16", "BFLOAT16", "DOUBLE"])
-def test_host_and_reference_agree(source: str) -> None:
-    x = gpucast.cast(numbers(64, 64), source)
-    for axis, inverse in ((0, False), (1, True)):
-        expected = exact_hadamard.transform(x, of_seed(32), axis=axis, inverse=inverse)
-        assert same(gpucast.hadamard(x, 32, axis=axis, seed=SEED, inverse=inverse), expected)
-    for stochastic in ({}, {"rounding": "stochastic", "seed": 3}):
-        compare(gpucast.quantize(x, FOUR, **stochastic), exact_quantize.quantize(x, FOUR, **stochastic), source)
-
-
 def test_the_smaller_error_is_taken(exhaustive: bool) -> None:
     x = numbers(4096 if exhaustive else 64, special=False)
     data, scales, g = four_over_six(x)
@@ -147,75 +137,6 @@ def test_the_smaller_error_is_taken(exhaustive: bool) -> None:
     block = np.array([[6.0] * 15 + [4.5]], np.float32)
     assert gpucast.quantize(np.concatenate([block, 0 * block]), "nvfp4_4over6", scale=1.0).scales[0, 0] == 1.5
     assert gpucast.quantize(np.full((1, 16), 6.0, np.float32), "nvfp4_4over6", scale=1.0).scales[0, 0] == 1
-
-
-# ---- kernels, as host code ----
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[HostDriver]:
-    def calls() -> Iterator[Any]:
-        """What the tests of kernels call."""
-        x = upload(gpucast.cast(numbers(64, 192), "BFLOAT16"))
-        yield lambda: quantize(x, "nvfp4", hadamard=64, seed=SEED).dequantize("BFLOAT16", hadamard=64, seed=SEED)
-        yield lambda: quantize(x, "nvfp4", hadamard=16, **AT_RANDOM)
-        yield lambda: quantize(x, "nvfp4", transpose="both", hadamard=(None, 16), seed=SEED)
-        yield lambda: gpucast.hadamard(x, 32, axis=0, seed=SEED)
-        yield lambda: quantize(upload(numbers(64, 64)), FOUR)
-        yield lambda: quantize(upload(np.zeros(65, np.float32))[1:].reshape(1, 64), FOUR)
-        yield lambda: gpucast.quantize(upload(numbers(64, 64)), "nvfp4", axis=0, hadamard=16, seed=SEED)
-        yield lambda: quantize(upload(numbers(64, 64)), FOUR, transpose="both", hadamard=16, **AT_RANDOM)
-
-    with installed(rehearsed(calls(), arch=100)) as made:
-        yield made
-
-
-def expect(q: Any, x: np.ndarray, format: Format, how: Hadamard | None, **keywords: Any) -> None:
-    y = x if how is None else exact_hadamard.transform(x, how)
-    compare(q, exact_quantize.quantize(np.ascontiguousarray(y), format, **keywords), f"{format} {how} {keywords}")
-
-
-def test_kernels_have_the_references_bits(driver: HostDriver) -> None:
-    x = gpucast.cast(numbers(64, 192), "BFLOAT16")
-    given = upload(x)
-    q = quantize(given, "nvfp4", hadamard=64, signs=signs(of_seed(64)))
-    expect(q, x, NVFP4, of_seed(64))
-    back = exact_hadamard.transform(exact_quantize.dequantize(elements_of(q), NVFP4), of_seed(64), inverse=True)
-    out = upload(np.zeros_like(x))
-    assert q.dequantize("BFLOAT16", hadamard=64, seed=SEED, out=out) is out
-    assert same(elements(out), gpucast.cast(back, "BFLOAT16"))
-    # The seed of the rounding gives the signs.
-    expect(quantize(given, "nvfp4", hadamard=16, **AT_RANDOM), x, NVFP4, of_seed(16, 9), **AT_RANDOM)
-    driver.launched.clear()
-    plain, turned = quantize(given, "nvfp4", transpose="both", hadamard=(None, 16), seed=SEED)
-    expect(plain, x, NVFP4, None)
-    expect(turned, x.T, NVFP4, of_seed(16))
-    assert sum("tiles" in name for name, _ in driver.launched) == 1
-    assert same(
-        elements(gpucast.hadamard(given, 32, axis=0, seed=SEED)), exact_hadamard.transform(x, of_seed(32), axis=0)
-    )
-
-
-def elements_of(q: Any) -> Any:
-    return type(exact_quantize.quantize(np.zeros(16, np.float32), NVFP4))(
-        *(None if part is None else elements(part) for part in (q.data, q.scales, q.zero_points, q.global_scale))
-    )
-
-
-@pytest.mark.parametrize("special", [False, True], ids=["ordinary", "special"])
-def test_kernels_choose_as_the_reference_does(driver: HostDriver, special: bool) -> None:
-    x = numbers(64, 64, special=special)
-    expect(quantize(upload(x), FOUR), x, FOUR, None)
-    for q, one in zip(quantize(upload(x), FOUR, transpose="both", hadamard=16, **AT_RANDOM), (x, x.T), strict=True):
-        expect(q, one, FOUR, of_seed(16, 9), **AT_RANDOM)
-    # At an address at which threads cannot read whole vectors.
-    expect(quantize(upload(np.append(0, x).astype(x.dtype))[1:].reshape(x.shape), FOUR), x, FOUR, None)
-
-
-def test_kernels_quantize_along_another_axis(driver: HostDriver) -> None:
-    x = numbers(64, 64)
-    q, expected = (gpucast.quantize(one, "nvfp4", axis=0, hadamard=16, seed=SEED) for one in (upload(x), x))
-    assert all(same(elements(part), elements(expected.parts()[name])) for name, part in q.parts().items())
 
 
 def test_other_formats_quantize_the_transformed_array() -> None:

@@ -173,7 +173,7 @@ def test_edges_of_blocks(put: Put, name: str) -> None:
 
 def test_every_format_and_source_on_a_device(exhaustive: bool) -> None:
     if not exhaustive:
-        pytest.skip("long: run with --exhaustive")
+        pytest.skip("test_edges_of_blocks takes some of them; all with --exhaustive")
     with installed(HostDriver()):
         for name, format in ALL.items():
             for source in NAMES:

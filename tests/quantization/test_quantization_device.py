@@ -154,7 +154,7 @@ def test_sizes_of_tiles(driver: HostDriver, shape: tuple[int, ...]) -> None:
 
 def test_every_format_source_and_way(exhaustive: bool) -> None:
     if not exhaustive:
-        pytest.skip("long: run with --exhaustive")
+        pytest.skip("test_tiles and test_tiles_at_random take some of them; all with --exhaustive")
     with installed(HostDriver()):
         for name, format in ALL.items():
             for source in SOURCES if format.block != "axis" else ():

@@ -119,6 +119,19 @@ def test_scales_in_every_order_are_there(name: str) -> None:
             assert any(work in one and one.endswith(f"_{layout}") for one in names), (work, layout)
 
 
+def test_trees_of_any_length_have_their_kernels() -> None:
+    """Warm-up records two arrays for any number; a table holds fewer arrays with a scale."""
+    for scaled, lengths in ((False, (2, 136, 137)), (True, (2, 100, 130))):
+        listed = recorded(WarmupRequest([("FLOAT", "BFLOAT16")], scale=scaled, many=True))
+        names = {kernel.name for kernel in listed if kernel.name.startswith("gpucast_many")}
+        with installed(HostDriver()) as driver:
+            x, scale = upload(X), 0.5 if scaled else None
+            for length in lengths:
+                gpucast.cast_many([x] * length, "BFLOAT16", scale=scale)
+        asked = {name for name, _ in driver.loaded}
+        assert len(asked) == 2 and asked <= names, (asked, names)
+
+
 def test_between_packed_arrays_there_are_no_strides() -> None:
     listed = [kernel.name for kernel in recorded(WarmupRequest([("INT4", "UINT4")]))]
     assert listed == [f"gpucast_int4_to_uint4{end}" for end in ("_unpacked", "_unpacked_strided", "")]

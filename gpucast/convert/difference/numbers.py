@@ -123,8 +123,7 @@ def _compare_parts(found: Difference, a: Tensor, b: Tensor) -> None:
     """Count codes and scales where both tensors have them in one form."""
     if not (isinstance(a, Dequantized) and isinstance(b, Dequantized)):
         return
-    one, other = a.detected.stored, b.detected.stored
-    assert one is not None and other is not None
+    one, other = a.stored, b.stored
     if one.format.element is other.format.element and one.transposed == other.transposed:
         found.codes = Count()
         for pair in zip(code_pieces(a), code_pieces(b), strict=True):

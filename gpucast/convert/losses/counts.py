@@ -72,9 +72,13 @@ def words(report: CastReport, zeros: bool = True) -> str:
 
 def as_json(report: CastReport) -> dict[str, Any]:
     """The fields of a report for JSON; an infinite error is null."""
-    error = report.max_relative_error
     counts = {field: getattr(report, field) for field in ("elements", "nonzero", *_WORDS)}
-    return counts | {"max_relative_error": error if math.isfinite(error) else None}
+    return counts | {"max_relative_error": finite(report.max_relative_error)}
+
+
+def finite(number: float) -> float | None:
+    """A number for JSON, which has no infinity and no NaN."""
+    return number if math.isfinite(number) else None
 
 
 # ---- casts ----
@@ -178,7 +182,7 @@ def _kept(parts: Parts, format: Format) -> int | None:
     if not format.zero_points:
         stats = look(raw.reshape(-1), element.code_mask & ~(element.sign_code if element.family == "float" else 0))
         return None if stats is None else raw.size - stats[1]
-    grid = BlockGrid.of(format, raw.shape, axis(format) % 2)
+    grid = BlockGrid.of(format, raw.shape, axis(format))
     zero = (parts.zero_points.view(np.uint8) & np.uint8(element.code_mask)).reshape(grid.counts)
     equal = quantize_on_host.equal(raw.reshape(grid.shape), grid, zero)
     return None if equal is None else int(raw.size) - equal
@@ -191,7 +195,7 @@ def _saturated(x: NDArray, parts: Parts, format: Format, scales: NDArray) -> int
         return 0
     d = scales if parts.global_scale is None else scales * np.float64(parts.global_scale)
     limits = np.asarray(float(format.element.max) * d * _rounding_limit(format.element))
-    grid = BlockGrid.of(format, x.shape, axis(format) % 2)
+    grid = BlockGrid.of(format, x.shape, axis(format))
     # Every value beyond the limit has the largest code, however it was rounded.
     beyond = quantize_on_host.beyond(x.reshape(grid.shape), grid, limits.reshape(grid.counts))
     if beyond is not None:

@@ -226,12 +226,8 @@ class Statistics:
             return known | {"sqnr_db": errors.sqnr_db}
         return known | {
             "examined": errors.examined,
-            "mean_relative_error": _finite(errors.mean_relative_error),
-            "max_absolute_error": _finite(errors.largest),
+            "mean_relative_error": counts.finite(errors.mean_relative_error),
+            "max_absolute_error": counts.finite(errors.largest),
             "sqnr_db": errors.sqnr_db,
             "log2_magnitudes": {"before": errors.before.as_json(), "after": errors.after.as_json()},
         }
-
-
-def _finite(number: float) -> float | None:
-    return number if math.isfinite(number) else None

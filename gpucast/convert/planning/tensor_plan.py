@@ -173,10 +173,10 @@ class TensorPlanner:
         if dtype is None:
             return None, self._why_no_weight(tensor)
         if into_model(out) and tensor.name in self._fixed and not choice.asked_for(tensor):
-            return None, ""
+            return None, "it is an input of the graph too"
         if tensor.dtype is None:
             # NumPy's void is what it saves for types that it lacks.
-            is_raw = not tensor.kind.lstrip("<>").startswith(("f", "c", "O"))
+            is_raw = tensor.kind.lstrip("<>|").startswith("V")
             way = "give --from T if these are raw elements of a type T, or leave it out" if is_raw else "leave it out"
             long = f" (longdouble: {UNLIKE['longdouble']})" if tensor.kind.endswith("f16") else ""
             raise FileError(

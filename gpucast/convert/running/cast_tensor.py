@@ -193,9 +193,9 @@ def _cast_on(device: str | None, x: NDArray, dst: DType, attributes: dict[str, A
     """``cast(x, dst, **attributes)`` on that device: x moves there first. `gpucast.cast` would narrow x before the
     move.
     """
-    place, src = devices.parse(device, "cast"), dtype(x.dtype)
+    place, src = devices.parse(device, "convert"), dtype(x.dtype)
     if place is None or place == "cpu" or "string" in (src.family, dst.family):
         return files.on_host(cast(x, dst, device=place, **attributes))
-    devices.require("cast")
-    there = casting.cuda.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "cast"))
+    devices.require("convert")
+    there = casting.cuda.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "convert"))
     return files.on_host(cast(there, dst, **attributes))

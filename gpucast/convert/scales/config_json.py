@@ -99,26 +99,31 @@ def sections(folder: str) -> list[Section]:
 
 
 def _sections(value: Any, where: str) -> Iterator[Section]:
-    if isinstance(value, dict):
-        for key, held in value.items():
-            if is_section(key, held):
-                yield Section(f"{where}: {key}", held)
-            else:
-                yield from _sections(held, f"{where}: {key}")
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, held in entries:
+        if not is_section(key, held):
+            yield from _sections(held, f"{where}: {key}")
+        elif isinstance(held, dict):
+            yield Section(f"{where}: {key}", held)
+        else:
+            yield Section(f"{where}: {key}", {}, f"is {json.dumps(held)[:80]}; expected a JSON object")
 
 
-def is_section(key: str, held: Any) -> bool:
+def is_section(key: str | int, held: Any) -> bool:
     """Whether an entry of a config.json says how weights are quantized."""
-    named = key in ENTRIES or (
-        key == "quantization" and isinstance(held, dict) and {"bits", "quant_method"} & held.keys()
-    )
-    return bool(named and isinstance(held, dict) and held)
+    if key in ENTRIES:
+        return bool(held)
+    return isinstance(held, dict) and ("quant_method" in held or (key == "quantization" and "bits" in held))
 
 
-def without_sections(document: dict[str, Any], others: Container[str] = ()) -> dict[str, Any]:
+def without_sections(document: Any, others: Container[str] = ()) -> Any:
     """A copy without what it says of quantized weights, wherever that stands, and without the keys `others`."""
+    if isinstance(document, list):
+        return [without_sections(held, others) for held in document]
+    if not isinstance(document, dict):
+        return document
     return {
-        key: without_sections(held, others) if isinstance(held, dict) else held
+        key: without_sections(held, others)
         for key, held in document.items()
         if held is None or not (key in others or key in ENTRIES or is_section(key, held))
     }

@@ -14,6 +14,7 @@ from gpucast.convert.scales import config_json
 from gpucast.convert.scales.config_json import Section
 from gpucast.convert.scales.scale_styles import STATIC
 from gpucast.convert.scales.stored import Stored
+from gpucast.convert.streaming.pieces import axis
 
 #: Names of quantizers that are not read, for people. Others are named as they name themselves.
 _UNREAD = {"gptq": "GPTQ", "awq": "AWQ", "bitsandbytes": "bitsandbytes", "mlx": "MLX (affine)", "gguf": "GGUF"}
@@ -94,7 +95,6 @@ class _Expected:
 
     def problem(self, stored: Stored) -> str:
         format, shape = stored.format, stored.shape
-        axis = 0 if format.block == "axis" else len(shape) - 1
         found: list[tuple[str, Any, Any]] = [
             ("codes of", self.element, format.element.name),
             ("zero points", self.zero_points, format.zero_points),
@@ -103,7 +103,8 @@ class _Expected:
         ]
         if self.lengths is not None and len(shape) == 2:
             wanted = tuple(min(length or n, n) for length, n in zip(self.lengths, shape, strict=True))
-            held = tuple(min(length, n) for length, n in zip(format.lengths(shape, axis), shape, strict=True))
+            lengths = format.lengths(shape, axis(format, len(shape)))
+            held = tuple(min(length, n) for length, n in zip(lengths, shape, strict=True))
             found.append(("blocks of", "x".join(map(str, wanted)), "x".join(map(str, held))))
         return next(
             (f"{what} {wanted}; its tensors {held}" for what, wanted, held in found if wanted not in (None, held)), ""

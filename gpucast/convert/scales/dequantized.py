@@ -69,6 +69,12 @@ class Dequantized(Tensor):
         return regroup(self._pieces(), (min(step, self.size - start) for start in range(0, self.size, step)))
 
     @property
+    def stored(self) -> Stored:
+        """How it is stored."""
+        assert self.detected.stored is not None
+        return self.detected.stored
+
+    @property
     def itemsize(self) -> int:
         return 8
 
@@ -79,8 +85,8 @@ class Dequantized(Tensor):
         """FileError for FLOAT scales of float8 that are NaN. (Other formats use a NaN scale for a block without
         meaning; float8 has NaNs of its own.)
         """
-        stored = self.detected.stored
-        if stored is None or stored.format.scale is not _FLOAT or not stored.format.element.has_nan:
+        stored = self.stored
+        if stored.format.scale is not _FLOAT or not stored.format.element.has_nan:
             return
         scales, name = self.scales(), stored.specs["scales"].name
         wrong = int(np.count_nonzero(~np.isfinite(scales)))
@@ -92,32 +98,28 @@ class Dequantized(Tensor):
 
     def scales(self) -> NDArray:
         """The scales, in the type and shape of the format."""
-        stored = self.detected.stored
-        assert stored is not None
+        stored = self.stored
         with contextlib.ExitStack() as stack:
             scales: NDArray = stored.loaded_parts({"scales": self._tensor(stored.specs["scales"].name, stack)}).scales
             return scales
 
     def all_scales(self) -> Parts:
         """Scales, zero points and global scale, without codes."""
-        stored = self.detected.stored
-        assert stored is not None
+        stored = self.stored
         names = {part: spec.name for part, spec in stored.specs.items() if part != "data"}
         with contextlib.ExitStack() as stack:
             return stored.loaded_parts({part: self._opened(name, stack) for part, name in names.items()})
 
     def codes(self) -> Iterator[NDArray]:
         """The codes, flat, read in a stream of their own."""
-        stored = self.detected.stored
-        assert stored is not None
+        stored = self.stored
         with contextlib.ExitStack() as stack:
             for codes in stored.codes(self._opened(stored.specs["data"].name, stack)):
                 yield codes.reshape(-1)
 
     def scale_pieces(self) -> Iterator[NDArray]:
         """The scale of each number, times the global one: flat, in the order of the numbers. DOUBLE."""
-        stored, parts = self.detected.stored, self.all_scales()
-        assert stored is not None
+        stored, parts = self.stored, self.all_scales()
         one = stored.format.element.numpy.type(1)
         if stored.transposed:
             code = int(np.asarray(one).view(np.uint8))
@@ -129,8 +131,7 @@ class Dequantized(Tensor):
             yield dequantized(replace(some, data=np.full(shape, one), zero_points=None), stored.format).reshape(-1)
 
     def _pieces(self) -> Iterator[NDArray]:
-        stored = self.detected.stored
-        assert stored is not None
+        stored = self.stored
         with contextlib.ExitStack() as stack:
             tensors = {part: self._tensor(spec.name, stack) for part, spec in stored.specs.items()}
             loaded = stored.loaded_parts(tensors)

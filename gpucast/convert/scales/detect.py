@@ -67,7 +67,7 @@ class Catalogue:
 
     def detect(self) -> Iterator[DetectedTensor]:
         """All tensors that are stored as codes with scales."""
-        seen: dict[tuple[str, str], str] = {}
+        seen: dict[tuple[str, str], tuple[str, str]] = {}
         for path, file in self.files.items():
             for key in file.metadata:
                 base = key.removeprefix(ENTRY)
@@ -83,9 +83,10 @@ class Catalogue:
                 if tensor is None:
                     continue
                 if (where, codes) in seen:
-                    other = seen[where, codes]
-                    raise FileError(f"{where}: tensor {codes!r} has two kinds of scales, {other!r} and {name!r}")
-                seen[where, codes] = name
+                    other, its_path = seen[where, codes]
+                    each = [f"{one!r} in {at}" for one, at in ((other, its_path), (name, path))]
+                    raise FileError(f"{where}: tensor {codes!r} has two scales, {each[0]} and {each[1]}; expected one")
+                seen[where, codes] = name, path
                 yield tensor
 
     def beside(self, detected: Iterable[DetectedTensor]) -> Iterator[tuple[str, Tensor]]:

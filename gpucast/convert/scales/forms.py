@@ -12,6 +12,7 @@ from typing import Any
 from gpucast.convert.scales import comfyui
 from gpucast.convert.scales.scale_styles import ENTRY, stored
 from gpucast.convert.scales.stored import Packing, Stored, words
+from gpucast.convert.streaming.pieces import axis
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import Spec, Tensor
 from gpucast.quantization import quantized_files
@@ -91,7 +92,7 @@ def _shapes(format: Format, shape: tuple[int, ...]) -> list[tuple[int, ...]]:
         return [(), (1,), (1,) * len(shape)] if shape else []
     if len(shape) < format.min_ndim:
         return []
-    wanted = format.scales_shape(shape, 0 if format.block == "axis" else len(shape) - 1)
+    wanted = format.scales_shape(shape, axis(format, len(shape)))
     return [wanted, (*wanted, *[1] * (len(shape) - 1))] if format.block == "axis" else [wanted]
 
 
@@ -141,7 +142,7 @@ def stored_by_gpucast(base: str, tensors: Mapping[str, Tensor], text: str) -> St
     if not data.size or len(data.shape) < format.min_ndim:
         raise _Problem(f"{caller} has shape {data.shape}, which convert does not quantize as {format.name}")
     expected = stored("gpucast", data.name, data.shape, format, dtype("FLOAT"), asked_for=True)
-    if kept["axis"] != (0 if format.block == "axis" else len(data.shape) - 1) or kept["scale_layout"] != "linear":
+    if kept["axis"] != axis(format, len(data.shape)) or kept["scale_layout"] != "linear":
         raise _Problem(
             f"{caller} has axis {kept['axis']!r}, scale_layout {kept['scale_layout']!r}, not as convert writes"
         )
@@ -168,6 +169,9 @@ def stored_by_others(
         raise _Problem(f"{caller} has an order of its groups ({tensors['g_idx'].name!r}), which is not known here")
     if "pre_quant_scale" in tensors:
         raise _Problem(f"{caller} is for inputs times {tensors['pre_quant_scale'].name!r}, which is not known here")
+    if {"global_scale", "second_scale"} <= tensors.keys():
+        names = " and ".join(repr(tensors[part].name) for part in ("global_scale", "second_scale"))
+        raise _Problem(f"{caller} has two global scales, {names}; expected one of them")
     shape, packing, element = data.shape, "plain", data.dtype
     assert element is not None
     if layer is not None and (swizzled := comfyui.stored_swizzled(data.name, tensors, layer)) is not None:
@@ -192,6 +196,11 @@ def stored_by_others(
     if any(n == 0 for n in shape):
         raise _Problem(f"{caller} has no elements")
     scale_dtype = _scale_dtype(scales, caller)
+    if not symmetric and (element.is_float or scale_dtype is not _FLOAT):
+        raise _Problem(
+            f"{caller}: zero points {tensors['zero_points'].name!r} go with codes of integers and scales of FLOAT, "
+            f"FLOAT16 or BFLOAT16, not with {element.name} and {scale_dtype.name}"
+        )
     format = detect_format(element, scale_dtype, shape, scales.shape, not symmetric, block, scales.name, caller)
     if packing == "bytes" and format.block != (16 if scale_dtype is _E4M3 else 32,):
         raise _Problem(f"{caller} of {data.kind} has scales, {scales.name!r}, in a form that is not known here")
@@ -240,7 +249,10 @@ def _scale_dtype(scales: Tensor, caller: str) -> DType:
         return stored_as
     if stored_as is not None and stored_as.name == "UINT8":
         return _E8M0
-    raise _Problem(f"{caller}: its scales {scales.name!r} are {scales.kind}, which is not known here")
+    raise _Problem(
+        f"{caller}: its scales {scales.name!r} are {scales.kind}, which is not known here; expected FLOAT, FLOAT16, "
+        "BFLOAT16, FLOAT8E4M3FN, or FLOAT8E8M0 (also as UINT8)"
+    )
 
 
 def _shape(tensors: Mapping[str, Tensor], caller: str) -> tuple[int, ...]:

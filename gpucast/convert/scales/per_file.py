@@ -60,7 +60,13 @@ def scales_by_file(
     for tensor in every:
         path = tensor.paths[tensor.name]
         numbers = _numbers(tensor, path)
-        cast = is_cast(numbers) and not any(matches(choice.exclude, name) for name in tensor.paths)
+        cast = is_cast(numbers) and not any(matches((*choice.exclude, *choice.keep), name) for name in tensor.paths)
+        part = next((name for name in tensor.paths if cast and matches(choice.drop, name)), None)
+        if part is not None:
+            raise FileError(
+                f"{tensor.paths[part]}: --drop is for {part!r}, a part of {numbers.name!r}, whose numbers need it; "
+                "leave it out of the pattern, or keep all parts with --exclude"
+            )
         if cast and tensor.stored is None:
             raise FileError(f"{tensor.problem}; leave {numbers.name!r} as it is with --exclude")
         for name, where in tensor.paths.items():
@@ -201,7 +207,10 @@ def _unknown(tensor: Tensor, row: Companion | None, folder: str, modules: Mappin
             else f"is named like {row.what}, and no codes are known to go with it"
         )
     if dtype is None or dtype.family in ("int", "bool") or not dtype.is_float:
-        return "" if companions.is_count(name) else f"of {tensor.kind} beside codes is not known here"
+        if companions.is_count(name):
+            return ""
+        beside = "may hold packed codes, and" if _holds_codes(tensor) else "beside codes"
+        return f"of {tensor.kind} {beside} is not known here"
     if dtype.bits <= 8:
         return f"is {tensor.kind}, which holds codes, and scales that go with it are not known"
     inner = name.split(".")
@@ -254,10 +263,11 @@ def _is_sign(key: str, text: str) -> bool:
 def _holds_codes(tensor: Tensor) -> bool:
     """Whether a tensor is of a type that weights have as codes alone."""
     dtype = tensor.dtype
-    if dtype is None or not tensor.size or dtype.bits > 8 or companions.is_count(tensor.name):
+    if dtype is None or not tensor.size or companions.is_count(tensor.name):
         return False
-    is_narrow = dtype.is_float or (dtype.family == "int" and len(tensor.shape) > 1)
-    return is_narrow and not companions.is_plain_cast(tensor)
+    # Matrices of integers of 16 or 32 bits are words of several codes.
+    is_code = dtype.bits <= 8 if dtype.is_float else dtype.family == "int" and dtype.bits < 64 and len(tensor.shape) > 1
+    return is_code and not companions.is_plain_cast(tensor)
 
 
 def _check_declared(

@@ -20,7 +20,7 @@ from gpucast.convert.losses.statistics import runs_of_piece
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.scaling import Observe, Scaled, Write
 from gpucast.convert.scales.stored import Stored
-from gpucast.convert.streaming.pieces import dequantized, matrices, regroup, shaped, sliced
+from gpucast.convert.streaming.pieces import axis, dequantized, matrices, regroup, shaped, sliced
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.dtypes import dtype
 from gpucast.files import Tensor
@@ -37,9 +37,9 @@ _COMPARED = 1 << 20
 
 def keeps_values(tensor: Tensor, stored: Stored) -> bool:
     """Whether a quantized tensor can be stored so with every value kept."""
-    if not isinstance(tensor, Dequantized) or tensor.detected.stored is None:
+    if not isinstance(tensor, Dequantized):
         return False
-    old, new = tensor.detected.stored, stored
+    old, new = tensor.stored, stored
     if old.transposed or old.shape != new.shape or old.format.element is not new.format.element:
         return False
     if old.format.zero_points or new.format.zero_points or old.divides != new.divides:
@@ -56,25 +56,15 @@ def keeps_values(tensor: Tensor, stored: Stored) -> bool:
 
 def _are_powers(tensor: Dequantized) -> bool:
     """Whether all scales are powers of two that FLOAT8E8M0 holds."""
-    assert tensor.detected.stored is not None
-    if tensor.detected.stored.specs["scales"].size > _SCALES:
+    if tensor.stored.specs["scales"].size > _SCALES:
         return False
     scales = tensor.scales()
     narrow = cast(cast(scales, _E8M0), _FLOAT)
     return bool((narrow == scales).all())
 
 
-def _axis(format: Format, shape: tuple[int, ...]) -> int:
-    return 0 if format.block == "axis" else len(shape) - 1
-
-
-def _piece_axis(format: Format) -> int:
-    """The axis of the blocks in a piece of a tensor."""
-    return 0 if format.block == "axis" else 1
-
-
 def _lengths(format: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
-    return format.lengths(shape, _axis(format, shape))
+    return format.lengths(shape, axis(format, len(shape)))
 
 
 @dataclass(frozen=True)
@@ -122,16 +112,16 @@ class Repacked(Scaled):
 
     def _found(self) -> Parts:
         """The scales of the tensor in its new layout."""
-        assert isinstance(self.tensor, Dequantized) and self.tensor.detected.stored is not None
-        old, source = self.tensor.all_scales(), self.tensor.detected.stored
+        assert isinstance(self.tensor, Dequantized)
+        old, source = self.tensor.all_scales(), self.tensor.stored
         shape, format = self.stored.shape, self.stored.format
-        axis = _axis(format, shape)
+        along = axis(format, len(shape))
         outer, inner = _lengths(source.format, shape), _lengths(format, shape)
-        grid = format.grid(shape, axis)
+        grid = format.grid(shape, along)
         places = [np.arange(count) * length // wide for count, length, wide in zip(grid, inner, outer, strict=True)]
-        scales = old.scales.reshape(source.format.grid(shape, _axis(source.format, shape)))[np.ix_(*places)]
+        scales = old.scales.reshape(source.format.grid(shape, axis(source.format, len(shape))))[np.ix_(*places)]
         converted = scales if source.format.scale is format.scale else cast(scales, format.scale)
-        return Parts(None, converted.reshape(format.scales_shape(shape, axis)), None, old.global_scale)
+        return Parts(None, converted.reshape(format.scales_shape(shape, along)), None, old.global_scale)
 
     def _compared(self, pieces: Iterator[NDArray], parts: Parts, when: str) -> Iterator[tuple[NDArray, int, NDArray]]:
         """Each piece of codes, the index of its first element, and its values, flat. FileError where one is not the
@@ -173,8 +163,8 @@ class Rescaled(Repacked):
     def _without_change(self) -> Parts:
         """The new scales. ValueError where numbers would change."""
         tensor, format, cut = self.tensor, self.stored.format, self.stored.cut
-        assert isinstance(tensor, Dequantized) and tensor.detected.stored is not None
-        lossless.check_formats(tensor.detected.stored.format, format)
+        assert isinstance(tensor, Dequantized)
+        lossless.check_formats(tensor.stored.format, format)
         old = tensor.all_scales()
         own = None if old.global_scale is None else float(old.global_scale)
         if format.global_scale and own is not None and own != float(np.float32(own)):
@@ -183,7 +173,7 @@ class Rescaled(Repacked):
             # A power of two is found instead.
             own = None
         pairs = zip(matrices(tensor, cut), shaped(tensor.scale_pieces(), cut), strict=True)
-        parts = [lossless.examined(x, scale, format, _piece_axis(format)) for x, scale in pairs]
+        parts = [lossless.examined(x, scale, format, axis(format)) for x, scale in pairs]
         blocks = lossless.joined(parts, format)
 
         def changed(scales: NDArray, g: float) -> int:
@@ -195,7 +185,7 @@ class Rescaled(Repacked):
 
     def _parts_of(self, scales: NDArray, g: float) -> Parts:
         format, shape = self.stored.format, self.stored.shape
-        made = scales.reshape(format.scales_shape(shape, _axis(format, shape)))
+        made = scales.reshape(format.scales_shape(shape, axis(format, len(shape))))
         return Parts(None, made, None, np.float32(g) if format.global_scale else None)
 
     def _recoded(self, parts: Parts) -> Iterator[tuple[NDArray, int, NDArray]]:
@@ -203,7 +193,7 @@ class Rescaled(Repacked):
         format, cut = self.stored.format, self.stored.cut
         g = 1.0 if parts.global_scale is None else self.stored.global_scale_read_back(float(parts.global_scale))
         for x, some in zip(matrices(self.tensor, cut), sliced(format, cut, parts), strict=True):
-            yield *lossless.recoded(x, some.scales, g, format, _piece_axis(format)), x
+            yield *lossless.recoded(x, some.scales, g, format, axis(format)), x
 
     def _global(self) -> float | None:
         """A power of two for all weights that share a global scale. A block's largest code is 3 or more, if its scale

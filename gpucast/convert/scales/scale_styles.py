@@ -30,6 +30,7 @@ from typing import Any
 
 from gpucast.convert.scales import comfyui
 from gpucast.convert.scales.stored import Packing, Stored, words
+from gpucast.convert.streaming.pieces import axis
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files.tensor import Linear, Spec
 from gpucast.quantization import quantized_files
@@ -145,8 +146,8 @@ def described_by(name: str, metadata: Mapping[str, str]) -> str:
 
 
 def _gpucast(name: str, shape: tuple[int, ...], format: Format, source: DType) -> Stored:
-    axis = 0 if format.block == "axis" else len(shape) - 1
-    scales_shape = format.scales_shape(shape, axis)
+    along = axis(format, len(shape))
+    scales_shape = format.scales_shape(shape, along)
     specs = {
         "data": Spec(name, format.element, shape),
         "scales": Spec(f"{name}.scales", format.scale, scales_shape),
@@ -156,17 +157,17 @@ def _gpucast(name: str, shape: tuple[int, ...], format: Format, source: DType) -
     if format.global_scale:
         specs["global_scale"] = Spec(f"{name}.global_scale", _FLOAT, ())
     kind = source if source in SOURCES else _FLOAT
-    entry = json.dumps(quantized_files.entry(format, axis, "linear", kind))
+    entry = json.dumps(quantized_files.entry(format, along, "linear", kind))
     return Stored(name, shape, format, specs, metadata=((ENTRY + name, entry),))
 
 
 def _qdq(name: str, shape: tuple[int, ...], format: Format) -> Stored:
     """The names that onnxruntime's own quantizer gives."""
-    axis = None if format.block == "tensor" else 0 if format.block == "axis" else len(shape) - 1
-    scales_shape = () if axis is None else format.scales_shape(shape, axis)
+    along = None if format.block == "tensor" else axis(format, len(shape))
+    scales_shape = () if along is None else format.scales_shape(shape, along)
     scales, zero_points = f"{name}_scale", None if format.zero_point is None else f"{name}_zero_point"
     block = format.block[-1] if isinstance(format.block, tuple) else 0
-    linear = Linear(name, scales, zero_points, axis, block)
+    linear = Linear(name, scales, zero_points, along, block)
     specs = {
         "data": Spec(f"{name}_quantized", format.element, shape, linear=linear),
         "scales": Spec(scales, format.scale, scales_shape),
@@ -201,7 +202,7 @@ def _comfyui(name: str, shape: tuple[int, ...], format: Format) -> Stored:
 def _compressed_tensors(name: str, shape: tuple[int, ...], format: Format) -> Stored:
     rows, columns = shape
     element, bits = format.element, format.element.bits
-    scales_shape = format.scales_shape(shape, 0 if format.block == "axis" else 1)
+    scales_shape = format.scales_shape(shape, axis(format))
     scales_shape = {"tensor": (1,), "axis": (rows, 1)}.get(str(format.block), scales_shape)
     packing: Packing = "plain"
     specs = {"data": Spec(name, element, shape)}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from gpucast.arrays.bitpacking import pack_codes, unpack_codes
-from gpucast.convert.streaming.pieces import Cut, grouped, shaped
+from gpucast.convert.streaming.pieces import Cut, axis, grouped, shaped
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files.tensor import NDArray, Spec, Tensor
 from gpucast.quantization import swizzle
@@ -133,7 +133,7 @@ class Stored:
     def loaded_parts(self, tensors: Mapping[str, Tensor]) -> Parts:
         """The inverse of `stored_parts`: scales and zero points from the stored tensors, by part."""
         format = self.format
-        shape = format.scales_shape(self.shape, 0 if format.block == "axis" else len(self.shape) - 1)
+        shape = format.scales_shape(self.shape, axis(format, len(self.shape)))
         scales = _as(tensors["scales"].read(), format.scale)
         if self.swizzled:
             scales = swizzle.unswizzle(scales.reshape(-1), shape)

@@ -152,9 +152,9 @@ def grouped(chunks: Iterable[NDArray]) -> Iterator[NDArray]:
         yield rest
 
 
-def axis(format: Format) -> int:
-    """The axis of the blocks within a piece."""
-    return 0 if format.block == "axis" else -1
+def axis(format: Format, ndim: int = 2) -> int:
+    """The axis of the blocks of a tensor with so many dimensions, as those of a piece are."""
+    return 0 if format.block == "axis" else ndim - 1
 
 
 class Quantizer:
@@ -235,7 +235,7 @@ def by_reference(x: NDArray, format: Format, *, axis: int, scale: Any, random: R
 
 def joined(format: Format, shape: tuple[int, ...], parts: list[Parts]) -> Parts:
     """The scales of the tensor, joined from its pieces; no data."""
-    scales_shape = format.scales_shape(shape, 0 if format.block == "axis" else len(shape) - 1)
+    scales_shape = format.scales_shape(shape, axis(format, len(shape)))
 
     def join(arrays: list[Any]) -> NDArray:
         needed = arrays[:1] if format.block == "tensor" else arrays
@@ -253,7 +253,7 @@ def sliced(format: Format, cut: Cut, parts: Parts) -> Iterator[Parts]:
         return
     start = 0
     for rows, columns in cut.shapes():
-        shape = format.scales_shape((rows, columns), 0 if format.block == "axis" else 1)
+        shape = format.scales_shape((rows, columns), axis(format))
         part = slice(start, start + math.prod(shape))
         start = part.stop
         zero_points = None if parts.zero_points is None else parts.zero_points.reshape(-1)[part].reshape(shape)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from gpucast.convert.streaming.intervals import Intervals
-from gpucast.convert.streaming.pieces import Quantizer, by_reference
+from gpucast.convert.streaming.pieces import Quantizer, axis, by_reference
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, resolve
 from gpucast.files.tensor import NDArray
@@ -73,9 +73,9 @@ def _extremes(x: NDArray, format: Format) -> NDArray:
     found = []
     for of in (np.minimum, np.maximum):
         one = x
-        for axis, starts in enumerate(places):
-            if len(starts) < x.shape[axis]:
-                one = of.reduceat(one, list(starts), axis)
+        for i, starts in enumerate(places):
+            if len(starts) < x.shape[i]:
+                one = of.reduceat(one, list(starts), i)
         found.append(one.reshape(-1))
     return np.stack(found, 1).astype(given)
 
@@ -86,15 +86,15 @@ def _wide(by_block: NDArray, shape: tuple[int, ...], format: Format) -> NDArray:
         return by_block.reshape(1, 1)
     lengths = _lengths(shape, format)
     wide = by_block.reshape([-(-size // length) for size, length in zip(shape, lengths, strict=True)])
-    for axis, (size, length) in enumerate(zip(shape, lengths, strict=True)):
+    for i, (size, length) in enumerate(zip(shape, lengths, strict=True)):
         # A length that covers all is broadcast.
         if 1 < length < size:
-            wide = np.repeat(wide, length, axis)[(slice(None),) * axis + (slice(size),)]
+            wide = np.repeat(wide, length, i)[(slice(None),) * i + (slice(size),)]
     return wide
 
 
 def _lengths(shape: tuple[int, ...], format: Format) -> tuple[int, ...]:
-    return format.lengths(shape, 0 if format.block == "axis" else 1)
+    return format.lengths(shape, axis(format))
 
 
 def same_bytes(wanted: NDArray, actual: NDArray) -> bool:

@@ -94,7 +94,9 @@ class TorchLibrary(Library):
         tensors.check_pairs(shape, dst, caller)
         if target != x.device and not 0 < dst.bits < src.bits:
             x = x.to(target)
-        if not copy and src is dst and target == x.device and not (src.packed or src.family == "bool"):
+        # Codes of other packed types and of BOOL, a byte each, may have bits beyond their own; pairs have none.
+        is_clean = x.dtype is tensors.PAIRS or not (src.packed or src.family == "bool")
+        if not copy and src is dst and target == x.device and is_clean:
             return x
         y = op.plain_cast(x, dst, attributes)
         if target != x.device:
@@ -175,10 +177,10 @@ def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:
 
 def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, caller: str) -> Any:
     tensors.check_out(x, dst, out, caller)
-    if isinstance(out, PackedArray):
-        tensors.fill(x, out, dst, named(attributes), False, caller=caller)
-    else:
+    if isinstance(out, torch.Tensor):
         cast_out_op(x, out, dst.name, *attributes)
+    else:
+        tensors.fill(x, out, dst, named(attributes), False, caller=caller)
     return out
 
 

@@ -56,6 +56,18 @@ _apply: Any = super(torch.autograd.Function, _Cast).apply
 _apply_identity: Any = super(torch.autograd.Function, _Identity).apply
 
 
+def without_forward_mode(caller: str) -> Any:
+    """The `jvp` of a function of torch that has none: torch's own message speaks to the function's author."""
+
+    def refuse(ctx: Any, *tangents: Any) -> Any:
+        raise NotImplementedError(
+            f"{caller}: forward mode (torch.func.jvp, jacfwd and hessian, dual numbers) is not supported; expected "
+            "reverse mode: torch.func.vjp, grad or jacrev, or backward()"
+        )
+
+    return staticmethod(refuse)
+
+
 def warn(dst: DType, caller: str = "cast") -> None:
     """Warn where the gradient of a cast to `dst` is to pass through a narrow tensor."""
     if dst.is_float and dst.bits <= 8:

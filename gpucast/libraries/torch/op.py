@@ -193,6 +193,7 @@ class _TransformedCast(torch.autograd.Function):  # type: ignore[misc]  # As abo
     """
 
     generate_vmap_rule = True
+    jvp = gradients.without_forward_mode("cast")
 
     @staticmethod
     def forward(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpucast.arrays.bitpacking import codes_of
+from gpucast.arrays.bitpacking import codes_of, namespace
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
 from gpucast.arrays.unowned import view_at
 from gpucast.casting.cast import cast
@@ -254,8 +254,9 @@ def check_constant(x: torch.Tensor, caller: str, instead: str) -> None:
 
 
 def check_out(x: torch.Tensor, dst: DType, out: Any, caller: str) -> None:
+    """Refuse an `out` that no tensor is cast into; arrays of NumPy and CuPy are checked where they are written."""
     check_into(x, caller)
-    if isinstance(out, PackedArray):
+    if isinstance(out, PackedArray) or namespace(out) is not None:
         return
     if not isinstance(out, torch.Tensor):
         wanted = "a PackedArray" if dst.packed and dst is not PAIRED else "a tensor"
@@ -311,17 +312,18 @@ def new(x: torch.Tensor, to: str, *attributes: Any) -> torch.Tensor:
 
 def fill(
     x: torch.Tensor,
-    y: torch.Tensor | PackedArray,
+    y: Any,
     dst: DType,
     keywords: dict[str, Any],
     bytes_only: bool,
     function: Callable[..., Any] = cast,
     caller: str = "cast",
 ) -> None:
-    """Cast a tensor into memory, by a function like `gpucast.cast`; `bytes_only`: `y` is the bytes of a packed type."""
+    """Cast a tensor into a tensor or an array, by a function like `gpucast.cast`; `bytes_only`: `y` is the bytes of a
+    packed type."""
     with streams.visit(x, y, keywords.get("scale"), keywords.get("amax")):
         array = take(x, caller)
-        out = y if isinstance(y, PackedArray) else take(y, caller, writing=True)
+        out = take(y, caller, writing=True) if isinstance(y, torch.Tensor) else y
         if bytes_only:
             out = PackedArray(out, dst, array.shape)
         if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):

@@ -47,14 +47,14 @@ def main(arguments: list[str] | None = None) -> int:
     pairs = [tuple(pair.split(":")) for pair in options.pairs] if options.pairs else all_pairs()
     results = run(adapter, system, modes, pairs) if hasattr(adapter, "cast") else []
     names = getattr(adapter, "BLOCKS", ()) if options.formats is None else options.formats
-    blocks, seconds = run_blocks(adapter, [] if options.pairs else list(names))
+    blocks = run_blocks(adapter, [] if options.pairs else list(names))
     for result in results:
         print("\n".join(report.text(result, options.every)))
     if blocks:
         print("\n".join(report.block_text(f"{system}: {adapter.version()}", blocks)))
     if options.json:
         content = report.as_json(system, results, adapter)
-        content |= {"blocks": {"seconds": seconds, "formats": blocks}} if blocks else {}
+        content |= {"blocks": {"formats": blocks}} if blocks else {}
         options.json.write_text(as_text(content, 4) + "\n", encoding="utf-8")
     if options.junit:
         options.junit.write_text(report.junit(results), encoding="utf-8")

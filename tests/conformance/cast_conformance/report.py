@@ -76,7 +76,7 @@ def as_json(system: str, results: Iterable[Result], adapter: ModuleType) -> dict
                 }
             rows.setdefault(src, {})[dst] = cell
         cases = sum(verdict.cases for verdict in result.pairs.values())
-        modes[result.mode] = {"seconds": round(result.seconds, 1), "cases": cases, "pairs": rows}
+        modes[result.mode] = {"cases": cases, "pairs": rows}
     measured = {"date": datetime.date.today().isoformat(), "machine": platform.machine()}
     return {"suite": manifest()["version"], **measured, **found}
 

@@ -93,7 +93,8 @@ def measured(of: Pass, arch: str, code: Code) -> Measured:
     """The facts of a pass from the machine code of its kernel."""
     flow = code.blocks
     first = of.kernel.stays_from
-    turn = of.kernel.turn * of.kernel.dtypes[0].bits / 8 if first is None or capability(arch) >= first else 0
+    loops_here = of.kernel.turn > 0 and (first is None or capability(arch) >= first)
+    turn = of.kernel.turn * of.kernel.dtypes[0].bits / 8 if loops_here else 0
     turns = max(1, round(of.load / turn)) if turn else 1
     path, exact = _path(flow, of.load / turns, of.store / turns)
     turning = _main_loop(flow, path) if turn else loops(flow)

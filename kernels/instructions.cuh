@@ -352,6 +352,13 @@ GPUCAST_INLINE void st_wide(u8* to, const u32* d) {
 // Asks for the memory around an address, so that it is in the L2 cache when it is read.
 GPUCAST_INLINE void prefetch(const u8* from) { asm volatile("prefetch.global.L2 [%0];" : : "l"(from)); }
 
+// Copies 16 bytes of global memory to shared memory, both at multiples of 16, while the thread goes on; and waits for all
+// copies that the thread began, which it alone then sees. From sm_80 on.
+GPUCAST_INLINE void cp_async(u8* to, const u8* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(u32(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+}
+GPUCAST_INLINE void cp_async_wait() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+
 // Four bytes, numbered from i on, of which those with the `count` numbers from `begin` on are accessed: of a load the
 // others are zero, of a store the others are left alone. One piece of inline PTX each, because compilers take long over
 // so many branches.

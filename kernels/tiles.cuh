@@ -9,6 +9,13 @@ enum class Run : u32 { nothing, along, down, square, everywhere };
 
 // ---- the patch of a thread ----
 
+// The patches of a block's threads in shared memory, row by row. Each thread copies its own one there, and takes it.
+template <u32 Rows, u32 Threads>
+struct PatchStage {
+    enum : u32 { unit = 16 };
+    alignas(16) u8 row[Rows][Threads][unit];
+};
+
 template <typename Src, u32 Rows, u32 Columns>
 struct Patch {
     enum : u32 { bytes = Src::bits / 8 };
@@ -43,6 +50,20 @@ struct Patch {
         }
     }
 
+    // A complete patch, aligned for vectors, by way of shared memory: asked for early, and taken later.
+    template <u32 Threads>
+    static GPUCAST_INLINE void ask(const u8* from, i64 stride, PatchStage<Rows, Threads>& stage) {
+        static_assert(u32(Row::words) * 4 == u32(PatchStage<Rows, Threads>::unit), "a row is one copy");
+#pragma unroll
+        for (u32 i = 0; i < Rows; ++i) ptx::cp_async(stage.row[i][threadIdx.x], from + i * stride);
+    }
+    template <u32 Threads>
+    GPUCAST_INLINE void take(const PatchStage<Rows, Threads>& stage) {
+        ptx::cp_async_wait();
+#pragma unroll
+        for (u32 i = 0; i < Rows; ++i) load_words(stage.row[i][threadIdx.x], row[i].word);
+    }
+
     GPUCAST_INLINE Column column(u32 j) const {
         Column result = {};
         if constexpr (Src::bits == 16) {
@@ -70,7 +91,16 @@ GPUCAST_INLINE void transpose_bytes(u32& a, u32& b, u32& c, u32& d) {
     d = ptx::prmt(ab_high, cd_high, 0x7632);
 }
 
-// ---- a tile, by one block of threads: G has the sizes, in elements, and the results that are wanted ----
+// ---- a tile, by one block of threads: G has the sizes, in elements, the results that are wanted, and whether blocks stay ----
+
+template <bool, typename A, typename B>
+struct Chosen {
+    typedef A type;
+};
+template <typename A, typename B>
+struct Chosen<false, A, B> {
+    typedef B type;
+};
 
 template <typename G>
 struct TileShape {
@@ -80,7 +110,8 @@ struct TileShape {
         square = G::same() == Run::square || G::swapped() == Run::square,
         everywhere = G::same() == Run::everywhere || G::swapped() == Run::everywhere,
         same = G::same() != Run::nothing,
-        swapped = G::swapped() != Run::nothing
+        swapped = G::swapped() != Run::nothing,
+        stays = G::stays && GPUCAST_ARCH >= 900
     };
     enum : u32 {
         // How many patches are side by side, and how many below each other.
@@ -101,8 +132,17 @@ struct TileShape {
     };
 };
 
+// The patches of the next tile, where blocks stay: on sm_80 they do not, which reaches the speed of its memory without, and
+// has too little shared memory for as many blocks with them.
+template <typename G, bool stays>
+struct TileStage {};
+template <typename G>
+struct TileStage<G, true> {
+    PatchStage<G::rows, TileShape<G>::threads> next;
+};
+
 template <typename F, typename V, typename G>
-struct TileMemory {
+struct TileMemory : TileStage<G, TileShape<G>::stays> {
     typedef TileShape<G> Shape;
     typedef typename V::Word Word;
     template <u32 Count>
@@ -143,14 +183,24 @@ struct TileMemory {
         alignas(16) u8 same[Shape::same ? u32(Shape::tile) : 16u];
         alignas(16) u8 swapped[Shape::swapped ? u32(Shape::tile) : 16u];
     };
-    // Statistics are used only before a barrier, and codes only after it.
-    union Held {
+    // Statistics are used only before a barrier, and codes only after it. But where blocks stay, a thread has statistics of
+    // the next tile while others write codes of this one: in memory apart, or, where that is too much, after one more
+    // barrier.
+    union InTurn {
         Parts stats;
         Codes codes;
     };
-    Held held;
-    Scales<Shape::row_scales> of_rows;
-    Scales<Shape::column_scales> of_columns;
+    struct Apart {
+        Parts stats;
+        Codes codes;
+    };
+    typedef Scales<Shape::row_scales> RowScales;
+    typedef Scales<Shape::column_scales> ColumnScales;
+    enum : u32 { most = 48 << 10, beside = sizeof(RowScales) + sizeof(ColumnScales) + sizeof(TileStage<G, Shape::stays>) };
+    enum : bool { apart = Shape::stays && sizeof(Apart) + u32(beside) <= u32(most) };
+    typename Chosen<apart, Apart, InTurn>::type held;
+    RowScales of_rows;
+    ColumnScales of_columns;
 };
 
 }  // namespace gpucast

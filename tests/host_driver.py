@@ -89,8 +89,8 @@ class HostDriver:
         return self.streams[self.index]
 
     def resident(self, kernel: Kernel) -> int:
-        assert kernel.stays
-        return 3
+        assert kernel.stays_from is not None
+        return 3 if self.arch >= kernel.stays_from else launch.ANY_NUMBER
 
     def capturing(self) -> bool:
         return self.capture

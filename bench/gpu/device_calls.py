@@ -8,6 +8,7 @@ that are wanted.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -265,6 +266,7 @@ def _quantize_calls() -> Iterator[DeviceCall]:
     yield _quantizing("quantize", "DOUBLE", "mxfp8e4m3", {})
     for format, transpose in itertools.product(_TRANSPOSED, (True, "both")):
         yield _quantizing("quantize", "FLOAT", format, {"transpose": transpose})
+    yield from _tiles_that_follow()
     one, of_rows = np.array([0.01], np.float32), np.full(ROWS, 0.01, np.float32)
     given: tuple[tuple[str, dict[str, Any]], ...] = (
         ("nvfp4", {"scale": one}), ("nvfp4", {"amax": one * 400}), ("nvfp4", {"scale": of_rows}),
@@ -286,6 +288,26 @@ def _quantize_calls() -> Iterator[DeviceCall]:
         ("BFLOAT16", "nvfp4_4over6", {}, {"amax": np.abs(X).max(axis=1)}, X),
     ):
         yield _quantizing("quantize", src, format, more, arrays, numbers, "by rows")
+
+
+def _tiles_that_follow() -> Iterator[DeviceCall]:
+    """Arrays of 16 bits with several tiles for each block, whole and partly filled ones, on and off multiples of 16."""
+    numbers = np.random.default_rng(7).standard_normal(160 * 288).astype(np.float32)
+    numbers[::977], numbers[5::5003] = 0, np.nan
+    whole, others = (160, 288), ((132, 268), (2, 72, 144))
+    asked: tuple[tuple[str, dict[str, Any]], ...] = (
+        *((format, {"transpose": "both"}) for format in ("mxfp8e4m3", "nvfp4", "int4_32", "int8_64", "mxfp6e2m3")),
+        *((format, {"transpose": True}) for format in ("mxfp8e5m2", "mxfp4")),
+        ("mxfp8e4m3", {"axis": -2}), ("int8_axis", {"axis": -1}), ("nvfp4_16x16", {"transpose": "both"}),
+        ("mxfp8e4m3", {"transpose": "both", "scale_layout": "128x4"}), ("int8_zp_32", {"axis": -2}),
+        ("int8_zp_32", {"transpose": "both"}),
+        ("mxfp8e4m3", {"transpose": "both", "rounding": "stochastic", "seed": 3}),
+    )  # fmt: skip
+    for number, (format, more) in enumerate(asked):
+        odd = number % 2 == 1 and "scale_layout" not in more
+        src, shape = ("FLOAT16", others[number % 4 // 2]) if odd else ("BFLOAT16", whole)
+        some = numbers[: math.prod(shape)].reshape(shape)
+        yield _quantizing("quantize", src, format, more, numbers=some, what=f"{shape}")
 
 
 def _back(place: Place, q: Quantized, to: str, length: int | None = None) -> Any:

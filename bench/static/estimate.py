@@ -94,6 +94,8 @@ _DATA = 8
 #: Instructions between a load and the first use of what it brings.
 AHEAD = 64
 _REGISTER = re.compile(r"\bR(\d+)")
+#: Loads to shared memory, what waits for them, and what stands for them among the registers.
+_COPY, _COPIED, _COPIES = "LDGSTS", "DEPBAR", -1
 #: Registers and predicates, those of a warp included.
 _NAMES = re.compile(r"\bU?[RP]\d+")
 
@@ -172,7 +174,9 @@ def _timed(of: Measured) -> Timed:
         bound = unit
     tile = of.of.load * (of.of.read > 0)
     in_flight = teams * team * min(loaded, tile or loaded) / max(len(data), 1)
-    if len(data) > rounds:
+    if len(data) > rounds and any(one.base == _COPY for one in of.path):
+        in_flight = teams * team * max(one.nbytes for one in data)
+    elif len(data) > rounds:
         # The next turn's loads are under way beside those that are waited for.
         in_flight = teams * team * 2 * max(one.nbytes for one in data if one.ahead)
     return Timed(of, seconds, bound, resident * kernel.threads, round(in_flight))
@@ -245,13 +249,16 @@ class Round(NamedTuple):
 
 
 def loads(path: Iterable[Instruction]) -> list[Round]:
-    """The rounds of a thread: it waits for all that is under way where it first uses some of it."""
+    """The rounds of a thread: it waits for all that is under way where it first uses some of it. What goes to shared
+    memory by itself it waits for at an instruction that says so."""
     rounds, under_way, last = list[Round](), 0, 0
     waiting = set[int]()
     for number, one in enumerate(path):
-        access = one.access
+        access, copies = one.access, one.base == _COPY
         load = access is not None and access.space == "global" and not access.store
-        used = {int(name) for operand in one.operands[load:] for name in _REGISTER.findall(operand)}
+        used = {int(name) for operand in one.operands[load and not copies :] for name in _REGISTER.findall(operand)}
+        if one.base == _COPIED:
+            used.add(_COPIES)
         if used & waiting:
             rounds.append(Round(under_way, number - last >= AHEAD))
             under_way = 0
@@ -260,7 +267,9 @@ def loads(path: Iterable[Instruction]) -> list[Round]:
             under_way += access.width
             last = number
             match = _REGISTER.match(one.operands[0])
-            if match:
+            if copies:
+                waiting.add(_COPIES)
+            elif match:
                 waiting.update(range(int(match[1]), int(match[1]) + max(1, access.width // 4)))
     return [*rounds, Round(under_way)] if under_way else rounds
 
@@ -284,6 +293,8 @@ def _resident_blocks(kernel: Kernel, facts: CubinKernel, gpu: GPU) -> int:
 def on_gpu(of: Pass, facts: CubinKernel, arch: str) -> Pass:
     """A pass as the GPU of an architecture runs it: of blocks that stay no more than it holds at a time."""
     gpu = GPUS[capability(arch)]
-    blocks = min(of.blocks, gpu.sms * _resident_blocks(of.kernel, facts, gpu)) if of.kernel.stays else of.blocks
+    first = of.kernel.stays_from
+    stays = first is not None and capability(arch) >= first
+    blocks = min(of.blocks, gpu.sms * _resident_blocks(of.kernel, facts, gpu)) if stays else of.blocks
     each = of.blocks / blocks
     return replace(of, blocks=blocks, load=of.load * each, store=of.store * each, beside=of.beside * each)

@@ -92,7 +92,9 @@ def _compiled(kernels: Sequence[Kernel], arch: str) -> list[Code]:
 def measured(of: Pass, arch: str, code: Code) -> Measured:
     """The facts of a pass from the machine code of its kernel."""
     flow = code.blocks
-    turn = of.kernel.turn * of.kernel.dtypes[0].bits / 8 if of.kernel.turn else 0
+    first = of.kernel.stays_from
+    loops_here = of.kernel.turn > 0 and (first is None or capability(arch) >= first)
+    turn = of.kernel.turn * of.kernel.dtypes[0].bits / 8 if loops_here else 0
     turns = max(1, round(of.load / turn)) if turn else 1
     path, exact = _path(flow, of.load / turns, of.store / turns)
     turning = _main_loop(flow, path) if turn else loops(flow)

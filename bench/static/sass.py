@@ -28,6 +28,8 @@ _TARGETS = re.compile(r"BRANCH_TARGETS ([^\s\"*]+)")
 #: Opcodes that read or write memory -> (where, whether they write).
 _MEMORY = {
     "LDG": ("global", False),
+    # To shared memory, while the thread goes on.
+    "LDGSTS": ("global", False),
     "STG": ("global", True),
     "LD": ("global", False),
     "ST": ("global", True),

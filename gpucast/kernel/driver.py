@@ -31,6 +31,8 @@ from gpucast.kernel.recording import THREAD
 _NO_CONTEXT = 201
 #: cudaErrorStreamCaptureImplicit.
 _CAPTURE_IMPLICIT = 906
+#: Of blocks: more than any launch has.
+ANY_NUMBER = 2**31 - 1
 
 
 #: The arguments of a launch: the bytes of `Kernel.arguments`, or a NumPy record of them.
@@ -75,7 +77,8 @@ class Driver(Protocol):
         """The bytes of arguments of a short list of arrays, which is quicker to give, and the most of a kernel."""
 
     def resident(self, kernel: Kernel) -> int:
-        """How many blocks of a kernel, which is loaded, the current device holds at a time."""
+        """The most blocks to launch of a kernel whose blocks stay, which is loaded: as many as the current device holds
+        at a time. `ANY_NUMBER` where they do not stay on such a device."""
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None = None) -> Any:
         """An array without gaps on the current device, C-contiguous where no strides are given.
@@ -242,8 +245,11 @@ class CupyDriver:
         # Kept for the life of the process: a plan may be used at any time, also while Python shuts down.
         function = int(driver.moduleGetFunction(driver.moduleLoadData(image), kernel.name))
         self._load(function)
-        if kernel.stays:
-            self._resident[kernel, device] = self._blocks_at_a_time(function, kernel.threads, device)
+        if kernel.stays_from is not None:
+            major, minor = self._capability(device)
+            stays = 10 * major + minor >= kernel.stays_from
+            blocks = self._blocks_at_a_time(function, kernel.threads, device) if stays else ANY_NUMBER
+            self._resident[kernel, device] = blocks
         return function
 
     @staticmethod
@@ -452,7 +458,7 @@ def launch(kernel: Kernel, device: int, src: int, dst: int, n: int, given: bytes
     addresses. `given`: the bytes of the struct after the other arguments. RuntimeError as for `load`."""
     blocks = kernel.blocks(n, dst)
     start = load(kernel, device)
-    if kernel.stays:
+    if kernel.stays_from is not None:
         blocks = min(blocks, driver().resident(kernel))
     start(blocks, array_arguments(src, 0, dst, n) + given)
 

@@ -49,8 +49,9 @@ class Kernel:
     ahead: int = 0
     #: Elements of a thread in one turn of its loop; 0 without one.
     turn: int = 0
-    #: Whether its blocks stay until all is done, so that no more are launched than a device holds at a time.
-    stays: bool = False
+    #: The compute capability (90 for 9.0) from which its blocks stay until all is done, so that no more are launched
+    #: than a device holds at a time. None: on no device.
+    stays_from: int | None = None
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Kernel) and (self.name, self.line) == (other.name, other.line))

@@ -150,6 +150,11 @@ inline float max_nan(float a, float b) { return canonical(a != a || b != b ? a +
 inline float rcp(float a) { return canonical(1 / a); }
 inline void mark_rare() {}
 inline void prefetch(const unsigned char*) {}
+inline void cp_async(unsigned char* to, const unsigned char* from) {
+    GPUCAST_CHECK_GLOBAL(from, 16);
+    std::memcpy(to, from, 16);
+}
+inline void cp_async_wait() {}
 inline float add_rn(float a, float b) { return canonical(a + b); }
 inline float sub_rn(float a, float b) { return canonical(a - b); }
 inline unsigned set_ne(float a, float b) { return a < b || a > b; }

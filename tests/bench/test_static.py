@@ -229,7 +229,7 @@ def test_of_blocks_that_stay_only_their_loop_is_repeated() -> None:
     # As many as a GPU holds at a time; without its limit there were one for each tile.
     assert held.blocks == GPUS[90].sms * resident_blocks(found) < one.blocks / 20
     # The groups are found once, with three barriers, and then each thread takes tiles of 16 elements, two in a turn.
-    assert one.kernel.stays and found.barriers == 3
+    assert one.kernel.stays_from == 0 and found.barriers == 3
     assert found.turns == round(held.load / 64) > 10
     assert not any(instruction.base == "BAR" for instruction in found.repeated)
     assert len(found.repeated) < 400 < len(found.path)

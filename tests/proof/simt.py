@@ -31,6 +31,8 @@ _CVTA = re.compile(r"cvta(\.to)?\.(shared|local|global|param)\.u64")
 _ATOMIC = re.compile(r"(red|atom)\.global\.(max|min|add|or|and|exch|inc)\.([bsu])(32|64)")
 _SHUFFLE = re.compile(r"shfl\.sync\.(bfly|up|down|idx)\.b32")
 _VOTE = re.compile(r"vote\.sync\.(ballot\.b32|any\.pred|all\.pred)")
+_COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global")
+_COPIES_WAIT = re.compile(r"cp\.async\.(?:wait_all|wait_group|commit_group)")
 _WARP_REDUCTION = re.compile(r"redux\.sync\.(max|min|add|or|and)\.([bsu])32")
 #: Where threads wait for others.
 _WAITS = re.compile(r"bar\.sync|barrier\.sync|(?:shfl|vote|redux)\.sync\..*")
@@ -89,6 +91,7 @@ class Block(Registers):
             running = np.flatnonzero(self.state == _RUNS)
             if len(running) == 0:
                 if (self.state == _ENDED).all():
+                    self.shared.end()
                     return
                 self._release()
                 continue
@@ -214,6 +217,10 @@ class Block(Registers):
             return prefetch
         if atomic := _ATOMIC.fullmatch(name):
             return self._atomic(instruction, atomic)
+        if _COPY.fullmatch(name):
+            return self._copy(instruction)
+        if _COPIES_WAIT.fullmatch(name):
+            return self._wait_for_copies(instruction)
         if name in _FENCES:
             return self._fence
         if name in _NOTHING:
@@ -355,6 +362,34 @@ class Block(Registers):
                 self.write(slot, group, found)
 
         return run
+
+    def _copy(self, instruction: Instruction) -> Callable[[NDArray], None]:
+        """From global memory to shared memory, while the thread goes on."""
+        to, source, *sizes = instruction.operands
+        if len(sizes) != 1 or int(sizes[0]) not in ((4, 8, 16) if ".ca." in instruction.name else (16,)):
+            raise Unknown(f"proof: a copy of other sizes is unknown: {instruction.text}")
+        size = int(sizes[0])
+        target, origin = self.address(to, 32), self.address(source, 64)
+
+        def copy(group: NDArray) -> None:
+            at, begin = target(group), origin(group)
+            for addresses in (at, begin):
+                bad = addresses % np.uint64(size) != 0
+                if bad.any():
+                    raise Fault(f"{int(addresses[bad.argmax()]):#x} is misaligned for {size} bytes")
+            words = self._global().load(begin, 4, size // 4, False)
+            self._global().check_blocks(begin, size, self.block * self.count, self.count)
+            data = np.ascontiguousarray(np.stack(words, 1)).view(np.uint8).reshape(len(group), size)
+            self.shared.begin_copy(group, at, data)
+
+        return copy
+
+    def _wait_for_copies(self, instruction: Instruction) -> Callable[[NDArray], None]:
+        name, operands = instruction.name, instruction.operands
+        if name == "cp.async.commit_group":
+            return lambda group: self.shared.commit(group)  # noqa: PLW0108 - each block has a memory of its own
+        pending = int(operands[0]) if name == "cp.async.wait_group" else -1
+        return lambda group: self.shared.finish(group, pending)
 
     # ---- what threads do together ----
 

@@ -22,7 +22,7 @@ WINDOW = 1 << 32
 #: Where shared memory begins, so that 0 is no address of it.
 SHARED = 0x400
 #: In place of the number of a thread.
-_NOBODY, _SEVERAL = -1, -2
+_NOBODY, _SEVERAL, _COPY = -1, -2, -3
 #: In place of a byte that nobody has written.
 _POISON = 0xA7
 
@@ -65,15 +65,56 @@ class Bytes:
 
 
 class Shared(Bytes):
-    """The shared memory of one block. Two threads that touch a byte between two barriers, one of which writes, race."""
+    """The shared memory of one block. Two threads that touch a byte between two barriers, one of which writes, race.
+
+    What a thread has copied while it goes on (``cp.async``) is there when it has waited: before that nobody may read or
+    write it. A copy is ordered with no access before it, also of its own thread, but by a barrier.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__("shared", size, SHARED)
         self.writer = np.full(size, _NOBODY)
         self.reader = np.full(size, _NOBODY)
+        #: The thread whose copy to a byte is under way, and the group of its copies; 0 for one that is open.
+        self.copier = np.full(size, _NOBODY)
+        self.group = np.zeros(size, np.int64)
 
     def barrier(self) -> None:
         self.writer[:] = self.reader[:] = _NOBODY
+
+    def begin_copy(self, threads: NDArray, address: NDArray, data: NDArray) -> None:
+        """Copies that threads begin; `data` is a row of bytes for each."""
+        places, me = self.places(address, data.shape[1]), threads[:, None]
+        nobody = np.full_like(me, _COPY)
+        self._check_copies(places)
+        self._check(self.writer[places], nobody, "writes what a copy writes", threads)
+        self._check(self.reader[places], nobody, "reads what a copy writes", threads)
+        self.copier[places] = me
+        if (self.copier[places] != me).any():
+            raise Fault("two copies to one place of shared memory")
+        self.group[places] = 0
+        self.data[0, places] = data
+        self.known[0, places] = True
+
+    def commit(self, threads: NDArray) -> None:
+        """The copies that threads have begun since the last time are a group, behind those of before."""
+        mine = np.isin(self.copier, threads)
+        self.group[mine] += 1
+
+    def finish(self, threads: NDArray, pending: int) -> None:
+        """Threads wait until of their groups of copies no more than the last so many are under way."""
+        done = np.isin(self.copier, threads) & (self.group > pending)
+        self.writer[done] = self.copier[done]
+        self.copier[done] = _NOBODY
+
+    def end(self) -> None:
+        """The block has ended."""
+        if (self.copier != _NOBODY).any():
+            raise Fault("a block ends whose copies to shared memory are under way")
+
+    def _check_copies(self, places: NDArray) -> None:
+        if (self.copier[places] != _NOBODY).any():
+            raise Fault("shared memory to which a copy is under way: no thread has waited for it")
 
     def load_by(self, threads: NDArray, address: NDArray, size: int, partly: bool) -> NDArray:
         """What threads read. `partly`: what nobody has written is poison beside bytes of the same access that were
@@ -82,6 +123,7 @@ class Shared(Bytes):
         known = self.known[0, places]
         if not (known.any(1) if partly else known.all(1)).all():
             raise Fault("a read of shared memory that nobody has written")
+        self._check_copies(places)
         data = np.where(known, self.data[0, places], _POISON).astype(np.uint8)
         self._check(self.writer[places], me, "reads what another thread writes")
         before = self.reader[places]
@@ -91,6 +133,7 @@ class Shared(Bytes):
 
     def store_by(self, threads: NDArray, address: NDArray, data: NDArray) -> None:
         places, me = self.places(address, data.shape[1]), threads[:, None]
+        self._check_copies(places)
         self._check(self.writer[places], me, "writes what another thread writes")
         self._check(self.reader[places], me, "writes what another thread reads")
         self.writer[places] = me
@@ -98,10 +141,11 @@ class Shared(Bytes):
         self.store(address, data, np.zeros_like(threads))
 
     @staticmethod
-    def _check(by: NDArray, me: NDArray, what: str) -> None:
+    def _check(by: NDArray, me: NDArray, what: str, threads: NDArray | None = None) -> None:
         race = (by != _NOBODY) & (by != me)
         if race.any():
-            raise Fault(f"a race on shared memory: thread {int(me[race.any(1).argmax(), 0])} {what} without a barrier")
+            thread = (me[:, 0] if threads is None else threads)[race.any(1).argmax()]
+            raise Fault(f"a race on shared memory: thread {int(thread)} {what} without a barrier")
 
 
 class Global:

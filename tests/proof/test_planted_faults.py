@@ -20,8 +20,10 @@ X = np.random.default_rng(1).standard_normal((64, 128)).astype(np.float32)
 TILES = "tiles32_same_along_swapped_down"
 TOP = "_global_top"
 CAST = "float32_to_float8e4m3fn"
+STAY = "quantize_bfloat16_float8_e4m3fn_float8_e8m0fnu_floor_tiles32_same_along_swapped_down"
 CALLS: dict[str, Callable[[], Any]] = {
     TILES: lambda: gpucast.quantize(upload(X), "mxfp8e4m3", transpose="both"),
+    STAY: lambda: gpucast.quantize(upload(gpucast.cast(np.tile(X, 4), "BFLOAT16")), "mxfp8e4m3", transpose="both"),
     TOP: lambda: gpucast.quantize(upload(X), "nvfp4"),
     CAST: lambda: gpucast.cast(upload(X), "FLOAT8E4M3FN"),
 }
@@ -65,6 +67,25 @@ FAULTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("a race by stores to one byte", TILES, r"(bar\.sync \t0;)",
      r"\1 { .reg .b32 me, zero; mov.u32 me, %tid.x; mov.u32 zero, 1024; st.shared.u32 [zero], me; }",
      "a race on shared memory"),
+    ("a copy that nobody waits for", STAY, r"cp\.async\.wait_all;", "", "to which a copy is under way"),
+    ("copies that wait for one group too few", STAY, r"cp\.async\.wait_all;",
+     "cp.async.commit_group; cp.async.wait_group 1;", "to which a copy is under way"),
+    ("copies to one place", STAY, r"\tret;",
+     (r"{ .reg .b64 at; ld.param.u64 at, [gpucast_" + STAY + r"_param_0]; "
+      r"cp.async.cg.shared.global [1024], [at], 16; } ret;"), "two copies to one place"),
+    ("a copy that goes on when its block ends", STAY, r"\tret;",
+     (r"{ .reg .pred one; .reg .b32 me; .reg .b64 at; mov.u32 me, %tid.x; setp.eq.s32 one, me, 5; "
+      r"ld.param.u64 at, [gpucast_" + STAY + r"_param_0]; bar.sync 0; "
+      r"@one cp.async.cg.shared.global [1024], [at], 16; } ret;"), "copies to shared memory are under way"),
+    ("a copy at an odd address", STAY, r"(cp\.async\.cg\.shared\.global \[%r\d+\], \[%rd\d+)\]", r"\1+8]",
+     "misaligned for 16 bytes"),
+    ("a copy from shared memory", STAY, r"(cp\.async\.cg\.shared\.global \[(%r\d+)\], \[)(%rd\d+)\]",
+     r"cvt.u64.u32 \3, \2; \1\3]", "not in global memory: an address of shared memory"),
+    ("a copy to global memory", STAY, r"cp\.async\.cg\.shared\.global \[(%r\d+)\], \[(%rd\d+)\]",
+     r"cvt.u32.u64 \1, \2; cp.async.cg.shared.global [\1], [\2]", "outside of shared memory"),
+    ("a copy over what a thread still reads", STAY, r"bar\.sync \t0;", "", "what a copy writes without a barrier"),
+    ("a copy past the end", STAY, r"(cp\.async\.cg\.shared\.global \[%r\d+\], \[%rd\d+)\]", r"\1+1048576]",
+     "outside of the arrays"),
 )  # fmt: skip
 
 

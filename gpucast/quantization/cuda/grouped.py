@@ -97,7 +97,7 @@ def grouped_kernel(
         dtypes.append(format.scale)
     line = f"{head}GPUCAST_GROUPED({name}, {resident}, {work})\n"
     turn = 2 * elements
-    return Kernel(name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements, turn=turn, stays=True)
+    return Kernel(name, _PARTS, tuple(dtypes), line, _THREADS, array_and(GROUPED), elements, turn=turn, stays_from=0)
 
 
 def grouped_arguments(

@@ -24,6 +24,8 @@ from gpucast.quantization.scale_orders import ScaleLayout
 Run = Literal["nothing", "along", "down", "square", "everywhere"]
 
 _TILE_COLUMNS = 128
+#: The compute capability from which blocks stay, as `TileShape` in `kernels/tiles.cuh` has it.
+STAYS_FROM = 90
 _FLOAT, _DOUBLE = dtype("FLOAT"), dtype("DOUBLE")
 
 
@@ -44,7 +46,7 @@ TILE = Fields(
         ("tiles_across", "u32"),
     ),
 )
-_PARTS: tuple[Part, ...] = (*PARTS, "tiles.cuh", TILE_RESULT, TILE, "quantize_tiles.cu")
+_PARTS: tuple[Part, ...] = (*PARTS, "tiles.cuh", TILE_RESULT, TILE, "tile_work.cuh", "quantize_tiles.cu")
 
 
 @lru_cache(maxsize=1024)
@@ -70,6 +72,9 @@ def tile_kernel(
     `layout`: the order in which scales are written.
     """
     size = tile_size(rule.src, format, block)
+    elements = size.rows * size.columns
+    # Blocks that stay have the next tile on its way to shared memory, of which a kernel has 48 KiB unless it asks.
+    stays = rule.src.bits == 16 and size.tile_rows == 64 and "everywhere" not in (same, swapped)
     kind = [f"tiles{block}", "same", same, "swapped", swapped]
     kind += ["given"] * given + ["whole"] * whole_columns + ["stochastic"] * stochastic
     kind += [layout] * (layout != "linear")
@@ -77,7 +82,7 @@ def tile_kernel(
     lines = [
         f"enum : u32 {{ rows = {size.rows}, columns = {size.columns}, block = {block} }};",
         f"enum : u32 {{ tile_rows = {size.tile_rows}, tile_columns = {_TILE_COLUMNS} }};",
-        f"enum : bool {{ given = {given:d}, whole_columns = {whole_columns:d} }};",
+        f"enum : bool {{ given = {given:d}, whole_columns = {whole_columns:d}, stays = {stays:d} }};",
         f"static GPUCAST_CONSTANT Run same() {{ return Run::{same}; }}",
         f"static GPUCAST_CONSTANT Run swapped() {{ return Run::{swapped}; }}",
     ]
@@ -88,7 +93,8 @@ def tile_kernel(
         + f"GPUCAST_QUANTIZE_TILES({name}, {rule.src.name}, {size.threads})\n"
     )
     dtypes = rule.src, _FLOAT, _DOUBLE, format.element, format.scale
-    return Kernel(name, _PARTS, dtypes, line, size.threads, array_and(TILE), size.rows * size.columns)
+    loop = {"turn": elements, "stays_from": STAYS_FROM} if stays else {}
+    return Kernel(name, _PARTS, dtypes, line, size.threads, array_and(TILE), elements, **loop)
 
 
 def tile_size(src: DType, format: Format, block: int) -> Size:

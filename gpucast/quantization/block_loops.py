@@ -106,7 +106,7 @@ _GRID = tuple((name, Triple3) for name in ("shape", "lengths", "grid"))
 
 
 class Quantizing(ctypes.Structure):
-    """`Quantizing` of ``kernels/host/quantize.hpp``. Functions are addresses."""
+    """`Quantizing` of ``kernels/host/quantizing.hpp``. Functions are addresses."""
 
     _fields_ = (
         *_GRID,
@@ -138,7 +138,7 @@ class Transforming(ctypes.Structure):
 
 
 class Dequantizing(ctypes.Structure):
-    """`Dequantizing` of ``kernels/host/quantize.hpp``."""
+    """`Dequantizing` of ``kernels/host/dequantizing.hpp``."""
 
     _fields_ = (
         *_GRID,

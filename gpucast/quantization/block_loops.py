@@ -69,11 +69,9 @@ class Quotients(ctypes.Structure):
 
 
 class Products(ctypes.Structure):
-    """How codes become numbers, and numbers results."""
+    """How codes become FLOATs, DOUBLEs results, and FLOATs results; whether products may come from FLOATs."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_uint64) for name in ("from_codes", "to", "itemsize", "from_codes_to_floats", "to_from_floats")
-    )
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("from_codes", "to", "itemsize", "to_from_floats", "in_floats"))
 
 
 class Choice(ctypes.Structure):

@@ -157,7 +157,7 @@ def _quick_extremes(source: NDArray, grid: BlockGrid, format: Format) -> tuple[N
 
 
 def _has_loops(grid: BlockGrid) -> bool:
-    """Whether there are quick loops: for long blocks, and for those of which adjacent elements are in different ones."""
+    """Whether there are quick loops: for long blocks, and where adjacent elements are in different ones."""
     return grid.lengths[2] == 1 or grid.lengths[2] >= _SHORTEST
 
 
@@ -466,12 +466,15 @@ def _loop(src: DType, dst: DType, **attributes: Any) -> int:
 
 
 def _products(format: Format, to: DType) -> block_loops.Products:
-    last = 0 if to is _DOUBLE else _loop(_DOUBLE, to)
-    element, from_floats, to_floats = format.element, 0, 0
     # With a global scale the factors are products, and no FLOATs.
-    if to is not _DOUBLE and not format.global_scale:
-        from_floats, to_floats = _loop(element, _FLOAT), 0 if to is _FLOAT else _loop(_FLOAT, to)
-    return block_loops.Products(_loop(element, _DOUBLE), last, to.code_numpy.itemsize, from_floats, to_floats)
+    in_floats = to is not _DOUBLE and not format.global_scale
+    return block_loops.Products(
+        _loop(format.element, _FLOAT),
+        0 if to is _DOUBLE else _loop(_DOUBLE, to),
+        to.code_numpy.itemsize,
+        _loop(_FLOAT, to) if in_floats and to is not _FLOAT else 0,
+        in_floats,
+    )
 
 
 # ---- counts, for conversions of files ----

@@ -48,11 +48,11 @@ enum : u64 { short_block = 32, shorter_block = 16 };
 // Longer blocks are worked on in pieces, so that the slow case is computed for one piece only.
 enum : u64 { long_block = 1024 };
 
-// Whether a kind of work takes two blocks of `shorter_block` elements at once.
+// Whether a kind of work takes pairs of blocks of `shorter_block` elements.
 template <typename Work, typename = void>
-constexpr bool takes_two = false;
+constexpr bool takes_pairs = false;
 template <typename Work>
-constexpr bool takes_two<Work, decltype(void(Work::takes_two()))> = Work::takes_two();
+constexpr bool takes_pairs<Work, decltype(void(Work::takes_pairs()))> = Work::takes_pairs();
 
 // A Run that calls Work::block for each block, with a loop of its own for short blocks; or, of blocks of one element, for many of
 // them, each of which has its own `OfBlock`.
@@ -69,10 +69,11 @@ inline void run_blocks(const void* from, void* to, u64 n, u64 skip, u64 length, 
         return;
     }
     u64 start = 0, next = length - skip;
-    if constexpr (takes_two<Work>) {
+    if constexpr (takes_pairs<Work>) {
         if (length == shorter_block && !skip) {
-            for (; start + 2 * shorter_block <= n; start += 2 * shorter_block, own += 2) Work::two_blocks(src + start, dst + start, own, more);
-            next = start + length;
+            const u64 paired = n / (2 * shorter_block) * 2;
+            Work::pairs(src, dst, paired, own, more);
+            start = paired * shorter_block, next = start + length, own += paired;
         }
     }
     for (; start < n; start = next, next += length, ++own) {
@@ -103,9 +104,13 @@ struct BlockOf {
 // Calls each(i, end, block) for the elements of the blocks that lie in [0, count), `start` elements behind the first.
 template <typename OfBlock, typename Each>
 GPUCAST_INLINE void each_block(const BlockOf<OfBlock>& block, u64 start, u64 count, const Each& each) {
-    for (u64 i = 0; i < count;) {
-        const u64 left = block.length - (start + i + block.skip) % block.length, end = left < count - i ? i + left : count;
-        each(i, end, block[start + i]);
+    // A division for each block would take longer than a short one.
+    const u64 first = start + block.skip;
+    OfBlock* own = block.of + first / block.length;
+    u64 left = block.length - first % block.length;
+    for (u64 i = 0; i < count; left = block.length, ++own) {
+        const u64 end = left < count - i ? i + left : count;
+        each(i, end, *own);
         i = end;
     }
 }

@@ -210,24 +210,36 @@ struct Quotient {
         if (Division::corrects && is_wrong && !more) correct<is_each>(src, dst, n, d);
     }
 
-    // Two adjacent blocks of 16.
-    static GPUCAST_CONSTANT bool takes_two() {
+    // Adjacent blocks of 16, two at a time.
+    static GPUCAST_CONSTANT bool takes_pairs() {
 #if GPUCAST_TABLE_BYTES == 64
         return narrows<FLOAT, Element, Rule>() && u64(least) == u64(shorter_block);
 #else
         return false;
 #endif
     }
-    static GPUCAST_INLINE void two_blocks([[maybe_unused]] const Source* __restrict__ src, [[maybe_unused]] u8* __restrict__ dst,
-                                          [[maybe_unused]] OfBlock* d, [[maybe_unused]] void* more) {
+    static GPUCAST_INLINE void pairs([[maybe_unused]] const Source* __restrict__ src, [[maybe_unused]] u8* __restrict__ dst,
+                                     [[maybe_unused]] u64 count, [[maybe_unused]] OfBlock* d, [[maybe_unused]] void* more) {
 #if GPUCAST_TABLE_BYTES == 64
-        const WideNumbers none = {};
-        const bool is_known = Division::is_known(d[0]) && Division::is_known(d[1]);
-        const bool is_wrong = find_codes_in_lanes<Src, Element, Rule, Division, Factors::two>(
-            src, dst, lanes, d, {none + Division::factor(d[0]), none + Division::factor(d[1])});
-        if (Division::corrects && (is_wrong || !is_known) && !more) {
-            correct<false>(src, dst, shorter_block, d);
-            correct<false>(src + shorter_block, dst + shorter_block, shorter_block, d + 1);
+        // Factors of many blocks are computed together.
+        float factors[lanes];
+        for (u64 first = 0; first < count; first += lanes) {
+            const u64 some = count - first < lanes ? count - first : u64(lanes);
+            bool is_known = true;
+            for (u64 i = 0; i < some; ++i) {
+                factors[i] = Division::factor(d[first + i]);
+                is_known &= Division::is_known(d[first + i]);
+            }
+            for (u64 i = 0; i < some; i += 2) {
+                const WideNumbers none = {};
+                const u64 at = (first + i) * shorter_block;
+                const bool is_wrong = find_codes_in_lanes<Src, Element, Rule, Division, Factors::two>(
+                    src + at, dst + at, lanes, d, {none + factors[i], none + factors[i + 1]});
+                if (Division::corrects && (is_wrong || !is_known) && !more) {
+                    correct<false>(src + at, dst + at, shorter_block, d + first + i);
+                    correct<false>(src + at + shorter_block, dst + at + shorter_block, shorter_block, d + first + i + 1);
+                }
+            }
         }
 #endif
     }
@@ -281,18 +293,31 @@ struct Whole {
     template <bool is_each>
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* step, void* more) {
         const Integers to = *static_cast<const Integers*>(more);
+        bool has_midpoints;
+        // Compilers make vector instructions of loops without choices that are the same for all elements.
+        if (Src::bits == 16 && to.rounds) {
+            has_midpoints = to.products ? round_all<is_each, true, true>(src, dst, n, step, to) : round_all<is_each, false, true>(src, dst, n, step, to);
+        } else {
+            has_midpoints = to.products ? round_all<is_each, true, false>(src, dst, n, step, to) : round_all<is_each, false, false>(src, dst, n, step, to);
+        }
+        if (has_midpoints && !to.in_float) divide_wholly<Src, is_each>(src, dst, n, step, to);
+    }
+
+   private:
+    template <bool is_each, bool products, bool rounds>
+    static GPUCAST_INLINE bool round_all(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* step, Integers to) {
         const Step first = *step;
         const float large = 0x1.8p23f;
         u32 midpoints = 0;
         for (u64 i = 0; i < n; ++i) {
             const Step own = is_each ? step[i] : first;
-            const float x = number<Src>(src[i]), product = to.products ? x * own.d : x / own.d;
-            const float q = Src::bits == 16 && to.rounds ? rounded<Src>(product) : product;
+            const float x = number<Src>(src[i]), product = products ? x * own.d : x / own.d;
+            const float q = rounds ? rounded<Src>(product) : product;
             const float whole = q + large - large, rest = q - whole;
             dst[i] = integer_code(i32(whole) + own.zero, to);
             midpoints |= u32(rest == 0.5f) | u32(rest == -0.5f);
         }
-        if (midpoints && !to.in_float) divide_wholly<Src, is_each>(src, dst, n, step, to);
+        return midpoints != 0;
     }
 };
 

@@ -13,7 +13,8 @@ struct Dequantizing {
     struct {
         CastArray *from, *to;
         u64 itemsize;
-        CastArray *from_floats, *to_floats;
+        CastArray* to_from_floats;
+        u64 in_floats;
     } products;
 };
 

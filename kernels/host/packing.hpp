@@ -61,25 +61,39 @@ enum : u64 { sixes = 16, sixes_bytes = 12 };
 #define GPUCAST_BYTES_OF(a, ...) __builtin_shuffle(a, SixteenBytes{__VA_ARGS__})
 #endif
 
+inline SixteenBytes packed_sixes(const u8* from) {
+    FourWords w;
+    memcpy(&w, from, sizeof w);
+    const FourWords pairs = (w & 0x003f003f) | (w >> 2 & 0x0fc00fc0), fours = (pairs & 0xfff) | (pairs >> 4 & 0xfff000);
+    return GPUCAST_BYTES_OF(SixteenBytes(fours), 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 3, 7, 11, 15);
+}
+
 inline void pack_sixes(const u8* __restrict__ from, u8* __restrict__ to, u64 groups) {
-    for (u64 i = 0; i < groups; ++i) {
-        FourWords w;
-        memcpy(&w, from + i * sixes, sizeof w);
-        const FourWords pairs = (w & 0x003f003f) | (w >> 2 & 0x0fc00fc0), fours = (pairs & 0xfff) | (pairs >> 4 & 0xfff000);
-        const SixteenBytes bytes = GPUCAST_BYTES_OF(SixteenBytes(fours), 0, 1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 3, 7, 11, 15);
-        memcpy(to + i * sixes_bytes, &bytes, sixes_bytes);
+    // All 16 bytes are stored, the last four of which belong to the next group.
+    for (u64 i = 0; i + 1 < groups; ++i) {
+        const SixteenBytes bytes = packed_sixes(from + i * sixes);
+        memcpy(to + i * sixes_bytes, &bytes, sizeof bytes);
     }
+    if (!groups) return;
+    const SixteenBytes last = packed_sixes(from + (groups - 1) * sixes);
+    memcpy(to + (groups - 1) * sixes_bytes, &last, sixes_bytes);
 }
 
 inline void unpack_sixes(const u8* __restrict__ from, u8* __restrict__ to, u64 groups) {
-    for (u64 i = 0; i < groups; ++i) {
-        SixteenBytes bytes = {};
-        memcpy(&bytes, from + i * sixes_bytes, sixes_bytes);
+    const auto unpack = [to](u64 i, SixteenBytes bytes) {
         // A fourth byte of each word is cut off.
         const FourWords fours = FourWords(GPUCAST_BYTES_OF(bytes, 0, 1, 2, 15, 3, 4, 5, 15, 6, 7, 8, 15, 9, 10, 11, 15));
         const FourWords pairs = (fours & 0xfff) | (fours << 4 & 0xfff0000), each = (pairs & 0x003f003f) | (pairs << 2 & 0x3f003f00);
         memcpy(to + i * sixes, &each, sizeof each);
+    };
+    SixteenBytes bytes = {};
+    for (u64 i = 0; i + 1 < groups; ++i) {
+        memcpy(&bytes, from + i * sixes_bytes, sizeof bytes);
+        unpack(i, bytes);
     }
+    if (!groups) return;
+    memcpy(&bytes, from + (groups - 1) * sixes_bytes, sixes_bytes);
+    unpack(groups - 1, bytes);
 }
 #undef GPUCAST_BYTES_OF
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantizing on the host compared with the plain NumPy formula: ``python -m bench.host.quantize``.
 
-Every format of `gpucast.quantize` and back, from and to FLOAT, BFLOAT16 and FLOAT16, in repeated calls with ``out=``. The
-formulas are what a user of NumPy and ml_dtypes would write: whole-array arithmetic in float32 that ignores NaN,
+Every format of `gpucast.quantize` and back, from and to FLOAT, BFLOAT16 and FLOAT16, in repeated calls with ``out=``.
+The formulas are what a user of NumPy and ml_dtypes would write: whole-array arithmetic in float32 that ignores NaN,
 infinity and ties, and allocates its results, with one code per byte. Beside them: a copy that reads and writes as many
 bytes as our call does, into an array that is there.
 
 In each round every side runs once, and the fastest round counts, so that a neighbour on the machine disturbs all sides
-alike. Times are processor time of the one thread that does all the work: GPUCAST_HOST_THREADS has to be 1. The figures are written to
+alike. Times are processor time of the one thread that does all the work: GPUCAST_HOST_THREADS has to be 1. The figures
+are written to
 bench/results/quantize-host-DATE.json; a table of them is part of docs/quantization.md.
 """
 

@@ -468,13 +468,9 @@ def _loop(src: DType, dst: DType, **attributes: Any) -> int:
 def _products(format: Format, to: DType) -> block_loops.Products:
     # With a global scale the factors are products, and no FLOATs.
     in_floats = to is not _DOUBLE and not format.global_scale
-    return block_loops.Products(
-        _loop(format.element, _FLOAT),
-        0 if to is _DOUBLE else _loop(_DOUBLE, to),
-        to.code_numpy.itemsize,
-        _loop(_FLOAT, to) if in_floats and to is not _FLOAT else 0,
-        in_floats,
-    )
+    last, last_of_floats = (_loop(kind, to) if kind is not to else 0 for kind in (_DOUBLE, _FLOAT))
+    narrow = last_of_floats if in_floats else 0
+    return block_loops.Products(_loop(format.element, _FLOAT), last, to.code_numpy.itemsize, narrow, in_floats)
 
 
 # ---- counts, for conversions of files ----

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeated calls, which the module makes in one sweep, have the bits of the exact meaning: numbers beside midpoints, blocks
-along either axis, and as many blocks as are worked on together, and some more."""
+"""Repeated calls, which the module makes in one sweep, have the bits of the exact meaning: numbers beside midpoints,
+blocks along either axis, and as many blocks as are worked on together, and some more."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Quantizing on the host compared with the plain NumPy formula: ``python -m bench.host.quantize``.
 
-Every format of `gpucast.quantize` and back, from and to FLOAT, BFLOAT16 and FLOAT16. The formulas are what a user of
-NumPy and ml_dtypes would write: whole-array arithmetic in float32 that ignores NaN, infinity and ties. Both sides
-allocate their results, with one code per byte (the host path before its codes are packed). Beside them: a copy of as
-many bytes.
+Every format of `gpucast.quantize` and back, from and to FLOAT, BFLOAT16 and FLOAT16, in repeated calls with ``out=``.
+The formulas are what a user of NumPy and ml_dtypes would write: whole-array arithmetic in float32 that ignores NaN,
+infinity and ties, and allocates its results, with one code per byte. Beside them: a copy that reads and writes as many
+bytes as our call does, into an array that is there.
 
 In each round every side runs once, and the fastest round counts, so that a neighbour on the machine disturbs all sides
-alike. Times are processor time of the one thread that does all the work. The figures are written to
+alike. Times are processor time of the one thread that does all the work: GPUCAST_HOST_THREADS has to be 1. The figures
+are written to
 bench/results/quantize-host-DATE.json; a table of them is part of docs/quantization.md.
 """
 
@@ -27,7 +28,8 @@ import numpy.typing as npt
 from bench.report import markdown
 from bench.revision import FOLDER, machine
 from bench.timing.times import quickest
-from gpucast import cast
+from gpucast import PackedArray, cast, dequantize, quantize
+from gpucast.core import extension
 from gpucast.core.dtypes import DType, dtype
 from gpucast.quantization import FORMATS, Format, quantize_on_host
 from gpucast.quantization.formats import Parts
@@ -67,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=7, metavar="N", help="rounds (default: %(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures there")
     asked = parser.parse_args(arguments)
+    if asked.out and extension.MODULE.THREADS != 1:
+        parser.error(f"--out: times are of one thread; got GPUCAST_HOST_THREADS={extension.MODULE.THREADS}; expected 1")
     formats = {name: FORMATS[name] for name in asked.formats} or FORMATS
     rows = []
     for row in measured(formats, asked.type or TYPES, SHAPE, asked.repeats):
@@ -93,18 +97,19 @@ def measured(
 
 
 def _sides(x: NDArray, format: Format, to: DType) -> Iterator[dict[str, Callable[[], object]]]:
-    parts = quantize_on_host.quantize(x, format)
-    moved = np.ones((x.nbytes + sum(part.nbytes for part in vars(parts).values() if part is not None)) // 2, np.uint8)
-    copy = moved.copy
+    q, parts = quantize(x, format), quantize_on_host.quantize(x, format)
+    y = dequantize(q, to)
+    arrays = [part.data if isinstance(part, PackedArray) else part for part in q.parts().values() if part is not None]
+    one, other = (np.ones((x.nbytes + sum(part.nbytes for part in arrays)) // 2, np.uint8) for _ in range(2))
     yield {
-        "ours": lambda: quantize_on_host.quantize(x, format),
+        "ours": lambda: quantize(x, format, out=q),
         "formula": lambda: quantize_formula(x, format),
-        "copy": copy,
+        "copy": lambda: np.copyto(one, other),
     }
     yield {
-        "ours": lambda: quantize_on_host.dequantize(parts, format, to),
+        "ours": lambda: dequantize(q, to, out=y),
         "formula": lambda: dequantize_formula(parts, format, to),
-        "copy": copy,
+        "copy": lambda: np.copyto(one, other),
     }
 
 

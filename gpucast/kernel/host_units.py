@@ -77,7 +77,8 @@ def units() -> Iterator[HostUnit]:
         yield quantization_unit(src)
     yield _finished("fused", _COMPUTE, [*_CASTS, "work.hpp", "fused.hpp"], [], _FUSED)
     copies = [f"gpucast_copy_{bits}" for bits in ("bool", 2, 4, 6, 8, 16, 32, 64)]
-    yield _finished("copies", (), ["copies.hpp"], [], copies, rules="")
+    packing = [f"gpucast_{way}_{bits}" for way in ("pack", "unpack") for bits in (2, 4, 6)]
+    yield _finished("copies", (), ["copies.hpp", "packing.hpp"], [], [*copies, *packing], rules="")
     yield _finished("files", (), ["files.hpp"], [], ["cast_file", "sum_words", "look8", "look16", "look32"], rules="")
 
 

@@ -69,10 +69,10 @@ class Quotients(ctypes.Structure):
 
 
 class Products(ctypes.Structure):
-    """How codes become numbers, and numbers results."""
+    """How codes become FLOATs, DOUBLEs results, and FLOATs results; whether products may come from FLOATs."""
 
     _fields_ = tuple(
-        (name, ctypes.c_uint64) for name in ("from_codes", "to", "itemsize", "from_codes_to_floats", "to_from_floats")
+        (name, ctypes.c_uint64) for name in ("from_codes", "to", "itemsize", "to_from_floats", "in_floats")
     )
 
 
@@ -106,7 +106,7 @@ _GRID = tuple((name, Triple3) for name in ("shape", "lengths", "grid"))
 
 
 class Quantizing(ctypes.Structure):
-    """`Quantizing` of ``kernels/host/quantize.hpp``. Functions are addresses."""
+    """`Quantizing` of ``kernels/host/quantizing.hpp``. Functions are addresses."""
 
     _fields_ = (
         *_GRID,
@@ -138,7 +138,7 @@ class Transforming(ctypes.Structure):
 
 
 class Dequantizing(ctypes.Structure):
-    """`Dequantizing` of ``kernels/host/quantize.hpp``."""
+    """`Dequantizing` of ``kernels/host/dequantizing.hpp``."""
 
     _fields_ = (
         *_GRID,

@@ -32,7 +32,7 @@ NDArray = npt.NDArray[Any]
 
 _FLOAT, _DOUBLE, _E8M0 = dtype("FLOAT"), dtype("DOUBLE"), dtype("FLOAT8E8M0")
 _SMALLEST_FLOAT = math.ldexp(1.0, -126)
-#: The shortest blocks for which there are loops of their own.
+#: The shortest blocks of adjacent elements for which there are loops of their own.
 _SHORTEST = 16
 #: `short_block` of ``kernels/host/blocks.hpp``.
 _COUNTS = 32
@@ -137,7 +137,7 @@ def _extremes(source: NDArray, grid: BlockGrid, format: Format) -> tuple[NDArray
 def _quick_extremes(source: NDArray, grid: BlockGrid, format: Format) -> tuple[NDArray, NDArray] | None:
     """None for DOUBLE, short blocks, and arrays with an infinity or NaN."""
     src = dtype(source.dtype)
-    if src is _DOUBLE or grid.lengths[2] < _SHORTEST:
+    if src is _DOUBLE or not _has_loops(grid):
         return None
     kind, sign = src.code_numpy, src.sign_code
     # The initial values: as unsigned integers negative numbers begin with -0; as signed ones the others with 0.
@@ -154,6 +154,11 @@ def _quick_extremes(source: NDArray, grid: BlockGrid, format: Format) -> tuple[N
     if max(int((codes & kind.type(sign - 1)).max(initial=0)) for codes in (low, high)) > src.max_code:
         return None
     return _cast(low.view(src.numpy), _DOUBLE), _cast(high.view(src.numpy), _DOUBLE)
+
+
+def _has_loops(grid: BlockGrid) -> bool:
+    """Whether there are quick loops: for long blocks, and where adjacent elements are in different ones."""
+    return grid.lengths[2] == 1 or grid.lengths[2] >= _SHORTEST
 
 
 def _name(source: NDArray) -> str:
@@ -414,7 +419,7 @@ def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) ->
     """What the module does for `quantize` of finite arrays of that shape, to nearest (``kernels/host/quantize.hpp``);
     None for what only the functions above do."""
     grid, known = BlockGrid.of(format, shape, axis), format.steps is None and format.rule != "4over6"
-    if not known or src is _DOUBLE or grid.lengths[2] < _SHORTEST or not math.prod(shape):
+    if not known or src is _DOUBLE or not _has_loops(grid) or not math.prod(shape):
         return None
     run, element, scale = _loop_of(src, format), format.element, format.scale
     if run is None:
@@ -461,12 +466,11 @@ def _loop(src: DType, dst: DType, **attributes: Any) -> int:
 
 
 def _products(format: Format, to: DType) -> block_loops.Products:
-    last = 0 if to is _DOUBLE else _loop(_DOUBLE, to)
-    element, from_floats, to_floats = format.element, 0, 0
     # With a global scale the factors are products, and no FLOATs.
-    if to is not _DOUBLE and not format.global_scale:
-        from_floats, to_floats = _loop(element, _FLOAT), 0 if to is _FLOAT else _loop(_FLOAT, to)
-    return block_loops.Products(_loop(element, _DOUBLE), last, to.code_numpy.itemsize, from_floats, to_floats)
+    in_floats = to is not _DOUBLE and not format.global_scale
+    last, last_of_floats = (_loop(kind, to) if kind is not to else 0 for kind in (_DOUBLE, _FLOAT))
+    narrow = last_of_floats if in_floats else 0
+    return block_loops.Products(_loop(format.element, _FLOAT), last, to.code_numpy.itemsize, narrow, in_floats)
 
 
 # ---- counts, for conversions of files ----
@@ -477,7 +481,7 @@ def beyond(source: NDArray, grid: BlockGrid, limits: NDArray) -> int | None:
     """How many magnitudes of a native array in C order, without NaN, exceed the limits of their blocks (DOUBLE, not
     negative); None where there is no loop for that."""
     src = dtype(source.dtype)
-    if MODULE is None or src is _DOUBLE or grid.lengths[2] < _SHORTEST:
+    if MODULE is None or src is _DOUBLE or not _has_loops(grid):
         return None
     nearest = limits.astype(np.float32)
     # The largest FLOAT that does not exceed the limit.
@@ -489,7 +493,7 @@ def beyond(source: NDArray, grid: BlockGrid, limits: NDArray) -> int | None:
 
 def equal(codes: NDArray, grid: BlockGrid, of_blocks: NDArray) -> int | None:
     """How many codes of a UINT8 array in C order equal `of_blocks` of their block; None where there is no loop."""
-    if MODULE is None or grid.lengths[2] < _SHORTEST:
+    if MODULE is None or not _has_loops(grid):
         return None
     count = np.zeros(1, np.uint64)
     block_loops.each_run(block_loops.find("Equal_UINT8"), codes, codes, grid, np.ascontiguousarray(of_blocks), count)

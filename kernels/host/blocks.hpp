@@ -48,23 +48,44 @@ enum : u64 { short_block = 32, shorter_block = 16 };
 // Longer blocks are worked on in pieces, so that the slow case is computed for one piece only.
 enum : u64 { long_block = 1024 };
 
-// A Run that calls Work::block for each block, with a loop of its own for short blocks.
+// Whether a kind of work takes pairs of blocks of `shorter_block` elements.
+template <typename Work, typename = void>
+constexpr bool takes_pairs = false;
+template <typename Work>
+constexpr bool takes_pairs<Work, decltype(void(Work::takes_pairs()))> = Work::takes_pairs();
+
+// A Run that calls Work::block for each block, with a loop of its own for short blocks; or, of blocks of one element, for many of
+// them, each of which has its own `OfBlock`.
 template <typename Work>
 inline void run_blocks(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
     const typename Work::Source* __restrict__ src = static_cast<const typename Work::Source*>(from);
     typename Work::Result* __restrict__ dst = static_cast<typename Work::Result*>(to);
     typename Work::OfBlock* own = static_cast<typename Work::OfBlock*>(of);
-    u64 next = length - skip;
-    for (u64 start = 0; start < n; start = next, next += length, ++own) {
+    if (length == 1) {
+        for (u64 at = 0; at < n; at += long_block) {
+            const u64 rest = n - at;
+            Work::template block<true>(src + at, dst + at, rest < long_block ? rest : u64(long_block), own + at, more);
+        }
+        return;
+    }
+    u64 start = 0, next = length - skip;
+    if constexpr (takes_pairs<Work>) {
+        if (length == shorter_block && !skip) {
+            const u64 paired = n / (2 * shorter_block) * 2;
+            Work::pairs(src, dst, paired, own, more);
+            start = paired * shorter_block, next = start + length, own += paired;
+        }
+    }
+    for (; start < n; start = next, next += length, ++own) {
         const u64 end = next < n ? next : n, count = end - start;
         if (count == short_block) {
-            Work::block(src + start, dst + start, short_block, own, more);
+            Work::template block<false>(src + start, dst + start, short_block, own, more);
         } else if (count == Work::least) {
-            Work::block(src + start, dst + start, Work::least, own, more);
+            Work::template block<false>(src + start, dst + start, Work::least, own, more);
         } else {
             for (u64 at = start; at < end; at += long_block) {
                 const u64 rest = end - at;
-                Work::block(src + at, dst + at, rest < long_block ? rest : u64(long_block), own, more);
+                Work::template block<false>(src + at, dst + at, rest < long_block ? rest : u64(long_block), own, more);
             }
         }
     }
@@ -83,9 +104,13 @@ struct BlockOf {
 // Calls each(i, end, block) for the elements of the blocks that lie in [0, count), `start` elements behind the first.
 template <typename OfBlock, typename Each>
 GPUCAST_INLINE void each_block(const BlockOf<OfBlock>& block, u64 start, u64 count, const Each& each) {
-    for (u64 i = 0; i < count;) {
-        const u64 left = block.length - (start + i + block.skip) % block.length, end = left < count - i ? i + left : count;
-        each(i, end, block[start + i]);
+    // A division for each block would take longer than a short one.
+    const u64 first = start + block.skip;
+    OfBlock* own = block.of + first / block.length;
+    u64 left = block.length - first % block.length;
+    for (u64 i = 0; i < count; left = block.length, ++own) {
+        const u64 end = left < count - i ? i + left : count;
+        each(i, end, *own);
         i = end;
     }
 }
@@ -102,7 +127,15 @@ struct Largest {
     typedef u8 Result;
     typedef Stored<Src> OfBlock;
     enum : u64 { least = shorter_block };
-    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* largest, void*) {
+    template <bool is_each>
+    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* __restrict__ largest, void*) {
+        if constexpr (is_each) {
+            for (u64 i = 0; i < n; ++i) {
+                const Source a = src[i] & Source(Src::mask ^ Src::sign_code);
+                largest[i] = a > largest[i] ? a : largest[i];
+            }
+            return;
+        }
         Source top = *largest;
         for (u64 i = 0; i < n; ++i) {
             const Source a = src[i] & Source(Src::mask ^ Src::sign_code);
@@ -133,7 +166,17 @@ struct Range {
         Signed largest;
     };
     enum : u64 { least = short_block };
-    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* range, void*) {
+    template <bool is_each>
+    static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* __restrict__ range, void*) {
+        if constexpr (is_each) {
+            for (u64 i = 0; i < n; ++i) {
+                const Source code = src[i];
+                const Signed same = Signed(code);
+                range[i].lowest = code > range[i].lowest ? code : range[i].lowest;
+                range[i].largest = same > range[i].largest ? same : range[i].largest;
+            }
+            return;
+        }
         Source lowest = range->lowest;
         Signed largest = range->largest;
         for (u64 i = 0; i < n; ++i) {
@@ -157,9 +200,16 @@ struct Beyond {
     typedef u8 Result;
     typedef const u32 OfBlock;
     enum : u64 { least = shorter_block };
+    template <bool is_each>
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* limit, void* more) {
         const u32 most = *limit;
         u64* __restrict__ counts = static_cast<u64*>(more);
+        if constexpr (is_each) {
+            u32 beyond = 0;
+            for (u64 i = 0; i < n; ++i) beyond += ptx::bits(ptx::abs(number<Src>(src[i]))) > limit[i];
+            counts[0] += beyond;
+            return;
+        }
         if (n == short_block) {
             for (u64 i = 0; i < short_block; ++i) counts[i] += ptx::bits(ptx::abs(number<Src>(src[i]))) > most;
             return;
@@ -181,10 +231,11 @@ struct Equal {
     typedef u8 Result;
     typedef const u8 OfBlock;
     enum : u64 { least = short_block };
+    template <bool is_each>
     static GPUCAST_INLINE void block(const Source* __restrict__ src, u8*, u64 n, OfBlock* zero, void* more) {
         const u8 code = *zero;
         u32 equal = 0;
-        for (u64 i = 0; i < n; ++i) equal += src[i] == code;
+        for (u64 i = 0; i < n; ++i) equal += src[i] == (is_each ? zero[i] : code);
         *static_cast<u64*>(more) += equal;
     }
 };

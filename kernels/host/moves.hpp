@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Elements to and from a buffer where they are adjacent: by strides and byte order, transposed, and packed.
+// Elements to and from a buffer where they are adjacent: by strides and byte order, transposed, and packed (by packing.hpp).
 #pragma once
 #include <string.h>
 
 #include <utility>
 
-#include "python.hpp"
+#include "levels.hpp"
 
 namespace gpucast {
 
@@ -122,44 +122,18 @@ inline void transpose(const u8* from, npy_intp from_stride, u8* to, npy_intp alo
 
 // ---- packed elements ----
 
-// Packed elements begin with a whole byte here: n is a multiple of 8, or the rest of an array.
-template <u32 bits>
-inline void unpack(const u8* __restrict__ from, u8* __restrict__ to, u64 n) {
-    const u32 each = bits == 6 ? 4 : 8 / bits, bytes = each * bits / 8, mask = (1u << bits) - 1;
-    u64 i = 0;
-    for (; i + each <= n; i += each, from += bytes) {
-        u32 word = 0;
-        for (u32 j = 0; j < bytes; ++j) word |= u32(from[j]) << (8 * j);
-        for (u32 j = 0; j < each; ++j) to[i + j] = u8(word >> (bits * j) & mask);
-    }
-    for (u32 bit = 0; i < n; ++i, bit += bits) {
-        u32 word = from[bit / 8];
-        if (bit % 8 + bits > 8) word |= u32(from[bit / 8 + 1]) << 8;
-        to[i] = u8(word >> (bit % 8) & mask);
-    }
+// The loop of packing.hpp for elements of so many bits.
+inline CastArray* packing_loop(bool packs, u32 bits) {
+    static CastArray* const loops[2][3] = {
+        {reinterpret_cast<CastArray*>(find_function("gpucast_unpack_2")), reinterpret_cast<CastArray*>(find_function("gpucast_unpack_4")),
+         reinterpret_cast<CastArray*>(find_function("gpucast_unpack_6"))},
+        {reinterpret_cast<CastArray*>(find_function("gpucast_pack_2")), reinterpret_cast<CastArray*>(find_function("gpucast_pack_4")),
+         reinterpret_cast<CastArray*>(find_function("gpucast_pack_6"))},
+    };
+    return loops[packs][bits / 2 - 1];
 }
 
-template <u32 bits>
-inline void pack(const u8* __restrict__ from, u8* __restrict__ to, u64 n) {
-    const u32 each = bits == 6 ? 4 : 8 / bits, bytes = each * bits / 8, mask = (1u << bits) - 1;
-    for (u64 i = 0; i < n; i += each, to += bytes) {
-        u32 word = 0;
-        const u32 count = n - i < each ? u32(n - i) : each;
-        for (u32 j = 0; j < count; ++j) word |= (from[i + j] & mask) << (bits * j);
-        for (u32 j = 0; j < (count * bits + 7) / 8; ++j) to[j] = u8(word >> (8 * j));
-    }
-}
-
-inline void unpack(const u8* from, u32 bits, u8* to, u64 n) {
-    if (bits == 2) unpack<2>(from, to, n);
-    else if (bits == 4) unpack<4>(from, to, n);
-    else unpack<6>(from, to, n);
-}
-
-inline void pack(const u8* from, u8* to, u32 bits, u64 n) {
-    if (bits == 2) pack<2>(from, to, n);
-    else if (bits == 4) pack<4>(from, to, n);
-    else pack<6>(from, to, n);
-}
+inline void unpack(const u8* from, u32 bits, u8* to, u64 n) { packing_loop(false, bits)(from, to, n); }
+inline void pack(const u8* from, u8* to, u32 bits, u64 n) { packing_loop(true, bits)(from, to, n); }
 
 }  // namespace gpucast

@@ -8,12 +8,13 @@ struct Factor {
     double factor, zero;
 };
 
-// How codes become numbers, and numbers results: casts to and from DOUBLE, null where there is nothing to do; and the same with
-// FLOAT, `from_floats` null where DOUBLEs are to be used.
+// How codes become FLOATs, and DOUBLEs or FLOATs results: casts, null where there is nothing to do.
 struct Products {
     CastArray *from, *to;
     u64 itemsize;
-    CastArray *from_floats, *to_floats;
+    CastArray* to_from_floats;
+    // Whether products may come from FLOATs.
+    u64 in_floats;
 };
 
 // What a product in FLOAT lacks to the exact one. It is itself a FLOAT, unless it is too small.
@@ -63,40 +64,64 @@ inline bool multiply_floats(float* x, u64 count, const BlockOf<const Factor>& bl
     return true;
 }
 
+// Elements that become FLOATs together: so many that tables of all codes are worth while.
+enum : u64 { floats_together = 4096 };
+
+// Replaces `count` FLOATs by the products of DOUBLEs, as results.
+GPUCAST_INLINE void multiply_doubles(const float* y, u8* results, u64 count, const BlockOf<const Factor>& block, u64 start,
+                                     const Products& how) {
+    double own[numbers];
+    double* const x = how.to ? own : reinterpret_cast<double*>(results);
+    const double nan = ptx::as_double(DOUBLE::nan_code);
+    const auto product = [nan](double value, double factor, double zero) {
+        const double result = (value - zero) * factor;
+        // NaN stays as it is.
+        return value != value ? value : result != result ? nan : result;
+    };
+    if (block.length == 1) {
+        for (u64 i = 0; i < count; ++i) {
+            const Factor& by = block.of[start + i];
+            const double own_product = product(double(y[i]), by.factor, by.zero);
+            x[i] = by.factor != by.factor ? nan : own_product;
+        }
+    } else {
+        each_block(block, start, count, [&](u64 i, u64 end, const Factor& given) {
+            const Factor by = given;
+            if (by.factor != by.factor) {
+                for (; i < end; ++i) x[i] = nan;
+            } else if (end - i == shorter_block) {
+                for (u64 j = 0; j < shorter_block; ++j) x[i + j] = product(double(y[i + j]), by.factor, by.zero);
+            } else {
+                for (; i < end; ++i) x[i] = product(double(y[i]), by.factor, by.zero);
+            }
+        });
+    }
+    if (how.to) how.to(x, results, count);
+}
+
 // Dequantizes codes of a byte.
 static void multiply(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more) {
     const u8* src = static_cast<const u8*>(from);
     u8* dst = static_cast<u8*>(to);
     const BlockOf<const Factor> block = {static_cast<const Factor*>(of), skip, length};
     const Products& how = *static_cast<const Products*>(more);
-    double x[numbers];
-    float y[numbers];
-    const double nan = ptx::as_double(DOUBLE::nan_code);
-    for (u64 start = 0; start < n; start += numbers) {
-        const u64 count = n - start < numbers ? n - start : u64(numbers);
+    alignas(64) float y[floats_together];
+    for (u64 start = 0; start < n; start += floats_together) {
+        const u64 count = n - start < floats_together ? n - start : u64(floats_together);
         u8* const results = dst + start * how.itemsize;
-        if (how.from_floats && length != 1) {
-            float* const own = how.to_floats ? y : reinterpret_cast<float*>(results);
-            how.from_floats(src + start, own, count);
-            if (how.to_floats ? multiply_floats<true>(own, count, block, start) : multiply_floats<false>(own, count, block, start)) {
-                if (how.to_floats) how.to_floats(own, results, count);
+        // Results that are FLOATs are computed where they will be.
+        float* const own = how.in_floats && !how.to_from_floats ? reinterpret_cast<float*>(results) : y;
+        how.from(src + start, own, count);
+        if (how.in_floats && length != 1) {
+            if (how.to_from_floats ? multiply_floats<true>(own, count, block, start) : multiply_floats<false>(own, count, block, start)) {
+                if (how.to_from_floats) how.to_from_floats(own, results, count);
                 continue;
             }
         }
-        how.from(src + start, x, count);
-        const auto product = [nan](double value, const Factor& by) {
-            const double known = value - by.zero, result = known * by.factor;
-            return by.factor != by.factor ? nan : value != value ? value : result != result ? nan : result;
-        };
-        if (length == 1) {
-            for (u64 i = 0; i < count; ++i) x[i] = product(x[i], block.of[start + i]);
-        } else {
-            each_block(block, start, count, [&](u64 i, u64 end, const Factor& by) {
-                for (const Factor own = by; i < end; ++i) x[i] = product(x[i], own);
-            });
+        for (u64 at = 0; at < count; at += numbers) {
+            const u64 some = count - at < numbers ? count - at : u64(numbers);
+            multiply_doubles(own + at, results + at * how.itemsize, some, block, start + at, how);
         }
-        if (how.to) how.to(x, results, count);
-        else __builtin_memcpy(results, x, count * sizeof *x);
     }
 }
 

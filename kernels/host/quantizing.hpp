@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+// Quantizes arrays of the host in one call, where all is as most calls have it: blocks of 16 elements or more, or
+// such whose elements are in as many rows, of finite FLOATs or shorter numbers, rounded to nearest by FLOAT arithmetic.
+// gpucast/quantization/quantize_on_host.py says what is computed, and does all else. The loops are those of blocks.hpp.
+#pragma once
+#include <stdlib.h>
+
+#include <initializer_list>
+
+#include "levels.hpp"
+#include "walk.hpp"
+
+namespace gpucast {
+
+// `EachRun` of blocks.hpp.
+struct Run3 {
+    void (*run)();
+    struct {
+        u8* first;
+        u64 itemsize;
+    } src, dst, of;
+    const void* more;
+    u64 shape[3], lengths[3], grid[3];
+    u64 first_row, last_row, first_column, last_column;
+};
+
+// What divides, or multiplies, the numbers of a block; and its zero point. As blocks.hpp has them.
+struct BlockStep {
+    float d;
+    int zero;
+};
+struct BlockFactor {
+    double factor, zero;
+};
+
+// gpucast/quantization/quantize_on_host.py describes them, and makes them.
+enum class ScaleKind : u64 { power_of_two, real, small };
+enum class Division : u64 { step, near, quotient, product };
+
+// `Integers` of codes.hpp.
+struct IntegerCodes {
+    int least, most;
+    u32 mask, products, in_float, rounds;
+};
+
+struct Quantizing {
+    u64 shape[3], lengths[3], grid[3];
+    u64 src_bytes, scale_bytes, element_bits;
+    // The loops for extremes, whose codes become DOUBLE, and for elements; and the casts of scales.
+    void (*extremes)();
+    void (*elements)();
+    CastArray *to_double, *to_scale, *from_scale, *to_float;
+    ScaleKind scales;
+    Division division;
+    u64 two_sided, has_global, has_zeros;
+    // Codes of the source: its sign, and its largest finite number; of the smallest scale.
+    u64 sign_code, max_code, least_scale;
+    double divisor, top_scale, steps, negative_weight, lowest, largest;
+    IntegerCodes to;
+    // The loop and the cast for rounding at random; null where there is none.
+    void (*divide)();
+    CastAtRandom* at_random;
+};
+
+// What a call of its own says: a global scale, or the largest magnitude that gives it; and random words.
+struct OwnChoice {
+    bool has_scale = false, has_top = false, is_random = false;
+    float scale = 0, top = 0;
+    u64 seed = 0, offset = 0;
+};
+
+// `Divisor` and `Quotients` of blocks.hpp.
+struct BlockDivisor {
+    double d;
+    int zero, is_lost;
+};
+struct RandomQuotients {
+    CastArray* cast;
+    CastAtRandom* at_random;
+    const u8* first;
+    u64 seed, first_block, skip;
+    IntegerCodes to;
+};
+
+// Memory that goes when this does.
+struct Memory {
+    explicit Memory(u64 bytes) : data(static_cast<u8*>(malloc(bytes ? bytes : 1))) {}
+    ~Memory() { free(data); }
+    Memory(const Memory&) = delete;
+    Memory& operator=(const Memory&) = delete;
+    template <typename T>
+    T* as() const { return reinterpret_cast<T*>(data); }
+    u8* const data;
+};
+
+inline u64 product(const u64* three) { return three[0] * three[1] * three[2]; }
+
+// Elements of a call, between which signals are looked at; and of codes of less than a byte, which stay in the cache until
+// they are packed.
+enum : u64 { elements_at_once = 1 << 22, codes_at_once = 1 << 15 };
+
+// Whether rows consist of whole blocks, so that all of them are one row.
+inline bool is_one_row(const Run3& call) {
+    return call.lengths[0] == 1 && call.lengths[1] == 1 && call.shape[2] % call.lengths[2] == 0;
+}
+
+inline void join_rows(Run3* call) {
+    if (call->shape[2] == 1) {
+        // Rows of a single element, as along a last axis, are one row.
+        for (u64* three : {call->shape, call->lengths, call->grid}) three[2] = three[1], three[1] = three[0], three[0] = 1;
+    }
+    if (!is_one_row(*call)) return;
+    call->shape[2] = product(call->shape), call->grid[2] = product(call->grid);
+    call->shape[0] = call->shape[1] = call->grid[0] = call->grid[1] = 1;
+}
+
+template <typename Blocks>
+inline Run3 run_of(const Blocks& blocks, void (*run)(), u8* src, u64 src_bytes, u8* dst, u64 dst_bytes, void* of, u64 of_bytes,
+                   const void* more) {
+    Run3 call = {run, {src, src_bytes}, {dst, dst_bytes}, {static_cast<u8*>(of), of_bytes}, more, {}, {}, {}, 0, 0, 0, 0};
+    memcpy(call.shape, blocks.shape, sizeof call.shape);
+    memcpy(call.lengths, blocks.lengths, sizeof call.lengths);
+    memcpy(call.grid, blocks.grid, sizeof call.grid);
+    join_rows(&call);
+    return call;
+}
+
+typedef int EachRun(void*);
+
+// A search by name takes longer than most calls.
+inline EachRun* runs_loops() {
+    static EachRun* const run = reinterpret_cast<EachRun*>(find_function("each_run"));
+    return run;
+}
+
+// Calls done(begin, n) after each part of some elements in C order. False after an exception.
+template <typename Done>
+inline bool each_run(Run3 call, u64 at_once, Unlocked* unlocked, const Done& done) {
+    EachRun* const run = runs_loops();
+    const u64 rows = call.shape[0] * call.shape[1], columns = call.shape[2], step = at_once > columns ? at_once / columns : 1;
+    for (u64 row = 0; row < rows; row += step) {
+        call.first_row = row, call.last_row = row + step < rows ? row + step : rows;
+        for (u64 column = 0; column < columns; column += at_once) {
+            call.first_column = column, call.last_column = column + at_once < columns ? column + at_once : columns;
+            run(&call);
+            const u64 n = (call.last_row - call.first_row) * (call.last_column - call.first_column);
+            done(row * columns + column, n);
+            if (unlocked->is_interrupted(n)) return false;
+        }
+    }
+    return true;
+}
+
+inline bool each_run(const Run3& call, Unlocked* unlocked) {
+    return each_run(call, elements_at_once, unlocked, [](u64, u64) {});
+}
+
+// What each_run calls, as blocks.hpp has it.
+typedef void RunLoop(const void* from, void* to, u64 n, u64 skip, u64 length, void* of, void* more);
+
+inline double larger(double a, double b) { return a > b ? a : b; }
+inline double rounded_to_integer(double x) {
+    const double large = 0x1.8p52;
+    // Beyond, all numbers are integers, and the bounds of zero points are near.
+    return x > -0x1p51 && x < 0x1p51 ? x + large - large : x;
+}
+
+
+// ---- scales ----
+
+// Calls each with a code of so many bytes.
+template <typename Each>
+inline auto with_code(u64 bytes, const Each& each) {
+    if (bytes == 1) return each(u8(0));
+    return bytes == 2 ? each(u16(0)) : each(u32(0));
+}
+
+// A quantizing call.
+struct QuantizeCall {
+    QuantizeCall(const Quantizing& how_, const OwnChoice& choice_, u8* x_, u8* data_, u8* scales_, u8* zero_points_)
+        : how(how_), choice(choice_), x(x_), data(data_), scales(scales_), zero_points(zero_points_),
+          quotients{nullptr, how.at_random, x, choice.seed, choice.offset / 4, choice.offset % 4, how.to} {}
+    QuantizeCall(const QuantizeCall&) = delete;
+    QuantizeCall& operator=(const QuantizeCall&) = delete;
+
+    // Of each block.
+    u64 end_bytes() const { return how.two_sided ? 2 * how.src_bytes : how.src_bytes; }
+    u64 of_bytes() const {
+        if (choice.is_random) return sizeof(BlockDivisor);
+        return how.division == Division::near || how.division == Division::step ? 8 : 4;
+    }
+    void (*elements() const)() { return choice.is_random ? how.divide : how.elements; }
+    const void* more() const {
+        if (choice.is_random) return &quotients;
+        return how.division == Division::step ? &how.to : nullptr;
+    }
+
+    const Quantizing& how;
+    const OwnChoice& choice;
+    u8 *const x, *const data, *const scales, *const zero_points;
+    const RandomQuotients quotients;
+    double g = 1;
+};
+
+// The extremes of n blocks as codes, before any element was looked at.
+inline void clear_ends(const Quantizing& how, u8* ends, u64 n) {
+    if (!how.two_sided) {
+        memset(ends, 0, n * how.src_bytes);
+        return;
+    }
+    with_code(how.src_bytes, [&](auto code) {
+        typedef decltype(code) Code;
+        for (u64 i = 0; i < n; ++i) {
+            reinterpret_cast<Code*>(ends)[2 * i] = Code(how.sign_code), reinterpret_cast<Code*>(ends)[2 * i + 1] = 0;
+        }
+    });
+}
+
+// What blocks have while their scales are looked for: extremes, scales as DOUBLE, zero points.
+struct BlockNumbers {
+    u8* codes;
+    double *low, *high, *own;
+    int* zeros;
+};
+
+// The extremes of n blocks as numbers; false where one is not finite. The lowest are for formats with two sides.
+inline bool read_ends(const Quantizing& how, const u8* ends, u64 n, const BlockNumbers& to) {
+    return with_code(how.src_bytes, [&](auto code) {
+        typedef decltype(code) Code;
+        const Code *const all = reinterpret_cast<const Code*>(ends), mask = Code(how.sign_code - 1);
+        Code* const own = reinterpret_cast<Code*>(to.codes);
+        const u64 sides = how.two_sided ? 2 : 1;
+        Code top = 0;
+        for (u64 i = 0; i < sides * n; ++i) {
+            const Code magnitude = all[i] & mask;
+            top = magnitude > top ? magnitude : top;
+        }
+        if (!how.two_sided) {
+            // Signs were cut off.
+            how.to_double(all, to.high, n);
+            return top <= how.max_code;
+        }
+        for (u64 side = 0; side < 2; ++side) {
+            for (u64 i = 0; i < n; ++i) own[i] = all[2 * i + side];
+            how.to_double(own, side ? to.high : to.low, n);
+        }
+        return top <= how.max_code;
+    });
+}
+
+// The scales, as they are stored and as DOUBLE, the zero points of n blocks, `first` and further ones; and in `of`, what their
+// elements need.
+inline void find_scales(const QuantizeCall& call, u64 first, u64 n, const BlockNumbers& own, void* of) {
+    const Quantizing& how = call.how;
+    const double g = call.g, divisor = how.scales == ScaleKind::small ? how.divisor * g : how.divisor;
+    if (how.has_zeros) {
+        for (u64 i = 0; i < n; ++i) own.own[i] = (own.high[i] - own.low[i]) / how.steps;
+    } else if (how.two_sided) {
+        for (u64 i = 0; i < n; ++i) own.own[i] = larger(-own.low[i] * how.negative_weight, own.high[i]) / divisor;
+    } else {
+        for (u64 i = 0; i < n; ++i) own.own[i] = own.high[i] / divisor;
+    }
+    u8* const scales = call.scales + first * how.scale_bytes;
+    how.to_scale(own.own, scales, n);
+    if (how.scales != ScaleKind::power_of_two) {
+        with_code(how.scale_bytes, [&](auto code) {
+            typedef decltype(code) Code;
+            const Code least = Code(how.least_scale);
+            Code* const codes = reinterpret_cast<Code*>(scales);
+            for (u64 i = 0; i < n; ++i) codes[i] = codes[i] < least ? least : codes[i];
+        });
+    }
+    double* const s = own.own;
+    how.from_scale(scales, s, n);
+    if (how.has_zeros) {
+        for (u64 i = 0; i < n; ++i) {
+            const double zero = how.lowest - rounded_to_integer(own.low[i] / s[i]);
+            own.zeros[i] = int(zero < how.lowest ? how.lowest : zero > how.largest ? how.largest : zero);
+            call.zero_points[first + i] = u8(own.zeros[i]);
+        }
+    } else {
+        memset(own.zeros, 0, n * sizeof *own.zeros);
+    }
+    if (how.has_global) {
+        for (u64 i = 0; i < n; ++i) s[i] *= g;
+    }
+    if (call.choice.is_random) {
+        for (u64 i = 0; i < n; ++i) static_cast<BlockDivisor*>(of)[i] = {s[i], own.zeros[i], 0};
+    } else if (how.division == Division::near) {
+        memcpy(of, s, n * sizeof *s);
+    } else if (how.division == Division::step) {
+        for (u64 i = 0; i < n; ++i) static_cast<BlockStep*>(of)[i] = {float(s[i]), own.zeros[i]};
+    } else if (how.division == Division::product) {
+        for (u64 i = 0; i < n; ++i) static_cast<float*>(of)[i] = float(1 / s[i]);
+    } else {
+        for (u64 i = 0; i < n; ++i) static_cast<float*>(of)[i] = float(s[i]);
+    }
+}
+
+// ---- short blocks of adjacent elements, many of which stay in caches while all is done ----
+
+// The elements of blocks that are worked on together, if they are not longer; the most of these, of 16 elements and more; how many
+// of longer ones, so that packed codes are whole bytes; the longest.
+enum : u64 { elements_together = 4096, blocks_together = 256, fewest_blocks = 8, longest_block = 4096 };
+
+inline bool is_short(const Run3& call) {
+    const u64 length = call.lengths[2];
+    return call.shape[0] * call.shape[1] == 1 && is_one_row(call) && length >= elements_together / blocks_together && length <= longest_block;
+}
+
+inline u64 together_of(u64 length) {
+    const u64 blocks = elements_together / length / fewest_blocks * fewest_blocks;
+    return blocks ? blocks : u64(fewest_blocks);
+}
+
+// Blocks [begin, end). `known`: their extremes; null where these are still to be found. False where a number is not finite.
+inline bool quantize_short(const QuantizeCall& call, u64 length, const u8* known, u64 begin, u64 end) {
+    alignas(64) u8 own_ends[blocks_together * 8], codes[blocks_together * 4], elements[fewest_blocks * longest_block];
+    alignas(64) double low[blocks_together], high[blocks_together], own[blocks_together];
+    alignas(64) BlockDivisor of[blocks_together];
+    int zeros[blocks_together];
+    const Exactly exactly;
+    const Quantizing& how = call.how;
+    RunLoop *const find_ends = reinterpret_cast<RunLoop*>(how.extremes), *const divide = reinterpret_cast<RunLoop*>(call.elements());
+    const u64 together = together_of(length), end_bytes = call.end_bytes();
+    const bool is_packed = how.element_bits != 8;
+    for (u64 first = begin; first < end; first += together) {
+        const u64 count = end - first < together ? end - first : together, n = count * length;
+        const u8* const src = call.x + first * length * how.src_bytes;
+        if (!known) {
+            clear_ends(how, own_ends, count);
+            find_ends(src, nullptr, n, 0, length, own_ends, nullptr);
+        }
+        if (!read_ends(how, known ? known + first * end_bytes : own_ends, count, {codes, low, high, own, zeros})) return false;
+        find_scales(call, first, count, {codes, low, high, own, zeros}, of);
+        u8* const to = call.data + first * length * how.element_bits / 8;
+        divide(src, is_packed ? elements : to, n, 0, length, of, const_cast<void*>(call.more()));
+        if (is_packed) pack(elements, to, u32(how.element_bits), n);
+    }
+    return true;
+}
+
+// Calls run(begin, end), which may end with false, for parts of all blocks, by several threads. Returns as quantize_blocks.
+template <typename Part>
+inline int in_parts_of_blocks(u64 blocks, u64 length, Unlocked* unlocked, const Part& run) {
+    Found found;
+    const bool is_done = in_parts(blocks, length, fewest_blocks, &found, unlocked, [&](u64 begin, u64 end, Found* part) {
+        if (part->finite && !run(begin, end)) part->finite = 0;
+    });
+    return !is_done ? -1 : found.finite;
+}
+
+// ---- all blocks ----
+
+// The global scale, from the extremes of all blocks if the call does not say it.
+inline float global_scale_of(const QuantizeCall& call, const u8* ends, u64 blocks) {
+    const Quantizing& how = call.how;
+    if (call.choice.has_scale) return call.choice.scale;
+    double top = call.choice.top;
+    float scale = 0;
+    if (!call.choice.has_top) {
+        // The codes of positive numbers are ordered as the numbers are. These formats do not ask for signs.
+        with_code(how.src_bytes, [&](auto code) {
+            typedef decltype(code) Code;
+            Code largest = 0;
+            for (u64 i = 0; i < blocks; ++i) {
+                const Code own = reinterpret_cast<const Code*>(ends)[i];
+                largest = own > largest ? own : largest;
+            }
+            how.to_double(&largest, &top, 1);
+        });
+    }
+    top /= how.divisor * how.top_scale;
+    how.to_float(&top, &scale, 1);
+    return scale > 0x1p-126f ? scale : 0x1p-126f;
+}
+
+// The codes of all elements. Returns 1; 0 where memory is short; -1 after an exception.
+inline int find_elements(const QuantizeCall& call, u8* of, Unlocked* unlocked) {
+    const Quantizing& how = call.how;
+    const u64 n = product(how.shape), bits = how.element_bits;
+    Run3 run = run_of(how, call.elements(), call.x, how.src_bytes, call.data, 1, of, call.of_bytes(), call.more());
+    if (bits == 8) return each_run(run, unlocked) ? 1 : -1;
+    const bool is_row = run.shape[0] * run.shape[1] == 1;
+    const Memory codes(is_row && n > codes_at_once ? u64(codes_at_once) : n);
+    if (!codes.data) return 0;
+    run.dst.first = codes.data;
+    if (!is_row) {
+        if (!each_run(run, unlocked)) return -1;
+        pack(codes.data, call.data, u32(bits), n);
+        return 1;
+    }
+    // Elements lie at their places in a row: what comes before a part is never touched.
+    for (u64 begin = 0; begin < n; begin += codes_at_once) {
+        Run3 part = run;
+        const u64 count = n - begin < codes_at_once ? n - begin : u64(codes_at_once);
+        part.first_row = 0, part.last_row = 1, part.first_column = begin, part.last_column = begin + count;
+        part.dst.first = codes.data - begin;
+        runs_loops()(&part);
+        pack(codes.data, call.data + begin * bits / 8, u32(bits), count);
+        if (unlocked->is_interrupted(count)) return -1;
+    }
+    return 1;
+}
+
+// Returns 1 where all was done; 0, and nothing of use is written, where only the other path can; -1 after an exception.
+inline int quantize_blocks(const Quantizing& how, const OwnChoice& choice, u8* x, u8* data, u8* scales, u8* zero_points, u8* global_scale) {
+    const Exactly exactly;
+    QuantizeCall call(how, choice, x, data, scales, zero_points);
+    const u64 blocks = product(how.grid), end_bytes = call.end_bytes();
+    const Run3 run = run_of(how, how.extremes, x, how.src_bytes, x, how.src_bytes, nullptr, end_bytes, nullptr);
+    const bool are_short = is_short(run), is_known = how.has_global && !choice.has_scale && !choice.has_top;
+    const u64 length = run.lengths[2];
+    const Memory ends(are_short && !is_known ? 0 : blocks * end_bytes);
+    if (!ends.data) return 0;
+    Unlocked unlocked(product(how.shape));
+    if (!are_short) {
+        Run3 own = run;
+        own.of.first = ends.data;
+        clear_ends(how, ends.data, blocks);
+        if (!each_run(own, &unlocked)) return -1;
+    } else if (is_known) {
+        const int done = in_parts_of_blocks(blocks, length, &unlocked, [&](u64 begin, u64 end) {
+            clear_ends(how, ends.data + begin * end_bytes, end - begin);
+            reinterpret_cast<RunLoop*>(how.extremes)(x + begin * length * how.src_bytes, nullptr, (end - begin) * length, 0, length,
+                                                     ends.data + begin * end_bytes, nullptr);
+            return true;
+        });
+        if (done <= 0) return done;
+    }
+    if (how.has_global) {
+        const float scale = global_scale_of(call, ends.data, blocks);
+        memcpy(global_scale, &scale, sizeof scale);
+        call.g = double(scale);
+    }
+    if (are_short) {
+        return in_parts_of_blocks(blocks, length, &unlocked, [&](u64 begin, u64 end) {
+            return quantize_short(call, length, is_known ? ends.data : nullptr, begin, end);
+        });
+    }
+    const Memory numbers(blocks * (3 * sizeof(double) + sizeof(int) + 4)), of(blocks * sizeof(BlockDivisor));
+    if (!numbers.data || !of.data) return 0;
+    double* const low = numbers.as<double>();
+    int* const zeros = reinterpret_cast<int*>(low + 3 * blocks);
+    const BlockNumbers own = {reinterpret_cast<u8*>(zeros + blocks), low, low + blocks, low + 2 * blocks, zeros};
+    if (!read_ends(how, ends.data, blocks, own)) return 0;
+    find_scales(call, 0, blocks, own, of.data);
+    return find_elements(call, of.data, &unlocked);
+}
+
+}  // namespace gpucast

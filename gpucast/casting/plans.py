@@ -84,7 +84,7 @@ count: Callable[[], int] = (lambda: 0) if MODULE is None else MODULE.count_plans
 
 
 def make(
-    kind: Literal["numpy", "cupy", "tensors", "list", ""],
+    kind: Literal["numpy", "cupy", "tensors", "list", "quantized", "dequantized", ""],
     run: Callable[..., Any] | None = None,
     empty: Callable[[Any], Any] | None = None,
     rule: CastRule | None = None,

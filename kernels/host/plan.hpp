@@ -68,6 +68,17 @@ inline PyObject* nothing() { Py_RETURN_NONE; }
 
 inline bool is_none(PyObject* given) { return given == Py_None; }
 
+// Texts count by their value, tuples by what is in them, all else by identity: most are the same object at every call.
+inline bool is_same(PyObject* one, PyObject* other) {
+    if (one == other) return true;
+    if (PyTuple_CheckExact(one) && PyTuple_CheckExact(other) && PyTuple_Size(one) == PyTuple_Size(other)) {
+        Py_ssize_t i = 0, n = PyTuple_Size(one);
+        while (i < n && PyTuple_GetItem(one, i) == PyTuple_GetItem(other, i)) ++i;
+        return i == n;
+    }
+    return PyUnicode_CheckExact(one) && PyUnicode_CheckExact(other) && PyUnicode_Compare(one, other) == 0;
+}
+
 inline bool is_call(Py_ssize_t count, Py_ssize_t wanted, const char* name) {
     if (count == wanted) return true;
     PyErr_Format(PyExc_TypeError, "%s: %zd arguments; expected %zd", name, count, wanted);

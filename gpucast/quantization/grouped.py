@@ -18,7 +18,7 @@ from gpucast import kernel as kernels
 from gpucast.arrays import libraries
 from gpucast.arrays.array import check_written
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.libraries import compiler, untraced
+from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting import engines
@@ -102,7 +102,7 @@ def quantize_grouped(
     TypeError and ValueError as for `gpucast.quantize`.
     """
     keywords = offsets, scale, pad, scale_layout, rounding, seed, offset, out
-    if type(x) in KINDS and compiler() is None:
+    if type(x) in KINDS:
         known: Grouped | None = plans.GROUPED.hit(x, format, *keywords)
         if known is not None:
             return known
@@ -129,7 +129,7 @@ def cast_grouped(
     16 elements. All else is as for `gpucast.quantize_grouped`.
     """
     keywords = offsets, scale, pad, None, rounding, seed, offset, out
-    if type(x) in KINDS and compiler() is None:
+    if type(x) in KINDS:
         known: Grouped | None = plans.GROUPED_CASTS.hit(x, to, *keywords)
         if known is not None:
             return known

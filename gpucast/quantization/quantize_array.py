@@ -11,7 +11,7 @@ import numpy as np
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array, check_written
 from gpucast.arrays.bitpacking import namespace
-from gpucast.arrays.libraries import compiler, untraced
+from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting import engines
@@ -158,7 +158,7 @@ def quantize(
     byte (an odd number of 4-bit elements), and for many matrices that are far smaller than a tile of 64 x 128 elements.
     An array that is neither in C order nor the transpose of such an array is copied first.
     """
-    if scales_of is None and type(x) in KINDS and compiler() is None:
+    if scales_of is None and type(x) in KINDS:
         found = plans.QUANTIZE.hit(
             x, format, axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
         )

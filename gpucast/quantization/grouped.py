@@ -22,8 +22,8 @@ from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting import engines
-from gpucast.casting.plans import KINDS
 from gpucast.casting.fuse import resolve_scale
+from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer, rounded
 from gpucast.core.dtypes import DType, dtype

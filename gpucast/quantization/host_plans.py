@@ -22,7 +22,7 @@ from gpucast.casting.list_plans import HOST_KINDS
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
 from gpucast.quantization import hadamard_on_host, quantize_on_host, swizzle
-from gpucast.quantization.call_choices import NO_SIGNS, choices, signs_of
+from gpucast.quantization.call_choices import choices, signs_of
 from gpucast.quantization.cuda_plans import is_record
 from gpucast.quantization.formats import Format, Hadamard
 from gpucast.quantization.option_checks import resolve_hadamard

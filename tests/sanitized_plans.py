@@ -186,6 +186,35 @@ def wrong_outs() -> None:
             gc.collect(0)
 
 
+class _Result:
+    """What looks like a `gpucast.Quantized`."""
+
+    dtype = "FLOAT"
+
+
+def by_entry(
+    how: Any, library: Any, data: Any, scales: Any, zeros: Any, of_all: Any, y: Any, at: int = -1, junk: Any = None
+) -> bool:
+    """Whether a plan of the module that has this entry, with junk at a place, gave numbers."""
+    from gpucast.core.extension import MODULE
+
+    q = _Result()
+    vars(q).update(data=data, scales=scales, zero_points=zeros, global_scale=of_all)
+    shape = getattr(data, "shape", ())
+    entry = [how, library, _Result, {}, type(data), False, shape, None, type(y), getattr(y, "dtype", None), np.shape(y)]
+    if at >= 0:
+        entry[at] = junk
+    plan = MODULE.plan(
+        "dequantized", None, None, None, None, None, {shape: [tuple(entry)]}, None, None, None, 0, 0
+    )  # fmt: skip
+    hit, keep = _functions[0]
+    keep(q, "FLOAT", None, None, None, y, plan)
+    return hit(q, "FLOAT", None, None, None, y) is not None
+
+
+_functions: list[Any] = []
+
+
 def raw() -> None:
     """The module's own functions with one junk argument, and with too few or too many."""
     from gpucast.core.dtypes import dtype
@@ -200,13 +229,13 @@ def raw() -> None:
     back = quantize_on_host.dequantizing(format, dtype("FLOAT"), (4, 64), 1)
     turn = hadamard_on_host.transforming(resolve_hadamard(32, None, 1, "hadamard"), dtype("FLOAT"), 256)
     y = np.zeros((4, 64), np.float32)
+    _functions.append(MODULE.function(("hadamard", "signs", "seed", "out"), (None,) * 4, "kff."))
     launch = (print, 1, b"\0" * 16, ((0, 0, 0), (8, -1, 0)))
     program = MODULE.program(((lambda *_: None, *launch[1:]),), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)
     calls: tuple[tuple[Any, tuple[Any, ...]], ...] = (
         (MODULE.quantize, (how, None, x, data, scales, None, None, None, None, None, 0)),
         (MODULE.quantize, (how, None, x, data, scales, None, None, 0.5, None, 1, 0)),
         (MODULE.transform, (turn, None, x, y)),
-        (MODULE.dequantize, (back, None, data, scales, None, None, y)),
         (MODULE.program, ((launch,), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)),
         (MODULE.repeat, (program, [x.ctypes.data & ~63], [64], 1, 0, 1.0)),
         (MODULE.kernel, (1, 1, 1, 32, 32, 0, 8, (0,), 0, print, print)),
@@ -222,13 +251,15 @@ def raw() -> None:
     # Arrays with too little memory, of references to objects, and that cannot be written.
     doubles = quantize_on_host.dequantizing(format, dtype("DOUBLE"), (4, 64), 1)
     none = np.full((4, 64), None)
-    assert MODULE.dequantize(doubles, None, data, scales, None, None, none) is False and none[3, 63] is None
+    assert by_entry(back, None, data, scales, None, None, y)
+    assert not by_entry(doubles, None, data, scales, None, None, none)
+    assert none[3, 63] is None
     wrong = [np.zeros(2, np.uint8), np.zeros(2, np.float32), none, np.zeros((4, 128), np.uint8)[:, ::2]]
-    for function, arguments in calls[:4]:
+    for function, arguments in (*calls[:3], (by_entry, (back, None, data, scales, None, None, y))):
         for at in range(2, len(arguments)):
             fixed = arguments[at].copy() if isinstance(arguments[at], np.ndarray) else np.zeros(4, np.uint8)
             fixed.flags.writeable = False
-            is_read = at == 2 or (function is MODULE.dequantize and at == 3)
+            is_read = at == 2 or (function is by_entry and at == 3)
             for one in (*wrong, *(() if is_read else (fixed,))):
                 if isinstance(arguments[at], np.ndarray):
                     assert function(*arguments[:at], one, *arguments[at + 1 :]) is False, (function, at)
@@ -241,8 +272,12 @@ def raw() -> None:
         library = tuple(given)
         refused(MODULE.quantize, how, library, x, data, scales, None, None, None, None, None, 0)
         refused(MODULE.transform, turn, library, x, y)
-        refused(MODULE.dequantize, back, library, data, scales, None, None, y)
-        refused(MODULE.dequantize, back, library, "data", scales, None, None, y)
+        refused(by_entry, back, library, data, scales, None, None, y)
+        refused(by_entry, back, library, "data", scales, None, None, y)
+    for junk, at in itertools.product(JUNK, range(11)):
+        refused(by_entry, back, None, data, scales, None, None, y, at, junk)
+    for junk in (*JUNK, (x.dtype, (-1,)), (none.dtype, (1,)), (x.dtype, (2,), 3, {}), (x.dtype, (2,), int, 4)):
+        refused(MODULE.new_part, junk)
     # Launches and arrays of a program, and what it is run with.
     for junk in (*JUNK, (1,) * 40):
         for at in range(4):

@@ -39,7 +39,21 @@ def function(roles: str, **defaults: Any) -> tuple[Callable[..., Any], Callable[
     if MODULE is None:
         return _nothing, _nothing
     found: tuple[Any, Any] = MODULE.function(tuple(defaults), tuple(defaults.values()), roles)
+    _hits.append(found[0])
+    for look in _looks:
+        look(found[0])
     return found
+
+
+_hits: list[Callable[..., Any]] = []
+_looks: list[Callable[[Callable[..., Any]], object]] = []
+
+
+def for_each_hit(look: Callable[[Callable[..., Any]], object]) -> None:
+    """Call ``look(hit)`` for the `hit` of each function, also of those that come later."""
+    _looks.append(look)
+    for found in _hits:
+        look(found)
 
 
 #: The keywords of a cast.
@@ -84,7 +98,7 @@ count: Callable[[], int] = (lambda: 0) if MODULE is None else MODULE.count_plans
 
 
 def make(
-    kind: Literal["numpy", "cupy", "tensors", "list", ""],
+    kind: Literal["numpy", "cupy", "tensors", "list", "quantized", "dequantized", ""],
     run: Callable[..., Any] | None = None,
     empty: Callable[[Any], Any] | None = None,
     rule: CastRule | None = None,

@@ -66,11 +66,14 @@ THREAD = _OfThread()
 def recorded() -> Iterator[Recording]:
     """Record what is done within, in this thread, by the checked path alone: launches of plans are not seen."""
     before, made = THREAD.recording, Recording()
+    was_paused = MODULE is not None and MODULE.pause(True)
     THREAD.recording = made
     try:
         yield made
     finally:
         THREAD.recording = before
+        if MODULE is not None:
+            MODULE.pause(was_paused)
 
 
 class Given(NamedTuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of the functions that quantize on the host: a call like an earlier one is a few of the module.
+"""Plans of the functions that quantize on the host: a call like an earlier one is one of the module, or a few.
 
 They serve the formats that `quantize_on_host.quantizing` describes. An earlier result of the checked path says how
 results look.
@@ -8,8 +8,8 @@ results look.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,15 +22,16 @@ from gpucast.casting.list_plans import HOST_KINDS
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.extension import MODULE
 from gpucast.quantization import hadamard_on_host, quantize_on_host, swizzle
-from gpucast.quantization.call_choices import NO_SIGNS, choices, signs_of
+from gpucast.quantization.call_choices import choices, signs_of
 from gpucast.quantization.cuda_plans import is_record
 from gpucast.quantization.formats import Format, Hadamard
 from gpucast.quantization.option_checks import resolve_hadamard
 
-#: Gives a new array.
-Make = Callable[[], Any]
-#: The most shapes of a plan.
-_MOST = 256
+#: How a new array looks, for ``MODULE.new_part``: the dtype and shape of NumPy's, those of packed bytes with the class
+#: of a PackedArray and its other attributes, or a function that gives it; None for no array.
+Made = Any
+#: The most shapes of a plan, and the most kinds of results of a shape.
+_MOST, _MOST_KINDS = 256, 8
 _FLOAT = dtype("FLOAT")
 #: A FLOAT holds each magnitude below as DOUBLE rounds it once.
 _WHOLE = 1 << 53
@@ -52,8 +53,17 @@ class _Result(NamedTuple):
     shape: tuple[int, ...]
     kind: Any
     layout: Any
-    #: A new array for each part; None for one that there is not. Those of scales are in the layout "linear".
-    makes: tuple[Any, ...]
+    #: Each part. Scales are in the layout "linear".
+    makes: tuple[Made, ...]
+
+    def entry(self, src: DType, library: str | None, asked: Any) -> tuple[Any, ...]:
+        """The same for the module, of x as it is."""
+        attributes = {
+            "format": self.format, "dtype": src, "axis": self.axis, "scale_layout": self.layout, "library": library,
+        }  # fmt: skip
+        is_packed = issubclass(self.kind, PackedArray)
+        codes = self.kind, is_packed, self.shape
+        return self.how, asked, self.quantized, attributes, *codes, self.makes, object, None, None
 
     def is_like(self, q: Any) -> bool:
         """Whether an earlier result is one of these. (The module looks at its memory.)"""
@@ -73,17 +83,13 @@ class _QuantizePlan:
     def __init__(self, src: DType, library: str | None, kind: type, rounding: Any, hadamard: Any) -> None:
         self.src, self.library, self.is_tensor = src, library, kind is not np.ndarray
         self.asked, self.rounding, self.choose = HOST_KINDS[kind].library, rounding, choices(hadamard)
-        #: Whether results are those of x as it is.
-        self.is_simple = False
         #: One result, or a plain and a transposed one.
         self.results: dict[Any, tuple[_Result, ...]] = {}
-        self.plan = plans.make("", self.run)
+        #: By shape those for the module, of calls that choose nothing else.
+        self.entries: dict[Any, list[tuple[Any, ...]]] = {}
+        self.plan = plans.make("quantized", self.run, kernels=self.entries)
 
     def run(self, x: Any, seed: Any, offset: Any, scale: Any, amax: Any, signs: Any, out: Any) -> Any:
-        if self.is_simple and seed is scale is amax is signs is None:
-            # Most calls: with the lines below they take half as long again.
-            known = self.results.get((x.shape, NO_SIGNS))
-            return None if known is None or type(offset) is not int or offset else self._run_one(x, known[0], out)
         choice = self.choose(self.rounding, seed, offset, signs)
         if choice is None:
             return None
@@ -101,9 +107,9 @@ class _QuantizePlan:
         for i, one in enumerate(known):
             target = None if outs is None else outs[i]
             if target is None:
-                parts: list[Any] = [None if make is None else make() for make in one.makes]
+                parts: list[Any] = [MODULE.new_part(make) for make in one.makes]
             else:
-                scales = target.scales if one.layout == "linear" else one.makes[1]()
+                scales = target.scales if one.layout == "linear" else MODULE.new_part(one.makes[1])
                 parts = [target.data, scales, target.zero_points, target.global_scale]
             if i and one.format.global_scale and scale is amax is None and one.transform is known[0].transform is None:
                 # The plain and the transposed result have the same global scale.
@@ -118,20 +124,6 @@ class _QuantizePlan:
             return out
         made = [self._made(one, parts) for one, parts in zip(known, results, strict=True)]
         return made[0] if len(made) == 1 else tuple(made)
-
-    def _run_one(self, x: Any, one: _Result, out: Any) -> Any:
-        """The same for one result of x as it is."""
-        if out is None:
-            parts: list[Any] = [None if make is None else make() for make in one.makes]
-        elif one.is_like(out) and out.dtype is self.src and out.library == self.library:
-            parts = [out.data, out.scales, out.zero_points, out.global_scale]
-        else:
-            return None
-        data = parts[0]
-        memory = data.data if isinstance(data, PackedArray) else data
-        if not MODULE.quantize(one.how, self.asked, x, memory, *parts[1:], None, None, None, 0):
-            return None
-        return self._made(one, parts) if out is None else out
 
     def _fill(
         self, x: Any, one: _Result, parts: list[Any], given: float | None, top: float | None, random: tuple[Any, int]
@@ -220,8 +212,10 @@ def quantized(x: Any, asked: Any, keywords: tuple[Any, ...], result: Any) -> Any
     )
     if len(plan.results) >= _MOST:
         plan.results.clear()
+        plan.entries.clear()
     plan.results[x.shape, choice[1]] = tuple(known)
-    plan.is_simple = rounding is hadamard is None and transpose is False and layout == "linear"
+    if rounding is hadamard is None and transpose is False and layout == "linear":
+        plan.entries[x.shape] = [known[0].entry(plan.src, library, plan.asked)]
     return plan.plan
 
 
@@ -242,22 +236,17 @@ def _result(q: Any, src: DType, hadamard: Hadamard | None, turned: bool, size: i
     return _Result(how, transform, turned, type(q), q.format, q.axis, q.data.shape, kind, q.scale_layout, makes)
 
 
-def _make(part: Any) -> Make | None:
-    """What gives new arrays of the host like a part; None for one that plans do not make."""
+def _make(part: Any) -> Made:
+    """How new arrays of the host like a part look; None for one that plans do not make."""
     if type(part) is np.ndarray:
-        return partial(np.empty, part.shape, part.dtype)
+        return part.dtype, part.shape
     if type(part) in (PackedArray, LibraryPackedArray) and type(part.data) is np.ndarray:
-        return partial(_new_packed, type(part), part.data.size, part.dtype, part.shape, getattr(part, "library", None))
+        attributes = {"dtype": part.dtype, "shape": part.shape}
+        if type(part) is LibraryPackedArray:
+            attributes["library"] = part.library
+        return part.data.dtype, part.data.shape, type(part), attributes
     adapter = None if part is None else libraries.find(part)
     return None if adapter is None else adapter.like(part)
-
-
-def _new_packed(kind: type, nbytes: int, element: DType, shape: tuple[int, ...], library: str | None) -> Any:
-    array: Any = object.__new__(kind)
-    array.data, array.dtype, array.shape = np.empty(nbytes, np.uint8), element, shape
-    if library is not None:
-        array.library = library
-    return array
 
 
 # ---- transforms alone ----
@@ -304,37 +293,20 @@ def transformed(x: Any, length: Any, keywords: tuple[Any, ...], y: Any) -> Any:
 # ---- back ----
 
 
-class _Numbers(NamedTuple):
-    """How results of one kind become numbers."""
-
-    how: bytes
-    format: Format
-    shape: tuple[int, ...]
-    #: Of an `out`.
-    kind: Any
-    dtype: Any
-    make: Make
-
-
 class _DequantizePlan:
     """What calls keep that differ in their `Quantized` alone."""
 
     def __init__(self) -> None:
-        self.numbers: dict[tuple[Any, ...], _Numbers] = {}
-        self.plan = plans.make("", self.run)
+        #: By the shape of the codes; the latest first.
+        self.entries: dict[Any, list[tuple[Any, ...]]] = {}
+        self.plan = plans.make("dequantized", kernels=self.entries)
 
-    def run(self, q: Any, signs: Any, seed: Any, out: Any) -> Any:
-        data = q.data
-        known = self.numbers.get((id(q.format), q.axis, q.library, type(data), data.shape))
-        if known is None or q.scale_layout != "linear" or not signs is seed is None:
-            return None
-        y = known.make() if out is None else out
-        if out is not None and (type(out) is not known.kind or out.dtype != known.dtype or out.shape != known.shape):
-            return None
-        memory = data.data if isinstance(data, PackedArray) else data
-        asked = None if type(y) is np.ndarray else HOST_KINDS[known.kind].library
-        done = MODULE.dequantize(known.how, asked, memory, q.scales, q.zero_points, q.global_scale, y)
-        return y if done else None
+    def add(self, entry: tuple[Any, ...]) -> None:
+        if len(self.entries) >= _MOST:
+            self.entries.clear()
+        *_, shape, _, _, _, _ = entry
+        alike = self.entries.get(shape, [])
+        self.entries[shape] = [entry, *alike[: _MOST_KINDS - 1]]
 
 
 @lru_cache(maxsize=64)
@@ -346,16 +318,15 @@ def dequantized(q: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     """The plan of a call that gave `y`, if there may be one."""
     if not keywords[0] is keywords[1] is keywords[2] is None or type(y) not in HOST_KINDS:
         return None
-    if q.scale_layout != "linear" or np.shape(q.global_scale) != ():
+    if q.scale_layout != "linear" or np.shape(q.global_scale) != () or not is_record(type(q)):
         return None
     shape, dst = tuple(q.shape), dtype(to)
     how, make = quantize_on_host.dequantizing(q.format, dst, shape, q.axis), _make(y)
-    memory = q.data.data if isinstance(q.data, PackedArray) else q.data
-    if how is None or make is None or type(memory) not in HOST_KINDS:
+    is_packed = isinstance(q.data, PackedArray)
+    if how is None or make is None or type(q.data.data if is_packed else q.data) not in HOST_KINDS:
         return None
-    plan = _dequantize_plan(q.dtype, dst)
-    if len(plan.numbers) >= _MOST:
-        plan.numbers.clear()
-    key = (id(q.format), q.axis, q.library, type(q.data), q.data.shape)
-    plan.numbers[key] = _Numbers(how, q.format, tuple(y.shape), type(y), y.dtype, make)
+    plan, asked = _dequantize_plan(q.dtype, dst), HOST_KINDS[type(y)].library
+    attributes = {"format": q.format, "axis": q.axis, "scale_layout": q.scale_layout, "library": q.library}
+    codes = type(q.data), is_packed, q.data.shape
+    plan.add((how, asked, type(q), attributes, *codes, make, type(y), y.dtype, y.shape))
     return plan.plan

@@ -44,13 +44,17 @@ class Repeats:
 
     def call(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         """The result of a call by its plan, or of ``checked(x, to, *keywords)``, whose plan is kept."""
-        if recording.THREAD.recording is not None:
-            # Part of another call, whose plan repeats all that is done.
-            return checked(x, to, *keywords)
         if type(x) in plans.KINDS:
             found = self.hit(x, to, *keywords)
             if found is not None:
                 return found
+        return self.checked(checked, x, to, keywords)
+
+    def checked(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
+        """The same for a call that has no plan yet."""
+        if recording.THREAD.recording is not None:
+            # Part of another call, whose plan repeats all that is done.
+            return checked(x, to, *keywords)
         with recording.recorded() as record:
             result = checked(x, to, *keywords)
         if MODULE is not None:

@@ -17,6 +17,7 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.casting import calls, engines
+from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
@@ -229,6 +230,10 @@ class Quantized:
         out: Any = None,
     ) -> Any:
         """The numbers: `gpucast.dequantize` of this."""
+        if type(self) in KINDS:
+            found = plans.DEQUANTIZE.hit(self, to, hadamard, signs, seed, out)
+            if found is not None:
+                return found
         return libraries.untraced(_by_plan, self, to, (hadamard, signs, seed, out))
 
     def workspace(self, caller: str) -> Any:
@@ -280,7 +285,7 @@ class Quantized:
 
 
 def _by_plan(q: Quantized, to: Any, keywords: tuple[Any, ...]) -> Any:
-    return plans.DEQUANTIZE.call(_checked, q, to, keywords)
+    return plans.DEQUANTIZE.checked(_checked, q, to, keywords)
 
 
 def _checked(q: Quantized, to: Any, *keywords: Any) -> Any:

@@ -36,37 +36,135 @@ struct Items {
     Item* const first;
 };
 
-// Reads all of an item that its cast needs; false, without an exception, where only the checked path can tell what is right.
-// is_new: y was made for x. library: null for arrays of NumPy.
-inline bool read_item(Item* item, bool is_new, const TensorLibrary* library) {
-    const Plan* plan = item->plan;
-    Layout x, y;
-    if (library) {
-        Placement src, dst;
-        if (!src.look_at(item->x, library->view, itemsize_of(plan->src)) || !dst.look_at(item->y, library->view, itemsize_of(plan->dst))) return false;
-        if (src.device_type != on_host || dst.device_type != on_host) return false;
-        x = src.layout, y = dst.layout;
-        if (is_new) ask_for_large_pages(y.data, y.size * y.itemsize);
-    } else {
-        if (number_of(PyArray_DESCR(array_of(item->x))) != plan->src_number || number_of(PyArray_DESCR(array_of(item->y))) != plan->dst_number) return false;
-        if (!is_new && !is_writable(item->y)) return false;
-        x = layout_of(array_of(item->x)), y = layout_of(array_of(item->y));
-    }
-    if (!is_same_shape(x, y) || !(is_new || is_sound(y))) return false;
-    item->size = x.size, item->reads = extent(x), item->writes = extent(y);
-    if (x.is_flat && y.is_flat) return true;
-    Walk walk;
-    set_walk(&walk, x, y, plan->work.is_ordered());
-    simplify(&walk);
-    item->walk = PyMem_Malloc(walk.used_bytes());
-    if (item->walk) memcpy(item->walk, &walk, walk.used_bytes());
-    return item->walk != nullptr;
-}
+// Reads the items of a call.
+struct ListReader {
+    ListReader(const TensorLibrary* from, PyObject* by_dtype, bool makes_new) : library(from), plans(by_dtype), is_new(makes_new) {}
 
-// Whether nothing that is written shares memory with anything else.
-inline bool are_disjoint(const Items& items, const Fusion& fusion, const Extent* finite) {
+    // Null for arrays of NumPy.
+    const TensorLibrary* const library;
+    // Plans by dtype.
+    PyObject* const plans;
+    // Whether each y was made for its x, and whether nothing may be asked of others' code.
+    const bool is_new;
+    bool is_last = false;
+    // The item before, and whether code of others ran since the first one was read.
+    const Item* before = nullptr;
+    bool has_asked = false;
+
+    // Finds the plan for an item's dtype. False where there is none, or after an exception.
+    bool find(Item* item) {
+        PyObject* dtype = dtype_of(item->x);
+        if (!dtype) return false;
+        if (dtype != last_dtype_) {
+            PyObject* found = PyDict_GetItemWithError(plans, dtype);
+            last_dtype_ = dtype, last_ = found && Py_TYPE(found) == plan_type ? reinterpret_cast<Plan*>(found) : nullptr;
+        }
+        // The dictionary's keys live, those that are not in it end the call.
+        Py_DECREF(dtype);
+        return last_ && set_plan(item, last_);
+    }
+
+    // Reads all that the casts need, as the last thing before them that others' code could change. False where only the
+    // checked path can tell what is right, or after an exception.
+    bool read(Items* items) {
+        for (;; is_last = true, has_asked = false, before = nullptr) {
+            for (Py_ssize_t i = 0; i < items->count; ++i) {
+                if (!read_item(&items->first[i])) return false;
+                before = &items->first[i];
+            }
+            if (!has_asked) return true;
+        }
+    }
+
+   private:
+    PyObject* last_dtype_ = nullptr;
+    Plan* last_ = nullptr;
+
+    // Whether others' code may run, which is noted.
+    bool may_ask() {
+        has_asked = has_asked || before;
+        return !is_last;
+    }
+
+    static bool set_plan(Item* item, Plan* found) {
+        if (!item->plan) item->plan = reinterpret_cast<Plan*>(Py_NewRef(reinterpret_cast<PyObject*>(found)));
+        return item->plan == found;
+    }
+
+    // Tensors of one type of DLPack's have one dtype, which takes longer to ask for.
+    bool look_at_source(Item* item, Placement* src) {
+        Tensor tensor;
+        if (!Placement::see(item->x, library->view, &tensor)) return false;
+        if (!item->plan && before && before->plan->src_type == tensor.type()) set_plan(item, before->plan);
+        if (!item->plan || item->plan->src_type != tensor.type()) {
+            if (!may_ask() || !find(item) || !Placement::see(item->x, library->view, &tensor)) return false;
+            if (item->plan->src_type && item->plan->src_type != tensor.type()) return false;
+            item->plan->src_type = tensor.type();
+        }
+        return src->set(tensor, itemsize_of(item->plan->src));
+    }
+
+    bool look_at_result(Item* item, Placement* dst) {
+        Plan* plan = item->plan;
+        Tensor tensor;
+        if (!Placement::see(item->y, library->view, &tensor)) return false;
+        if (!is_new && plan->dst_type != tensor.type()) {
+            has_asked = true;
+            if (is_last || plan->dst_type || !is_kind(item->y, Py_TYPE(item->x), plan->made)) return false;
+            if (!Placement::see(item->y, library->view, &tensor)) return false;
+            plan->dst_type = tensor.type();
+        }
+        return dst->set(tensor, itemsize_of(plan->dst));
+    }
+
+    bool has_memory(PyObject* x, const Placement& placed) {
+        if (placed.is_far() || is_last) return true;
+        has_asked = true;
+        return gpucast::has_memory(x, placed.layout.data, placed.layout.itemsize);
+    }
+
+    bool read_tensors(Item* item, Layout* x, Layout* y) {
+        Placement src, dst;
+        if (!look_at_source(item, &src) || !look_at_result(item, &dst)) return false;
+        if (src.device_type != on_host || dst.device_type != on_host) return false;
+        if (!has_memory(item->x, src) || !(is_new || has_memory(item->y, dst))) return false;
+        *x = src.layout, *y = dst.layout;
+        if (is_new) ask_for_large_pages(y->data, y->size * y->itemsize);
+        return true;
+    }
+
+    bool read_arrays(Item* item, Layout* x, Layout* y) {
+        PyArrayObject *given = array_of(item->x), *out = array_of(item->y);
+        if (!item->plan && !find(item)) return false;
+        const Plan* plan = item->plan;
+        if (!is_of(given, plan->src, plan->src_number) || !is_of(out, plan->dst, plan->dst_number)) return false;
+        if (!is_new && !is_writable(item->y)) return false;
+        *x = layout_of(given), *y = layout_of(out);
+        return true;
+    }
+
+    bool read_item(Item* item) {
+        Layout x, y;
+        if (!(library ? read_tensors(item, &x, &y) : read_arrays(item, &x, &y))) return false;
+        if (!is_same_shape(x, y) || !(is_new || is_sound(y))) return false;
+        item->size = x.size, item->reads = extent(x), item->writes = extent(y);
+        PyMem_Free(item->walk);
+        item->walk = nullptr;
+        if (x.is_flat && y.is_flat) return true;
+        Walk walk;
+        set_walk(&walk, x, y, item->plan->work.is_ordered());
+        simplify(&walk);
+        item->walk = PyMem_Malloc(walk.used_bytes());
+        if (item->walk) memcpy(item->walk, &walk, walk.used_bytes());
+        return item->walk != nullptr;
+    }
+};
+
+// Whether nothing that is written shares memory with anything else. The plan keeps the latest extents of which that is so:
+// lists are written again more often than not, and to sort them takes as long as short casts.
+inline bool are_disjoint(Plan* plan, const Items& items, const Fusion& fusion, const Extent* finite) {
     const size_t n = size_t(items.count) + 2;
-    Extent *written = static_cast<Extent*>(PyMem_Malloc(2 * n * sizeof(Extent))), *read = written + n;
+    Extent *written = static_cast<Extent*>(PyMem_Malloc(4 * n * sizeof(Extent))), *read = written + n, *const all = read + n;
     if (!written) return false;
     size_t writes = 0, reads = 0;
     for (Py_ssize_t i = 0; i < items.count; ++i) {
@@ -76,22 +174,14 @@ inline bool are_disjoint(const Items& items, const Fusion& fusion, const Extent*
     if (finite) written[writes++] = *finite;
     if (fusion.amax.data) written[writes++] = fusion.amax.extent();
     if (fusion.scale.data) read[reads++] = fusion.scale.extent();
-    const bool found = are_disjoint(written, writes, read, reads);
+    Extents found = {all, writes, reads};
+    memcpy(all, written, writes * sizeof(Extent));
+    memcpy(all + writes, read, reads * sizeof(Extent));
+    const bool is_known = plan->disjoint.is_same(found);
+    const bool is_so = is_known || are_disjoint(written, writes, read, reads);
+    if (is_so && !is_known) plan->disjoint.keep(found);
     PyMem_Free(written);
-    return found;
-}
-
-// The plan for an object's dtype; null where there is none, or after an exception.
-inline Plan* find_plan(PyObject* plans, PyObject* x, PyObject** last_dtype, Plan** last) {
-    PyObject* dtype = dtype_of(x);
-    if (!dtype) return nullptr;
-    if (dtype != *last_dtype) {
-        PyObject* found = PyDict_GetItemWithError(plans, dtype);
-        *last_dtype = dtype, *last = found && Py_TYPE(found) == plan_type ? reinterpret_cast<Plan*>(found) : nullptr;
-    }
-    // The dictionary's keys live, those that are not in it end the call.
-    Py_DECREF(dtype);
-    return *last;
+    return is_so;
 }
 
 // False after an exception.
@@ -149,30 +239,18 @@ inline PyObject* run_list(Plan* plan, PyObject* const* arguments) {
     if (!items.first) return PyErr_NoMemory();
     if (!items.count || (!is_new && PyList_Size(outs) != items.count)) return nothing();
     PyTypeObject* const kind = library ? Py_TYPE(PyList_GetItem(arrays, 0)) : &PyArray_Type;
-    PyObject* last_dtype = nullptr;
-    Plan* last = nullptr;
+    // Lists may change meanwhile.
+    const auto take_item = [&](PyObject* list, Py_ssize_t i, PyObject** place) {
+        *place = Py_XNewRef(PyList_GetItem(list, i));
+        return *place && Py_TYPE(*place) == kind && (!library || is_quiet(*place));
+    };
+    ListReader reader(library, plan->kernels, is_new);
     for (Py_ssize_t i = 0; i < items.count; ++i) {
         Item& item = items.first[i];
-        item.x = Py_XNewRef(PyList_GetItem(arrays, i));
-        if (!item.x) return nullptr;
-        if (Py_TYPE(item.x) != kind) return nothing();
-        Plan* own = find_plan(plan->kernels, item.x, &last_dtype, &last);
-        if (PyErr_Occurred()) return nullptr;
-        if (!own) return nothing();
-        item.plan = reinterpret_cast<Plan*>(Py_NewRef(reinterpret_cast<PyObject*>(own)));
-        Placement placed;
-        if (library && !(placed.look_at(item.x, library->view, itemsize_of(own->src)) && placed.device_type == on_host &&
-                         is_simple(item.x, placed.layout.data, placed.layout.itemsize))) {
-            return nothing();
-        }
-        if (is_new) continue;
-        item.y = Py_XNewRef(PyList_GetItem(outs, i));
-        if (!item.y) return nullptr;
-        if (!(library ? is_kind(item.y, kind, own->made) : PyArray_CheckExact(item.y))) return nothing();
-        if (library && !(placed.look_at(item.y, library->view, itemsize_of(own->dst)) &&
-                         is_simple(item.y, placed.layout.data, placed.layout.itemsize))) {
-            return nothing();
-        }
+        if (!take_item(arrays, i, &item.x) || !(is_new || take_item(outs, i, &item.y))) return PyErr_Occurred() ? nullptr : nothing();
+        // Those on a device are not for this function.
+        if (library && !i && !is_on_host(item.x, library->view)) return nothing();
+        if (is_new && !reader.find(&item)) return PyErr_Occurred() ? nullptr : nothing();
     }
     for (Py_ssize_t i = 0; is_new && i < items.count; ++i) {
         Item& item = items.first[i];
@@ -180,9 +258,7 @@ inline PyObject* run_list(Plan* plan, PyObject* const* arguments) {
         if (!item.y) return nullptr;
     }
     // From here on no code of others runs before all is read.
-    for (Py_ssize_t i = 0; i < items.count; ++i) {
-        if (!read_item(&items.first[i], is_new, library)) return nothing();
-    }
+    if (!reader.read(&items)) return PyErr_Occurred() ? nullptr : nothing();
     Fusion fusion;
     const auto take = [&](PyObject* given, Single* single) {
         if (library && Py_TYPE(given) == kind) return take_tensor(given, library->view, single) && single->device_type == on_host;
@@ -197,7 +273,7 @@ inline PyObject* run_list(Plan* plan, PyObject* const* arguments) {
     // The words of each array are counted in 64 bits.
     if (fusion.offset >> 62) return nothing();
     const Extent flags = extent(flag, 1);
-    if ((!is_new || flag || fusion.amax.data) && !are_disjoint(items, fusion, flag ? &flags : nullptr)) return nothing();
+    if ((!is_new || flag || fusion.amax.data) && !are_disjoint(plan, items, fusion, flag ? &flags : nullptr)) return nothing();
     Found found;
     u64 size = 0;
     for (Py_ssize_t i = 0; i < items.count; ++i) size += items.first[i].size;

@@ -4,8 +4,7 @@
 #include "python.hpp"
 
 #include "modes.hpp"
-#include "programs.hpp"
-#include "quantize.hpp"
+#include "probe.hpp"
 #include "text.hpp"
 #include "xla.hpp"
 
@@ -99,7 +98,7 @@ static PyObject* set_modes(PyObject*, PyObject* asked) {
 }
 
 // Counts the changes of the functions below: `gpucast.core.extension` knows by it whether this was built from its sources.
-enum : long { interface = 9 };
+enum : long { interface = 10 };
 
 static PyMethodDef methods[] = {
     {"find", find, METH_O, nullptr},
@@ -116,7 +115,8 @@ static PyMethodDef methods[] = {
     {"repeat", as_method(repeat), METH_FASTCALL, nullptr},
     {"quantize", as_method(quantize), METH_FASTCALL, nullptr},
     {"transform", as_method(transform), METH_FASTCALL, nullptr},
-    {"dequantize", as_method(dequantize), METH_FASTCALL, nullptr},
+    {"new_part", new_part, METH_O, nullptr},
+    {"pause", pause, METH_O, nullptr},
     {"serve", serve, METH_VARARGS, nullptr},
     {"xla_handlers", xla_handlers, METH_VARARGS, nullptr},
     {"modes", get_modes, METH_NOARGS, nullptr},
@@ -167,7 +167,7 @@ static bool prepare(PyObject* module) {
     program_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&program_spec));
     dtype_name = PyUnicode_InternFromString("dtype");
     zero = PyLong_FromLong(0);
-    if (!plan_type || !kernel_type || !program_type || !prepare_memory() || !find_main_thread() || !take_names() || !take_tensor_names() || !dtype_name || !zero || !forget_plans()) return false;
+    if (!plan_type || !kernel_type || !program_type || !prepare_memory() || !find_main_thread() || !take_names() || !take_tensor_names() || !take_part_names() || !dtype_name || !zero || !forget_plans()) return false;
     return add(module, "INTERFACE", PyLong_FromLong(interface)) && add(module, "LEVEL", PyUnicode_FromString(level->name)) &&
            add(module, "THREADS", PyLong_FromLong(helpers.threads)) &&
            add(module, "LEVELS", built_levels()) && add(module, "WORK_BYTES", PyLong_FromSize_t(sizeof(Work))) &&

@@ -11,6 +11,23 @@ struct Plan;
 // checked path can tell what is right.
 typedef PyObject* Run(Plan* plan, PyObject* const* arguments);
 
+// The memory of a list: so many extents that are written, then those that are read.
+struct Extents {
+    Extent* all;
+    size_t writes, reads;
+
+    size_t bytes() const { return (writes + reads) * sizeof *all; }
+    bool is_same(const Extents& other) const {
+        return all && writes == other.writes && reads == other.reads && memcmp(all, other.all, bytes()) == 0;
+    }
+    void keep(const Extents& other) {
+        Extent* own = static_cast<Extent*>(PyMem_Realloc(all, other.bytes()));
+        if (!own) return;
+        memcpy(own, other.all, other.bytes());
+        *this = {own, other.writes, other.reads};
+    }
+};
+
 struct Plan {
     PyObject_HEAD
     Run* run;
@@ -31,6 +48,10 @@ struct Plan {
     PyObject *library, *made;
     // Of packed elements of arrays of CuPy; else 0.
     u32 src_bits, dst_bits;
+    // DLPack's types of elements, once tensors were looked at; else 0.
+    u32 src_type, dst_type;
+    // Of lists: those of the latest call, which share nothing that is written.
+    Extents disjoint;
 };
 
 static PyTypeObject* plan_type;
@@ -46,6 +67,17 @@ enum Argument : int {
 inline PyObject* nothing() { Py_RETURN_NONE; }
 
 inline bool is_none(PyObject* given) { return given == Py_None; }
+
+// Texts count by their value, tuples by what is in them, all else by identity: most are the same object at every call.
+inline bool is_same(PyObject* one, PyObject* other) {
+    if (one == other) return true;
+    if (PyTuple_CheckExact(one) && PyTuple_CheckExact(other) && PyTuple_Size(one) == PyTuple_Size(other)) {
+        Py_ssize_t i = 0, n = PyTuple_Size(one);
+        while (i < n && PyTuple_GetItem(one, i) == PyTuple_GetItem(other, i)) ++i;
+        return i == n;
+    }
+    return PyUnicode_CheckExact(one) && PyUnicode_CheckExact(other) && PyUnicode_Compare(one, other) == 0;
+}
 
 inline bool is_call(Py_ssize_t count, Py_ssize_t wanted, const char* name) {
     if (count == wanted) return true;
@@ -283,6 +315,7 @@ static void forget_plan(PyObject* self) {
     PyObject* const held[] = {plan->function, plan->empty, reinterpret_cast<PyObject*>(plan->src), reinterpret_cast<PyObject*>(plan->dst),
                               plan->kernels, plan->kernels_by_float, plan->library, plan->made};
     for (PyObject* one : held) Py_XDECREF(one);
+    PyMem_Free(plan->disjoint.all);
     PyTypeObject* kind = Py_TYPE(self);
     reinterpret_cast<freefunc>(PyType_GetSlot(kind, Py_tp_free))(self);
     Py_DECREF(kind);

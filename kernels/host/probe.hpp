@@ -2,6 +2,7 @@
 // The cache of plans: from a call of a public function to its plan in one probe, by the identity of what the call names.
 #pragma once
 #include "lists.hpp"
+#include "results.hpp"
 
 namespace gpucast {
 
@@ -42,20 +43,11 @@ struct Slot {
 enum : size_t { slots = 1 << 12 };
 static Slot* table;
 static size_t kept;
+// Whether no plan is run in a thread.
+static __thread bool is_paused;
 
 // What each call goes through is in one piece: a cast of one element takes no longer.
 #define QUICK inline __attribute__((always_inline))
-
-// Texts count by their value, tuples by what is in them, all else by identity: most are the same object at every call.
-inline bool is_same(PyObject* one, PyObject* other) {
-    if (one == other) return true;
-    if (PyTuple_CheckExact(one) && PyTuple_CheckExact(other) && PyTuple_Size(one) == PyTuple_Size(other)) {
-        Py_ssize_t i = 0, n = PyTuple_Size(one);
-        while (i < n && PyTuple_GetItem(one, i) == PyTuple_GetItem(other, i)) ++i;
-        return i == n;
-    }
-    return PyUnicode_CheckExact(one) && PyUnicode_CheckExact(other) && PyUnicode_Compare(one, other) == 0;
-}
 
 QUICK bool is_same(const Key& one, const Key& other) {
     if (one.function != other.function || one.kind != other.kind || one.given != other.given) return false;
@@ -198,7 +190,7 @@ inline PyObject* run_nothing(Plan*, PyObject* const*) { return nothing(); }
 // nothing done, for any other call.
 inline PyObject* hit(Function* function, PyObject* const* given, Py_ssize_t count) {
     PyObject* arguments[most_parameters];
-    if (!kept) return nothing();
+    if (!kept || is_paused) return nothing();
     if (count == of_to + 2) {
         if (!PyDict_CheckExact(given[of_to + 1])) {
             PyErr_SetString(PyExc_TypeError, "hit: the keywords must be a dict");
@@ -321,10 +313,18 @@ inline PyObject* new_function(PyObject*, PyObject* arguments) {
 
 inline PyObject* forget(PyObject*, PyObject*) { return forget_plans() ? nothing() : nullptr; }
 
+// pause(whether): no plan is run in this thread until it ends. Returns whether that was so before.
+inline PyObject* pause(PyObject*, PyObject* whether) {
+    const bool before = is_paused;
+    is_paused = whether == Py_True;
+    return Py_NewRef(before ? Py_True : Py_False);
+}
+
 inline PyObject* count_plans(PyObject*, PyObject*) { return PyLong_FromSize_t(kept); }
 
 // plan(kind, function, empty, src, dst, works, kernels, kernels_by_float, library, made, src_bits, dst_bits): a plan that is run for arrays of
-// "numpy", "cupy", "tensors", a list of the host ("list": `kernels` are its plans by dtype), or by its function alone ("").
+// "numpy", "cupy", "tensors", a list of the host ("list": `kernels` are its plans by dtype), of the host that are "quantized" or
+// "dequantized" (`kernels` are lists of entries by shape), or by its function alone ("").
 inline PyObject* new_plan(PyObject*, PyObject* arguments) {
     PyObject *function, *empty, *src, *dst, *works, *kernels, *by_float, *library, *made;
     const char* kind;
@@ -340,6 +340,7 @@ inline PyObject* new_plan(PyObject*, PyObject* arguments) {
         bool casts, has_kernels, allocates, is_library;
     } const kinds[] = {{"numpy", run_numpy, true, false, false, false}, {"cupy", run_placed, true, true, true, false},
                        {"tensors", run_tensor, true, true, true, true}, {"list", run_list, false, true, false, false},
+                       {"quantized", run_quantized, false, true, false, false}, {"dequantized", run_dequantized, false, true, false, false},
                        {"", run_nothing, false, false, false, false}};
     const auto is_dict = [](PyObject* given) { return is_none(given) || PyDict_CheckExact(given); };
     TensorLibrary asked;

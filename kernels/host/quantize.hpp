@@ -2,8 +2,11 @@
 // Arguments of the calls that quantize, transform and dequantize arrays of the host. quantizing.hpp says which of
 // the first it serves.
 #pragma once
+#include <stdlib.h>
+
 #include "dequantizing.hpp"
-#include "probe.hpp"
+#include "levels.hpp"
+#include "tensors.hpp"
 
 namespace gpucast {
 
@@ -76,9 +79,24 @@ inline bool take_float(PyObject* given, float least, bool* has, float* number) {
     return *number >= least && *number <= 0x1.fffffep127f;
 }
 
+// Quantizes x into the parts: codes, or the bytes of packed ones, scales, zero points and the global scale, or None, all of
+// which are flat arrays or tensors of the host. Returns 1 where that is done; 0, nothing of use written, where only the other
+// path can; -1 after an exception.
+inline int quantize_parts(const Quantizing& how, const TensorLibrary* library, const OwnChoice& choice, PyObject* given, PyObject* const* into) {
+    if ((choice.is_random && !how.at_random) || ((choice.has_scale || choice.has_top) && !how.has_global)) return 0;
+    const u64 n = product(how.shape), blocks = product(how.grid);
+    Part x, parts[4];
+    const bool is_fit = n && x.take(given, how.src_bytes, n * how.src_bytes, false, library) &&
+                        parts[0].take(into[0], 1, (n * how.element_bits + 7) / 8, true, library) &&
+                        parts[1].take(into[1], how.scale_bytes, blocks * how.scale_bytes, true, library) &&
+                        parts[2].take(into[2], 1, how.has_zeros ? blocks : 0, true, library) &&
+                        parts[3].take(into[3], 4, how.has_global ? 4 : 0, true, library) && are_disjoint(parts, 4, &x, 1);
+    return is_fit ? quantize_blocks(how, choice, x.data, parts[0].data, parts[1].data, parts[2].data, parts[3].data) : 0;
+}
+
 // quantize(how, library, x, data, scales, zero_points, global_scale, scale, amax, seed, offset): whether x was quantized into
-// the parts, all of which are flat arrays or tensors of the host; bytes of packed codes. False, nothing of use written, where
-// only the other path can. The global scale, the magnitude that gives it, and the seed may be None.
+// the parts. False, nothing of use written, where only the other path can. The global scale, the magnitude that gives it, and
+// the seed may be None.
 inline PyObject* quantize(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     Quantizing how;
     TensorLibrary known;
@@ -95,15 +113,7 @@ inline PyObject* quantize(PyObject*, PyObject* const* arguments, Py_ssize_t coun
         choice.offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(arguments[10]);
         if (PyErr_Occurred()) return nullptr;
     }
-    if ((choice.is_random && !how.at_random) || ((choice.has_scale || choice.has_top) && !how.has_global)) return Py_NewRef(Py_False);
-    const u64 n = product(how.shape), blocks = product(how.grid);
-    Part x, parts[4];
-    const bool is_fit = n && x.take(arguments[2], how.src_bytes, n * how.src_bytes, false, library) &&
-                        parts[0].take(arguments[3], 1, (n * how.element_bits + 7) / 8, true, library) &&
-                        parts[1].take(arguments[4], how.scale_bytes, blocks * how.scale_bytes, true, library) &&
-                        parts[2].take(arguments[5], 1, how.has_zeros ? blocks : 0, true, library) &&
-                        parts[3].take(arguments[6], 4, how.has_global ? 4 : 0, true, library) && are_disjoint(parts, 4, &x, 1);
-    const int done = is_fit ? quantize_blocks(how, choice, x.data, parts[0].data, parts[1].data, parts[2].data, parts[3].data) : 0;
+    const int done = quantize_parts(how, library, choice, arguments[2], arguments + 3);
     for (Py_ssize_t i = 3; done > 0 && i < 7; ++i) {
         if (!tell_of(library, arguments[i])) return nullptr;
     }
@@ -131,25 +141,18 @@ inline PyObject* transform(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     return tell_of(library, arguments[3]) ? Py_NewRef(Py_True) : nullptr;
 }
 
-// dequantize(how, library, data, scales, zero_points, global_scale, out): the same, back.
-inline PyObject* dequantize(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    Dequantizing how;
-    TensorLibrary known;
-    if (!is_call(count, 7, "dequantize") || !read_bytes(arguments[0], &how, "dequantize")) return nullptr;
-    const TensorLibrary* library;
-    if (!find_library(arguments[1], &known, &library)) return PyErr_Occurred() ? nullptr : Py_NewRef(Py_False);
+// The numbers of parts as `quantize_parts` has them, into a flat array of the host; the same, back.
+inline int dequantize_parts(const Dequantizing& how, const TensorLibrary* library, PyObject* const* from, PyObject* into) {
     const u64 n = product(how.shape), blocks = product(how.grid);
-    const bool has_zeros = !is_none(arguments[4]), has_global = !is_none(arguments[5]);
+    const bool has_zeros = !is_none(from[2]), has_global = !is_none(from[3]);
     Part parts[4], out;
-    const bool is_fit = n && parts[0].take(arguments[2], 1, (n * how.element_bits + 7) / 8, false, library) &&
-                        parts[1].take(arguments[3], how.scale_bytes, blocks * how.scale_bytes, false, library) &&
-                        parts[2].take(arguments[4], 1, has_zeros ? blocks : 0, false, library) &&
-                        parts[3].take(arguments[5], 4, has_global ? 4 : 0, false, library) &&
-                        out.take(arguments[6], how.dst_bytes, n * how.dst_bytes, true, library) && are_disjoint(&out, 1, parts, 4);
-    if (!is_fit) return Py_NewRef(Py_False);
-    if (!dequantize_blocks(how, parts[0].data, parts[1].data, parts[2].data, parts[3].data, out.data)) return nullptr;
-    if (!tell_of(library, arguments[6])) return nullptr;
-    return Py_NewRef(Py_True);
+    const bool is_fit = n && parts[0].take(from[0], 1, (n * how.element_bits + 7) / 8, false, library) &&
+                        parts[1].take(from[1], how.scale_bytes, blocks * how.scale_bytes, false, library) &&
+                        parts[2].take(from[2], 1, has_zeros ? blocks : 0, false, library) &&
+                        parts[3].take(from[3], 4, has_global ? 4 : 0, false, library) &&
+                        out.take(into, how.dst_bytes, n * how.dst_bytes, true, library) && are_disjoint(&out, 1, parts, 4);
+    if (!is_fit) return 0;
+    return dequantize_blocks(how, parts[0].data, parts[1].data, parts[2].data, parts[3].data, out.data) ? 1 : -1;
 }
 
 }  // namespace gpucast

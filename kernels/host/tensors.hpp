@@ -15,6 +15,9 @@ struct Tensor {
     u16 lanes;
     const npy_intp *lengths, *strides;
     u64 offset;
+
+    // That of an element, as one number that is not 0.
+    u32 type() const { return u32(kind) | u32(bits) << 8 | u32(lanes) << 16; }
 };
 
 // A library's own functions: one fills in such fields, which stay its own; the other gives the current stream of a device.
@@ -102,10 +105,11 @@ inline bool is_false(PyObject* found) {
     return found == Py_False;
 }
 
-// Whether a tensor is no more than the numbers in its memory. Those of one without memory would be at the address of its
-// offset.
-inline bool is_simple(PyObject* x, const u8* data, u64 itemsize) {
-    if (!is_false(ask(x, gradient_name, false)) || !is_false(ask(x, negated_name, true))) return false;
+// Whether a tensor has no gradient, and its numbers as they are.
+inline bool is_quiet(PyObject* x) { return is_false(ask(x, gradient_name, false)) && is_false(ask(x, negated_name, true)); }
+
+// Whether a tensor has memory: the numbers of one without would be at the address of its offset.
+inline bool has_memory(PyObject* x, const u8* data, u64 itemsize) {
     const u64 address = reinterpret_cast<Address>(data);
     if (address >= beyond_offsets) return true;
     PyObject* found = ask(x, offset_name, true);
@@ -115,6 +119,9 @@ inline bool is_simple(PyObject* x, const u8* data, u64 itemsize) {
     PyErr_Clear();
     return is_known && (!offset || address != offset * itemsize);
 }
+
+// Whether a tensor is no more than the numbers in its memory.
+inline bool is_simple(PyObject* x, const u8* data, u64 itemsize) { return is_quiet(x) && has_memory(x, data, itemsize); }
 
 // A tensor that has elements, and where it is.
 struct Placement {
@@ -146,8 +153,15 @@ struct Placement {
         return size != 0;
     }
 
+    // Whether it has memory for sure.
+    bool is_far() const { return reinterpret_cast<Address>(layout.data) >= beyond_offsets; }
     bool is_beside(const Placement& other) const { return device_type == other.device_type && device == other.device; }
 };
+
+inline bool is_on_host(PyObject* x, View* view) {
+    Tensor tensor;
+    return Placement::see(x, view, &tensor) && tensor.device_type == on_host;
+}
 
 // A tensor of one FLOAT or DOUBLE.
 inline bool take_tensor(PyObject* given, View* view, Single* single) {

@@ -430,3 +430,24 @@ def test_memory_that_is_missing_leaves_everything_as_it_was() -> None:
     with pytest.raises(MemoryError):
         gpucast.cast_many([np.float32([np.inf]), huge], "FLOAT16", amax=amax, finite=finite)
     assert amax[0] == 0 and finite[0]
+
+
+def test_lists_like_an_earlier_one_that_share_memory() -> None:
+    """Disjoint lists, and then lists of which one thing has moved."""
+    room = np.zeros(4 * 64, np.float16)
+    arrays = [np.full(16, i, np.float32) for i in range(4)]
+    outs = [room[64 * i : 64 * i + 16] for i in range(4)]
+    for _ in range(3):
+        gpucast.cast_many(arrays, "FLOAT16", out=outs)
+    assert [float(y[0]) for y in outs] == [0, 1, 2, 3]
+    amax = np.zeros((), np.float32)
+    into = [*outs[:3], room[8:24]], [*outs[:3], arrays[0].view(np.float16)[:16]]
+    for wrong, keywords in ((into[0], {}), (into[1], {}), (into[0], {"amax": amax})):
+        with pytest.raises(ValueError, match="share"):
+            gpucast.cast_many(arrays, "FLOAT16", out=wrong, **keywords)
+        assert gpucast.cast_many(arrays, "FLOAT16", out=outs) is outs
+    # What is written beside the results is looked at, too.
+    inside = [*arrays[:3], np.frombuffer(memoryview(amax.reshape(1)), np.float32)]
+    gpucast.cast_many([x[:1] for x in arrays], "FLOAT16", out=[y[:1] for y in outs], amax=amax)
+    with pytest.raises(ValueError, match="share"):
+        gpucast.cast_many([x[:1] for x in inside], "FLOAT16", out=[y[:1] for y in outs], amax=amax)

@@ -156,7 +156,9 @@ class TorchLibrary(Library):
     def like(self, x: torch.Tensor) -> Callable[[], Any] | None:
         if type(x) is not torch.Tensor or not x.is_cpu:
             return None
-        return partial(torch.empty, tuple(x.shape), dtype=x.dtype, device="cpu")
+        # Of one element, so that no memory is kept; the arguments of `empty` take twice as long.
+        like = torch.empty((), dtype=x.dtype, device="cpu").expand(x.shape)
+        return partial(torch.empty_like, like, memory_format=torch.contiguous_format)
 
     def stream(self, device: int) -> int:
         return tensors.stream(device)

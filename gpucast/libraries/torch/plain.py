@@ -92,9 +92,7 @@ def _hit_in_graph(*call: Any) -> None:
     """A compiler that traces the call cannot look into the module's function, and needs no plan."""
 
 
-if MODULE is not None:
-    for _hit in (plans.hit, plans.hit_list):
-        torch.compiler.substitute_in_graph(_hit, skip_signature_check=True)(_hit_in_graph)
+plans.for_each_hit(lambda hit: torch.compiler.substitute_in_graph(hit, skip_signature_check=True)(_hit_in_graph))
 
 # The kernels are those of the driver with which they were loaded.
 ON_NEW_DRIVER.append(_plan.cache_clear)

@@ -430,19 +430,24 @@ def counts() -> None:
 
 
 def counted(module: Any) -> dict[str, int]:
-    """How often the module's functions did all that was asked, from now on."""
-    found = dict.fromkeys(("quantize", "transform", "dequantize", "repeat"), 0)
+    """How often the module's functions did all that was asked, and how many plans it got of each kind, from now on."""
+    found = dict.fromkeys(("quantize", "transform", "repeat", "quantized", "dequantized"), 0)
 
-    def count(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def count(
+        function: Callable[..., Any], name_of: Callable[..., str], did: Callable[[Any], bool]
+    ) -> Callable[..., Any]:
         def run(*arguments: Any) -> Any:
             done = function(*arguments)
-            found[name] += done is True
+            name = name_of(*arguments)
+            if name in found:
+                found[name] += did(done)
             return done
 
         return run
 
-    for name in found:
-        setattr(module, name, count(name, getattr(module, name)))
+    for name in ("quantize", "transform", "repeat"):
+        setattr(module, name, count(getattr(module, name), lambda *_, name=name: name, lambda done: done is True))
+    module.plan = count(module.plan, lambda kind, *_: kind, lambda plan: plan is not None)
     return found
 
 
@@ -456,7 +461,7 @@ def main(path: str) -> None:
     for part in (quantize, others, wrong_outs, raw, devices, counts):
         part()
     # Without the loops of a format its calls would be those of the reference.
-    assert min(found.values()) > 500, found
+    assert found.pop("quantized") > 10 and min(found.values()) > 500, found
     print("clean", found)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array, check_out
-from gpucast.arrays.overlap import Place, check_disjoint
+from gpucast.arrays.overlap import Place, check_disjoint, share_memory
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import engines
 from gpucast.casting.engine import Call, Engine
@@ -70,6 +70,23 @@ def target_of(source: Array, rule: CastRule, out: Any, there: Engine, caller: st
     return target
 
 
+def _packed_target(source: Array, rule: CastRule, out: Any, caller: str) -> Array:
+    """The packed `out` of a tensor of the host, which takes one as its own result is packed."""
+    dst = rule.dst
+    stand_in = Array.of(PackedArray(np.empty(dst.nbytes(source.size), np.uint8), dst, source.shape))
+    target = target_of(stand_in, rule, out, engines.HOST, caller)
+    if share_memory(target.data, source.data):
+        raise ValueError(f"{caller}: out overlaps x; expected separate memory")
+    return target
+
+
+def check_packed_out(x: Any, dst: DType, out: PackedArray, options: Options) -> None:
+    """The checks of an `out` of elements that share bytes, for the memory of a tensor of the host."""
+    call = of_array(x, dst, options)
+    call.target = _packed_target(call.source, call.rule, out, call.caller)
+    check_fuse(call)
+
+
 def of_arrays(
     given: Sequence[Any], outs: Sequence[Any] | None, names: Names, dst: DType, options: Options, finite: Any
 ) -> list[Call]:
@@ -125,8 +142,7 @@ def _target(call: Call) -> Array:
         call.library.check_into(call.given, call.caller)
     there = engines.HOST if call.rule.is_text else engines.of(source.device)
     if there is engines.HOST and dst.packed and isinstance(out, PackedArray) and call.library and not source.packed:
-        # A tensor of the host takes a packed `out`, as its own result is packed: checked as for a packed source.
-        source = Array.of(PackedArray(np.empty(dst.nbytes(source.size), np.uint8), dst, source.shape))
+        return _packed_target(source, call.rule, out, call.caller)
     return target_of(source, call.rule, out, there, call.caller)
 
 

@@ -49,9 +49,19 @@ def run(args: argparse.Namespace) -> int:
         assert file is not None
         file.write(folded.SerializeToString())
     before, after = casts(model), casts(folded)
-    left = "; those of tensors in files beside it stay" if after and is_external else ""
+    left = "; those of tensors in files beside it stay" if after and casts_of_files(folded) else ""
     print(f"{args.output}: {before - after} of {before} casts folded{left}")
     return 0
+
+
+def casts_of_files(model: Any) -> bool:
+    """Whether the graph of a model casts a tensor that is in a file beside it."""
+    elsewhere = {tensor.name for tensor in model.graph.initializer if tensor.external_data}
+    return any(is_cast(node) and node.input[0] in elsewhere for node in model.graph.node)
+
+
+def is_cast(node: Any) -> bool:
+    return node.op_type in ("Cast", "CastLike") and node.domain in ("", "ai.onnx")
 
 
 def casts(model: Any) -> int:
@@ -60,5 +70,5 @@ def casts(model: Any) -> int:
 
 
 def count_in(graph: Any) -> int:
-    own = sum(node.op_type in ("Cast", "CastLike") and node.domain in ("", "ai.onnx") for node in graph.node)
+    own = sum(map(is_cast, graph.node))
     return own + sum(count_in(one) for node in graph.node for one in inner_graphs(node))

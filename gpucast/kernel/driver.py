@@ -246,8 +246,9 @@ class CupyDriver:
         function = int(driver.moduleGetFunction(driver.moduleLoadData(image), kernel.name))
         self._load(function)
         if kernel.stays_from is not None:
-            major, minor = self._capability(device)
-            stays = 10 * major + minor >= kernel.stays_from
+            # The kernel goes by what it was compiled for, which for a device newer than NVRTC is less.
+            known = compiler.architecture(self._capability(device))
+            stays = int("".join(filter(str.isdigit, known))) >= kernel.stays_from
             blocks = self._blocks_at_a_time(function, kernel.threads, device) if stays else ANY_NUMBER
             self._resident[kernel, device] = blocks
         return function

@@ -177,9 +177,9 @@ class _Known(NamedTuple):
             return self._launch(asked, given)
         # Of a library, on its current stream.
         addresses: list[Any] = []
-        for x, known in zip(given, self.given, strict=True):
+        for i, (x, known) in enumerate(zip(given, self.given, strict=True)):
             # What the library lacks is packed in an array of CuPy.
-            found = _placed(x, self.adapter) if type(x) is known.kind else None
+            found = _placed(x, self.adapter, i >= len(asked.read)) if type(x) is known.kind else None
             if found is None or found[0] != self.device or x.shape != known.shape or x.dtype != known.dtype:
                 return None
             addresses.append(found[1])
@@ -286,11 +286,12 @@ def library_of(part: Any) -> str | None:
     return part.library if isinstance(part, LibraryPackedArray) else libraries.library_of(part)
 
 
-def _placed(x: Any, adapter: libraries.Library | None) -> tuple[int, int] | None:
-    """The device and the address of a row-major array of CuPy, or of the adapter's library; None for any other."""
+def _placed(x: Any, adapter: libraries.Library | None, writing: bool = False) -> tuple[int, int] | None:
+    """The device and the address of a row-major array of CuPy, or of the adapter's library, to be read or written; None
+    for any other."""
     if _is_array(x):
         return (int(x.data.device_id), int(x.data.ptr)) if x._c_contiguous else None
-    found = None if adapter is None else adapter.placed([x])
+    found = None if adapter is None else adapter.placed([x], writing)
     # Of what has no elements the address tells nothing.
     return None if found is None or found[0] is None or not found[1][0] else (found[0], found[1][0])
 

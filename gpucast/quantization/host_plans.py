@@ -187,8 +187,8 @@ def _quantize_plan(src: DType, library: str | None, kind: Any, rounding: Any, ha
 def quantized(x: Any, asked: Any, keywords: tuple[Any, ...], result: Any) -> Any:
     """The plan of a call that gave a result, if there may be one."""
     axis, layout, transpose, rounding, seed, offset, _, _, hadamard, signs, moved_to, _ = keywords
-    results = result if type(result) is tuple else (result,)
-    library = libraries.library_of(x)
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    shape, library = tuple(x.shape), libraries.library_of(x)
     # Later results look like this one. One that the caller gave may be of another class or library.
     if moved_to is not None or type(x) not in HOST_KINDS or any(q.library != library for q in results):
         return None
@@ -199,6 +199,11 @@ def quantized(x: Any, asked: Any, keywords: tuple[Any, ...], result: Any) -> Any
         return None
     hows = hadamard if type(hadamard) is tuple else (hadamard,) * len(results)
     turned = (False, True) if len(results) == 2 else (bool(transpose),)
+    # Another thread may have reshaped x, and a list that the caller gave is no result of later calls.
+    if type(result) is list or any(
+        _turned(shape, swaps) != tuple(q.shape) for q, swaps in zip(results, turned, strict=True)
+    ):
+        return None
     known = []
     for q, length, swaps in zip(results, hows, turned, strict=True):
         how = None if length is None else resolve_hadamard(length, signs, seed, "quantize")
@@ -213,10 +218,14 @@ def quantized(x: Any, asked: Any, keywords: tuple[Any, ...], result: Any) -> Any
     if len(plan.results) >= _MOST:
         plan.results.clear()
         plan.entries.clear()
-    plan.results[x.shape, choice[1]] = tuple(known)
+    plan.results[shape, choice[1]] = tuple(known)
     if rounding is hadamard is None and transpose is False and layout == "linear":
-        plan.entries[x.shape] = [known[0].entry(plan.src, library, plan.asked)]
+        plan.entries[shape] = [known[0].entry(plan.src, library, plan.asked)]
     return plan.plan
+
+
+def _turned(shape: tuple[int, ...], swaps: bool) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2]) if swaps else shape
 
 
 def _result(q: Any, src: DType, hadamard: Hadamard | None, turned: bool, size: int) -> _Result | None:
@@ -286,7 +295,7 @@ def transformed(x: Any, length: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     plan = _transform_plan(x.dtype, how.length, axis, inverse, dtype(to))
     if len(plan.hows) >= _MOST:
         plan.hows.clear()
-    plan.hows[x.shape, known] = hadamard_on_host.transforming(how, dtype(x.dtype), x.size, inverse)
+    plan.hows[y.shape, known] = hadamard_on_host.transforming(how, dtype(x.dtype), y.size, inverse)
     return plan.plan
 
 
@@ -317,6 +326,9 @@ def _dequantize_plan(src: DType, to: DType) -> _DequantizePlan:
 def dequantized(q: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     """The plan of a call that gave `y`, if there may be one."""
     if not keywords[0] is keywords[1] is keywords[2] is None or type(y) not in HOST_KINDS:
+        return None
+    # Results of the plan look like `y`, which may be an `out` of another library.
+    if HOST_KINDS[type(y)].library != q.library:
         return None
     if q.scale_layout != "linear" or np.shape(q.global_scale) != () or not is_record(type(q)):
         return None

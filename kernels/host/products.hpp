@@ -65,7 +65,7 @@ inline bool multiply_floats(float* x, u64 count, const BlockOf<const Factor>& bl
 }
 
 // Elements that become FLOATs together: so many that tables of all codes are worth while.
-enum : u64 { floats_together = 4096 };
+enum : u64 { floats_together = 1024 };
 
 // Replaces `count` FLOATs by the products of DOUBLEs, as results.
 GPUCAST_INLINE void multiply_doubles(const float* y, u8* results, u64 count, const BlockOf<const Factor>& block, u64 start,

@@ -294,4 +294,14 @@ def test_tensors_in_other_files_stay_beside_the_model(model: Path, capsys: pytes
     assert "expected OUT in the same folder" in capsys.readouterr().err
     assert main(["fold", str(model), str(model.with_name("out.onnx"))]) == 0
     assert capsys.readouterr().out.endswith(": 0 of 2 casts folded; those of tensors in files beside it stay\n")
+
+
+def test_casts_of_inputs_are_not_said_to_be_of_tensors_in_files(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = onnx.load(model)
+    given.graph.node[0].input[0] = "x"
+    onnx.save(given, model, save_as_external_data=True, size_threshold=0, location="data.bin")
+    assert main(["fold", str(model), str(model.with_name("out.onnx"))]) == 0
+    assert capsys.readouterr().out.endswith(": 0 of 2 casts folded\n")
     assert onnx.load(model.with_name("out.onnx")) == onnx.load(model)

@@ -220,3 +220,8 @@ def test_an_unknown_type_has_a_short_name(tmp_path: Path) -> None:
         with pytest.raises(files.FileError, match=message):
             files.load(str(tmp_path / "x.safetensors"))
     assert gpucast.dtype("FLOAT8E4M3FN").safetensors == "F8_E4M3"
+
+
+def test_sections_in_lists_go_too() -> None:
+    held = {"a": [{"quant_method": "fp8"}, {"b": 1}, {"quantization_config": {"quant_method": "fp8"}}]}
+    assert config_json.without_sections(held) == {"a": [{"b": 1}, {}]}

@@ -21,7 +21,7 @@ from gpucast.arrays.unowned import view_at
 from gpucast.casting import list_plans, plans
 from gpucast.core.extension import MODULE
 from gpucast.quantization import FORMATS, cuda_plans
-from host_driver import download, installed, rehearsed, upload
+from host_driver import HostDriver, download, installed, rehearsed, upload
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="without the extension module there are no plans")
 
@@ -294,10 +294,9 @@ def test_plans_change_nothing_on_devices(seed: int, monkeypatch: pytest.MonkeyPa
     compare_on_device(seed, lambda x: upload(np.array(x, order="C")), monkeypatch)
 
 
-@pytest.mark.peers
-@pytest.mark.parametrize("seed", _DEVICE_SEEDS)
-def test_plans_change_nothing_for_tensors_on_devices(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors of the host count as those of device 0."""
+@pytest.fixture
+def tensor_on_device(monkeypatch: pytest.MonkeyPatch) -> Library:
+    """From an array of NumPy to a tensor; those of the host count as those of device 0."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     from gpucast.libraries.torch import plain, tensors
 
@@ -325,7 +324,28 @@ def test_plans_change_nothing_for_tensors_on_devices(seed: int, monkeypatch: pyt
         codes = torch.from_numpy(np.array(x, order="C").view(kind.code_numpy)).clone()
         return codes.view(getattr(torch, kind.numpy_name))
 
-    compare_on_device(seed, tensor, monkeypatch, 0)
+    return tensor
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("seed", _DEVICE_SEEDS)
+def test_plans_change_nothing_for_tensors_on_devices(
+    seed: int, tensor_on_device: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare_on_device(seed, tensor_on_device, monkeypatch, 0)
+
+
+@pytest.mark.peers
+def test_what_requires_a_gradient_is_not_written_by_a_plan(tensor_on_device: Library) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x, out, w = (tensor_on_device(np.ones((16, 32), np.float32)) for _ in range(3))
+    w.requires_grad_()
+    with installed(HostDriver()), torch.no_grad():
+        for _ in range(3):
+            gpucast.hadamard(x, 16, out=out)
+        with pytest.raises(ValueError, match="out requires grad"):
+            gpucast.hadamard(x, 16, out=w)
+    assert torch.all(w == 1)
 
 
 @pytest.mark.peers

@@ -465,3 +465,31 @@ def test_devices_of_torch() -> None:
         gpucast.cast(np.ones(3), "FLOAT16", device=torch.device("cuda", 0))
     with pytest.raises(TypeError, match="is not a device; expected None, 'cpu', 'cuda' or 'cuda:N'"):
         gpucast.cast(x, "FLOAT16", device=torch.device("meta"))
+
+
+def test_a_packed_out_is_checked_before_anything_is_written() -> None:
+    """Of `cast` as of `cast_many`: a tensor of the host into elements that share bytes."""
+    b = np.arange(8, dtype="f4")
+    x, fixed, amax = torch.from_numpy(b), np.zeros(4, "u1"), np.zeros(1, "f4")
+    fixed.flags.writeable = False
+    shared = PackedArray(np.zeros(4, "u1"), "INT4", (8,))
+    for out, given, match in (
+        (PackedArray(fixed, "INT4", (8,)), {"amax": amax}, "out is read-only"),
+        (PackedArray(b.view("u1")[:4], "INT4", (8,)), {}, "out overlaps x"),
+        (shared, {"amax": shared.data.view("f4")}, "shares memory with amax"),
+        (PackedArray(np.zeros(4, "u1"), "UINT4", (8,)), {}, "out has dtype UINT4; expected INT4"),
+        (PackedArray(np.zeros(2, "u1"), "INT4", (4,)), {}, "out has shape"),
+    ):
+        for call in (
+            lambda out=out, given=given: gpucast.cast(x, "INT4", out=out, **given),
+            lambda out=out, given=given: gpucast.cast_many([x], "INT4", out=[out], **given),
+        ):
+            with pytest.raises((TypeError, ValueError), match=match):
+                call()
+    assert amax[0] == 0
+    assert np.array_equal(b, np.arange(8))
+
+
+def test_errors_of_an_out_name_the_function_that_was_called() -> None:
+    with pytest.raises(ValueError, match="^cast_like: out has shape"):
+        gpucast.cast_like(torch.zeros(8), np.ones(3, "f2"), out=np.zeros(3, "f2"))

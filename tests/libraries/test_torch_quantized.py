@@ -115,3 +115,12 @@ def test_a_gradient_that_a_quantized_tensor_would_lose_is_refused() -> None:
     out.scales.requires_grad_()
     with pytest.raises(ValueError, match=r"^quantize: out requires grad"):
         gpucast.quantize(w.detach(), "int8_32", out=out)
+
+
+@pytest.mark.parametrize("name", ["mxfp8e4m3", "nvfp4"])
+def test_an_out_of_another_library_is_no_example_for_later_results(name: str) -> None:
+    for x, out in ((W.numpy(), torch.empty(6, 128)), (W, np.empty((6, 128), np.float32))):
+        q = gpucast.quantize(x, name)
+        for _ in range(2):
+            q.dequantize("FLOAT", out=out)
+            assert type(q.dequantize("FLOAT")) is type(x)

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 import gpucast
+from gpucast.casting import plans
+from gpucast.quantization import host_plans
 from gpucast.quantization.formats import FORMATS
 
 BLOCKS = np.float32([[0, 1e-7, 1e-3, 1, 3e38, -5, 1e-30, 0.1]]).repeat(128, axis=1)
@@ -34,3 +38,38 @@ def test_a_result_of_the_callers_own_class_is_no_pattern() -> None:
     parts = gpucast.quantize(x, "mxfp8e5m2").parts()
     gpucast.quantize(x, "mxfp8e5m2", out=Mine(**parts, format="mxfp8e5m2"))
     assert type(gpucast.quantize(x, "mxfp8e5m2")) is gpucast.Quantized
+
+
+def test_a_list_of_outs_is_no_pattern() -> None:
+    x = np.ones((64, 96), np.float32)
+    given = list(gpucast.quantize(x, "mxfp8e4m3", transpose="both"))
+    for _ in range(2):
+        assert gpucast.quantize(x, "mxfp8e4m3", transpose="both", out=given) is given
+        assert type(gpucast.quantize(x, "mxfp8e4m3", transpose="both")) is tuple
+
+
+def test_an_array_reshaped_meanwhile_is_no_pattern() -> None:
+    """Another thread may do so between the call and its plan."""
+    x, format = np.ones((48, 96), np.float32), "mxfp8e5m2"
+    result = gpucast.quantize(x, format)
+    plans.forget()
+    nothing = (None, "linear", False, None, None, 0, None, None, None, None, None, None)
+    assert host_plans.quantized(x.reshape(96, 48), format, nothing, result) is None
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_zp_32"])
+def test_threads_of_little_stack_quantize(name: str) -> None:
+    x = np.ones((64, 1024), np.float32)
+    said: list[int] = []
+
+    def job() -> None:
+        said.extend(gpucast.dequantize(gpucast.quantize(x, name)).size for _ in range(3))
+
+    before = threading.stack_size(64 << 10)
+    try:
+        thread = threading.Thread(target=job)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    assert said == [x.size] * 3

@@ -119,7 +119,7 @@ def is_section(key: str | int, held: Any) -> bool:
 def without_sections(document: Any, others: Container[str] = ()) -> Any:
     """A copy without what it says of quantized weights, wherever that stands, and without the keys `others`."""
     if isinstance(document, list):
-        return [without_sections(held, others) for held in document]
+        return [without_sections(held, others) for i, held in enumerate(document) if not is_section(i, held)]
     if not isinstance(document, dict):
         return document
     return {

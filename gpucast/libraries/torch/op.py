@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gpucast.casting.cast import cast as array_cast
+from gpucast.casting.cast import cast_with
 from gpucast.casting.cast import times as array_times
 from gpucast.casting.fuse import resolve_scale
 from gpucast.core.dtypes import DType, dtype
@@ -246,13 +246,9 @@ def _run(x: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> tuple[torch
     return y, new_amax
 
 
-def _function(scale: Any) -> Callable[..., Any]:
+def _function(scale: Any) -> Callable[[Any, DType, Options], Any]:
     """The casting function. Only the coefficient of a layer may be negative."""
-    return _times if isinstance(scale, float) and math.copysign(1, scale) < 0 else array_cast
-
-
-def _times(x: Any, to: DType, **keywords: Any) -> Any:
-    return array_times(x, to, Options(**keywords))
+    return array_times if isinstance(scale, float) and math.copysign(1, scale) < 0 else cast_with
 
 
 def _run_out(x: torch.Tensor, out: torch.Tensor, scale: Any, amax: Any, *arguments: Any) -> None:

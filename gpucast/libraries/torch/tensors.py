@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 from gpucast.arrays.bitpacking import codes_of, namespace
-from gpucast.arrays.packed import LibraryPackedArray, PackedArray, device_index
+from gpucast.arrays.packed import LibraryPackedArray, PackedArray
 from gpucast.arrays.unowned import view_at
-from gpucast.casting.cast import cast
+from gpucast.casting import calls
+from gpucast.casting.cast import cast_with
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CAST_VERSIONS, Options, resolve
 from gpucast.kernel import streams
@@ -124,6 +125,8 @@ def placed(arrays: Sequence[Any], writing: bool = False) -> tuple[int | None, li
         return None
     if any(map(torch.Tensor.is_neg, arrays)) or not all(map(torch.Tensor.is_contiguous, arrays)):
         return None
+    if any(map(_stands_for_others, arrays)):
+        return None
     # Of memory that was given back the address is not 0.
     at = [x.data_ptr() * has_memory(x) for x in arrays] if any(map(torch.Tensor.storage_offset, arrays)) else None
     at = list(map(torch.Tensor.data_ptr, arrays)) if at is None else at
@@ -198,7 +201,12 @@ def is_plain(x: torch.Tensor) -> bool:
     """
     if type(x) not in OWN_CLASSES or torch.compiler.is_compiling() or is_watched() or x.is_meta:
         return False
-    return not (_functorch.is_functorch_wrapped_tensor(x) or _functorch.is_legacy_batchedtensor(x))
+    return not _stands_for_others(x)
+
+
+def _stands_for_others(x: torch.Tensor) -> bool:
+    """Whether a tensor has no storage: as one of a batch of gradients, or one that a transform left behind."""
+    return bool(_functorch.is_functorch_wrapped_tensor(x) or _functorch.is_legacy_batchedtensor(x))
 
 
 def check_pairs(shape: Any, dst: DType, caller: str) -> None:
@@ -340,24 +348,21 @@ def fill(
     dst: DType,
     keywords: dict[str, Any],
     bytes_only: bool,
-    function: Callable[..., Any] = cast,
+    function: Callable[[Any, DType, Options], Any] = cast_with,
     caller: str = "cast",
 ) -> None:
-    """Cast a tensor into a tensor or an array, by a function like `gpucast.cast`; `bytes_only`: `y` is the bytes of a
+    """Cast a tensor into a tensor or an array, by a function like `cast_with`; `bytes_only`: `y` is the bytes of a
     packed type."""
+    options = Options(**keywords, caller=caller)
     with streams.visit(x, y, keywords.get("scale"), keywords.get("amax")):
         array = take(x, caller)
         out = take(y, caller, writing=True) if isinstance(y, torch.Tensor) else y
         if bytes_only:
             out = PackedArray(out, dst, array.shape)
         if not (isinstance(array, np.ndarray) and isinstance(out, PackedArray)):
-            function(array, dst, **keywords, out=out)
+            function(array, dst, options._replace(out=out))
             return
-        if out.dtype is not dst:
-            raise TypeError(f"{caller}: out has dtype {out.dtype}; expected {dst}")
-        if out.shape != array.shape:
-            raise ValueError(f"{caller}: out has shape {out.shape}; expected {array.shape}")
-        if device_index(out) is not None:
-            raise ValueError(f"{caller}: out is on cuda:{device_index(out)}; the result belongs on the host")
+        if not bytes_only and function is cast_with:
+            calls.check_packed_out(array, dst, out, options)
         # On the host `cast` returns one element per byte, so the result has to be packed.
-        out.data[...] = PackedArray.pack(function(array, dst, **keywords)).data
+        out.data[...] = PackedArray.pack(function(array, dst, options)).data

@@ -53,7 +53,8 @@ def test_an_array_reshaped_meanwhile_is_no_pattern() -> None:
     x, format = np.ones((48, 96), np.float32), "mxfp8e5m2"
     result = gpucast.quantize(x, format)
     plans.forget()
-    nothing = (None, "linear", False, None, None, 0, None, None, None, None, None, None)
+    nothing = (-1, "linear", False, None, None, 0, None, None, None, None, None, None)
+    assert host_plans.quantized(x, format, nothing, result) is not None
     assert host_plans.quantized(x.reshape(96, 48), format, nothing, result) is None
 
 

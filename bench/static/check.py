@@ -118,8 +118,8 @@ def as_json(of: Estimate) -> dict[str, Any]:
         "wanted": GPUS[main.capability].in_flight,
         "instructions": round(per_element(passes, of.call.elements), 3),
         "exact": all(one.exact for one in passes),
-        # A block that stays does several tiles.
-        "barriers": round(main.barriers / main.turns),
+        # Of a tile, where they are in the loop over these; else of a block.
+        "barriers": sum(one.base == "BAR" for one in main.repeated) or main.barriers,
         "launches": len(passes),
         "read": round(of.call.read / of.call.elements, 4),
         "written": round(of.call.written / of.call.elements, 4),

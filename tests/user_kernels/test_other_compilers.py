@@ -74,7 +74,7 @@ def back(codes, x, n, of: tl.constexpr, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(x + i, decode(tl.load(codes + i, i < n), of), i < n)
 
-SMALL = [kind for kind in gpucast.DTYPES if kind.family == "float" and kind.bits <= 16]
+SMALL = [kind for kind in gpucast.DTYPES if kind.family == "float" and kind.signed and kind.bits <= 16]
 """
 INTERPRETED = f"""{KERNELS}
 FLOAT = gpucast.dtype("FLOAT")

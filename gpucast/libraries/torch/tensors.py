@@ -125,7 +125,7 @@ def placed(arrays: Sequence[Any], writing: bool = False) -> tuple[int | None, li
         return None
     if any(map(torch.Tensor.is_neg, arrays)) or not all(map(torch.Tensor.is_contiguous, arrays)):
         return None
-    if any(map(_stands_for_others, arrays)):
+    if any(map(_functorch.is_functorch_wrapped_tensor, arrays)) or any(map(_functorch.is_legacy_batchedtensor, arrays)):
         return None
     # Of memory that was given back the address is not 0.
     at = [x.data_ptr() * has_memory(x) for x in arrays] if any(map(torch.Tensor.storage_offset, arrays)) else None
@@ -201,12 +201,7 @@ def is_plain(x: torch.Tensor) -> bool:
     """
     if type(x) not in OWN_CLASSES or torch.compiler.is_compiling() or is_watched() or x.is_meta:
         return False
-    return not _stands_for_others(x)
-
-
-def _stands_for_others(x: torch.Tensor) -> bool:
-    """Whether a tensor has no storage: as one of a batch of gradients, or one that a transform left behind."""
-    return bool(_functorch.is_functorch_wrapped_tensor(x) or _functorch.is_legacy_batchedtensor(x))
+    return not (_functorch.is_functorch_wrapped_tensor(x) or _functorch.is_legacy_batchedtensor(x))
 
 
 def check_pairs(shape: Any, dst: DType, caller: str) -> None:

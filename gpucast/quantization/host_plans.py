@@ -328,7 +328,7 @@ def dequantized(q: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     if not keywords[0] is keywords[1] is keywords[2] is None or type(y) not in HOST_KINDS:
         return None
     # Results of the plan look like `y`, which may be an `out` of another library.
-    if HOST_KINDS[type(y)].library != q.library:
+    if libraries.library_of(y) != q.library:
         return None
     if q.scale_layout != "linear" or np.shape(q.global_scale) != () or not is_record(type(q)):
         return None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gpucast.casting import cuda
 from gpucast.casting.engine import Call
-from gpucast.core.fuse import EMPTY, Fuse
+from gpucast.core.fuse import EMPTY, Fuse, fuse_of
 from gpucast.kernel import driver
 from gpucast.kernel.batch_kernel import ARRAYS, Batch, Kind, batch_kernel, sorted_kinds
 from gpucast.kernel.fields import Fields
@@ -46,7 +46,7 @@ def is_flat(call: Call) -> bool:
     return cuda.layout_of(call.source, call.written, call.fuse).shape == "contiguous"
 
 
-def fuse_of(calls: Sequence[Call]) -> Fuse:
+def batch_fuse(calls: Sequence[Call]) -> Fuse:
     """That of a batch. The offset of random words is the batch's; `scale` and `amax` are those of the first call."""
     found = next((call.fuse for call in calls if call.fuse is not EMPTY), EMPTY)
     for call in calls:
@@ -113,7 +113,7 @@ class CastBatch:
         if not self._fuses:
             yield from self._tables.filled(columns, {})
             return
-        number, *others = cuda.fused_values(fuse_of(self._calls))
+        number, *others = cuda.fused_values(batch_fuse(self._calls))
         steps = {"scale_step": self._steps["scale_at"], "amax_step": self._steps["amax"]}
         columns["first"] = np.array([call.start for call in self._calls])
         for part, blocks, table in self._tables.filled(columns, steps):
@@ -125,7 +125,7 @@ class CastBatch:
 def _kind(call: Call) -> Kind:
     fuse, src = call.fuse, call.rule.src
     if fuse.finite is not None and not src.has_nan:
-        fuse = fuse._replace(finite=None)
+        fuse = fuse_of(fuse.scale, fuse.amax, random=fuse.random)
     return Kind(call.rule, src.packed and not call.source.packed, FusedOps.of(fuse))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of `gpucast.cast_many` for tensors: plans, gradients, and calls outside of compiled graphs."""
+"""The parts of `gpucast.cast_many` for tensors: gradients, and calls outside of compiled graphs."""
 
 from __future__ import annotations
 

@@ -72,6 +72,12 @@ def device_index(x: Any) -> int | None:
     return None if module is None or module is np else int(data.data.device_id)
 
 
+def host_only(x: Any, message: str) -> None:
+    """TypeError with this message for an array on a device."""
+    if device_index(x) is not None:
+        raise TypeError(message)
+
+
 def unmasked(x: Any, caller: str) -> None:
     """TypeError for a masked array, whose mask would be lost."""
     masked = sys.modules.get("numpy.ma")
@@ -271,8 +277,7 @@ class PackedArray:
         return unpacked
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if device_index(self) is not None:
-            raise TypeError("PackedArray: NumPy takes no array from a device by itself; use .get()")
+        host_only(self, "PackedArray: NumPy takes no array from a device by itself; use .get()")
         if copy is False:
             raise ValueError("PackedArray: unpacking copies; numpy.asarray(x, copy=False) is not possible")
         unpacked = self.get()

@@ -27,6 +27,11 @@ def of_array(x: Any) -> Engine:
     return of(device_index(x))
 
 
+def of_any(*arrays: Any) -> Engine:
+    """The engine of the first native array that is on a device, or of the host."""
+    return next((one for one in map(of_array, arrays) if one is not HOST), HOST)
+
+
 def named(place: str | None, caller: str, default: Engine = HOST) -> Engine:
     """The engine that a `device` keyword names, parsed. DeviceUnavailable for a device that cannot be used."""
     if place is None:

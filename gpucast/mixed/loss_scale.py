@@ -241,9 +241,9 @@ class DynamicLossScale(LossScale):
             return self._adjust(checked_flag(finite, "adjust"))
 
     def _adjust(self, flag: Any) -> Any:
-        if engines.of_array(flag) is not engines.HOST:
-            self._move(device_index(flag))
-        engines.of_array(self._state).pick(self._adjust_on_host, self._adjust_on_device)(flag)
+        there = engines.of_any(flag, self._state)
+        self._move(there.device)
+        there.pick(self._adjust_on_host, self._adjust_on_device)(flag)
         return self
 
     def _adjust_on_device(self, flag: Any) -> None:

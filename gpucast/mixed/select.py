@@ -10,10 +10,10 @@ import numpy as np
 from gpucast.arrays import libraries, tree
 from gpucast.arrays.array import Array
 from gpucast.arrays.overlap import Place, check_disjoint
-from gpucast.arrays.packed import device_index
 from gpucast.arrays.tree import dtype_of
 from gpucast.casting import calls, engines
 from gpucast.casting.cast import cast
+from gpucast.casting.engine import Engine
 from gpucast.core.rule import resolve
 from gpucast.kernel import streams
 from gpucast.mixed import cuda
@@ -55,11 +55,12 @@ def _select(flag: Any, new: Any, old: Any, out: Any) -> Any:
     if out is not None:
         given.append(tree.leaves_like(structure, out, f"{_CALLER}: out"))
     triples, paths = list(zip(*given, strict=True)), tree.paths(structure)
+    selects = out is not None or not isinstance(flag, np.ndarray)
     for path, triple in zip(paths, triples, strict=True):
-        _check(f"{_CALLER}: the leaf {path}".rstrip(), flag, *triple)
+        _check(f"{_CALLER}: the leaf {path}".rstrip(), engines.of_array(flag), selects, *triple)
     if out is not None:
         _check_disjoint(flag, given, paths)
-    if out is None and isinstance(flag, np.ndarray):
+    if not selects:
         return new if flag else old
     arrays = [i for i, x in enumerate(leaves) if dtype_of(x) is not None]
     selected = [(triples[i][0], triples[i][1], None if out is None else triples[i][2]) for i in arrays]
@@ -81,27 +82,31 @@ def _select_on_host(flag: Any, triples: list[tuple[Any, Any, Any]]) -> list[Any]
     return [out for *_, out in triples]
 
 
-def _check(caller: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
-    """TypeError or ValueError for leaves that cannot be selected from, or a `target` that cannot take them."""
-    kind, other, device = dtype_of(x), dtype_of(y), device_index(flag)
+def _check(caller: str, here: Engine, selects: bool, x: Any, y: Any, target: Any = None) -> None:
+    """TypeError or ValueError for leaves that cannot be selected from, or a `target` that cannot take them.
+
+    `here`: where the flag is; `selects`: whether elements are selected, not trees."""
+    kind, other = dtype_of(x), dtype_of(y)
     if kind is None or other is None:
-        if kind is not other or ((device is not None or target is not None) and not _equal(x, y)):
+        if kind is not other or (selects and not _equal(x, y)):
             raise ValueError(f"{caller} is {x!r} in new and {y!r} in old; expected arrays, or what is equal")
         return
     if kind is not other:
         raise TypeError(f"{caller} is {kind} in new and {other} in old")
     if tuple(x.shape) != tuple(y.shape):
         raise ValueError(f"{caller} has shape {tuple(x.shape)} in new and {tuple(y.shape)} in old")
-    if device is None and target is None:
-        return
-    for leaf in (x, y):
+    for leaf in (x, y) if selects else ():
         if libraries.find(leaf) is not None:
-            wanted = "with out=" if device is None else "with the flag on a device"
-            raise TypeError(f"{caller} is of type {type(leaf).__name__}; {wanted} expected an array of NumPy or CuPy")
-        if device is not None and device_index(leaf) != device:
-            raise ValueError(f"{caller} is not on cuda:{device}, where finite is; bool(finite) reads the flag")
+            raise TypeError(
+                f"{caller} is of type {type(leaf).__name__}; with out=, or a flag on a device, expected an array of "
+                "NumPy or CuPy"
+            )
+        # A flag on the host is for arrays anywhere.
+        there = here.pick(engines.of_array(leaf), here)
+        if engines.of_array(leaf) is not there:
+            raise ValueError(f"{caller} is not on cuda:{here.device}, where finite is; bool(finite) reads the flag")
         if target is not None:
-            calls.target_of(Array.of(leaf, kind), resolve(kind, kind), target, engines.of_array(leaf), caller)
+            calls.target_of(Array.of(leaf, kind), resolve(kind, kind), target, there, caller)
 
 
 def _equal(x: Any, y: Any) -> bool:

@@ -24,13 +24,15 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.packed import device_index
 from gpucast.casting import cast as casting
+from gpucast.casting import engines
 from gpucast.core.dtypes import dtype
 
 try:
     import modeci_mdf.functions.onnx as onnx_ops
     import onnx.defs
+
+    from gpucast.onnx.operators import on_host
 except ImportError as error:
     raise ImportError(
         f"gpucast.interop.mdf needs the modeci_mdf package ({error}): pip install modeci-mdf, "
@@ -86,15 +88,17 @@ def _cast_function(device: str | None) -> Callable[..., Any]:
         # The package's own function turns Python numbers into vectors, and graphs rely on that shape.
         x = np.atleast_1d(input) if type(input) in (int, float) else input
         dst = dtype(to, caller="onnx::Cast: to=")
-        # ONNX has no boolean attributes: 0 is false, any other integer true. Text stays on the host.
+        # Text stays on the host, and arrays on a device stay there.
+        moved = None if dst.family == "string" else engines.of_array(x).pick(device, None)
+        # ONNX has no boolean attributes: 0 is false, any other integer true.
         y = casting.cast(
             x,
             dst,
             saturate=saturate != 0 if isinstance(saturate, (int, np.integer)) else saturate,
             round_mode=round_mode,
-            device=None if dst.family == "string" or device_index(x) is not None else device,
+            device=moved,
         )
-        return y if device_index(y) is None or device_index(x) is not None else y.get()
+        return y if moved is None else on_host(y)
 
     return cast
 

@@ -101,7 +101,7 @@ class Cast(_Operator):
         # Version 1 has the type's name as text, later versions its number.
         dst = dtype(self._checked("to", to, str if self._opset < CAST_VERSIONS[1] else int), caller="Cast: to=")
         keywords = self._keywords(saturate, round_mode, _dtype_of(x, "Cast"), dst)
-        return (_on_host(casting.cast(x, dst, **keywords)),)
+        return (on_host(casting.cast(x, dst, **keywords)),)
 
 
 class CastLike(_Operator):
@@ -112,7 +112,7 @@ class CastLike(_Operator):
 
     def _run(self, x: Any, like: Any, saturate: Any = None, round_mode: Any = None) -> tuple[NDArray]:
         keywords = self._keywords(saturate, round_mode, _dtype_of(x, "CastLike"), _dtype_of(like, "CastLike"))
-        return (_on_host(casting.cast_like(x, like, **keywords)),)
+        return (on_host(casting.cast_like(x, like, **keywords)),)
 
 
 class Evaluator(ReferenceEvaluator):
@@ -136,7 +136,8 @@ def _dtype_of(x: Any, caller: str) -> DType:
     return dtype(x.dtype, caller=f"{caller}: input of type ")
 
 
-def _on_host(x: Any) -> NDArray:
+def on_host(x: Any) -> NDArray:
+    """A result as a NumPy array."""
     return x if isinstance(x, np.ndarray) else x.get()
 
 

@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.arrays.bitpacking import address_of, is_writable
-from gpucast.arrays.packed import PackedArray, as_array, device_index
+from gpucast.arrays.packed import PackedArray, as_array, device_index, host_only
 from gpucast.arrays.unowned import view_at
+from gpucast.casting import engines
 from gpucast.casting.creation import from_bytes
 from gpucast.core.dtypes import DType, dtype
 
@@ -45,8 +46,7 @@ def ortvalue(x: Any) -> onnxruntime.OrtValue:
     """
     x = as_array(x, "ortvalue")
     kind = _known_dtype(x, "ortvalue")
-    if device_index(x) is not None:
-        raise TypeError("ortvalue: x is on a device; bind it with bind_input, or cast it to device='cpu'")
+    host_only(x, "ortvalue: x is on a device; bind it with bind_input, or cast it to device='cpu'")
     if not kind.packed:
         plain = np.ascontiguousarray(x, kind.numpy).reshape(x.shape).view(kind.code_numpy)
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(plain, kind.number)
@@ -102,8 +102,8 @@ def _bind(bind: Callable[..., None], name: str, x: Any, caller: str) -> None:
         raise ValueError(f"{caller}: x of shape {x.shape} is not contiguous and native; expected such memory")
     if caller == "bind_output" and not is_writable(data):
         raise ValueError(f"{caller}: out is read-only")
-    device_name = ("cpu", 0) if device is None else ("cuda", device)
-    bind(name, *device_name, kind.number, list(x.shape), address_of(data))
+    place = engines.of(device).pick(("cpu", 0), ("cuda", device))
+    bind(name, *place, kind.number, list(x.shape), address_of(data))
 
 
 def _known_dtype(x: Any, caller: str) -> DType:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.arrays.packed import PackedArray, host_only
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import is_real, rounded
@@ -55,8 +55,7 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
         raise TypeError(f"{_CALLER}: q is {type(q).__name__}; expected a Quantized")
     library, q = q.library, q.plain()
     target = recipes.find(format, _CALLER)
-    if device_index(q.data) is not None:
-        raise TypeError(f"{_CALLER}: q is on a device; q.get() is a copy on the host")
+    host_only(q.data, f"{_CALLER}: q is on a device; q.get() is a copy on the host")
     if q.global_scale is not None and q.global_scale.ndim:
         raise ValueError(f"{_CALLER}: q has a global scale for each row; expected one for all")
     check_formats(q.format, target)

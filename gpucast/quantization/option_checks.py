@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import libraries
-from gpucast.arrays.packed import device_index
+from gpucast.arrays.packed import host_only
 from gpucast.core import fuse
 from gpucast.core.checks import integer
 from gpucast.core.fuse import Random
@@ -84,8 +84,7 @@ def _of_seed(seed: Any, caller: str) -> int:
 
 
 def _given(signs: Any, n: int, caller: str) -> int:
-    if device_index(signs) is not None:
-        raise TypeError(f"{caller}: signs= is on a device; expected {n} numbers on the host")
+    host_only(signs, f"{caller}: signs= is on a device; expected {n} numbers on the host")
     given = np.asarray(signs)
     if given.dtype.kind not in "fiu" or given.shape != (n,):
         raise ValueError(f"{caller}: signs= has dtype {given.dtype} and shape {given.shape}; expected {n} numbers")

@@ -10,12 +10,11 @@ import numpy as np
 
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array, check_written
-from gpucast.arrays.bitpacking import namespace
+from gpucast.arrays.bitpacking import address_of, namespace
 from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting import engines
-from gpucast.casting.cast import cast
 from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
@@ -222,11 +221,7 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     of_signs = any(hadamards) and request.signs is None and request.rounding is None
     seed = None if of_signs else request.seed
     random = resolve_random(format, request.rounding, seed, request.offset, _CALLER)
-    target = devices.parse(request.device, _CALLER)
-    if target is not None and (target != "cpu" or device_index(array) is not None):
-        if target != "cpu":
-            devices.index(target, _CALLER)
-        array = cast(array, src, device=target, copy=False)
+    array = engines.named(devices.parse(request.device, _CALLER), _CALLER, engines.of_array(array)).take(array)
     here = engine.of(array)
     if request.scales_of is not None:
         known = _known_scales(request, format, array)
@@ -451,8 +446,8 @@ def checked_outs(
     written = [
         Place(f"out.{name}", part) for native in parts for name, part in vars(native).items() if part is not None
     ]
-    # Those on a device. The place of the scales themselves only stays as it is.
-    scales = [scale for *_, scale in result_specs if device_index(scale) is not None]
+    # The place of the scales themselves only stays as it is.
+    scales = [scale for *_, scale in result_specs if scale is not None]
     given = [Place("scale", scale) for scale in scales if not any(_same(scale, place.data) for place in written)]
     read = [Place("x", x), *given, *([] if amax is None else [Place("amax", amax)])]
     # The plain and the transposed result have the same global scale, and the same only one.
@@ -469,8 +464,8 @@ def checked_outs(
 
 
 def _same(scale: Any, part: Any) -> bool:
-    """Whether an array on a device is the part of a result, whole and in its order."""
-    one, other = ((a.data.ptr, a.shape, a.dtype, a.flags.c_contiguous) for a in (scale, part))
+    """Whether an array is the part of a result, whole and in its order."""
+    one, other = ((address_of(a), a.shape, a.dtype, a.flags.c_contiguous) for a in (scale, part))
     return one == other
 
 

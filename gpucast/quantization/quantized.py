@@ -15,7 +15,7 @@ from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import Place, check_disjoint
-from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.arrays.packed import PackedArray, device_index, host_only
 from gpucast.casting import calls, engines
 from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
@@ -213,12 +213,10 @@ class Quantized:
 
     def get(self) -> Quantized:
         """A copy on the host; q itself if it is there."""
-        native = self.native("get")
-        if engines.of_array(native.data) is engines.HOST:
-            return self
         with self._visit():
-            parts = {name: engines.to_host(part) for name, part in vars(native).items() if part is not None}
-            return replace(self, **parts)
+            native = self.native("get")
+            data, *others = map(engines.to_host, vars(native).values())
+            return self if data is native.data else replace(self, **vars(Parts(data, *others)))
 
     def dequantize(
         self,
@@ -247,8 +245,7 @@ class Quantized:
         return streams.visit(self.owned)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if device_index(self.native("Quantized").data) is not None:
-            raise TypeError("Quantized: NumPy takes no array from a device by itself; use .get()")
+        host_only(self.native("Quantized").data, "Quantized: NumPy takes no array from a device by itself; use .get()")
         if copy is False:
             raise ValueError("Quantized: dequantizing copies; numpy.asarray(q, copy=False) is not possible")
         numbers: np.ndarray[Any, Any] = self.plain().dequantize(_FLOAT if dtype is None else dtype)
@@ -276,7 +273,7 @@ class Quantized:
             raise no_attribute(self, name, _INSTEAD)
 
     def _head(self) -> str:
-        where = "" if self.device == "cpu" else f", device={self.device}"
+        where = engines.of_array(self.native("repr").data).pick("", f", device={self.device}")
         layout = "" if self.scale_layout == "linear" else f", scale_layout={self.scale_layout!r}"
         return (
             f"Quantized(format={self.format.name!r}, shape={self.shape}, dtype={self.dtype.name}, axis={self.axis}"

@@ -97,8 +97,9 @@ import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import dtype
+from gpucast.core.expression import Node
 from gpucast.quantization.formats import Format, Parts
-from gpucast.quantization.steps import Node, evaluate, parse
+from gpucast.quantization.steps import evaluate
 from gpucast.reference.exact_cast import cast
 
 NDArray = npt.NDArray[Any]
@@ -244,8 +245,7 @@ def _by_steps(
     assert steps is not None
 
     def of(formula: str | Node, **values: NDArray) -> NDArray:
-        node = parse(formula) if isinstance(formula, str) else formula
-        return evaluate(node, values, source, lambda p: cast(cast(p, source), "FLOAT"))
+        return evaluate(formula, values, source, lambda p: cast(cast(p, source), "FLOAT"))
 
     # The largest of zeros may be -0.
     a = np.abs(cast(largest, "FLOAT"))

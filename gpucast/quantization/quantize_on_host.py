@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.expression import Node
 from gpucast.core.extension import MODULE, say_slow
 from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
@@ -26,7 +27,7 @@ from gpucast.host import loops, numbers
 from gpucast.quantization import block_loops, exact_quantize
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Format, Parts
-from gpucast.quantization.steps import Node, evaluate, parse
+from gpucast.quantization.steps import evaluate
 
 NDArray = npt.NDArray[Any]
 
@@ -230,8 +231,7 @@ def _scales_by_steps(
 
 
 def _formula(formula: str | Node, source: DType, **values: NDArray) -> NDArray:
-    node = parse(formula) if isinstance(formula, str) else formula
-    return evaluate(node, values, source, lambda p: _cast(_cast(p, source), _FLOAT))
+    return evaluate(formula, values, source, lambda p: _cast(_cast(p, source), _FLOAT))
 
 
 def _powers(x: NDArray, up: bool) -> NDArray:

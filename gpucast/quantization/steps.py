@@ -15,7 +15,6 @@ to its next number.
 
 from __future__ import annotations
 
-import ast
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,32 +24,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from gpucast.core import expression
 from gpucast.core.dtypes import DType
+from gpucast.core.expression import Node
 
 NDArray = npt.NDArray[Any]
 
 _CONSTANTS = ("largest", "tiny", "eps")
-_OPERATORS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 #: The functions, and how many arguments they take.
 _FUNCTIONS = {"min": 2, "max": 2, "T": 1, "power": 1, "pick": 3}
-
-
-@dataclass(frozen=True)
-class Node:
-    """A part of a formula: a number, a name, or an operator or function with its operands."""
-
-    name: str
-    operands: tuple[Node, ...] = ()
-    number: float | None = None
-
-    @cached_property
-    def names(self) -> frozenset[str]:
-        """All names in it."""
-        if self.number is not None:
-            return frozenset()
-        if not self.operands:
-            return frozenset([self.name])
-        return frozenset().union(*(part.names for part in self.operands))
 
 
 @dataclass(frozen=True)
@@ -77,7 +59,7 @@ class Steps:
         known = {"scale": "au", "code": "asux", "u": "A", "global_scale": "u", "zero": ""}
         for column, names in known.items():
             text = getattr(self, column)
-            if text and (unknown := parse(text).names - {*names, *_CONSTANTS}):
+            if text and (unknown := set(parse(text).names) - {*names, *_CONSTANTS}):
                 raise ValueError(
                     f"Steps: {column}={text!r} has {', '.join(sorted(unknown))}; expected {' '.join(names)}"
                 )
@@ -89,9 +71,10 @@ class Steps:
     def _code(self) -> tuple[str, Node, Node]:
         node = parse(self.code)
         node = node.operands[0] if node.name == "T" else node
-        if node.name not in ("*", "/") or len(node.operands) != 2:
+        if node.name not in ("multiply", "divide"):
             raise ValueError(f"Steps: code={self.code!r} must be x*f or x/f, or T of one of these")
-        return node.name, *node.operands
+        x, factor = node.operands
+        return node.name, x, factor
 
     @cached_property
     def label(self) -> str:
@@ -101,7 +84,7 @@ class Steps:
     @property
     def multiplies(self) -> bool:
         """Whether elements are multiplied by `factor`; else they are divided."""
-        return self._code[0] == "*"
+        return self._code[0] == "multiply"
 
     @property
     def factor(self) -> Node:
@@ -127,57 +110,24 @@ class Steps:
 @lru_cache(maxsize=256)
 def parse(text: str) -> Node:
     """A formula as a tree. ValueError for one that is none."""
-    try:
-        return _node(ast.parse(text, mode="eval").body)
-    except (SyntaxError, KeyError):
-        raise ValueError(f"Steps: {text!r} is no formula") from None
+    return expression.parse(text, _FUNCTIONS, "Steps: ")
 
 
-def _node(part: ast.expr) -> Node:
-    if isinstance(part, ast.Name):
-        return Node(part.id)
-    if (
-        isinstance(part, ast.Call)
-        and isinstance(part.func, ast.Name)
-        and _FUNCTIONS[part.func.id] == len(part.args)
-        and not part.keywords
-    ):
-        return Node(part.func.id, tuple(map(_node, part.args)))
-    if isinstance(part, ast.BinOp):
-        return Node(_OPERATORS[type(part.op)], (_node(part.left), _node(part.right)))
-    value = part.value if isinstance(part, ast.Constant) else None
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return Node("number", number=float(value))
-    raise KeyError
-
-
-def evaluate(node: Node, values: Mapping[str, NDArray], source: DType, to_source: Any) -> NDArray:
+def evaluate(formula: str | Node, values: Mapping[str, NDArray], source: DType, to_source: Any) -> NDArray:
     """The FLOAT value of a formula for FLOATs. `to_source` rounds FLOATs to the type of the array."""
-    if node.number is not None:
-        return np.asarray(np.float32(node.number))
-    if not node.operands:
-        found = constants(source).get(node.name)
-        return values[node.name] if found is None else np.asarray(np.float32(found))
-    p, *more = (evaluate(part, values, source, to_source) for part in node.operands)
+    node = parse(formula) if isinstance(formula, str) else formula
+    functions = {"min": np.minimum, "max": np.maximum, "power": _power, "pick": _pick, "T": to_source}
+    numbers = {name: np.float32(number) for name, number in constants(source).items()}
     with np.errstate(all="ignore"):
-        match node.name:
-            case "+":
-                return p + more[0]
-            case "-":
-                return p - more[0]
-            case "*":
-                return p * more[0]
-            case "/":
-                return p / more[0]
-            case "min":
-                return np.minimum(p, more[0])
-            case "max":
-                return np.maximum(p, more[0])
-            case "power":
-                return np.asarray((p.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32))
-            case "pick":
-                return np.where(p != 0, *more)
-    return np.asarray(to_source(p))
+        return np.asarray(node.evaluate({**numbers, **values}, np.float32, functions))
+
+
+def _power(p: Any) -> Any:
+    return (p.view(np.uint32) & np.uint32(0xFF800000)).view(np.float32)
+
+
+def _pick(condition: Any, p: Any, q: Any) -> Any:
+    return np.where(condition != 0, p, q)
 
 
 def constants(source: DType) -> dict[str, float]:

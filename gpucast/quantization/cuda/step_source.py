@@ -9,10 +9,14 @@ from typing import Any
 import numpy as np
 
 from gpucast.core.dtypes import DType
+from gpucast.core.expression import Node
 from gpucast.quantization.formats import Format
-from gpucast.quantization.steps import Node, constants, evaluate, parse
+from gpucast.quantization.steps import constants, evaluate, parse
 
-_CALLS = {"+": "ptx::add_rn", "*": "ptx::mul_rn", "/": "ptx::div_rn", "min": "smaller", "max": "larger"}
+_CALLS = {
+    "add": "ptx::add_rn", "multiply": "ptx::mul_rn", "divide": "ptx::div_rn", "negative": "ptx::neg", "min": "smaller",
+    "max": "larger", "T": "rounded",
+}  # fmt: skip
 _X, _F, _A = Node("x"), Node("f"), Node("a")
 #: Both powers of two: the smallest normal FLOAT, and the largest number of FLOAT8E8M0.
 _SMALLEST, _LARGEST = np.float32(2.0**-126), np.float32(2.0**127)
@@ -24,7 +28,7 @@ def step_functions(format: Format, source: DType) -> list[str]:
     if steps is None:
         plain = "enum : bool { by_steps = 0, divides = 0, rounds = 0 };"
         return [plain, *_over_power(of_powers, 1, 0)]
-    step = Node("*" if steps.multiplies else "/", (_X, _F))
+    step = Node("multiply" if steps.multiplies else "divide", (_X, _F))
     rounds = steps.rounds_codes and source.bits < 32
     # The code of a scale that replaces zero.
     zero = 0
@@ -55,9 +59,9 @@ def _over_s(factor: Node) -> tuple[bool, float, int]:
     """Whether a factor is a number from 1 to 2 over s or over max(s, the smallest normal FLOAT); the number, and the
     least code of s that it tells apart."""
     match factor:
-        case Node("/", (Node(number=float(number)), Node("s"))):
+        case Node("divide", (Node(number=float(number)), Node("s"))):
             least = 0
-        case Node("/", (Node(number=float(number)), Node("max", (Node("s"), Node(number=float(low)))))) if (
+        case Node("divide", (Node(number=float(number)), Node("max", (Node("s"), Node(number=float(low)))))) if (
             np.float32(low) == _SMALLEST
         ):
             least = 1
@@ -81,7 +85,7 @@ def _power_scale(format: Format, source: DType) -> list[str]:
     steps = format.steps
     assert steps is not None
     match parse(steps.scale):
-        case Node("/", (Node("max", (Node("a"), Node(number=float(low)))) as of, Node(number=float(by)))) if (
+        case Node("divide", (Node("max", (Node("a"), Node(number=float(low)))) as of, Node(number=float(by)))) if (
             format.scale.family == "e8m0" and not steps.zero and by == format.divisor and low / by > _SMALLEST
         ):
             # A quotient is rounded to a power of two only where it is one: for a divisor m from 1 to 2 the others are
@@ -92,7 +96,9 @@ def _power_scale(format: Format, source: DType) -> list[str]:
                 "enum : int { power_exponent = exponent };",
                 _function("step_power", "a", of, source),
             ]
-        case Node("*", (Node("power", (of,)), by)) if format.scale.family == "e8m0" and not (steps.zero or by.names):
+        case Node("multiply", (Node("power", (of,)), by)) if format.scale.family == "e8m0" and not (
+            steps.zero or by.names
+        ):
             mantissa, exponent = math.frexp(_constant(by, source))
             if mantissa == 0.5 and exponent <= 1 and (of == _A or _is_rounded_up(of)):
                 return [
@@ -106,7 +112,7 @@ def _power_scale(format: Format, source: DType) -> list[str]:
 
 def _is_rounded_up(node: Node) -> bool:
     match node:
-        case Node("+", (Node("a"), Node("*", (Node("power", (Node("a"),)), Node(number=float(part)))))):
+        case Node("add", (Node("a"), Node("multiply", (Node("power", (Node("a"),)), Node(number=float(part)))))):
             return part <= 1
     return False
 
@@ -126,18 +132,16 @@ def _function(name: str, parameters: str, formula: Node, source: DType) -> str:
 
 
 def _text(node: Node, source: DType) -> str:
-    if not node.names - constants(source).keys():
+    if not set(node.names) - constants(source).keys():
         return f"ptx::as_float({int(_constant(node, source).view(np.uint32)):#x})"
     if not node.operands:
         return node.name
     operands = [_text(part, source) for part in node.operands]
     match node.name:
-        case "-":
+        case "subtract":
             return f"ptx::add_rn({operands[0]}, ptx::neg({operands[1]}))"
         case "pick":
             return f"({operands[0]} != 0 ? {operands[1]} : {operands[2]})"
-        case "T":
-            return f"rounded({operands[0]})"
     return f"{_CALLS.get(node.name, node.name)}({', '.join(operands)})"
 
 

@@ -19,7 +19,6 @@ from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
 from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import bounds_meet
-from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import calls, engines
 from gpucast.casting import plans as cast_plans
 from gpucast.casting.engine import Call
@@ -27,6 +26,7 @@ from gpucast.casting.fuse import of_rule, resolve_fuse
 from gpucast.casting.list_plans import HOST_KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
+from gpucast.core.errors import nearest
 from gpucast.core.extension import MODULE
 from gpucast.core.fuse import Fuse, fuse_of, scaling_of
 from gpucast.core.rounding import Rounding
@@ -37,10 +37,10 @@ from gpucast.mixed import cuda
 from gpucast.quantization import recipes
 from gpucast.quantization.call_choices import by_numbers
 from gpucast.quantization.cuda_plans import Ask, Asked
-from gpucast.quantization.formats import Format
+from gpucast.quantization.formats import FORMATS, Format
 from gpucast.quantization.plans import Repeats
 from gpucast.quantization.quantize_array import dequantize, quantize
-from gpucast.quantization.quantized import source_dtype
+from gpucast.quantization.quantized import of_library, source_array
 
 CALLER = "fake_cast"
 _DEFAULT = Options()
@@ -186,8 +186,11 @@ def narrow_type(to: Any) -> DType | Format:
         try:
             return recipes.find(to, CALLER)
         except (TypeError, ValueError):
-            if isinstance(to, Format):
-                raise
+            near = nearest(to.lower(), [*FORMATS, *recipes.RECIPES], 3) if isinstance(to, str) else None
+            if near:
+                raise TypeError(
+                    f"{CALLER}: to={to!r} is neither a type nor a format; did you mean one of {', '.join(near)}?"
+                ) from None
         raise
     if dst.family in ("bool", "string"):
         raise TypeError(f"{CALLER}: to={dst.name} holds no numbers; expected a type that does")
@@ -198,7 +201,7 @@ def check_keywords(format: Any, options: Options) -> None:
     """ValueError for keywords that are not for formats."""
     for name in ("saturate", "round_mode", "overflow"):
         if getattr(options, name) != getattr(_DEFAULT, name):
-            raise ValueError(f"{CALLER}: {name}={getattr(options, name)!r} is not for {format}")
+            raise ValueError(f"{CALLER}: {name}={getattr(options, name)!r} is for types, not for the format {format}")
 
 
 @exact()
@@ -206,12 +209,7 @@ def _checked(x: Any, to: Any, *given: Any) -> Any:
     *of_cast, _device, out, _copy, axis = given
     options = Options(*of_cast)._replace(out=out, caller=CALLER)
     with streams.visit(x, options.out, options.scale, options.amax):
-        array = as_array(x, CALLER)
-        if isinstance(array, PackedArray):
-            raise TypeError(
-                f"{CALLER}: x is a PackedArray of {array.dtype.name}; expected an array of FLOAT or the like"
-            )
-        src, narrow = source_dtype(array.dtype, f"{CALLER}: x.dtype="), narrow_type(to)
+        (array, src), narrow = source_array(x, CALLER), narrow_type(to)
         source = Array.of(array, src)
         there = engines.of(source.device)
         target = None if out is None else calls.target_of(source, resolve(src, src), out, there, CALLER)
@@ -222,10 +220,7 @@ def _checked(x: Any, to: Any, *given: Any) -> Any:
             y = dequantize(q, src, out=None if target is None else target.array)
         else:
             y = _cast(source, narrow, options, target).array
-        if out is not None:
-            return out
-        library = libraries.library_of(x)
-        return y if library is None else libraries.of_library(library).from_array(y)
+        return of_library(y, libraries.library_of(x)) if out is None else out
 
 
 def _cast(source: Array, dst: DType, options: Options, target: Array | None) -> Array:

@@ -89,7 +89,9 @@ def _check(caller: str, here: Engine, selects: bool, x: Any, y: Any, target: Any
     kind, other = dtype_of(x), dtype_of(y)
     if kind is None or other is None:
         if kind is not other or (selects and not _equal(x, y)):
-            raise ValueError(f"{caller} is {x!r} in new and {y!r} in old; expected arrays, or what is equal")
+            raise ValueError(
+                f"{caller} is {_shown(x)} in new and {_shown(y)} in old; expected arrays, or what is equal"
+            )
         return
     if kind is not other:
         raise TypeError(f"{caller} is {kind} in new and {other} in old")
@@ -107,6 +109,11 @@ def _check(caller: str, here: Engine, selects: bool, x: Any, y: Any, target: Any
             raise ValueError(f"{caller} is not on cuda:{here.device}, where finite is; bool(finite) reads the flag")
         if target is not None:
             calls.target_of(Array.of(leaf, kind), resolve(kind, kind), target, there, caller)
+
+
+def _shown(x: Any) -> str:
+    kind = dtype_of(x)
+    return repr(x) if kind is None else f"an array of {kind}"
 
 
 def _equal(x: Any, y: Any) -> bool:

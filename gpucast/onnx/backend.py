@@ -57,6 +57,8 @@ class BackendRep(OnnxBackendRep):
         self._evaluator = evaluator
         graph = evaluator.proto_.graph
         initialized = {tensor.name for tensor in graph.initializer}
+        #: All that the caller may give.
+        self._known = initialized | {value.name for value in graph.input}
         #: The inputs that the caller must give, in order.
         self._required = [value.name for value in graph.input if value.name not in initialized]
         self._types = {value.name: value.type for value in [*graph.input, *graph.output]}
@@ -78,6 +80,12 @@ class BackendRep(OnnxBackendRep):
         if missing:
             wanted, got = printable(", ".join(missing)), printable(", ".join(inputs)) or "nothing"
             raise ValueError(f"run: no value for {wanted}; got {got}")
+        unknown = [name for name in inputs if name not in self._known]
+        if unknown:
+            raise ValueError(
+                f"run: the model has no input {printable(', '.join(map(str, unknown)))}; expected "
+                f"{printable(', '.join(self._required)) or 'nothing'}"
+            )
         for name, value in inputs.items():
             self._check_type("input", name, value)
         names = self._evaluator.output_names
@@ -155,7 +163,7 @@ class Backend(OnnxBackend):
         """Refuse a device that casts cannot use now."""
         if device == "CPU":
             return
-        if device.partition(":")[0] != "CUDA":
+        if not isinstance(device, str) or device.partition(":")[0] != "CUDA":
             raise ValueError(f"Backend: device={device!r} is not known; expected 'CPU', 'CUDA' or 'CUDA:N'")
         # A trial cast shows, as no query does, whether driver, libraries and compiler work together.
         casting.cast(np.zeros(1, np.float32), "FLOAT16", device=device.lower())

@@ -15,7 +15,6 @@ which it takes only in ``session.run``, as object arrays. For which operators su
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -79,15 +78,17 @@ def bind_input(binding: onnxruntime.IOBinding, name: str, x: Any) -> None:
     its own, so wait for the work that fills x first (``stream.synchronize()``).
     TypeError for types that onnxruntime does not know; ValueError for arrays that are not contiguous and native.
     """
-    _bind(binding.bind_input, name, x, "bind_input")
+    _bind(binding, name, x, "bind_input")
 
 
 def bind_output(binding: onnxruntime.IOBinding, name: str, out: Any) -> None:
     """As `bind_input`, for an output: the run writes into `out` (see `gpucast.empty`)."""
-    _bind(binding.bind_output, name, out, "bind_output")
+    _bind(binding, name, out, "bind_output")
 
 
-def _bind(bind: Callable[..., None], name: str, x: Any, caller: str) -> None:
+def _bind(binding: onnxruntime.IOBinding, name: str, x: Any, caller: str) -> None:
+    if not hasattr(binding, caller):
+        raise TypeError(f"{caller}: binding is {_named(binding)}; expected an onnxruntime.IOBinding")
     if not isinstance(x, PackedArray):
         array = as_array(x, caller)
         if array is not x:
@@ -103,7 +104,7 @@ def _bind(bind: Callable[..., None], name: str, x: Any, caller: str) -> None:
     if caller == "bind_output" and not is_writable(data):
         raise ValueError(f"{caller}: out is read-only")
     place = engines.of(device).pick(("cpu", 0), ("cuda", device))
-    bind(name, *place, kind.number, list(x.shape), address_of(data))
+    getattr(binding, caller)(name, *place, kind.number, list(x.shape), address_of(data))
 
 
 def _known_dtype(x: Any, caller: str) -> DType:

@@ -41,7 +41,7 @@ def by_numbers(
 def signs_of(signs: Any, seed: Any) -> Signs | None:
     """What decides on the signs of a transform; None for what only the checked path takes."""
     if signs is not None:
-        if type(signs) not in (list, tuple) or any(type(sign) is not int for sign in signs):
+        if seed is not None or type(signs) not in (list, tuple) or any(type(sign) is not int for sign in signs):
             return None
         return tuple(signs), None
     return (None, seed) if seed is None or type(seed) is int else None
@@ -61,7 +61,7 @@ def choices(hadamard: Any) -> Callable[[Any, Any, Any, Any], tuple[Random | None
         elif type(offset) is not int or offset or (seed is not None and (signs is not None or not transforms)):
             return None
         if transforms:
-            known = signs_of(signs, seed)
+            known = signs_of(signs, seed if signs is None else None)
             return None if known is None else (random, known)
         return None if signs is not None else (random, found)
 

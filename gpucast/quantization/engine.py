@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -17,32 +16,14 @@ from gpucast.core.fuse import Random
 from gpucast.core.rule import resolve
 from gpucast.host import numbers
 from gpucast.quantization import cuda, hadamard_on_host, quantize_on_host, swizzle
+from gpucast.quantization.block_call import BlockCall
 from gpucast.quantization.block_grid import BlockGrid, size
 from gpucast.quantization.formats import Format, Hadamard, Parts
-from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder
+from gpucast.quantization.scale_orders import ScaleLayout
 
 _FLOAT = dtype("FLOAT")
 #: The most elements, padding included, whose scales one kernel writes in an order: its threads have 32-bit numbers.
 _LONGEST = 2**34
-
-
-class BlockCall(NamedTuple):
-    """The checked quantization of one array."""
-
-    x: Any
-    format: Format
-    #: Of each result: whether it is transposed, its axis, and the caller's scales.
-    results: Sequence[tuple[bool, int, Any]]
-    random: Random | None = None
-    #: Parts that are written instead of new ones; on a device with a workspace, if it is to be kept.
-    targets: Sequence[Parts] | None = None
-    workspace: Any = None
-    #: A FLOAT on the device to find the global scale from.
-    amax: Any = None
-    #: The transform of each result's numbers along its axis; such a result has a global scale of its own.
-    hadamards: Sequence[Hadamard | None] = ()
-    #: That of the scales.
-    layout: ScaleLayout = "linear"
 
 
 class BlockEngine(ABC):
@@ -98,12 +79,11 @@ class _Host(BlockEngine):
     def quantize(self, call: BlockCall) -> list[Parts]:
         results: list[Parts] = []
         format, layout = call.format, call.layout
-        for i, (swapped, axis, given) in enumerate(call.results):
+        for swapped, axis, given, how in call.results:
             view = call.x.swapaxes(-1, -2) if swapped else call.x
-            if any(call.hadamards):
-                how = call.hadamards[i]
-                view = view if how is None else hadamard_on_host.transform(view, how, axis=axis)
-            elif format.global_scale and results and format.steps is None:
+            if how is not None:
+                view = hadamard_on_host.transform(view, how, axis=axis)
+            elif format.global_scale and results and format.steps is None and not call.transforms:
                 # The plain and the transposed result have the same global scale. Steps may begin with another number.
                 given = results[0].global_scale
             parts = quantize_on_host.quantize(view, format, axis=axis, scale=given, random=call.random)
@@ -146,27 +126,22 @@ class _Host(BlockEngine):
 
 class _Cuda(BlockEngine):
     def quantize(self, call: BlockCall) -> list[Parts]:
-        x, format, results, *_ = call
-        wanted = [cuda.tiles.ResultSpec(*one) for one in results]
-        given = not format.global_scale and any(one.scale is not None for one in wanted)
-        if call.layout != "linear" and (given or _is_long(x.shape, format, results, call.layout)):
+        given = not call.format.global_scale and any(one.scale is not None for one in call.results)
+        if call.layout != "linear" and (given or _is_long(call)):
             # Given scales are linear, and the kernels of long arrays write such.
             return self._reordered(call)
-        how: dict[str, Any] = call._asdict()
-        for name in ("x", "format", "results", "hadamards"):
-            del how[name]
-        if any(call.hadamards) or format.rule == "4over6":
-            made: list[Parts] = cuda.hadamard.quantize(x, format, wanted, call.hadamards or [None] * len(wanted), **how)
+        if call.transforms or call.format.rule == "4over6":
+            made: list[Parts] = cuda.hadamard.quantize(call)
             return made
-        return cuda.quantize.quantize(x, format, wanted, **how)
+        return cuda.quantize.quantize(call)
 
     def _reordered(self, call: BlockCall) -> list[Parts]:
         """Results whose scales one more kernel moves to their order."""
         format, targets, linear = call.format, call.targets, None
         if targets is not None:
             scales = (
-                call.workspace.array(f"scales {i}", format.scales_shape(one.data.shape, axis), format.scale)
-                for i, (one, (_, axis, _)) in enumerate(zip(targets, call.results, strict=True))
+                call.workspace.array(f"scales {i}", format.scales_shape(one.data.shape, spec.axis), format.scale)
+                for i, (one, spec) in enumerate(zip(targets, call.results, strict=True))
             )
             linear = [replace(one, scales=scale) for one, scale in zip(targets, scales, strict=True)]
         made = self.quantize(call._replace(targets=linear, layout="linear"))
@@ -197,13 +172,13 @@ def of(x: Any) -> BlockEngine:
     return engines.of_array(x).pick(_HOST, _CUDA)
 
 
-def _is_long(
-    shape: tuple[int, ...], format: Format, results: Sequence[tuple[bool, int, Any]], layout: ScaleOrder
-) -> bool:
-    for swapped, axis, _ in results:
-        one = (*shape[:-2], shape[-1], shape[-2]) if swapped else shape
-        scales = size(format.scales_shape(one, axis), layout, format.scale.bits // 8)
-        if scales * BlockGrid.of(format, one, axis).largest > _LONGEST:
+def _is_long(call: BlockCall) -> bool:
+    format, layout = call.format, call.layout
+    assert layout != "linear"
+    for spec in call.results:
+        shape = spec.shape(call.x.shape)
+        scales = size(format.scales_shape(shape, spec.axis), layout, format.scale.bits // 8)
+        if scales * BlockGrid.of(format, shape, spec.axis).largest > _LONGEST:
             return True
     return False
 

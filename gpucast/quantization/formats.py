@@ -97,7 +97,7 @@ class Format:
             and all(type(length) is int and length > 0 for length in self.block)
         ):
             raise ValueError(
-                f"{self._caller}block={self.block!r} must be 'tensor', 'axis' or one or two positive lengths"
+                f"{self._caller}block={self.block!r} must be 'tensor', 'axis' or a tuple of one or two positive lengths"
             )
         if self.zero_points and not (element.family == "int" and self.has_float_scales):
             raise ValueError(f"{self._caller}zero points need integers with FLOAT or BFLOAT16 scales")

@@ -34,7 +34,7 @@ from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.quantization import block_grid, cuda, grouped_on_host, plans, recipes
 from gpucast.quantization.formats import LENGTHS, Format
 from gpucast.quantization.option_checks import check_constant, resolve_random
-from gpucast.quantization.quantized import source_dtype
+from gpucast.quantization.quantized import of_library, source_array
 from gpucast.quantization.scale_orders import SCALE_ORDERS, ScaleLayout, order
 
 #: `most_groups` of kernels/grouped.cu.
@@ -140,7 +140,10 @@ def cast_grouped(
 def check_grouped(format: Format, caller: str) -> None:
     """ValueError for a format in which groups cannot be quantized."""
     if not isinstance(format.block, tuple) or format.block[-1] not in LENGTHS or math.prod(format.block[:-1]) != 1:
-        raise ValueError(f"{caller}: {format} has no blocks of 16, 32, 64 or 128 elements of a row")
+        raise ValueError(
+            f"{caller}: format={format} has no blocks of 16, 32, 64 or 128 elements of a row; expected one such as "
+            "mxfp8e4m3, nvfp4 or float8e4m3fn_1x128"
+        )
     more = format.steps is not None and format.steps.code_needs_amax
     if format.zero_points or format.rule == "4over6" or more:
         raise ValueError(f"{caller}: {format} needs more for its codes than a scale")
@@ -162,16 +165,24 @@ def _quantize_grouped(
     caller = "quantize_grouped"
     asked, format = format, recipes.find(format, caller)
     check_grouped(format, caller)
-    if format.global_scale != (scale is not None):
-        raise ValueError(f"{caller}: scale= is for formats with a global scale, and needed there; got {format}")
+    if format.global_scale and scale is None:
+        raise ValueError(
+            f"{caller}: scale=None with {format}; expected its global scale: one for all groups or for each"
+        )
+    if scale is not None and not format.global_scale:
+        raise ValueError(f"{caller}: scale= is for formats with a global scale, not for {format}")
     random = resolve_random(format, rounding, seed, offset, caller)
     call = _Call(caller, x, offsets, format.block[-1], scale, pad, random)
     recipes.check_source(asked, format, call.src, caller)
     if isinstance(call.scale, np.ndarray) and not (np.isfinite(call.scale) & (call.scale > 0)).all():
         raise ValueError(f"{caller}: scale= must be finite and above 0 as FLOAT")
     itemsize = format.scale.bits // 8
-    if scale_layout not in _LAYOUTS or itemsize == 2 or itemsize not in order(scale_layout).itemsizes:
-        raise ValueError(f"{caller}: scale_layout={scale_layout!r} must be one of {_LAYOUTS} that {format} has")
+    layouts = [name for name in _LAYOUTS if itemsize != 2 and itemsize in order(name).itemsizes]
+    if scale_layout not in layouts:
+        raise ValueError(
+            f"{caller}: scale_layout={scale_layout!r} must be one of {', '.join(map(repr, layouts)) or 'none'}, for "
+            f"{format}"
+        )
     if call.pad % order(scale_layout).height:
         height = order(scale_layout).height
         raise ValueError(f"{caller}: scale_layout={scale_layout!r} needs a pad of whole {height}, not {call.pad}")
@@ -198,7 +209,7 @@ def _cast_grouped(
     caller = "cast_grouped"
     dst = dtype(to, caller=f"{caller}: to=")
     if not dst.is_float:
-        raise TypeError(f"{caller}: to={dst.name} is no floating type")
+        raise TypeError(f"{caller}: to={dst.name} must be a floating type, such as FLOAT8E4M3FN")
     random = resolve_random(None, rounding, seed, offset, caller)
     # The rows of a cast are whole multiples of the shortest block.
     call = _Call(caller, x, offsets, LENGTHS[0], scale, pad, random)
@@ -214,20 +225,19 @@ class _Call:
     ) -> None:
         self.random = random
         self.caller, self.given, self.library = caller, (x, offsets, scale), libraries.library_of(x)
-        self.x, self.offsets = as_array(x, caller), as_array(offsets, f"{caller}: offsets")
+        (self.x, self.src), self.offsets = source_array(x, caller), as_array(offsets, f"{caller}: offsets")
         check_constant(x, caller)
         self.device = device_index(self.x)
         self.engine = engines.of(self.device)
-        if isinstance(self.x, PackedArray) or self.x.ndim != 2:
-            raise ValueError(f"{caller}: x has shape {tuple(self.x.shape)}; expected a matrix, not packed")
-        self.src = source_dtype(self.x.dtype, f"{caller}: x.dtype=")
+        if self.x.ndim != 2:
+            raise ValueError(f"{caller}: x has shape {tuple(self.x.shape)}; expected a matrix")
         self.rows, self.columns = self.x.shape
         if self.columns == 0 or self.columns % block:
             raise ValueError(f"{caller}: rows of {self.columns} elements are no multiple of {block}")
         if self.columns > _MOST_COLUMNS:
             raise ValueError(f"{caller}: rows of {self.columns} elements are longer than {_MOST_COLUMNS}")
         if namespace(self.offsets) is None or self.offsets.dtype not in (np.int32, np.int64):
-            raise TypeError(f"{caller}: offsets must be an array of INT32 or INT64")
+            raise TypeError(f"{caller}: offsets has dtype {self.offsets.dtype}; expected INT32 or INT64")
         if self.offsets.ndim != 1 or not 1 <= self.offsets.size <= _MOST_GROUPS:
             raise ValueError(f"{caller}: offsets has shape {self.offsets.shape}; expected 1 to {_MOST_GROUPS} ends")
         if device_index(self.offsets) != self.device:
@@ -252,7 +262,11 @@ class _Call:
         if scale is not None and not isinstance(scale, float):
             scale = as_array(scale, f"{caller}: scale")
             if scale.dtype != np.float32 or scale.size not in (1, groups) or device_index(scale) != self.device:
-                raise ValueError(f"{caller}: scale must be a number, or a FLOAT for all or for each group on x's side")
+                raise ValueError(
+                    f"{caller}: scale has dtype {scale.dtype} and shape {scale.shape}, on "
+                    f"{devices.name(device_index(scale))}; expected a number, or FLOAT for all or for each of {groups} "
+                    f"groups on {devices.name(self.device)}"
+                )
             scale = scale.reshape(-1)
         self.scale = 1.0 if scale is None else scale
 
@@ -285,10 +299,7 @@ class _Call:
             self.engine.pick(self._on_host, self._on_device)(parts, rule, format, layout)
             if out is not None:
                 return out
-            if self.library is not None:
-                of_library = libraries.of_library(self.library)
-                parts = [p if p is None or isinstance(p, PackedArray) else of_library.from_array(p) for p in parts]
-            return Grouped(*parts)
+            return Grouped(*(p if isinstance(p, PackedArray | None) else of_library(p, self.library) for p in parts))
 
     def _part(self, out: Grouped | None, name: str, packs: bool, kind: DType, shape: tuple[int, ...]) -> Any:
         """A new array, packed as `quantize` has it if `packs`, or the checked one of `out`."""

@@ -8,17 +8,13 @@ from typing import Any
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
 from gpucast.arrays.libraries import untraced
-from gpucast.arrays.overlap import Place, check_disjoint
-from gpucast.arrays.packed import PackedArray, as_array
-from gpucast.casting import calls, engines
+from gpucast.arrays.overlap import Place
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
-from gpucast.core.dtypes import DType
-from gpucast.core.rule import resolve
 from gpucast.kernel import streams
 from gpucast.quantization import engine, plans
-from gpucast.quantization.option_checks import check_runs, resolve_hadamard
-from gpucast.quantization.quantized import source_dtype
+from gpucast.quantization.option_checks import check_one_source, check_runs, resolve_hadamard
+from gpucast.quantization.quantized import disjoint_out, of_library, source_array, source_dtype
 
 _CALLER = "hadamard"
 
@@ -84,22 +80,19 @@ def transformed(x: Any, length: Any, axis: Any, signs: tuple[Any, Any], inverse:
 @exact()
 def _checked(x: Any, length: Any, axis: Any, signs: Any, seed: Any, inverse: Any, to: Any, out: Any) -> Any:
     with streams.visit(x, out):
-        array = as_array(x, _CALLER)
-        if isinstance(array, PackedArray):
-            raise TypeError(f"{_CALLER}: x is a PackedArray of {array.dtype.name}, which is no type to transform")
-        source_dtype(array.dtype, f"{_CALLER}: x.dtype=")
+        array, src = source_array(x, _CALLER)
         kind = source_dtype(to, f"{_CALLER}: to=")
         if not isinstance(inverse, bool):
             raise TypeError(f"{_CALLER}: inverse={inverse!r} must be True or False")
-        how = resolve_hadamard(length, signs, seed, _CALLER)
+        check_one_source(signs, seed, _CALLER)
+        how = resolve_hadamard(length, signs, seed, f"{_CALLER}: length")
         place = checked_axis(axis, array.shape)
         check_runs(how, array.shape, place, _CALLER)
-        target = None if out is None else _checked_out(array, kind, out)
-        result = engine.of(array).transform(array, how, place, kind, inverse=inverse, out=target)
+        target = None
         if out is not None:
-            return out
-        library = libraries.library_of(x)
-        return result if library is None else libraries.of_library(library).from_array(result)
+            target = disjoint_out(Array.of(array, src), kind, out, [Place("x", array)], _CALLER).array
+        result = engine.of(array).transform(array, how, place, kind, inverse=inverse, out=target)
+        return of_library(result, libraries.library_of(x)) if out is None else out
 
 
 def checked_axis(axis: Any, shape: tuple[int, ...]) -> int:
@@ -108,11 +101,3 @@ def checked_axis(axis: Any, shape: tuple[int, ...]) -> int:
     if not -len(shape) <= place < len(shape):
         raise ValueError(f"{_CALLER}: axis={axis} is out of bounds for shape {shape}")
     return place % len(shape)
-
-
-def _checked_out(x: Any, to: DType, out: Any) -> Any:
-    """The native array over an `out` that can take the result of `x`."""
-    source = Array.of(x)
-    array = calls.target_of(source, resolve(source.dtype, to), out, engines.of(source.device), _CALLER).array
-    check_disjoint([Place("out", array)], [Place("x", x)], _CALLER)
-    return array

@@ -206,7 +206,7 @@ def quantized(x: Any, asked: Any, keywords: tuple[Any, ...], result: Any) -> Any
         return None
     known = []
     for q, length, swaps in zip(results, hows, turned, strict=True):
-        how = None if length is None else resolve_hadamard(length, signs, seed, "quantize")
+        how = None if length is None else resolve_hadamard(length, signs, seed, "quantize: hadamard")
         one = _result(q, dtype(x.dtype), how, swaps, x.size if library is None else 0)
         if one is None:
             return None
@@ -291,7 +291,7 @@ def transformed(x: Any, length: Any, keywords: tuple[Any, ...], y: Any) -> Any:
         return None
     if axis % x.ndim != x.ndim - 1 or y.dtype != np.float32 or not x.dtype.isnative:
         return None
-    how = resolve_hadamard(length, signs, seed, "hadamard")
+    how = resolve_hadamard(length, signs, seed, "hadamard: length")
     plan = _transform_plan(x.dtype, how.length, axis, inverse, dtype(to))
     if len(plan.hows) >= _MOST:
         plan.hows.clear()

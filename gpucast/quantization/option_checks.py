@@ -17,16 +17,21 @@ from gpucast.quantization.exact_hadamard import negative_signs
 from gpucast.quantization.formats import LENGTHS, Format, Hadamard
 
 
-def resolve_hadamard(length: Any, signs: Any, seed: Any, caller: str) -> Hadamard:
-    """The transform that a call asks for. TypeError or ValueError for anything else."""
-    n = integer(length, f"{caller}: the length of a Hadamard transform")
+def resolve_hadamard(length: Any, signs: Any, seed: Any, name: str) -> Hadamard:
+    """The transform that a call asks for; `name`: the call and its parameter. TypeError or ValueError for anything
+    else."""
+    n, caller = integer(length, name), name.partition(":")[0]
     if n not in LENGTHS:
-        raise ValueError(
-            f"{caller}: a Hadamard transform of {n} numbers; expected one of {', '.join(map(str, LENGTHS))}"
-        )
+        raise ValueError(f"{name}={n} must be one of {', '.join(map(str, LENGTHS))}")
     if signs is None:
         return Hadamard(n, 0 if seed is None else _of_seed(seed, caller) & (1 << n) - 1)
     return Hadamard(n, _given(signs, n, caller))
+
+
+def check_one_source(signs: Any, seed: Any, caller: str) -> None:
+    """ValueError where both signs and a seed of signs are given."""
+    if signs is not None and seed is not None:
+        raise ValueError(f"{caller}: signs= and seed={seed!r} both give the signs; expected one of them")
 
 
 def check_constant(x: Any, caller: str) -> None:
@@ -57,7 +62,8 @@ def check_format(format: Format, caller: str) -> None:
         )
     if format.steps is not None:
         raise ValueError(
-            f"{caller}: hadamard= is not for recipes: {format} has the bits of a library that was not held with it"
+            f"{caller}: hadamard= is not for recipes, such as {format}: their bits were compared without a transform; "
+            "expected a format"
         )
 
 

@@ -20,6 +20,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.kernel import devices, streams
 from gpucast.quantization import engine, plans, quantize_on_host, recipes
+from gpucast.quantization.block_call import BlockCall, ResultSpec
 from gpucast.quantization.formats import Format, Hadamard, Parts
 from gpucast.quantization.option_checks import (
     check_constant,
@@ -28,7 +29,7 @@ from gpucast.quantization.option_checks import (
     resolve_hadamard,
     resolve_random,
 )
-from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_dtype
+from gpucast.quantization.quantized import Quantized, check_layout, checked_axis, source_array
 from gpucast.quantization.scale_orders import ScaleLayout
 
 if TYPE_CHECKING:
@@ -206,12 +207,11 @@ def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
 def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     axis, scale_layout, transpose = request.axis, request.scale_layout, request.transpose
     asked, format = format, recipes.find(format, _CALLER)
-    array = as_array(x, _CALLER)
+    array, src = source_array(x, _CALLER)
     check_constant(x, _CALLER)
-    if isinstance(array, PackedArray):
-        raise TypeError(f"{_CALLER}: x is a PackedArray of {array.dtype.name}, which is no type to quantize")
-    src = source_dtype(array.dtype, f"{_CALLER}: x.dtype=")
     recipes.check_source(asked, format, src, _CALLER)
+    if not isinstance(transpose, (bool, np.bool_, str)):
+        raise TypeError(f"{_CALLER}: transpose={transpose!r} must be False, True or 'both'")
     if transpose not in (False, True, "both"):
         raise ValueError(f"{_CALLER}: transpose={transpose!r} must be False, True or 'both'")
     if transpose and array.ndim < 2:
@@ -223,20 +223,20 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     random = resolve_random(format, request.rounding, seed, request.offset, _CALLER)
     array = engines.named(devices.parse(request.device, _CALLER), _CALLER, engines.of_array(array)).take(array)
     here = engine.of(array)
+
+    def quantized(parts: Parts, on: int) -> Quantized:
+        return Quantized(
+            **vars(parts), format=format, dtype=src, axis=on, scale_layout=scale_layout,
+            library=libraries.library_of(x),
+        )  # fmt: skip
+
     if request.scales_of is not None:
         known = _known_scales(request, format, array)
-        parts = here.quantize_by(array, format, known, request.scales_of.axis, random, scale_layout)
-        return Quantized(
-            **vars(parts),
-            format=format,
-            dtype=src,
-            axis=request.scales_of.axis,
-            scale_layout=scale_layout,
-            library=libraries.library_of(x),
-        )
-    result_specs = []
+        on = request.scales_of.axis
+        return quantized(here.quantize_by(array, format, known, on, random, scale_layout), on)
+    specs = []
     for swapped, how in zip((False, True) if transpose == "both" else (bool(transpose),), hadamards, strict=True):
-        shape = (*array.shape[:-2], array.shape[-1], array.shape[-2]) if swapped else array.shape
+        shape = ResultSpec(swapped, 0).shape(array.shape)
         on = checked_axis(axis, shape, format, _CALLER)
         rows = () if transpose == "both" else format.rows_shape(shape, on)
         scale, amax = _global_scale(request, format, array, rows)
@@ -246,20 +246,13 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
             check_runs(how, shape, on, _CALLER)
         if request.amax is None:
             scale = _scale(scale, format, format.scales_shape(shape, on), rows, array)
-        result_specs.append((swapped, on, scale))
-    call = engine.BlockCall(array, format, result_specs, random, None, None, amax, hadamards, scale_layout)
+        specs.append(ResultSpec(swapped, on, scale, how))
+    call = BlockCall(array, format, specs, random, amax=amax, layout=scale_layout)
     if request.out is not None:
-        outs, targets = checked_outs(request.out, array, format, src, result_specs, scale_layout, amax)
+        outs, targets = checked_outs(request.out, call, src)
         here.quantize(call._replace(targets=targets, workspace=outs[0].workspace(_CALLER)))
         return request.out
-    made = here.quantize(call)
-    library = libraries.library_of(x)
-    results = [
-        Quantized(
-            parts.data, parts.scales, format, parts.zero_points, parts.global_scale, src, on, scale_layout, library
-        )
-        for parts, (_, on, _) in zip(made, result_specs, strict=True)
-    ]
+    results = [quantized(parts, spec.axis) for parts, spec in zip(here.quantize(call), specs, strict=True)]
     return tuple(results) if transpose == "both" else results[0]
 
 
@@ -287,7 +280,10 @@ def dequantize(
     allocate memory.
     """
     if not isinstance(q, Quantized):
-        raise TypeError(f"dequantize: q={type(q).__name__} must be a Quantized; make one of parts from elsewhere")
+        raise TypeError(
+            f"dequantize: q is {type(q).__name__}; expected a Quantized: gpucast.Quantized(data, scales, format) takes "
+            "parts from elsewhere"
+        )
     return q.dequantize(to, hadamard=hadamard, signs=signs, seed=seed, out=out)
 
 
@@ -303,7 +299,8 @@ def _hadamards(request: _QuantizeOptions, format: Format) -> list[Hadamard | Non
     if request.signs is not None and lengths.count(None) == len(lengths):
         raise ValueError(f"{_CALLER}: signs= goes with hadamard=")
     hadamards = [
-        None if length is None else resolve_hadamard(length, request.signs, request.seed, _CALLER) for length in lengths
+        None if length is None else resolve_hadamard(length, request.signs, request.seed, f"{_CALLER}: hadamard")
+        for length in lengths
     ]
     if any(hadamards):
         check_format(format, _CALLER)
@@ -314,7 +311,7 @@ def _known_scales(request: _QuantizeOptions, format: Format, x: Any) -> Parts:
     """The parts of `scales_of`, with its scales in the linear layout."""
     q = request.scales_of
     if not isinstance(q, Quantized):
-        raise TypeError(f"{_CALLER}: scales_of={type(q).__name__} must be a Quantized")
+        raise TypeError(f"{_CALLER}: scales_of is {type(q).__name__}; expected a Quantized")
     for name in ("scale", "amax", "hadamard", "signs", "out"):
         if getattr(request, name) is not None:
             raise ValueError(f"{_CALLER}: {name}= and scales_of= do not go together")
@@ -360,8 +357,9 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any, rows: tuple
             raise TypeError(f"{_CALLER}: amax= has dtype {amax.dtype}; expected FLOAT on the device of x")
         return None, amax
     numbers = np.asarray(engines.to_host(amax).astype(np.float32))
-    if not ((numbers >= 0) & (numbers < math.inf)).all():
-        raise ValueError(f"{_CALLER}: amax= must be finite and not below 0 as FLOAT")
+    usable = (numbers >= 0) & (numbers < math.inf)
+    if not usable.all():
+        raise ValueError(f"{_CALLER}: amax={_first(numbers, usable)!r} must be finite and not below 0, as a FLOAT")
     scale = np.asarray(quantize_on_host.global_scale(numbers, format, dtype(x.dtype)))
     # A row of zeros has what the formula gives, as on a device.
     if not scale.ndim and not 0 < scale < math.inf:
@@ -370,6 +368,11 @@ def _global_scale(request: _QuantizeOptions, format: Format, x: Any, rows: tuple
             "0 and finite"
         )
     return scale, None
+
+
+def _first(numbers: Any, usable: Any) -> float:
+    """The first number that is not usable."""
+    return float(numbers[~usable].flat[0])
 
 
 def _one_or_of_rows(numbers: Any, rows: tuple[int, ...], name: str, wanted: str) -> Any:
@@ -399,8 +402,9 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], rows: tuple[int, 
         given = engines.to_host(given)
     if isinstance(given, np.ndarray):
         given = given.astype(np.float32)
-        if not (np.isfinite(given) & (given > 0)).all():
-            raise ValueError(f"{_CALLER}: scale= must be finite and above 0 as FLOAT")
+        usable = np.isfinite(given) & (given > 0)
+        if not usable.all():
+            raise ValueError(f"{_CALLER}: scale={_first(given, usable)!r} must be finite and above 0, as a FLOAT")
     if format.global_scale:
         return _one_or_of_rows(given, rows, "scale=", "the scales have ()")
     if math.prod(shape) == 1 and given.size == 1:
@@ -412,30 +416,21 @@ def _scale(scale: Any, format: Format, shape: tuple[int, ...], rows: tuple[int, 
     return given
 
 
-def checked_outs(
-    out: Any,
-    x: Any,
-    format: Format,
-    src: DType,
-    result_specs: list[tuple[bool, int, Any]],
-    scale_layout: str,
-    amax: Any,
-) -> tuple[list[Quantized], list[Parts]]:
-    """The `out` of a call as a list, and the native parts. TypeError or ValueError where it cannot take the results of
-    the array `x`."""
-    of_rows = result_specs[0][2] if amax is None else amax
+def checked_outs(out: Any, call: BlockCall, src: DType) -> tuple[list[Quantized], list[Parts]]:
+    """The `out` of a call as a list, and the native parts. TypeError or ValueError where it cannot take the results."""
+    x, format, specs, amax = call.x, call.format, call.results, call.amax
+    of_rows = specs[0].scale if amax is None else amax
     outs = list(out) if isinstance(out, (tuple, list)) else [out]
-    if len(outs) != len(result_specs) or not all(isinstance(q, Quantized) for q in outs):
-        wanted = "a Quantized" if len(result_specs) == 1 else "a tuple of two Quantized"
+    if len(outs) != len(specs) or not all(isinstance(q, Quantized) for q in outs):
+        wanted = "a Quantized" if len(specs) == 1 else "a tuple of two Quantized"
         raise TypeError(f"quantize: out is {_named(out)}; expected {wanted}")
     parts = [q.native(_CALLER, writing=True) for q in outs]
-    for q, native, (swapped, axis, _) in zip(outs, parts, result_specs, strict=True):
-        shape = (*x.shape[:-2], x.shape[-1], x.shape[-2]) if swapped else x.shape
+    for q, native, spec in zip(outs, parts, specs, strict=True):
         pairs: tuple[tuple[str, Any, Any], ...] = (
             ("format", q.format, format),
-            ("shape", q.shape, shape),
-            ("axis", q.axis, axis),
-            ("scale_layout", q.scale_layout, scale_layout),
+            ("shape", q.shape, spec.shape(x.shape)),
+            ("axis", q.axis, spec.axis),
+            ("scale_layout", q.scale_layout, call.layout),
             ("dtype", q.dtype, src),
             ("device", devices.name(device_index(native.data)), devices.name(device_index(x))),
             ("global scales of shape", np.shape(native.global_scale), np.shape(of_rows) if format.global_scale else ()),
@@ -447,7 +442,7 @@ def checked_outs(
         Place(f"out.{name}", part) for native in parts for name, part in vars(native).items() if part is not None
     ]
     # The place of the scales themselves only stays as it is.
-    scales = [scale for *_, scale in result_specs if scale is not None]
+    scales = [spec.scale for spec in specs if spec.scale is not None]
     given = [Place("scale", scale) for scale in scales if not any(_same(scale, place.data) for place in written)]
     read = [Place("x", x), *given, *([] if amax is None else [Place("amax", amax)])]
     # The plain and the transposed result have the same global scale, and the same only one.

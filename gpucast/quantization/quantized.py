@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import Place, check_disjoint
-from gpucast.arrays.packed import PackedArray, device_index, host_only
+from gpucast.arrays.packed import PackedArray, as_array, device_index, host_only
 from gpucast.casting import calls, engines
 from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
@@ -28,7 +29,7 @@ from gpucast.quantization import engine, plans, recipes, swizzle
 from gpucast.quantization.block_grid import in_layout
 from gpucast.quantization.cuda_plans import library_of
 from gpucast.quantization.formats import SOURCES, Format, Hadamard, Parts
-from gpucast.quantization.option_checks import check_format, check_runs, resolve_hadamard
+from gpucast.quantization.option_checks import check_format, check_one_source, check_runs, resolve_hadamard
 from gpucast.quantization.scale_orders import SCALE_LAYOUTS, ScaleLayout, order
 
 _FLOAT = dtype("FLOAT")
@@ -297,9 +298,9 @@ def _dequantized(q: Quantized, to: DType, transform: tuple[Any, ...], out: Any) 
         native = q.native("dequantize")
         if out is None:
             parts = replace(native, scales=q._linear(native.scales))
-            numbers = engine.of(parts.data).dequantize(parts, q.format, to, q.axis, hadamard=how)
-            return numbers if q.library is None else libraries.of_library(q.library).from_array(numbers)
-        target = _checked_out(native, to, out)
+            return of_library(engine.of(parts.data).dequantize(parts, q.format, to, q.axis, hadamard=how), q.library)
+        read = [Place(name, part) for name, part in vars(native).items() if part is not None]
+        target = disjoint_out(Array.of(native.data), to, out, read, "dequantize").array
         workspace, scales = q.workspace("dequantize"), native.scales
         if q.scale_layout != "linear":
             shape, kind = q.scales_shape, q.format.scale
@@ -318,20 +319,11 @@ def _transform(q: Quantized, length: Any, signs: Any, seed: Any) -> Hadamard | N
         if signs is not None or seed is not None:
             raise ValueError(f"{caller}: {'seed' if signs is None else 'signs'}= goes with hadamard=")
         return None
-    how = resolve_hadamard(length, signs, seed, caller)
+    check_one_source(signs, seed, caller)
+    how = resolve_hadamard(length, signs, seed, f"{caller}: hadamard")
     check_format(q.format, caller)
     check_runs(how, q.shape, q.axis, caller)
     return how
-
-
-def _checked_out(parts: Parts, to: DType, out: Any) -> Any:
-    """The native array over an `out` that can take the numbers. TypeError or ValueError for one that cannot."""
-    codes = Array.of(parts.data)
-    rule, here = resolve(codes.dtype, to), engines.of(codes.device)
-    array = calls.target_of(codes, rule, out, here, "dequantize").array
-    read = [Place(name, part) for name, part in vars(parts).items() if part is not None]
-    check_disjoint([Place("out", array)], read, "dequantize")
-    return array
 
 
 def _native(part: Any, caller: str, writing: bool) -> Any:
@@ -357,8 +349,27 @@ def source_dtype(kind: Any, caller: str) -> DType:
     """The dtype of a type that can be quantized, and dequantized to; TypeError for any other."""
     src = dtype(kind, caller=caller)
     if src not in SOURCES:
-        raise TypeError(f"{caller}{src.name} is no type to quantize; expected one of {', '.join(map(str, SOURCES))}")
+        raise TypeError(f"{caller}{src.name} must be one of {', '.join(map(str, SOURCES))}")
     return src
+
+
+def source_array(x: Any, caller: str) -> tuple[Any, DType]:
+    """The native array of a call that quantizes or transforms, and its dtype. TypeError for any other type."""
+    array = as_array(x, caller)
+    return array, source_dtype(array.dtype, f"{caller}: x.dtype=")
+
+
+def of_library(y: Any, library: str | None) -> Any:
+    """A native result as an array of a library; itself for None."""
+    return y if library is None else libraries.of_library(library).from_array(y)
+
+
+def disjoint_out(source: Array, to: DType, out: Any, read: Sequence[Place], caller: str) -> Array:
+    """The `out` that takes numbers of a type in place of an array, where that is, and shares no memory with what is
+    read. TypeError or ValueError for another one."""
+    target = calls.target_of(source, resolve(source.dtype, to), out, engines.of(source.device), caller)
+    check_disjoint([Place("out", target.array)], read, caller)
+    return target
 
 
 def checked_axis(axis: Any, shape: tuple[int, ...], format: Format, caller: str) -> int:
@@ -406,7 +417,7 @@ def _check(part: Any, name: str, expected: DType | None, *shapes: tuple[int, ...
     """Check that a part has this dtype and one of these shapes, or is None where `expected` is None."""
     if expected is None:
         if part is not None:
-            raise ValueError(f"Quantized: {name} must be None in this format")
+            raise ValueError(f"Quantized: {name} is {type(part).__name__}; expected None in this format")
         return
     _check_type(part, name, expected)
     if part.shape not in shapes:

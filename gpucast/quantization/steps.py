@@ -59,6 +59,8 @@ class Steps:
         known = {"scale": "au", "code": "asux", "u": "A", "global_scale": "u", "zero": ""}
         for column, names in known.items():
             text = getattr(self, column)
+            if not isinstance(text, str):
+                raise TypeError(f"Steps: {column}={text!r} must be text, a formula")
             if text and (unknown := set(parse(text).names) - {*names, *_CONSTANTS}):
                 raise ValueError(
                     f"Steps: {column}={text!r} has {', '.join(sorted(unknown))}; expected {' '.join(names)}"

@@ -63,6 +63,10 @@ def device_functions(functions: Iterable[tuple[Any, Any] | tuple[Any, Any, Mappi
         )
         y = scaled(x, 0.5).view(ml_dtypes.float8_e4m3fn)
     """
+    if isinstance(functions, str) or not isinstance(functions, Iterable):
+        raise TypeError(
+            f"device_functions: functions={functions!r} must be a list of (src, dst) or (src, dst, keywords)"
+        )
     rules: dict[CastRule, None] = {}
     for item in functions:
         if isinstance(item, str) or not isinstance(item, (tuple, list)) or len(item) not in (2, 3):

@@ -166,14 +166,14 @@ X = np.ones((32, 48), np.float32)
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: gpucast.hadamard(X, 12), ValueError, "of 12 numbers; expected one of 16, 32, 64, 128"),
+        (lambda: gpucast.hadamard(X, 12), ValueError, "length=12 must be one of 16, 32, 64, 128"),
         (lambda: gpucast.hadamard(X, 32), ValueError, "axis 1 of shape (32, 48) is no multiple of 32"),
         (lambda: gpucast.hadamard(X, 16, axis=2), ValueError, "axis=2 is out of bounds"),
         (lambda: gpucast.hadamard(X, 16, signs=[1] * 15), ValueError, "shape (15,); expected 16 numbers"),
         (lambda: gpucast.hadamard(X, 16, signs=[1] * 15 + [0]), ValueError, "signs= must be +1 and -1"),
         (lambda: gpucast.hadamard(X, 16, seed=-1), ValueError, "seed=-1 is out of range"),
         (lambda: gpucast.hadamard(X, 16, out=np.empty(3, np.float32)), ValueError, "shape"),
-        (lambda: gpucast.hadamard(X.astype(np.int32), 16), TypeError, "INT32 is no type to quantize"),
+        (lambda: gpucast.hadamard(X.astype(np.int32), 16), TypeError, "INT32 must be one of FLOAT"),
         (lambda: gpucast.quantize(X, "nvfp4", signs=[1] * 16), ValueError, "signs= goes with hadamard="),
         (lambda: gpucast.quantize(X, "nvfp4", hadamard=64), ValueError, "no multiple of 64"),
         (lambda: gpucast.quantize(X, "nvfp4", hadamard=(16, 16)), ValueError, "a pair for transpose='both'"),

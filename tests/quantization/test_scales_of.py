@@ -100,7 +100,7 @@ def test_layouts_and_the_same_scales() -> None:
 def test_refusals() -> None:
     x = numbers("nvfp4")
     q = gpucast.quantize(x, "nvfp4")
-    with pytest.raises(TypeError, match=r"^quantize: scales_of=ndarray must be a Quantized$"):
+    with pytest.raises(TypeError, match=r"^quantize: scales_of is ndarray; expected a Quantized$"):
         gpucast.quantize(x, "nvfp4", scales_of=x)
     for keywords in ({"scale": 1.0}, {"amax": 1.0}, {"hadamard": 16}, {"out": q}, {"transpose": True}):
         with pytest.raises(ValueError, match=rf"^quantize: {next(iter(keywords))}=.*scales_of= do not go together$"):

@@ -17,10 +17,10 @@ from gpucast.arrays.packed import device_index
 from gpucast.casting import cuda
 from gpucast.casting.cuda_workspace import Workspace
 from gpucast.core.dtypes import DType, dtype
-from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import VECTOR
+from gpucast.quantization.block_call import BlockCall, ResultSpec
 from gpucast.quantization.cuda import memory
 from gpucast.quantization.cuda import quantize as plain
 from gpucast.quantization.cuda.hadamard_source import (
@@ -33,9 +33,7 @@ from gpucast.quantization.cuda.hadamard_source import (
     hadamard_kernel,
     takes,
 )
-from gpucast.quantization.cuda.tiles import ResultSpec
 from gpucast.quantization.formats import Format, Hadamard, Parts
-from gpucast.quantization.scale_orders import ScaleLayout
 
 _FLOAT = dtype("FLOAT")
 
@@ -68,55 +66,49 @@ def transform(
     return out
 
 
-def quantize(
-    x: Any,
-    format: Format,
-    result_specs: Sequence[ResultSpec],
-    hadamards: Sequence[Hadamard | None],
-    *,
-    random: Random | None = None,
-    targets: Sequence[Parts] | None = None,
-    workspace: Workspace | None = None,
-    amax: Any = None,
-    layout: ScaleLayout = "linear",
-) -> list[Parts]:
-    """As `quantize.quantize`, of transformed numbers where a result has a transform. Each result has a global
-    scale of its own."""
-    device, src = device_index(x), dtype(x.dtype)
+def quantize(call: BlockCall) -> list[Parts]:
+    """As `quantize.quantize`, also of transformed numbers, and by the rule "4over6". Each result has a global scale of
+    its own."""
+    device = device_index(call.x)
     assert device is not None
-    workspace = workspace or Workspace("quantize", device)
     with driver.driver().on(device):
-        x, result_specs, wanted = plain.prepare(x, format, result_specs, targets, workspace, amax, layout)
-        sides = [
-            _Side(x, src, format, spec, how, parts, device, layout)
-            for spec, how, parts in zip(result_specs, hadamards, wanted, strict=True)
-        ]
+        call, wanted = plain.prepare(call, device)
+        sides = [_Side(call, spec, parts, device) for spec, parts in zip(call.results, wanted, strict=True)]
         if all(side.in_tiles for side in sides) and any(side.spec.swapped for side in sides):
             for side in sides:
-                side.find_global_scale(amax, workspace)
-            done = _run_tiles(x, src, format, sides, device, random)
+                side.find_global_scale()
+            done = _run_tiles(call, sides, device)
         else:
             done = False
         if not done:
             for side in sides:
-                side.run(amax, random, workspace)
-        for target, result in zip(targets or [], wanted, strict=False):
+                side.run()
+        for target, result in zip(call.targets or [], wanted, strict=False):
             memory.hand_over(vars(result), vars(target))
     return wanted
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One result of an array in C order."""
+    """One result of a call of an array in C order."""
 
-    x: Any
-    src: DType
-    format: Format
+    call: BlockCall
     spec: ResultSpec
-    how: Hadamard | None
     parts: Parts
     device: int
-    layout: ScaleLayout
+
+    @property
+    def x(self) -> Any:
+        return self.call.x
+
+    @property
+    def format(self) -> Format:
+        return self.call.format
+
+    @property
+    def rule(self) -> CastRule:
+        """From the type of x to that of the codes."""
+        return CastRule(dtype(self.x.dtype), self.format.element)
 
     @property
     def axis(self) -> int:
@@ -126,7 +118,7 @@ class _Side:
 
     @property
     def length(self) -> int:
-        return 0 if self.how is None else self.how.length
+        return 0 if self.spec.hadamard is None else self.spec.hadamard.length
 
     @property
     def in_registers(self) -> bool:
@@ -144,70 +136,60 @@ class _Side:
         rows = self.x.shape[-1] * self.x.itemsize
         if plain.is_row_scaled(self.parts):
             return False
-        return self.in_registers and self.x.ndim > 1 and self.src.bits <= 32 and rows % VECTOR == 0
+        return self.in_registers and self.x.ndim > 1 and self.rule.src.bits <= 32 and rows % VECTOR == 0
 
-    def find_global_scale(self, amax: Any, workspace: Workspace) -> None:
+    def find_global_scale(self) -> None:
         """Fill the global scale of a format that has one."""
         if not self.format.global_scale:
             return
-        result, given = self.parts.global_scale, self.spec.scale
+        result, given, amax, workspace = self.parts.global_scale, self.spec.scale, self.call.amax, self.call.workspace
         if given is not None:
             found = memory.given(given, self.device, result, workspace)
             if found is not result:
                 memory.copy(found, result)
-            return
-        if amax is None and self.how is not None:
-            self._find_transformed(self.how, result, workspace)
-            return
-        searched = self.x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
-        plain.find_global_scale(
-            searched, self.src, self.format, result, self.device, workspace, is_amax=amax is not None
-        )
+        elif amax is None and self.spec.hadamard is not None:
+            self._find_transformed(self.spec.hadamard, result)
+        else:
+            searched = self.x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
+            plain.find_global_scale(self.call, searched, result, self.device)
 
-    def _find_transformed(self, how: Hadamard, result: Any, workspace: Workspace) -> None:
+    def _find_transformed(self, how: Hadamard, result: Any) -> None:
         runs, inner = self.x.size // how.length, math.prod(self.x.shape[self.axis + 1 :])
         strided = inner != 1 or not cuda.is_aligned(self.x, VECTOR)
-        kernel = hadamard_kernel(
-            CastRule(self.src, self.format.element), "top", how.length, self.format, strided=strided
-        )
-        stats = memory.address(workspace.cell())
+        kernel = hadamard_kernel(self.rule, "top", how.length, self.format, strided=strided)
+        stats = memory.address(self.call.workspace.cell())
         given = hadamard_arguments(stats=stats, runs=runs, inner=inner, transform=how)
         # No more blocks than have work.
         threads = min(-(-max(self.x.size, 1) // (PART * PART_THREADS)) * PART_THREADS, plain.BUSY_THREADS)
         driver.launch(kernel, self.device, memory.address(self.x), memory.address(result), threads, given)
 
-    def run(self, amax: Any, random: Random | None, workspace: Workspace) -> None:
+    def run(self) -> None:
         """Fill the result by launches of its own."""
-        side = self
+        side, workspace, how = self, self.call.workspace, self.spec.hadamard
         if self.format.rule == "4over6" and self.x.size and (self.spec.swapped or not self.in_registers):
             x = self.x.swapaxes(-1, -2) if self.spec.swapped else self.x
-            y = workspace.array("turned x", x.shape, self.src)
+            y = workspace.array("turned x", x.shape, self.rule.src)
             memory.copy(x, y)
-            side = replace(self, x=y, spec=replace(self.spec, swapped=False))
+            side = replace(self, call=self.call._replace(x=y), spec=self.spec._replace(swapped=False))
         if side.in_registers and not side.spec.swapped:
-            side.find_global_scale(amax, workspace)
-            side._run_rows(random)
-        elif self.x.size and self.how is not None:
-            y = workspace.array(f"transformed {self.length}", self.x.shape, _FLOAT)
-            _transform(self.x, y, self.how, self.axis, self.device)
-            self._plain(y, amax, random, workspace)
-        else:
-            self._plain(self.x, amax, random, workspace)
+            side.find_global_scale()
+            side._run_rows()
+            return
+        x = self.x
+        if x.size and how is not None:
+            x = workspace.array(f"transformed {self.length}", x.shape, _FLOAT)
+            _transform(self.x, x, how, self.axis, self.device)
+        plain.quantize(self.call._replace(x=x, results=[self.spec], targets=[self.parts]))
 
-    def _plain(self, x: Any, amax: Any, random: Random | None, workspace: Workspace) -> None:
-        plain.quantize(
-            x, self.format, [self.spec], random=random, targets=[self.parts], workspace=workspace, amax=amax,
-            layout=self.layout,
-        )  # fmt: skip
-
-    def _run_rows(self, random: Random | None) -> None:
+    def _run_rows(self) -> None:
+        random = self.call.random
         kernel = hadamard_kernel(
-            CastRule(self.src, self.format.element), "rows", self.length, self.format, random is not None,
-            row_scaled=plain.is_row_scaled(self.parts), layout=self.layout,
+            self.rule, "rows", self.length, self.format, random is not None,
+            row_scaled=plain.is_row_scaled(self.parts), layout=self.call.layout,
         )  # fmt: skip
         seed, offset = random or (0, 0)
         columns = self.x.shape[-1]
-        given = hadamard_arguments(self.result, columns=columns, seed=seed, offset=offset, transform=self.how)
+        given = hadamard_arguments(self.result, columns=columns, seed=seed, offset=offset, transform=self.spec.hadamard)
         addresses = memory.address(self.x), memory.address(self.parts.data)
         driver.launch(kernel, self.device, *addresses, self.x.size, given)
 
@@ -219,24 +201,25 @@ class _Side:
         return HadamardResult(*(*places, rows))
 
 
-def _run_tiles(x: Any, src: DType, format: Format, sides: Sequence[_Side], device: int, random: Random | None) -> bool:
+def _run_tiles(call: BlockCall, sides: Sequence[_Side], device: int) -> bool:
     """Launch one kernel for all results. False where a tile is too large, or signs differ."""
     by_place = {side.spec.swapped: side for side in sides}
     plain, turned = by_place.get(False), by_place[True]
     length = 0 if plain is None else plain.length
+    x, format, rule = call.x, call.format, turned.rule
     tile = HadamardTile.of(format, length, plain is not None, True, turned.length)
     rows, columns = x.shape[-2:]
     tiles = -(-rows // tile.side), -(-columns // tile.side)
     matrices = math.prod(x.shape[:-2])
-    if not tile.fits(src) or matrices * math.prod(tiles) >= 2**31:
+    if not tile.fits(rule.src) or matrices * math.prod(tiles) >= 2**31:
         return False
     kernel = hadamard_kernel(
-        CastRule(src, format.element), "tiles", length, format, random is not None, plain=plain is not None,
-        turned=True, turned_length=turned.length, layout=turned.layout,
+        rule, "tiles", length, format, call.random is not None, plain=plain is not None, turned=True,
+        turned_length=turned.length, layout=call.layout,
     )  # fmt: skip
     # Of two transforms the longer one has the signs of both.
-    how = max((side.how for side in sides if side.how is not None), default=None)
-    seed, offset = random or (0, 0)
+    how = max((side.spec.hadamard for side in sides if side.spec.hadamard is not None), default=None)
+    seed, offset = call.random or (0, 0)
     given = hadamard_arguments(
         NO_RESULT if plain is None else plain.result, turned.result, rows=rows, columns=columns, tiles=tiles,
         seed=seed, offset=offset, transform=how,

@@ -10,7 +10,6 @@ without tiles. NVFP4 without a given global scale or amax reads x once more befo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +22,7 @@ from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.kernel.kernel import Kernel
+from gpucast.quantization.block_call import BlockCall, ResultSpec
 from gpucast.quantization.block_grid import BlockGrid, in_layout
 from gpucast.quantization.cuda import memory
 from gpucast.quantization.cuda.source import (
@@ -35,7 +35,7 @@ from gpucast.quantization.cuda.source import (
     rows_in_order,
     stats_bytes,
 )
-from gpucast.quantization.cuda.tiles import ResultSpec, TileResult, plan
+from gpucast.quantization.cuda.tiles import TileResult, plan
 from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts
 from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder
 from gpucast.quantization.steps import Steps
@@ -57,48 +57,35 @@ ONE = BlockGrid((1, 1, 1), (1, 1, 1), (1, 1, 1), False)
 _ANY = FORMATS["mxfp4"]
 
 
-def quantize(
-    x: Any,
-    format: Format,
-    result_specs: Sequence[ResultSpec],
-    *,
-    random: Random | None = None,
-    targets: Sequence[Parts] | None = None,
-    workspace: Workspace | None = None,
-    amax: Any = None,
-    layout: ScaleLayout = "linear",
-) -> list[Parts]:
-    """The parts of each requested result of a checked CuPy array. All results share one global scale.
+def quantize(call: BlockCall) -> list[Parts]:
+    """The parts of each result of a call without transforms. `Parts.data` is a PackedArray for elements below one byte.
 
-    `amax` is a FLOAT that replaces the largest magnitude of x when the global scale is computed. `Parts.data` is a
-    PackedArray for elements below one byte. `targets` are parts to write into. RuntimeError in the capture of a CUDA
-    graph if memory is neither given nor in the workspace.
+    RuntimeError in the capture of a CUDA graph if memory is neither given nor in the workspace.
     """
-    device, src = device_index(x), dtype(x.dtype)
+    device, targets, amax = device_index(call.x), call.targets, call.amax
     assert device is not None
-    workspace = workspace or Workspace("quantize", device)
     with driver.driver().on(device):
-        x, result_specs, wanted = prepare(x, format, result_specs, targets, workspace, amax, layout)
+        call, wanted = prepare(call, device)
+        format, specs, workspace, given = call.format, call.results, call.workspace, call.results[0].scale
         if format.global_scale:
-            given = result_specs[0].scale
             if given is None:
                 global_scale = wanted[0].global_scale
-                searched = x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
-                find_global_scale(searched, src, format, global_scale, device, workspace, is_amax=amax is not None)
+                searched = call.x if amax is None else memory.dense(amax, workspace, "amax").reshape(-1)
+                find_global_scale(call, searched, global_scale, device)
             else:
                 global_scale = memory.given(given, device, wanted[0].global_scale, workspace)
-            result_specs = [replace(one, scale=None) for one in result_specs]
+            call = call._replace(results=[one._replace(scale=None) for one in specs])
             results = [replace(one, global_scale=global_scale) for one in wanted]
         else:
             results = [
                 one
                 if spec.scale is None
                 else replace(one, scales=memory.given(spec.scale, device, one.scales, workspace))
-                for spec, one in zip(result_specs, wanted, strict=True)
+                for spec, one in zip(specs, wanted, strict=True)
             ]
-        results = _fill(x, src, format, result_specs, results, device, random, workspace, layout)
+        results = _fill(call, results, device)
         if format.steps is not None:
-            _finish(format, format.steps, src, results, device, layout)
+            _finish(format, format.steps, dtype(call.x.dtype), results, device, call.layout)
         for target, result in zip(targets or [], results, strict=False):
             # Results share their scale, and the global one.
             memory.hand_over(vars(result), vars(target))
@@ -109,68 +96,55 @@ def quantize_by(x: Any, format: Format, known: Parts, axis: int, random: Random 
     """The parts of a checked CuPy array, by the scales of others on its device."""
     device = device_index(x)
     assert device is not None
-    workspace = Workspace("quantize", device)
     with driver.driver().on(device):
-        workspace.check_capture()
-        x = memory.dense(x, workspace, "x")
-        made = _new_parts(x.shape, format, ResultSpec(False, axis, known.global_scale), None, "linear")
+        spec = ResultSpec(False, axis, known.global_scale)
+        call, (made,) = prepare(BlockCall(x, format, [spec], random), device, turns=False)
         for name in ("scales", "zero_points", "global_scale"):
             if getattr(known, name) is not None:
                 memory.copy(getattr(known, name), getattr(made, name))
-        call = _ArrayQuantizer(x, dtype(x.dtype), format, axis, device, random, workspace, is_row_scaled(made))
-        call.run(made, given=True)
+        _ArrayQuantizer(call, axis, device, is_row_scaled(made)).run(made, given=True)
         return made
 
 
-def prepare(
-    x: Any,
-    format: Format,
-    result_specs: Sequence[ResultSpec],
-    targets: Sequence[Parts] | None,
-    workspace: Workspace,
-    amax: Any = None,
-    layout: ScaleLayout = "linear",
-) -> tuple[Any, Sequence[ResultSpec], list[Parts]]:
-    """An array in C order with the elements of x, or of its transpose; the results in terms of it; the parts to fill,
-    which `memory.hand_over` gives to the targets. A given global scale or `amax` has one number, or one of each row.
+def prepare(call: BlockCall, device: int, turns: bool = True) -> tuple[BlockCall, list[Parts]]:
+    """The call with a workspace, and of an array in C order: x, a copy or, if it `turns`, the transpose of x with the
+    results in terms of it. And the parts to fill, which `memory.hand_over` gives to the targets.
 
     RuntimeError in the capture of a CUDA graph if memory is neither given nor in the workspace.
     """
+    x, specs, targets = call.x, call.results, call.targets
+    workspace = call.workspace or Workspace("quantize", device)
     if targets is None:
         workspace.check_capture()
-    if not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
-        x, result_specs = x.swapaxes(-1, -2), [replace(one, swapped=not one.swapped) for one in result_specs]
-    x = memory.dense(x, workspace, "x")
+    if turns and not x.flags.c_contiguous and x.ndim > 1 and x.swapaxes(-1, -2).flags.c_contiguous:
+        x, specs = x.swapaxes(-1, -2), [one._replace(swapped=not one.swapped) for one in specs]
+    call = call._replace(x=memory.dense(x, workspace, "x"), results=specs, workspace=workspace)
     if targets is None:
-        return x, result_specs, [_new_parts(x.shape, format, one, amax, layout) for one in result_specs]
-    return x, result_specs, [memory.targets(one, workspace, f"result {i}") for i, one in enumerate(targets)]
+        return call, [_new_parts(call, one) for one in specs]
+    return call, [memory.targets(one, workspace, f"result {i}") for i, one in enumerate(targets)]
 
 
-def _new_parts(shape: tuple[int, ...], format: Format, spec: ResultSpec, amax: Any, layout: ScaleLayout) -> Parts:
-    """Newly allocated parts of a result."""
-    shape = _swap(shape) if spec.swapped else shape
+def _new_parts(call: BlockCall, spec: ResultSpec) -> Parts:
+    """Newly allocated parts of a result. A given global scale or `amax` has one number, or one of each row."""
+    format, shape = call.format, spec.shape(call.x.shape)
     scales_shape = format.scales_shape(shape, spec.axis)
     zero_points = None if format.zero_point is None else cuda.new(scales_shape, format.zero_point)
-    given = amax if spec.scale is None else spec.scale
+    given = call.amax if spec.scale is None else spec.scale
     global_scale = cuda.new(() if given is None else given.shape, _FLOAT) if format.global_scale else None
-    scales = cuda.new(in_layout(scales_shape, layout, format.scale.bits // 8), format.scale)
+    scales = cuda.new(in_layout(scales_shape, call.layout, format.scale.bits // 8), format.scale)
     return Parts(cuda.new(shape, format.element), scales, zero_points, global_scale)
 
 
-def find_global_scale(
-    x: Any, src: DType, format: Format, result: Any, device: int, workspace: Workspace, *, is_amax: bool
-) -> None:
-    """Fill the global scale from the largest magnitude of a dense array; with `is_amax`, that of each row, or the only
-    one, from one of its numbers.
-
-    `src`: the type of the array that is quantized; the formulas of steps depend on it.
-    """
-    own = dtype(x.dtype)
-    call = _ArrayQuantizer(x, own, format, 0, device, None, workspace)
-    if not is_amax:
-        call.find_top(result)
-    elif x.size:
-        call.find_row_scales(result, own if format.steps is None else src)
+def find_global_scale(call: BlockCall, searched: Any, result: Any, device: int) -> None:
+    """Fill the global scale from the largest magnitude of a dense array; where the call has an amax, that of each row,
+    or the only one, from one of its numbers."""
+    src, own = dtype(call.x.dtype), dtype(searched.dtype)
+    search = _ArrayQuantizer(call._replace(x=searched, random=None, layout="linear"), 0, device)
+    if call.amax is None:
+        search.find_top(result)
+    elif searched.size:
+        # The formulas of steps depend on the type of the array that is quantized.
+        search.find_row_scales(result, own if call.format.steps is None else src)
 
 
 def entire_threads(nbytes: int) -> int:
@@ -179,46 +153,36 @@ def entire_threads(nbytes: int) -> int:
     return min(blocks * ENTIRE_THREADS, BUSY_THREADS)
 
 
-def _fill(
-    x: Any,
-    src: DType,
-    format: Format,
-    result_specs: Sequence[ResultSpec],
-    results: list[Parts],
-    device: int,
-    random: Random | None,
-    workspace: Workspace,
-    layout: ScaleLayout,
-) -> list[Parts]:
+def _fill(call: BlockCall, results: list[Parts], device: int) -> list[Parts]:
     """Launch the kernels of the results: one kernel for all, or one after the other."""
-    given = result_specs[0].scale is not None
+    first, *more = call.results
+    given = first.scale is not None
     row_scaled = is_row_scaled(results[0])
-    call = _ArrayQuantizer(x, src, format, result_specs[0].axis, device, random, workspace, row_scaled, layout)
-    if not result_specs[0].swapped and len(result_specs) == 1 and not given and call.in_rows():
-        call.run(results[0], given=False)
+    quantizer = _ArrayQuantizer(call, first.axis, device, row_scaled)
+    if not first.swapped and not more and not given and quantizer.in_rows():
+        quantizer.run(results[0], given=False)
         return results
-    tile_plan = None
-    if not row_scaled:
-        tile_plan = plan(x.shape, src, format, result_specs, random, given=given, layout=layout)
+    tile_plan = None if row_scaled else plan(call, given=given)
     if tile_plan is not None:
-        if isinstance(format.block, str):
-            call.find_scales(results[0], given=given)
+        if isinstance(call.format.block, str):
+            quantizer.find_scales(results[0], given=given)
             # The plain and the transposed result share the scale.
             results = [replace(one, scales=results[0].scales, zero_points=results[0].zero_points) for one in results]
-        sides = sorted(zip(result_specs, results, strict=True), key=lambda side: side[0].swapped)
+        sides = sorted(zip(call.results, results, strict=True), key=lambda side: side[0].swapped)
         places = [TileResult(*map(memory.address, (one.data, one.scales, one.zero_points))) for _, one in sides]
-        tile_plan.run(memory.address(x), device, places, memory.address(results[0].global_scale), **_seed(random))
+        of_all = memory.address(results[0].global_scale)
+        tile_plan.run(memory.address(call.x), device, places, of_all, **_seed(call.random))
         return results
-    if len(result_specs) > 1:
+    if more:
         return [
             parts
-            for one, result in zip(result_specs, results, strict=True)
-            for parts in _fill(x, src, format, [one], [result], device, random, workspace, layout)
+            for one, result in zip(call.results, results, strict=True)
+            for parts in _fill(call._replace(results=[one]), [result], device)
         ]
-    if result_specs[0].swapped:
-        turned = memory.dense(x.swapaxes(-1, -2), workspace, "transposed x")
-        call = _ArrayQuantizer(turned, src, format, result_specs[0].axis, device, random, workspace, row_scaled, layout)
-    call.run(results[0], given=given)
+    if first.swapped:
+        turned = memory.dense(call.x.swapaxes(-1, -2), call.workspace, "transposed x")
+        quantizer = _ArrayQuantizer(call._replace(x=turned), first.axis, device, row_scaled)
+    quantizer.run(results[0], given=given)
     return results
 
 
@@ -237,10 +201,6 @@ def _finish(format: Format, steps: Steps, src: DType, results: list[Parts], devi
                 order = layout if kind == "finish" else "linear"
                 kernel = quantize_kernel(CastRule(src, format.element), format, kind, layout=order)
                 driver.launch(kernel, device, 0, memory.address(array), array.size, quantize_arguments(ONE))
-
-
-def _swap(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape[:-2], shape[-1], shape[-2])
 
 
 def _seed(random: Random | None) -> dict[str, int]:
@@ -313,23 +273,12 @@ def dequantize(
 class _ArrayQuantizer:
     """Launches the kernels that quantize one array block by block, without tiles."""
 
-    def __init__(
-        self,
-        x: Any,
-        src: DType,
-        format: Format,
-        axis: int,
-        device: int,
-        random: Random | None,
-        workspace: Workspace,
-        row_scaled: bool = False,
-        layout: ScaleLayout = "linear",
-    ) -> None:
-        self.x, self.src, self.format, self.device, self.random = x, src, format, device, random
-        self.workspace, self.row_scaled, self.layout = workspace, row_scaled, layout
-        self.blocks = BlockGrid.of(format, x.shape, axis)
+    def __init__(self, call: BlockCall, axis: int, device: int, row_scaled: bool = False) -> None:
+        self.x, self.format, self.random, self.layout = call.x, call.format, call.random, call.layout
+        self.src, self.device, self.workspace, self.row_scaled = dtype(call.x.dtype), device, call.workspace, row_scaled
+        self.blocks = BlockGrid.of(self.format, self.x.shape, axis)
         before, n, after = self.blocks.shape
-        if format.block == "axis" and after == 1:
+        if self.format.block == "axis" and after == 1:
             # The same blocks, and their scales in the same order, as whole columns of one matrix.
             self.blocks = BlockGrid((1, before, n), (1, max(before, 1), 1), (1, 1, n))
 

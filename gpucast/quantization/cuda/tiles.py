@@ -6,32 +6,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from gpucast.core.dtypes import DType
-from gpucast.core.fuse import Random
+from gpucast.core.dtypes import dtype
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
 from gpucast.kernel.kernel import Kernel
+from gpucast.quantization.block_call import BlockCall, ResultSpec
 from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.cuda.tile_source import TILE, Run, Size, tile_kernel, tile_size
 from gpucast.quantization.formats import LENGTHS, Format
-from gpucast.quantization.scale_orders import ScaleLayout
 
 #: The number of tiles that may be mostly empty; of more tiles, at least one part in 16 must be elements.
 _FEW, _WASTE = 256, 16
-
-
-@dataclass(frozen=True)
-class ResultSpec:
-    """A requested result of an array in C order."""
-
-    #: Whether the last two axes of the array are swapped for it.
-    swapped: bool
-    #: An axis of the result, not negative.
-    axis: int
-    #: The caller's scales or global scale; None if they are to be computed.
-    scale: Any = None
 
 
 class TileResult(NamedTuple):
@@ -72,21 +59,14 @@ class TilePlan:
         driver.launch(self.kernel, device, x, results[0].data, n, given)
 
 
-def plan(
-    shape: tuple[int, ...],
-    src: DType,
-    format: Format,
-    result_specs: Sequence[ResultSpec],
-    random: Random | None,
-    *,
-    given: bool,
-    layout: ScaleLayout = "linear",
-) -> TilePlan | None:
-    """The plan by which one kernel computes all requested results, or None if no kernel can.
+def plan(call: BlockCall, *, given: bool) -> TilePlan | None:
+    """The plan by which one kernel computes all results of a call, or None if no kernel can.
 
     `given`: the caller gives the scales. Scales of the whole tensor or of whole columns must be known before the kernel
     runs.
     """
+    shape: tuple[int, ...] = call.x.shape
+    src, format, result_specs = dtype(call.x.dtype), call.format, call.results
     turned = any(one.swapped for one in result_specs)
     whole_columns = format.block == "axis" and not turned and result_specs[0].axis == len(shape) - 1
     known = whole_columns or not isinstance(format.block, str) or (format.block == "tensor" and turned)
@@ -121,8 +101,8 @@ def plan(
     if empty or tiles >= 2**31:
         return None
     kernel = tile_kernel(
-        CastRule(src, format.element), format, block, same, swapped, given, random is not None, whole_columns,
-        layout,
+        CastRule(src, format.element), format, block, same, swapped, given, call.random is not None, whole_columns,
+        call.layout,
     )  # fmt: skip
     return TilePlan(kernel, size, (same != "nothing", swapped != "nothing"), matrices, rows, columns)
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an array is cut into blocks that share a scale, on the host and on devices: always in three dimensions. And how
-many scales there are in each order of scales (`gpucast.quantization.swizzle`).
+"""How an array is cut into blocks that share a scale, on the host and on devices: always in three dimensions.
 
 `Format.lengths` and `Format.grid` describe the blocks in the array's own dimensions; the reference uses only these.
 """
@@ -15,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucast.quantization.formats import Format
-from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder, order
 
 Triple = tuple[int, int, int]
 
@@ -72,13 +70,3 @@ class BlockGrid:
         index = np.unravel_index(elements, self.shape)
         blocks = tuple(i // length for i, length in zip(index, self.lengths, strict=True))
         return np.asarray(np.ravel_multi_index(blocks, self.counts))
-
-
-def size(shape: tuple[int, ...], layout: ScaleOrder = "128x4", itemsize: int = 1) -> int:
-    """The number of scales, padding included, for scales of this shape; all dimensions but the last are rows."""
-    return math.prod(order(layout).padded(math.prod(shape[:-1]), shape[-1], itemsize))
-
-
-def in_layout(shape: tuple[int, ...], layout: ScaleLayout, itemsize: int) -> tuple[int, ...]:
-    """The shape of scales in a layout, given that of the linear ones."""
-    return shape if layout == "linear" else (size(shape, layout, itemsize),)

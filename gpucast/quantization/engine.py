@@ -17,9 +17,9 @@ from gpucast.core.rule import resolve
 from gpucast.host import numbers
 from gpucast.quantization import cuda, hadamard_on_host, quantize_on_host, swizzle
 from gpucast.quantization.block_call import BlockCall
-from gpucast.quantization.block_grid import BlockGrid, size
+from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.formats import Format, Hadamard, Parts
-from gpucast.quantization.scale_orders import ScaleLayout
+from gpucast.quantization.scale_orders import ScaleLayout, size
 
 _FLOAT = dtype("FLOAT")
 #: The most elements, padding included, whose scales one kernel writes in an order: its threads have 32-bit numbers.

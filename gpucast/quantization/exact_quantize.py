@@ -122,69 +122,79 @@ def quantize(
     np.minimum.at(low, _at(block, finite), value[finite])
     np.maximum.at(high, _at(block, finite), value[finite])
     largest = np.maximum(-low * format.negative_weight, high)
-
-    if format.steps is not None:
-        return _by_steps(x, value, largest, format, axis, scale, amax, stochastic)
-    g = np.float64(1)
-    if format.global_scale:
-        if scale is None:
-            most = largest.max(initial=0.0) if amax is None else _by_row(cast(cast(amax, "FLOAT"), "DOUBLE"))
-            top = most / (format.divisor * format.top_scale)
-            g = np.maximum(cast(cast(top, "FLOAT", overflow="saturate"), "DOUBLE"), np.ldexp(1.0, -126))
-        else:
-            g = _by_row(cast(cast(scale, "FLOAT"), "DOUBLE"))
-    spread = high - low
-
-    if scale is not None and not format.global_scale:
-        given = np.broadcast_to(cast(scale, "FLOAT"), format.scales_shape(x.shape, axis))
-        s = cast(given, "DOUBLE").reshape(grid)
-    else:
-        if format.zero_points:
-            scales = cast(spread / float(format.element.max - format.element.min), format.scale, overflow="saturate")
-        elif format.has_float_scales:
-            scales = cast(largest / format.divisor, format.scale, overflow="saturate")
-        elif format.scale.family == "float":
-            scales = cast(largest / (format.divisor * g), format.scale)
-        else:
-            mode: Literal["down", "up"] = "down" if format.rounds_down else "up"
-            scales = cast(largest / format.divisor, "FLOAT8E8M0", round_mode=mode)
-        s = np.maximum(cast(scales, "DOUBLE"), format.smallest_scale)
-        if format.rule == "4over6":
-            other = np.maximum(cast(cast(largest / (4 * g), "FLOAT8E4M3FN"), "DOUBLE"), format.smallest_scale)
-            s = np.where(_error(value, block, other, g) < _error(value, block, s, g), other, s)
-
     lost = np.zeros(grid, bool)
     if format.nan_in_scale:
         lost[_at(block, ~finite)] = True
-
     zero = np.zeros(grid, np.int32)
-    if format.zero_points:
-        first, last = int(format.element.min), int(format.element.max)
-        zero = np.where(lost, 0, np.clip(first - _integers(low / s), first, last))
+    # A scale in formats with a global one is that.
+    given, s = scale is not None and not format.global_scale, np.zeros(grid)
+    if given:
+        s = cast(np.broadcast_to(cast(scale, "FLOAT"), format.scales_shape(x.shape, axis)), "DOUBLE").reshape(grid)
 
-    data = _elements(value, format, block, s * g, zero, lost, stochastic)
+    if format.steps is not None:
+        s, g, q = _by_steps(x, largest, format, block, s if given else None, scale, amax)
+        lost |= np.isnan(s)
+    else:
+        g = _global_scale(largest, format, scale, amax)
+        if not given:
+            s = _scales(value, low, high, largest, format, block, g)
+        if format.zero_points:
+            first, last = int(format.element.min), int(format.element.max)
+            zero = np.where(lost, 0, np.clip(first - _integers(low / s), first, last))
+        q = _quotients(value, block, s * g)
     shape = format.scales_shape(x.shape, axis)
     return Parts(
-        data,
+        _codes(q, format, block, zero, lost, stochastic),
         cast(np.where(lost, np.nan, s), format.scale).reshape(shape),
         None if format.zero_point is None else cast(zero, format.zero_point).reshape(shape),
         _of_rows(cast(g, "FLOAT")) if format.global_scale else None,
     )
 
 
-def _elements(
-    value: NDArray,
-    format: Format,
-    block: tuple[NDArray, ...],
-    d: NDArray,
-    zero: NDArray,
-    lost: NDArray,
-    stochastic: Any,
+def _global_scale(largest: NDArray, format: Format, scale: Any, amax: Any) -> Any:
+    """g of step 2, or the caller's."""
+    if not format.global_scale:
+        return np.float64(1)
+    if scale is not None:
+        return _by_row(cast(cast(scale, "FLOAT"), "DOUBLE"))
+    most = largest.max(initial=0.0) if amax is None else _by_row(cast(cast(amax, "FLOAT"), "DOUBLE"))
+    top = most / (format.divisor * format.top_scale)
+    return np.maximum(cast(cast(top, "FLOAT", overflow="saturate"), "DOUBLE"), np.ldexp(1.0, -126))
+
+
+def _scales(
+    value: NDArray, low: NDArray, high: NDArray, largest: NDArray, format: Format, block: tuple[NDArray, ...], g: Any
 ) -> NDArray:
-    """Step 4, by the products d of scales and global scale. `lost`: blocks whose codes are 0."""
+    """Step 2, by the extremes of each block."""
+    if format.zero_points:
+        steps = float(format.element.max - format.element.min)
+        scales = cast((high - low) / steps, format.scale, overflow="saturate")
+    elif format.has_float_scales:
+        scales = cast(largest / format.divisor, format.scale, overflow="saturate")
+    elif format.scale.family == "float":
+        scales = cast(largest / (format.divisor * g), format.scale)
+    else:
+        mode: Literal["down", "up"] = "down" if format.rounds_down else "up"
+        scales = cast(largest / format.divisor, "FLOAT8E8M0", round_mode=mode)
+    s: NDArray = np.maximum(cast(scales, "DOUBLE"), format.smallest_scale)
+    if format.rule != "4over6":
+        return s
+    other = np.maximum(cast(cast(largest / (4 * g), "FLOAT8E4M3FN"), "DOUBLE"), format.smallest_scale)
+    return np.asarray(np.where(_error(value, block, other, g) < _error(value, block, s, g), other, s))
+
+
+def _quotients(value: NDArray, block: tuple[NDArray, ...], d: NDArray) -> NDArray:
+    """q of step 4, by the products d of scales and global scale."""
     with np.errstate(all="ignore"):
         q = np.where(np.isnan(value), value, value / d[_at(block)])
-    q = np.where(lost[_at(block)], 0.0, np.where(np.isnan(q) & ~np.isnan(value), np.nan, q))
+    return np.where(np.isnan(q) & ~np.isnan(value), np.nan, q)
+
+
+def _codes(
+    q: NDArray, format: Format, block: tuple[NDArray, ...], zero: NDArray, lost: NDArray, stochastic: Any
+) -> NDArray:
+    """The elements of step 4. `lost`: blocks whose codes are 0."""
+    q = np.where(lost[_at(block)], q.dtype.type(0), q)
     if format.element.family == "int":
         return cast(_integers(q) + zero[_at(block)], format.element, overflow="saturate")
     return cast(q, format.element, **stochastic)
@@ -207,7 +217,8 @@ def quantize_by(x: NDArray, format: Format, known: Parts, *, axis: int = -1, **s
     if known.zero_points is not None:
         zero = np.where(lost, 0, known.zero_points.reshape(grid).astype(np.int32))
     g = _by_row(np.float64(1 if known.global_scale is None else known.global_scale))
-    data = _elements(value, format, block, np.where(s == 0, format.smallest_scale, s) * g, zero, lost, stochastic)
+    q = _quotients(value, block, np.where(s == 0, format.smallest_scale, s) * g)
+    data = _codes(q, format, block, zero, lost, stochastic)
     scales = known.scales.reshape(grid).copy()
     scales[lost] = cast(np.float64(np.nan), format.scale)
     stored = None if format.zero_point is None else zero.astype(format.zero_point.numpy).reshape(known.scales.shape)
@@ -238,9 +249,9 @@ def _error(value: NDArray, block: tuple[NDArray, ...], s: NDArray, g: Any) -> ND
 
 
 def _by_steps(
-    x: NDArray, value: NDArray, largest: NDArray, format: Format, axis: int, scale: Any, amax: Any, stochastic: Any
-) -> Parts:
-    """Step 8."""
+    x: NDArray, largest: NDArray, format: Format, block: tuple[NDArray, ...], given: Any, scale: Any, amax: Any
+) -> tuple[NDArray, Any, NDArray]:
+    """The scales of step 8, NaN where the formula is, the global scale, and the numbers that become codes."""
     steps, source = format.steps, dtype(x.dtype)
     assert steps is not None
 
@@ -253,31 +264,20 @@ def _by_steps(
     if format.global_scale:
         top = np.asarray(a.max(initial=np.float32(0)) if amax is None else cast(amax, "FLOAT"))
         u = of(steps.u, A=_by_row(top)) if scale is None else _by_row(cast(scale, "FLOAT"))
-    block, grid = _blocks(x.shape, format, axis)
-    lost = np.zeros(grid, bool)
-    lost[_at(block, ~np.isfinite(value))] = True
-    if scale is not None and not format.global_scale:
-        scales = np.broadcast_to(cast(scale, "FLOAT"), format.scales_shape(x.shape, axis)).reshape(a.shape)
+    if given is not None:
+        s = scales = cast(given, "FLOAT")
     else:
         attributes: dict[str, Any] = {} if format.scale is not dtype("FLOAT8E8M0") else {"round_mode": "up"}
         by_formula = np.broadcast_to(of(steps.scale, a=a, u=u), a.shape)
-        lost |= np.isnan(by_formula)
-        scales = cast(by_formula, format.scale, **attributes)
+        scales = cast(cast(by_formula, format.scale, **attributes), "FLOAT")
         if steps.zero:
-            scales = np.where(cast(scales, "FLOAT") == 0, cast(of(steps.zero), format.scale), scales)
-    factor = np.broadcast_to(of(steps.factor, a=a, s=cast(scales, "FLOAT"), u=u), grid)[_at(block)]
+            scales = np.where(scales == 0, cast(cast(of(steps.zero), format.scale), "FLOAT"), scales)
+        s = np.where(np.isnan(by_formula), np.float32(np.nan), scales)
+    factor = np.broadcast_to(of(steps.factor, a=a, s=scales, u=u), a.shape)[_at(block)]
     with np.errstate(all="ignore"):
         q = cast(x, "FLOAT") * factor if steps.multiplies else cast(x, "FLOAT") / factor
     q = np.where(np.isnan(q), np.float32(np.nan), of("T(q)", q=q) if steps.rounds_codes else q)
-    q = np.where(lost[_at(block)], np.float32(0), q)
-    if format.element.family == "int":
-        data = cast(_integers(q), format.element, overflow="saturate")
-    else:
-        data = cast(q, format.element, **stochastic)
-    shape = format.scales_shape(x.shape, axis)
-    stored = np.where(lost, cast(np.float32(np.nan), format.scale), scales).astype(format.scale.numpy)
-    found = _of_rows(np.asarray(of(steps.global_scale, u=u), np.float32)) if format.global_scale else None
-    return Parts(data, stored.reshape(shape), None, found)
+    return cast(s, "DOUBLE"), np.asarray(of(steps.global_scale, u=u), np.float32), q
 
 
 @exact()

@@ -31,11 +31,11 @@ from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.kernel import devices, streams
 from gpucast.kernel.cast_kernel import VECTOR
-from gpucast.quantization import block_grid, cuda, grouped_on_host, plans, recipes
+from gpucast.quantization import cuda, grouped_on_host, plans, recipes
 from gpucast.quantization.formats import LENGTHS, Format
 from gpucast.quantization.option_checks import check_constant, resolve_random
 from gpucast.quantization.quantized import of_library, source_array
-from gpucast.quantization.scale_orders import SCALE_ORDERS, ScaleLayout, order
+from gpucast.quantization.scale_orders import SCALE_ORDERS, ScaleLayout, in_layout, order
 
 #: `most_groups` of kernels/grouped.cu.
 _MOST_GROUPS = 1024
@@ -187,7 +187,7 @@ def _quantize_grouped(
         height = order(scale_layout).height
         raise ValueError(f"{caller}: scale_layout={scale_layout!r} needs a pad of whole {height}, not {call.pad}")
     shape: tuple[int, ...] = call.result_rows, call.columns // format.block[-1]
-    shape = block_grid.in_layout(shape, scale_layout, format.scale.bits // 8)
+    shape = in_layout(shape, scale_layout, format.scale.bits // 8)
     return call.run(
         out, format.element, (format.scale, shape), CastRule(call.src, format.element), format, scale_layout
     )
@@ -264,8 +264,8 @@ class _Call:
             if scale.dtype != np.float32 or scale.size not in (1, groups) or device_index(scale) != self.device:
                 raise ValueError(
                     f"{caller}: scale has dtype {scale.dtype} and shape {scale.shape}, on "
-                    f"{devices.name(device_index(scale))}; expected a number, or FLOAT for all or for each of {groups} "
-                    f"groups on {devices.name(self.device)}"
+                    f"{devices.name(device_index(scale))}; expected a number, or FLOAT for all or for each group, "
+                    f"shape ({groups},), on {devices.name(self.device)}"
                 )
             scale = scale.reshape(-1)
         self.scale = 1.0 if scale is None else scale

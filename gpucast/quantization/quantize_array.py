@@ -166,8 +166,8 @@ def quantize(
             return found
     keywords = axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
     if scales_of is not None:
-        return untraced(_quantize, x, format, _QuantizeOptions(*keywords, scales_of))
-    return untraced(_by_plan, x, format, keywords)
+        return untraced(_quantize, x, format, *keywords, scales_of)
+    return untraced(plans.QUANTIZE.checked, _quantize, x, format, keywords)
 
 
 class _QuantizeOptions(NamedTuple):
@@ -188,16 +188,9 @@ class _QuantizeOptions(NamedTuple):
     scales_of: Any = None
 
 
-def _by_plan(x: Any, format: Any, keywords: tuple[Any, ...]) -> Any:
-    return plans.QUANTIZE.checked(_checked, x, format, keywords)
-
-
-def _checked(x: Any, format: Any, *keywords: Any) -> Any:
-    return _quantize(x, format, _QuantizeOptions(*keywords))
-
-
 @exact()
-def _quantize(x: Any, format: Any, request: _QuantizeOptions) -> Any:
+def _quantize(x: Any, format: Any, *keywords: Any) -> Any:
+    request = _QuantizeOptions(*keywords)
     outs = request.out if isinstance(request.out, (tuple, list)) else [request.out]
     owned = [q.owned for q in (*outs, request.scales_of) if isinstance(q, Quantized)]
     with streams.visit(x, request.scale, request.amax, *owned, device=request.device):

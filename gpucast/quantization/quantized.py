@@ -26,11 +26,10 @@ from gpucast.core.errors import no_attribute
 from gpucast.core.rule import resolve
 from gpucast.kernel import devices, streams
 from gpucast.quantization import engine, plans, recipes, swizzle
-from gpucast.quantization.block_grid import in_layout
 from gpucast.quantization.cuda_plans import library_of
 from gpucast.quantization.formats import SOURCES, Format, Hadamard, Parts
 from gpucast.quantization.option_checks import check_format, check_one_source, check_runs, resolve_hadamard
-from gpucast.quantization.scale_orders import SCALE_LAYOUTS, ScaleLayout, order
+from gpucast.quantization.scale_orders import SCALE_LAYOUTS, ScaleLayout, in_layout, order
 
 _FLOAT = dtype("FLOAT")
 #: What to write for the methods of other libraries' arrays.
@@ -233,7 +232,7 @@ class Quantized:
             found = plans.DEQUANTIZE.hit(self, to, hadamard, signs, seed, out)
             if found is not None:
                 return found
-        return libraries.untraced(_by_plan, self, to, (hadamard, signs, seed, out))
+        return libraries.untraced(plans.DEQUANTIZE.checked, _dequantized, self, to, (hadamard, signs, seed, out))
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""
@@ -282,18 +281,9 @@ class Quantized:
         )
 
 
-def _by_plan(q: Quantized, to: Any, keywords: tuple[Any, ...]) -> Any:
-    return plans.DEQUANTIZE.checked(_checked, q, to, keywords)
-
-
-def _checked(q: Quantized, to: Any, *keywords: Any) -> Any:
-    *transform, out = keywords
-    return _dequantized(q, source_dtype(to, "dequantize: to="), tuple(transform), out)
-
-
 @exact()
-def _dequantized(q: Quantized, to: DType, transform: tuple[Any, ...], out: Any) -> Any:
-    how = _transform(q, *transform)
+def _dequantized(q: Quantized, to: Any, hadamard: Any, signs: Any, seed: Any, out: Any) -> Any:
+    to, how = source_dtype(to, "dequantize: to="), _transform(q, hadamard, signs, seed)
     with streams.visit(q.owned, out):
         native = q.native("dequantize")
         if out is None:

@@ -57,3 +57,13 @@ SCALE_LAYOUTS: tuple[ScaleLayout, ...] = tuple(row.name for row in SCALE_ORDERS)
 def order(layout: ScaleLayout) -> ScaleOrderRow:
     """The row of a layout."""
     return SCALE_ORDERS[SCALE_LAYOUTS.index(layout)]
+
+
+def size(shape: tuple[int, ...], layout: ScaleOrder = "128x4", itemsize: int = 1) -> int:
+    """The number of scales, padding included, for scales of this shape; all dimensions but the last are rows."""
+    return math.prod(order(layout).padded(math.prod(shape[:-1]), shape[-1], itemsize))
+
+
+def in_layout(shape: tuple[int, ...], layout: ScaleLayout, itemsize: int) -> tuple[int, ...]:
+    """The shape of scales in a layout, given that of the linear ones."""
+    return shape if layout == "linear" else (size(shape, layout, itemsize),)

@@ -30,8 +30,7 @@ import numpy as np
 from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.packed import checked_shape
 from gpucast.quantization import cuda
-from gpucast.quantization.block_grid import size
-from gpucast.quantization.scale_orders import WORD, ScaleOrder, order
+from gpucast.quantization.scale_orders import WORD, ScaleOrder, order, size
 
 LAYOUTS: tuple[ScaleOrder, ...] = get_args(ScaleOrder)
 

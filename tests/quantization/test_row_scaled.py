@@ -169,8 +169,8 @@ FOR_ALL = "scale= has shape (12,); the scales have ()"
         ("nvfp4", {"scale": SCALES, "transpose": "both"}, FOR_ALL),
         ("nvfp4_16x16", {"scale": SCALES}, FOR_ALL),
         ("nvfp4", {"scale": SCALES, "axis": 0}, FOR_ALL),
-        ("nvfp4", {"scale": SCALES - SCALES}, "scale= must be finite and above 0"),
-        ("nvfp4", {"amax": -SCALES}, "amax= must be finite and not below 0"),
+        ("nvfp4", {"scale": SCALES - SCALES}, "must be finite and above 0"),
+        ("nvfp4", {"amax": -SCALES}, "must be finite and not below 0"),
         ("nvfp4", {"scale": SCALES, "out": ()}, "out has global scales of shape (); expected (12,)"),
     ],
 )

@@ -23,7 +23,7 @@ from gpucast.kernel import driver
 from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.kernel.kernel import Kernel
 from gpucast.quantization.block_call import BlockCall, ResultSpec
-from gpucast.quantization.block_grid import BlockGrid, in_layout
+from gpucast.quantization.block_grid import BlockGrid
 from gpucast.quantization.cuda import memory
 from gpucast.quantization.cuda.source import (
     ENTIRE_THREADS,
@@ -37,7 +37,7 @@ from gpucast.quantization.cuda.source import (
 )
 from gpucast.quantization.cuda.tiles import TileResult, plan
 from gpucast.quantization.formats import FORMATS, LENGTHS, Format, Parts
-from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder
+from gpucast.quantization.scale_orders import ScaleLayout, ScaleOrder, in_layout
 from gpucast.quantization.steps import Steps
 
 _FLOAT, _BYTE = dtype("FLOAT"), dtype("UINT8")

@@ -117,8 +117,8 @@ class DelayedScaling:
 
     @exact()
     def fake_cast(self, x: Any, tensor: int = 0, *, out: Any = None) -> Any:
-        """What `cast` leaves of x, in x's type: `gpucast.mixed.fake_cast` with the scale of `tensor`, through which
-        gradients pass. It measures x, too. Errors as of both."""
+        """Round x to the values that `cast` leaves, in x's type, with a gradient: `gpucast.mixed.fake_cast` with the
+        scale of `tensor`. It measures x, too. Errors as of both."""
         scale, amax = self._scale_of(x, tensor, "DelayedScaling.fake_cast")
         return fake_cast(x, self.to, scale=scale, amax=amax, out=out)
 

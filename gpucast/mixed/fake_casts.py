@@ -179,7 +179,7 @@ REPEATS = Repeats(
 
 
 def narrow_type(to: Any) -> DType | Format:
-    """What `to` names. TypeError for any other thing, and for types that hold no numbers."""
+    """The type or format that `to` names. TypeError for any other object, and for types that hold no numbers."""
     try:
         dst = dtype(to, caller=f"{CALLER}: to=")
     except TypeError:

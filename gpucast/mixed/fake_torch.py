@@ -22,7 +22,7 @@ _FORMATS = frozenset([*FORMATS, *RECIPES])
 
 
 def _named(to: Any) -> tuple[Any, bool]:
-    """What to pass to the op, which takes nothing but names: a type by its own, a format as it is. And if it is one."""
+    """The text for the op, which takes only names: of a type, or a format as it is; and whether it is one."""
     if type(to) is str and to.lower() in _FORMATS:
         return to, True
     narrow = fake_casts.narrow_type(to)
@@ -62,7 +62,7 @@ def _values(x: torch.Tensor, to: Any, options: Options, axis: Any) -> torch.Tens
 
 
 def _fits_op(options: Options, axis: Any) -> bool:
-    """Whether the op takes the arguments for what they are: it has only types of its own, to which torch converts."""
+    """Whether the op takes the arguments unchanged: torch converts them to the few types that ops have."""
     scale, seed, offset = options.scale, options.seed, options.offset
     return (
         options.amax is None

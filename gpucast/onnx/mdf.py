@@ -63,7 +63,7 @@ def install(device: str | None = None) -> None:
 
 
 def uninstall() -> None:
-    """Put the package's own functions back. Does nothing where nothing is installed."""
+    """Restore the functions of modeci_mdf. Does nothing where nothing is installed."""
     global _originals  # noqa: PLW0603
     if _originals is not None:
         onnx_ops.cast, onnx_ops.get_onnx_schema = _originals

@@ -189,7 +189,7 @@ class _Folding:
         self._as_nodes = as_nodes
 
     def fold(self, graph: Any, constants: dict[str, Any], types: dict[str, int]) -> set[str]:
-        """Fold a graph or function; `constants` and `types` are those of the graphs around it.
+        """Fold a graph or function; `constants` and `types` come from the graphs around it.
 
         A constant is a TensorProto, a Constant node, or an array. Returns the outer names that folded casts used.
         """

@@ -65,7 +65,7 @@ class HostBackend:
 
 
 class KernelsBackend:
-    """The CUDA kernels' own text, built for the host by a C++ compiler."""
+    """The text of the CUDA kernels, built for the host by a C++ compiler."""
 
     name = "kernels"
     # Compiled together they take a quarter of the time that they would take one by one.

@@ -111,7 +111,7 @@ def all_pairs() -> list[Pair]:
 
 
 def all_cases(pairs: Iterable[Pair], defaults_only: bool = False) -> list[Case]:
-    """The cases of some pairs: one for every rule, or only those of the default attributes."""
+    """The cases of some pairs: one for every rule, or only the rule of the default attributes."""
     if defaults_only:
         return [cases(*pair)[0] for pair in pairs]
     return [case for pair in pairs for case in (*cases(*pair), *by_rule_cases(*pair), *stochastic_cases(*pair))]

@@ -234,7 +234,7 @@ class _Faults(ctypes.Structure):
 
 
 class HostKernels:
-    """Compiled kernels, found by name."""
+    """Compiled kernels by name."""
 
     def __init__(self, kernels: Sequence[Kernel], libraries: Sequence[ctypes.CDLL]) -> None:
         self._kernels: dict[str, tuple[Kernel, Any]] = {}

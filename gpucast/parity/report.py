@@ -67,7 +67,7 @@ class PairResult(_Counts):
 
 @dataclass
 class ParityReport(_Counts):
-    """The report of a run. `date` is ISO text; `what` describes which codes of each type were tried."""
+    """The report of a run. `date` is ISO text; `what` says which codes of each type were tried."""
 
     backend: str
     device: str
@@ -167,8 +167,8 @@ def _as_json(mismatch: Mismatch) -> dict[str, Any]:
 
 
 def svg(report: ParityReport, proved: Collection[tuple[str, str]] = ()) -> str:
-    """The picture as text. Every cell has a tooltip with the pair, its state and counts; those of the pairs `proved`,
-    by name, have a dot."""
+    """The picture as text. Every cell has a tooltip with the pair, its state and counts; pairs in `proved`, by name, have a
+    dot."""
     cells = {(pair.src.name, pair.dst.name): pair for pair in report.pairs.values()}
     counts = Counter(pair.state for pair in report.pairs.values())
     legend = [(_cell(state), f"{state}: {counts[state]}") for state in _FILLS]

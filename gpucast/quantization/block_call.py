@@ -29,7 +29,7 @@ class ResultSpec(NamedTuple):
 
 
 class BlockCall(NamedTuple):
-    """The checked quantization of one array. All results share one global scale, but for those of transforms."""
+    """The checked quantization of one array. All results share one global scale, except results of transforms."""
 
     x: Any
     format: Format
@@ -40,10 +40,10 @@ class BlockCall(NamedTuple):
     workspace: Any = None
     #: A FLOAT on the device to find the global scale from, in place of the largest magnitude of x.
     amax: Any = None
-    #: That of the scales.
+    #: The order of the scales.
     layout: ScaleLayout = "linear"
 
     @property
     def transforms(self) -> bool:
-        """Whether a result is that of transformed numbers."""
+        """Whether the numbers of a result are transformed."""
         return any(one.hadamard for one in self.results)

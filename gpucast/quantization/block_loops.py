@@ -50,7 +50,7 @@ class _EachRun(ctypes.Structure):
 
 
 class Integers(ctypes.Structure):
-    """The codes of an integer format, the bits of one, and how they are found."""
+    """The range of an integer format's codes, the bits of a code, and how quotients become codes."""
 
     _fields_ = (
         ("least", ctypes.c_int32),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each call of a plan may say anew: random words, and the signs of a transform."""
+"""The choices that each call of a plan may make anew: random words, and the signs of a transform."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 
 _LIMIT = 1 << 64
-#: What decides on the signs of a transform: numbers, or a seed.
+#: The source of the signs of a transform: numbers, or a seed.
 Signs = tuple[tuple[int, ...] | None, int | None]
 NO_SIGNS: Signs = (None, None)
 
@@ -25,7 +25,7 @@ def by_numbers(
     read: list[Any], scale: Any, rounding: Any, seed: Any, offset: Any
 ) -> tuple[list[Any], Any, Random | None] | None:
     """The arrays that a call reads, with a scale that is one; a key for a scale that is a number; and the random words.
-    None for what only the checked path takes, or refuses."""
+    None for a call that only the checked path takes, or refuses."""
     random = None
     if rounding == STOCHASTIC:
         random = words(seed, offset)
@@ -39,7 +39,7 @@ def by_numbers(
 
 
 def signs_of(signs: Any, seed: Any) -> Signs | None:
-    """What decides on the signs of a transform; None for what only the checked path takes."""
+    """The source of the signs of a transform; None for signs that only the checked path takes, or refuses."""
     if signs is not None:
         if seed is not None or type(signs) not in (list, tuple) or any(type(sign) is not int for sign in signs):
             return None
@@ -49,7 +49,7 @@ def signs_of(signs: Any, seed: Any) -> Signs | None:
 
 def choices(hadamard: Any) -> Callable[[Any, Any, Any, Any], tuple[Random | None, Signs] | None]:
     """``choose(rounding, seed, offset, signs)`` of calls with this `hadamard`: their random words and signs; None for
-    what only the checked path takes, or refuses."""
+    calls that only the checked path takes, or refuses."""
     transforms = hadamard is not None and hadamard != (None, None)
 
     def choose(rounding: Any, seed: Any, offset: Any, signs: Any) -> tuple[Random | None, Signs] | None:

@@ -279,7 +279,7 @@ class _Call:
         format: Format | None,
         layout: ScaleLayout,
     ) -> Grouped:
-        """Fill new arrays, or those of `out`."""
+        """Fill new arrays, or the arrays of `out`."""
         if not (out is None or isinstance(out, Grouped)):
             raise TypeError(f"{self.caller}: out is {type(out).__name__}; expected the result of an earlier call")
         kinds = {
@@ -320,7 +320,7 @@ class _Call:
         return part
 
     def _check_memory(self, parts: list[Any]) -> None:
-        """ValueError for parts of `out` that cannot be written, or that share memory with others or what is read."""
+        """ValueError for parts of `out` that cannot be written, or share memory with each other or with sources."""
         written = [
             Place(f"out.{name}", part) for name, part in zip(Grouped._fields, parts, strict=True) if part is not None
         ]

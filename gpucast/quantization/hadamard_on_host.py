@@ -35,13 +35,13 @@ def transform(x: NDArray, hadamard: Hadamard, *, axis: int = -1, inverse: bool =
 
 
 def transforming(hadamard: Hadamard, src: DType, size: int, inverse: bool = False) -> bytes:
-    """What the module does for `transform` along the last axis, of arrays of so many elements."""
+    """The module's work for `transform` along the last axis, for arrays of so many elements."""
     return bytes(
         block_loops.Transforming(size, hadamard.length, src.code_numpy.itemsize, *_loop(hadamard, src, inverse))
     )
 
 
 def _loop(hadamard: Hadamard, src: DType, inverse: bool) -> tuple[int, block_loops.Transform]:
-    """The module's loop over numbers of a type, and what it does."""
+    """The module's loop over numbers of a type, and its transform."""
     how = block_loops.Transform((ctypes.c_uint32 * 4)(*hadamard.words), hadamard.factor, inverse)
     return block_loops.find(f"hadamard_{src.name}"), how

@@ -39,7 +39,7 @@ def hadamard(
 
 
 def _fits_op(length: Any, axis: Any, signs: Any, seed: Any, inverse: Any) -> bool:
-    """Whether the op takes the arguments for what they are: it has only types of its own, to which torch converts."""
+    """Whether the op takes the arguments unchanged: torch converts them to the few types that ops have."""
     if type(length) is not int or type(axis) is not int or type(inverse) is not bool:
         return False
     if signs is not None and type(signs) not in (list, tuple):

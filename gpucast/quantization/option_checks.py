@@ -54,7 +54,7 @@ def check_runs(hadamard: Hadamard, shape: tuple[int, ...], axis: int, caller: st
 
 
 def check_format(format: Format, caller: str) -> None:
-    """ValueError for a format whose numbers cannot be those of a transform."""
+    """ValueError for a format whose numbers cannot be transformed."""
     if format.block == "axis":
         raise ValueError(
             f"{caller}: hadamard= mixes the numbers along the axis, of which {format} has a scale for each; expected a "

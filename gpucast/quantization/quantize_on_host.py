@@ -171,7 +171,7 @@ def _name(source: NDArray) -> str:
 
 @exact()
 def global_scale(amax: Any, format: Format, source: DType) -> Any:
-    """What `scale` gives in formats with a global scale, for numbers up to `amax`, or for an array of such: FLOAT."""
+    """The global scale, a FLOAT, for numbers up to `amax`, or for each number of an array of such."""
     if format.steps is not None:
         return _formula(format.steps.u, source, A=np.asarray(np.float32(amax)))[()]
     return np.maximum(_float(np.float64(amax) / (format.divisor * format.top_scale)), np.float32(_SMALLEST_FLOAT))
@@ -206,7 +206,7 @@ def _scales(low: NDArray, high: NDArray, format: Format, scale: Any, shape: tupl
 def _scales_by_steps(
     high: NDArray, format: Format, source: DType, scale: Any, shape: tuple[int, ...]
 ) -> tuple[NDArray, Any, NDArray, NDArray]:
-    """The scales of all blocks as they are stored, the global scale, what divides or multiplies elements, and whether
+    """The scales of all blocks as they are stored, the global scale, the divisor or factor of the elements, and whether
     the formula makes the scale NaN."""
     steps = format.steps
     assert steps is not None
@@ -416,8 +416,8 @@ def dequantize(parts: Parts, format: Format, to: DType, *, axis: int = -1) -> ND
 
 
 def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) -> bytes | None:
-    """What the module does for `quantize` of finite arrays of that shape, to nearest (``kernels/host/quantize.hpp``);
-    None for what only the functions above do."""
+    """The module's work for `quantize` of finite arrays of that shape, to nearest (``kernels/host/quantize.hpp``);
+    None for calls that only the functions above serve."""
     grid, known = BlockGrid.of(format, shape, axis), format.steps is None and format.rule != "4over6"
     if not known or src is _DOUBLE or not _has_loops(grid) or not math.prod(shape):
         return None
@@ -447,7 +447,7 @@ def quantizing(format: Format, src: DType, shape: tuple[int, ...], axis: int) ->
 
 
 def dequantizing(format: Format, to: DType, shape: tuple[int, ...], axis: int) -> bytes | None:
-    """What the module does for `dequantize`; None for arrays without elements."""
+    """The module's work for `dequantize`; None for arrays without elements."""
     if not math.prod(shape):
         return None
     grid = BlockGrid.of(format, shape, axis)

@@ -355,8 +355,8 @@ def of_library(y: Any, library: str | None) -> Any:
 
 
 def disjoint_out(source: Array, to: DType, out: Any, read: Sequence[Place], caller: str) -> Array:
-    """The `out` that takes numbers of a type in place of an array, where that is, and shares no memory with what is
-    read. TypeError or ValueError for another one."""
+    """The `out` of a call, as a native array that takes numbers of a type, in the shape and place of the source, and
+    shares no memory with the arrays that are read. TypeError or ValueError for another one."""
     target = calls.target_of(source, resolve(source.dtype, to), out, engines.of(source.device), caller)
     check_disjoint([Place("out", target.array)], read, caller)
     return target

@@ -65,5 +65,5 @@ def size(shape: tuple[int, ...], layout: ScaleOrder = "128x4", itemsize: int = 1
 
 
 def in_layout(shape: tuple[int, ...], layout: ScaleLayout, itemsize: int) -> tuple[int, ...]:
-    """The shape of scales in a layout, given that of the linear ones."""
+    """The shape of scales in a layout, given their shape in the layout "linear"."""
     return shape if layout == "linear" else (size(shape, layout, itemsize),)

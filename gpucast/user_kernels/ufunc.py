@@ -73,7 +73,7 @@ def ufunc(
 
 
 class Ufunc:
-    """What `ufunc` returns: ``f(*arrays, out=None, scale=None, amax=None, seed=None, offset=0)``.
+    """A function that `ufunc` returns: ``f(*arrays, out=None, scale=None, amax=None, seed=None, offset=0)``.
 
     Arrays stand for the names of the expression, in the order in which these first appear (`names`), or by name. They
     are of any type but STRING, and broadcast as in NumPy; numbers, and arrays of shape () of NumPy's own types, are

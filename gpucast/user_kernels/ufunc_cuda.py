@@ -58,7 +58,7 @@ def input_of(one: Array | float, shape: tuple[int, ...], out: _Strides, rule: Ca
 
 
 def _strides(x: Array, shape: tuple[int, ...]) -> _Strides:
-    """Those of an array broadcast to a shape."""
+    """The strides, in bits, of an array broadcast to a shape."""
     if x.strides is None:
         strides = [x.dtype.bits * math.prod(x.shape[axis + 1 :]) for axis in range(len(x.shape))]
     else:

@@ -107,7 +107,7 @@ class _Side:
 
     @property
     def rule(self) -> CastRule:
-        """From the type of x to that of the codes."""
+        """The cast from the type of x to the type of the codes."""
         return CastRule(dtype(self.x.dtype), self.format.element)
 
     @property

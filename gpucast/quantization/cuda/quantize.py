@@ -136,8 +136,8 @@ def _new_parts(call: BlockCall, spec: ResultSpec) -> Parts:
 
 
 def find_global_scale(call: BlockCall, searched: Any, result: Any, device: int) -> None:
-    """Fill the global scale from the largest magnitude of a dense array; where the call has an amax, that of each row,
-    or the only one, from one of its numbers."""
+    """Fill the global scale from the largest magnitude of a dense array; where the call has an amax, the one of each
+    row, or the only one, from one of its numbers."""
     src, own = dtype(call.x.dtype), dtype(searched.dtype)
     search = _ArrayQuantizer(call._replace(x=searched, random=None, layout="linear"), 0, device)
     if call.amax is None:

@@ -71,7 +71,7 @@ def _over_s(factor: Node) -> tuple[bool, float, int]:
 
 
 def _over_power(holds: bool, number: float, least: int) -> list[str]:
-    """What `_over_s` found."""
+    """The result of `_over_s`, as C++."""
     mantissa, last = (int(n.view(np.uint32)) for n in (np.float32(number), np.float32(number) / _LARGEST))
     return [
         f"enum : bool {{ over_power = {holds:d} }};",

@@ -79,6 +79,19 @@ def rounded(value: Any, kind: Any) -> float:
     return float(kind(double))
 
 
+@exact()
+def positive(value: Any, what: str, normal: bool = False) -> float:
+    """Return a real number of any class, rounded to FLOAT: finite and above 0, or `normal`. Otherwise TypeError or
+    ValueError that begins with `what`."""
+    if not is_real(value):
+        raise TypeError(f"{what}={value!r} must be a number")
+    number = rounded(value, np.float32)
+    if not (number > 0 and math.isfinite(number) and (not normal or number >= math.ldexp(1.0, -126))):
+        least = "2^-126 or more" if normal else "above 0"
+        raise ValueError(f"{what}={value!r} must be finite and {least}, as a FLOAT")
+    return number
+
+
 def as_double(value: Any) -> float:
     """Convert a real number of any class to DOUBLE. Integers and fractions beyond its range become infinite."""
     try:

@@ -12,7 +12,6 @@ the state at the same address each time. `adjust` returns its object, so code wr
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,7 +25,7 @@ from gpucast.casting.calls import Names
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_many import cast_arrays
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import count, is_real, rounded, state_with_keys
+from gpucast.core.checks import count, positive, state_with_keys
 from gpucast.core.dtypes import dtype
 from gpucast.kernel import devices, streams
 from gpucast.mixed import cuda
@@ -167,7 +166,7 @@ class StaticLossScale(LossScale):
     """One scale for the whole run: a number of at least 2^-126, so that its inverse is finite too."""
 
     def __init__(self, loss_scale: float) -> None:
-        self._scale = _number(loss_scale, "StaticLossScale: loss_scale")
+        self._scale = positive(loss_scale, "StaticLossScale: loss_scale", normal=True)
 
     @property
     def loss_scale(self) -> Any:
@@ -210,10 +209,10 @@ class DynamicLossScale(LossScale):
     ) -> None:
         caller = "DynamicLossScale"
         self.period = count(period, f"{caller}: period", 1, *_MOST)
-        self.factor = _number(factor, f"{caller}: factor")
-        self.backoff = self.factor if backoff is None else _number(backoff, f"{caller}: backoff")
-        self.min_loss_scale = _number(min_loss_scale, f"{caller}: min_loss_scale")
-        scale = _number(loss_scale, f"{caller}: loss_scale")
+        self.factor = positive(factor, f"{caller}: factor", normal=True)
+        self.backoff = self.factor if backoff is None else positive(backoff, f"{caller}: backoff", normal=True)
+        self.min_loss_scale = positive(min_loss_scale, f"{caller}: min_loss_scale", normal=True)
+        scale = positive(loss_scale, f"{caller}: loss_scale", normal=True)
         steps = count(counter, f"{caller}: counter", 0, *_MOST)
         for name, given, number in (("factor", factor, self.factor), ("backoff", backoff, self.backoff)):
             if number <= 1:
@@ -311,14 +310,3 @@ def _inverse(scale: Any) -> Any:
 def _device_of(leaf: Any) -> int | None:
     """The index of the device that holds an array of any library; None for the host, and for None."""
     return None if leaf is None else device_index(as_array(leaf, "unscale"))
-
-
-@exact()
-def _number(value: Any, caller: str) -> float:
-    """A scale or factor rounded to FLOAT."""
-    if not is_real(value):
-        raise TypeError(f"{caller}={value!r} must be a number")
-    number = rounded(value, np.float32)
-    if not (math.isfinite(number) and number >= math.ldexp(1.0, -126)):
-        raise ValueError(f"{caller}={value!r} must be finite and 2^-126 or more, as a FLOAT")
-    return number

@@ -167,7 +167,7 @@ def _as_json(mismatch: Mismatch) -> dict[str, Any]:
 
 
 def svg(report: ParityReport, proved: Collection[tuple[str, str]] = ()) -> str:
-    """The picture as text. Every cell has a tooltip with the pair, its state and counts; pairs in `proved`, by name, have a
+    """The picture as text. Every cell has a tooltip with the pair, its state and counts; pairs in `proved` have a
     dot."""
     cells = {(pair.src.name, pair.dst.name): pair for pair in report.pairs.values()}
     counts = Counter(pair.state for pair in report.pairs.values())

@@ -104,24 +104,16 @@ class _Host(BlockEngine):
 
     def _dequantize(self, parts: Parts, format: Format, to: DType, axis: int, out: Any, workspace: Any) -> Any:
         data = parts.data.get() if isinstance(parts.data, PackedArray) else parts.data
-        floats = quantize_on_host.dequantize(replace(parts, data=data), format, to, axis=axis)
-        if out is None:
-            return floats
-        out[...] = floats
-        return out
+        return swizzle.into(out, quantize_on_host.dequantize(replace(parts, data=data), format, to, axis=axis))
 
     def transform(
         self, x: Any, how: Hadamard, axis: int, to: DType, inverse: bool = False, out: Any = None, workspace: Any = None
     ) -> Any:
-        made = hadamard_on_host.transform(x, how, axis=axis, inverse=inverse)
-        result = made
+        y = hadamard_on_host.transform(x, how, axis=axis, inverse=inverse)
         if to is not _FLOAT:
-            result = np.empty(made.shape, to.numpy)
-            numbers.into(made, resolve(dtype(made.dtype), to), result)
-        if out is None:
-            return result
-        out[...] = result
-        return out
+            y, floats = np.empty(y.shape, to.numpy), y
+            numbers.into(floats, resolve(_FLOAT, to), y)
+        return swizzle.into(out, y)
 
 
 class _Cuda(BlockEngine):

@@ -22,10 +22,9 @@ from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting import engines
-from gpucast.casting.fuse import resolve_scale
 from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import integer, rounded
+from gpucast.core.checks import integer, positive
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fuse import Random
 from gpucast.core.rule import CastRule, Options, resolve
@@ -254,11 +253,7 @@ class _Call:
         if max(self.rows, self.result_rows) > _MOST_ROWS:
             raise ValueError(f"{caller}: {self.result_rows} rows are more than {_MOST_ROWS}")
         if scale is not None and namespace(scale) is None and libraries.find(scale) is None:
-            resolve_scale(scale, None, caller)  # Refuses all but numbers.
-            number = rounded(scale, np.float32)
-            if not 0 < number < math.inf:
-                raise ValueError(f"{caller}: scale={scale!r} must be above 0 and finite, as a FLOAT")
-            scale = number
+            scale = positive(scale, f"{caller}: scale")
         if scale is not None and not isinstance(scale, float):
             scale = as_array(scale, f"{caller}: scale")
             if scale.dtype != np.float32 or scale.size not in (1, groups) or device_index(scale) != self.device:
@@ -329,10 +324,7 @@ class _Call:
         check_written(written, read, self.caller)
 
     def _on_host(self, parts: list[Any], rule: CastRule, format: Format | None, layout: ScaleLayout) -> None:
-        data, of_blocks, ends, valid = parts
-        result = data, of_blocks, ends, valid
-        how = self.scale, self.pad, layout, self.random
-        grouped_on_host.fill(result, self.x, self.offsets, rule.dst, format, *how)
+        grouped_on_host.fill(parts, self.x, self.offsets, rule.dst, format, self.scale, self.pad, layout, self.random)
 
     def _on_device(self, parts: list[Any], rule: CastRule, format: Format | None, layout: ScaleLayout) -> None:
         on_gpu = cuda.grouped

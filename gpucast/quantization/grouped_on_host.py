@@ -17,7 +17,7 @@ from gpucast.quantization.formats import Format
 
 
 def fill(
-    result: tuple[Any, Any, Any, Any],
+    parts: list[Any],
     x: Any,
     offsets: Any,
     element: DType,
@@ -27,11 +27,11 @@ def fill(
     layout: str,
     random: Random | None,
 ) -> None:
-    """Fill a result: codes, scales, ends of groups, and the number of valid ones, as `Grouped` has them.
+    """Fill the parts of a result: codes, scales, ends of groups, and the number of valid ones, as `Grouped` has them.
 
     `format`: None for a cast to `element`. `scale`: a float, or an array with one for all groups or one for each.
     """
-    data, scales, ends, valid = result
+    data, scales, ends, valid = parts
     codes = np.zeros(data.shape, element.numpy)
     linear = None
     if format is not None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gpucast.arrays.packed import PackedArray, host_only
 from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
-from gpucast.core.checks import is_real, rounded
+from gpucast.core.checks import positive
 from gpucast.core.dtypes import dtype
 from gpucast.quantization import recipes
 from gpucast.quantization.block_grid import BlockGrid
@@ -63,7 +63,7 @@ def repack(q: Quantized, format: Any, *, axis: int | None = None, global_scale: 
     values = q.dequantize("DOUBLE")
     own = None if q.global_scale is None else float(q.global_scale)
     if global_scale is not None:
-        own = _checked(global_scale)
+        own = positive(global_scale, f"{_CALLER}: global_scale")
     data: Any = None
 
     def changed(scales: NDArray, g: float) -> int:
@@ -148,15 +148,6 @@ def recoded(values: NDArray, scales: NDArray, g: float, format: Format, axis: in
         back = np.asarray(cast(codes, "DOUBLE")) * factor
         same = (back == values) | (np.isnan(back) & np.isnan(values))
     return codes, int(np.count_nonzero(~same))
-
-
-def _checked(global_scale: Any) -> float:
-    if not is_real(global_scale):
-        raise TypeError(f"{_CALLER}: global_scale={global_scale!r} must be a number")
-    own = rounded(global_scale, np.float32)
-    if not 0 < own < math.inf:
-        raise ValueError(f"{_CALLER}: global_scale={global_scale!r} must be above 0 and finite, as a FLOAT")
-    return own
 
 
 def _of_elements(q: Quantized) -> NDArray:

@@ -53,7 +53,7 @@ def swizzle(scales: Any, *, layout: ScaleOrder = "128x4", out: Any = None) -> An
         padded_scales = np.pad(padded_scales, [(0, more - n) for more, n in zip(whole, (rows, cols), strict=True)])
     words = padded_scales.view(np.uint32)
     tiles = np.ascontiguousarray(words.reshape(row.tiles(*words.shape)).transpose(row.axes))
-    return _in(out, tiles.reshape(-1).view(scales.dtype))
+    return into(out, tiles.reshape(-1).view(scales.dtype))
 
 
 def unswizzle(scales: Any, shape: tuple[int, ...], *, layout: ScaleOrder = "128x4", out: Any = None) -> Any:
@@ -79,13 +79,14 @@ def unswizzle(scales: Any, shape: tuple[int, ...], *, layout: ScaleOrder = "128x
     tiles = np.ascontiguousarray(scales).view(np.uint32).reshape([split[axis] for axis in row.axes])
     words = np.ascontiguousarray(tiles.transpose(np.argsort(row.axes)))
     padded_scales = words.view(code).reshape(whole)
-    return _in(out, np.ascontiguousarray(padded_scales[:rows, :cols]).view(scales.dtype).reshape(shape))
+    return into(out, np.ascontiguousarray(padded_scales[:rows, :cols]).view(scales.dtype).reshape(shape))
 
 
-def _in(out: Any, found: Any) -> Any:
+def into(out: Any, y: Any) -> Any:
+    """A result, written to `out` if there is one."""
     if out is None:
-        return found
-    out[...] = found
+        return y
+    out[...] = y
     return out
 
 

@@ -229,7 +229,7 @@ def test_many_groups_and_none_of_them_with_rows() -> None:
         ({"format": "float8e4m3fn_128x128"}, ValueError, "has no blocks of 16, 32, 64 or 128"),
         ({"format": "int8_zp_32"}, ValueError, "needs more for its codes than a scale"),
         ({"format": "nvfp4"}, ValueError, "scale=None with nvfp4; expected its global scale"),
-        ({"format": "nvfp4", "scale": 0.0}, ValueError, "must be above 0"),
+        ({"format": "nvfp4", "scale": 0.0}, ValueError, "must be finite and above 0"),
         ({"format": "nvfp4", "scale": np.float32([-1])}, ValueError, "scale= must be finite and above 0"),
         ({"format": "nvfp4", "scale": np.float32([np.nan])}, ValueError, "scale= must be finite and above 0"),
         ({"format": "nvfp4", "scale": np.ones(2, np.float32)}, ValueError, "for all or for each group"),

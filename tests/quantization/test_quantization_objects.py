@@ -91,7 +91,11 @@ def test_transpose() -> None:
         ({"scale": 1.0}, ValueError, "quantize: scale= is for formats with FLOAT scales and without zero points, not"),
         ({"format": "uint4_zp_32", "scale": 1.0}, ValueError, "quantize: scale= is for formats with FLOAT scales"),
         *(
-            ({"format": "nvfp4", "scale": scale}, ValueError, "quantize: scale=.* must be finite and above 0, as a FLOAT")
+            (
+                {"format": "nvfp4", "scale": scale},
+                ValueError,
+                "quantize: scale=.* must be finite and above 0, as a FLOAT",
+            )
             for scale in (np.nan, np.inf, 0.0, 1e-60, 1e60, -1)
         ),
         ({"format": "mxfp4", "amax": 1}, ValueError, "quantize: amax= is for formats with a global scale, not for"),
@@ -195,8 +199,16 @@ def test_as_a_numpy_array_it_is_dequantized() -> None:
         ({"data": None}, TypeError, "Quantized: data must be a NumPy or CuPy array of FLOAT8E4M3FN, not NoneType"),
         ({"data": X.astype(ml_dtypes.float8_e4m3fn)[:4]}, ValueError, r"scales has shape \(5, 2\); expected \(4, 2\)"),
         ({"scales": [1.0]}, TypeError, "Quantized: scales must be a NumPy or CuPy array of FLOAT8E8M0, not list"),
-        ({"zero_points": np.zeros((5, 2), np.int8)}, ValueError, "Quantized: zero_points is ndarray; expected None in this"),
-        ({"global_scale": np.ones((), np.float32)}, ValueError, "Quantized: global_scale is ndarray; expected None in this"),
+        (
+            {"zero_points": np.zeros((5, 2), np.int8)},
+            ValueError,
+            "Quantized: zero_points is ndarray; expected None in this",
+        ),
+        (
+            {"global_scale": np.ones((), np.float32)},
+            ValueError,
+            "Quantized: global_scale is ndarray; expected None in this",
+        ),
         ({"dtype": "INT8"}, TypeError, "Quantized: dtype=INT8 must be one of FLOAT"),
         ({"axis": 0}, ValueError, r"scales has shape \(5, 2\); expected \(1, 64\)"),
         ({"scale_layout": "128x4"}, ValueError, r"scales has shape \(5, 2\); expected \(512,\)"),

@@ -85,7 +85,7 @@ def test_what_is_not_taken() -> None:
     with pytest.raises(TypeError, match="q is ndarray; expected a Quantized"):
         repack(X, "nvfp4")
     for wrong in (0, -1, float("nan"), 1e39):
-        with pytest.raises(ValueError, match="must be above 0 and finite, as a FLOAT"):
+        with pytest.raises(ValueError, match="must be finite and above 0, as a FLOAT"):
             repack(gpucast.quantize(X, "mxfp4"), "nvfp4", global_scale=wrong)
     with pytest.raises(TypeError, match="global_scale='a' must be a number"):
         repack(gpucast.quantize(X, "mxfp4"), "nvfp4", global_scale="a")

@@ -55,15 +55,10 @@ def transform(
     workspace = workspace or Workspace("hadamard", device)
     with driver.driver().on(device):
         x = memory.dense(x, workspace, "x")
-        if out is None:
-            workspace.check_capture()
-            made = out = cuda.new(x.shape, to)
-        else:
-            made = out if cuda.is_contiguous(out) else workspace.array("transformed", x.shape, to)
-        _transform(x, made, hadamard, axis, device, inverse=inverse)
-        if made is not out:
-            memory.copy(made, out)
-    return out
+        y = memory.result(out, x.shape, to, workspace, "transformed")
+        _transform(x, y, hadamard, axis, device, inverse=inverse)
+        memory.hand_over({"y": y}, {"y": out})
+    return y if out is None else out
 
 
 def quantize(call: BlockCall) -> list[Parts]:

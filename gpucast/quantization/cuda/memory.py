@@ -14,7 +14,7 @@ from gpucast.arrays.packed import device_index
 from gpucast.casting import cuda, engines
 from gpucast.casting.cuda_workspace import Workspace
 from gpucast.casting.engine import Call
-from gpucast.core.dtypes import dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import resolve
 from gpucast.kernel.cast_kernel import VECTOR
 from gpucast.quantization.formats import Parts
@@ -58,6 +58,16 @@ def targets(parts: Parts, workspace: Workspace, name: str) -> Parts:
         if not cuda.is_aligned(part, VECTOR if of == "data" else 0)
     }
     return replace(parts, **made) if made else parts
+
+
+def result(out: Any, shape: tuple[int, ...], kind: DType, workspace: Workspace, name: str) -> Any:
+    """Memory in C order for a result: new, `out` itself, or of the workspace, from where `hand_over` copies it.
+
+    RuntimeError in the capture of a CUDA graph if it would have to be allocated."""
+    if out is None:
+        workspace.check_capture()
+        return cuda.new(shape, kind)
+    return out if cuda.is_contiguous(out) else workspace.array(name, shape, kind)
 
 
 def hand_over(written: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

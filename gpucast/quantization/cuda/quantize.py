@@ -247,13 +247,9 @@ def dequantize(
         parts = Parts(
             *(None if part is None else memory.dense(part, workspace, name) for name, part in vars(parts).items())
         )
-        if out is None:
-            workspace.check_capture()
-            dense = out = cuda.new(shape, to)
-        else:
-            # Rows of whole blocks are written in vectors; the kernel of all others writes to any address.
-            dense = out if cuda.is_contiguous(out) else workspace.array("result", shape, to)
-        if out.size:
+        # Rows of whole blocks are written in vectors; the kernel of all others writes to any address.
+        dense = memory.result(out, shape, to, workspace, "result")
+        if dense.size:
             blocks = BlockGrid.of(format, shape, axis)
             given = quantize_arguments(
                 blocks, *map(memory.address, (parts.scales, parts.zero_points, parts.global_scale))
@@ -262,12 +258,11 @@ def dequantize(
             if _in_rows(blocks, parts.data, dense):
                 kernel = quantize_kernel(rule, format, "back", block=blocks.lengths[2], row_scaled=row_scaled)
             else:
-                single, large = format.block == "tensor", out.size > _LARGE
+                single, large = format.block == "tensor", dense.size > _LARGE
                 kernel = quantize_kernel(rule, format, "back", single=single, large=large, row_scaled=row_scaled)
-            driver.launch(kernel, device, memory.address(parts.data), memory.address(dense), out.size, given)
-        if dense is not out:
-            memory.copy(dense, out)
-    return out
+            driver.launch(kernel, device, memory.address(parts.data), memory.address(dense), dense.size, given)
+        memory.hand_over({"numbers": dense}, {"numbers": out})
+    return dense if out is None else out
 
 
 class _ArrayQuantizer:

@@ -140,7 +140,7 @@ def check_grouped(format: Format, caller: str) -> None:
     """ValueError for a format in which groups cannot be quantized."""
     if not isinstance(format.block, tuple) or format.block[-1] not in LENGTHS or math.prod(format.block[:-1]) != 1:
         raise ValueError(
-            f"{caller}: format={format} has no blocks of 16, 32, 64 or 128 elements of a row; expected one such as "
+            f"{caller}: {format} has no blocks of 16, 32, 64 or 128 elements of a row; expected one such as "
             "mxfp8e4m3, nvfp4 or float8e4m3fn_1x128"
         )
     more = format.steps is not None and format.steps.code_needs_amax

@@ -172,6 +172,7 @@ X = np.ones((32, 48), np.float32)
         (lambda: gpucast.hadamard(X, 16, signs=[1] * 15), ValueError, "shape (15,); expected 16 numbers"),
         (lambda: gpucast.hadamard(X, 16, signs=[1] * 15 + [0]), ValueError, "signs= must be +1 and -1"),
         (lambda: gpucast.hadamard(X, 16, seed=-1), ValueError, "seed=-1 is out of range"),
+        (lambda: gpucast.hadamard(X, 16, signs=[1] * 16, seed=1), ValueError, "signs= and seed=1 both give the signs"),
         (lambda: gpucast.hadamard(X, 16, out=np.empty(3, np.float32)), ValueError, "shape"),
         (lambda: gpucast.hadamard(X.astype(np.int32), 16), TypeError, "INT32 must be one of FLOAT"),
         (lambda: gpucast.quantize(X, "nvfp4", signs=[1] * 16), ValueError, "signs= goes with hadamard="),

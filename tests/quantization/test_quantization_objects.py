@@ -74,6 +74,7 @@ def test_transpose() -> None:
             ValueError,
             "axis=0; blocks of float8e5m2_128x128 lie on the last two dimensions",
         ),
+        ({"transpose": np.ones(3)}, TypeError, "quantize: transpose=array.* must be False, True or 'both'"),
         ({"transpose": "yes"}, ValueError, "quantize: transpose='yes' must be False, True or 'both'"),
         ({"x": X[0], "transpose": True}, ValueError, "quantize: transpose=True needs two dimensions"),
         ({"scale_layout": "4x128"}, ValueError, "quantize: scale_layout='4x128' must be one of 'linear', '128x4'"),

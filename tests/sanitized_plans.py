@@ -229,7 +229,7 @@ def raw() -> None:
     back = quantize_on_host.dequantizing(format, dtype("FLOAT"), (4, 64), 1)
     turn = hadamard_on_host.transforming(resolve_hadamard(32, None, 1, "hadamard"), dtype("FLOAT"), 256)
     y = np.zeros((4, 64), np.float32)
-    _functions.append(MODULE.function(("hadamard", "signs", "seed", "out"), (None,) * 4, "kff."))
+    _functions.append(MODULE.function("to", "FLOAT", ("hadamard", "signs", "seed", "out"), (None,) * 4, "kff."))
     launch = (print, 1, b"\0" * 16, ((0, 0, 0), (8, -1, 0)))
     program = MODULE.program(((lambda *_: None, *launch[1:]),), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)
     calls: tuple[tuple[Any, tuple[Any, ...]], ...] = (
@@ -237,9 +237,9 @@ def raw() -> None:
         (MODULE.quantize, (how, None, x, data, scales, None, None, 0.5, None, 1, 0)),
         (MODULE.transform, (turn, None, x, y)),
         (MODULE.program, ((launch,), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)),
-        (MODULE.repeat, (program, [x.ctypes.data & ~63], [64], 1, 0, 1.0)),
+        (MODULE.repeat, (program, [x.ctypes.data & ~63], lambda: (1, [64]), 1, 0, 1.0)),
         (MODULE.kernel, (1, 1, 1, 32, 32, 0, 8, (0,), 0, print, print)),
-        (MODULE.function, (("a", "b"), (None, None), "k.")),
+        (MODULE.function, ("to", ..., ("a", "b"), (None, None), "k.")),
     )
     for function, arguments in calls:
         refused(function, *arguments)
@@ -290,9 +290,10 @@ def raw() -> None:
             kind = (*(np.ndarray, (4,), x.dtype, 16, 0)[:at], junk, *(np.ndarray, (4,), x.dtype, 16, 0)[at + 1 :])
             refused(MODULE.program, (launch,), (kind,), 1, (), 0)
         refused(MODULE.program, (junk,), (junk,), 1, (junk,), junk)
-        refused(MODULE.repeat, program, [junk], [64], 1, 0, 1.0)
-        refused(MODULE.repeat, program, [0], [junk], 1, 0, 1.0)
-        refused(MODULE.repeat, program, [0, junk], [0], 1, 0, 1.0)
+        refused(MODULE.repeat, program, [junk], lambda: (1, [64]), 1, 0, 1.0)
+        for made in (junk, (junk,), (1, junk), (1, [junk]), (1, [0, 0])):
+            refused(MODULE.repeat, program, [x.ctypes.data & ~63], lambda made=made: made, 1, 0, 1.0)
+        refused(MODULE.repeat, program, [0, junk], lambda: (1, [0]), 1, 0, 1.0)
     for offsets in ((8,), (1 << 60,), tuple(range(9)), (None,), (-1,)):
         must_raise(MODULE.kernel, 1, 1, 1, 32, 32, 0, 8, offsets, 0, print, print)
     for place in ((9, 0, 0), (1 << 63, 0, 0), (0, 1, 0), (0, -4, 0)):
@@ -311,7 +312,7 @@ def raw() -> None:
     arrays: list[Any] = []
     one = MODULE.program((launch,), ((Changing, (4,), x.dtype, 16, 0), (np.ndarray, (4,), x.dtype, 16, 0)), 2, (), 0)
     arrays[:] = Changing(), np.zeros(4)
-    assert MODULE.repeat(one, arrays, [], 0, 0, 1.0) is False and not arrays
+    assert MODULE.repeat(one, arrays, lambda: (1, []), 0, 0, 1.0) is None and not arrays
 
 
 def devices() -> None:

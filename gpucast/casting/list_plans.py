@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -77,12 +78,14 @@ class ListCalls(NamedTuple):
             arrays = [x.data if type(x) is PackedArray else x for x in arrays]
         stream = None if library is None else library.stream(self.device)
         with cuda.on(self.device) if stream is None else cuda.using(stream, self.device):
-            made: Any = (outs, []) if self.new is None else self.new(given)
-            for program in self.programs if made is not None else ():
-                if MODULE.repeat(program, arrays, made[1], *random, number):
+            # Results are made where a program serves.
+            new: Any = (lambda: (outs, [])) if self.new is None else partial(self.new, given)
+            for program in self.programs:
+                results = MODULE.repeat(program, arrays, new, *random, number)
+                if results is not None:
                     if library is not None:
                         library.written(others[self.scales :])
-                    return made[0]
+                    return results
         return None
 
 
@@ -192,7 +195,6 @@ def keep(calls: Sequence[Call], outs: list[Any] | None, to: Any, dst: DType, opt
                     known.by_dtype[call.given.dtype] = plan
     _keep_on_device(known, calls, outs, options, finite)
     if known.by_dtype or known.calls:
-        plans.KINDS.add(kind)
         plans.keep_list(given, to, *options[:9], None, outs, True, finite, False, known.plan)
 
 

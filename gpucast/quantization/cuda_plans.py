@@ -193,26 +193,28 @@ class _Known(NamedTuple):
         return result
 
     def _launch(self, asked: Asked, given: list[Any]) -> Any:
+        def new() -> tuple[list[Any], list[int]] | None:
+            if repeated.new and cuda.capturing():
+                return None
+            others: list[int] = []
+            if self.kept:
+                workspace = asked.keeper.workspace(asked.caller)
+                for name in self.kept:
+                    held = workspace.kept(name)
+                    if held is None:
+                        return None
+                    others.append(casting.cuda.address(held))
+            if repeated.cells:
+                cell = casting.cuda_workspace.Workspace(asked.caller, self.device).cell()
+                others += [cell.data.ptr] * repeated.cells
+            made = [cuda.empty(*one) for one in repeated.new]
+            others += [one.data.ptr for one in made]
+            return made, others
+
         cuda, repeated = kernel.driver.driver(), self.program
-        if repeated.new and cuda.capturing():
-            return None
-        others: list[int] = []
-        if self.kept:
-            workspace = asked.keeper.workspace(asked.caller)
-            for name in self.kept:
-                held = workspace.kept(name)
-                if held is None:
-                    return None
-                others.append(casting.cuda.address(held))
-        if repeated.cells:
-            cell = casting.cuda_workspace.Workspace(asked.caller, self.device).cell()
-            others += [cell.data.ptr] * repeated.cells
-        made = [cuda.empty(*one) for one in repeated.new]
-        others += [one.data.ptr for one in made]
-        if not MODULE.repeat(repeated.launches, given, others, *(asked.random or NO_WORDS), 1.0):
-            return None
-        if self.places is None:
-            return asked.out
+        made = MODULE.repeat(repeated.launches, given, new, *(asked.random or NO_WORDS), 1.0)
+        if made is None or self.places is None:
+            return None if made is None else asked.out
         return _build(self.form, iter([place.of(made, self.adapter) for place in self.places]))
 
 

@@ -31,12 +31,14 @@ class Repeats:
         roles: str,
         ask: Callable[..., Ask | None],
         host: Callable[..., Any] | None = None,
+        *,
+        second: tuple[str, Any] = ("to", ...),
         **defaults: Any,
     ) -> None:
-        """`roles` and `defaults` of the keywords: as for `gpucast.casting.plans.function`. ``ask(to, *keyed)``: how a
+        """`roles`, `second` and `defaults`: as for `gpucast.casting.plans.function`. ``ask(to, *keyed)``: how a
         device plan asks for calls with these values of keyed keywords; None for none.
         ``host(x, to, keywords, result)``: the plan of a call on the host, if there may be one."""
-        self.hit, self._keep = plans.function(roles, **defaults)
+        self.hit, self._keep = plans.function(roles, second=second, **defaults)
         self._roles, self._ask, self._host = roles, ask, host
         self._cuda: dict[Any, CudaPlan] = {}
         # Programs hold kernels of the driver with which they were made.
@@ -44,14 +46,14 @@ class Repeats:
 
     def call(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         """The result of a call by its plan, or of ``checked(x, to, *keywords)``, whose plan is kept."""
-        if type(x) in plans.KINDS:
-            found = self.hit(x, to, *keywords)
-            if found is not None:
-                return found
-        return self.checked(checked, x, to, keywords)
+        found = self.hit(x, to, *keywords)
+        return self.checked(checked, x, to, keywords) if found is None else found
 
     def checked(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         """The same for a call that has no plan yet."""
+        return libraries.untraced(self._checked, checked, x, to, keywords)
+
+    def _checked(self, checked: Callable[..., Any], x: Any, to: Any, keywords: tuple[Any, ...]) -> Any:
         if recording.THREAD.recording is not None:
             # Part of another call, whose plan repeats all that is done.
             return checked(x, to, *keywords)
@@ -73,7 +75,6 @@ class Repeats:
         else:
             plan = None if self._host is None else self._host(x, to, keywords, result)
         if plan is not None:
-            plans.KINDS.add(type(x))
             self._keep(x, to, *keywords, plan)
 
     def _cuda_plan(
@@ -162,13 +163,14 @@ def _grouped_on_device(to: Any, *keyed: Any) -> Ask | None:
 
 
 QUANTIZE = Repeats(
-    "kkkkf.ffkfk.", _quantized_on_device, host_plans.quantized,
+    "kkkkf.ffkfk.", _quantized_on_device, host_plans.quantized, second=("format", ...),
     axis=-1, scale_layout="linear", transpose=False, rounding=None, seed=None, offset=0, scale=None, amax=None,
     hadamard=None, signs=None, device=None, out=None,
 )  # fmt: skip
 DEQUANTIZE = Repeats(
-    "kff.", _dequantized_on_device, host_plans.dequantized, hadamard=None, signs=None, seed=None, out=None
-)
+    "kff.", _dequantized_on_device, host_plans.dequantized, second=("to", "FLOAT"),
+    hadamard=None, signs=None, seed=None, out=None,
+)  # fmt: skip
 HADAMARD = Repeats(
     "kffkk.",
     _transformed_on_device,

@@ -98,7 +98,7 @@ static PyObject* set_modes(PyObject*, PyObject* asked) {
 }
 
 // Counts the changes of the functions below: `gpucast.core.extension` knows by it whether this was built from its sources.
-enum : long { interface = 10 };
+enum : long { interface = 11 };
 
 static PyMethodDef methods[] = {
     {"find", find, METH_O, nullptr},

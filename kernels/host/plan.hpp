@@ -7,8 +7,8 @@ namespace gpucast {
 
 struct Plan;
 
-// The result of a call by a plan, of whose function the arguments come in their order; None, nothing done, where only the
-// checked path can tell what is right.
+// The result of a call by a plan, of whose function the arguments come in their order; nothing done, None where the plan's
+// function of Python may serve, or only the checked path can tell what is right; NotImplemented for the latter alone.
 typedef PyObject* Run(Plan* plan, PyObject* const* arguments);
 
 // The memory of a list: so many extents that are written, then those that are read.

@@ -212,20 +212,43 @@ inline bool are_disjoint(const Program* program, const u64* addresses, Extent* e
     return !writes || are_disjoint(written, writes, extents, reads);
 }
 
-// repeat(program, given, others, seed, offset, number): whether the launches were repeated for a list of arrays, and of the
-// addresses of others. False, nothing done, where only the checked path can tell. The device of the arrays is the current one.
+enum : int { most_references = 5 };
+
+// References of a call, which end with it.
+struct References {
+    PyObject* each[most_references] = {};
+    int count = 0;
+
+    References() = default;
+    ~References() { clear(); }
+    References(const References&) = delete;
+    References& operator=(const References&) = delete;
+
+    void clear() {
+        while (count) Py_DECREF(each[--count]);
+    }
+    // Takes a reference over; false for null.
+    bool take(PyObject* one) {
+        if (one) each[count++] = one;
+        return one != nullptr;
+    }
+};
+
+// repeat(program, given, new, seed, offset, number): repeats the launches for a list of arrays, and others. new(): something,
+// and a list of the addresses of others, or None where there may be none; it is called where the given arrays are such as the
+// program serves. Returns what that gave first; None, nothing done, where only the checked path can tell. The device of the
+// arrays is the current one.
 inline PyObject* repeat(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     if (!is_call(count, 6, "repeat")) return nullptr;
-    if (Py_TYPE(arguments[0]) != program_type || !PyList_CheckExact(arguments[1]) || !PyList_CheckExact(arguments[2])) {
-        PyErr_SetString(PyExc_TypeError, "repeat: expected a program and two lists");
+    if (Py_TYPE(arguments[0]) != program_type || !PyList_CheckExact(arguments[1]) || !PyCallable_Check(arguments[2])) {
+        PyErr_SetString(PyExc_TypeError, "repeat: expected a program, a list and a function");
         return nullptr;
     }
     const Program* program = reinterpret_cast<const Program*>(arguments[0]);
     const u64 seed = PyLong_AsUnsignedLongLong(arguments[3]), offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(arguments[4]);
     const double number = PyErr_Occurred() ? 0 : PyFloat_AsDouble(arguments[5]);
     if (PyErr_Occurred()) return nullptr;
-    PyObject* const no = Py_False;
-    if (PyList_Size(arguments[1]) != program->given || PyList_Size(arguments[2]) != program->others) return Py_NewRef(no);
+    if (PyList_Size(arguments[1]) != program->given) return nothing();
     const u64 arrays = u64(program->given + program->others);
     const u64 before = program->given * sizeof(Extent) + ((arrays * sizeof(u64) + 15) & ~u64(15));
     u64 size = before;
@@ -240,16 +263,21 @@ inline PyObject* repeat(PyObject*, PyObject* const* arguments, Py_ssize_t count)
         const bool is_there = x && find_address(program->arrays[i], x, program->device, &addresses[i]);
         Py_XDECREF(x);
         PyErr_Clear();
-        if (!is_there) return Py_NewRef(no);
+        if (!is_there) return nothing();
     }
+    if (!are_disjoint(program, addresses, extents)) return nothing();
+    References made;
+    if (!made.take(PyObject_CallNoArgs(arguments[2]))) return nullptr;
+    PyObject* const pair = made.each[0];
+    if (is_none(pair)) return nothing();
+    PyObject* const others = PyTuple_Check(pair) && PyTuple_Size(pair) == 2 ? PyTuple_GetItem(pair, 1) : nullptr;
+    if (!others || !PyList_CheckExact(others) || PyList_Size(others) != program->others) return nothing();
     for (int i = 0; i < program->others; ++i) {
-        PyObject* one = PyList_GetItem(arguments[2], i);
         u64* address = &addresses[program->given + i];
-        *address = one ? PyLong_AsUnsignedLongLong(one) : 0;
+        *address = PyLong_AsUnsignedLongLong(PyList_GetItem(others, i));
         if (PyErr_Occurred()) return nullptr;
-        if (*address % alike_addresses != program->alike[i]) return Py_NewRef(no);
+        if (*address % alike_addresses != program->alike[i]) return nothing();
     }
-    if (!are_disjoint(program, addresses, extents)) return Py_NewRef(no);
     void* stream = nullptr;
     bool is_known = false, is_done = true;
     u8* bytes = room.all + before;
@@ -269,7 +297,7 @@ inline PyObject* repeat(PyObject*, PyObject* const* arguments, Py_ssize_t count)
         is_done = launch_again(one, bytes, &stream, &is_known);
         bytes += (one.bytes + 15) & ~u64(15);
     }
-    return is_done ? Py_NewRef(Py_True) : nullptr;
+    return is_done ? Py_NewRef(PyTuple_GetItem(pair, 0)) : nullptr;
 }
 
 }  // namespace gpucast

@@ -26,26 +26,6 @@ inline bool take_part_names() {
     return true;
 }
 
-// References of a call, which end with it.
-struct References {
-    PyObject* each[parts_of_result + 1] = {};
-    int count = 0;
-
-    References() = default;
-    ~References() { clear(); }
-    References(const References&) = delete;
-    References& operator=(const References&) = delete;
-
-    void clear() {
-        while (count) Py_DECREF(each[--count]);
-    }
-    // Takes a reference over; false for null.
-    bool take(PyObject* one) {
-        if (one) each[count++] = one;
-        return one != nullptr;
-    }
-};
-
 // What is new: None; of a tuple of a dtype and a shape an array of NumPy, which with a class and attributes is the `data` of
 // one of these; else the result of a function. Null after an exception.
 inline PyObject* make_part(PyObject* how) {
@@ -189,28 +169,29 @@ inline PyObject* new_part(PyObject*, PyObject* how) {
     return nullptr;
 }
 
-// Quantizes as an entry says. Null after an exception; None, nothing of use written, where only others can tell.
+// Calls by an entry end with these: a result with a reference of its own, or none.
+inline PyObject* ended(int done, PyObject* result) {
+    return done > 0 ? result : done ? nullptr : Py_NewRef(Py_NotImplemented);
+}
+
+// Quantizes as an entry says. Null after an exception; NotImplemented, nothing of use written, where only others can tell.
 inline PyObject* quantize_by(const ResultEntry& entry, PyObject* x, PyObject* out) {
-    Quantizing how;
-    TensorLibrary known;
-    const TensorLibrary* library;
-    if (!read_bytes(entry.at(entry_how), &how, "quantize")) return nullptr;
-    if (!find_library(entry.at(entry_library), &known, &library)) return PyErr_Occurred() ? nullptr : nothing();
+    Described<Quantizing> by;
+    const int begun = by.read(entry.at(entry_how), entry.at(entry_library), "quantize");
+    if (begun <= 0) return ended(begun, nullptr);
     References parts;
     const bool is_new = is_none(out);
     for (int i = 0; is_new && i < parts_of_result; ++i) {
         if (!parts.take(make_part(PyTuple_GetItem(entry.at(entry_new), i)))) return nullptr;
     }
-    if (!is_new && !entry.take_parts(out, &parts)) return nothing();
-    PyObject* memory = entry.memory(&parts);
-    if (!memory) return nothing();
+    PyObject* memory = is_new || entry.take_parts(out, &parts) ? entry.memory(&parts) : nullptr;
+    if (!memory) return ended(0, nullptr);
     PyObject* const into[] = {memory, parts.each[1], parts.each[2], parts.each[3]};
-    const int done = quantize_parts(how, library, OwnChoice(), x, into);
+    int done = quantize_parts(by.how, by.library, OwnChoice(), x, into);
     for (int i = 0; done > 0 && !is_new && i < parts_of_result; ++i) {
-        if (!tell_of(library, into[i])) return nullptr;
+        if (!tell_of(by.library, into[i])) done = -1;
     }
-    if (done <= 0) return done ? nullptr : nothing();
-    return is_new ? entry.assemble(parts.each) : Py_NewRef(out);
+    return ended(done, done <= 0 ? nullptr : is_new ? entry.assemble(parts.each) : Py_NewRef(out));
 }
 
 // Of arrays that are quantized to nearest, as they are. All other calls are the function's.
@@ -227,25 +208,22 @@ inline PyObject* run_quantized(Plan* plan, PyObject* const* arguments) {
 }
 
 inline PyObject* dequantize_by(const ResultEntry& entry, References* parts, PyObject* out) {
-    Dequantizing how;
-    TensorLibrary known;
-    const TensorLibrary* library;
-    if (!read_bytes(entry.at(entry_how), &how, "dequantize")) return nullptr;
-    if (!find_library(entry.at(entry_library), &known, &library)) return PyErr_Occurred() ? nullptr : nothing();
+    Described<Dequantizing> by;
+    const int begun = by.read(entry.at(entry_how), entry.at(entry_library), "dequantize");
+    if (begun <= 0) return ended(begun, nullptr);
     const bool is_new = is_none(out);
     if (!is_new && (Py_TYPE(out) != entry.kind(entry_numbers) || !has(out, dtype_name, entry.at(entry_dtype)) ||
                     !has(out, shape_name, entry.at(entry_numbers_shape)))) {
-        return nothing();
+        return ended(0, nullptr);
     }
     out = is_new ? make_part(entry.at(entry_new)) : Py_NewRef(out);
     if (!out) return nullptr;
     PyObject* memory = entry.memory(parts);
     PyObject* const from[] = {memory, parts->each[1], parts->each[2], parts->each[3]};
-    int done = memory ? dequantize_parts(how, library, from, out) : 0;
-    if (done > 0 && !is_new && !tell_of(library, out)) done = -1;
-    if (done > 0) return out;
-    Py_DECREF(out);
-    return done ? nullptr : nothing();
+    int done = memory ? dequantize_parts(by.how, by.library, from, out) : 0;
+    if (done > 0 && !is_new && !tell_of(by.library, out)) done = -1;
+    if (done <= 0) Py_DECREF(out);
+    return ended(done, out);
 }
 
 inline PyObject* run_dequantized(Plan* plan, PyObject* const* arguments) {

@@ -219,7 +219,7 @@ def raw() -> None:
     """The module's own functions with one junk argument, and with too few or too many."""
     from gpucast.core.dtypes import dtype
     from gpucast.core.extension import MODULE
-    from gpucast.quantization import hadamard_on_host, quantize_on_host
+    from gpucast.quantization import block_loops, hadamard_on_host, quantize_on_host
     from gpucast.quantization.formats import find
     from gpucast.quantization.option_checks import resolve_hadamard
 
@@ -228,7 +228,9 @@ def raw() -> None:
     how = quantize_on_host.quantizing(format, dtype("FLOAT"), (4, 64), 1)
     back = quantize_on_host.dequantizing(format, dtype("FLOAT"), (4, 64), 1)
     turn = hadamard_on_host.transforming(resolve_hadamard(32, None, 1, "hadamard"), dtype("FLOAT"), 256)
-    y = np.zeros((4, 64), np.float32)
+    y, ends = np.zeros((4, 64), np.float32), np.array([1, 4], np.int32)
+    row = block_loops.Quantizing.from_buffer_copy(quantize_on_host.quantizing(format, dtype("FLOAT"), (1, 64), 1))
+    groups = bytes(block_loops.Grouping(4, 64, 4, 2, 1, 4, 4, 8, 32, row)) + 2 * bytes(MODULE.WORK_BYTES)
     _functions.append(MODULE.function("to", "FLOAT", ("hadamard", "signs", "seed", "out"), (None,) * 4, "kff."))
     launch = (print, 1, b"\0" * 16, ((0, 0, 0), (8, -1, 0)))
     program = MODULE.program(((lambda *_: None, *launch[1:]),), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)
@@ -236,6 +238,7 @@ def raw() -> None:
         (MODULE.quantize, (how, None, x, data, scales, None, None, None, None, None, 0)),
         (MODULE.quantize, (how, None, x, data, scales, None, None, 0.5, None, 1, 0)),
         (MODULE.transform, (turn, None, x, y)),
+        (MODULE.group, (groups, None, x, ends, data, scales, ends.copy(), ends[0].copy(), None, None, 0)),
         (MODULE.program, ((launch,), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)),
         (MODULE.repeat, (program, [x.ctypes.data & ~63], lambda: (1, [64]), 1, 0, 1.0)),
         (MODULE.kernel, (1, 1, 1, 32, 32, 0, 8, (0,), 0, print, print)),
@@ -263,6 +266,10 @@ def raw() -> None:
             for one in (*wrong, *(() if is_read else (fixed,))):
                 if isinstance(arguments[at], np.ndarray):
                     assert function(*arguments[:at], one, *arguments[at + 1 :]) is False, (function, at)
+    grouped = calls[3][1]
+    assert MODULE.group(*grouped) is True
+    for at, one in itertools.product(range(2, 8), (np.zeros(1, np.uint8), none)):
+        assert MODULE.group(*grouped[:at], one, *grouped[at + 1 :]) is False, at
     # Libraries of tensors that are none. (An address of a function is taken as it is.)
     view = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: 1)
     address = ctypes.cast(view, ctypes.c_void_p).value

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from gpucast.arrays.packed import PackedArray
 from gpucast.core.dtypes import DTYPES, DType, is_foreign
 from gpucast.core.extension import MODULE
 from gpucast.core.rule import CAST_VERSIONS, CastRule, Options
@@ -99,7 +100,7 @@ count: Callable[[], int] = (lambda: 0) if MODULE is None else MODULE.count_plans
 
 
 def make(
-    kind: Literal["numpy", "cupy", "tensors", "list", "quantized", "dequantized", ""],
+    kind: Literal["numpy", "cupy", "packed", "tensors", "list", "quantized", "dequantized", ""],
     run: Callable[..., Any] | None = None,
     empty: Callable[[Any], Any] | None = None,
     rule: CastRule | None = None,
@@ -144,6 +145,15 @@ def of_arrays(rule: CastRule, fuses: bool, scaled: bool) -> Any:
     """The plan for casts of NumPy's arrays; None where there is none."""
     found = works(rule, fuses, scaled)
     return None if found is None else of_works(rule, found)
+
+
+@lru_cache(maxsize=1024)
+def of_packed(rule: CastRule, fuses: bool, scaled: bool) -> Any:
+    """The plan for casts of packed elements in NumPy's bytes; None where there is none."""
+    found, bits = works(rule, fuses, scaled), (rule.src.bits, rule.dst.bits if rule.dst.packed else 0)
+    if found is None:
+        return None
+    return make("packed", rule=rule, works=found, library=PackedArray, made=rule.dst, bits=bits)
 
 
 def of_works(rule: CastRule, works: bytes) -> Any:

@@ -237,7 +237,7 @@ def _result(q: Any, src: DType, hadamard: Hadamard | None, turned: bool, size: i
     if q.scale_layout != "linear":
         scales = np.empty(q.scales_shape, q.scales.dtype)
     parts = q.data, scales, q.zero_points, q.global_scale
-    makes = tuple(_make(part) for part in parts)
+    makes = tuple(make_of(part) for part in parts)
     if how is None or any((make is None) != (part is None) for make, part in zip(makes, parts, strict=True)):
         return None
     transform = None if hadamard is None else hadamard_on_host.transforming(hadamard, src, size)
@@ -245,7 +245,7 @@ def _result(q: Any, src: DType, hadamard: Hadamard | None, turned: bool, size: i
     return _Result(how, transform, turned, type(q), q.format, q.axis, q.data.shape, kind, q.scale_layout, makes)
 
 
-def _make(part: Any) -> Made:
+def make_of(part: Any) -> Made:
     """How new arrays of the host like a part look; None for one that plans do not make."""
     if type(part) is np.ndarray:
         return part.dtype, part.shape
@@ -333,7 +333,7 @@ def dequantized(q: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     if q.scale_layout != "linear" or np.shape(q.global_scale) != () or not is_record(type(q)):
         return None
     shape, dst = tuple(q.shape), dtype(to)
-    how, make = quantize_on_host.dequantizing(q.format, dst, shape, q.axis), _make(y)
+    how, make = quantize_on_host.dequantizing(q.format, dst, shape, q.axis), make_of(y)
     is_packed = isinstance(q.data, PackedArray)
     if how is None or make is None or type(q.data.data if is_packed else q.data) not in HOST_KINDS:
         return None

@@ -14,7 +14,7 @@ from gpucast.arrays import libraries
 from gpucast.casting import plans
 from gpucast.core.extension import MODULE
 from gpucast.kernel import ON_NEW_DRIVER, recording
-from gpucast.quantization import host_plans
+from gpucast.quantization import grouped_on_host, host_plans
 from gpucast.quantization.call_choices import NO_SIGNS, by_numbers, choices, signs_of
 from gpucast.quantization.cuda_plans import Ask, Asked, CudaPlan, flat, is_record
 from gpucast.quantization.formats import Format
@@ -185,7 +185,7 @@ HADAMARD = Repeats(
 #: The type or format comes first; the layout of scales is None for casts.
 GROUPED, GROUPED_CASTS = (
     Repeats(
-        ".fkkkf..", _grouped_on_device,
+        ".fkkkf..", _grouped_on_device, grouped_on_host.planned,
         offsets=None, scale=None, pad=128, scale_layout="linear", rounding=None, seed=None, offset=0, out=None,
     )
     for _ in range(2)

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cache of plans: from a call of a public function to its plan in one probe, by the identity of what the call names.
 #pragma once
+#include "groups.hpp"
 #include "lists.hpp"
+#include "packed.hpp"
 #include "results.hpp"
 
 namespace gpucast {
@@ -356,7 +358,7 @@ inline PyObject* pause(PyObject*, PyObject* whether) {
 inline PyObject* count_plans(PyObject*, PyObject*) { return PyLong_FromSize_t(kept); }
 
 // plan(kind, function, empty, src, dst, works, kernels, kernels_by_float, library, made, src_bits, dst_bits): a plan that is run for arrays of
-// "numpy", "cupy", "tensors", a list of the host ("list": `kernels` are its plans by dtype), of the host that are "quantized" or
+// "numpy", "cupy", "packed" in bytes of NumPy, "tensors", a list of the host ("list": `kernels` are its plans by dtype), of the host that are "quantized" or
 // "dequantized" (`kernels` are lists of entries by shape), or by its function alone ("").
 inline PyObject* new_plan(PyObject*, PyObject* arguments) {
     PyObject *function, *empty, *src, *dst, *works, *kernels, *by_float, *library, *made;
@@ -372,7 +374,7 @@ inline PyObject* new_plan(PyObject*, PyObject* arguments) {
         // Whether it has dtypes and works, a dictionary, a function that gives results, and a library.
         bool casts, has_kernels, allocates, is_library;
     } const kinds[] = {{"numpy", run_numpy, true, false, false, false}, {"cupy", run_placed, true, true, true, false},
-                       {"tensors", run_tensor, true, true, true, true}, {"list", run_list, false, true, false, false},
+                       {"packed", run_packed, true, false, false, false}, {"tensors", run_tensor, true, true, true, true}, {"list", run_list, false, true, false, false},
                        {"quantized", run_quantized, false, true, false, false}, {"dequantized", run_dequantized, false, true, false, false},
                        {"", run_nothing, false, false, false, false}};
     const auto is_dict = [](PyObject* given) { return is_none(given) || PyDict_CheckExact(given); };
@@ -388,7 +390,8 @@ inline PyObject* new_plan(PyObject*, PyObject* arguments) {
         if ((one.is_library || (one.run == run_list && !is_none(library))) && !asked.read(library)) return nullptr;
         Plan* plan = make_plan(src, dst, works);
         if (!plan) return nullptr;
-        plan->run = one.run, plan->function = held(function), plan->empty = held(empty);
+        // One plan serves packed elements of both sides.
+        plan->run = src_bits ? run_packed : one.run, plan->function = held(function), plan->empty = held(empty);
         plan->kernels = held(kernels), plan->kernels_by_float = held(by_float);
         plan->library = held(library), plan->made = held(made);
         plan->src_bits = src_bits, plan->dst_bits = dst_bits;

@@ -212,28 +212,6 @@ inline bool are_disjoint(const Program* program, const u64* addresses, Extent* e
     return !writes || are_disjoint(written, writes, extents, reads);
 }
 
-enum : int { most_references = 5 };
-
-// References of a call, which end with it.
-struct References {
-    PyObject* each[most_references] = {};
-    int count = 0;
-
-    References() = default;
-    ~References() { clear(); }
-    References(const References&) = delete;
-    References& operator=(const References&) = delete;
-
-    void clear() {
-        while (count) Py_DECREF(each[--count]);
-    }
-    // Takes a reference over; false for null.
-    bool take(PyObject* one) {
-        if (one) each[count++] = one;
-        return one != nullptr;
-    }
-};
-
 // repeat(program, given, new, seed, offset, number): repeats the launches for a list of arrays, and others. new(): something,
 // and a list of the addresses of others, or None where there may be none; it is called where the given arrays are such as the
 // program serves. Returns what that gave first; None, nothing done, where only the checked path can tell. The device of the

@@ -98,6 +98,15 @@ inline bool take_float(PyObject* given, float least, bool* has, float* number) {
     return *number >= least && *number <= 0x1.fffffep127f;
 }
 
+// A seed, or None, and an offset. False after an exception.
+inline bool take_random(PyObject* const* given, OwnChoice* choice) {
+    choice->is_random = !is_none(given[0]);
+    if (!choice->is_random) return true;
+    choice->seed = PyLong_AsUnsignedLongLong(given[0]);
+    choice->offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(given[1]);
+    return !PyErr_Occurred();
+}
+
 // Quantizes x into the parts: codes, or the bytes of packed ones, scales, zero points and the global scale, or None, all of
 // which are flat arrays or tensors of the host. Returns 1 where that is done; 0, nothing of use written, where only the other
 // path can; -1 after an exception.
@@ -125,12 +134,7 @@ inline PyObject* quantize(PyObject*, PyObject* const* arguments, Py_ssize_t coun
     if (!take_float(arguments[7], 0x1p-149f, &choice.has_scale, &choice.scale) || !take_float(arguments[8], 0, &choice.has_top, &choice.top)) {
         return Py_NewRef(Py_False);
     }
-    choice.is_random = !is_none(arguments[9]);
-    if (choice.is_random) {
-        choice.seed = PyLong_AsUnsignedLongLong(arguments[9]);
-        choice.offset = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLongLong(arguments[10]);
-        if (PyErr_Occurred()) return nullptr;
-    }
+    if (!take_random(arguments + 9, &choice)) return nullptr;
     done = quantize_parts(by.how, by.library, choice, arguments[2], arguments + 3);
     for (Py_ssize_t i = 3; done > 0 && i < 7; ++i) {
         if (!tell_of(by.library, arguments[i])) done = -1;

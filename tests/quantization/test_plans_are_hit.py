@@ -24,8 +24,18 @@ Row = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int]
 
 def host_rows() -> dict[str, Row]:
     x, back = np.ones((32, 64), np.float32), gpucast.quantize(np.ones((32, 64), np.float32), "mxfp8e4m3")
-    quantize = gpucast.quantize
+    quantize, one, ends = gpucast.quantize, np.ones((), np.float32), np.array([5, 32], np.int32)
+    packed = gpucast.PackedArray.pack(gpucast.cast(x, "INT4"))
+    groups, cast_groups = gpucast.quantize_grouped, gpucast.cast_grouped
     return {
+        "cast of packed elements": (gpucast.cast, (packed, "FLOAT16"), {}, 1),
+        "cast to packed elements": (gpucast.cast, (packed, "UINT4"), {"scale": 2.0, "amax": one}, 1),
+        "grouped": (groups, (x, ends, "mxfp8e4m3"), {}, 5),
+        "grouped, out=": (groups, (x, ends, "mxfp8e4m3"), {"out": groups(x, ends, "mxfp8e4m3")}, 10),
+        "grouped, stochastic": (groups, (x, ends, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 6),
+        "grouped, scale=": (groups, (x, ends, "nvfp4"), {"scale": one}, 8),
+        "grouped, layout": (groups, (x, ends, "mxfp8e4m3"), {"scale_layout": "128x4"}, 16),
+        "cast_grouped": (cast_groups, (x, ends, "FLOAT8E4M3FN"), {"scale": 2.0}, 12),
         "plain": (quantize, (x, "mxfp8e4m3"), {}, 1),
         "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 1),
         "packed": (quantize, (x, "nvfp4"), {}, 1),

@@ -201,7 +201,20 @@ def by_entry(
     q = _Result()
     vars(q).update(data=data, scales=scales, zero_points=zeros, global_scale=of_all)
     shape = getattr(data, "shape", ())
-    entry = [how, library, _Result, {}, type(data), False, shape, None, type(y), getattr(y, "dtype", None), np.shape(y)]
+    entry = [
+        how,
+        library,
+        _Result,
+        {},
+        type(data),
+        False,
+        shape,
+        None,
+        type(y),
+        getattr(y, "dtype", None),
+        np.shape(y),
+        None,
+    ]
     if at >= 0:
         entry[at] = junk
     plan = MODULE.plan(
@@ -238,7 +251,7 @@ def raw() -> None:
         (MODULE.quantize, (how, None, x, data, scales, None, None, None, None, None, 0)),
         (MODULE.quantize, (how, None, x, data, scales, None, None, 0.5, None, 1, 0)),
         (MODULE.transform, (turn, None, x, y)),
-        (MODULE.group, (groups, None, x, ends, data, scales, ends.copy(), ends[0].copy(), None, None, 0)),
+        (MODULE.group, (groups, None, x, ends, data, scales, ends.copy(), np.zeros((), np.int32), None, None, 0)),
         (MODULE.program, ((launch,), ((np.ndarray, (4, 64), x.dtype, 1024, 0),), 1, (0,), 0)),
         (MODULE.repeat, (program, [x.ctypes.data & ~63], lambda: (1, [64]), 1, 0, 1.0)),
         (MODULE.kernel, (1, 1, 1, 32, 32, 0, 8, (0,), 0, print, print)),
@@ -281,10 +294,16 @@ def raw() -> None:
         refused(MODULE.transform, turn, library, x, y)
         refused(by_entry, back, library, data, scales, None, None, y)
         refused(by_entry, back, library, "data", scales, None, None, y)
-    for junk, at in itertools.product(JUNK, range(11)):
+    for junk, at in itertools.product(JUNK, range(12)):
         refused(by_entry, back, None, data, scales, None, None, y, at, junk)
-    for junk in (*JUNK, (x.dtype, (-1,)), (none.dtype, (1,)), (x.dtype, (2,), 3, {}), (x.dtype, (2,), int, 4)):
+    for junk in (*JUNK, (-1,), (2,), (1 << 62, 1 << 62)):
         refused(MODULE.new_part, junk)
+        for made in ((x.dtype, junk, None, None), (none.dtype, junk, None, None), (junk, (2,), None, None)):
+            refused(MODULE.new_part, made)
+        refused(MODULE.new_part, (x.dtype, (2,), junk, junk))
+        refused(MODULE.new_part, (x.dtype, (2,), None, None, junk, junk))
+        refused(MODULE.new_part, (x.dtype, (2,), None, None, _Result, junk))
+        refused(MODULE.new_part, (x.dtype, (2,), None, None, int, {}))
     # Launches and arrays of a program, and what it is run with.
     for junk in (*JUNK, (1,) * 40):
         for at in range(4):
@@ -378,6 +397,8 @@ def counts() -> None:
     allocated = ctypes.CDLL(None).__sanitizer_get_current_allocated_bytes
     allocated.restype = ctypes.c_size_t
     q, n, y = gpucast.quantize(x, "mxfp8e4m3"), gpucast.quantize(x, "nvfp4"), np.zeros((32, 64), np.float32)
+    packed, ends = gpucast.PackedArray.pack(gpucast.cast(x, "FLOAT4E2M1")), np.array([5, 32], np.int32)
+    g = gpucast.quantize_grouped(x, ends, "nvfp4", scale=scale)
     with idle_cuda.idle(allocate=idle_cuda.fresh):
         there, end = idle_cuda.array((128, 256), np.float32), idle_cuda.array((2,), np.int32)
         there_q = gpucast.quantize(there, "mxfp8e4m3")
@@ -393,6 +414,12 @@ def counts() -> None:
             lambda: gpucast.dequantize(n),
             lambda: gpucast.hadamard(x, 32, out=y),
             lambda: fake_cast(x, "FLOAT8E4M3FN", out=y),
+            lambda: gpucast.quantize_grouped(x, ends, "mxfp8e4m3"),
+            lambda: gpucast.quantize_grouped(x, ends, "nvfp4", scale=scale, out=g),
+            lambda: gpucast.cast_grouped(x, ends, "FLOAT8E4M3FN", scale=scale, rounding="stochastic", seed=seed),
+            lambda: gpucast.cast(packed, "FLOAT16"),
+            lambda: gpucast.cast(packed, "UINT4", scale=scale),
+            lambda: gpucast.cast(packed, "FLOAT", out=y),
             lambda: gpucast.quantize(there, "mxfp8e4m3", out=there_q),
             lambda: gpucast.quantize(there, "mxfp8e4m3"),
             lambda: gpucast.dequantize(there_q),
@@ -416,6 +443,10 @@ def counts() -> None:
             q.data,
             q.scales,
             n.scales,
+            packed,
+            packed.data,
+            ends,
+            g,
             there,
             end,
             there_q,
@@ -439,7 +470,7 @@ def counts() -> None:
 
 def counted(module: Any) -> dict[str, int]:
     """How often the module's functions did all that was asked, and how many plans it got of each kind, from now on."""
-    found = dict.fromkeys(("quantize", "transform", "repeat", "quantized", "dequantized"), 0)
+    found = dict.fromkeys(("quantize", "transform", "group", "repeat", "quantized", "dequantized"), 0)
 
     def count(
         function: Callable[..., Any], name_of: Callable[..., str], did: Callable[[Any], bool]
@@ -453,8 +484,12 @@ def counted(module: Any) -> dict[str, int]:
 
         return run
 
-    for name in ("quantize", "transform", "repeat"):
-        setattr(module, name, count(getattr(module, name), lambda *_, name=name: name, lambda done: done is True))
+    for name in ("quantize", "transform", "group", "repeat"):
+        setattr(
+            module,
+            name,
+            count(getattr(module, name), lambda *_, name=name: name, lambda done: done not in (None, False)),
+        )
     module.plan = count(module.plan, lambda kind, *_: kind, lambda plan: plan is not None)
     return found
 

@@ -63,7 +63,7 @@ class _Result(NamedTuple):
         }  # fmt: skip
         is_packed = issubclass(self.kind, PackedArray)
         codes = self.kind, is_packed, self.shape
-        return self.how, asked, self.quantized, attributes, *codes, self.makes, object, None, None
+        return self.how, asked, self.quantized, attributes, *codes, self.makes, object, None, None, None
 
     def is_like(self, q: Any) -> bool:
         """Whether an earlier result is one of these. (The module looks at its memory.)"""
@@ -248,12 +248,12 @@ def _result(q: Any, src: DType, hadamard: Hadamard | None, turned: bool, size: i
 def make_of(part: Any) -> Made:
     """How new arrays of the host like a part look; None for one that plans do not make."""
     if type(part) is np.ndarray:
-        return part.dtype, part.shape
+        return part.dtype, part.shape, None, None
     if type(part) in (PackedArray, LibraryPackedArray) and type(part.data) is np.ndarray:
         attributes = {"dtype": part.dtype, "shape": part.shape}
         if type(part) is LibraryPackedArray:
             attributes["library"] = part.library
-        return part.data.dtype, part.data.shape, type(part), attributes
+        return part.data.dtype, part.data.shape, None, None, type(part), attributes
     adapter = None if part is None else libraries.find(part)
     return None if adapter is None else adapter.like(part)
 
@@ -313,7 +313,7 @@ class _DequantizePlan:
     def add(self, entry: tuple[Any, ...]) -> None:
         if len(self.entries) >= _MOST:
             self.entries.clear()
-        *_, shape, _, _, _, _ = entry
+        *_, shape, _, _, _, _, _ = entry
         alike = self.entries.get(shape, [])
         self.entries[shape] = [entry, *alike[: _MOST_KINDS - 1]]
 
@@ -340,5 +340,5 @@ def dequantized(q: Any, to: Any, keywords: tuple[Any, ...], y: Any) -> Any:
     plan, asked = _dequantize_plan(q.dtype, dst), HOST_KINDS[type(y)].library
     attributes = {"format": q.format, "axis": q.axis, "scale_layout": q.scale_layout, "library": q.library}
     codes = type(q.data), is_packed, q.data.shape
-    plan.add((how, asked, type(q), attributes, *codes, make, type(y), y.dtype, y.shape))
+    plan.add((how, asked, type(q), attributes, *codes, make, type(y), y.dtype, y.shape, None))
     return plan.plan

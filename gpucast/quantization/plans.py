@@ -8,7 +8,7 @@ earlier result of the checked path says how results look. On devices: `cuda_plan
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from gpucast.arrays import libraries
 from gpucast.casting import plans
@@ -33,13 +33,15 @@ class Repeats:
         host: Callable[..., Any] | None = None,
         *,
         second: tuple[str, Any] = ("to", ...),
+        kind: Literal["quantized", "dequantized", ""] = "",
         **defaults: Any,
     ) -> None:
         """`roles`, `second` and `defaults`: as for `gpucast.casting.plans.function`. ``ask(to, *keyed)``: how a
         device plan asks for calls with these values of keyed keywords; None for none.
-        ``host(x, to, keywords, result)``: the plan of a call on the host, if there may be one."""
+        ``host(x, to, keywords, result)``: the plan of a call on the host, if there may be one. `kind`: that of device
+        plans, by which the module serves calls itself."""
         self.hit, self._keep = plans.function(roles, second=second, **defaults)
-        self._roles, self._ask, self._host = roles, ask, host
+        self._roles, self._ask, self._host, self._kind = roles, ask, host, kind
         self._cuda: dict[Any, CudaPlan] = {}
         # Programs hold kernels of the driver with which they were made.
         ON_NEW_DRIVER.append(self._cuda.clear)
@@ -90,7 +92,7 @@ class Repeats:
                 return None
             if len(self._cuda) >= _MOST_PLANS:
                 self._cuda.clear()
-            plan = self._cuda[key] = CudaPlan(ask)
+            plan = self._cuda[key] = CudaPlan(ask, self._kind)
         free = [value for value, role in zip(keywords, self._roles, strict=True) if role != "k"]
         library = x.library if is_record(type(x)) else libraries.library_of(x)
         return plan.keep((x, *free), record, result, library)
@@ -163,12 +165,12 @@ def _grouped_on_device(to: Any, *keyed: Any) -> Ask | None:
 
 
 QUANTIZE = Repeats(
-    "kkkkf.ffkfk.", _quantized_on_device, host_plans.quantized, second=("format", ...),
+    "kkkkf.ffkfk.", _quantized_on_device, host_plans.quantized, second=("format", ...), kind="quantized",
     axis=-1, scale_layout="linear", transpose=False, rounding=None, seed=None, offset=0, scale=None, amax=None,
     hadamard=None, signs=None, device=None, out=None,
 )  # fmt: skip
 DEQUANTIZE = Repeats(
-    "kff.", _dequantized_on_device, host_plans.dequantized, second=("to", "FLOAT"),
+    "kff.", _dequantized_on_device, host_plans.dequantized, second=("to", "FLOAT"), kind="dequantized",
     hadamard=None, signs=None, seed=None, out=None,
 )  # fmt: skip
 HADAMARD = Repeats(

@@ -3,7 +3,6 @@
 #pragma once
 #include "groups.hpp"
 #include "lists.hpp"
-#include "packed.hpp"
 #include "results.hpp"
 
 namespace gpucast {

@@ -62,8 +62,8 @@ def device_rows() -> dict[str, Row]:
     quantize = gpucast.quantize
     back = quantize(x, "mxfp8e4m3")
     return {
-        "plain": (quantize, (x, "mxfp8e4m3"), {}, 29),
-        "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 15),
+        "plain": (quantize, (x, "mxfp8e4m3"), {}, 2),
+        "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 1),
         "packed": (quantize, (x, "nvfp4"), {}, 38),
         "stochastic": (quantize, (x, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 30),
         "scale=": (quantize, (x, "nvfp4"), {"scale": one}, 31),
@@ -72,7 +72,7 @@ def device_rows() -> dict[str, Row]:
         "transpose='both'": (quantize, (x, "mxfp8e4m3"), {"transpose": "both"}, 45),
         "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 30),
         "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 29),
-        "dequantize": (gpucast.dequantize, (back,), {}, 20),
+        "dequantize": (gpucast.dequantize, (back,), {}, 2),
         "hadamard": (gpucast.hadamard, (x, 32), {}, 25),
         "grouped": (gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {}, 33),
         "grouped, stochastic": (

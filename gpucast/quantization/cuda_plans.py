@@ -254,7 +254,7 @@ class CudaPlan:
 
 
 def _entry(asked: Asked, known: _Known, result: Any, q: Any) -> tuple[Any, ...] | None:
-    """A call of CuPy's arrays that quantized to `q`, or dequantized it, for the module (``kernels/host/results.hpp``); None
+    """A call of CuPy's arrays that quantized to `q`, or dequantized it, for the module (``results.hpp``); None
     for one that needs more than its arrays and new ones."""
     if known.adapter is not None or known.kept or known.program.cells or not is_record(type(q)):
         return None

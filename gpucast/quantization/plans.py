@@ -8,9 +8,11 @@ earlier result of the checked path says how results look. On devices: `cuda_plan
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 from gpucast.arrays import libraries
+from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
 from gpucast.core.extension import MODULE
 from gpucast.kernel import ON_NEW_DRIVER, recording
@@ -25,6 +27,9 @@ _MOST_PLANS = 1024
 
 class Repeats:
     """A public function of an array, what it is to become, and keywords: it keeps plans of its calls."""
+
+    _hit_view: Any = None
+    _keep_view: Any = None
 
     def __init__(
         self,
@@ -42,6 +47,9 @@ class Repeats:
         plans, by which the module serves calls itself."""
         self.hit, self._keep = plans.function(roles, second=second, **defaults)
         self._roles, self._ask, self._host, self._kind = roles, ask, host, kind
+        self._out = list(defaults).index("out")
+        #: Of the same calls for NumPy's arrays over the memory of other libraries: keys may be equal.
+        self._for_views = partial(plans.function, roles, second=second, **defaults)
         self._cuda: dict[Any, CudaPlan] = {}
         # Programs hold kernels of the driver with which they were made.
         ON_NEW_DRIVER.append(self._cuda.clear)
@@ -75,9 +83,37 @@ class Repeats:
         if record.launches:
             plan = self._cuda_plan(x, to, keywords, keyed, result, record)
         else:
-            plan = None if self._host is None else self._host(x, to, keywords, result)
+            plan = (
+                None
+                if self._host is None
+                else self._host(x, to, keywords, result) or self._by_view(x, to, keywords, result)
+            )
         if plan is not None:
             self._keep(x, to, *keywords, plan)
+
+    def _by_view(self, x: Any, to: Any, keywords: tuple[Any, ...], result: Any) -> Any:
+        """The plan of a call on the host whose arrays another library lends to NumPy; None where there is none."""
+        library = x.library if is_record(type(x)) else libraries.library_of(x)
+        if library is None or self._host is None or keywords[self._out] is not None:
+            return None
+        adapter = libraries.of_library(library)
+        native, results = _viewed(x, adapter), _viewed(result, adapter)
+        inner = None if native is None or results is None else self._host(native, to, keywords, results)
+        if inner is None:
+            return None
+        if self._hit_view is None:
+            self._hit_view, self._keep_view = self._for_views()
+        hit: Any = self._hit_view
+        self._keep_view(native, to, *keywords, inner)
+
+        def run(x: Any, *free: Any) -> Any:
+            given = iter(free)
+            own = [value if role == "k" else next(given) for value, role in zip(keywords, self._roles, strict=True)]
+            native = None if own[self._out] is not None else _viewed(x, adapter)
+            y = None if native is None else hit(native, to, *own)
+            return None if y is None else _given_back(y, adapter, library)
+
+        return plans.make("", run)
 
     def _cuda_plan(
         self, x: Any, to: Any, keywords: tuple[Any, ...], keyed: list[Any], result: Any, record: recording.Recording
@@ -96,6 +132,34 @@ class Repeats:
         free = [value for value, role in zip(keywords, self._roles, strict=True) if role != "k"]
         library = x.library if is_record(type(x)) else libraries.library_of(x)
         return plan.keep((x, *free), record, result, library)
+
+
+def _viewed(x: Any, adapter: libraries.Library) -> Any:
+    """An array, or an object of such, with NumPy's arrays over the same memory, but for packed codes; None where the
+    library lends none."""
+    if type(x) is tuple:
+        parts = [_viewed(one, adapter) for one in x]
+        return None if None in parts else tuple(parts)
+    if not is_record(type(x)):
+        return adapter.view(x)
+    found = {name: part if isinstance(part, PackedArray) else adapter.view(part) for name, part in x.parts().items()}
+    if any(part is None for part in found.values()):
+        return None
+    if x.format.element.packed and not isinstance(found["data"], PackedArray):
+        found["data"] = PackedArray.pack(found["data"])
+    native = object.__new__(type(x))
+    vars(native).update(vars(x), **found, library=None)
+    return native
+
+
+def _given_back(y: Any, adapter: libraries.Library, library: str) -> Any:
+    """What `_viewed` makes of the arrays of a library, back."""
+    if type(y) is tuple:
+        return tuple(_given_back(one, adapter, library) for one in y)
+    if not is_record(type(y)):
+        return adapter.from_array(y)
+    vars(y).update({name: adapter.from_array(part) for name, part in y.parts().items()}, library=library)
+    return y
 
 
 # ---- what calls ask for, on devices ----

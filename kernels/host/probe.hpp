@@ -7,7 +7,7 @@
 
 namespace gpucast {
 
-enum : int { most_functions = 16, most_parameters = 20, most_keyed = 8, most_kinds = 64 };
+enum : int { most_functions = 32, most_parameters = 20, most_keyed = 8, most_kinds = 64 };
 
 // How an argument takes part in the search for a plan: by what it is, by whether it is there, or not at all.
 enum Role : char { keyed = 'k', flagged = 'f', free_of = '.' };

@@ -204,9 +204,10 @@ class _Known(NamedTuple):
                     if held is None:
                         return None
                     others.append(casting.cuda.address(held))
-            if repeated.cells:
-                cell = casting.cuda_workspace.Workspace(asked.caller, self.device).cell()
-                others += [cell.data.ptr] * repeated.cells
+            if repeated.cells or repeated.numbers:
+                of_stream = casting.cuda_workspace.Workspace(asked.caller, self.device)
+                others += [of_stream.cell().data.ptr] * repeated.cells if repeated.cells else []
+                others += [of_stream.number(value).data.ptr for value in repeated.numbers]
             made = [cuda.empty(*one) for one in repeated.new]
             others += [one.data.ptr for one in made]
             return made, others
@@ -256,7 +257,13 @@ class CudaPlan:
 def _entry(asked: Asked, known: _Known, result: Any, q: Any) -> tuple[Any, ...] | None:
     """A call of CuPy's arrays that quantized to `q`, or dequantized it, for the module (``results.hpp``); None
     for one that needs more than its arrays and new ones."""
-    if known.adapter is not None or known.kept or known.program.cells or not is_record(type(q)):
+    if (
+        known.adapter is not None
+        or known.kept
+        or known.program.cells
+        or known.program.numbers
+        or not is_record(type(q))
+    ):
         return None
     if asked.random is not None or asked.updated or (q is result and len(asked.read) > 1):
         return None

@@ -177,13 +177,19 @@ def _quantized_on_device(
         if found is None:
             return None
         random, key = found
-        read = [x]
+        read: list[Any] = [x]
+        numbers: list[Any] = []
         for one in (scale, amax):
-            if one is not None:
+            if type(one) in (int, float):
+                # It is among the arguments of the launches.
+                numbers += type(one), one
+            elif one is not None:
                 # Another library's arrays may be written on another stream.
                 if type(one) is not type(x):
                     return None
                 read.append(one)
+        if numbers:
+            key = (key, *numbers)
         keeper = out[0] if type(out) is tuple and out else out
         return Asked(read, out, key, random, (), None, keeper, "quantize")
 

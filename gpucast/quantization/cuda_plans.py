@@ -10,6 +10,7 @@ tuples of these.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from gpucast import casting, kernel
@@ -257,13 +258,10 @@ class CudaPlan:
 def _entry(asked: Asked, known: _Known, result: Any, q: Any) -> tuple[Any, ...] | None:
     """A call of CuPy's arrays that quantized to `q`, or dequantized it, for the module (``results.hpp``); None
     for one that needs more than its arrays and new ones."""
-    if (
-        known.adapter is not None
-        or known.kept
-        or known.program.cells
-        or known.program.numbers
-        or not is_record(type(q))
-    ):
+    if known.adapter is not None or known.kept or known.program.numbers or not is_record(type(q)):
+        return None
+    # The module tells those for new results by their other memory.
+    if known.program.cells and asked.out is not None:
         return None
     if asked.random is not None or asked.updated or (q is result and len(asked.read) > 1):
         return None
@@ -278,13 +276,18 @@ def _entry(asked: Asked, known: _Known, result: Any, q: Any) -> tuple[Any, ...] 
         if sorted(numbers) != list(range(len(known.program.new))):
             return None
         there = [i for i, part in enumerate(parts) if part is not None]
-        places = tuple(there[numbers.index(i)] for i in range(len(numbers)))
+        cells = [partial(_cell_address, asked.caller, known.device)] * known.program.cells
+        places = (*cells, *(there[numbers.index(i)] for i in range(len(numbers))))
         makes = [None if part is None else _make(part, array, cuda) for part in parts]
     attributes = {name: getattr(q, name) for name in _ATTRIBUTES}
     codes = type(q.data), isinstance(q.data, PackedArray), q.data.shape
     new = tuple(makes) if q is result else makes[0]
     look = (object, None, None) if q is result else (type(result), result.dtype, result.shape)
     return known.program.launches, cuda.capturing, type(q), attributes, *codes, new, *look, places
+
+
+def _cell_address(caller: str, device: int) -> int:
+    return int(casting.cuda_workspace.Workspace(caller, device).cell().data.ptr)
 
 
 def _make(part: Any, array: type, cuda: Any) -> tuple[Any, ...]:

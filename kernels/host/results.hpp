@@ -96,7 +96,7 @@ enum : int {
     entry_numbers,    // The class, dtype and shape of numbers.
     entry_dtype,
     entry_numbers_shape,
-    entry_places,     // Of a program the places in a new result of its other arrays, or None.
+    entry_places,     // Of a program with others their places in a new result, or functions that give their addresses.
     entry_parts
 };
 
@@ -198,7 +198,7 @@ inline PyObject* new_part(PyObject*, PyObject* how) {
 // ---- on devices ----
 
 // Repeats the program of an entry for these arrays, of which null and None count as none. Those of a new result are in `made`;
-// the others of the program have these places there. Returns 1; 0, nothing done, where only others can tell; -1 after an
+// the others of the program have these places there, or are kept: functions give their addresses. Returns 1; 0, nothing done, where only others can tell; -1 after an
 // exception.
 template <typename Make>
 inline int repeat_by(const ResultEntry& entry, PyObject* const* given, int count, PyObject* places, const Make& make, References* made) {
@@ -221,6 +221,14 @@ inline int repeat_by(const ResultEntry& entry, PyObject* const* given, int count
     }
     for (int i = 0; i < program->others; ++i) {
         PyObject* const place = PyTuple_Check(places) ? PyTuple_GetItem(places, i) : nullptr;
+        if (place && PyCallable_Check(place)) {
+            PyObject* kept = PyObject_CallNoArgs(place);
+            const u64 address = kept ? PyLong_AsUnsignedLongLong(kept) : 0;
+            Py_XDECREF(kept);
+            if (PyErr_Occurred()) return -1;
+            if (!again.take_other(i, address)) return 0;
+            continue;
+        }
         const Py_ssize_t at = place ? PyLong_AsSsize_t(place) : -1;
         PyErr_Clear();
         if (at < 0 || at >= made->count) return 0;

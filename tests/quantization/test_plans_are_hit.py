@@ -48,6 +48,7 @@ def host_rows() -> dict[str, Row]:
         "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 20),
         "dequantize": (gpucast.dequantize, (back,), {}, 2),
         "hadamard": (gpucast.hadamard, (x, 32), {}, 9),
+        "fake_cast, blocks": (fake_cast, (x, "mxfp8e4m3"), {}, 8),
         "fake_cast": (fake_cast, (x, "FLOAT8E4M3FN"), {}, 7),
         "fake_cast, scale=": (fake_cast, (x, "FLOAT8E4M3FN"), {"scale": 0.5}, 7),
         "fake_cast, stochastic": (fake_cast, (x, "FLOAT8E4M3FN"), {"rounding": "stochastic", "seed": 1}, 7),
@@ -64,9 +65,11 @@ def device_rows() -> dict[str, Row]:
     return {
         "plain": (quantize, (x, "mxfp8e4m3"), {}, 2),
         "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 1),
-        "packed": (quantize, (x, "nvfp4"), {}, 38),
+        "packed": (quantize, (x, "nvfp4"), {}, 12),
         "stochastic": (quantize, (x, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 30),
         "scale=": (quantize, (x, "nvfp4"), {"scale": one}, 31),
+        "a number as scale=": (quantize, (x, "nvfp4"), {"scale": 0.5}, 40),
+        "a number as amax=": (quantize, (x, "nvfp4"), {"amax": 3}, 40),
         "amax=": (quantize, (x, "nvfp4"), {"amax": one}, 31),
         "transpose=True": (quantize, (x, "mxfp8e4m3"), {"transpose": True}, 29),
         "transpose='both'": (quantize, (x, "mxfp8e4m3"), {"transpose": "both"}, 45),
@@ -118,3 +121,17 @@ def test_numbers_that_are_not_finite_are_tried_once() -> None:
     entered = functions(lambda: gpucast.quantize(x, "mxfp8e4m3"))
     assert ("quantization/host_plans.py", "run") not in entered
     assert ("quantization/quantize_on_host.py", "quantize") in entered
+
+
+@pytest.mark.peers
+def test_of_tensors() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x, ends = torch.ones(32, 64), torch.tensor([5, 32], dtype=torch.int32)
+    quantize, groups = gpucast.quantize, gpucast.quantize_grouped
+    check({
+        "grouped": (groups, (x, ends, "mxfp8e4m3"), {}, 9),
+        "grouped, out=": (groups, (x, ends, "mxfp8e4m3"), {"out": groups(x, ends, "mxfp8e4m3")}, 15),
+        "hadamard": (gpucast.hadamard, (x, 32), {}, 14),
+        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 14),
+        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 30),
+    })  # fmt: skip

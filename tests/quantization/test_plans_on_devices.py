@@ -25,8 +25,20 @@ from gpucast.kernel.kernel import Kernel
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module is missing")
 
-#: More formats, whose calls share memory that they keep, have plans in Python.
-FORMATS = ("mxfp8e4m3", "mxfp8e5m2", "mxfp4", "int4_128", "int8_zp_32", "float8e4m3fn_128x128")
+FORMATS = (
+    "nvfp4",
+    "float8e4m3fn_tensor",
+    "mxfp8e4m3",
+    "mxfp8e5m2",
+    "mxfp4",
+    "int4_128",
+    "int8_zp_32",
+    "float8e4m3fn_128x128",
+)
+
+
+#: Of these, those whose blocks share a scale.
+MEETING = FORMATS[:2]
 
 
 @dataclass
@@ -124,8 +136,11 @@ def test_plans_launch_and_give_what_the_checked_path_does(name: str, device: Dev
         first = device.done(call)
         assert first[0], what
         assert device.done(call) == first == device.done(call), what
-        # The module alone: beside the public function only the driver is asked whether a graph is captured.
-        assert len(functions(call)) <= 2, what
+        # The module alone: beside the public function the driver is asked whether a graph is captured, and for the cell
+        # in which blocks meet. Where an `out` keeps that, the plan is in Python.
+        entered = functions(call)
+        is_kept = what.endswith("out=") and name in MEETING
+        assert is_kept or len(entered) <= (12 if name in MEETING else 2), (what, entered)
 
 
 def test_another_shape_and_place_of_memory_have_launches_of_their_own(device: Device) -> None:

@@ -87,7 +87,20 @@ def files() -> str:
     return "\n".join(lines)
 
 
+def calls() -> str:
+    """The newest cost of repeated calls."""
+    newest = max(FOLDER.glob("calls-*.json"))
+    found = json.loads(newest.read_text(encoding="utf-8"))
+    machine, rows = found["machine"], found["calls"].items()
+    lines = "".join(f"| {call} | {time.replace('x', ' times')} |\n" for call, time in rows)
+    return (
+        f"Arrays of {found['size']:,} FLOATs to FLOAT16, lists of 100 short ones; {machine['processor']}, {machine['date']}, "
+        f"commit {machine['commit']} ([figures](../bench/results/{newest.name})).\n\n| Call | Time |\n| --- | --- |\n{lines}"
+    )
+
+
 TEXTS: dict[str, Callable[..., str]] = {
+    "calls": calls,
     "gpu": readme.gpu_section,
     "speed": readme.speed_table,
     "static": readme.static_section,

@@ -10,12 +10,14 @@ nothing.
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import itertools
+import json
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +27,7 @@ import torch
 import gpucast
 from bench import idle_cuda
 from bench.entered import entered
+from bench.revision import FOLDER, machine
 from bench.timing.times import quickest
 from gpucast import PackedArray
 from gpucast.core.errors import DeviceUnavailable
@@ -176,17 +179,27 @@ def compilations(pairs: int = COMPILED) -> dict[str, float]:
     return {name: 1e6 * statistics.median(seconds) for name, seconds in taken.items()}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.host.calls", description="The cost of repeated calls.")
+    parser.add_argument("--keep", action="store_true", help="write the figures to bench/results/calls-DATE.json")
+    keep = parser.parse_args(argv).keep
     torch.set_num_threads(1)
     print(f"{'call':40} {'time':>9}  functions/files")
+    rows: dict[str, str] = {}
     for what, (ours, theirs) in host().items():
         best = quickest({"ours": ours, "theirs": theirs}, ROUNDS, calls=CALLS, clock=time.thread_time)
-        _show(what, f"{best['ours'] / best['theirs']:8.2f}x", ours)
+        rows[what] = f"{best['ours'] / best['theirs']:.2f}x"
+        _show(what, rows[what], ours)
     rooms = itertools.cycle([idle_cuda.array((1 << 16,), np.uint8).data for _ in range(16)])
     with idle_cuda.idle(allocate=lambda nbytes: next(rooms)):
         for what, ours in device().items():
             [seconds] = quickest({what: ours}, ROUNDS, calls=CALLS, clock=time.thread_time).values()
-            _show(what, f"{1e6 * seconds:6.2f} us", ours)
+            rows[what] = f"{1e6 * seconds:.2f} us"
+            _show(what, rows[what], ours)
+    if keep:
+        figures = {"machine": machine() | {"torch": torch.__version__}, "size": SIZE, "calls": rows}
+        path = FOLDER / f"calls-{figures['machine']['date']}.json"
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     try:
         for what, microseconds in compilations().items():
             print(f"{f'compilation, {what}':40} {microseconds:6.0f} us")

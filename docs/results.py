@@ -91,12 +91,13 @@ def calls() -> str:
     """The newest cost of repeated calls."""
     newest = max(FOLDER.glob("calls-*.json"))
     found = json.loads(newest.read_text(encoding="utf-8"))
-    machine, rows = found["machine"], found["calls"].items()
-    lines = "".join(f"| {call} | {time.replace('x', ' times')} |\n" for call, time in rows)
-    return (
-        f"Arrays of {found['size']:,} FLOATs to FLOAT16, lists of 100 short ones; {machine['processor']}, {machine['date']}, "
-        f"commit {machine['commit']} ([figures](../bench/results/{newest.name})).\n\n| Call | Time |\n| --- | --- |\n{lines}"
+    machine, link = found["machine"], f"../bench/results/{newest.name}"
+    lines = [f"| {call} | {time.replace('x', ' times')} |" for call, time in found["calls"].items()]
+    head = (
+        f"Arrays of {found['size']:,} FLOATs, in most rows to FLOAT16; lists of 100 short ones. {machine['processor']}, "
+        f"{machine['date']}, commit {machine['commit']} ([figures]({link}))."
     )
+    return "\n".join([head, "", "| Call | Time |", "| --- | --- |", *lines])
 
 
 TEXTS: dict[str, Callable[..., str]] = {

@@ -197,8 +197,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             rows[what] = f"{1e6 * seconds:.2f} us"
             _show(what, rows[what], ours)
     if keep:
-        figures = {"machine": machine() | {"torch": torch.__version__}, "size": SIZE, "calls": rows}
-        path = FOLDER / f"calls-{figures['machine']['date']}.json"
+        where = machine() | {"torch": torch.__version__}
+        figures = {"machine": where, "size": SIZE, "calls": rows}
+        path = FOLDER / f"calls-{where['date']}.json"
         path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     try:
         for what, microseconds in compilations().items():

@@ -94,8 +94,8 @@ def calls() -> str:
     machine, link = found["machine"], f"../bench/results/{newest.name}"
     lines = [f"| {call} | {time.replace('x', ' times')} |" for call, time in found["calls"].items()]
     head = (
-        f"Arrays of {found['size']:,} FLOATs, in most rows to FLOAT16; lists of 100 short ones. {machine['processor']}, "
-        f"{machine['date']}, commit {machine['commit']} ([figures]({link}))."
+        f"Arrays of {found['size']:,} FLOATs, in most rows to FLOAT16; lists of 100 short ones. "
+        f"{machine['processor']}, {machine['date']}, commit {machine['commit']} ([figures]({link}))."
     )
     return "\n".join([head, "", "| Call | Time |", "| --- | --- |", *lines])
 

@@ -303,7 +303,6 @@ def raw() -> None:
         refused(MODULE.new_part, (x.dtype, (2,), junk, junk))
         refused(MODULE.new_part, (x.dtype, (2,), None, None, junk, junk))
         refused(MODULE.new_part, (x.dtype, (2,), None, None, _Result, junk))
-        refused(MODULE.new_part, (x.dtype, (2,), None, None, int, {}))
     # Launches and arrays of a program, and what it is run with.
     for junk in (*JUNK, (1,) * 40):
         for at in range(4):

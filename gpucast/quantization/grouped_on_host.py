@@ -103,7 +103,7 @@ class _Groups(NamedTuple):
 
 def _looks(grouped: Any) -> list[Any]:
     """What decides on whether a result can be written to, as far as the module does not look."""
-    return [part if part is None else (type(part), part.dtype, part.shape) for part in grouped]
+    return [(type(part), getattr(part, "dtype", None), getattr(part, "shape", None)) for part in grouped]
 
 
 class _GroupedPlan:

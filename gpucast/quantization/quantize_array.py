@@ -15,7 +15,7 @@ from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting import engines
-from gpucast.casting.plans import KINDS
+from gpucast.casting.plans import by_plan
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.kernel import devices, streams
@@ -61,8 +61,7 @@ def quantize(x: Any, format: Any, *, transpose: bool = False, **keywords: Unpack
 def quantize(
     x: Any, format: Any, *, transpose: Literal["both"], **keywords: Unpack[QuantizeKeywords]
 ) -> tuple[Quantized, Quantized]: ...
-
-
+@by_plan(plans.QUANTIZE.hit)
 def quantize(
     x: Any,
     format: Any,
@@ -158,16 +157,10 @@ def quantize(
     byte (an odd number of 4-bit elements), and for many matrices that are far smaller than a tile of 64 x 128 elements.
     An array that is neither in C order nor the transpose of such an array is copied first.
     """
-    if scales_of is None and type(x) in KINDS:
-        found = plans.QUANTIZE.hit(
-            x, format, axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
-        )
-        if found is not None:
-            return found
     keywords = axis, scale_layout, transpose, rounding, seed, offset, scale, amax, hadamard, signs, device, out
     if scales_of is not None:
         return untraced(_quantize, x, format, *keywords, scales_of)
-    return untraced(plans.QUANTIZE.checked, _quantize, x, format, keywords)
+    return plans.QUANTIZE.checked(_quantize, x, format, keywords)
 
 
 class _QuantizeOptions(NamedTuple):
@@ -249,6 +242,7 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     return tuple(results) if transpose == "both" else results[0]
 
 
+@by_plan(plans.DEQUANTIZE.hit)
 def dequantize(
     q: Quantized,
     to: Any = "FLOAT",

@@ -18,7 +18,7 @@ from gpucast.arrays.bitpacking import namespace
 from gpucast.arrays.overlap import Place, check_disjoint
 from gpucast.arrays.packed import PackedArray, as_array, device_index, host_only
 from gpucast.casting import calls, engines
-from gpucast.casting.plans import KINDS
+from gpucast.casting.plans import by_plan
 from gpucast.core.arithmetic import exact
 from gpucast.core.checks import integer
 from gpucast.core.dtypes import DType, dtype
@@ -218,6 +218,7 @@ class Quantized:
             data, *others = map(engines.to_host, vars(native).values())
             return self if data is native.data else replace(self, **vars(Parts(data, *others)))
 
+    @by_plan(plans.DEQUANTIZE.hit)
     def dequantize(
         self,
         to: Any = "FLOAT",
@@ -228,11 +229,7 @@ class Quantized:
         out: Any = None,
     ) -> Any:
         """The numbers: `gpucast.dequantize` of this."""
-        if type(self) in KINDS:
-            found = plans.DEQUANTIZE.hit(self, to, hadamard, signs, seed, out)
-            if found is not None:
-                return found
-        return libraries.untraced(plans.DEQUANTIZE.checked, _dequantized, self, to, (hadamard, signs, seed, out))
+        return plans.DEQUANTIZE.checked(_dequantized, self, to, (hadamard, signs, seed, out))
 
     def workspace(self, caller: str) -> Any:
         """The memory on a device that it keeps between calls that write or read it; None on the host."""

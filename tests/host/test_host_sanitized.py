@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import built_kernels
 import sanitizer
 from gpucast.core.extension import MODULE
 from gpucast.host import build
@@ -27,10 +28,10 @@ SOME = {
 
 
 def built(folder: Path, sanitizers: str, some: bool) -> Path:
-    """The module of a build with these sanitizers."""
+    """The module of a build with these sanitizers, whose objects are kept for the next run."""
     target = folder / "_host.abi3.so"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GPUCAST_BUILD_DIR", str(folder / "objects"))
+        patch.setenv("GPUCAST_BUILD_DIR", str(built_kernels.FOLDER))
         patch.setattr(build, "_TARGET", target)
         patch.setattr(build, "MISSING", folder / "missing.txt")
         patch.delenv("GPUCAST_NO_HOST", raising=False)

@@ -74,7 +74,13 @@ def test_host_and_kernels(src: DType, exhaustive: bool) -> None:
     """In one test, because the reference takes as long as all of them."""
     built: dict[int, dict[CastRule, host_build.HostKernels]] = {}
     for arch, has in ARCHITECTURES.items():
-        group = [rule for dst in NUMERIC if has(src, dst) for rule in rules(src, dst)]
+        # For the others than 90 unless `exhaustive` the rule of a pair, and a third of its other rules, by turns.
+        group = [
+            rule
+            for i, dst in enumerate(NUMERIC)
+            for turn, rule in enumerate(rules(src, dst) if has(src, dst) else ())
+            if exhaustive or arch == 90 or turn == 0 or (turn + i) % 3 == 0
+        ]
         group += [rule for dst in NUMERIC if arch == 90 for rule in by_rule(src, dst, exhaustive)]
         built[arch] = dict.fromkeys(group, host_build.build(group, optimize=exhaustive, arch=arch))
     for rule in built[90]:

@@ -16,7 +16,7 @@ from gpucast.kernel.fused_kernel import cast_kernel
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100a")
 #: One in so many of the kernels listed, another share for each family; and one in so many of all with --exhaustive,
 #: which tries each on all architectures.
-SAMPLES = {"": (400, 500), "_transform_|_tiles|4over6": (200, 100), "_groups_": (10, 5)}
+SAMPLES = {"": (600, 500), "_transform_|_tiles|4over6": (300, 100), "_groups_": (20, 5)}
 _SHARED, _READ = "__shared__ float s[64];", "__syncthreads(); y[1] = s[threadIdx.x ^ 1];"
 _STORE = 'asm volatile("st.global.f32 [%0], %1;" :: "l"(s + threadIdx.x), "f"(1.0f));'
 #: Bodies of kernels with a fault, and what the gate says. `x` is the source, `y` the result.

@@ -157,32 +157,28 @@ GPUCAST_INLINE bool any_at_most(WideCodes a, u32 most) {
 }
 GPUCAST_INLINE bool any_at_least(WideCodes a, u32 least) { return any_at_most(~a, ~least); }
 
-// The same by lanes of 16 bits, for 32 elements or more. `by`: one factor, or two; each its own one comes from `all`.
-template <typename Src, typename Element, typename Rule, typename Division, Factors factors>
-GPUCAST_INLINE bool find_codes_in_lanes(const Stored<Src>* __restrict__ src, u8* __restrict__ dst, u64 n,
-                                        [[maybe_unused]] const float* all, QuotientLanes by) {
-    WideCodes least = WideCodes{} - 1;
+// The same by lanes of 16 bits, for 32 elements or more. `by`: one factor, or two; each its own one comes from `all`. Calls
+// correct(i) where some of the 32 from i on may be wrong.
+template <typename Src, typename Element, typename Rule, typename Division, Factors factors, typename Correct>
+GPUCAST_INLINE void find_codes_in_lanes(const Stored<Src>* __restrict__ src, u8* __restrict__ dst, u64 n, [[maybe_unused]] const float* all,
+                                        QuotientLanes by, const Correct& correct) {
     for (u64 i = 0;; i += lanes) {
         // The last ones end with the block: some are computed twice.
         if (n - i < lanes) i = n - lanes;
-        if constexpr (factors == Factors::each) {
-            __builtin_memcpy(&by, all + i, sizeof by);
-        }
+        if constexpr (factors == Factors::each) __builtin_memcpy(&by, all + i, sizeof by);
         QuotientLanes q = numbers_of<Src, factors>(src + i);
         if constexpr (Division::multiplies) q = {q.first * by.first, q.second * by.second};
         else q = {q.first / by.first, q.second / by.second};
-        if constexpr (Division::corrects) {
-            const WideCodes first = from_midpoint<Element, Division::ulps>(WideCodes(q.first) & 0x7fffffff);
-            const WideCodes second = from_midpoint<Element, Division::ulps>(WideCodes(q.second) & 0x7fffffff);
-            const WideCodes both = first < second ? first : second;
-            least = both < least ? both : least;
-        }
         const BytePairs results = narrowed<UpperHalf, Element, Rule, false>(upper_halves<Src, factors>(q));
         const HalfBytes bytes = __builtin_convertvector(results, HalfBytes);
         __builtin_memcpy(dst + i, &bytes, sizeof bytes);
+        if constexpr (Division::corrects) {
+            const WideCodes first = from_midpoint<Element, Division::ulps>(WideCodes(q.first) & 0x7fffffff);
+            const WideCodes second = from_midpoint<Element, Division::ulps>(WideCodes(q.second) & 0x7fffffff);
+            if (any_at_most(first < second ? first : second, 2 * Division::ulps)) correct(i);
+        }
         if (i + lanes >= n) break;
     }
-    return Division::corrects && any_at_most(least, 2 * Division::ulps);
 }
 #endif
 
@@ -235,13 +231,14 @@ struct Quotient {
     static GPUCAST_INLINE void find_pair([[maybe_unused]] const Source* src, [[maybe_unused]] u8* dst, [[maybe_unused]] OfBlock* d,
                                          [[maybe_unused]] const float* factors, [[maybe_unused]] bool are_known, [[maybe_unused]] void* more) {
 #if GPUCAST_TABLE_BYTES == 64
-        bool is_wrong = !are_known;
         if constexpr (narrows<FLOAT, Element, Rule>()) {
             const WideNumbers none = {};
-            is_wrong |= find_codes_in_lanes<Src, Element, Rule, Division, Factors::two>(src, dst, lanes, factors, {none + factors[0], none + factors[1]});
-        }
-        if (Division::corrects && is_wrong && !more) {
-            for (u64 i = 0; i < 2; ++i) correct<false>(src + i * shorter_block, dst + i * shorter_block, shorter_block, d + i);
+            const auto correct_both = [&](u64) {
+                if (more) return;
+                for (u64 i = 0; i < 2; ++i) correct<false>(src + i * shorter_block, dst + i * shorter_block, shorter_block, d + i);
+            };
+            find_codes_in_lanes<Src, Element, Rule, Division, Factors::two>(src, dst, lanes, factors, {none + factors[0], none + factors[1]}, correct_both);
+            if (Division::corrects && !are_known) correct_both(0);
         }
 #endif
     }
@@ -257,25 +254,27 @@ struct Quotient {
             }
             return;
         }
-        bool is_wrong = !are_known;
+        const bool may_correct = Division::corrects && !more;
 #if GPUCAST_TABLE_BYTES == 64
         if constexpr (narrows<FLOAT, Element, Rule>()) {
-            if (n >= lanes) {
+            if (n >= lanes && (are_known || !may_correct)) {
                 const WideNumbers by = WideNumbers{} + *factors;
-                is_wrong |= find_codes_in_lanes<Src, Element, Rule, Division, is_each ? Factors::each : Factors::one>(src, dst, n, factors, {by, by});
-            } else {
-                is_wrong |= find_codes_plainly<Src, Element, Rule, Division, is_each>(src, dst, n, factors);
+                const auto correct_some = [&](u64 i) {
+                    if (may_correct) correct<is_each>(src + i, dst + i, lanes, d + (is_each ? i : 0));
+                };
+                find_codes_in_lanes<Src, Element, Rule, Division, is_each ? Factors::each : Factors::one>(src, dst, n, factors, {by, by}, correct_some);
+                return;
             }
-        } else
-#endif
-        {
-            is_wrong |= find_codes_plainly<Src, Element, Rule, Division, is_each>(src, dst, n, factors);
         }
-        if (Division::corrects && is_wrong && !more) correct<is_each>(src, dst, n, d);
+#endif
+        const bool is_wrong = find_codes_plainly<Src, Element, Rule, Division, is_each>(src, dst, n, factors) || !are_known;
+        if (may_correct && is_wrong) correct<is_each>(src, dst, n, d);
     }
 
     template <bool is_each>
     static __attribute__((noinline)) void correct(const Source* __restrict__ src, u8* __restrict__ dst, u64 n, OfBlock* d) {
+        // Vectors as wide as the shortest blocks.
+#pragma omp simd simdlen(16)
         for (u64 i = 0; i < n; ++i) {
             const float x = number<Src>(src[i]);
             dst[i] = quotient_code<Element, Rule>(x, odd_quotient(ptx::abs(x), double(d[is_each ? i : 0])));
@@ -307,6 +306,7 @@ template <typename Src, bool is_each>
 __attribute__((noinline)) void divide_wholly(const Stored<Src>* __restrict__ src, u8* __restrict__ dst, u64 n, const float* d, const i32* zero,
                                              Integers to) {
     const double large = 0x1.8p52;
+#pragma omp simd simdlen(16)
     for (u64 i = 0; i < n; ++i) {
         const u64 own = is_each ? i : 0;
         const double q = double(number<Src>(src[i])) / double(d[own]);

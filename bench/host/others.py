@@ -2,9 +2,9 @@
 """Quantizing on the host beside llama.cpp's and torchao's own: ``python -m bench.host.others``.
 
 llama.cpp's functions are those of ggml, from the package libggml-python (``--ggml`` names its folder where it is
-installed elsewhere); torchao's are what its tensors call on a CPU, not compiled. Each quantizes FLOATs in rows, and back.
-Formats with the same numbers and scales are few: ours is the nearest one, so that a row compares work of the same kind,
-not the same bytes.
+installed elsewhere); torchao's are what its tensors call on a CPU, not compiled. Each quantizes FLOATs in rows, and
+back. Formats with the same numbers and scales are few: ours is the nearest one, so that a row compares work of the same
+kind, not the same bytes.
 
 Every side works in one thread, and its processor time counts: the fastest of interleaved rounds. Rows of libraries
 that are not there are left out. The figures are written with ``--out``; a table of them is part of docs/performance.md.
@@ -20,6 +20,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -192,13 +193,13 @@ def _torchao_calls(x: NDArray) -> Iterator[tuple[str, str, tuple[Call, Call]]]:
             return MXTensor.to_mx(given, element, 32)
 
         q = mx()
-        yield f"MXTensor, {element}".replace("torch.", ""), format, (mx, lambda q=q: q.dequantize(torch.float32))
+        yield f"MXTensor, {element}".replace("torch.", ""), format, (mx, partial(q.dequantize, torch.float32))
 
     def nvfp4() -> Any:
         return NVFP4Tensor.to_nvfp4(given, per_tensor_scale=per_tensor_amax_to_scale(given.abs().max()))
 
     q = nvfp4()
-    yield "NVFP4Tensor", "nvfp4", (nvfp4, lambda: q.dequantize(torch.float32))
+    yield "NVFP4Tensor", "nvfp4", (nvfp4, partial(q.dequantize, torch.float32))
 
 
 # ---- what is kept ----

@@ -61,10 +61,7 @@ inline bool multiply_floats(float* x, u64 count, const BlockOf<const Factor>& bl
     if (!is_known) return false;
     each_block(block, start, count, [&](u64 i, u64 end, const Factor& by) {
         const float factor = float(by.factor), zero = float(by.zero);
-        // With loops of their own for the usual lengths.
-        if (end - i == short_block) multiply_block<to_odd>(x + i, short_block, &factor, &zero);
-        else if (end - i == shorter_block) multiply_block<to_odd>(x + i, shorter_block, &factor, &zero);
-        else multiply_block<to_odd>(x + i, end - i, &factor, &zero);
+        multiply_block<to_odd>(x + i, end - i, &factor, &zero);
     });
     return true;
 }
@@ -104,36 +101,50 @@ GPUCAST_INLINE void multiply_doubles(const float* y, u8* results, u64 count, con
     if (how.to) how.to(x, results, count);
 }
 
-// What multiplies some blocks of one element each, brought together.
+template <bool flag>
+struct Flag {
+    enum : bool { value = flag };
+};
+
+// What multiplies some blocks, brought together.
 struct OwnFactors {
     OwnFactors(const Factor* of, u64 n) {
         for (u64 i = 0; i < n; ++i) factor[i] = float(of[i].factor), zero[i] = float(of[i].zero), are_known &= takes_floats(of[i]);
+    }
+    // Replaces FLOATs in whole blocks by their products; false, nothing done, where these come from DOUBLEs.
+    template <bool to_odd>
+    GPUCAST_INLINE bool multiply(float* x, u64 count, u64 length) const {
+        if (!are_known) return false;
+        const auto each = [&](u64 n) {
+            for (u64 i = 0, at = 0; at < count; ++i, at += n) multiply_block<to_odd>(x + at, n, factor + i, zero + i);
+        };
+        // With loops of their own for the usual lengths.
+        if (length == 1) multiply_block<to_odd, true>(x, count, factor, zero);
+        else if (length == short_block) each(short_block);
+        else if (length == shorter_block) each(shorter_block);
+        else each(length);
+        return true;
     }
     bool are_known = true;
     alignas(64) float factor[floats_together], zero[floats_together];
 };
 
-// The results of `count` codes, `floats_together` or fewer. `each`: what multiplies each of them, where they are in blocks of their own.
-static void multiply_some(const u8* src, u8* dst, u64 count, const BlockOf<const Factor>& block, u64 start, const OwnFactors* each, const Products& how) {
+// The results of `count` codes, `floats_together` or fewer. `own`: what multiplies them, where they are whole blocks.
+static void multiply_some(const u8* src, u8* dst, u64 count, const BlockOf<const Factor>& block, u64 start, const OwnFactors* own, const Products& how) {
     alignas(64) float y[floats_together];
     // Results that are FLOATs are computed where they will be.
-    float* const own = how.in_floats && !how.to_from_floats ? reinterpret_cast<float*>(dst) : y;
-    how.from(src, own, count);
-    bool is_done = how.in_floats;
-    if (each) {
-        is_done = is_done && each->are_known;
-        if (is_done && how.to_from_floats) multiply_block<true, true>(own, count, each->factor, each->zero);
-        else if (is_done) multiply_block<false, true>(own, count, each->factor, each->zero);
-    } else {
-        is_done = is_done && (how.to_from_floats ? multiply_floats<true>(own, count, block, start) : multiply_floats<false>(own, count, block, start));
-    }
-    if (is_done) {
-        if (how.to_from_floats) how.to_from_floats(own, dst, count);
+    float* const x = how.in_floats && !how.to_from_floats ? reinterpret_cast<float*>(dst) : y;
+    how.from(src, x, count);
+    const auto multiply_by = [&](auto to_odd) {
+        return own ? own->multiply<decltype(to_odd)::value>(x, count, block.length) : multiply_floats<decltype(to_odd)::value>(x, count, block, start);
+    };
+    if (how.in_floats && (how.to_from_floats ? multiply_by(Flag<true>()) : multiply_by(Flag<false>()))) {
+        if (how.to_from_floats) how.to_from_floats(x, dst, count);
         return;
     }
     for (u64 at = 0; at < count; at += numbers) {
         const u64 some = count - at < numbers ? count - at : u64(numbers);
-        multiply_doubles(own + at, dst + at * how.itemsize, some, block, start + at, how);
+        multiply_doubles(x + at, dst + at * how.itemsize, some, block, start + at, how);
     }
 }
 
@@ -144,15 +155,13 @@ static void multiply(const void* from, void* to, u64 n, u64 skip, u64 length, vo
     const Factor* factors = static_cast<const Factor*>(of);
     const Products& how = *static_cast<const Products*>(more);
     const u64 columns = length == 1 ? skip : n;
+    const bool are_whole = length == 1 || (!skip && floats_together % length == 0 && n % length == 0);
     for (u64 start = 0; start < columns; start += floats_together) {
         const u64 count = columns - start < floats_together ? columns - start : u64(floats_together);
-        if (length != 1) {
-            multiply_some(src + start, dst + start * how.itemsize, count, {factors, skip, length}, start, nullptr, how);
-            continue;
-        }
-        const OwnFactors each(factors + start, count);
+        const BlockOf<const Factor> block = {factors, length == 1 ? 0 : skip, length};
+        const OwnFactors own(factors + start / length, are_whole ? count / length : 0);
         for (u64 at = start; at < n; at += columns) {
-            multiply_some(src + at, dst + at * how.itemsize, count, {factors, 0, 1}, start, &each, how);
+            multiply_some(src + at, dst + at * how.itemsize, count, block, start, are_whole ? &own : nullptr, how);
         }
     }
 }

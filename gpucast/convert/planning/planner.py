@@ -143,7 +143,11 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     if request.asked_style is None and request.scale not in (None, "none") and into_model(target):
         request = dataclasses.replace(request, asked_style="qdq")
     source = find(path, target, request.shard_size is not None)
-    if request.scale in RECIPES and any(os.path.basename(item.name) == config_json.NAME for item in source.items):
+    if (
+        request.scale
+        and request.scale in RECIPES
+        and any(os.path.basename(item.name) == config_json.NAME for item in source.items)
+    ):
         request = dataclasses.replace(request, asked_style=_style_of(request.scale, path))
     if request.source_dtype is not None and (source.merged or not source.single):
         raise FileError(f"{path}: --from is for one file; convert the files one by one")
@@ -276,7 +280,7 @@ def _file(
 def _grouped(planned: Sequence[FilePlan], request: Request) -> list[FilePlan]:
     """The plans, with the weights that share a global scale. The weights of a model are those in one folder."""
     scale = request.scale
-    has_global_scale = RECIPES[scale].format.global_scale if scale in RECIPES else scale == "nvfp4"
+    has_global_scale = RECIPES[scale].format.global_scale if scale and scale in RECIPES else scale == "nvfp4"
     if request.style not in scale_styles.CONFIGURED or not has_global_scale:
         return list(planned)
     result = list(planned)

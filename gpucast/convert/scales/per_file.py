@@ -18,7 +18,7 @@ from gpucast.convert.scales.detect import Catalogue
 from gpucast.convert.scales.request import Choice, matches
 from gpucast.convert.scales.scale_styles import ENTRY, RECIPE, STYLES
 from gpucast.core.dtypes import dtype
-from gpucast.files import FileError, Tensor
+from gpucast.files import FileError, Tensor, safetensors
 from gpucast.files.tensor import LoadedTensor
 
 _FLOAT = dtype("FLOAT")
@@ -61,12 +61,19 @@ def scales_by_file(
         path = tensor.paths[tensor.name]
         numbers = _numbers(tensor, path)
         cast = is_cast(numbers) and not any(matches((*choice.exclude, *choice.keep), name) for name in tensor.paths)
-        part = next((name for name in tensor.paths if cast and matches(choice.drop, name)), None)
-        if part is not None:
-            raise FileError(
-                f"{tensor.paths[part]}: --drop is for {part!r}, a part of {numbers.name!r}, whose numbers need it; "
-                "leave it out of the pattern, or keep all parts with --exclude"
-            )
+        for name, where in tensor.paths.items():
+            of = f"a part of {numbers.name!r}, whose numbers need it"
+            if cast and matches(choice.drop, name):
+                raise FileError(
+                    f"{where}: --drop is for {name!r}, {of}; leave it out of the pattern, or keep all parts with "
+                    "--exclude"
+                )
+            named = None if matches((*choice.exclude, *choice.keep), name) else choice.naming(name, [numbers.name])
+            if named is not None:
+                raise FileError(
+                    f"{where}: {named} names {name!r}, {of}, and not the weight itself; name {numbers.name!r}, keep "
+                    "all parts with --exclude, or take them for plain numbers with --as-weights PATTERN"
+                )
         if cast and tensor.stored is None:
             raise FileError(f"{tensor.problem}; leave {numbers.name!r} as it is with --exclude")
         for name, where in tensor.paths.items():
@@ -103,7 +110,7 @@ def _check_beside(
 ) -> None:
     """Decide about each tensor that is no part of codes. FileError for one that is not understood, and for a folder of
     whose quantization the same is true."""
-    problems: list[tuple[bool, str]] = []
+    problems: list[tuple[bool, bool, str]] = []
     beside = [one for one in described(catalogue, every) if not matches(choice.exclude, one.tensor.name)]
     # Where only some names were chosen, all others stay what they are.
     at_work = cast_in | {
@@ -112,6 +119,7 @@ def _check_beside(
     # Layers that had no codes have no scale of inputs.
     has_inputs = "inputs" in carried and not any(is_cast(one.tensor) for one in beside)
     static = _with_scales_of_inputs(catalogue, of_file) if has_inputs else set()
+    weights = [one.base for one in every]
     for one in beside:
         name, folder, scales, row = one.tensor.name, one.folder, of_file[one.path], one.companion
         if matches(choice.drop, name):
@@ -122,6 +130,8 @@ def _check_beside(
         elif matches(choice.as_weights, name):
             continue
         elif row is not None:
+            if (named := choice.naming(name, weights)) is not None:
+                raise FileError(f"{one.path}: {named} names {name!r}, which is {row.what}{_WAYS}")
             is_of_layer = name.endswith(companions.INPUT) and folder in static
             is_of_cache = row.fate == "cache" and catalogue.declared(one.path).cache is not None
             if folder in cast_in and not (row.fate in carried and (is_of_layer or is_of_cache)):
@@ -133,11 +143,12 @@ def _check_beside(
                     scales.vectors.add(name)
         elif one.why and (folder in at_work or is_cast(one.tensor)):
             known = companions.companion(name)
-            problems.append((known is None or known.fate != "refused", f"{one.path}: tensor {name!r} {one.why}{_WAYS}"))
+            is_strange, why = known is None or known.fate != "refused", f"{one.path}: tensor {name!r} {one.why}{_WAYS}"
+            problems.append((is_strange, not _holds_codes(one.tensor), why))
     _check_declared(catalogue, choice, at_work, of_file)
-    # What is known to be of another tool says most.
+    # What is known to be of another tool says most, and then codes.
     if problems:
-        raise FileError(min(problems, key=lambda problem: problem[0])[1])
+        raise FileError(min(problems, key=lambda problem: problem[:2])[2])
 
 
 def _with_scales_of_inputs(catalogue: Catalogue, of_file: Mapping[str, FileScales]) -> set[str]:
@@ -239,7 +250,7 @@ def _closed(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> set[str]:
     found = {os.path.dirname(item.paths[item.name]) for item in every if item.style != STYLES[0]}
     for path, tensor in catalogue.beside(every):
         row = companions.companion(tensor.name)
-        if (row is not None and row.is_sign) or (path.endswith(".safetensors") and _holds_codes(tensor)):
+        if (row is not None and row.is_sign) or (path.lower().endswith(".safetensors") and _holds_codes(tensor)):
             found.add(os.path.dirname(path))
     found |= {
         os.path.dirname(path)
@@ -263,8 +274,10 @@ def _is_sign(key: str, text: str) -> bool:
 def _holds_codes(tensor: Tensor) -> bool:
     """Whether a tensor is of a type that weights have as codes alone."""
     dtype = tensor.dtype
-    if dtype is None or not tensor.size or companions.is_count(tensor.name):
+    if not tensor.size or companions.is_count(tensor.name):
         return False
+    if dtype is None:
+        return tensor.kind not in safetensors.OTHER_BITS
     # Matrices of integers of 16 or 32 bits are words of several codes.
     is_code = dtype.bits <= 8 if dtype.is_float else dtype.family == "int" and dtype.bits < 64 and len(tensor.shape) > 1
     return is_code and not companions.is_plain_cast(tensor)

@@ -25,7 +25,7 @@ from gpucast.convert.running.work import Busy, UnfinishedWork
 from gpucast.convert.running.work_folder import remove
 from gpucast.convert.scales import scaling
 from gpucast.convert.streaming.checksums import ChecksumFile, ChecksumWriter
-from gpucast.convert.streaming.prefetch import Prefetcher, threads
+from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.arithmetic import exact
 from gpucast.core.places import durable
 from gpucast.files import FileError, Spec, Tensor
@@ -190,15 +190,15 @@ class Stream:
                     statistics.examine(before, after, largest)
                 self._advance(tensor.nbytes * report.elements // max(1, tensor.size))
 
-            scaled.write(writer.write, observe, self._prefetcher, self.options.device)
+            scaled.write(writer.write, observe, self._prefetcher)
         else:
 
             def observe_part(size: int, lost: Statistics) -> None:
                 statistics.join(lost)
                 self._advance(tensor.nbytes * size // max(1, tensor.size))
 
-            casting = Casting(tensor, plan.dtype, request, self.options.device, self._plan.source)
-            casting.write(writer, specs[0], self._prefetcher, observe_part)
+            casting = Casting(tensor, plan.dtype, request, self._prefetcher, self._plan.source)
+            casting.write(writer, specs[0], observe_part)
         self.check_loss(file, plan, statistics)
         record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.checksums}
         return record | statistics.as_record()
@@ -239,7 +239,7 @@ def run(
             return
         try:
             work.begin(options.restart, options.share is not None or elsewhere is not None)
-            with Prefetcher(threads(options.device)) as prefetcher:
+            with Prefetcher(options.device) as prefetcher:
                 _all(Stream(work, options, outcome, advance, prefetcher), elsewhere)
         except Busy:
             raise
@@ -269,7 +269,7 @@ def _discard_or_keep(work: UnfinishedWork, options: Options, outcome: Outcome) -
 def run_file(plan: ConversionPlan, file: FilePlan, options: Options, outcome: Outcome) -> None:
     """Convert one file of a plan. Another process has begun the work and publishes the result. Errors as `run`."""
     work = UnfinishedWork(plan)
-    with _naming(plan.target), Prefetcher(threads(options.device)) as prefetcher:
+    with _naming(plan.target), Prefetcher(options.device) as prefetcher:
         try:
             if work.join():
                 Stream(work, options, outcome, lambda done: None, prefetcher).file(file)

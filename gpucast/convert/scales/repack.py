@@ -71,7 +71,7 @@ def _lengths(format: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
 class Repacked(Scaled):
     """A quantized tensor whose values are all kept."""
 
-    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None) -> None:
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher) -> None:
         stored, parts = self.stored, self._found()
 
         def pieces() -> Iterator[NDArray]:

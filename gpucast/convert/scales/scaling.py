@@ -21,16 +21,16 @@ from gpucast.convert.scales.request import Request
 from gpucast.convert.scales.scale_styles import Unsuitable
 from gpucast.convert.scales.stored import Stored
 from gpucast.convert.streaming.pieces import (
-    Engine,
+    Quantize,
     Quantizer,
     by_reference,
     dequantized,
     extremes,
     joined,
     matrices,
-    on_device,
     placed,
     quantizable,
+    quantizing,
     sliced,
 )
 from gpucast.convert.streaming.prefetch import Prefetcher
@@ -40,7 +40,7 @@ from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import NDArray, Spec, Tensor
-from gpucast.quantization import RECIPES, quantize_on_host, recipes
+from gpucast.quantization import RECIPES, recipes
 from gpucast.quantization.formats import FORMATS, SOURCES, Format, Parts, ScaleRule
 
 #: Weights that loaders join into one layer, for which NVFP4 has a single global scale.
@@ -279,14 +279,13 @@ class Scaled:
         """The tensors that replace it in the file, codes first."""
         return list(self.stored.specs.values())
 
-    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher, device: str | None) -> None:
+    def write(self, write: Write, observe: Observe, prefetcher: Prefetcher) -> None:
         """Write all of `specs` in their order, and call the observer once for each piece.
 
         Memory use grows with the number of scales, not with the number of elements.
         """
         stored, format, size = self.stored, self.stored.format, self.tensor.size
-        engine = quantize_on_host.quantize if device in (None, "cpu") else on_device(str(device))
-        quantize = self._quantizer(engine)
+        quantize = self._quantizer(quantizing(prefetcher.engine))
         scales: list[Parts] = []
 
         def work(piece: tuple[int, NDArray]) -> tuple[NDArray, CastReport, Any, Any, Parts]:
@@ -321,9 +320,9 @@ class Scaled:
             if part != "data":
                 write(spec, [arrays[part]])
 
-    def _quantizer(self, engine: Engine) -> Quantizer:
+    def _quantizer(self, quantize: Quantize) -> Quantizer:
         among = None if self.group is None else self.group.extremes
-        return Quantizer(self.tensor, self.stored.format, engine, self.random, among)
+        return Quantizer(self.tensor, self.stored.format, quantize, self.random, among)
 
     def verify(
         self,

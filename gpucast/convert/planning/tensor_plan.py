@@ -128,11 +128,9 @@ class TensorPlanner:
             return None
         if tensor.name not in self._repacked:
             self._repacked[tensor.name] = keeps_values(tensor, stored)
-        if self._repacked[tensor.name]:
-            return Repacked(tensor, stored)
-        if self._request.repack:
-            return Rescaled(tensor, stored, None, self._groups.get(tensor.name))
-        return Scaled(tensor, stored, self._request.random(tensor.name), self._groups.get(tensor.name))
+        changed = Rescaled if self._request.repack else Scaled
+        how = Repacked if self._repacked[tensor.name] else changed
+        return how(tensor, stored, self._request, self._groups.get(tensor.name))
 
     def metadata(self) -> dict[str, str]:
         """The metadata of the written file."""

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from gpucast import files
-from gpucast.casting.loss_counts import CastReport
 from gpucast.convert.losses import counts
 from gpucast.convert.losses.statistics import Errors, Statistics
 from gpucast.convert.planning.plan import ConversionPlan, FilePlan, Stamp
@@ -29,7 +28,6 @@ from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.arithmetic import exact
 from gpucast.core.places import durable
 from gpucast.files import FileError, Spec, Tensor
-from gpucast.files.tensor import NDArray
 
 
 class Stream:
@@ -175,30 +173,20 @@ class Stream:
         request = self._plan.request
         statistics = Statistics(errors=Errors.of(request.detail))
         scaled = None if plan.dtype is None else planner.scaled(tensor)
+
+        def observe(size: int, lost: Statistics) -> None:
+            statistics.join(lost)
+            self._advance(tensor.nbytes * size // max(1, tensor.size))
+
         if plan.dtype is None:
             (spec,) = specs
             self._advance(writer.copy(spec) if spec.source is not None else writer.write(spec, tensor.chunks()))
             statistics.errors = None
         elif scaled is not None:
-
-            def observe(
-                report: CastReport, examined: list[tuple[NDArray, NDArray, float]], special: tuple[int, int]
-            ) -> None:
-                statistics.report += report
-                statistics.add_special(*special)
-                for before, after, largest in examined:
-                    statistics.examine(before, after, largest)
-                self._advance(tensor.nbytes * report.elements // max(1, tensor.size))
-
             scaled.write(writer.write, observe, self._prefetcher)
         else:
-
-            def observe_part(size: int, lost: Statistics) -> None:
-                statistics.join(lost)
-                self._advance(tensor.nbytes * size // max(1, tensor.size))
-
             casting = Casting(tensor, plan.dtype, request, self._prefetcher, self._plan.source)
-            casting.write(writer, specs[0], observe_part)
+            casting.write(writer, specs[0], observe)
         self.check_loss(file, plan, statistics)
         record = {"name": tensor.name, "bytes_in": tensor.nbytes, "bytes_out": writer.nbytes, "sums": writer.checksums}
         return record | statistics.as_record()

@@ -15,7 +15,6 @@ import numpy as np
 
 from gpucast.casting.cast import cast
 from gpucast.casting.loss_counts import CastReport
-from gpucast.convert.losses import counts
 from gpucast.convert.losses.statistics import runs_of_piece
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.scaling import Observe, Scaled, Write
@@ -28,7 +27,7 @@ from gpucast.files.tensor import FileError, NDArray
 from gpucast.quantization import lossless
 from gpucast.quantization.formats import Format, Parts
 
-_FLOAT, _E8M0, _DOUBLE = dtype("FLOAT"), dtype("FLOAT8E8M0"), dtype("DOUBLE")
+_FLOAT, _E8M0 = dtype("FLOAT"), dtype("FLOAT8E8M0")
 #: At most this many scales are looked at to find out whether they are powers of two.
 _SCALES = 1 << 24
 #: Numbers that are compared at a time.
@@ -77,8 +76,10 @@ class Repacked(Scaled):
         def pieces() -> Iterator[NDArray]:
             for codes, start, values in self._kept(parts):
                 chosen = runs_of_piece(self.tensor.size, start, values.size)
-                report = CastReport(values.size, int(np.count_nonzero(values)))
-                observe(report, [(values[run], values[run], 0.0) for run in chosen], counts.special(values, _DOUBLE))
+                statistics = self._statistics(CastReport(values.size, int(np.count_nonzero(values))), values)
+                for run in chosen:
+                    statistics.examine(values[run], values[run], 0.0)
+                observe(values.size, statistics)
                 # A piece may be 128 long rows: the next one comes when this one is gone.
                 del values
                 yield stored.pack(codes)

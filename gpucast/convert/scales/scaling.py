@@ -7,13 +7,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from gpucast.casting.loss_counts import CastReport
 from gpucast.convert.losses import counts
-from gpucast.convert.losses.statistics import runs_of_piece
+from gpucast.convert.losses.statistics import Errors, Statistics, runs_of_piece
 from gpucast.convert.scales import scale_styles
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.per_file import FileScales, read_as_numbers
@@ -36,7 +35,6 @@ from gpucast.convert.streaming.pieces import (
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.convert.streaming.same_codes import are_same, same_bytes
 from gpucast.core.dtypes import DTYPES, DType, dtype
-from gpucast.core.fuse import Random
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import NDArray, Spec, Tensor
@@ -76,10 +74,8 @@ _FORM = ("element", "scale", "block", "zero_points", "global_scale")
 _SAMPLE = 1 << 10
 #: Writes one tensor from flat pieces in order; returns the bytes written.
 Write = Callable[[Spec, Iterable[NDArray]], int]
-#: Called for each piece with its counts of losses, and with the elements of it that were examined: before (flat), as
-#: they will be read back (scales applied), and their largest relative error; and how many of its elements are NaN, and
-#: infinite.
-Observe = Callable[[CastReport, list[tuple[NDArray, NDArray, float]], tuple[int, int]], None]
+#: Called for each piece with the number of its elements, and what they lose when they are read back.
+Observe = Callable[[int, Statistics], None]
 
 
 @dataclass
@@ -269,8 +265,7 @@ class Scaled:
 
     tensor: Tensor
     stored: Stored
-    #: The random bits for stochastic rounding.
-    random: Random | None = None
+    request: Request
     #: The weights that share its global scale, if there are more.
     group: FusedGroup | None = None
 
@@ -288,30 +283,30 @@ class Scaled:
         quantize = self._quantizer(quantizing(prefetcher.engine))
         scales: list[Parts] = []
 
-        def work(piece: tuple[int, NDArray]) -> tuple[NDArray, CastReport, Any, Any, Parts]:
+        def work(piece: tuple[int, NDArray]) -> tuple[NDArray, Statistics, Parts]:
             start, x = piece
             parts = quantize(x, start)
-            chosen = runs_of_piece(size, start, x.size)
-            values, examined = x.reshape(-1), []
-            if chosen:
-                restored = dequantized(parts, format).reshape(-1)
-                examined = [
-                    (values[run], restored[run], counts.largest_error(values[run], restored[run])) for run in chosen
-                ]
-            special = counts.special(x, dtype(x.dtype))
-            report = counts.of_piece(x, parts, format)
-            return stored.pack(parts.data), report, examined, special, replace(parts, data=None)
+            statistics = self._statistics(counts.of_piece(x, parts, format), x)
+            if chosen := runs_of_piece(size, start, x.size):
+                values, restored = x.reshape(-1), dequantized(parts, format).reshape(-1)
+                for run in chosen:
+                    largest = counts.largest_error(values[run], restored[run])
+                    statistics.examine(values[run], restored[run], largest)
+            return stored.pack(parts.data), statistics, replace(parts, data=None)
 
         def pieces() -> Iterator[NDArray]:
-            for packed, report, examined, special, parts in prefetcher.in_order(
-                work, placed(matrices(self.tensor, stored.cut))
-            ):
+            every = placed(matrices(self.tensor, stored.cut))
+            for packed, statistics, parts in prefetcher.in_order(work, every):
                 scales.append(parts)
-                observe(report, examined, special)
+                observe(statistics.report.elements, statistics)
                 yield packed
 
         write(stored.specs["data"], stored.in_groups(pieces()))
         self._write_scales(write, joined(format, stored.shape, scales))
+
+    def _statistics(self, report: CastReport, x: NDArray) -> Statistics:
+        """What a piece loses, without the errors of numbers."""
+        return Statistics(report, Errors.of(self.request.detail), *counts.special(x, dtype(x.dtype)))
 
     def _write_scales(self, write: Write, parts: Parts) -> None:
         """Write all of `specs` behind the codes."""
@@ -322,7 +317,7 @@ class Scaled:
 
     def _quantizer(self, quantize: Quantize) -> Quantizer:
         among = None if self.group is None else self.group.extremes
-        return Quantizer(self.tensor, self.stored.format, quantize, self.random, among)
+        return Quantizer(self.tensor, self.stored.format, quantize, self.request.random(self.tensor.name), among)
 
     def verify(
         self,
@@ -348,7 +343,7 @@ class Scaled:
         loaded = stored.loaded_parts(tensors)
         global_scale = tensors["global_scale"].read().reshape(-1) if "global_scale" in tensors else None
         stored_pieces = zip(stored.codes(tensors["data"]), sliced(format, stored.cut, loaded), strict=True)
-        samples = _samples(stored, everything, whole_rows=self.random is not None)
+        samples = _samples(stored, everything, whole_rows=self.request.seed is not None)
 
         def given_global(wanted: Parts) -> bool:
             if global_scale is None:

@@ -59,7 +59,7 @@ def outcome_text(outcome: Outcome, has_share: bool) -> str:
         if scaling.is_of_own_rule(plan.request, result.plan.kind, result.plan.dtype)
     ]
     if of_own:
-        writer = scale_styles.WRITERS[plan.request.style]
+        writer = scale_styles.STYLES[plan.request.style].writer
         lines.append(f"by gpucast's own rule, since no recipe has {writer}'s codes and scales: {_some(of_own)}")
     if kept := sum(result.plan.lossless for result in results):
         lines.append(f"lossless: {counted(kept, 'tensor')} with every value kept and compared")

@@ -16,6 +16,7 @@ from gpucast.convert.scales.companions import INPUT
 from gpucast.convert.scales.config_json import ENTRIES, NAME, OTHERS, document_of
 from gpucast.convert.scales.declared import Declared
 from gpucast.convert.scales.request import Request
+from gpucast.convert.scales.scale_styles import STYLES
 from gpucast.files import FileError
 
 #: The keys of a config.json for the type of the weights, and its names of types. The older name comes first.
@@ -45,15 +46,15 @@ def texts(
             (file for file in in_folder if file.tensors is None and os.path.basename(file.name) == NAME), None
         )
         if quantized and config is not None and request.asked_style is None:
-            readers = ((style, by) for style, by in scale_styles.LOADERS.items() if style != "qdq")
-            known = ", ".join(f"{style} ({', '.join(by)})" for style, by in readers)
+            readers = ((name, one) for name, one in STYLES.items() if name != scale_styles.MODELS)
+            known = ", ".join(f"{name} ({', '.join(one.loaders)})" for name, one in readers)
             raise FileError(
                 f"{path}: has a {NAME}, and its loaders know of scales only what it tells them; say with --style who "
                 f"is to load the result: {known}"
             )
         if quantized and request.style == "comfyui" and has_index:
             raise FileError(f"{path}: --style comfyui is for a model in one file")
-        configured = quantized and request.style in scale_styles.CONFIGURED
+        configured = quantized and STYLES[request.style].is_configured
         dequantized = [file for file in in_folder if file.scales.detected]
         kept = [name for file in in_folder for name in sorted(file.scales.kept)]
         if kept and (configured or (config is not None and dequantized)):

@@ -23,7 +23,7 @@ from gpucast.convert.scales.companions import Fate
 from gpucast.convert.scales.detect import Catalogue
 from gpucast.convert.scales.per_file import FileScales, scales_by_file
 from gpucast.convert.scales.request import Request
-from gpucast.convert.scales.scale_styles import ENTRY, described_by
+from gpucast.convert.scales.scale_styles import ENTRY, STYLES, described_by
 from gpucast.convert.scales.scaling import scaled_storage
 from gpucast.files import FileError, Tensor, TensorFile, onnx_model
 from gpucast.files.onnx_model import Model
@@ -141,15 +141,15 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     collide. OSError for files that cannot be read.
     """
     if request.asked_style is None and request.scale not in (None, "none") and into_model(target):
-        request = dataclasses.replace(request, asked_style="qdq")
+        request = dataclasses.replace(request, asked_style=scale_styles.MODELS)
     source = find(path, target, request.shard_size is not None)
     if request.scale in RECIPES and any(os.path.basename(item.name) == config_json.NAME for item in source.items):
         request = dataclasses.replace(request, asked_style=_style_of(request.scale, path))
     if request.source_dtype is not None and (source.merged or not source.single):
         raise FileError(f"{path}: --from is for one file; convert the files one by one")
-    if request.style != scale_styles.STYLES[0] and request.scale in (None, "none"):
+    if request.style != scale_styles.DEFAULT and request.scale in (None, "none"):
         raise FileError(f"{path}: --style {request.style} is a way to store scales; give --scale")
-    if source.merged and request.style in scale_styles.CONFIGURED:
+    if source.merged and STYLES[request.style].is_configured:
         raise FileError(f"{target}: --style {request.style} needs a config.json beside the weights; name a folder")
     if request.choice.drop and any(into_model(item.path) for item in source.items):
         raise FileError(
@@ -277,7 +277,7 @@ def _grouped(planned: Sequence[FilePlan], request: Request) -> list[FilePlan]:
     """The plans, with the weights that share a global scale. The weights of a model are those in one folder."""
     scale = request.scale
     has_global_scale = RECIPES[scale].format.global_scale if scale in RECIPES else scale == "nvfp4"
-    if request.style not in scale_styles.CONFIGURED or not has_global_scale:
+    if not STYLES[request.style].is_configured or not has_global_scale:
         return list(planned)
     result = list(planned)
     for folder in dict.fromkeys(os.path.dirname(file.name) for file in planned):

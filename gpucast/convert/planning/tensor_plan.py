@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpucast import files
+from gpucast.convert.scales import scale_styles
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.per_file import FileScales, read_as_numbers
 from gpucast.convert.scales.repack import Repacked, Rescaled, keeps_values
@@ -107,7 +108,7 @@ class TensorPlanner:
             if isinstance(tensor, Dequantized):
                 tensor.check_scales()
             scaled = self.scaled(tensor)
-            if scaled is not None and into_model(out) != (self._request.style == "qdq"):
+            if scaled is not None and into_model(out) != (self._request.style == scale_styles.MODELS):
                 raise FileError(f"{out}: --style qdq is for models (.onnx), and they have no other with --scale")
             if scaled is not None and not into_model(out) and not out.lower().endswith(".safetensors"):
                 raise FileError(f"{out}: tensors with scales are written to .safetensors files alone")

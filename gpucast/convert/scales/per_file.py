@@ -16,7 +16,7 @@ from gpucast.convert.scales.companions import Companion, Fate
 from gpucast.convert.scales.dequantized import Dequantized, DetectedTensor
 from gpucast.convert.scales.detect import Catalogue
 from gpucast.convert.scales.request import Choice, matches
-from gpucast.convert.scales.scale_styles import ENTRY, RECIPE, STYLES
+from gpucast.convert.scales.scale_styles import DEFAULT, ENTRY, RECIPE
 from gpucast.core.dtypes import dtype
 from gpucast.files import FileError, Tensor, safetensors
 from gpucast.files.tensor import LoadedTensor
@@ -247,7 +247,7 @@ def _modules(every: Iterable[DetectedTensor]) -> dict[tuple[str, str], int]:
 def _closed(catalogue: Catalogue, every: Sequence[DetectedTensor]) -> set[str]:
     """The folders that show a sign of quantization. Where gpucast's own entries of the metadata are the only one, they
     name all codes, and the rest are weights."""
-    found = {os.path.dirname(item.paths[item.name]) for item in every if item.style != STYLES[0]}
+    found = {os.path.dirname(item.paths[item.name]) for item in every if item.style != DEFAULT}
     for path, tensor in catalogue.beside(every):
         row = companions.companion(tensor.name)
         if (row is not None and row.is_sign) or (path.lower().endswith(".safetensors") and _holds_codes(tensor)):

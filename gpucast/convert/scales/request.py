@@ -143,7 +143,7 @@ class Request:
     @property
     def style(self) -> str:
         """How scales are stored."""
-        return self.asked_style or scale_styles.STYLES[0]
+        return self.asked_style or scale_styles.DEFAULT
 
     def random(self, name: str) -> Random | None:
         """The random bits for the tensor `name`; None without stochastic rounding."""

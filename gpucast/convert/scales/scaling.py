@@ -17,7 +17,7 @@ from gpucast.convert.scales import scale_styles
 from gpucast.convert.scales.dequantized import Dequantized
 from gpucast.convert.scales.per_file import FileScales, read_as_numbers
 from gpucast.convert.scales.request import Request
-from gpucast.convert.scales.scale_styles import Unsuitable
+from gpucast.convert.scales.scale_styles import STYLES, Unsuitable
 from gpucast.convert.scales.stored import Stored
 from gpucast.convert.streaming.pieces import (
     Quantize,
@@ -170,7 +170,7 @@ def default_rule(style: str, format: Format) -> ScaleRule:
 def library_recipe(style: str, format: Format, source: DType) -> str | None:
     """The recipe by which the library whose style it is finds the codes and scales of a format; None if there is none
     for tensors of the type `source`."""
-    library = scale_styles.WRITERS.get(style)
+    library = STYLES[style].writer
     for name, recipe in RECIPES.items():
         if recipe.library != library or source.name not in recipe.sources:
             continue
@@ -189,7 +189,7 @@ def is_of_own_rule(request: Request, kind: str, to: DType) -> bool:
     """Whether a tensor of the type `kind` gets scales by gpucast's rule although the style is another library's, since
     no recipe has those of that library."""
     format = None if request.scale is None else format_of(request.scale, to)
-    if format is None or not _is_free(request) or request.style not in scale_styles.WRITERS:
+    if format is None or not _is_free(request) or STYLES[request.style].writer is None:
         return False
     return not any(library_recipe(request.style, format, source) for source in SOURCES if source.name == kind)
 
@@ -237,9 +237,9 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
             more = "; it has scales: convert it to BFLOAT16 first" if isinstance(tensor, Dequantized) else ""
             raise FileError(f"{error}{more}") from None
         format = scale_styles.form(style, format)
-    refusal = scale_styles.refused(style, format)
-    if refusal is not None:
-        raise FileError(f"{caller}: --style {style} cannot hold {dtype.name} with --scale {scale}: {refusal}")
+    if not STYLES[style].takes(format):
+        held = f"it holds {STYLES[style].held}"
+        raise FileError(f"{caller}: --style {style} cannot hold {dtype.name} with --scale {scale}: {held}")
     for option, default in (("saturate", True), ("round_mode", "up"), ("rounding", None), ("overflow", None)):
         is_stochastic = (
             option == "rounding" and attributes.get(option) == STOCHASTIC and format.element.family == "float"
@@ -253,7 +253,7 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
     try:
         asked_for = request.choice.asked_for(tensor)
         made = scale_styles.stored(style, tensor.name, tensor.shape, format, tensor.dtype, asked_for)
-        names_recipe = scale in RECIPES and style in scale_styles.CONFIGURED
+        names_recipe = scale in RECIPES and STYLES[style].is_configured
         return replace(made, metadata=((scale_styles.RECIPE, scale),)) if names_recipe else made
     except Unsuitable as reason:
         return str(reason)

@@ -399,6 +399,14 @@ WORK: list[tuple[dict[str, Any], str, str]] = [
         for style in ("gpucast", "deepseek", "compressed-tensors")
     ),
     *(
+        (
+            {FIRST: LINEAR, "in/config.json": '{"model_type": "gpt2"}', INDEX: GONE},
+            f"in out {BLOCKS} --style {style}",
+            "in/config.json: model_type is 'gpt2', whose layers are Conv1D",
+        )
+        for style in ("deepseek", "compressed-tensors")
+    ),
+    *(
         (block_sizes(size), "in out --to FLOAT", f"weight_block_size is {size!r}; expected two lengths")
         for size in ([64], [64, 0], "64")
     ),

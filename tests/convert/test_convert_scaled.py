@@ -359,3 +359,13 @@ def test_what_is_asked_for_by_name_is_quantized(capsys: pytest.CaptureFixture[st
     assert header("out/other.safetensors") == {"m.weight": ("F32", [4, 40])}
     config = json.loads(Path("out/config.json").read_text())["quantization_config"]
     assert config["ignore"] == ["m", "re:.*lm_head"]
+
+
+def test_embeddings_are_kept_whatever_their_names() -> None:
+    """Loaders look for no scales of theirs: transformers would fill them with random numbers."""
+    names = ["transformer.wte", "transformer.wpe", "block.0.relative_attention_bias", "a.pos_emb", "a.mask_token"]
+    model({f"{name}.weight": numbers(128, 128) for name in ["l", *names]}, model_type="t5")
+    options = ["--to", "INT8", "--scale", "per-channel", "--style", "compressed-tensors"]
+    assert convert("in", "out", *options) == 0
+    found = header("out/model.safetensors")
+    assert "l.weight_packed" in found and all(found[f"{name}.weight"][0] == "F32" for name in names)

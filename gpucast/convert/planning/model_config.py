@@ -24,6 +24,9 @@ _DTYPES = ("torch_dtype", "dtype")
 _TORCH = {"FLOAT": "float32", "FLOAT16": "float16", "BFLOAT16": "bfloat16", "DOUBLE": "float64"}
 #: What DeepSeek-V4 calls the type of its experts' codes; vLLM reads it beside the quantization_config.
 _EXPERTS = "expert_dtype"
+#: Models of transformers with layers of the class Conv1D, whose weights are [inputs, outputs]. Its quantizers know the
+#: class Linear alone: it fills such layers with random numbers, and says so among other warnings.
+_CONV1D = ("clvp", "decision_transformer", "gpt2", "imagegpt", "openai-gpt")
 #: The part of an expert's tensor name that follows the name of its layer.
 _EXPERT = re.compile(r"(?<=\.experts)\.\d+\..*")
 
@@ -72,6 +75,12 @@ def texts(
                     f"{path}: --style {request.style} needs the model's config.json, in which loaders look for the "
                     "scales; convert the folder that has it"
                 )
+            if (kind := (document_of(config.path) or {}).get("model_type")) in _CONV1D:
+                raise FileError(
+                    f"{config.path}: model_type is {kind!r}, whose layers are Conv1D; loaders of style {request.style} "
+                    f"quantize Linear layers alone, and would take random numbers; expected --style "
+                    f"{scale_styles.DEFAULT}, or --to BFLOAT16 or FLOAT16"
+                )
             carried = {name for file in in_folder for name in file.scales.carried}
             section = _quantization(quantized, tensors, request, path, carried)
             cache = Declared(os.path.dirname(config.path)).cache
@@ -105,7 +114,8 @@ def _quantization(
     kept = {
         tensor.name.rpartition(".")[0]
         for tensor in tensors
-        if not _is_scaled(tensor) and (_is_matrix(tensor) or _is_of_experts(tensor))
+        if not _is_scaled(tensor)
+        and ((tensor.name.endswith(".weight") and len(tensor.shape) == 2) or _is_of_experts(tensor))
     }
     # If each expert has its own weight tensors, loaders look for the name of the layer.
     expert_layers = {layer for name in kept if (layer := _EXPERT.sub("", name)) != name}
@@ -147,10 +157,6 @@ def _with_dtype(document: dict[str, Any], name: str) -> dict[str, Any]:
         elif isinstance(value, dict) and key.endswith("_config") and key not in ENTRIES:
             result[key] = _with_dtype(value, name)
     return result
-
-
-def _is_matrix(tensor: TensorPlan) -> bool:
-    return tensor.name.endswith(".weight") and len(tensor.shape) == 2
 
 
 def _is_of_experts(tensor: TensorPlan) -> bool:

@@ -98,13 +98,6 @@ def _metadata(parts: Sequence[FilePlan]) -> dict[str, str]:
     return {key: text for key, texts in found.items() for text in texts if len(texts) == 1}
 
 
-def _lost_metadata(file: FilePlan) -> list[str]:
-    """The keys on which the sources disagree, so that the target has none of them."""
-    return [
-        key for part in file.parts for key in part.metadata if key not in file.metadata and not key.startswith(ENTRY)
-    ]
-
-
 @dataclass(frozen=True)
 class Opened:
     """The tensors of a written file, in the order of its plan, each with its planner."""
@@ -184,7 +177,9 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
         written = [_merged(kept, os.path.basename(target))]
     elif request.shard_size is not None:
         written, indexes = _in_shards(kept, source, request.shard_size)
-    dropped += [key for file in written for key in _lost_metadata(file)]
+    # The target has none on which the sources disagree.
+    pairs = [(key, file) for file in written for part in file.parts for key in part.metadata]
+    dropped += [key for key, file in pairs if key not in file.metadata and not key.startswith(ENTRY)]
     configs, stale = model_config.texts(kept, request, bool(indexes), path)
     written = [file for file in written if file.name not in configs and file.name not in stale]
     return ConversionPlan(
@@ -337,29 +332,25 @@ def _shards(one: Index, name: str, planned: Sequence[FilePlan]) -> dict[str, Fil
 
 def _index(one: Index, name: str, planned: Sequence[FilePlan]) -> str:
     """The text of the index of the written files; `index` is the index of the source."""
-    shards = _shards(one, name, planned)
     weight_map: dict[str, str] = {}
     held: dict[str, list[str]] = {}
     for tensor_name, shard in one.weight_map.items():
         held.setdefault(shard, []).append(tensor_name)
     total = 0
-    for shard in one.files:
-        file = shards[shard]
+    for shard, file in _shards(one, name, planned).items():
         # From names in the source to names of planned tensors; they differ for codes that are read as numbers.
         planned_name = {tensor.name: tensor.name for tensor in file.tensors or ()}
         planned_name |= dict.fromkeys(file.scales.dropped, "")
         planned_name |= {item.name: item.stored.name for item in file.scales.detected if item.stored is not None}
-        tensors = {tensor.name: tensor for tensor in file.tensors or ()}
-        for tensor_name in held[shard]:
-            if tensor_name not in planned_name:
-                raise FileError(f"{one.path}: weight_map places {tensor_name!r} in {shard!r}, which has no such tensor")
-            tensor = tensors.get(planned_name[tensor_name])
-            if tensor is not None:
-                for written in tensor.names:
-                    if weight_map.setdefault(written, shard) != shard:
-                        raise FileError(
-                            f"{one.path}: two tensors would have the name {written!r}, in {weight_map[written]!r} "
-                            f"and {shard!r}"
-                        )
-                total += tensor.bytes_out or 0
+        if missing := next((tensor_name for tensor_name in held[shard] if tensor_name not in planned_name), ""):
+            raise FileError(f"{one.path}: weight_map places {missing!r} in {shard!r}, which has no such tensor")
+        kept = {planned_name[tensor_name] for tensor_name in held[shard]}
+        for tensor in file.tensors or ():
+            for written in tensor.names if tensor.name in kept else ():
+                if weight_map.setdefault(written, shard) != shard:
+                    raise FileError(
+                        f"{one.path}: two tensors would have the name {written!r}, in {weight_map[written]!r} and "
+                        f"{shard!r}"
+                    )
+            total += (tensor.bytes_out or 0) if tensor.name in kept else 0
     return one.text(dict(sorted(weight_map.items())), total)

@@ -96,8 +96,8 @@ class Casting:
             statistics.report, stats = passed
             if stats.largest > self.dtype.max_code:
                 for x in part.chunks(self._limit(part)):
-                    self._note_special(statistics, self._cast(x, start)[0])
-            for run in self._examined(start, part.size):
+                    statistics.add_special(*counts.special(self._cast(x, start)[0], self.dtype))
+            for run in runs(self.tensor.size, start, part.size):
                 some = part.part(run.start, run.stop - run.start)
                 assert some is not None, "the file was read at a place"
                 x = some.read()
@@ -105,10 +105,13 @@ class Casting:
             return part.size, statistics, casts
         for x in part.chunks(self._limit(part)):
             y, found = self._cast(x, start)
-            statistics.report += self._lost(x, y, found)
+            if self.request.seed is not None:
+                statistics.report += result_report(x, y, self._rule)
+            else:
+                statistics.report += counts.of_cast(x, y, self._rule.src, self.dtype, self.request.attributes, found)
             if found is None or found.largest > self.dtype.max_code:
-                self._note_special(statistics, y)
-            for run in self._examined(start, x.size):
+                statistics.add_special(*counts.special(y, self.dtype))
+            for run in runs(self.tensor.size, start, x.size):
                 self._examine(statistics, x[run], y[run])
             if positioned is None:
                 casts.append(y)
@@ -116,13 +119,6 @@ class Casting:
                 positioned.write(start, y)
             start += x.size
         return part.size, statistics, casts
-
-    def _examined(self, start: int, size: int) -> Iterator[slice]:
-        """The elements of a part whose errors are computed, as slices of the part."""
-        return runs(self.tensor.size, start, size)
-
-    def _note_special(self, statistics: Statistics, y: NDArray) -> None:
-        statistics.add_special(*counts.special(y, self.dtype))
 
     def _examine(self, statistics: Statistics, x: NDArray, y: NDArray) -> None:
         if self.request.seed is not None:
@@ -172,11 +168,6 @@ class Casting:
             return y, counting(x.view(self._rule.src.code_numpy), y.view(self.dtype.code_numpy))
         random = keywords(moved(self.request.random(self.tensor.name), start))
         return _cast_on(self._engine, x, self.dtype, {**self.request.attributes, **random}).reshape(-1), None
-
-    def _lost(self, x: NDArray, y: NDArray, found: CastStats | None) -> CastReport:
-        if self.request.seed is not None:
-            return result_report(x, y, self._rule)
-        return counts.of_cast(x, y, self._rule.src, self.dtype, self.request.attributes, found)
 
     @cached_property
     def _rule(self) -> CastRule:

@@ -22,7 +22,6 @@ from gpucast.convert.running.outcome import Advance, Options, Outcome, Result
 from gpucast.convert.running.verify import verify
 from gpucast.convert.running.work import Busy, UnfinishedWork
 from gpucast.convert.running.work_folder import remove
-from gpucast.convert.scales import scaling
 from gpucast.convert.streaming.checksums import ChecksumFile, ChecksumWriter
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.core.arithmetic import exact
@@ -59,8 +58,7 @@ class Stream:
         """TooMuchLost if a cast tensor lost too much, unless that is allowed."""
         if tensor.dtype is None or self.options.allow_loss:
             return
-        scaled = len(tensor.names) > 1
-        report = scaling.unexpected(statistics.report) if scaled else statistics.report
+        report = counts.unexpected(statistics.report) if len(tensor.names) > 1 else statistics.report
         counts.check(f"{file.origins[tensor.name]}: tensor {tensor.name!r}", tensor.kind, tensor.dtype.name, report)
 
     def begin(self, stage: str) -> None:

@@ -45,7 +45,9 @@ class DetectedTensor:
             return "scaled"
         format = self.stored.format
         rest = {"tensor": "the tensor", "axis": "a row"}.get(format.block_text, f"{format.block_text} elements")
-        return f"{format.element.name}, one {format.scale.name} scale for {rest}"
+        zero = " and zero point" if format.zero_points else ""
+        more = ", and one for all" if format.global_scale else ""
+        return f"{format.element.name}, one {format.scale.name} scale{zero} for {rest}{more}"
 
 
 @dataclass(frozen=True)
@@ -98,13 +100,6 @@ class Dequantized(Tensor):
                     f"{self.detected.paths[name]}: {wrong:,} of the {np.size(scales):,} scales {name!r} are infinite "
                     f"or NaN; leave {self.name!r} as it is with --exclude"
                 )
-
-    def scales(self) -> NDArray:
-        """The scales, in the type and shape of the format."""
-        stored = self.stored
-        with contextlib.ExitStack() as stack:
-            scales: NDArray = stored.loaded_parts({"scales": self._tensor(stored.specs["scales"].name, stack)}).scales
-            return scales
 
     def all_scales(self) -> Parts:
         """Scales, zero points and global scale, without codes."""

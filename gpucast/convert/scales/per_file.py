@@ -36,9 +36,8 @@ class FileScales:
     carried: set[str] = field(default_factory=set)
     #: Those of them, of one number, that loaders of the written style take as vectors.
     vectors: set[str] = field(default_factory=set)
-    #: Names that OUT does not have, with the reason for each.
-    left_out: dict[str, str] = field(default_factory=dict)
-    dropped: set[str] = field(default_factory=set)
+    #: Names that OUT does not have, with the reason for each; "" for what becomes part of numbers.
+    dropped: dict[str, str] = field(default_factory=dict)
     #: Keys of the metadata that are no longer true.
     metadata: set[str] = field(default_factory=set)
     #: The styles of tensors that are cast (True) and of those that are kept.
@@ -77,7 +76,10 @@ def scales_by_file(
         if cast and tensor.stored is None:
             raise FileError(f"{tensor.problem}; leave {numbers.name!r} as it is with --exclude")
         for name, where in tensor.paths.items():
-            (of_file[where].dropped if cast else of_file[where].kept).add(name)
+            if cast:
+                of_file[where].dropped[name] = ""
+            else:
+                of_file[where].kept.add(name)
         if cast:
             of_file[path].detected.append(tensor)
             of_file[path].metadata |= {ENTRY + tensor.base, RECIPE, comfyui.METADATA}
@@ -91,7 +93,7 @@ def scales_by_file(
                 raise FileError(
                     f"{path}: has the mark {min(markers)!r} of all scales; cast all its weights (--rule '*=T'), or none"
                 )
-            of_file[path].dropped |= markers
+            of_file[path].dropped |= dict.fromkeys(markers, "")
         else:
             of_file[path].kept |= markers
         if comfyui.METADATA in file.metadata and all(of_file[path].styles.values()):
@@ -123,8 +125,7 @@ def _check_beside(
     for one in beside:
         name, folder, scales, row = one.tensor.name, one.folder, of_file[one.path], one.companion
         if matches(choice.drop, name):
-            scales.dropped.add(name)
-            scales.left_out[name] = "by --drop"
+            scales.dropped[name] = "by --drop"
         elif matches(choice.keep, name):
             scales.carried.add(name)
         elif matches(choice.as_weights, name):
@@ -135,8 +136,7 @@ def _check_beside(
             is_of_layer = name.endswith(companions.INPUT) and folder in static
             is_of_cache = row.fate == "cache" and catalogue.declared(one.path).cache is not None
             if folder in cast_in and not (row.fate in carried and (is_of_layer or is_of_cache)):
-                scales.dropped.add(name)
-                scales.left_out[name] = row.what
+                scales.dropped[name] = row.what
             else:
                 scales.carried.add(name)
                 if folder in cast_in:

@@ -53,12 +53,13 @@ _FLOAT8 = "float-quantized"
 #: What follows the name of such a tensor in those of its scales.
 _OWN = (".scales", ".zero_points", ".global_scale")
 _FLOAT, _UINT8, _INT32, _INT64 = dtype("FLOAT"), dtype("UINT8"), dtype("INT32"), dtype("INT64")
-#: Weights that loaders of these styles expect unquantized; they are quantized only if chosen by name. Embeddings, the
-#: last layer, routers of mixtures of experts, and the projections into layers that predict further tokens. Sources:
-#: README_WEIGHTS.md of DeepSeek-V3; `ignore` in llm-compressor's recipes; layers without quant_config in vLLM's
-#: models/qwen2_moe.py, deepseek_v2.py and deepseek_mtp.py.
+#: Weights that loaders of these styles expect unquantized; they are quantized only if chosen by name. Embeddings, of
+#: positions, too (GPT-2, T5), the last layer, routers of mixtures of experts, and the projections into layers that
+#: predict further tokens. Sources: README_WEIGHTS.md of DeepSeek-V3; `ignore` in llm-compressor's recipes; layers
+#: without quant_config in vLLM's models/qwen2_moe.py, deepseek_v2.py and deepseek_mtp.py.
 _KEPT = (
     *("*embed*", "shared.weight", "*.shared.weight", "lm_head.*", "*.lm_head.*", "*.shared_head.head.*"),
+    *("*wte.weight", "*wpe.weight", "*_emb.weight", "*_token.weight", "*_tokens.weight", "*attention_bias.weight"),
     *("*.gate.weight", "*.shared_expert_gate.*", "*.router.*", "*.eh_proj.*", "*.weights_proj.*"),
 )
 #: Quantized although its rows are no multiple of the block: DeepSeek-V3 has 576 rows here, in five blocks, and vLLM

@@ -34,7 +34,7 @@ from gpucast.convert.streaming.pieces import (
 )
 from gpucast.convert.streaming.prefetch import Prefetcher
 from gpucast.convert.streaming.same_codes import are_same, same_bytes
-from gpucast.core.dtypes import DTYPES, DType, dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rounding import STOCHASTIC
 from gpucast.files import FileError, TensorFile
 from gpucast.files.tensor import NDArray, Spec, Tensor
@@ -117,13 +117,6 @@ def groups(names: Iterable[str]) -> list[list[str]]:
     return found
 
 
-def is_needed(src: DType | None, dst: DType) -> bool:
-    """Whether a cast needs the option --scale: it takes floating values to 8 bits or fewer."""
-    if src is None or src is dst or dst.family == "bool":
-        return False
-    return src.is_float and 0 < dst.bits <= 8
-
-
 def formats(dtype: DType) -> dict[str, Format]:
     """The format that each value of --scale stands for, given the type of the codes."""
     name = dtype.name.lower()
@@ -138,13 +131,6 @@ def formats(dtype: DType) -> dict[str, Format]:
     if dtype.name == "FLOAT4E2M1":
         by_scale["nvfp4"] = FORMATS["nvfp4"]
     return by_scale
-
-
-def all_formats() -> Iterator[tuple[str, str, Format]]:
-    """The types of codes, values of --scale, and formats that these stand for."""
-    for kind in DTYPES:
-        for scale, format in formats(kind).items():
-            yield kind.name, scale, format
 
 
 def format_of(scale: str, dtype: DType) -> Format | None:
@@ -201,12 +187,12 @@ def scaled_storage(tensor: Tensor, dtype: DType, request: Request, path: str) ->
     style's own tool gives all codes and scales, if it has a recipe for them. FileError if options do not fit.
     """
     scale, style, rule, attributes = request.scale, request.style, request.scale_rule, request.attributes
-    if not is_needed(tensor.dtype, dtype) or scale == "none":
+    is_narrow = dtype.family != "bool" and 0 < dtype.bits <= 8
+    if scale == "none" or tensor.dtype in (None, dtype) or not (is_narrow and tensor.dtype.is_float):
         return None
     caller = f"{path}: tensor {tensor.name!r}"
-    assert tensor.dtype is not None
     known = formats(dtype)
-    accepted = ", ".join([*known, "none"])
+    accepted = f"{', '.join(known)} or none" if known else "none"
     if scale is None:
         raise FileError(
             f"{caller} from {tensor.dtype.name} to {dtype.name}: numbers of so few bits usually need scales; "
@@ -377,14 +363,6 @@ class Scaled:
                 compared += some
                 advance(size)
         return compared
-
-
-def unexpected(report: CastReport) -> CastReport:
-    """The losses that should not occur in quantized tensors.
-
-    That small values of a block become zero is normal, and so are saturated values: some formats clamp the largest.
-    """
-    return replace(report, saturated=0, underflowed=0)
 
 
 @dataclass(frozen=True)

@@ -159,6 +159,11 @@ def axis(format: Format, ndim: int = 2) -> int:
     return 0 if format.block == "axis" else ndim - 1
 
 
+def lengths(format: Format, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The lengths of the blocks of a tensor, or of a piece."""
+    return format.lengths(shape, axis(format, len(shape)))
+
+
 class Quantizer:
     """Quantizes a tensor in pieces, with the result of the whole tensor.
 

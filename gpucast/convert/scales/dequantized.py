@@ -45,9 +45,8 @@ class DetectedTensor:
             return "scaled"
         format = self.stored.format
         rest = {"tensor": "the tensor", "axis": "a row"}.get(format.block_text, f"{format.block_text} elements")
-        zero = " and zero point" if format.zero_points else ""
-        more = ", and one for all" if format.global_scale else ""
-        return f"{format.element.name}, one {format.scale.name} scale{zero} for {rest}{more}"
+        more = ", and one for all" * format.global_scale + ", with zero points" * format.zero_points
+        return f"{format.element.name}, one {format.scale.name} scale for {rest}{more}"
 
 
 @dataclass(frozen=True)

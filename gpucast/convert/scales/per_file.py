@@ -144,9 +144,9 @@ def _check_beside(
         elif one.why and (folder in at_work or is_cast(one.tensor)):
             known = companions.companion(name)
             is_strange, why = known is None or known.fate != "refused", f"{one.path}: tensor {name!r} {one.why}{_WAYS}"
-            problems.append((is_strange, not _holds_codes(one.tensor), why))
+            problems.append((is_strange, one.tensor.dtype is not None, why))
     _check_declared(catalogue, choice, at_work, of_file)
-    # What is known to be of another tool says most, and then codes.
+    # What is known to be of another tool says most, and then a type that nobody knows.
     if problems:
         raise FileError(min(problems, key=lambda problem: problem[:2])[2])
 

@@ -206,13 +206,6 @@ def _compressed_tensors(name: str, shape: tuple[int, ...], format: Format, _: DT
 #: The values of --style.
 STYLES = {
     DEFAULT: Style(("gpucast",), _gpucast),
-    "deepseek": Style(
-        ("transformers", "vLLM", "SGLang"),
-        _deepseek,
-        lambda format: (format.element.name, format.block) == ("FLOAT8E4M3FN", _SQUARE),
-        "FLOAT8E4M3FN with --scale block alone",
-        is_configured=True,
-    ),
     "compressed-tensors": Style(
         ("vLLM", "transformers", "SGLang"),
         _compressed_tensors,
@@ -220,6 +213,13 @@ STYLES = {
         "FLOAT8E4M3FN (per-tensor, per-channel, block, mx), FLOAT6E2M3 (mx), FLOAT4E2M1 (mx, nvfp4) and INT8, UINT8, "
         "INT4, UINT4 (per-channel, block)",
         "compressed-tensors",
+        is_configured=True,
+    ),
+    "deepseek": Style(
+        ("transformers", "vLLM", "SGLang"),
+        _deepseek,
+        lambda format: (format.element.name, format.block) == ("FLOAT8E4M3FN", _SQUARE),
+        "FLOAT8E4M3FN with --scale block alone",
         is_configured=True,
     ),
     "comfyui": Style(

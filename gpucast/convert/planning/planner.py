@@ -29,6 +29,8 @@ from gpucast.files import FileError, Tensor, TensorFile, onnx_model
 from gpucast.files.onnx_model import Model
 from gpucast.quantization import RECIPES
 
+#: The files that hold metadata.
+_HOLDS = ".safetensors"
 #: The tensors of a unit that is not divided, each with the plan of the file that it is read from.
 _Unit = list[tuple[FilePlan, TensorPlan]]
 
@@ -151,14 +153,9 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     # Taken before the files are read, so that any later change is noticed.
     known = {item.path: Identity.of(item.path) for item in source.items}
     scales = file_scales(source, request)
-    planned: list[FilePlan] = []
-    external_data: set[str] = set()
-    dropped: list[str] = []
-    for item in source.items:
-        plan, data, lost_metadata = _file(item, source, target, request, scales.get(item.path, FileScales()), known)
-        planned.append(plan)
-        external_data |= data
-        dropped += lost_metadata
+    planned = [
+        _file(item, source, target, request, scales.get(item.path, FileScales()), known) for item in source.items
+    ]
     planned = _grouped(planned, request)
     tensors = [tensor for file in planned for tensor in file.tensors or ()]
     cast = any(tensor.dtype is not None for tensor in tensors)
@@ -166,7 +163,9 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
     names += [name for file in planned for name in sorted(file.scales.dropped)]
     reasons = dict.fromkeys(tensor.why for tensor in tensors if tensor.why)
     request.choice.check(names, cast, path, "; ".join(reasons))
-    # The external data of a model is rewritten with the model, not copied.
+    # The external data of a model, which it is read with, is rewritten with the model, not copied.
+    models = [file for file in planned if file.tensors is not None and into_model(file.path)]
+    external_data = {os.path.realpath(one.path) for file in models for one in file.identity[1:]}
     kept = tuple(
         file for file in planned if file.tensors is not None or os.path.realpath(file.path) not in external_data
     )
@@ -177,6 +176,8 @@ def make_plan(path: str, target: str, request: Request, overwrite: bool = True) 
         written = [_merged(kept, os.path.basename(target))]
     elif request.shard_size is not None:
         written, indexes = _in_shards(kept, source, request.shard_size)
+    out = target.lower() if source.single else ""
+    dropped = [key for file in planned if not (out or file.name.lower()).endswith(_HOLDS) for key in file.metadata]
     # The target has none on which the sources disagree.
     pairs = [(key, file) for file in written for part in file.parts for key in part.metadata]
     dropped += [key for key, file in pairs if key not in file.metadata and not key.startswith(ENTRY)]
@@ -240,10 +241,9 @@ def _in_shards(planned: Sequence[FilePlan], source: Source, limit: int) -> tuple
 
 def _file(
     item: SourceFile, source: Source, target: str, request: Request, scales: FileScales, known: Mapping[str, Identity]
-) -> tuple[FilePlan, set[str], list[str]]:
-    """The plan of a file, the files of external data that it reads, and the metadata keys that it loses."""
+) -> FilePlan:
     if not item.tensors:
-        return FilePlan(item.path, item.name, None, (known[item.path],)), set(), []
+        return FilePlan(item.path, item.name, None, (known[item.path],))
     out = target if source.single else item.name
     with TensorFile(item.path) as file:
         planner = TensorPlanner(file, request, source.single and not source.merged, scales)
@@ -259,13 +259,10 @@ def _file(
         metadata = planner.metadata()
         files.check(out, specs, metadata, file.model)
         data = () if file.model is None else tuple(sorted(file.model.locations))
-        external_data = {os.path.realpath(name) for name in data}
-        lost_metadata = [] if out.lower().endswith(".safetensors") else list(metadata)
         with_scales = [path for detected in scales.detected for path in detected.paths.values()]
         read = dict.fromkeys([item.path, *data, *with_scales])
         identity = tuple(known.get(path) or Identity.of(path) for path in read)
-        plan = FilePlan(item.path, item.name, plans, identity, external, scales, metadata=metadata)
-        return plan, external_data, lost_metadata
+        return FilePlan(item.path, item.name, plans, identity, external, scales, metadata=metadata)
 
 
 def _grouped(planned: Sequence[FilePlan], request: Request) -> list[FilePlan]:

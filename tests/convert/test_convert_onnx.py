@@ -218,6 +218,15 @@ def test_initializers_that_are_inputs_keep_their_types(folder: Path, capsys: pyt
     assert "'W' is an input of the graph too" in message
 
 
+def test_external_data_of_a_folder_is_rewritten_and_not_copied(folder: Path) -> None:
+    (folder / "in").mkdir()
+    os.chdir("in")
+    save("in.onnx", True)
+    os.chdir("..")
+    assert convert("in", "out", "--to", "FLOAT16") == 0
+    assert sorted(os.listdir("out")) == [".gpucast.json", "in.onnx", "in.onnx.data"]
+
+
 def test_external_data_that_is_there_is_not_replaced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save("in.onnx", True)
     assert convert("in.onnx", "out.onnx", "--to", "FLOAT16") == 0

@@ -105,8 +105,13 @@ def test_nan_and_infinity(to: str, scale: str, capsys: pytest.CaptureFixture[str
         assert "would lose" in message
         assert "20,479 became NaN" in message
     options = ["--to", to, "--scale", scale, "--verify", "all", "--allow-loss"]
-    assert convert("in.safetensors", "out.safetensors", *options) == 0
+    capsys.readouterr()
+    assert main(["convert", "in.safetensors", "out.safetensors", *options, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["total"]
     assert convert("out.safetensors", "back.safetensors", "--to", "FLOAT", "--allow-loss") == 0
+    # Results, whatever the sources were: a whole block for a NaN.
+    back = files.load("back.safetensors")["w"]
+    assert (told["results_nan"], told["results_infinite"]) == (np.isnan(back).sum(), np.isinf(back).sum())
     assert_same(files.load("back.safetensors")["w"], gpucast.dequantize(quantized(x, to, scale)))
 
 

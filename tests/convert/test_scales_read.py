@@ -251,7 +251,9 @@ def test_a_scale_that_is_no_number_is_refused_or_counted(case: str, wrong: float
 
 def test_formats_in_the_metadata(capsys: pytest.CaptureFixture[str]) -> None:
     held = {f"m.{name}.{part}": x for name in "lk" for part, x in (("weight", F8), ("weight_scale", np.float32(2)))}
-    entry = {"format_version": "1.0", "layers": {name: {"format": "float8_e4m3fn"} for name in "lk"}}
+    # The longest name that is the weight's end counts.
+    layers = {name: {"format": "float8_e4m3fn"} for name in ("m.l", "k")} | {"l": {"format": "int8_tensorwise"}}
+    entry = {"format_version": "1.0", "layers": layers}
     files.save("in.safetensors", held, {"_quantization_metadata": json.dumps(entry)})
     assert convert("in.safetensors", "out.safetensors", "--to", "FLOAT") == 0
     with files.TensorFile("out.safetensors") as file:

@@ -272,12 +272,16 @@ class Scaled:
         def work(piece: tuple[int, NDArray]) -> tuple[NDArray, Statistics, Parts]:
             start, x = piece
             parts = quantize(x, start)
-            statistics = self._statistics(counts.of_piece(x, parts, format), x)
-            if chosen := runs_of_piece(size, start, x.size):
-                values, restored = x.reshape(-1), dequantized(parts, format).reshape(-1)
-                for run in chosen:
-                    largest = counts.largest_error(values[run], restored[run])
-                    statistics.examine(values[run], restored[run], largest)
+            report, chosen = counts.of_piece(x, parts, format), runs_of_piece(size, start, x.size)
+            # Without any, no result is NaN or infinite.
+            is_special = report.nan or report.infinite or any(counts.special(x, dtype(x.dtype)))
+            values, restored = x.reshape(-1), np.empty(0)
+            if chosen or is_special:
+                restored = dequantized(parts, format).reshape(-1)
+            statistics = self._statistics(report, restored if is_special else restored[:0])
+            for run in chosen:
+                largest = counts.largest_error(values[run], restored[run])
+                statistics.examine(values[run], restored[run], largest)
             return stored.pack(parts.data), statistics, replace(parts, data=None)
 
         def pieces() -> Iterator[NDArray]:
@@ -290,9 +294,9 @@ class Scaled:
         write(stored.specs["data"], stored.in_groups(pieces()))
         self._write_scales(write, joined(format, stored.shape, scales))
 
-    def _statistics(self, report: CastReport, x: NDArray) -> Statistics:
-        """What a piece loses, without the errors of numbers."""
-        return Statistics(report, Errors.of(self.request.detail), *counts.special(x, dtype(x.dtype)))
+    def _statistics(self, report: CastReport, restored: NDArray) -> Statistics:
+        """What a piece loses, without the errors of numbers; `restored`: its results, if any may be NaN or infinite."""
+        return Statistics(report, Errors.of(self.request.detail), *counts.special(restored, dtype("DOUBLE")))
 
     def _write_scales(self, write: Write, parts: Parts) -> None:
         """Write all of `specs` behind the codes."""

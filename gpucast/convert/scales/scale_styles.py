@@ -90,9 +90,11 @@ class Style:
 
 
 def for_recipe(format: Format, library: str) -> str | None:
-    """The style whose loaders read a config.json and take a recipe's numbers, that of its own library first."""
-    styles = sorted((name for name, one in STYLES.items() if one.is_configured), key=lambda name: name != library)
-    return next((style for style in styles if STYLES[style].takes(form(style, format))), None)
+    """The style whose loaders read a config.json and take a recipe's numbers: that of its own library, else the one
+    that holds fewer formats."""
+    styles = sorted((name for name, one in STYLES.items() if one.is_configured), key=lambda one: one != "deepseek")
+    takes = [name for name in styles if STYLES[name].takes(form(name, format))]
+    return library if library in takes else next(iter(takes), None)
 
 
 def form(style: str, format: Format) -> Format:

@@ -311,8 +311,8 @@ def test_bad_saves_leave_the_file_as_it_was(
     ("keywords", "message"),
     [
         ({"library": "tf"}, "load: library='tf' is not known; expected one of 'numpy', 'cupy', 'torch', 'jax'"),
-        ({"library": "numpy", "device": "cuda"}, "load: library='numpy' has arrays on the host; got device='cuda'"),
-        ({"library": "cupy", "device": "cpu"}, "load: library='cupy' has arrays on a device; got device='cpu'"),
+        ({"library": "numpy", "device": "cuda"}, "load: library='numpy' has arrays of 'cpu'; got device='cuda'"),
+        ({"library": "cupy", "device": "cpu"}, "load: library='cupy' has arrays of 'cuda'; got device='cpu'"),
         ({"device": "tpu"}, "load: device='tpu' is not a device"),
     ],
 )

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repeated calls that quantize run by their plans: they enter few Python functions, on the host and on devices."""
+"""Repeated calls that quantize run by their plans: they enter few Python functions, on the host and on devices; and
+what gives no plan."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from bench.entered import functions
 from gpucast.casting import plans
 from gpucast.core.extension import MODULE
 from gpucast.mixed import fake_cast
+from gpucast.quantization import host_plans
 
 pytestmark = pytest.mark.skipif(MODULE is None, reason="the extension module is missing")
 
@@ -135,3 +138,49 @@ def test_of_tensors() -> None:
         "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 14),
         "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 30),
     })  # fmt: skip
+
+
+def test_a_result_of_the_callers_own_class_is_no_pattern() -> None:
+    class Mine(gpucast.Quantized):
+        pass
+
+    x = np.linspace(-3, 3, 128, dtype=np.float32).reshape(2, 64)
+    parts = gpucast.quantize(x, "mxfp8e5m2").parts()
+    gpucast.quantize(x, "mxfp8e5m2", out=Mine(**parts, format="mxfp8e5m2"))
+    assert type(gpucast.quantize(x, "mxfp8e5m2")) is gpucast.Quantized
+
+
+def test_a_list_of_outs_is_no_pattern() -> None:
+    x = np.ones((64, 96), np.float32)
+    given = list(gpucast.quantize(x, "mxfp8e4m3", transpose="both"))
+    for _ in range(2):
+        assert gpucast.quantize(x, "mxfp8e4m3", transpose="both", out=given) is given
+        assert type(gpucast.quantize(x, "mxfp8e4m3", transpose="both")) is tuple
+
+
+def test_an_array_reshaped_meanwhile_is_no_pattern() -> None:
+    """Another thread may do so between the call and its plan."""
+    x, format = np.ones((48, 96), np.float32), "mxfp8e5m2"
+    result = gpucast.quantize(x, format)
+    plans.forget()
+    nothing = (-1, "linear", False, None, None, 0, None, None, None, None, None, None)
+    assert host_plans.quantized(x, format, nothing, result) is not None
+    assert host_plans.quantized(x.reshape(96, 48), format, nothing, result) is None
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8_zp_32"])
+def test_threads_of_little_stack_quantize(name: str) -> None:
+    x = np.ones((64, 1024), np.float32)
+    said: list[int] = []
+
+    def job() -> None:
+        said.extend(gpucast.dequantize(gpucast.quantize(x, name)).size for _ in range(3))
+
+    before = threading.stack_size(64 << 10)
+    try:
+        thread = threading.Thread(target=job)
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    assert said == [x.size] * 3

@@ -69,7 +69,7 @@ def test_few_but_engines_ask_where_an_array_is() -> None:
 
 def test_the_engine_of_devices_has_the_methods_of_the_host() -> None:
     """Of the same names and parameters, so that a caller need not know which it has."""
-    cuda = pytest.importorskip("gpucast.casting.cuda_engine").CudaEngine
+    cuda = pytest.importorskip("gpucast.casting.cuda").CudaEngine
     for name, method in inspect.getmembers(Engine, inspect.isfunction):
         wanted = list(inspect.signature(method).parameters)
         assert wanted == list(inspect.signature(getattr(HostEngine, name)).parameters), name

@@ -47,8 +47,13 @@ class Array:
         kind = dtype(x.dtype) if known is None else known
         if type(x) is np.ndarray:
             return Array(x, x, kind, x.shape, x.size, x.strides, None, False)
-        packed, device = isinstance(x, PackedArray), device_index(x)
-        data = x.data if packed else x if device is not None else np.asarray(x)
+        packed, device = isinstance(x, PackedArray), None
+        data = x.data if packed else x
+        if isinstance(data, np.ndarray):
+            data = np.asarray(data)
+        else:
+            # As data.device.id, which makes an object.
+            device = int(data.data.device_id)
         return Array(x, data, kind, x.shape, x.size, None if packed else data.strides, device, packed)
 
     @property
@@ -71,8 +76,7 @@ class Array:
         """Whether the elements lie in row-major order without gaps."""
         if self.packed:
             return True
-        # CuPy makes an object of the flags.
-        return bool(self.data.flags.c_contiguous if self.device is None else self.data._c_contiguous)
+        return bool(self.data.flags.c_contiguous)
 
 
 def result_like(source: Array, array: Any, kind: DType) -> Array:

@@ -236,17 +236,21 @@ class Protocol(NamedTuple):
 
 #: The adapters of native classes whose arrays go back to another library.
 _KEPT: dict[type, Library] = {}
+#: Classes whose arrays casts take as they are; that of CuPy from its first array on.
+NATIVE: set[type] = {np.ndarray}
 #: What `numpy.asarray` takes without asking the object. The types themselves: a subclass may speak a protocol.
-_PLAIN = frozenset({np.ndarray, list, tuple, int, float, bool, str, bytes, type(None)})
+_PLAIN = frozenset({list, tuple, int, float, bool, str, bytes, type(None)})
 #: The classes of native arrays that are known at once.
 _OURS: tuple[type, ...] = (np.ndarray, np.generic)
 #: The functions that tell whether the compiler of a loaded library is at work.
 _COMPILING: dict[str, list[Callable[[], Any]]] = {}
 #: Functions of extensions for arrays of one library, by the names of both; each entry gives the function.
 _FUNCTIONS: dict[tuple[str, str], Callable[[], Callable[..., Any]]] = {}
-#: Modules of libraries, by name, as their adapters enter them: PyTorch's compiler copies all of `sys.modules` where it
+#: Modules of libraries, by name, as `enter` got them: PyTorch's compiler copies all of `sys.modules` where it
 #: is asked for one, and fails if an import changes it meanwhile.
 LOADED: dict[str, Any] = {}
+#: Their adapters.
+_ENTERED: dict[str, Library] = {}
 #: In the order of search. Libraries come before protocols, because their arrays may speak a protocol, too.
 _LIBRARIES: list[LibraryEntry] = []
 _PROTOCOLS: list[Protocol] = []
@@ -262,6 +266,11 @@ def register(*entries: LibraryEntry | Protocol) -> None:
         if entry.dtype is not None:
             module, _, name = entry.dtype.rpartition(".")
             dtypes.FOREIGN[module, name] = entry.dtype_name
+
+
+def enter(name: str, module: Any, library: Library) -> None:
+    """Called where the module of a library of ours has been loaded."""
+    LOADED[name], _ENTERED[name] = module, library
 
 
 def register_ours(kind: type, adapter: Library | None = None) -> None:
@@ -287,12 +296,18 @@ def function_of(x: Any, name: str) -> Callable[..., Any] | None:
 
 def find(x: Any) -> Library | None:
     """The adapter of `x`, or None if `x` is not an array of another library."""
-    if type(x) in _PLAIN or isinstance(x, _OURS):
-        return _KEPT.get(type(x))
+    kind = type(x)
+    if kind in NATIVE:
+        return None
+    if kind in _PLAIN or isinstance(x, _OURS):
+        return _KEPT.get(kind)
     library = _library(x)
     if library is not None:
-        return library.load()
-    if namespace(x) is not None:
+        return _ENTERED.get(library.name) or library.load()
+    module = namespace(x)
+    if module is not None:
+        if kind is module.ndarray:
+            NATIVE.add(kind)
         return None
     for protocol in _PROTOCOLS:
         if all(_speaks(x, attribute) for attribute in protocol.attributes):
@@ -309,7 +324,8 @@ def with_arrays() -> tuple[str, ...]:
 
 def library_of(x: Any) -> str | None:
     """The name of the registered library whose array `x` is."""
-    library = None if type(x) in _PLAIN or isinstance(x, _OURS) else _library(x)
+    kind = type(x)
+    library = None if kind in NATIVE or kind in _PLAIN or isinstance(x, _OURS) else _library(x)
     return None if library is None else library.name
 
 

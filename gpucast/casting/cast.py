@@ -253,8 +253,8 @@ def _cast_several(x: Any, to: Any, options: Options) -> Any:
 def _cast_array(x: Any, to: Any, options: Options) -> Any:
     """Cast a native array, or an object that becomes one, and keep a plan for later calls like this one."""
     caller, out = options.caller, options.out
-    # What is an array of NumPy's numbers stays as it is.
-    if type(x) is not np.ndarray or x.dtype.kind == "O" or x.dtype.names is not None:
+    # Arrays of numbers stay as they are.
+    if type(x) not in libraries.NATIVE or x.dtype.kind == "O" or x.dtype.names is not None:
         array = as_array(x, caller)
         if array is not x:
             return cast_with(array, to, options)

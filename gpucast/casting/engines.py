@@ -19,7 +19,7 @@ HOST = host.HOST
 @lru_cache
 def of(device: int | None) -> Engine:
     """The engine of a device, by its index, or of the host (None)."""
-    return HOST if device is None else casting.cuda_engine.CudaEngine(device)
+    return HOST if device is None else casting.cuda.CudaEngine(device)
 
 
 def of_array(x: Any) -> Engine:

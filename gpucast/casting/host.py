@@ -6,21 +6,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from gpucast import casting, host
 from gpucast.arrays.array import Array, result_like
+from gpucast.arrays.libraries import Library
 from gpucast.arrays.overlap import bounds_meet
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.casting import plans
 from gpucast.casting.engine import Call, Engine
+from gpucast.casting.plans import Kernels
 from gpucast.core.checks import as_double
 from gpucast.core.dtypes import DType
 from gpucast.core.fuse import EMPTY
+from gpucast.core.rule import CastRule
 from gpucast.host import numbers
+
+if TYPE_CHECKING:
+    from gpucast.kernel.fused_kernel import FusedOps
 
 NDArray = npt.NDArray[Any]
 
@@ -54,6 +60,10 @@ class HostEngine(Engine):
 
     def number(self, x: Any) -> float:
         return as_double(x.reshape(())[()])
+
+    def run(self, calls: Sequence[Call], library: Library | None = None) -> None:
+        for run in self.prepare(calls):
+            run()
 
     def prepare(self, calls: Sequence[Call]) -> list[Callable[[], None]]:
         waiting: list[bool | None] = []
@@ -94,6 +104,9 @@ class HostEngine(Engine):
         if type(call.source.array) is not np.ndarray or not call.source.array.dtype.isnative:
             return None
         return plans.of_arrays(call.rule, call.fuse is not EMPTY, call.fuse.scale is not None)
+
+    def add_kernel(self, kernels: Kernels, rule: CastRule, ops: FusedOps, unpacked: bool = False) -> None:
+        """The host has loops."""
 
 
 def _cast(calls: Sequence[Call], waiting: Sequence[bool | None], room: NDArray) -> None:

@@ -248,7 +248,7 @@ def _keep_on_device(
     places = {"src": live, "dst": [first + i for i in live], "scale_at": [len(given)] * (reads - len(given))}
     places |= {"amax": [count - 1 - (finite is not None)] * (options.amax is not None)}
     places |= {"finite": [count - 1] * (finite is not None)}
-    steps = casting.cuda_batches.CastBatch([calls[i] for i in live], device).steps(places)
+    steps = casting.cuda_launches.CastBatch([calls[i] for i in live], device).steps(places)
     program = kernel.recording.repeated(steps, arrays[:count], reads, [one.address for one in arrays[count:]], device)
     before = known.calls.get(key)
     if before is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, wraps
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -95,6 +95,17 @@ def by_plan(checked: _Function) -> _Function:
 
 forget: Callable[[], None] = _nothing if MODULE is None else MODULE.forget
 count: Callable[[], int] = (lambda: 0) if MODULE is None else MODULE.count_plans
+
+
+class Kernels(NamedTuple):
+    """The kernels of a plan by device: those that multiply by any DOUBLE, and those by a scale that FLOAT has."""
+
+    by_double: dict[int, Any]
+    by_float: dict[int, Any] | None
+
+    @classmethod
+    def of(cls, fuses: bool) -> Kernels:
+        return cls({}, {} if fuses else None)
 
 
 def make(

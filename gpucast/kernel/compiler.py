@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass
 from functools import lru_cache
 
+from gpucast.core.arithmetic import exact
 from gpucast.core.errors import DeviceUnavailable
 from gpucast.kernel import nvrtc
 from gpucast.kernel.cache import KERNELS, Cache, cache_folder, digest, limit, read_folder
@@ -70,6 +71,7 @@ class Compiler:
         """The architectures that both NVRTC and the kernels support, ascending."""
         return tuple(number for number in self.architectures if number >= _OLDEST)
 
+    @exact()
     def compile(self, text: str, name: str, arch: str) -> Cubin:
         """The kernel `name` in `text`, compiled for `arch`, from the cache where it is there.
 

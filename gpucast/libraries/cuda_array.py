@@ -67,4 +67,4 @@ class CudaArrayLibrary(Library):
             return None
 
 
-ADAPTER = CudaArrayLibrary()
+LIBRARY = CudaArrayLibrary()

@@ -39,7 +39,7 @@ from gpucast.casting import cast as casting
 from gpucast.core.dtypes import dtype
 from gpucast.core.rule import Options, newest_version
 
-__all__ = ["ADAPTER", "cast"]
+__all__ = ["LIBRARY", "cast"]
 
 
 def cast(array: Any, to: Any, **keywords: Any) -> Any:
@@ -169,7 +169,7 @@ class DaskLibrary(Library):
         return _cast(x, to, **keywords)
 
 
-ADAPTER = DaskLibrary()
+LIBRARY = DaskLibrary()
 
 
 # ---- what dask.distributed gets wrong ----

@@ -379,4 +379,4 @@ class DlpackLibrary(Library):
         return Export(x, library)
 
 
-ADAPTER = DlpackLibrary()
+LIBRARY = DlpackLibrary()

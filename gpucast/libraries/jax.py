@@ -38,7 +38,7 @@ from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, destination
 from gpucast.libraries import dlpack, jax_traced
 
-__all__ = ["ADAPTER", "take"]
+__all__ = ["LIBRARY", "take"]
 
 #: XLA shares host memory only if its address is a multiple of this; otherwise it copies.
 _ALIGNMENT = 64
@@ -150,4 +150,4 @@ class JaxLibrary(Library):
         return _to_jax(x, None)
 
 
-ADAPTER = JaxLibrary()
+LIBRARY = JaxLibrary()

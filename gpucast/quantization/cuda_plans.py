@@ -205,7 +205,7 @@ class _Known(NamedTuple):
                     return None
                 others.append(casting.cuda.address(held))
         if repeated.cells:
-            cell = casting.cuda_workspace.Workspace(asked.caller, self.device).cell()
+            cell = casting.cuda.Workspace(asked.caller, self.device).cell()
             others += [cell.data.ptr] * repeated.cells
         made = [cuda.empty(*one) for one in repeated.new]
         others += [one.data.ptr for one in made]

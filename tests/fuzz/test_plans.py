@@ -298,11 +298,11 @@ def test_plans_change_nothing_on_devices(seed: int, monkeypatch: pytest.MonkeyPa
 def tensor_on_device(monkeypatch: pytest.MonkeyPatch) -> Library:
     """From an array of NumPy to a tensor; those of the host count as those of device 0."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from gpucast.libraries.torch import plain, tensors
+    from gpucast.libraries.torch import library, tensors
 
     monkeypatch.setattr(tensors, "device_of", lambda x, caller: 0)
     monkeypatch.setattr(tensors, "stream", lambda device: 0)
-    monkeypatch.setattr(plain, "MODULE", None)
+    monkeypatch.setattr(library, "MODULE", None)
     monkeypatch.delitem(list_plans.HOST_KINDS, torch.Tensor)
     from_array = tensors.from_array
 

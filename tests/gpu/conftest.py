@@ -50,12 +50,12 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[DelayedDriver]:
 def with_torch(late: DelayedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every tensor is taken for one on device 0."""
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    from gpucast.libraries.torch import plain, tensors
+    from gpucast.libraries.torch import library, tensors
 
     monkeypatch.setattr(tensors, "device_of", lambda x, caller: 0)
     monkeypatch.setattr(tensors, "stream", lambda device: TORCH)
     # The extension module sees that they are on the host.
-    monkeypatch.setattr(plain, "MODULE", None)
+    monkeypatch.setattr(library, "MODULE", None)
     monkeypatch.delitem(list_plans.HOST_KINDS, torch.Tensor, raising=False)
     new, from_array = tensors.new, tensors.from_array
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from gpucast.arrays.array import Array
-from gpucast.casting.cuda import empty_like, fused_values, layout_of
+from gpucast.casting.cuda import empty_like
+from gpucast.casting.cuda_launches import fused_values, layout_of
 from gpucast.core.arithmetic import exact
 from gpucast.core.fuse import Fuse
 from gpucast.core.rule import CastRule

@@ -1,26 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The adapter of tensors: `gpucast.cast` as custom ops, and the needs of `gpucast.cast_many`."""
+"""Tensors as a library: `gpucast.cast` by custom ops, by engines, or by plans of the extension module, which looks at
+tensors itself; and the needs of `gpucast.cast_many`."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
-from gpucast.arrays.libraries import LOADED, CastFunction, Lent, Library, compiler
+from gpucast.arrays.libraries import CastFunction, Lent, Library, compiler
 from gpucast.arrays.packed import PackedArray
-from gpucast.casting import engines
+from gpucast.casting import engines, plans
 from gpucast.casting.engine import Call
+from gpucast.casting.list_plans import HOST_KINDS, HostKind
+from gpucast.casting.plans import Kernels
 from gpucast.core.dtypes import DType
-from gpucast.core.fuse import resolve_random
-from gpucast.core.rule import CAST_VERSIONS, Options, destination, rule_of
-from gpucast.kernel import devices, streams
-from gpucast.libraries.torch import gradients, op, plain, tensor_batches, tensors
+from gpucast.core.extension import MODULE
+from gpucast.core.fuse import resolve_random, scaling_of
+from gpucast.core.rule import CAST_VERSIONS, CastRule, Options, destination, resolve, rule_of
+from gpucast.kernel import ON_NEW_DRIVER, devices, streams
+from gpucast.kernel.fused_kernel import PLAIN, FusedOps
+from gpucast.libraries.torch import gradients, op, tensors
 from gpucast.libraries.torch.op import cast_out_op
 from gpucast.libraries.torch.tensors import DEFAULTS, named
 
@@ -35,8 +41,8 @@ class TorchLibrary(Library):
     check_into = staticmethod(tensors.check_into)
     check_constant = staticmethod(tensors.check_constant)
     from_packed = staticmethod(tensors.from_packed)
-    untraced = staticmethod(tensor_batches.untraced)
-    attach = staticmethod(tensor_batches.attach)
+    untraced = staticmethod(gradients.untraced)
+    attach = staticmethod(gradients.attach_all)
 
     def cast(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
         if options.device is None and tensors.is_plain(x):
@@ -48,7 +54,7 @@ class TorchLibrary(Library):
                     return y
         y = self._cast(cast, x, to, options)
         if not torch.compiler.is_compiling():
-            plain.keep(x, to, options)
+            keep_plan(x, to, options)
         return y
 
     def _cast_numbers(self, x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
@@ -59,13 +65,10 @@ class TorchLibrary(Library):
             return None
         source = Array.of(tensors.take(x, caller), src)
         rule = rule_of(src, dst, options)
-        engine = engines.of(source.device)
-        engine.require(caller)
         y = torch.empty_like(x, dtype=tensors.TORCH_DTYPES[dst])
         target = Array.of(tensors.view(y, dst, source.device, caller), dst)
-        with engine.using(engine.stream(self)):
-            engine.run((Call(caller, source, rule, target=target),))
-        plain.keep(x, to, options, rule)
+        engines.of(source.device).run((Call(caller, source, rule, target=target),), self)
+        keep_plan(x, to, options, rule)
         return y
 
     def _cast_with_node(self, cast: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
@@ -201,5 +204,84 @@ def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: An
     return out
 
 
-ADAPTER = TorchLibrary()
-LOADED["torch"] = torch
+LIBRARY = TorchLibrary()
+libraries.enter("torch", torch, LIBRARY)
+
+
+# ---- plans ----
+
+_ASKED = (tensors.VIEW, tensors.STREAM, tensors.WATCHING, tensors.FORWARD_NAMES, tensors.written)
+
+
+def keep_plan(x: torch.Tensor, to: Any, options: Options, rule: CastRule | None = None) -> None:
+    """Keep the plan of a cast that has been done, if there may be one; with the kernel of its device, if that is
+    loaded. `rule`: that of a cast which nothing of torch watched."""
+    if MODULE is None or not tensors.VIEW or type(x) is not torch.Tensor or type(to) not in (str, DType, torch.dtype):
+        return
+    # Such as no plan is run for.
+    if x.requires_grad or x.is_meta or (x.is_cuda and not x.is_contiguous()):
+        return
+    if rule is None:
+        src = tensors.BY_TORCH.get(x.dtype)
+        if src is None or tensors.is_watched():
+            return
+        rule = resolve(src, destination(to, "cast"), options)
+    if rule.src.packed or rule.dst.packed or rule.dst not in tensors.TORCH_DTYPES:
+        return
+    scaled, amax = options.scale is not None, options.amax is not None
+    found = _plan(rule, scaled or amax or options.seed is not None, scaled, amax)
+    if found is None:
+        return
+    plan, kernels = found
+    ops = FusedOps(_scaling(options.scale), amax) if scaled or amax else PLAIN
+    engines.of(tensors.device_of(x, "cast")).add_kernel(kernels, rule, ops)
+    plans.keep(x, to, options, rule, plan)
+
+
+@lru_cache(maxsize=4096)
+def _plan(rule: CastRule, fuses: bool, scaled: bool, amax: bool) -> tuple[Any, Kernels] | None:
+    """A plan for each kind of kernel, and its kernels."""
+    works = plans.works(rule, fuses, scaled)
+    if works is None:
+        return None
+    kernels = Kernels.of(fuses)
+    return _made(rule, works, kernels), kernels
+
+
+def _made(rule: CastRule, works: bytes, kernels: Kernels) -> Any:
+    made = tensors.TORCH_DTYPES[rule.dst]
+    empty = partial(torch.empty_like, dtype=made)
+    return plans.make("tensors", None, empty, rule, works, *kernels, _ASKED, made)
+
+
+def _of_works(rule: CastRule, works: bytes) -> Any:
+    """The plan of tensors of the host by other works; None where there is none."""
+    return _made(rule, works, Kernels.of(False)) if rule.dst in tensors.TORCH_DTYPES else None
+
+
+def _scaling(scale: Any) -> Any:
+    if isinstance(scale, torch.Tensor):
+        return "narrow" if scale.dtype is torch.float32 else "wide"
+    return scaling_of(None if scale is None else float(scale))
+
+
+def _of_rule(rule: CastRule, fuses: bool, scaled: bool) -> Any:
+    """The plan of tensors of the host; None where there is none."""
+    if rule.dst not in tensors.TORCH_DTYPES or rule.src.packed or rule.dst.packed:
+        return None
+    found = _plan(rule, fuses, scaled, False)
+    return None if found is None else found[0]
+
+
+if MODULE is not None and tensors.VIEW:
+    HOST_KINDS[torch.Tensor] = HostKind(_of_rule, _of_works, _ASKED)
+
+
+def _hit_in_graph(*call: Any) -> None:
+    """A compiler that traces the call cannot look into the module's function, and needs no plan."""
+
+
+plans.for_each_hit(lambda hit: torch.compiler.substitute_in_graph(hit, skip_signature_check=True)(_hit_in_graph))
+
+# The kernels are those of the driver with which they were loaded.
+ON_NEW_DRIVER.append(_plan.cache_clear)

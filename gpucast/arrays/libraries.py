@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adapters for the arrays of other libraries, and the registry that finds the adapter of an array.
+"""The protocol of a library of arrays, and the registry that finds the `Library` of an array.
 
 This module names no library. `gpucast/__init__.py` registers libraries and protocols by name. A library counts only
-once the process has loaded it, because before that none of its arrays exist. An adapter is imported at the first array
-that needs it.
+once the process has loaded it, because before that none of its arrays exist. The module with its `Library` is imported
+at the first array that needs it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Library(ABC):
     # ---- one array ----
 
     def accepts(self, x: Any) -> bool:
-        """Tell whether the adapter takes `x`, an object with the attributes of the protocol. Default: always."""
+        """Tell whether it takes `x`, an object with the attributes of the protocol. Default: always."""
         return True
 
     @abstractmethod
@@ -107,10 +107,6 @@ class Library(ABC):
         """The device of `x`, and the stream on which its owner works; None for the host, and for an `x` that `take`
         refuses. Default: None."""
         return None
-
-    def home(self, x: Any) -> Library:
-        """The adapter of the library to which `x` belongs. Default: this one."""
-        return self
 
     def stream(self, device: int) -> int | None:
         """The stream, on the device of that index, where casts run and leave their results. Default: CuPy's current
@@ -205,7 +201,7 @@ class Library(ABC):
         return function(*arguments)
 
 
-#: Gives an adapter. It holds an import statement, because a compiler that traces a call follows no importlib.
+#: Gives a `Library`. It holds an import statement, because a compiler that traces a call follows no importlib.
 Load = Callable[[], Library]
 
 
@@ -234,8 +230,8 @@ class Protocol(NamedTuple):
     load: Load
 
 
-#: The adapters of native classes whose arrays go back to another library.
-_KEPT: dict[type, Library] = {}
+#: By native classes whose arrays go back to another library: the `Library` of an array.
+_KEPT: dict[type, Callable[[Any], Library]] = {}
 #: Classes whose arrays casts take as they are; that of CuPy from its first array on.
 NATIVE: set[type] = {np.ndarray}
 #: What `numpy.asarray` takes without asking the object. The types themselves: a subclass may speak a protocol.
@@ -249,7 +245,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[[], Callable[..., Any]]] = {}
 #: Modules of libraries, by name, as `enter` got them: PyTorch's compiler copies all of `sys.modules` where it
 #: is asked for one, and fails if an import changes it meanwhile.
 LOADED: dict[str, Any] = {}
-#: Their adapters.
+#: Their `Library`.
 _ENTERED: dict[str, Library] = {}
 #: In the order of search. Libraries come before protocols, because their arrays may speak a protocol, too.
 _LIBRARIES: list[LibraryEntry] = []
@@ -273,18 +269,18 @@ def enter(name: str, module: Any, library: Library) -> None:
     LOADED[name], _ENTERED[name] = module, library
 
 
-def register_ours(kind: type, adapter: Library | None = None) -> None:
-    """Register a class of native arrays. It comes before every protocol; its adapter, if any, returns results in its
-    kind.
+def register_ours(kind: type, library: Callable[[Any], Library] | None = None) -> None:
+    """Register a class of native arrays. It comes before every protocol. `library`: that of an array, which returns
+    results in its kind.
     """
     global _OURS  # noqa: PLW0603 (isinstance takes a tuple)
     _OURS = (*_OURS, kind)
-    if adapter is not None:
-        _KEPT[kind] = adapter
+    if library is not None:
+        _KEPT[kind] = library
 
 
 def extend(library: str, name: str, load: Callable[[], Callable[..., Any]]) -> None:
-    """Add a function of an extension for the arrays of a library. `load` gives it, as `Load` gives an adapter."""
+    """Add a function of an extension for the arrays of a library. `load` gives it, as `Load` gives a library."""
     _FUNCTIONS[library, name] = load
 
 
@@ -295,15 +291,16 @@ def function_of(x: Any, name: str) -> Callable[..., Any] | None:
 
 
 def find(x: Any) -> Library | None:
-    """The adapter of `x`, or None if `x` is not an array of another library."""
+    """The library of `x`, or None if `x` is not an array of another library."""
     kind = type(x)
     if kind in NATIVE:
         return None
     if kind in _PLAIN or isinstance(x, _OURS):
-        return _KEPT.get(kind)
-    library = _library(x)
-    if library is not None:
-        return _ENTERED.get(library.name) or library.load()
+        of_kind = _KEPT.get(kind)
+        return None if of_kind is None else of_kind(x)
+    entry = _library(x)
+    if entry is not None:
+        return _ENTERED.get(entry.name) or entry.load()
     module = namespace(x)
     if module is not None:
         if kind is module.ndarray:
@@ -311,9 +308,9 @@ def find(x: Any) -> Library | None:
         return None
     for protocol in _PROTOCOLS:
         if all(_speaks(x, attribute) for attribute in protocol.attributes):
-            adapter = protocol.load()
-            if adapter.accepts(x):
-                return adapter
+            library = protocol.load()
+            if library.accepts(x):
+                return library
     return None
 
 
@@ -338,7 +335,7 @@ def _library(x: Any) -> LibraryEntry | None:
 
 
 def of_library(name: str) -> Library:
-    """The adapter of a registered library, loaded or not. ImportError if the library is not installed, ValueError for
+    """A registered library, loaded or not. ImportError if the library is not installed, ValueError for
     another name."""
     for library in _LIBRARIES:
         if library.name == name:
@@ -348,20 +345,20 @@ def of_library(name: str) -> Library:
 
 
 def of_protocol(attribute: str) -> Library:
-    """The adapter of a registered protocol, by one of its attributes."""
+    """That of a registered protocol, by one of its attributes."""
     return next(protocol for protocol in _PROTOCOLS if attribute in protocol.attributes).load()
 
 
 def untraced(function: Callable[..., Any], *arguments: Any) -> Any:
     """The result of a function, which no library's compiler looks into: it would take NumPy's arrays for its own."""
-    adapter = compiler()
+    library = compiler()
     # Not within the loop there: torch.compile leaves a function alone whose graph would break within a loop, and goes
     # on with what that calls.
-    return function(*arguments) if adapter is None else adapter.untraced(function, *arguments)
+    return function(*arguments) if library is None else library.untraced(function, *arguments)
 
 
 def compiler() -> Library | None:
-    """The adapter of the library whose compiler traces this call or its callees."""
+    """The library whose compiler traces this call or its callees."""
     for library in _LIBRARIES:
         if library.is_compiling and (library.name in LOADED or library.name in sys.modules):
             for asked in _COMPILING.get(library.name) or _is_compiling(library):

@@ -37,7 +37,7 @@ def of_array(x: Any, to: Any, options: Options) -> Call:
     """The call of `gpucast.cast` for an array of NumPy or CuPy or a PackedArray, but for its target (`add_target`)."""
     caller = options.caller
     source = Array.of(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
-    rule = rule_of(source.dtype, destination(to, caller), options)
+    rule = rule_of(source.dtype, destination(to, options), options)
     fuse = EMPTY
     if options.fuses:
         fuse = of_rule(resolve_fuse(options, (source.device,)), rule, caller)
@@ -63,7 +63,7 @@ def target_of(source: Array, rule: CastRule, out: Any, there: Engine, caller: st
     library = libraries.find(out)
     if library is not None:
         out = library.take(out, caller, writing=True)
-    target = check_out(source, rule, out, caller)
+    target = check_out(source, rule, out, there.packs, caller)
     if target.device != there.device:
         own, wanted = devices.name(target.device), devices.name(there.device)
         raise ValueError(f"{caller}: out is on {own}; the result belongs on {wanted}")
@@ -141,7 +141,7 @@ def _target(call: Call) -> Array:
     if call.library is not None:
         call.library.check_into(call.given, call.caller)
     there = engines.HOST if call.rule.is_text else engines.of(source.device)
-    if there is engines.HOST and dst.packed and isinstance(out, PackedArray) and call.library and not source.packed:
+    if dst.packed and isinstance(out, PackedArray) and call.library and not (source.packed or there.packs):
         return _packed_target(source, call.rule, out, call.caller)
     return target_of(source, call.rule, out, there, call.caller)
 

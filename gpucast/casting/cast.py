@@ -28,7 +28,7 @@ from gpucast.core.rule import (
     destination,
     resolve,
 )
-from gpucast.kernel import devices, streams
+from gpucast.kernel import streams
 
 #: What a cast on the host makes NumPy arrays of.
 HostInput = np.ndarray[Any, Any] | np.generic | float | str | bytes | list[Any] | tuple[Any, ...]
@@ -218,7 +218,7 @@ def cast_like(
             raise TypeError(f"cast_like: like is a {type(like).__name__}; expected an array, a scalar or a list")
     return cast_with(x, kind, Options(
         saturate, round_mode, opset, rounding, overflow, seed, offset, scale, amax, device, out, copy,
-        "cast_like", versions,
+        "cast_like", versions, "like.dtype",
     ))  # fmt: skip
 
 
@@ -236,9 +236,9 @@ def cast_with(x: Any, to: Any, options: Options) -> Any:
 
 def _checked(x: Any, to: Any, options: Options) -> Any:
     """Cast with all checks."""
-    adapter = libraries.find(x)
-    if adapter is not None:
-        return adapter.cast(cast_with, x, to, options)
+    library = libraries.find(x)
+    if library is not None:
+        return library.cast(cast_with, x, to, options)
     # A native array alone has no other stream than the current one, and no numbers are computed with here.
     alone = options.out is options.scale is options.amax is None
     return libraries.untraced(_cast_array if alone else _cast_several, x, to, options)
@@ -265,8 +265,8 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
         cast_with(x, to, options._replace(out=library.take(out, caller, writing=True)))
         return out
     here = engines.of(call.source.device)
-    there = here if options.device is None else engines.named(devices.parse(options.device, caller), caller)
-    if call.rule.dst.family == "string" and there is not engines.HOST:
+    there = engines.named(options.device, caller, here)
+    if call.rule.dst.family == "string" and not there.has_text:
         if options.device is not None:
             raise ValueError(f"{caller}: device={options.device!r} cannot hold STRING; expected None or 'cpu'")
         there = engines.HOST
@@ -308,7 +308,7 @@ def run(call: Call, here: Engine, there: Engine) -> Array:
 
 def times(x: Any, to: Any, options: Options) -> Any:
     """The cast of a NumPy or CuPy array times ``options.scale``, a number of any sign, as gradients need it."""
-    src, dst = dtype(x.dtype), destination(to, options.caller)
+    src, dst = dtype(x.dtype), destination(to, options)
     target = None if options.out is None else Array.of(options.out, dst)
     call = Call(options.caller, Array.of(x, src), resolve(src, dst, options), fuse_of(options.scale), target)
     engines.of_array(x).run((call,))

@@ -19,7 +19,7 @@ from gpucast.arrays.overlap import are_disjoint
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.casting import plans
 from gpucast.casting.cuda_launches import launch_of, launches, strided_layout
-from gpucast.casting.engine import Call, Engine
+from gpucast.casting.engine import Call, Engine, Lengths
 from gpucast.casting.plans import Kernels
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fuse import EMPTY
@@ -326,6 +326,18 @@ class CudaEngine(Engine):
         with driver.driver().on(self.device):
             check_allocation()
             return new(shape, kind)
+
+    def view(
+        self, address: int, shape: Lengths, strides: Lengths | None, kind: DType, owner: object, readonly: bool = False
+    ) -> Any:
+        import cupy
+
+        code = kind.code_numpy
+        nbytes = math.prod(shape) * code.itemsize
+        if strides is not None:
+            nbytes = code.itemsize + sum(step * (n - 1) for step, n in zip(strides, shape, strict=True) if step > 0)
+        memory = cupy.cuda.UnownedMemory(address, nbytes, owner, self.device)
+        return cupy.ndarray(shape, code, cupy.cuda.MemoryPointer(memory, 0), strides).view(kind.numpy)
 
     def take(self, x: Any) -> Any:
         return x if device_index(x) == self.device else to_device(x, self.device)

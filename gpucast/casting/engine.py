@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpucast.kernel.fused_kernel import FusedOps
 
 _T = TypeVar("_T")
+Lengths = tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -55,6 +56,10 @@ class Engine(ABC):
     device: int | None = None
     #: Whether the results of packed types are packed here, whatever the source.
     packs = False
+    #: Whether texts are here.
+    has_text = False
+    #: Whether a call has done its work when it returns.
+    waits = False
 
     # ---- arrays ----
 
@@ -62,6 +67,13 @@ class Engine(ABC):
     def empty(self, shape: tuple[int, ...], kind: DType, packs: bool = False) -> Any:
         """An array without set values, as results are here; `packs`: packed types are packed in any case. RuntimeError
         while a CUDA graph is captured."""
+
+    @abstractmethod
+    def view(
+        self, address: int, shape: Lengths, strides: Lengths | None, kind: DType, owner: object, readonly: bool = False
+    ) -> Any:
+        """An array over memory here, which `owner` keeps alive. `strides`: in bytes, None for C order. Types below one
+        byte have an element per byte."""
 
     @abstractmethod
     def take(self, x: Any) -> Any:

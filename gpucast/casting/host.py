@@ -17,7 +17,7 @@ from gpucast.arrays.libraries import Library
 from gpucast.arrays.overlap import bounds_meet
 from gpucast.arrays.packed import PackedArray, device_index
 from gpucast.casting import plans
-from gpucast.casting.engine import Call, Engine
+from gpucast.casting.engine import Call, Engine, Lengths
 from gpucast.casting.plans import Kernels
 from gpucast.core.checks import as_double
 from gpucast.core.dtypes import DType
@@ -31,8 +31,22 @@ if TYPE_CHECKING:
 NDArray = npt.NDArray[Any]
 
 
+class _Memory:
+    """The object that NumPy makes an array of. The array keeps it alive, and it keeps the owner alive."""
+
+    def __init__(
+        self, address: int, shape: Lengths, strides: Lengths | None, code: str, owner: object, readonly: bool
+    ) -> None:
+        self.owner = owner
+        self.__array_interface__ = {
+            "version": 3, "typestr": code, "shape": shape, "strides": strides, "data": (address, readonly),
+        }  # fmt: skip
+
+
 class HostEngine(Engine):
     """Arrays of NumPy, and PackedArrays over them."""
+
+    has_text = waits = True
 
     def empty(self, shape: tuple[int, ...], kind: DType, packs: bool = False) -> Any:
         if packs and kind.packed:
@@ -50,6 +64,13 @@ class HostEngine(Engine):
         else:
             array = np.empty(source.shape, kind.numpy)
         return result_like(source, array, kind)
+
+    def view(
+        self, address: int, shape: Lengths, strides: Lengths | None, kind: DType, owner: object, readonly: bool = False
+    ) -> Any:
+        if 0 in shape:
+            return np.empty(shape, kind.numpy)
+        return np.asarray(_Memory(address, shape, strides, kind.code_numpy.str, owner, readonly)).view(kind.numpy)
 
     def take(self, x: Any) -> Any:
         return x if device_index(x) is None else casting.cuda.to_host(x)

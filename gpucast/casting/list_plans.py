@@ -198,9 +198,9 @@ def keep(calls: Sequence[Call], outs: list[Any] | None, to: Any, dst: DType, opt
 
 def check_scale(given: Sequence[Any], options: Options) -> None:
     """ValueError for a scale that its library would not cast its own arrays with."""
-    adapter = None if options.scale is None else libraries.find(options.scale)
-    if adapter is not None and any(libraries.find(x) is adapter for x in given):
-        adapter.check_scale(options.scale, options.caller)
+    library = None if options.scale is None else libraries.find(options.scale)
+    if library is not None and any(libraries.find(x) is library for x in given):
+        library.check_scale(options.scale, options.caller)
 
 
 def _is_plain(call: Call) -> bool:

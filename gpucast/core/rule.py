@@ -61,6 +61,8 @@ class Options(NamedTuple):
     copy: Any = True
     caller: str = "cast"
     versions: tuple[int, ...] = CAST_VERSIONS
+    #: The name of the argument that says the new type.
+    argument: str = "to"
 
     @property
     def fuses(self) -> bool:
@@ -75,9 +77,9 @@ ATTRIBUTES = Options._fields[:5]
 BY_RULE_SOURCES = tuple(map(dtype, ("DOUBLE", "INT64", "UINT64")))
 
 
-def destination(to: Any, caller: str) -> DType:
-    """The dtype to cast to: `to` of `gpucast.cast`, or the dtype of `like` of `cast_like`, as the TypeError says."""
-    return dtype(to, caller="cast: to=" if caller == "cast" else f"{caller}: like.dtype=")
+def destination(to: Any, options: Options) -> DType:
+    """The dtype to cast to. The TypeError names the caller and the argument."""
+    return dtype(to, caller=f"{options.caller}: {options.argument}=")
 
 
 @dataclass(frozen=True)

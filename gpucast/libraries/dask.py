@@ -165,7 +165,7 @@ class DaskLibrary(Library):
             opset = newest_version(options.opset, options.versions, options.caller)
             options = options._replace(opset=opset)
         keywords = options._asdict()
-        del keywords["caller"], keywords["versions"]
+        del keywords["caller"], keywords["versions"], keywords["argument"]
         return _cast(x, to, **keywords)
 
 

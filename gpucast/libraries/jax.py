@@ -33,7 +33,8 @@ except ImportError as error:
     raise ImportError(f"gpucast.interop.jax needs JAX ({error}): pip install jax") from error
 
 from gpucast.arrays.libraries import CastFunction, Lent, Library, visit
-from gpucast.arrays.packed import PackedArray, device_index
+from gpucast.arrays.packed import PackedArray
+from gpucast.casting import engines
 from gpucast.core.dtypes import DType, dtype
 from gpucast.core.rule import Options, destination
 from gpucast.libraries import dlpack, jax_traced
@@ -92,7 +93,7 @@ def _to_jax(y: Any, like: Any) -> Any:
     """A result as a JAX array if JAX has its type, on the device of `like` where that is a CPU; None: the first one."""
     if isinstance(y, PackedArray):
         # What JAX packs on a device it does not take.
-        return y if y.dtype.bits == 6 or device_index(y) is not None else _to_jax(y.get(), like)
+        return y if y.dtype.bits == 6 or engines.of_array(y).packs else _to_jax(y.get(), like)
     if y.dtype == object or y.dtype.names:
         return y
     if not isinstance(y, np.ndarray):
@@ -118,22 +119,23 @@ class JaxLibrary(Library):
 
     def cast_times(self, times: CastFunction, x: Any, to: Any, options: Options) -> Any:
         if isinstance(x, jax.core.Tracer):
-            return jax_traced.times(x, destination(to, options.caller), options)
+            return jax_traced.times(x, destination(to, options), options)
         return super().cast_times(times, x, to, options)
 
     def _cast(self, cast: CastFunction, x: Any, to: Any, options: Options, coefficient: float | None) -> Any:
         caller, out = options.caller, options.out
         traced = isinstance(x, jax.core.Tracer)
         array = x if traced else take(x, caller)
-        dst = destination(to, caller)
+        dst = destination(to, options)
         if out is None:
             _check_width(dst, caller)
         if traced or isinstance(options.scale, jax.core.Tracer):
             return jax_traced.cast(x, dst, options, coefficient)
         inside = options
-        on_host = options.device in (None, "cpu") and device_index(array) is None
-        if out is None and on_host and _shareable(dst) and options.copy is True:
-            inside = options._replace(out=_aligned(array.shape, dst))
+        if out is None and _shareable(dst) and options.copy is True:
+            there = engines.named(options.device, caller, engines.of_array(array))
+            empty: Any = there.pick(_aligned, there.empty)
+            inside = options._replace(out=empty(array.shape, dst))
         y = cast(array, to, inside)
         if out is not None:
             return out

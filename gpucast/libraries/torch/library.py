@@ -60,7 +60,7 @@ class TorchLibrary(Library):
     def _cast_numbers(self, x: torch.Tensor, to: Any, options: Options) -> torch.Tensor | None:
         """The plain cast of a tensor that is no more than numbers to a new one; None for a type that torch lacks. The
         op does the same, and takes longer than the cast of many a tensor."""
-        dst, src, caller = destination(to, options.caller), tensors.BY_TORCH.get(x.dtype), options.caller
+        dst, src, caller = destination(to, options), tensors.BY_TORCH.get(x.dtype), options.caller
         if src is None or dst.packed or dst not in tensors.TORCH_DTYPES:
             return None
         source = Array.of(tensors.take(x, caller), src)
@@ -83,7 +83,7 @@ class TorchLibrary(Library):
         if not records:
             return y
         if type(y) is not torch.Tensor:
-            tensors.check_gradient(x, destination(to, caller), caller)
+            tensors.check_gradient(x, destination(to, options), caller)
             return y
         differentiates = x.is_floating_point() and y.is_floating_point()
         return gradients.attach(x, y, options.scale, caller) if differentiates else y
@@ -92,7 +92,7 @@ class TorchLibrary(Library):
         """The cast by an op. `slope`: the coefficient of a layer, see `op.fused_cast`."""
         attributes: tuple[Any, ...] = options[: len(DEFAULTS)]
         device, out, copy, caller = options.device, options.out, options.copy, options.caller
-        dst = destination(to, caller)
+        dst = destination(to, options)
         src = tensors.dtype_of(x, caller)
         tensors.check_gradient(x, dst, caller)
         is_tensor = tensors.has_tensors(dst) and (out is None or isinstance(out, torch.Tensor))
@@ -111,7 +111,7 @@ class TorchLibrary(Library):
             saturate, round_mode, opset, rounding, overflow = attributes
             # Custom ops take only Python's own types.
             attributes = bool(saturate), round_mode, None if opset is None else int(opset), rounding, overflow
-        target = x.device if device is None else _target_device(x, device, caller)
+        target = _target_device(x, device, caller)
         random = resolve_random(options.rounding, options.seed, options.offset, caller)
         is_fused = random is not None or options.scale is not None or options.amax is not None or slope is not None
         if is_fused or tensors.transformed():
@@ -138,7 +138,7 @@ class TorchLibrary(Library):
 
     def cast_times(self, times: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
         caller = options.caller
-        src, dst = tensors.dtype_of(x, caller), destination(to, caller)
+        src, dst = tensors.dtype_of(x, caller), destination(to, options)
         tensors.check_attributes(src, dst, options[: len(DEFAULTS)], options.versions, caller)
         return op.times(x, dst, options)
 
@@ -225,7 +225,7 @@ def keep_plan(x: torch.Tensor, to: Any, options: Options, rule: CastRule | None 
         src = tensors.BY_TORCH.get(x.dtype)
         if src is None or tensors.is_watched():
             return
-        rule = resolve(src, destination(to, "cast"), options)
+        rule = resolve(src, destination(to, options), options)
     if rule.src.packed or rule.dst.packed or rule.dst not in tensors.TORCH_DTYPES:
         return
     scaled, amax = options.scale is not None, options.amax is not None

@@ -12,8 +12,7 @@ import torch
 
 from gpucast.arrays.bitpacking import codes_of, namespace
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
-from gpucast.arrays.unowned import view_at
-from gpucast.casting import calls
+from gpucast.casting import calls, engines
 from gpucast.casting.cast import cast_with
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import CAST_VERSIONS, Options, resolve
@@ -24,8 +23,7 @@ from gpucast.libraries import dlpack
 TORCH_DTYPES: dict[DType, Any] = {
     kind: getattr(torch, kind.numpy_name) for kind in DTYPES if hasattr(torch, kind.numpy_name)
 }
-#: For each of them the torch dtype of its codes; and the inverse of TORCH_DTYPES.
-_CODES: dict[DType, Any] = {kind: getattr(torch, kind.code_numpy.name) for kind in TORCH_DTYPES}
+#: The inverse.
 BY_TORCH: dict[Any, DType] = {torch_dtype: kind for kind, torch_dtype in TORCH_DTYPES.items()}
 #: torch's dtype with two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch without it.
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
@@ -84,15 +82,13 @@ def view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
     """An array over a tensor of one element per item, whose type and device are known."""
     try:
         begin = address(x)
-        if device is None:
-            return x.view(_CODES[src]).numpy().view(src.numpy)
     except RuntimeError as error:
         raise TypeError(
             f"{caller}: x is a {type(x).__name__} without memory of its own, as within a transform of torch.func, "
             "while torch traces a graph, or after its storage was resized to 0; expected one with elements to read"
         ) from error
     strides = tuple(stride * x.element_size() for stride in x.stride())
-    return view_at(begin, tuple(x.shape), strides, src, device, x)
+    return engines.of(device).view(begin, tuple(x.shape), strides, src, x)
 
 
 def address(x: torch.Tensor) -> int:

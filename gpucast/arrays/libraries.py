@@ -94,9 +94,6 @@ class Library(ABC):
     def check_scale(self, scale: Any, caller: str) -> None:  # noqa: B027 (a default)
         """Raise a ValueError for a `scale` of the library that must not multiply its arrays. Default: accept all."""
 
-    def check_into(self, x: Any, caller: str) -> None:  # noqa: B027 (a default)
-        """Raise a ValueError for an `x` that must not be cast into an `out`. Default: accept all."""
-
     def check_constant(self, x: Any, caller: str, instead: str) -> None:  # noqa: B027 (a default)
         """Raise a ValueError, which ends in `instead`, for an `x` whose gradient a call would lose. Default: accept
         all."""
@@ -156,8 +153,8 @@ class Library(ABC):
         """Called for arrays that `placed` has told of, after they were written. Default: do nothing."""
 
     def empty_all(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
-        """Memory for the casts of arrays that `placed` has told of. Default: that of `empty_like`."""
-        return [self.empty_like(x, dst, "cast_many")[0] for x in arrays]
+        """Memory for the casts of arrays that `placed` has told of. No default: a library with plans has it."""
+        raise NotImplementedError
 
     def like(self, x: Any) -> Callable[[], Any] | None:
         """A function that gives new arrays of the host like `x`, for the results of plans. Default: None, for a library

@@ -139,7 +139,7 @@ def _target(call: Call) -> Array:
     """The `out` of a call of a batch as a native array that takes the result."""
     out, source, dst = call.result, call.source, call.rule.dst
     if call.library is not None:
-        call.library.check_into(call.given, call.caller)
+        call.library.check_constant(call.given, call.caller, "out= is not differentiable; pass x.detach(), or no out")
     there = engines.HOST if call.rule.is_text else engines.of(source.device)
     if dst.packed and isinstance(out, PackedArray) and call.library and not (source.packed or there.packs):
         return _packed_target(source, call.rule, out, call.caller)

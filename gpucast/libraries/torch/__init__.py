@@ -42,6 +42,6 @@ if not hasattr(torch.library, "register_vmap"):
     raise ImportError(f"gpucast.interop.torch needs PyTorch 2.5 or newer; this is {torch.__version__}")
 
 from gpucast.libraries.torch.library import LIBRARY
-from gpucast.libraries.torch.tensors import check_into, check_scale, from_packed, stream, take
+from gpucast.libraries.torch.tensors import check_scale, from_packed, stream, take
 
-__all__ = ["LIBRARY", "check_into", "check_scale", "from_packed", "stream", "take"]
+__all__ = ["LIBRARY", "check_scale", "from_packed", "stream", "take"]

@@ -38,7 +38,6 @@ class TorchLibrary(Library):
 
     take = staticmethod(tensors.take)
     check_scale = staticmethod(tensors.check_scale)
-    check_into = staticmethod(tensors.check_into)
     check_constant = staticmethod(tensors.check_constant)
     from_packed = staticmethod(tensors.from_packed)
     untraced = staticmethod(gradients.untraced)
@@ -107,7 +106,7 @@ class TorchLibrary(Library):
         if options.versions is CAST_VERSIONS and all(map(operator.is_, attributes, DEFAULTS.values())):
             attributes = ()
         else:
-            tensors.check_attributes(src, dst, attributes, options.versions, caller)
+            resolve(src, dst, options._replace(scale=None))
             saturate, round_mode, opset, rounding, overflow = attributes
             # Custom ops take only Python's own types.
             attributes = bool(saturate), round_mode, None if opset is None else int(opset), rounding, overflow
@@ -137,9 +136,8 @@ class TorchLibrary(Library):
         return cast(x, to, options)
 
     def cast_times(self, times: CastFunction, x: torch.Tensor, to: Any, options: Options) -> Any:
-        caller = options.caller
-        src, dst = tensors.dtype_of(x, caller), destination(to, options)
-        tensors.check_attributes(src, dst, options[: len(DEFAULTS)], options.versions, caller)
+        dst = destination(to, options)
+        resolve(tensors.dtype_of(x, options.caller), dst, options._replace(scale=None))
         return op.times(x, dst, options)
 
     def shape(self, x: torch.Tensor) -> tuple[int, ...]:
@@ -180,7 +178,7 @@ class TorchLibrary(Library):
     def empty_like(self, x: torch.Tensor, dst: DType, caller: str) -> tuple[Any, Any]:
         shape = tensors.shape_of(x)
         tensors.check_pairs(shape, dst, caller)
-        y = tensors.new(x, dst.name)
+        y = tensors.new(x, dst.name, caller=caller)
         array = tensors.take(y, caller, writing=True)
         if tensors.has_tensors(dst):
             return y, array
@@ -197,7 +195,8 @@ def _target_device(x: torch.Tensor, device: Any, caller: str) -> torch.device:
 
 def _cast_into(x: torch.Tensor, dst: DType, attributes: tuple[Any, ...], out: Any, caller: str) -> Any:
     tensors.check_out(x, dst, out, caller)
-    if isinstance(out, torch.Tensor):
+    # An operator has no word for its caller.
+    if isinstance(out, torch.Tensor) and not tensors.is_plain(x):
         cast_out_op(x, out, dst.name, *attributes)
     else:
         tensors.fill(x, out, dst, named(attributes), False, caller=caller)

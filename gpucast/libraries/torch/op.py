@@ -151,8 +151,8 @@ def _cast_eagerly(x: torch.Tensor, dst: DType, keywords: dict[str, Any], options
         return out
     shape = tensors.shape_of(x)
     tensors.check_pairs(shape, dst, caller)
-    y = tensors.new(x, dst.name)
-    tensors.fill(x, y, dst, keywords, not tensors.has_tensors(dst))
+    y = tensors.new(x, dst.name, caller=caller)
+    tensors.fill(x, y, dst, keywords, not tensors.has_tensors(dst), caller=caller)
     [y] = gradients.attach_all([x], [y], options.scale, caller)
     return tensors.as_result(y.to(target), shape, dst, caller)
 

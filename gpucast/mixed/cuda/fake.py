@@ -10,8 +10,7 @@ from gpucast.core.arithmetic import exact
 from gpucast.core.fuse import Fuse
 from gpucast.core.rule import CastRule
 from gpucast.kernel import driver
-from gpucast.kernel.fake_kernel import fake_kernel
-from gpucast.kernel.fused_kernel import FUSED, FusedOps
+from gpucast.kernel.fused_kernel import FUSED, FusedOps, fused_kernel
 
 
 @exact()
@@ -24,6 +23,6 @@ def apply(source: Array, there: CastRule, back: CastRule, target: Array | None, 
         if source.size:
             layout = layout_of(source, target, fuse)
             given = FUSED.pack(*fused_values(fuse)) + (b"" if layout.dims is None else layout.dims.packed)
-            kernel = fake_kernel(there, back, FusedOps.of(fuse), layout.shape)
+            kernel = fused_kernel(there, FusedOps.of(fuse), layout.shape, back=back)
             driver.launch(kernel, source.device, source.address, target.address, layout.n, given)
     return target

@@ -271,10 +271,10 @@ class PackedArray:
         return unpacked
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if device_index(self) is not None:
+            raise TypeError("PackedArray: NumPy takes no array from a device by itself; use .get()")
         if copy is False:
             raise ValueError("PackedArray: unpacking copies; numpy.asarray(x, copy=False) is not possible")
-        # CuPy refuses: to copy from a device takes a call of `get`.
-        np.asarray(self.data)
         unpacked = self.get()
         if dtype is None or np.dtype(dtype) == unpacked.dtype:
             return unpacked

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from gpucast.arrays import composites, libraries
-from gpucast.arrays.array import Array
 from gpucast.arrays.bitpacking import unpack_codes
 from gpucast.arrays.packed import PackedArray, as_array
 from gpucast.casting import engines
+from gpucast.casting.cast import cast
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
 from gpucast.files import raw_data, tensor_file
@@ -21,7 +21,7 @@ from gpucast.files.tensor import CHUNK_BYTES, FileError, NDArray, Spec, Tensor, 
 from gpucast.kernel import devices, streams
 
 #: Where the arrays of these libraries may be; others are registered adapters.
-_NATIVE = {"numpy": ("cpu", "on the host"), "cupy": ("cuda", "on a device")}
+_NATIVE = {"numpy": "on the host", "cupy": "on a device"}
 
 
 @exact()
@@ -188,21 +188,21 @@ class _Place:
         if library not in (None, *_NATIVE, *others):
             names = ", ".join(map(repr, (*_NATIVE, *others)))
             raise ValueError(f"{caller}: library={library!r} is not known; expected one of {names}")
-        place = devices.parse("cuda" if library == "cupy" and device is None else device, caller) or "cpu"
-        own, where = _NATIVE.get(library, ("", ""))
-        if not place.startswith(own):
-            raise ValueError(f"{caller}: library={library!r} has arrays {where}; got device={device!r}")
-        self._there = engines.named(place, caller)
+        self.device = devices.parse("cuda" if library == "cupy" and device is None else device, caller)
+        on_device = self.device not in (None, "cpu")
+        if library in _NATIVE and on_device != (library == "cupy"):
+            raise ValueError(f"{caller}: library={library!r} has arrays {_NATIVE[library]}; got device={device!r}")
+        if on_device:
+            devices.require(caller)
         self.library = library if library in others else None
         self._adapter = None if self.library is None else libraries.of_library(self.library)
 
     def native(self, tensor: Tensor) -> Any:
         """The array of a tensor, of NumPy or CuPy."""
         array = _read(tensor)
-        if tensor.dtype is None or tensor.dtype.family == "string":
+        if self.device in (None, "cpu") or tensor.dtype is None or tensor.dtype.family == "string":
             return array
-        source = Array.of(array, tensor.dtype)
-        return self._there.received(source, source.packed).array
+        return cast(array, tensor.dtype, device=self.device)
 
     def array(self, tensor: Tensor) -> Any:
         """The array of a tensor in the library."""

@@ -10,6 +10,7 @@ import numpy as np
 from gpucast.arrays import libraries, tree
 from gpucast.arrays.array import Array
 from gpucast.arrays.overlap import Place, check_disjoint
+from gpucast.arrays.packed import device_index
 from gpucast.arrays.tree import dtype_of
 from gpucast.casting import calls, engines
 from gpucast.casting.cast import cast
@@ -82,25 +83,23 @@ def _select_on_host(flag: Any, triples: list[tuple[Any, Any, Any]]) -> list[Any]
 
 def _check(caller: str, flag: Any, x: Any, y: Any, target: Any = None) -> None:
     """TypeError or ValueError for leaves that cannot be selected from, or a `target` that cannot take them."""
-    kind, other, there = dtype_of(x), dtype_of(y), engines.of_array(flag)
-    # A flag that is there when the call returns selects one of the trees as it is.
-    copies = target is not None or not there.waits
+    kind, other, device = dtype_of(x), dtype_of(y), device_index(flag)
     if kind is None or other is None:
-        if kind is not other or (copies and not _equal(x, y)):
+        if kind is not other or ((device is not None or target is not None) and not _equal(x, y)):
             raise ValueError(f"{caller} is {x!r} in new and {y!r} in old; expected arrays, or what is equal")
         return
     if kind is not other:
         raise TypeError(f"{caller} is {kind} in new and {other} in old")
     if tuple(x.shape) != tuple(y.shape):
         raise ValueError(f"{caller} has shape {tuple(x.shape)} in new and {tuple(y.shape)} in old")
-    if not copies:
+    if device is None and target is None:
         return
     for leaf in (x, y):
         if libraries.find(leaf) is not None:
-            wanted = "with the flag on a device" if target is None else "with out="
+            wanted = "with out=" if device is None else "with the flag on a device"
             raise TypeError(f"{caller} is of type {type(leaf).__name__}; {wanted} expected an array of NumPy or CuPy")
-        if not (there.waits or engines.of_array(leaf) is there):
-            raise ValueError(f"{caller} is not on cuda:{there.device}, where finite is; bool(finite) reads the flag")
+        if device is not None and device_index(leaf) != device:
+            raise ValueError(f"{caller} is not on cuda:{device}, where finite is; bool(finite) reads the flag")
         if target is not None:
             calls.target_of(Array.of(leaf, kind), resolve(kind, kind), target, engines.of_array(leaf), caller)
 

@@ -24,9 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from gpucast.arrays.array import Array
+from gpucast.arrays.packed import device_index
 from gpucast.casting import cast as casting
-from gpucast.casting import engines
 from gpucast.core.dtypes import dtype
 
 try:
@@ -87,16 +86,15 @@ def _cast_function(device: str | None) -> Callable[..., Any]:
         # The package's own function turns Python numbers into vectors, and graphs rely on that shape.
         x = np.atleast_1d(input) if type(input) in (int, float) else input
         dst = dtype(to, caller="onnx::Cast: to=")
-        here, stays = engines.of_array(x), dst.family == "string"
         # ONNX has no boolean attributes: 0 is false, any other integer true. Text stays on the host.
         y = casting.cast(
             x,
             dst,
             saturate=saturate != 0 if isinstance(saturate, (int, np.integer)) else saturate,
             round_mode=round_mode,
-            device=device if here.has_text and not stays else None,
+            device=None if dst.family == "string" or device_index(x) is not None else device,
         )
-        return y if stays else here.received(Array.of(y, dst), False).array
+        return y if device_index(y) is None or device_index(x) is not None else y.get()
 
     return cast
 

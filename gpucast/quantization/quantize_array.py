@@ -15,6 +15,7 @@ from gpucast.arrays.libraries import untraced
 from gpucast.arrays.overlap import Place
 from gpucast.arrays.packed import PackedArray, as_array, device_index
 from gpucast.casting import engines
+from gpucast.casting.cast import cast
 from gpucast.casting.plans import KINDS
 from gpucast.core.arithmetic import exact
 from gpucast.core.dtypes import DType, dtype
@@ -221,7 +222,11 @@ def _quantize_array(x: Any, format: Any, request: _QuantizeOptions) -> Any:
     of_signs = any(hadamards) and request.signs is None and request.rounding is None
     seed = None if of_signs else request.seed
     random = resolve_random(format, request.rounding, seed, request.offset, _CALLER)
-    array = engines.named(request.device, _CALLER, engines.of_array(array)).take(array)
+    target = devices.parse(request.device, _CALLER)
+    if target is not None and (target != "cpu" or device_index(array) is not None):
+        if target != "cpu":
+            devices.index(target, _CALLER)
+        array = cast(array, src, device=target, copy=False)
     here = engine.of(array)
     if request.scales_of is not None:
         known = _known_scales(request, format, array)

@@ -213,10 +213,12 @@ class Quantized:
 
     def get(self) -> Quantized:
         """A copy on the host; q itself if it is there."""
-        native = vars(self.native("get"))
+        native = self.native("get")
+        if engines.of_array(native.data) is engines.HOST:
+            return self
         with self._visit():
-            parts = {name: engines.to_host(part) for name, part in native.items() if part is not None}
-        return self if parts["data"] is native["data"] else replace(self, **parts)
+            parts = {name: engines.to_host(part) for name, part in vars(native).items() if part is not None}
+            return replace(self, **parts)
 
     def dequantize(
         self,
@@ -245,8 +247,8 @@ class Quantized:
         return streams.visit(self.owned)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        # CuPy refuses: to copy from a device takes a call of `get`.
-        np.asarray(self.native("Quantized").scales)
+        if device_index(self.native("Quantized").data) is not None:
+            raise TypeError("Quantized: NumPy takes no array from a device by itself; use .get()")
         if copy is False:
             raise ValueError("Quantized: dequantizing copies; numpy.asarray(q, copy=False) is not possible")
         numbers: np.ndarray[Any, Any] = self.plain().dequantize(_FLOAT if dtype is None else dtype)

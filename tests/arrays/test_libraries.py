@@ -220,7 +220,7 @@ def test_numpy_takes_packed_arrays_of_the_host_only(driver: HostDriver) -> None:
     packed = PackedArray.pack(host)
     assert_same(np.asarray(packed), host)
     device = PackedArray(upload(packed.data), "INT4", (3, 5))
-    with pytest.raises(TypeError, match=r"use `\.get\(\)`"):
+    with pytest.raises(TypeError, match=r"PackedArray: NumPy takes no array from a device by itself; use \.get\(\)"):
         np.asarray(device)
 
 

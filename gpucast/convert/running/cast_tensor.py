@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from gpucast import files
-from gpucast.arrays.array import Array
-from gpucast.casting import engines
+from gpucast import casting, files
+from gpucast.arrays.packed import PackedArray
 from gpucast.casting.cast import cast
 from gpucast.casting.cast_report import cast_report, result_report
 from gpucast.casting.loss_counts import CastReport
@@ -29,6 +28,7 @@ from gpucast.core.rule import CastRule, Options, resolve
 from gpucast.files import Spec, Tensor
 from gpucast.files.tensor import FileError, LoadedTensor, NDArray, StoredTensor, Window
 from gpucast.host.files import CastStats, CountedCast, FilePosition, counted
+from gpucast.kernel import devices
 
 #: Elements that are read, cast, counted and written while they are in the second-level cache.
 _BLOCK = 1 << 17
@@ -193,6 +193,9 @@ def _cast_on(device: str | None, x: NDArray, dst: DType, attributes: dict[str, A
     """``cast(x, dst, **attributes)`` on that device: x moves there first. `gpucast.cast` would narrow x before the
     move.
     """
-    source, is_text = Array.of(x), "string" in (dtype(x.dtype).family, dst.family)
-    there = engines.named(None if is_text else device, "convert")
-    return files.on_host(cast(there.received(source, False).array, dst, **attributes))
+    place, src = devices.parse(device, "convert"), dtype(x.dtype)
+    if place is None or place == "cpu" or "string" in (src.family, dst.family):
+        return files.on_host(cast(x, dst, device=place, **attributes))
+    devices.require("convert")
+    there = casting.cuda.to_device(PackedArray.pack(x) if src.packed else x, devices.index(place, "convert"))
+    return files.on_host(cast(there, dst, **attributes))

@@ -265,7 +265,7 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
         cast_with(x, to, options._replace(out=library.take(out, caller, writing=True)))
         return out
     here = engines.of(call.source.device)
-    there = engines.named(options.device, caller, here)
+    there = here if options.device is None else engines.named(options.device, caller)
     if call.rule.dst.family == "string" and not there.has_text:
         if options.device is not None:
             raise ValueError(f"{caller}: device={options.device!r} cannot hold STRING; expected None or 'cpu'")

@@ -261,7 +261,7 @@ def _of_works(rule: CastRule, works: bytes) -> Any:
 def _scaling(scale: Any) -> Any:
     if isinstance(scale, torch.Tensor):
         return "narrow" if scale.dtype is torch.float32 else "wide"
-    return scaling_of(None if scale is None else float(scale))
+    return scaling_of(None if scale is None else float(np.asarray(scale).item()))
 
 
 def _of_rule(rule: CastRule, fuses: bool, scaled: bool) -> Any:

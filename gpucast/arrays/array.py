@@ -57,11 +57,6 @@ class Array:
         return Array(x, data, kind, x.shape, x.size, None if packed else data.strides, device, packed)
 
     @property
-    def plain(self) -> Any:
-        """`array` without its subclass, because subclasses such as np.matrix change reshaping and assignment."""
-        return self.array if self.packed else self.data
-
-    @property
     def address(self) -> int:
         """The address of the first element."""
         return int(self.data.ctypes.data if isinstance(self.data, np.ndarray) else self.data.data.ptr)

@@ -17,6 +17,9 @@ import numpy as np
 from gpucast.arrays.bitpacking import address_of
 from gpucast.arrays.packed import PackedArray, device_index
 
+#: Up to so many pairs of arrays are compared one by one; of more, the bounds of all are sorted first.
+_FEW = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -43,6 +46,12 @@ def check_disjoint(written: Sequence[Place], read: Sequence[Place], caller: str)
 
     `gpucast.arrays.array.check_out` looks at source and destination of one item, and at elements within one array.
     """
+    if len(written) * (len(written) + len(read)) <= _FEW:
+        for i, place in enumerate(written):
+            for other in (*written[i + 1 :], *read):
+                if device_index(place.array) == device_index(other.array) and bounds_meet(place.data, other.data):
+                    _check_pair(place, other, caller)
+        return
     by_device: dict[int | None, list[_Span]] = {}
     for i, place in enumerate((*written, *read)):
         x = place.data
@@ -60,8 +69,9 @@ def check_disjoint(written: Sequence[Place], read: Sequence[Place], caller: str)
             targets = [one for one in targets if one[1] > begin]
             if is_written:
                 sources = [one for one in sources if one[1] > begin]
-            for other in (*targets, *sources) if is_written else targets:
-                _check_pair(*sorted((span, other), key=itemgetter(2)), caller=caller)
+            for met in [*targets, *sources] if is_written else targets:
+                first, second = (span, met) if span[2] < met[2] else (met, span)
+                _check_pair(first[3], second[3], caller)
             (targets if is_written else sources).append(span)
 
 
@@ -69,11 +79,10 @@ def check_disjoint(written: Sequence[Place], read: Sequence[Place], caller: str)
 _Span = tuple[int, int, int, Place]
 
 
-def _check_pair(one: _Span, other: _Span, *, caller: str) -> None:
+def _check_pair(place: Place, other: Place, caller: str) -> None:
     """Look at elements: columns of one array lie between each other, and are disjoint."""
-    place, second = one[3], other[3]
-    if not place.may_share(second) and footprints_overlap(footprint(place.data), footprint(second.data)):
-        raise ValueError(f"{caller}: {place.name} shares memory with {second.name}; expected separate memory")
+    if not place.may_share(other) and footprints_overlap(footprint(place.data), footprint(other.data)):
+        raise ValueError(f"{caller}: {place.name} shares memory with {other.name}; expected separate memory")
 
 
 def share_memory(x: Any, other: Any) -> bool:

@@ -110,6 +110,9 @@ def resolve_finite(finite: Any, device: int | None, caller: str) -> Any:
 
 def _array(name: str, value: Any, kinds: tuple[DType, ...], caller: str, *, writing: bool, count: int = 1) -> Any:
     """An array of one element of some kinds, or of `count`."""
+    # As most calls have it: what follows takes longer than a small cast.
+    if type(value) is np.ndarray and value.size == 1 and value.dtype in [kind.numpy for kind in kinds]:
+        return value
     library = None if isinstance(value, numbers.Number) else libraries.find(value)
     array = value if library is None else library.take(value, f"{caller}: {name}", writing)
     unmasked(array, f"{caller}: {name}")

@@ -138,13 +138,15 @@ def _cast(calls: Sequence[Call], waiting: Sequence[bool | None], room: NDArray) 
             call.target = host.text.apply(source, rule, target)
             continue
         assert target is not None, "memory has been allocated"
+        # Without subclasses such as np.matrix, which change reshaping and assignment.
+        x = source.array if source.packed else source.data
         if waits:
             order: Any = "F" if source.data.flags.fnc else "C"
             result = np.ndarray(source.shape, rule.dst.numpy, room, order=order)
-            numbers.into(source.plain, rule, result, call.fuse)
+            numbers.into(x, rule, result, call.fuse)
             target.data[...] = result
         else:
-            numbers.into(source.plain, rule, target.plain, call.fuse)
+            numbers.into(x, rule, target.array if target.packed else target.data, call.fuse)
 
 
 HOST = HostEngine()

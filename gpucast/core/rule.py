@@ -8,7 +8,7 @@ Source: the Cast and CastLike schemas of ONNX opsets 1 to 28. The reference, the
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -102,7 +102,7 @@ class CastRule:
     rounding: RoundingName = OF_FLOATS
     round_mode: RoundMode = "up"
 
-    @cached_property
+    @property
     def is_text(self) -> bool:
         """Whether text is read or written."""
         return "string" in (self.src.family, self.dst.family)

@@ -23,7 +23,8 @@ from gpucast.libraries import dlpack
 TORCH_DTYPES: dict[DType, Any] = {
     kind: getattr(torch, kind.numpy_name) for kind in DTYPES if hasattr(torch, kind.numpy_name)
 }
-#: The inverse.
+#: For each of them the torch dtype of its codes; and the inverse of TORCH_DTYPES.
+_CODES: dict[DType, Any] = {kind: getattr(torch, kind.code_numpy.name) for kind in TORCH_DTYPES}
 BY_TORCH: dict[Any, DType] = {torch_dtype: kind for kind, torch_dtype in TORCH_DTYPES.items()}
 #: torch's dtype with two elements of FLOAT4E2M1 per byte, the first in the low bits; None for a torch without it.
 PAIRS: Any = getattr(torch, "float4_e2m1fn_x2", None)
@@ -82,6 +83,8 @@ def view(x: torch.Tensor, src: DType, device: int | None, caller: str) -> Any:
     """An array over a tensor of one element per item, whose type and device are known."""
     try:
         begin = address(x)
+        if device is None:
+            return x.view(_CODES[src]).numpy().view(src.numpy)
     except RuntimeError as error:
         raise TypeError(
             f"{caller}: x is a {type(x).__name__} without memory of its own, as within a transform of torch.func, "

@@ -67,19 +67,21 @@ def _strides_like(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: in
     return tuple(dense)
 
 
-def empty_like(source: Array, kind: DType) -> Array:
+def empty_like(source: Array, kind: DType, caller: str) -> Array:
     """Memory on the current device for a cast of `source`: in the order of its memory, row-major where a side is
     packed. Errors as for `check_allocation`."""
-    check_allocation()
+    check_allocation(caller)
     if kind.packed or source.strides is None or source.contiguous:
         return result_like(source, new(source.shape, kind), kind)
     return result_like(source, new_strided(source.shape, source.strides, kind), kind)
 
 
-def check_allocation() -> None:
-    """RuntimeError while a CUDA graph is captured."""
+def check_allocation(caller: str, more: str = "") -> None:
+    """RuntimeError while a CUDA graph is captured from the current stream."""
     if driver.driver().capturing():
-        raise RuntimeError("cast: a CUDA graph is being captured, and memory cannot be allocated then; pass out=")
+        raise RuntimeError(
+            f"{caller}: a CUDA graph is being captured, and memory cannot be allocated then; pass out={more}"
+        )
 
 
 def is_contiguous(x: Any) -> bool:
@@ -217,12 +219,7 @@ class Workspace:
     def check_capture(self) -> None:
         """RuntimeError while a CUDA graph is captured."""
         with driver.driver().on(self._device):
-            capturing = driver.driver().capturing()
-        if capturing:
-            raise RuntimeError(
-                f"{self._caller}: a CUDA graph is being captured, and memory cannot be allocated then; pass out=, and "
-                "make the same call with it once before the capture"
-            )
+            check_allocation(self._caller, ", and make the same call with it once before the capture")
 
 
 # ---- plans: the module launches kernels that are kept by device ----
@@ -324,7 +321,7 @@ class CudaEngine(Engine):
 
     def empty(self, shape: tuple[int, ...], kind: DType, packs: bool = False) -> Any:
         with driver.driver().on(self.device):
-            check_allocation()
+            check_allocation("empty")
             return new(shape, kind)
 
     def view(
@@ -363,7 +360,7 @@ class CudaEngine(Engine):
         live: list[Call] = []
         for call in calls:
             if call.target is None:
-                call.target = empty_like(call.source, call.rule.dst)
+                call.target = empty_like(call.source, call.rule.dst, call.caller)
             if call.source.size:
                 live.append(call)
         return launches(live, self.device) if len(live) > 1 else list(map(launch_of, live))

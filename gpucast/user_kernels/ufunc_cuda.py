@@ -33,7 +33,7 @@ def apply(expression: Expression, inputs: Sequence[Array | float], shape: tuple[
     assert device is not None
     with driver.driver().on(device):
         if target is None:
-            cuda.check_allocation()
+            cuda.check_allocation(call.caller)
             target = Array.of(cuda.new(shape, rule.dst), rule.dst)
         n = math.prod(shape)
         if n:

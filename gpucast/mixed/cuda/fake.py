@@ -19,7 +19,7 @@ def apply(source: Array, there: CastRule, back: CastRule, target: Array | None, 
     assert source.device is not None
     with driver.driver().on(source.device):
         if target is None:
-            target = empty_like(source, source.dtype)
+            target = empty_like(source, source.dtype, "fake_cast")
         if source.size:
             layout = layout_of(source, target, fuse)
             given = FUSED.pack(*fused_values(fuse)) + (b"" if layout.dims is None else layout.dims.packed)

@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from gpucast.arrays import libraries
 from gpucast.arrays.array import Array
-from gpucast.arrays.packed import as_array, register_cast
+from gpucast.arrays.packed import PackedArray, as_array, register_cast
 from gpucast.casting import calls, engines, plans
 from gpucast.casting.engine import Call, Engine
+from gpucast.casting.fuse import of_rule, resolve_fuse
 from gpucast.casting.plans import KINDS, by_plan, hit
 from gpucast.core.arithmetic import exact
-from gpucast.core.dtypes import dtype
+from gpucast.core.dtypes import DType, dtype
 from gpucast.core.fuse import EMPTY, fuse_of
 from gpucast.core.rounding import STOCHASTIC, Rounding
 from gpucast.core.rule import (
@@ -27,6 +28,7 @@ from gpucast.core.rule import (
     RoundMode,
     destination,
     resolve,
+    rule_of,
 )
 from gpucast.kernel import streams
 
@@ -258,7 +260,7 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
         array = as_array(x, caller)
         if array is not x:
             return cast_with(array, to, options)
-    call = calls.of_array(x, to, options)
+    call = _call_of(x, to, options)
     if not isinstance(options.copy, (bool, np.bool_)):
         raise TypeError(f"{caller}: copy={options.copy!r} must be True or False")
     if out is not None and (library := libraries.find(out)) is not None:
@@ -279,6 +281,24 @@ def _cast_array(x: Any, to: Any, options: Options) -> Any:
     if options.seed is None or call.rule.rounding == STOCHASTIC:
         plans.keep(x, to, options, call.rule, here.plan(call))
     return y.array
+
+
+def _call_of(x: Any, to: Any, options: Options) -> Call:
+    """The call of `gpucast.cast` for an array of NumPy or CuPy or a PackedArray, but for its target (`add_target`)."""
+    caller = options.caller
+    source = Array.of(x, dtype(x.dtype, caller=f"{caller}: x.dtype="))
+    rule = rule_of(source.dtype, destination(to, options), options)
+    fuse = EMPTY
+    if options.fuses:
+        fuse = of_rule(resolve_fuse(options, (source.device,)), rule, caller)
+    return Call(caller, source, rule, fuse, given=x, result=options.out)
+
+
+def check_packed_out(x: Any, dst: DType, out: PackedArray, options: Options) -> None:
+    """The checks of an `out` of elements that share bytes, for the memory of a tensor of the host."""
+    call = _call_of(x, dst, options)
+    call.target = calls.packed_target(call.source, call.rule, out, call.caller)
+    calls.check_fuse(call)
 
 
 def run(call: Call, here: Engine, there: Engine) -> Array:

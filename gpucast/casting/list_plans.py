@@ -17,7 +17,6 @@ import numpy as np
 
 from gpucast import casting, kernel
 from gpucast.arrays import libraries
-from gpucast.arrays.bitpacking import address_of, namespace
 from gpucast.arrays.libraries import Library
 from gpucast.arrays.packed import PackedArray
 from gpucast.casting import plans
@@ -262,18 +261,10 @@ def _keep_on_device(
 
 def _placed(arrays: list[Any], library: Library | None) -> list[Any] | None:
     """Each as `gpucast.kernel.recording.Given`, if all are such as plans serve."""
-    if library is not None:
-        found = library.placed(arrays)
-        if found is None:
-            return None
-        held, addresses = arrays, found[1]
-    else:
-        held = [x.data if type(x) is PackedArray else x for x in arrays]
-        if any(type(x) is not getattr(namespace(x), "ndarray", None) for x in held):
-            return None
-        addresses = list(map(address_of, held))
+    held = [x.data if type(x) is PackedArray else x for x in arrays]
+    found = kernel.recording.placed(held, library, len(held))
     given = kernel.recording.Given
-    return [given(type(x), x.shape, x.dtype, x.nbytes, at) for x, at in zip(held, addresses, strict=True)]
+    return found and [given(type(x), x.shape, x.dtype, x.nbytes, at) for x, at in zip(held, found[1], strict=True)]
 
 
 def _new(calls: Sequence[Call], library: Library | None) -> Callable[[list[Any]], tuple[list[Any], list[int]] | None]:

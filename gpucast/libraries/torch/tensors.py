@@ -12,8 +12,8 @@ import torch
 
 from gpucast.arrays.bitpacking import codes_of, namespace
 from gpucast.arrays.packed import LibraryPackedArray, PackedArray
-from gpucast.casting import calls, engines
-from gpucast.casting.cast import cast_with
+from gpucast.casting import engines
+from gpucast.casting.cast import cast_with, check_packed_out
 from gpucast.core.dtypes import DTYPES, DType, dtype
 from gpucast.core.rule import Options, resolve
 from gpucast.kernel import streams
@@ -351,6 +351,6 @@ def fill(
             function(array, dst, options._replace(out=out))
             return
         if not bytes_only and function is cast_with:
-            calls.check_packed_out(array, dst, out, options)
+            check_packed_out(array, dst, out, options)
         # On the host `cast` returns one element per byte, so the result has to be packed.
         out.data[...] = PackedArray.pack(function(array, dst, options)).data

@@ -150,10 +150,10 @@ class Library(ABC):
         return None
 
     def written(self, arrays: Sequence[Any]) -> None:  # noqa: B027 (a default)
-        """Called for arrays that `placed` has told of, after they were written. Default: do nothing."""
+        """Called for arrays of `placed` after they were written. Default: do nothing."""
 
     def empty_all(self, arrays: Sequence[Any], dst: DType) -> list[Any]:
-        """Memory for the casts of arrays that `placed` has told of. No default: a library with plans has it."""
+        """Memory for the casts of arrays of `placed`. No default: a library with plans has it."""
         raise NotImplementedError
 
     def like(self, x: Any) -> Callable[[], Any] | None:
@@ -267,8 +267,8 @@ def enter(name: str, module: Any, library: Library) -> None:
 
 
 def register_ours(kind: type, library: Callable[[Any], Library] | None = None) -> None:
-    """Register a class of native arrays. It comes before every protocol. `library`: that of an array, which returns
-    results in its kind.
+    """Register a class of native arrays. It comes before every protocol. `library` gives the `Library` of an
+    array, which returns results in its kind.
     """
     global _OURS  # noqa: PLW0603 (isinstance takes a tuple)
     _OURS = (*_OURS, kind)
@@ -342,7 +342,7 @@ def of_library(name: str) -> Library:
 
 
 def of_protocol(attribute: str) -> Library:
-    """That of a registered protocol, by one of its attributes."""
+    """The `Library` of a registered protocol, by one of its attributes."""
     return next(protocol for protocol in _PROTOCOLS if attribute in protocol.attributes).load()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checks of casts: of what a call writes, and of all arrays of a batch."""
+"""The checks of casts: of the arrays that a call writes, and of all arrays of a batch."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def of_arrays(
 
 
 def _own(fuse: Fuse, i: int, call: Call) -> Fuse:
-    """That of call i: its elements of the arrays that have one for each, and its random words."""
+    """The fuse of call i: its elements of the arrays that have one for each, and its random words."""
     scale, amax, random = fuse.scale, fuse.amax, fuse.random
     if scale is not None and not isinstance(scale, float) and scale.size > 1:
         scale = scale.reshape(-1)[i : i + 1]

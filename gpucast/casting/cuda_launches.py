@@ -137,7 +137,7 @@ def is_flat(call: Call) -> bool:
 
 
 def batch_fuse(calls: Sequence[Call]) -> Fuse:
-    """That of a batch. The offset of random words is the batch's; `scale` and `amax` are those of the first call."""
+    """The fuse of a batch. The offset of random words is the batch's; `scale` and `amax` are the first call's."""
     found = next((call.fuse for call in calls if call.fuse is not EMPTY), EMPTY)
     for call in calls:
         if call.fuse.random is not None:

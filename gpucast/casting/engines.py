@@ -29,7 +29,7 @@ def of_array(x: Any) -> Engine:
 
 def named(device: Any, caller: str, default: Engine = HOST) -> Engine:
     """The engine that a `device` keyword names; None: the default. DeviceUnavailable for a device that cannot be used,
-    TypeError or ValueError for what names none."""
+    TypeError or ValueError for other keywords."""
     if device is None:
         return default
     place = devices.parse(device, caller)

@@ -141,7 +141,7 @@ def keep(x: Any, to: Any, options: Options, rule: CastRule, plan: Any) -> None:
 
 
 def works(rule: CastRule, fuses: bool, scaled: bool) -> bytes | None:
-    """What loops do in a plan; None where the module has none, as for types that came later."""
+    """The work of loops in a plan; None where the module has none, as for types that came later."""
     if MODULE is None or rule.src not in DTYPES or rule.dst not in DTYPES or not has_arrays(rule):
         return None
     try:

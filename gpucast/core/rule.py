@@ -84,7 +84,7 @@ def destination(to: Any, options: Options) -> DType:
 
 @dataclass(frozen=True)
 class CastRule:
-    """What one cast does. Fields that do not matter for the pair have their default, so equal rules compare equal.
+    """The decisions of a cast. Fields that do not matter for the pair have their default, so equal rules compare equal.
 
     - `overflow`: to integers "wrap" or "saturate"; to wide floats "infinity" or "saturate"; to the narrow floats that
       have a NaN (float8, FLOAT8E8M0) "saturate", or else "infinity" where the type has one and "nan" where not; to the

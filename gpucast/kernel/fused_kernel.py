@@ -52,7 +52,7 @@ _TILE = 4
 
 
 class FusedOps(NamedTuple):
-    """What is fused with a cast: a scale, an amax, a check for finite sources. Random rounding is part of the rule."""
+    """The operations fused with a cast: a scale, an amax, a check for finite sources. Random rounding is in the rule."""
 
     scaling: Scaling = "none"
     amax: bool = False
@@ -81,8 +81,8 @@ def cast_kernel(rule: CastRule, shape: Shape = "contiguous", unpacked: bool = Fa
 def fused_kernel(
     rule: CastRule, ops: FusedOps, shape: Shape = "contiguous", unpacked: bool = False, back: CastRule | None = None
 ) -> Kernel:
-    """The kernel of a cast by a `gpucast.core.rule.resolve`, with the operations `ops`; with `back` that of a cast
-    there and back, which casts the results by that rule, times the inverse of the scale.
+    """The kernel of a cast by a `gpucast.core.rule.resolve`, with the operations `ops`; with `back` the kernel
+    of a cast there and back, which casts the results by that rule, times the inverse of the scale.
 
     ValueError for the shape "transposed", and where nothing is fused.
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call on a device does, recorded so that a plan can repeat it: launches, and new memory.
+"""The launches and new memory of a call on a device, recorded so that a plan can repeat them.
 
 A program is what was recorded, with the places of addresses in the arguments of its launches. It serves arrays that lie
 as those of the call did, in other memory. The extension module runs it (``kernels/host/programs.hpp``).
@@ -55,7 +55,7 @@ class Recording:
 
 
 class _OfThread(threading.local):
-    """What belongs to a thread."""
+    """The recording of a thread."""
 
     recording: Recording | None = None
 

@@ -140,6 +140,6 @@ def attach_all(sources: list[torch.Tensor], results: list[Any], scale: Any, call
 
 
 def pass_on(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """`y`, of the type of `x`, as a function of it whose gradient is that of `y`."""
+    """`y`, of the type of `x`, as a function of it with the gradient of `y`."""
     result: torch.Tensor = _apply_identity(x, [y])
     return result

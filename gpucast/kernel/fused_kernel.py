@@ -52,7 +52,7 @@ _TILE = 4
 
 
 class FusedOps(NamedTuple):
-    """The operations fused with a cast: a scale, an amax, a check for finite sources. Random rounding is in the rule."""
+    """The operations fused with a cast: scale, amax, a check for finite sources. Random rounding is in the rule."""
 
     scaling: Scaling = "none"
     amax: bool = False

@@ -67,6 +67,12 @@ GPUCAST_INLINE void round_both(float& p, float& q) {
 // divisor of B bits and midpoints of M bits it must be m if p and B + M are at most 20, because x - m * d is a multiple
 // of the last bit of x or of m * d. The code is then the even one of the two.
 //
+// For sources of P bits, at most 11, the divisor alone can tell that no x / d is so near a midpoint m of FLOAT4E2M1: then
+// the product with r0 itself, whose error is below 1.01 * 2^-23 of it, has the code of x / d. Let t be m * d as a FLOAT,
+// with an error below 1.01 * 2^-23 of m * d. An x within that of m * d is within 2.02 * 2^-23 of t, less than 5 ULPs, and
+// all but the first P bits of x are zero: so those of t, or of t plus or minus 5 ULPs, carry at most. The significands of
+// all seven m are 1, 1.25, 1.5 and 1.75.
+//
 // Steps round x / d to a FLOAT. That keeps the order of numbers, so that products with the same code bracket it, too.
 //
 // Some steps round that to the type of x, of at most 11 bits. If d has no more, x / d is no midpoint m of that type,

@@ -100,7 +100,7 @@ struct Divisor {
         for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
             Numbers<Codes::elements> x;
 #pragma unroll
-            for (u32 j = 0; j < u32(Codes::elements); ++j) x.of[j] = ptx::as_float(u32(V::of(element(i * Codes::elements + j))));
+            for (u32 j = 0; j < u32(Codes::elements); ++j) x.of[j] = ptx::as_float(u32(V::of_finite(element(i * Codes::elements + j))));
             out.word[i] = Codes::template codes<false>(x, r, 0, 0, 0, overflow);
             if constexpr (!by_one) differ |= out.word[i] ^ Codes::template codes<false>(x, ptx::as_float(ptx::bits(r) + 4), 0, 0, 0, overflow);
         }
@@ -187,7 +187,7 @@ private:
                 u32 x[4], odd[4];
 #pragma unroll
                 for (u32 j = 0; j < 4; ++j) {
-                    x[j] = u32(V::of(get<Src::bits, Word>(in, i + j)));
+                    x[j] = u32(V::of_finite(get<Src::bits, Word>(in, i + j)));
                     odd[j] = quotient(x[j], last);
                 }
                 put_lanes<DType::bits, 4>(out, i, lanes<fits>(x, odd));
@@ -200,7 +200,7 @@ private:
     static GPUCAST_INLINE Numbers<N> numbers(const Tile<SrcBytes>& in, u32 i) {
         Numbers<N> x;
 #pragma unroll
-        for (u32 j = 0; j < N; ++j) x.of[j] = ptx::as_float(u32(V::of(get<Src::bits, Word>(in, i * N + j))));
+        for (u32 j = 0; j < N; ++j) x.of[j] = ptx::as_float(u32(V::of_finite(get<Src::bits, Word>(in, i * N + j))));
         return x;
     }
 

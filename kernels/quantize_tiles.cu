@@ -15,7 +15,7 @@ namespace gpucast {
 // Arithmetic in place of conversion instructions takes more of them.
 template <typename Src, typename G>
 GPUCAST_CONSTANT u32 tile_blocks(u32 threads) {
-    const bool by_arithmetic = GPUCAST_ARCH < 890 || (Src::bits == 16 && !is_upper_half<Src>());
+    const bool by_arithmetic = GPUCAST_ARCH < 890;
     if (threads > 128 && !by_arithmetic && GPUCAST_ARCH >= 1000 && Src::bits == 16 && TileShape<G>::square) return 3;
     return threads > 128 && by_arithmetic ? 1 : (by_arithmetic ? 384 : 512) / threads;
 }

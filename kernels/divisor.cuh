@@ -101,8 +101,8 @@ struct Divisor {
             Numbers<Codes::elements> x;
 #pragma unroll
             for (u32 j = 0; j < u32(Codes::elements); ++j) x.of[j] = ptx::as_float(u32(V::of_finite(element(i * Codes::elements + j))));
-            out.word[i] = Codes::template codes<false>(x, r, 0, 0, 0, overflow);
-            if constexpr (!by_one) differ |= out.word[i] ^ Codes::template codes<false>(x, ptx::as_float(ptx::bits(r) + 4), 0, 0, 0, overflow);
+            if constexpr (by_one) out.word[i] = Codes::template codes<false>(x, r, 0, 0, 0, overflow);
+            else out.word[i] = Codes::template both<false>(x, r, ptx::as_float(ptx::bits(r) + 4), 0, 0, 0, overflow, differ);
         }
         return r != 0 && differ == 0 && (overflow & repeated<8>(0x70)) == 0;
     }
@@ -244,13 +244,11 @@ private:
         const u32 lowered = B::lowered, zero_points = u32(scale.zero_point) * u32(B::ones_of_byte);
         const float below = ptx::as_float(ptx::bits(near(-2)) - lowered);
         const float above = ptx::as_float(ptx::bits(near(2)) - lowered);
-        u32 differ = 0, overflow = 0, other[Tile<DstBytes>::words];
+        u32 differ = 0, overflow = 0;
 #pragma unroll
         for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
-            const Numbers<B::elements> x = numbers<B::elements>(in, i);
-            out.word[i] = B::template codes<limited>(x, below, low, high, zero_points, overflow);
-            other[i] = B::template codes<limited>(x, above, low, high, zero_points, overflow);
-            differ |= out.word[i] ^ other[i];
+            out.word[i] = B::template both<limited>(
+                numbers<B::elements>(in, i), below, above, low, high, zero_points, overflow, differ);
         }
         const bool within = (overflow & repeated<8>(0x70)) == 0;
         if (differ == 0 && within) return true;
@@ -263,10 +261,11 @@ private:
         if (!within || !is_short() || (bits & 0x1fff) != 0) return false;
 #pragma unroll
         for (u32 i = 0; i < Tile<DstBytes>::words; ++i) {
+            const u32 other = B::template codes<limited>(numbers<B::elements>(in, i), above, low, high, zero_points, overflow);
             // All bits of the elements whose code, or integer before the zero point is added, is odd: these take the
             // other code, which is even.
             const u32 odd = ((out.word[i] ^ (u32(scale.zero_point) & 1) * u32(B::ones)) & u32(B::ones)) * u32(DType::mask);
-            out.word[i] = (other[i] & odd) | (out.word[i] & ~odd);
+            out.word[i] = (other & odd) | (out.word[i] & ~odd);
         }
         return true;
     }

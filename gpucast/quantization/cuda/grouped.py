@@ -75,7 +75,7 @@ def grouped_kernel(
     if stochastic or src.bits == 64:
         resident = 2
     elif format is None:
-        resident = 4 if dst.bits <= 8 else 3 if dst.bits < 64 else 2
+        resident = 4 if dst.bits <= 8 else 2
     elif format.scale is _E8M0:
         resident = 3 + (src.bits == 16) + linear
     elif format.has_float_scales:

@@ -87,7 +87,21 @@ def files() -> str:
     return "\n".join(lines)
 
 
+def calls() -> str:
+    """The newest cost of repeated calls."""
+    newest = max(FOLDER.glob("calls-*.json"))
+    found = json.loads(newest.read_text(encoding="utf-8"))
+    machine, link = found["machine"], f"../bench/results/{newest.name}"
+    lines = [f"| {call} | {time.replace('x', ' times')} |" for call, time in found["calls"].items()]
+    head = (
+        f"Arrays of {found['size']:,} FLOATs, in most rows to FLOAT16; lists of 100 short ones. "
+        f"{machine['processor']}, {machine['date']}, commit {machine['commit']} ([figures]({link}))."
+    )
+    return "\n".join([head, "", "| Call | Time |", "| --- | --- |", *lines])
+
+
 TEXTS: dict[str, Callable[..., str]] = {
+    "calls": calls,
     "gpu": readme.gpu_section,
     "speed": readme.speed_table,
     "static": readme.static_section,

@@ -24,8 +24,18 @@ Row = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], int]
 
 def host_rows() -> dict[str, Row]:
     x, back = np.ones((32, 64), np.float32), gpucast.quantize(np.ones((32, 64), np.float32), "mxfp8e4m3")
-    quantize = gpucast.quantize
+    quantize, one, ends = gpucast.quantize, np.ones((), np.float32), np.array([5, 32], np.int32)
+    packed = gpucast.PackedArray.pack(gpucast.cast(x, "INT4"))
+    groups, cast_groups = gpucast.quantize_grouped, gpucast.cast_grouped
     return {
+        "cast of packed elements": (gpucast.cast, (packed, "FLOAT16"), {}, 1),
+        "cast to packed elements": (gpucast.cast, (packed, "UINT4"), {"scale": 2.0, "amax": one}, 1),
+        "grouped": (groups, (x, ends, "mxfp8e4m3"), {}, 5),
+        "grouped, out=": (groups, (x, ends, "mxfp8e4m3"), {"out": groups(x, ends, "mxfp8e4m3")}, 10),
+        "grouped, stochastic": (groups, (x, ends, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 6),
+        "grouped, scale=": (groups, (x, ends, "nvfp4"), {"scale": one}, 8),
+        "grouped, layout": (groups, (x, ends, "mxfp8e4m3"), {"scale_layout": "128x4"}, 16),
+        "cast_grouped": (cast_groups, (x, ends, "FLOAT8E4M3FN"), {"scale": 2.0}, 12),
         "plain": (quantize, (x, "mxfp8e4m3"), {}, 1),
         "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 1),
         "packed": (quantize, (x, "nvfp4"), {}, 1),
@@ -38,6 +48,7 @@ def host_rows() -> dict[str, Row]:
         "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 20),
         "dequantize": (gpucast.dequantize, (back,), {}, 2),
         "hadamard": (gpucast.hadamard, (x, 32), {}, 9),
+        "fake_cast, blocks": (fake_cast, (x, "mxfp8e4m3"), {}, 8),
         "fake_cast": (fake_cast, (x, "FLOAT8E4M3FN"), {}, 7),
         "fake_cast, scale=": (fake_cast, (x, "FLOAT8E4M3FN"), {"scale": 0.5}, 7),
         "fake_cast, stochastic": (fake_cast, (x, "FLOAT8E4M3FN"), {"rounding": "stochastic", "seed": 1}, 7),
@@ -52,26 +63,28 @@ def device_rows() -> dict[str, Row]:
     quantize = gpucast.quantize
     back = quantize(x, "mxfp8e4m3")
     return {
-        "plain": (quantize, (x, "mxfp8e4m3"), {}, 28),
-        "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 14),
-        "packed": (quantize, (x, "nvfp4"), {}, 37),
-        "stochastic": (quantize, (x, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 29),
-        "scale=": (quantize, (x, "nvfp4"), {"scale": one}, 30),
-        "amax=": (quantize, (x, "nvfp4"), {"amax": one}, 30),
-        "transpose=True": (quantize, (x, "mxfp8e4m3"), {"transpose": True}, 28),
-        "transpose='both'": (quantize, (x, "mxfp8e4m3"), {"transpose": "both"}, 44),
-        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 29),
-        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 28),
-        "dequantize": (gpucast.dequantize, (back,), {}, 19),
-        "hadamard": (gpucast.hadamard, (x, 32), {}, 24),
-        "grouped": (gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {}, 31),
+        "plain": (quantize, (x, "mxfp8e4m3"), {}, 2),
+        "out=": (quantize, (x, "mxfp8e4m3"), {"out": quantize(x, "mxfp8e4m3")}, 1),
+        "packed": (quantize, (x, "nvfp4"), {}, 12),
+        "stochastic": (quantize, (x, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 30),
+        "scale=": (quantize, (x, "nvfp4"), {"scale": one}, 31),
+        "a number as scale=": (quantize, (x, "nvfp4"), {"scale": 0.5}, 40),
+        "a number as amax=": (quantize, (x, "nvfp4"), {"amax": 3}, 40),
+        "amax=": (quantize, (x, "nvfp4"), {"amax": one}, 31),
+        "transpose=True": (quantize, (x, "mxfp8e4m3"), {"transpose": True}, 29),
+        "transpose='both'": (quantize, (x, "mxfp8e4m3"), {"transpose": "both"}, 45),
+        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 30),
+        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 29),
+        "dequantize": (gpucast.dequantize, (back,), {}, 2),
+        "hadamard": (gpucast.hadamard, (x, 32), {}, 25),
+        "grouped": (gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {}, 33),
         "grouped, stochastic": (
-            gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 32,
+            gpucast.quantize_grouped, (x, ends, "mxfp8e4m3"), {"rounding": "stochastic", "seed": 1}, 34,
         ),
-        "cast_grouped": (gpucast.cast_grouped, (x, ends, "FLOAT8E4M3FN"), {"scale": one}, 30),
-        "fake_cast": (fake_cast, (x, "FLOAT8E4M3FN"), {}, 26),
-        "fake_cast, scale=": (fake_cast, (x, "FLOAT8E4M3FN"), {"scale": one}, 27),
-        "fake_cast, blocks": (fake_cast, (x, "mxfp8e4m3"), {}, 28),
+        "cast_grouped": (gpucast.cast_grouped, (x, ends, "FLOAT8E4M3FN"), {"scale": one}, 32),
+        "fake_cast": (fake_cast, (x, "FLOAT8E4M3FN"), {}, 27),
+        "fake_cast, scale=": (fake_cast, (x, "FLOAT8E4M3FN"), {"scale": one}, 28),
+        "fake_cast, blocks": (fake_cast, (x, "mxfp8e4m3"), {}, 29),
     }  # fmt: skip
 
 
@@ -98,3 +111,27 @@ def test_on_the_host() -> None:
 def test_on_a_device() -> None:
     with idle_cuda.idle(allocate=idle_cuda.fresh):
         check(device_rows())
+
+
+def test_numbers_that_are_not_finite_are_tried_once() -> None:
+    """The module's plan alone finds them: its function of Python would read the array again."""
+    x = np.ones((32, 64), np.float32)
+    gpucast.quantize(x, "mxfp8e4m3")
+    x[3, 3] = np.nan
+    entered = functions(lambda: gpucast.quantize(x, "mxfp8e4m3"))
+    assert ("quantization/host_plans.py", "run") not in entered
+    assert ("quantization/quantize_on_host.py", "quantize") in entered
+
+
+@pytest.mark.peers
+def test_of_tensors() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    x, ends = torch.ones(32, 64), torch.tensor([5, 32], dtype=torch.int32)
+    quantize, groups = gpucast.quantize, gpucast.quantize_grouped
+    check({
+        "grouped": (groups, (x, ends, "mxfp8e4m3"), {}, 9),
+        "grouped, out=": (groups, (x, ends, "mxfp8e4m3"), {"out": groups(x, ends, "mxfp8e4m3")}, 15),
+        "hadamard": (gpucast.hadamard, (x, 32), {}, 14),
+        "hadamard=": (quantize, (x, "mxfp8e4m3"), {"hadamard": 32}, 14),
+        "layout": (quantize, (x, "mxfp8e4m3"), {"scale_layout": "128x4"}, 30),
+    })  # fmt: skip

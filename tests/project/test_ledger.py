@@ -50,6 +50,7 @@ def test_suites_of_others_differ_nowhere() -> None:
     rows = json.loads(suites.RESULT.read_text(encoding="utf-8"))
     assert {row["suite"] for row in rows} >= {
         "SoftFloat (softfloatpy)",
+        "TestFloat (testfloat_gen)",
         "zmij (pyzmij)",
         "gfloat's tests",
         "ml_dtypes's tests",

@@ -77,7 +77,7 @@ def four_over_six(folder: Path, samples: int) -> Outcome:
             why[name] += int((causes == name).sum())
         legal = differ.copy()
         legal[differ] = causes != ""
-        found.count(differ, legal, range(differ.size), f"{kind} {shape}, seed {seed}, block")
+        found.count(differ, range(differ.size), f"{kind} {shape}, seed {seed}, block", legal)
     found.why = "; ".join(f"{why[name]:,} {text}" for name, text in CAUSES.items() if why[name])
     return found
 

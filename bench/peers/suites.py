@@ -92,7 +92,7 @@ def softfloat(samples: int) -> Outcome:
                 if dst in _INTEGERS:
                     legal |= _is_outside(x, dtype(_NAMES[dst]), rounding)
                 differ = _ours(x, dst, rounding) != np.frombuffer(theirs, codes_of(_NAMES[dst]))
-                found.count(differ, legal, codes, f"{src} to {dst}, {mode}")
+                found.count(differ, codes, f"{src} to {dst}, {mode}", legal)
     softfloatpy.set_rounding_mode(softfloatpy.RoundingMode.NEAR_EVEN)
     return found
 
@@ -110,7 +110,7 @@ def testfloat(program: Path, samples: int) -> Outcome:
             x = codes.view(dtype(_NAMES[src]).numpy)
             # Whether TestFloat calls the operation invalid.
             legal = flags & np.uint64(0x10) != 0 if dst in _INTEGERS else np.isnan(_cast(x, "DOUBLE"))
-            found.count(_ours(x, dst, rounding) != theirs, legal, codes, f"{src} to {dst}, {option}")
+            found.count(_ours(x, dst, rounding) != theirs, codes, f"{src} to {dst}, {option}", legal)
     return found
 
 
@@ -153,9 +153,8 @@ def zmij(samples: int) -> Outcome:
     x = codes.view(np.float64)
     x = x[np.isfinite(x)]
     ours = _cast(x, "STRING").tolist()
-    theirs = pyzmij.format_many(x.tolist())
-    differ = np.array([Decimal(a).normalize() != Decimal(b).normalize() for a, b in zip(ours, theirs, strict=True)])
-    found.count(differ, np.zeros(differ.shape, bool), ours, "text")
+    theirs, same = (map(Decimal.normalize, map(Decimal, texts)) for texts in (pyzmij.format_many(x.tolist()), ours))
+    found.compare(theirs, same, ours, "text")
     return found
 
 
@@ -170,10 +169,8 @@ def p3109(samples: int) -> Outcome:
     found = Outcome("P3109 value tables (gfloat)", metadata.version("gfloat"), "types", licence="MIT")
     for precision, name in ((4, "FLOAT8E4M3FNUZ"), (3, "FLOAT8E5M2FNUZ")):
         info, row = format_info_p3109(8, precision, domain=Domain.Finite), dtype(name)
-        theirs = np.array([decode_float(info, code).fval for code in range(256)])
-        ours = np.array([row.value(code) for code in range(256)])
-        differ = (ours != theirs) & ~(np.isnan(ours) & np.isnan(theirs))
-        found.count(differ, np.zeros(256, bool), range(256), name)
+        theirs = [decode_float(info, code).fval for code in range(256)]
+        found.compare(theirs, map(row.value, range(256)), range(256), name)
     return found
 
 
@@ -206,7 +203,7 @@ def onnx(samples: int) -> Outcome:
             legal = np.isnan(_cast(ours, "DOUBLE")) & np.isnan(_cast(theirs, "DOUBLE"))
             a, b = (np.frombuffer(x.tobytes(), f"u{x.itemsize}") for x in (ours, theirs))
             differ = a != b
-        found.count(np.ravel(differ), np.ravel(legal), np.ravel(ours), case.name)
+        found.count(np.ravel(differ), np.ravel(ours), case.name, np.ravel(legal))
     found.why = "the NaN of FNUZ types has no sign here; the sign of ml_dtypes' is set"
     return found
 
